@@ -1,0 +1,152 @@
+"""Artifact directories: plain files, and `privacy.json`, which says what they cost and what their bytes are.
+
+There is no artifact without its cost: writing one takes its inputs, and its `privacy.json` holds their records and its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sfumato.digest import digest_of_file
+from sfumato.errors import ConfigError, DataError
+
+PRIVACY = "privacy.json"
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A directory that was read and found whole.
+
+    `records`: every charge it depends on, by record id. `local`: computed outside the guarantee, never to be released.
+    `enabled`: False for the empty artifact of a stage that its recipe switches off.
+    """
+
+    path: Path
+    stage: str
+    records: dict[str, dict] = field(default_factory=dict)
+    local: bool = False
+    enabled: bool = True
+
+
+def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = False) -> Artifact:
+    """Read an artifact and verify every file against its sha256.
+
+    Raises DataError where it is missing, incomplete, changed, of another stage, or local without `allow_local`.
+    """
+    file = path / PRIVACY
+    if not file.is_file():
+        wanted = stage or path.name
+        raise DataError(f"{path} is no artifact: {PRIVACY} is missing. Run `stage {wanted}` first, or name the directory that holds it")
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        artifact = Artifact(path, content["stage"], content["records"], content["local"], content["enabled"])
+        files = dict(content["files"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{file} cannot be read ({error}): run the stage again or restore it (`dvc checkout`)") from error
+    if stage is not None and artifact.stage != stage:
+        raise DataError(f"{path} was written by `{artifact.stage}`, not by `{stage}`: name another directory")
+    if problems := changed_files(path, files):
+        raise DataError(f"{path}: {problems[0]}. Restore it (`dvc checkout {path}`) or run `stage {artifact.stage}` again")
+    if artifact.local and not allow_local:
+        raise DataError(f"{path} is local: it holds numbers from real images that no noise covers, so nothing to be released may use it")
+    return artifact
+
+
+def changed_files(path: Path, files: dict[str, str]) -> list[str]:
+    """What differs between a directory and the sha256 of its files: one sentence each."""
+    present = {str(p.relative_to(path)) for p in path.rglob("*") if p.is_file()} - {PRIVACY}
+    problems = [f"{name} is missing" for name in sorted(files.keys() - present)]
+    problems += [f"{name} is not among the files that {PRIVACY} lists" for name in sorted(present - files.keys())]
+    problems += [f"{name} no longer has the bytes that {PRIVACY} lists" for name in sorted(files.keys() & present) if digest_of_file(path / name) != files[name]]
+    return problems
+
+
+def merge_records(inputs: Sequence[Artifact], own: Sequence[dict] = ()) -> dict[str, dict]:
+    """Own records and those of every input, by id: what is reached along two paths counts once."""
+    merged = {record["id"]: record for record in own}
+    for artifact in inputs:
+        for key, record in artifact.records.items():
+            if merged.setdefault(key, record) != record:
+                raise DataError(f"record {key} of {artifact.path} differs from the same record elsewhere: one of the two was edited")
+    return dict(sorted(merged.items()))
+
+
+@contextmanager
+def writing(out: Path, stage: str, inputs: Sequence[Artifact] = (), records: Sequence[dict] = (), *, local: bool = False) -> Iterator[Path]:
+    """A fresh directory that becomes `out`, with its `privacy.json`, when the block ends well; otherwise nothing is left.
+
+    An artifact of the same stage at `out` is replaced; anything else there raises ConfigError.
+    """
+    check_out(out, stage)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+        content = {
+            "schema": SCHEMA,
+            "stage": stage,
+            "enabled": True,
+            "local": local or any(artifact.local for artifact in inputs),
+            "files": {str(p.relative_to(temporary)): digest_of_file(p) for p in sorted(temporary.rglob("*")) if p.is_file()},
+            "records": merge_records(inputs, records),
+        }
+        _finish(temporary, out, content)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_empty(out: Path, stage: str) -> None:
+    """The artifact of a stage that is switched off: the same bytes always, and no cost."""
+    check_out(out, stage)
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    _finish(temporary, out, empty_content(stage))
+
+
+def empty_content(stage: str) -> dict:
+    return {"schema": SCHEMA, "stage": stage, "enabled": False, "local": False, "files": {}, "records": {}}
+
+
+def as_text(content: dict) -> str:
+    return json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+
+def check_out(out: Path, stage: str) -> None:
+    """Raise ConfigError if `out` holds something else than an artifact of `stage`: nothing of the user's is overwritten."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    try:
+        found = json.loads((out / PRIVACY).read_text(encoding="utf-8")).get("stage")
+    except (OSError, ValueError):
+        found = None
+    if found != stage:
+        raise ConfigError(f"--out {out} holds something else than an artifact of `{stage}`: name another directory")
+
+
+def _finish(temporary: Path, out: Path, content: dict) -> None:
+    (temporary / PRIVACY).write_text(as_text(content), encoding="utf-8")
+    for path in [*temporary.rglob("*"), temporary]:
+        sync(path)
+    if out.exists():
+        shutil.rmtree(out)
+    os.replace(temporary, out)
+    sync(out.parent)
+
+
+def sync(path: Path) -> None:
+    """Flush a file or a directory entry to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

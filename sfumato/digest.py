@@ -1,0 +1,80 @@
+"""Content digests: canonical JSON, files, and the code that a stage runs."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from pathlib import Path
+
+# Their whole effect is in the resolved configuration that a stage reads, or in how files are named and found.
+NOT_PART_OF_A_RESULT = {
+    "sfumato",
+    "sfumato.artifacts",
+    "sfumato.config",
+    "sfumato.digest",
+    "sfumato.errors",
+    "sfumato.resolved",
+    "stages",
+    "stages.common",
+}
+
+
+def canonical(data: object) -> bytes:
+    """The one JSON form of `data`: sorted keys, no spaces. Raises ValueError for NaN or infinity."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def digest_of(data: object) -> str:
+    return hashlib.sha256(canonical(data)).hexdigest()
+
+
+def digest_of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def code_digest(module: str, root: Path) -> str:
+    """Digest of a module and of all the project's modules that it imports, on the syntax tree without docstrings.
+
+    A comment, a docstring or a blank line changes nothing; a changed formula does. `module` is dotted, below `root`.
+    """
+    trees: dict[str, str] = {}
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        path = _module_file(name, root)
+        if name in trees or name in NOT_PART_OF_A_RESULT or path is None:
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        waiting += _imports(tree)
+        trees[name] = ast.dump(_without_docstrings(tree))
+    return digest_of(trees)
+
+
+def _module_file(name: str, root: Path) -> Path | None:
+    path = root.joinpath(*name.split("."))
+    for candidate in (path.with_suffix(".py"), path / "__init__.py"):
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+def _imports(tree: ast.AST) -> list[str]:
+    """Every module that the tree imports, anywhere in it: `from a import b` may mean the module a.b."""
+    found: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            found += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return [name for name in found if name.split(".")[0] in ("sfumato", "stages")]
+
+
+def _without_docstrings(tree: ast.AST) -> ast.AST:
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            first = node.body[0] if node.body else None
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+                node.body = node.body[1:] or [ast.Pass()]
+    return tree

@@ -1,0 +1,263 @@
+"""From what the user edits to one resolved configuration per stage, with the noise calibrated to the budget.
+
+Defaults < profile < recipe < `params.yaml`. All of it is public: nothing here reads an image or a noisy answer.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from sfumato.config import REST, Central, Count, Finetune, Frequency, Params
+from sfumato.digest import code_digest
+from sfumato.errors import ConfigError
+from sfumato.prepared import Card
+from sfumato.privacy.accountant import Ask, calibrate, default_delta, epsilon, shares_of_rdp
+from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism
+from sfumato.resolved import QUERIES, STAGES
+
+WHOLE = {"sources", "noise_levels"}  # replaced whole by an overlay, not merged key by key
+SEEDED = {"frequency", "auxiliary", "pretrain", "synthesize"}  # stages with public randomness
+UPSTREAM = {
+    "count": (),
+    "central": ("count",),
+    "frequency": ("count",),
+    "auxiliary": ("frequency", "count"),
+    "pretrain": ("central", "auxiliary", "count"),
+    "finetune": ("pretrain", "count"),
+    "synthesize": ("finetune", "pretrain", "auxiliary", "count"),
+    "evaluate": ("synthesize", "auxiliary", "pretrain", "finetune", "count"),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`files`: the resolved configuration of each stage; `mechanisms`: of each query that is switched on; `budget`: the table."""
+
+    params: Params
+    files: dict[str, dict]
+    mechanisms: dict[str, Mechanism]
+    budget: dict
+
+
+# --- parameters ---------------------------------------------------------------------------------------------------------------
+
+
+def load_params(path: Path, recipes: Path, recipe: str | None = None) -> Params:
+    """Merge and validate. Raises ConfigError naming the key, its value and, for an unknown one, the nearest that exists.
+
+    `recipe`: instead of the one that `path` names.
+    """
+    own = read_yaml(path)
+    if recipe is not None:
+        own["recipe"] = recipe
+    recipe_name, profile = own.get("recipe", Params.model_fields["recipe"].default), own.get("profile", Params.model_fields["profile"].default)
+    overlays = [(recipes / "profiles", profile, "profile"), (recipes, recipe_name, "recipe")]
+    merged: dict[str, Any] = {}
+    for folder, name, kind in overlays:
+        if name is not None:
+            overlay = read_overlay(folder, name, kind)
+            validate(overlay, folder / f"{name}.yaml")
+            merged = overlaid(merged, overlay)
+    validate({key: value for key, value in own.items() if key not in ("recipe", "profile")}, path)
+    return validate(overlaid(merged, own), path)
+
+
+def read_overlay(folder: Path, name: object, kind: str) -> dict:
+    known = sorted(p.stem for p in folder.glob("*.yaml"))
+    if name not in known:
+        near = difflib.get_close_matches(str(name), known, 1)
+        raise ConfigError(f"{kind}={name!r} does not exist{f': did you mean {near[0]!r}?' if near else ''} Known: {', '.join(known) or 'none'}")
+    overlay = read_yaml(folder / f"{name}.yaml")
+    overlay.pop("description", None)
+    return overlay
+
+
+def read_yaml(path: Path) -> dict:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path} does not exist: run from the project's folder, or name the file with --params") from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    if content is not None and not isinstance(content, dict):
+        raise ConfigError(f"{path} must hold keys and values, not {type(content).__name__}")
+    return content or {}
+
+
+def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid on `under`, key by key at every depth; lists and the keys in WHOLE are replaced."""
+    result = dict(under)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping) and key not in WHOLE
+        result[key] = overlaid(result[key], value) if both else value
+    return result
+
+
+def validate(values: dict, path: Path) -> Params:
+    try:
+        return Params.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            raise ConfigError(f"{path}: unknown key {key!r}{nearest_key(key)}") from error
+        message = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{path}: {key}={first['input']!r} is not valid: {message}") from error
+
+
+def nearest_key(key: str) -> str:
+    near = difflib.get_close_matches(key, sorted(all_keys(Params)), 1, cutoff=0.4)
+    return f": did you mean {near[0]!r}?" if near else ""
+
+
+def all_keys(model: type[BaseModel], prefix: str = "") -> set[str]:
+    """Every dotted key of a parameter model."""
+    keys = set()
+    for name, field in model.model_fields.items():
+        keys.add(prefix + name)
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                keys |= all_keys(kind, f"{prefix}{name}.")
+    return keys
+
+
+# --- the budget -----------------------------------------------------------------------------------------------------------------
+
+
+def asks_of(params: Params) -> dict[str, Ask]:
+    """What each query that is switched on asks of the budget. Raises ConfigError unless exactly one takes the rest."""
+    hint = params.privacy.size
+    sampling: dict[str, tuple[Count | Central | Frequency | Finetune, float, int]] = {
+        "count": (params.count, 1.0, 1),
+        "central": (params.central, min(1.0, params.central.batch / hint), params.central.repeats),
+        "frequency": (params.frequency, 1.0, 1),
+        "finetune": (params.finetune, min(1.0, params.finetune.batch / hint), params.finetune.steps),
+    }
+    asks, rests = {}, []
+    for name in QUERIES:
+        settings, rate, uses = sampling[name]
+        if not settings.enabled:
+            continue
+        noise = settings.noise
+        if noise == REST:
+            rests.append(name)
+        asks[name] = Ask(
+            sample_rate=rate,
+            uses=uses,
+            noise_multiplier=float(noise) if not isinstance(noise, str) else None,
+            share=float(noise.rstrip("%")) / 100 if isinstance(noise, str) and noise != REST else None,
+        )
+    if len(rests) != 1:
+        raise ConfigError(
+            f"recipe={params.recipe!r}: exactly one stage must have noise: rest, and {', '.join(rests) or 'none'} ha{'ve' if len(rests) > 1 else 's'} it. "
+            f"Queries switched on: {', '.join(asks) or 'none'}"
+        )
+    return asks
+
+
+def make_plan(params: Params, card: Card, code: Path) -> Plan:
+    """Resolve everything. Raises BudgetError, naming the stage and the excess, if the budget cannot be met.
+
+    `code` is the folder that holds the packages `sfumato` and `stages`.
+    """
+    check_consistent(params, card)
+    privacy = params.privacy
+    delta = privacy.delta or default_delta(privacy.size)
+    if delta > 1 / privacy.size:
+        raise ConfigError(f"privacy.delta={delta:g} is above 1/privacy.size_hint={1 / privacy.size:.3g}: it would allow publishing an image. Lower it, or leave it out")
+    adjacency = ZERO_OUT_ONE if privacy.declared_size else ADD_OR_REMOVE_ONE
+    mechanisms = calibrate(asks_of(params), privacy.epsilon, delta, privacy.accountant, adjacency)
+    events = {name: [m.event] for name, m in mechanisms.items()}
+    shares = shares_of_rdp(events, delta)
+    every = [m.event for m in mechanisms.values()]
+    budget = {
+        "recipe": params.recipe,
+        "accountant": privacy.accountant,
+        "adjacency": adjacency,
+        "delta": delta,
+        "size_hint": privacy.size,
+        "target": privacy.epsilon,
+        "epsilon": epsilon(every, delta, privacy.accountant, adjacency),
+        "stages": {
+            name: {**vars(m), "epsilon": epsilon([m.event], delta, privacy.accountant, adjacency), "share": shares[name]} for name, m in mechanisms.items()
+        },
+    }
+    return Plan(params, {stage: stage_file(stage, params, card, mechanisms.get(stage), code) for stage in STAGES}, mechanisms, budget)
+
+
+def stage_file(stage: str, params: Params, card: Card, mechanism: Mechanism | None, code: Path) -> dict:
+    """All that one stage may depend on, and nothing else: what is not here cannot re-run it."""
+    section = getattr(params, stage)
+    enabled = section.enabled if hasattr(section, "enabled") else True
+    content: dict[str, Any] = {
+        "stage": stage,
+        "enabled": enabled,
+        "code": code_digest(f"stages.{stage}", code),
+        "dataset_id": card.dataset_id,
+        "shape": list(card.shape),
+        "classes": list(card.classes),
+        "size_hint": params.privacy.size,
+        "settings": section.model_dump(mode="json", exclude={"noise"}),
+    }
+    if stage in SEEDED:
+        content["seed"] = params.seed
+    if stage == "pretrain":
+        content["model"] = params.model.model_dump(mode="json")
+    if mechanism is not None:
+        content["mechanism"] = dict(vars(mechanism))
+    return content if enabled else {key: content[key] for key in ("stage", "enabled", "dataset_id", "shape", "classes", "size_hint")} | {"settings": {}}
+
+
+def check_consistent(params: Params, card: Card) -> None:
+    """Raise ConfigError where a stage needs one that is switched off, or the card is of another dataset."""
+    if card.dataset_id != params.data.name:
+        raise ConfigError(
+            f"data.dataset_id={params.data.name!r}, but the prepared card is of {card.dataset_id!r}: run `stage prepare sensitive`, or mend params.yaml"
+        )
+    needs: list[tuple[str, bool, str, bool]] = [
+        ("auxiliary", params.auxiliary.enabled, "frequency", params.frequency.enabled),
+        ("finetune", params.finetune.enabled, "pretrain", params.pretrain.enabled),
+    ]
+    for phase in params.pretrain.phases if params.pretrain.enabled else ():
+        needs += [("a phase of pretrain", True, source, getattr(params, source).enabled) for source in phase.sources]
+    needs += [("synthesize.sources", True, source, getattr(params, source).enabled) for source in params.synthesize.sources]
+    needs += [("evaluate.stages", params.evaluate.enabled, source, getattr(params, source).enabled) for source in params.evaluate.stages]
+    for who, on, whom, there in needs:
+        if on and not there:
+            raise ConfigError(f"recipe={params.recipe!r}: {who} needs {whom}, which is switched off. Set {whom}.enabled: true, or take it out of {who}")
+    sides = card.shape[1:]
+    if params.pretrain.enabled and (sides[0] != sides[1] or sides[0] % params.model.unshuffle):
+        raise ConfigError(
+            f"images of {sides[0]}×{sides[1]} do not fit the model: it needs square images whose side model.unshuffle={params.model.unshuffle} divides. "
+            "Set data.size, or model.unshuffle"
+        )
+
+
+# --- files ----------------------------------------------------------------------------------------------------------------------
+
+
+def as_yaml(content: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)
+
+
+def plan_texts(plan: Plan) -> dict[str, str]:
+    """File name -> text, byte-deterministic."""
+    privacy = plan.params.privacy
+    permission = {
+        "delta": plan.budget["delta"],
+        "declared_size": privacy.declared_size,
+        "lifetime_epsilon": privacy.lifetime_epsilon,
+        "spend_again": privacy.spend_again,
+    }
+    texts = {f"{stage}.yaml": as_yaml(content) for stage, content in plan.files.items()}
+    texts["budget.json"] = json.dumps(plan.budget, indent=1) + "\n"
+    texts["permission.json"] = json.dumps(permission, indent=1) + "\n"
+    return texts

@@ -1,0 +1,175 @@
+"""The sensitive images, taken from their source into the private state directory, and the public card that stands for them.
+
+Layout: `<state>/keys/<dataset_id>` (the secret key) and `<state>/data/<dataset_id>/{sensitive,holdout,card.json}`, directories of mode
+0700, files of mode 0600. Guarantee: what is done to an image, and which part it goes to, depends on that image, the key and
+`config.Data` alone; the card depends on the images through the keyed fingerprint alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+from filelock import FileLock
+
+from sfumato.config import Data
+from sfumato.errors import DataError
+from sfumato.images import ImageSet, ImageWriter, load_images, open_private, replace_file
+from sfumato.sources import Example, Source, read_source
+
+SENSITIVE, HOLDOUT, CARD = "sensitive", "holdout", "card.json"
+KEY_BYTES = 32
+
+
+def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
+    """Read the source `data` names, store its sensitive and hold-out images under `state`, write the public card at `card`; returns the card.
+
+    An older set of the same id is replaced whole, once the new one is whole. The card holds dataset id, source, shape [C, H, W],
+    range, class names, kind of split and the fingerprint of the sensitive part: no number of images, no hash without the key.
+    Raises ConfigError or DataError (see `sources.read_source`), and then leaves the older set and card as they were.
+    """
+    home = dataset_directory(state, data.name)
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for directory in (home.parent, state / "keys"):
+        directory.mkdir(mode=0o700, exist_ok=True)
+        directory.chmod(0o700)
+    with FileLock(home.with_name(f".{home.name}.lock")), replacing(home) as fresh:
+        source = read_source(data, raw)
+        key = secret_key(state, data.name)
+        image_set = split(source, key, data.holdout_fraction, fresh)
+        content = {
+            "dataset_id": data.name,
+            "source": data.source,
+            "shape": list(image_set.shape),
+            "range": [0, 255],
+            "classes": list(source.classes),
+            "split": "keyed" if source.test is None else "official",
+            "fingerprint": fingerprint(image_set, key),
+        }
+        text = json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n"
+        with open_private(fresh / CARD) as file:
+            file.write(text)
+    replace_file(card, text)
+    return content
+
+
+def load_prepared(state: Path, card: Path, part: str) -> ImageSet:
+    """The prepared `part`, "sensitive" or "holdout", that the public card at `card` stands for.
+
+    Raises DataError where the stored set was prepared for another card (other images, another size, another project).
+    """
+    try:
+        content = json.loads(card.read_text(encoding="utf-8"))
+        home, classes = dataset_directory(state, content["dataset_id"]), content["classes"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise DataError(f"{card} is missing or no data card ({error!r}): run `stage prepare sensitive`.") from error
+    stored = home / CARD
+    if not stored.is_file() or json.loads(stored.read_text(encoding="utf-8")) != content:
+        raise DataError(f"{home} does not hold the images that {card} stands for: run `stage prepare sensitive` again.")
+    image_set = load_images(home / part, classes)
+    if list(image_set.shape) != content["shape"]:
+        raise DataError(f"{home / part} has shape {image_set.shape}, the card says {content['shape']}: run `stage prepare sensitive` again.")
+    return image_set
+
+
+def dataset_directory(state: Path, dataset_id: str) -> Path:
+    return state / "data" / dataset_id
+
+
+def secret_key(state: Path, dataset_id: str) -> bytes:
+    """The key of a dataset: drawn from the operating system when first asked for, the same ever after."""
+    path = state / "keys" / dataset_id
+    if not path.exists():
+        with open_private(path) as file:
+            file.write(os.urandom(KEY_BYTES))
+    key = path.read_bytes()
+    if len(key) != KEY_BYTES:
+        raise DataError(f"{path} holds {len(key)} bytes, expected {KEY_BYTES}: remove it; the hold-out is then drawn anew.")
+    return key
+
+
+def split(source: Source, key: bytes, holdout_fraction: float, directory: Path) -> ImageSet:
+    """Write the source's images into `directory/sensitive` and `directory/holdout`; returns the sensitive part.
+
+    An official test split is the hold-out. Without one an image is held out iff `is_held_out`, so duplicates stay together.
+    """
+    writers: dict[str, ImageWriter] = {}
+    with ExitStack() as stack:
+        for held_out, (image, label) in progress(assigned(source, key, holdout_fraction), source.size):
+            if not writers:
+                height, width, channels = image.shape
+                for part in (SENSITIVE, HOLDOUT):
+                    (directory / part).mkdir(mode=0o700)
+                    writers[part] = stack.enter_context(ImageWriter(directory / part, (channels, height, width), source.classes))
+            writers[HOLDOUT if held_out else SENSITIVE].append(image, label)
+    if not writers or not writers[SENSITIVE].count:
+        raise DataError("no sensitive image is left after the split: the source holds too few.")
+    return load_images(directory / SENSITIVE, source.classes)
+
+
+def assigned(source: Source, key: bytes, holdout_fraction: float) -> Iterator[tuple[bool, Example]]:
+    for example in source.train:
+        yield source.test is None and is_held_out(example[0], key, holdout_fraction), example
+    for example in source.test or ():
+        yield True, example
+
+
+def is_held_out(image: np.ndarray, key: bytes, fraction: float) -> bool:
+    """Whether HMAC(key, image) as a number in [0, 1) is below `fraction`.
+
+    image: (H, W, C) uint8, as it will be stored. Guarantee: depends on no other image, nor on its own label.
+    """
+    digest = hmac.digest(key, f"holdout {image.shape} ".encode() + image.tobytes(), "sha256")
+    return int.from_bytes(digest[:8], "big") < fraction * 2**64
+
+
+def fingerprint(image_set: ImageSet, key: bytes) -> str:
+    """HMAC-SHA256 over the images and labels, in hexadecimal. Without the key it says nothing about any candidate image."""
+    mac = hmac.new(key, f"fingerprint {image_set.images.shape} ".encode(), hashlib.sha256)
+    for array in (image_set.images, image_set.labels):
+        for start in range(0, len(array), 4096):
+            mac.update(np.ascontiguousarray(array[start : start + 4096]).tobytes())
+    return mac.hexdigest()
+
+
+@contextmanager
+def replacing(directory: Path) -> Iterator[Path]:
+    """A new directory (mode 0700) that takes the place of `directory` on success and vanishes on an exception.
+
+    A kill leaves the old directory or the new one, or the old one set aside, which the next call puts back. Needs a lock around it.
+    """
+    aside = directory.with_name(f".{directory.name}.old")
+    if aside.exists() and not directory.exists():
+        aside.rename(directory)
+    for leftover in directory.parent.glob(f".{directory.name}.new.*"):  # of a killed run; dataset ids start with no dot
+        shutil.rmtree(leftover)
+    shutil.rmtree(aside, ignore_errors=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{directory.name}.new.", dir=directory.parent))
+    try:
+        yield fresh
+        if directory.exists():
+            directory.rename(aside)
+        fresh.rename(directory)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+        if directory.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def progress(items: Iterable, total: int) -> Iterable:
+    """The same items, with a bar on standard error where that is a terminal."""
+    if not sys.stderr.isatty():
+        return items
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(items, "preparing", total, console=Console(stderr=True))

@@ -1,0 +1,209 @@
+"""What mechanisms cost: RDP with the tight and the papers' conversion, PLD, and calibration of the noise to a budget.
+
+The Rényi curves and the privacy-loss distributions are dp-accounting's. Ours is the conversion (an order whose value is not a
+number is dropped, never read as free) and the solver of budget shares (METHODS §1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from absl import logging
+from dp_accounting import ComposedDpEvent, DpEvent, NeighboringRelation
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+
+from sfumato.errors import BudgetError
+from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism
+
+# Fine near 1, where expensive mechanisms are converted; up to 4096, because cheap ones have their best order far out.
+ORDERS: tuple[float, ...] = (
+    *(1 + x / 20 for x in range(1, 60)),
+    *(4 + x / 4 for x in range(24)),
+    *range(10, 64),
+    *range(64, 128, 4),
+    *range(128, 256, 16),
+    *range(256, 1025, 64),
+    1536,
+    2048,
+    3072,
+    4096,
+)
+RELATIONS = {ADD_OR_REMOVE_ONE: NeighboringRelation.ADD_OR_REMOVE_ONE, ZERO_OUT_ONE: NeighboringRelation.REPLACE_SPECIAL}
+ACCOUNTANTS = ("rdp", "rdp_classic", "pld")
+
+
+class _Curve(RdpAccountant):
+    """dp-accounting's RDP accountant, with its curve readable."""
+
+    def curve(self) -> np.ndarray:
+        return np.array(self._rdp, dtype=float)
+
+
+def rdp_curve(event: DpEvent, orders: Sequence[float] = ORDERS) -> np.ndarray:
+    """Rényi divergence of the event at each order: (len(orders),), infinite where it cannot be computed."""
+    accountant = _Curve(list(orders), NeighboringRelation.ADD_OR_REMOVE_ONE)
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)  # one warning for each order that does not converge; such orders are infinite here
+    try:
+        with np.errstate(all="ignore"):
+            accountant.compose(event)
+    finally:
+        logging.set_verbosity(verbosity)
+    curve = accountant.curve()
+    return np.where(np.isfinite(curve) & (curve >= 0), curve, np.inf)
+
+
+@lru_cache(maxsize=65536)
+def _mechanism_rdp(mechanism: Mechanism, order: float) -> float:
+    return float(rdp_curve(mechanism.event, (order,))[0])
+
+
+def default_delta(size_hint: int) -> float:
+    """1 / (size_hint · ln size_hint)."""
+    return 1 / (size_hint * math.log(size_hint))
+
+
+def conversion(order: float, delta: float, classic: bool = False) -> float:
+    """What an order adds to its RDP to give epsilon: Canonne, Kamath & Steinke (Prop. 12), or the papers' ln(1/δ)/(α−1)."""
+    if classic:
+        return -math.log(delta) / (order - 1)
+    return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
+
+
+def epsilon_and_order(curve: np.ndarray, delta: float, classic: bool = False, orders: Sequence[float] = ORDERS) -> tuple[float, float]:
+    """The smallest epsilon over the orders, and its order."""
+    values = curve + np.array([conversion(a, delta, classic) for a in orders])
+    best = int(np.argmin(values))
+    return max(0.0, float(values[best])), float(orders[best])
+
+
+def epsilon(events: Iterable[DpEvent], delta: float, accountant: str = "rdp", adjacency: str = ADD_OR_REMOVE_ONE) -> float:
+    """Epsilon of the composition of all events at `delta`, by `rdp`, `rdp_classic` or `pld`.
+
+    Infinite if nothing finite can be said. No event costs 0.
+    """
+    events = list(events)
+    if not events:
+        return 0.0
+    if adjacency not in RELATIONS:
+        raise BudgetError(f"adjacency={adjacency!r} is unknown: one of {', '.join(RELATIONS)}")
+    if not 0 < delta < 1:
+        raise BudgetError(f"delta={delta} must lie in (0, 1)")
+    if accountant == "pld":
+        pld = PLDAccountant(RELATIONS[adjacency])
+        pld.compose(ComposedDpEvent(events))
+        return float(pld.get_epsilon(delta))
+    if accountant not in ACCOUNTANTS:
+        raise BudgetError(f"accountant={accountant!r} is unknown: one of {', '.join(ACCOUNTANTS)}")
+    # One image put to zero and one image taken away give the same pair of Gaussians, hence the same curve.
+    return epsilon_and_order(rdp_curve(ComposedDpEvent(events)), delta, accountant == "rdp_classic")[0]
+
+
+def round_up(value: float, digits: int = 4) -> float:
+    """The smallest number of so many significant digits that is not below `value`."""
+    scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
+    rounded = math.ceil(value * scale * (1 - 1e-12)) / scale
+    return float(f"{rounded:.{digits}g}")
+
+
+def smallest_noise(fits, low: float = 0.05, high: float = 1e7, tolerance: float = 1e-5) -> float:
+    """The smallest noise multiplier for which `fits(sigma)` holds (monotone), or infinity."""
+    if not fits(high):
+        return math.inf
+    while high / low > 1 + tolerance:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """What a stage asks of the budget: how it samples, how often, and its noise (a multiplier, a share in (0, 1), or the rest)."""
+
+    sample_rate: float = 1.0
+    uses: int = 1
+    noise_multiplier: float | None = None
+    share: float | None = None
+
+    def with_noise(self, noise_multiplier: float) -> Mechanism:
+        return Mechanism(noise_multiplier=noise_multiplier, sample_rate=self.sample_rate, uses=self.uses)
+
+
+def calibrate(asks: Mapping[str, Ask], target: float, delta: float, accountant: str = "rdp", adjacency: str = ADD_OR_REMOVE_ONE) -> dict[str, Mechanism]:
+    """The mechanisms whose composition costs at most `target` at `delta` (METHODS §1).
+
+    For each order the RDP allowed is `target` less the conversion. Fixed multipliers are subtracted, shares take their part of the
+    whole, the one stage without either takes the rest; the order is kept that gives the rest the least noise. Multipliers are rounded
+    up to 4 digits. Raises BudgetError, naming the stage that costs most, if the budget cannot be met.
+    """
+    fixed = {name: ask.with_noise(ask.noise_multiplier) for name, ask in asks.items() if ask.noise_multiplier is not None}
+    shares = {name: ask for name, ask in asks.items() if ask.share is not None}
+    rests = [name for name in asks if name not in fixed and name not in shares]
+    if len(rests) != 1:
+        raise BudgetError(f"exactly one stage must have noise: rest, not {len(rests)} ({', '.join(rests) or 'none'})")
+    rest = rests[0]
+    shared = sum(ask.share for ask in shares.values() if ask.share is not None)
+    if shared >= 1:
+        raise BudgetError(f"the shares of {', '.join(shares)} add up to {shared:.0%}: nothing is left for {rest}")
+
+    best_order, best_noise = 0.0, math.inf
+    for order in ORDERS:
+        allowed = target - conversion(order, delta)
+        left = (1 - shared) * allowed - sum(_mechanism_rdp(m, order) for m in fixed.values())
+        if allowed <= 0 or left <= 0:
+            continue
+
+        def fits(noise: float, order: float = order, left: float = left) -> bool:
+            return _mechanism_rdp(asks[rest].with_noise(noise), order) <= left
+
+        if not math.isfinite(best_noise) or fits(best_noise * (1 - 1e-5)):
+            noise = smallest_noise(fits, high=best_noise if math.isfinite(best_noise) else 1e7)
+            if noise < best_noise:
+                best_order, best_noise = order, noise
+    if not math.isfinite(best_noise):
+        raise BudgetError(_infeasible(fixed, shares, rest, target, delta))
+
+    solved = dict(fixed)
+    allowed = target - conversion(best_order, delta)
+    for name, ask in shares.items():
+        part = (ask.share or 0) * allowed
+        noise = smallest_noise(lambda s, ask=ask, part=part: _mechanism_rdp(ask.with_noise(s), best_order) <= part)
+        solved[name] = ask.with_noise(round_up(noise))
+    if accountant == "pld":
+        others = [m.event for m in solved.values()]
+        best_noise = smallest_noise(
+            lambda s: epsilon([*others, asks[rest].with_noise(s).event], delta, "pld", adjacency) <= target,
+            low=best_noise / 2,
+            high=best_noise * 1.1,
+            tolerance=2e-4,
+        )
+        if not math.isfinite(best_noise):
+            raise BudgetError(_infeasible(fixed, shares, rest, target, delta))
+    solved[rest] = asks[rest].with_noise(round_up(best_noise))
+    return {name: solved[name] for name in asks}
+
+
+def _infeasible(fixed: Mapping[str, Mechanism], shares: Mapping[str, Ask], rest: str, target: float, delta: float) -> str:
+    if not fixed:
+        return f"privacy.epsilon={target:g} cannot be met at delta={delta:.3g}, however much noise {rest} adds. Raise privacy.epsilon"
+    alone = {name: epsilon([m.event], delta) for name, m in fixed.items()}
+    most = max(alone, key=lambda name: alone[name])
+    together = epsilon([m.event for m in fixed.values()], delta)
+    excess = f"; the stages of fixed noise cost {together:.4g} together, {together - target:.3g} too much" if together > target else ""
+    return (
+        f"privacy.epsilon={target:g} cannot be met: {most} alone costs {alone[most]:.4g} ({fixed[most]}){excess}. "
+        f"Raise {most}.noise, give it as a share such as '5%', or drop {most} ({most}.enabled: false)"
+    )
+
+
+def shares_of_rdp(mechanisms: Mapping[str, Sequence[DpEvent]], delta: float) -> dict[str, float]:
+    """Each stage's share of the RDP at the order that converts the whole best; the shares add up to 1."""
+    curves = {name: rdp_curve(ComposedDpEvent(list(events))) if events else np.zeros(len(ORDERS)) for name, events in mechanisms.items()}
+    total = sum(curves.values(), np.zeros(len(ORDERS)))
+    order = ORDERS.index(epsilon_and_order(total, delta)[1])
+    return {name: float(curve[order] / total[order]) if total[order] > 0 else 0.0 for name, curve in curves.items()}

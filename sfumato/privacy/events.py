@@ -1,0 +1,98 @@
+"""Mechanisms as dp-accounting events, and their closed JSON form.
+
+A record of the ledger holds a mechanism, not an epsilon, so that any delta and any accountant can be applied later.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+
+from sfumato.errors import BudgetError
+
+SECRET = "os-entropy, AES counter"  # the noise source of a record that holds
+SEEDED = "seeded: for tests only"  # that of one that never does
+ADD_OR_REMOVE_ONE = "add-or-remove-one"
+ZERO_OUT_ONE = "zero-out-one"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mechanism:
+    """A sum with Gaussian noise, over Poisson draws of rate `sample_rate`, released `uses` times.
+
+    `noise_multiplier` is the noise's standard deviation over the L2 bound of one image's contribution.
+    """
+
+    noise_multiplier: float
+    sample_rate: float = 1.0
+    uses: int = 1
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
+            raise BudgetError(f"noise_multiplier={self.noise_multiplier} gives no guarantee: it must be positive and finite")
+        if not 0 < self.sample_rate <= 1:
+            raise BudgetError(f"sample_rate={self.sample_rate} is outside (0, 1]")
+        if self.uses < 1 or self.uses != int(self.uses):
+            raise BudgetError(f"uses={self.uses} must be a whole number of at least 1")
+
+    @property
+    def event(self) -> DpEvent:
+        one: DpEvent = GaussianDpEvent(self.noise_multiplier)
+        if self.sample_rate < 1:
+            one = PoissonSampledDpEvent(self.sample_rate, one)
+        return one if self.uses == 1 else SelfComposedDpEvent(one, self.uses)
+
+    def __str__(self) -> str:
+        return f"noise_multiplier={self.noise_multiplier:g}, sample_rate={self.sample_rate:.4g}, {self.uses} release{'s' * (self.uses > 1)}"
+
+
+def event_to_json(event: DpEvent) -> dict:
+    """The event as plain JSON, or BudgetError for a type outside the closed list."""
+    if isinstance(event, GaussianDpEvent):
+        return {"type": "Gaussian", "noise_multiplier": float(event.noise_multiplier)}
+    if isinstance(event, PoissonSampledDpEvent):
+        return {"type": "PoissonSampled", "sampling_probability": float(event.sampling_probability), "event": event_to_json(event.event)}
+    if isinstance(event, SelfComposedDpEvent):
+        return {"type": "SelfComposed", "count": int(event.count), "event": event_to_json(event.event)}
+    if isinstance(event, ComposedDpEvent):
+        return {"type": "Composed", "events": [event_to_json(e) for e in event.events]}
+    raise BudgetError(f"event type {type(event).__name__} is not one that the ledger knows")
+
+
+KEYS = {
+    "Gaussian": {"type", "noise_multiplier"},
+    "PoissonSampled": {"type", "sampling_probability", "event"},
+    "SelfComposed": {"type", "count", "event"},
+    "Composed": {"type", "events"},
+}
+
+
+def event_from_json(data: object) -> DpEvent:
+    """Read back what `event_to_json` wrote. Raises BudgetError for anything else: nothing is guessed or skipped."""
+    kind = data.get("type") if isinstance(data, dict) else None
+    if kind not in KEYS or set(data) != KEYS[kind]:  # type: ignore[arg-type]
+        raise BudgetError(f"{str(data)[:120]} is not a mechanism that the ledger knows")
+    assert isinstance(data, dict)
+    if kind == "Gaussian":
+        return GaussianDpEvent(_number(data["noise_multiplier"], "noise_multiplier", low=0))
+    if kind == "PoissonSampled":
+        inner = event_from_json(data["event"])
+        if not isinstance(inner, GaussianDpEvent):
+            raise BudgetError("only a Gaussian can be Poisson-sampled")
+        return PoissonSampledDpEvent(_number(data["sampling_probability"], "sampling_probability", low=0, high=1), inner)
+    if kind == "SelfComposed":
+        count = data["count"]
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise BudgetError(f"count={count!r} of a composition must be a whole number of at least 1")
+        return SelfComposedDpEvent(event_from_json(data["event"]), count)
+    if not isinstance(data["events"], list):
+        raise BudgetError("the events of a composition must be a list")
+    return ComposedDpEvent([event_from_json(e) for e in data["events"]])
+
+
+def _number(value: object, name: str, low: float, high: float = math.inf) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low < value <= high or not math.isfinite(value):
+        raise BudgetError(f"{name}={value!r} of a mechanism is outside ({low:g}, {high:g}]")
+    return float(value)

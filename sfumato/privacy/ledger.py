@@ -1,0 +1,170 @@
+"""The ledger: every charge behind a release, composed and checked from git alone.
+
+What is stored is compared, never trusted: epsilon is recomputed from the records' mechanisms.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import yaml
+from dp_accounting import DpEvent
+
+from sfumato.artifacts import as_text, empty_content
+from sfumato.digest import digest_of
+from sfumato.errors import BudgetError
+from sfumato.privacy.accountant import ACCOUNTANTS, RELATIONS, epsilon, shares_of_rdp
+from sfumato.privacy.events import ADD_OR_REMOVE_ONE, SECRET, ZERO_OUT_ONE, event_from_json
+from sfumato.resolved import QUERIES
+
+SCHEMA = 1
+KEYS = {"schema", "recipe", "accountant", "adjacency", "delta", "size_hint", "target", "epsilon", "stages", "records", "odometer", "digest"}
+RECORD_KEYS = {"id", "stage", "dataset_id", "fingerprint", "unit", "adjacency", "event", "released", "sensitivity", "noise_source", "plan", "versions", "time"}
+TOLERANCE = 1e-6  # relative, on stored against recomputed epsilon
+
+
+def compose(records: Mapping[str, dict], delta: float) -> dict:
+    """What the records cost together and by stage: `epsilon` by every accountant, `stages` with epsilon alone and share of RDP."""
+    by_stage: dict[str, list[DpEvent]] = {name: [] for name in QUERIES}
+    for record in records.values():
+        by_stage[record["stage"]].append(event_from_json(record["event"]))
+    # One record under add-or-remove makes the whole no better than that; both relations price a Gaussian sum alike.
+    adjacencies = {record["adjacency"] for record in records.values()}
+    adjacency = ZERO_OUT_ONE if adjacencies == {ZERO_OUT_ONE} else ADD_OR_REMOVE_ONE
+    every = [event for events in by_stage.values() for event in events]
+    shares = shares_of_rdp(by_stage, delta)
+    return {
+        "adjacency": adjacency,
+        "epsilon": {name: epsilon(every, delta, name, adjacency) for name in ACCOUNTANTS},
+        "stages": {
+            name: {
+                "epsilon": epsilon(events, delta, "rdp", adjacency),
+                "share": shares[name],
+                "records": sorted(key for key, record in records.items() if record["stage"] == name),
+            }
+            for name, events in by_stage.items()
+        },
+    }
+
+
+def build_ledger(budget: Mapping, records: Mapping[str, dict], odometer: Sequence[DpEvent]) -> dict:
+    """The ledger of a release. `budget` is the plan's; `odometer`: everything ever opened on the dataset, aborted charges too."""
+    delta = budget["delta"]
+    composed = compose(records, delta)
+    ledger = {
+        "schema": SCHEMA,
+        "recipe": budget["recipe"],
+        "accountant": budget["accountant"],
+        "adjacency": composed["adjacency"],
+        "delta": delta,
+        "size_hint": budget["size_hint"],
+        "target": budget["target"],
+        "epsilon": composed["epsilon"],
+        "stages": composed["stages"],
+        "records": dict(records),
+        "odometer": {"charges": len(odometer), "epsilon": epsilon(odometer, delta)},
+    }
+    return {**ledger, "digest": digest_of(ledger)}
+
+
+def ledger_text(ledger: Mapping) -> str:
+    return json.dumps(ledger, indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+
+def read_ledger(path: Path) -> dict:
+    """Raises BudgetError where the file is missing or is no whole ledger: nothing then vouches for the release."""
+    try:
+        ledger = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise BudgetError(f"{path} does not exist: run `stage ledger write` (or `dvc repro`)") from error
+    except (OSError, ValueError) as error:
+        raise BudgetError(f"{path} is truncated or no JSON ({error}): restore it from git, or run `stage ledger write`") from error
+    if not isinstance(ledger, dict) or set(ledger) != KEYS:
+        found = set(ledger) if isinstance(ledger, dict) else set()
+        raise BudgetError(f"{path} is no ledger: missing {sorted(KEYS - found)}, unknown {sorted(found - KEYS)}")
+    return ledger
+
+
+def check_ledger(ledger: Mapping, *, limit: float | None = None, delta: float | None = None) -> tuple[float, list[str]]:
+    """Epsilon recomputed from the records at `delta` (default: the ledger's), and every reason why the ledger does not hold."""
+    problems: list[str] = []
+    if digest_of({key: value for key, value in ledger.items() if key != "digest"}) != ledger["digest"]:
+        problems.append("its digest does not fit its content: it was edited")
+    delta = ledger["delta"] if delta is None else delta
+    hint = ledger["size_hint"]
+    if not isinstance(hint, int) or hint < 1 or not isinstance(delta, (int, float)) or not 0 < delta <= 1 / hint:
+        problems.append(f"delta={delta} is above 1/size_hint (size_hint={hint}): it would allow publishing an image")
+        return float("inf"), problems
+    records = ledger["records"]
+    for key, record in records.items():
+        problems += record_problems(key, record)
+    if problems:
+        return float("inf"), problems
+
+    stored = compose(records, ledger["delta"])
+    for name in ACCOUNTANTS:
+        said, found = ledger["epsilon"].get(name), stored["epsilon"][name]
+        if not isinstance(said, (int, float)) or abs(said - found) > TOLERANCE * max(1.0, found):
+            problems.append(f"it says epsilon ({name}) = {said}, its records come to {found:.6g}")
+    if {name: entry.get("records") for name, entry in ledger["stages"].items()} != {name: entry["records"] for name, entry in stored["stages"].items()}:
+        problems.append("its table of stages does not list the records it holds: one was added or trimmed")
+    if ledger["accountant"] not in ACCOUNTANTS or ledger["adjacency"] not in RELATIONS:
+        return float("inf"), [*problems, f"accountant={ledger['accountant']!r}, adjacency={ledger['adjacency']!r}: unknown"]
+    events = [event_from_json(record["event"]) for record in records.values()]
+    spent = epsilon(events, delta, ledger["accountant"], stored["adjacency"])
+    for what, bound in (("its own target", ledger["target"]), ("--epsilon", limit)):
+        if bound is not None and spent > bound:
+            problems.append(f"epsilon={spent:.4f} at delta={delta:.3g} exceeds {what} {bound:g}")
+    return spent, problems
+
+
+def record_problems(key: str, record: object) -> list[str]:
+    """Why one record cannot be trusted: one sentence each."""
+    name = f"record {key[:8]}"
+    if not isinstance(record, dict) or set(record) != RECORD_KEYS:
+        return [f"{name} is not a whole record"]
+    problems = []
+    if record["id"] != key:
+        problems.append(f"{name} names itself {record['id']!r}")
+    if record["stage"] not in QUERIES:
+        problems.append(f"{name} is of stage {record['stage']!r}, which is no query")
+    if record["adjacency"] not in RELATIONS:
+        problems.append(f"{name} has adjacency {record['adjacency']!r}, which is unknown")
+    if record["noise_source"] != SECRET:
+        problems.append(f"{name} ({record['stage']}) has noise that can be replayed ({record['noise_source']}): it protects nobody")
+    try:
+        event_from_json(record["event"])
+    except BudgetError as error:
+        problems.append(f"{name} ({record['stage']}): {error}")
+    return problems
+
+
+def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
+    """What `dvc.lock` says against the ledger: its md5, and query stages that ran but have no record in it."""
+    try:
+        stages = yaml.safe_load(lock.read_text(encoding="utf-8"))["stages"]
+        outs = {out["path"]: (name, out["md5"]) for name, stage in stages.items() for out in stage.get("outs", ())}
+    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+        return [f"{lock} cannot be read ({error!r})"]
+    problems = []
+    _, md5 = outs.get(ledger_path.name, ("", None))
+    if md5 is None:
+        problems.append(f"{lock} knows no {ledger_path.name}: the pipeline that wrote it never finished (`dvc repro`)")
+    elif md5 != hashlib.md5(ledger_path.read_bytes(), usedforsecurity=False).hexdigest():
+        problems.append(f"{lock} has another md5 for {ledger_path.name}: one of the two was edited, or belongs to another run")
+    recorded = {record["stage"] for record in ledger["records"].values()}
+    for path, (_, md5) in outs.items():
+        stage = path.rsplit("/", 1)[-1]
+        if path.startswith("artifacts/") and stage in QUERIES and stage not in recorded and md5 != empty_artifact_md5(stage):
+            problems.append(f"stage {stage} ran (it is in {lock}), but the ledger holds no record of it: a record was trimmed")
+    return problems
+
+
+def empty_artifact_md5(stage: str) -> str:
+    """The hash by which DVC knows the artifact of a stage that is switched off."""
+    inner = hashlib.md5(as_text(empty_content(stage)).encode(), usedforsecurity=False).hexdigest()
+    listing = json.dumps([{"md5": inner, "relpath": "privacy.json"}], sort_keys=True)
+    return hashlib.md5(listing.encode(), usedforsecurity=False).hexdigest() + ".dir"

@@ -1,0 +1,99 @@
+"""The odometer: an append-only journal of every charge ever opened on a dataset, outside the repository and outside DVC.
+
+One JSON line an entry, in `<state>/odometer/<dataset_id>.jsonl`, appended under a lock and flushed to disk before the append
+returns. A charge is journalled whole before its first batch is drawn, and nothing ever lowers it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dp_accounting import DpEvent
+from filelock import FileLock
+
+from sfumato.errors import BudgetError
+from sfumato.privacy.events import event_from_json
+
+OPEN, PROGRESS, CLOSE, ABANDON, LOCAL = "open", "progress", "close", "abandon", "local"
+
+
+class Odometer:
+    """The journal of one dataset id."""
+
+    def __init__(self, state: Path, dataset_id: str) -> None:
+        self.dataset_id = dataset_id
+        self.path = state / "odometer" / f"{dataset_id}.jsonl"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the journal: no other process opens a charge meanwhile."""
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with FileLock(self.path.with_suffix(".lock")):
+            yield
+
+    def entries(self) -> list[dict]:
+        """Every entry, oldest first. Raises BudgetError for a line that cannot be read, unless it is a last, unfinished one.
+
+        An unfinished last line is an append that never returned: nothing was drawn on its strength.
+        """
+        if not self.path.exists():
+            return []
+        text = self.path.read_text(encoding="utf-8", errors="replace")
+        lines = text.split("\n")
+        lines.pop()  # empty, or the unfinished one
+        found = []
+        for number, line in enumerate(lines, 1):
+            if not line:
+                continue
+            try:
+                entry = json.loads(line)
+                found.append({**entry, "kind": str(entry["kind"])})
+            except (ValueError, KeyError, TypeError) as error:
+                raise BudgetError(f"{self.path}, line {number}, cannot be read: what was spent is unknown, so nothing more is. Restore the journal") from error
+        return found
+
+    def append(self, kind: str, **fields: object) -> None:
+        """Add an entry and flush it to disk. The caller holds `locked()` where the entry depends on what it read."""
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        line = json.dumps({"kind": kind, "time": int(time.time()), **fields}, allow_nan=False)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            size = os.fstat(descriptor).st_size
+            torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+            if torn:  # an append that was killed: give it up, so that it cannot swallow this one
+                end = os.pread(descriptor, size, 0).rfind(b"\n") + 1
+                os.ftruncate(descriptor, end)
+            os.write(descriptor, line.encode() + b"\n")
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def opened(self) -> list[dict]:
+        """The records of all charges ever opened, aborted ones too."""
+        return [entry["record"] for entry in self.entries() if entry["kind"] == OPEN]
+
+    def events(self) -> list[DpEvent]:
+        return [event_from_json(record["event"]) for record in self.opened()]
+
+    def closed(self, fingerprint: str, **same: str) -> str | None:
+        """The id of the last charge that was released on these images with the same `plan` (or the same `work`), or None."""
+        entries = self.entries()
+        alike = {e["record"]["id"] for e in entries if e["kind"] == OPEN and e["record"]["fingerprint"] == fingerprint and same.items() <= e.items()}
+        done = [entry["id"] for entry in entries if entry["kind"] == CLOSE and entry["id"] in alike]
+        return done[-1] if done else None
+
+    def unfinished(self, work: str, fingerprint: str) -> tuple[dict, int] | None:
+        """The newest charge of this work on these images that is open but not closed: its record and its last durable use."""
+        entries = self.entries()
+        over = {entry["id"] for entry in entries if entry["kind"] in (CLOSE, ABANDON)}
+        open_ones = [e["record"] for e in entries if e["kind"] == OPEN and e["work"] == work and e["record"]["fingerprint"] == fingerprint]
+        if not open_ones or open_ones[-1]["id"] in over:
+            return None
+        record = open_ones[-1]
+        steps = [entry["uses"] for entry in entries if entry["kind"] == PROGRESS and entry["id"] == record["id"]]
+        return record, steps[-1] if steps else 0

@@ -1,0 +1,17 @@
+"""Poisson sampling: every image enters a draw independently with the same probability."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def poisson_draw(generator: np.random.Generator, size: int, sample_rate: float) -> np.ndarray:
+    """Indices of one Poisson draw out of `size` images, ascending: (n,) int64, often of another length, sometimes empty.
+
+    The number of images is binomial and the subset uniform given its size, which is the same law as one coin per image, in
+    memory that grows with the draw instead of with the set. A rate of 1 takes every image.
+    """
+    if sample_rate >= 1:
+        return np.arange(size, dtype=np.int64)
+    chosen = generator.choice(size, size=generator.binomial(size, sample_rate), replace=False, shuffle=False) if size else np.empty(0)
+    return np.sort(chosen).astype(np.int64)

@@ -1,0 +1,57 @@
+"""Drawing labelled images from the trained models, alone or as a weighted mixture. All of it is post-processing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sfumato.config import Synthesize
+from sfumato.diffusion.sampler import sample
+from sfumato.models.unet import load_model
+from sfumato.training.auxiliary import balanced_labels, draw_images, load_generator
+
+Progress = Callable[[int, int], None]
+
+
+def draw_from(name: str, directory: Path, count: int, settings: Synthesize, priors: Tensor | None, seed: int, progress: Progress | None = None) -> tuple[Tensor, Tensor]:
+    """`count` images of one model: the one-step generator for "auxiliary", the diffusion sampler for the others.
+
+    priors: (classes,) label shares, None for equal ones. Returns ((N, C, H, W) float32 in [0, 1], (N,) int64).
+    """
+    if name == "auxiliary":
+        return draw_images(load_generator(directory), count, priors, seed)
+    model = load_model(directory)
+    if torch.cuda.is_available():
+        model = model.cuda()
+    random = torch.Generator().manual_seed(seed)
+    labels = balanced_labels(count, priors, model.classes, random)
+    images = []
+    for part in labels.split(500):
+        images.append(sample(model, part, settings.steps, settings.guidance, random, batch=500).cpu())
+        if progress:
+            progress(sum(map(len, images)), count)
+    return torch.cat(images), labels
+
+
+def draw_mixture(paths: Mapping[str, Path], settings: Synthesize, priors: Tensor | None, seed: int, progress: Progress | None = None) -> tuple[Tensor, Tensor, dict[str, int]]:
+    """The release: `settings.count` images, each source's part by weight, shuffled. Also returns how many came from each source."""
+    whole = sum(settings.sources.values())
+    parts = {name: int(settings.count * weight / whole) for name, weight in sorted(settings.sources.items())}
+    parts[max(parts, key=lambda name: parts[name])] += settings.count - sum(parts.values())
+    drawn = [draw_from(name, paths[name], part, settings, priors, seed + i, progress) for i, (name, part) in enumerate(parts.items()) if part]
+    order = torch.randperm(settings.count, generator=torch.Generator().manual_seed(seed))
+    images, labels = (torch.cat(tensors)[order] for tensors in zip(*drawn, strict=True))
+    return images, labels, parts
+
+
+def sorted_examples(images: Tensor, labels: Tensor, classes: int, per_class: int) -> Tensor:
+    """The first `per_class` images of each class, class by class, for a grid; fewer where a class has fewer (then blanks)."""
+    rows = []
+    for label in range(classes):
+        found = images[labels == label][:per_class]
+        blanks = torch.ones(per_class - len(found), *images.shape[1:])
+        rows += [found, blanks]
+    return torch.cat(rows)

@@ -1,0 +1,39 @@
+"""Exponential moving average of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+
+class EMA:
+    """Average of a dict of tensors: after step t, average ← d·average + (1 − d)·value.
+
+    The decay d is min(decay, (1 + t)/(10 + t)): in a short run the average forgets where it started.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], decay: float) -> None:
+        if not 0 <= decay < 1:
+            raise ValueError(f"decay={decay}: expected 0 <= decay < 1")
+        self.decay = decay
+        self.steps = 0
+        self.average = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+    @torch.no_grad()
+    def update(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take one step's values in. The names must be those the average was made of."""
+        self.steps += 1
+        decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
+        for name, average in self.average.items():
+            average.lerp_(tensors[name].detach(), 1 - decay)
+
+
+def ema_model(model: nn.Module, average: Mapping[str, Tensor]) -> nn.Module:
+    """`model` with the averaged values copied in (names absent from `average` stay). Changes `model` and returns it."""
+    with torch.no_grad():
+        named = dict(model.named_parameters())
+        for name, value in average.items():
+            named[name].copy_(value)
+    return model

@@ -1,0 +1,96 @@
+"""`stage finetune`: DP-SGD on the sensitive images, resumable after a kill at no further cost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stages.common import ARTIFACTS, CARD, CardPath, Config, DryRun, Out, describe, input_option, load_plan, open_stage_charge, progress, read_public_counts
+
+if TYPE_CHECKING:
+    from sfumato.artifacts import Artifact
+    from sfumato.privacy.charge import Charge
+    from sfumato.resolved import StagePlan
+    from sfumato.training.dpsgd import DPSGD
+
+
+def finetune(
+    config: Config = None,
+    out: Out = None,
+    card: CardPath = CARD,
+    pretrain: Annotated[Path, input_option("pretrain")] = ARTIFACTS / "pretrain",
+    count: Annotated[Path, input_option("count")] = ARTIFACTS / "count",
+    dry_run: DryRun = False,
+) -> None:
+    """Query: train the synthesizer on the sensitive images by DP-SGD."""
+    plan, out = load_plan("finetune", config), out or ARTIFACTS / "finetune"
+    if dry_run:
+        return describe(plan, {"card": card, "pretrain": pretrain, "count": count}, out)
+    from sfumato.artifacts import check_out, read_artifact, write_empty, writing
+
+    if not plan.enabled:
+        return write_empty(out, "finetune")
+    from sfumato.models.unet import load_model, save_model
+    from sfumato.training.checkpoint import drop_checkpoints
+    from sfumato.training.dpsgd import DPSGD
+    from sfumato.training.ema import ema_model
+
+    inputs = [read_artifact(pretrain, "pretrain"), read_artifact(count, "count")]
+    check_out(out, "finetune")
+    model = load_model(pretrain)
+    arguments = json.loads((pretrain / "config.json").read_text(encoding="utf-8"))
+    assert plan.mechanism is not None
+    trainer = DPSGD(model, plan.settings, public_batch=plan.mechanism.sample_rate * read_public_counts(inputs[1], plan).total)
+    charge, log = resume_or_open(plan, card, inputs, trainer)
+    train(plan, charge, trainer, log)
+    with writing(out, "finetune", inputs, [charge.record]) as directory:
+        save_model(ema_model(model, trainer.ema.average), arguments, directory)
+        lines = ["step,learning_rate,noised_gradient_norm,epsilon"]
+        lines += [f"{row['step']},{row['learning_rate']:g},{row['noised_gradient_norm']:.6g},{row['epsilon']:.6g}" for row in log]
+        (directory / "log.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    charge.close()
+    drop_checkpoints(charge.run)
+
+
+def resume_or_open(plan: StagePlan, card: Path, inputs: list[Artifact], trainer: DPSGD) -> tuple[Charge, list[dict]]:
+    """The charge and the public log so far. A run that a kill left open goes on at its last durable step; from anywhere else it is a new charge."""
+    from sfumato.training.checkpoint import load_checkpoint
+
+    while True:
+        charge = open_stage_charge(
+            plan, card, inputs, f"{plan.settings.steps} steps of DP-SGD", "max_grad_norm: the clipped gradient of one image", resumable=True
+        )
+        if charge.used == 0:
+            return charge, []
+        found = load_checkpoint(charge.run, charge.record["id"], charge.used)
+        if found is not None:
+            trainer.load_state(found[0])
+            typer.echo(f"finetune: resuming run {charge.record['id'][:8]} after step {charge.used}: no further charge", err=True)
+            return charge, found[1]
+        typer.echo(f"finetune: run {charge.record['id'][:8]} has lost its checkpoint of step {charge.used}: it stays spent, a new charge starts", err=True)
+        charge.abandon()
+
+
+def train(plan: StagePlan, charge: Charge, trainer: DPSGD, log: list[dict]) -> None:
+    """All steps left. Rows reach the log, and the screen the progress, only once their checkpoint is on disk."""
+    from sfumato.privacy.accountant import default_delta, epsilon_and_order, rdp_curve
+    from sfumato.privacy.events import Mechanism
+    from sfumato.training.checkpoint import drop_checkpoints, save_checkpoint
+
+    mechanism = plan.mechanism
+    assert mechanism is not None
+    per_step = rdp_curve(Mechanism(noise_multiplier=mechanism.noise_multiplier, sample_rate=mechanism.sample_rate).event)
+    delta = default_delta(plan.size_hint)
+    with progress("finetune", clock=False) as report:
+        report(charge.used, charge.uses)
+        while charge.used < charge.uses:
+            row = trainer.step(charge)
+            log.append({**row, "epsilon": epsilon_and_order(per_step * charge.used, delta)[0]})
+            if charge.used % plan.settings.checkpoint_every == 0 or charge.used == charge.uses:
+                save_checkpoint(charge.run, charge.record["id"], charge.used, trainer.state(), log)
+                charge.durable()
+                drop_checkpoints(charge.run, keep=charge.used)
+                report(charge.used, charge.uses)

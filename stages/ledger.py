@@ -1,0 +1,178 @@
+"""`stage ledger write|check|show|history`: what the release cost, composed and checked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stages.common import ARTIFACTS, CARD, PLAN, CardPath, state_dir
+
+app = typer.Typer(no_args_is_help=True, help="The privacy ledger: write it, check it, show it, and everything ever spent.")
+LEDGER = Path("ledger.json")
+LedgerPath = Annotated[Path, typer.Option("--ledger", help="The ledger file.")]
+Folder = Annotated[Path, typer.Option("--artifacts", help="Folder of artifact directories.")]
+
+
+@app.command()
+def write(folder: Folder = ARTIFACTS, card: CardPath = CARD, out: Annotated[Path, typer.Option("--out", help="File to write.")] = LEDGER) -> None:
+    """Compose the records of the release and of every query into the ledger, and check it."""
+    from sfumato.artifacts import merge_records, read_artifact
+    from sfumato.errors import ConfigError
+    from sfumato.images import replace_file
+    from sfumato.prepared import read_card
+    from sfumato.privacy.ledger import build_ledger, check_ledger, ledger_text
+    from sfumato.privacy.odometer import Odometer
+    from sfumato.resolved import QUERIES
+
+    budget_file = folder / "plan" / "budget.json"
+    try:
+        budget = json.loads(budget_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{budget_file} cannot be read ({error}): run `stage plan`") from error
+    artifacts = [read_artifact(folder / "synthesize", "synthesize"), *(read_artifact(folder / stage, stage) for stage in QUERIES)]
+    records = merge_records(artifacts)
+    ledger = build_ledger(budget, records, Odometer(state_dir(), read_card(card).dataset_id).events())
+    spent, problems = check_ledger(ledger)
+    fail(out, problems)
+    replace_file(out, ledger_text(ledger).encode())
+    typer.echo(f"{out}: ε = {spent:.4f} of {ledger['target']:g} at δ = {ledger['delta']:.3g}, {len(records)} charges")
+
+
+@app.command()
+def check(
+    ledger: LedgerPath = LEDGER,
+    epsilon: Annotated[float | None, typer.Option(help="Fail above this epsilon.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Compute at this delta instead of the ledger's.")] = None,
+    artifacts: Annotated[bool, typer.Option("--artifacts", help="Also verify the files on disk and their records.")] = False,
+    folder: Annotated[Path, typer.Option("--folder", help="Folder of artifact directories, for --artifacts.")] = ARTIFACTS,
+    lock: Annotated[Path, typer.Option("--lock", help="DVC's lock file.")] = Path("dvc.lock"),
+) -> None:
+    """Recompute epsilon from the records alone; exit 3 if anything does not hold. Needs no data and no GPU."""
+    from sfumato.privacy.ledger import check_ledger, lock_problems, read_ledger
+
+    content = read_ledger(ledger)
+    spent, problems = check_ledger(content, limit=epsilon, delta=delta)
+    if lock.exists():
+        problems += lock_problems(content, ledger, lock)
+    else:
+        typer.echo(f"note: {lock} does not exist, so the ledger is compared with no run", err=True)
+    if artifacts:
+        problems += artifact_problems(content, folder)
+    fail(ledger, problems)
+    bound = f" ≤ {epsilon:g}" if epsilon is not None else ""
+    typer.echo(f"{ledger} holds: ε = {spent:.4f}{bound} at δ = {delta or content['delta']:.3g}, {len(content['records'])} charges, {content['adjacency']}")
+
+
+def artifact_problems(ledger: dict, folder: Path) -> list[str]:
+    """Files whose bytes no longer fit, and records on disk that the ledger does not know."""
+    from sfumato.artifacts import read_artifact
+    from sfumato.errors import SfumatoError
+
+    found = sorted(path.parent for path in folder.glob("*/privacy.json"))
+    if not found:
+        return [f"{folder} holds no artifact to verify (`dvc checkout`, `dvc pull`)"]
+    problems = []
+    for path in found:
+        try:
+            artifact = read_artifact(path, allow_local=True)
+        except SfumatoError as error:
+            problems.append(str(error))
+            continue
+        unknown = [key for key, record in artifact.records.items() if ledger["records"].get(key) != record]
+        problems += [f"{path} depends on charge {key[:8]}, which the ledger does not hold" for key in unknown]
+    return problems
+
+
+def fail(path: Path, problems: list[str]) -> None:
+    from sfumato.errors import BudgetError
+
+    if problems:
+        raise BudgetError(f"{path} does not hold: " + "; ".join(problems))
+
+
+@app.command()
+def show(ledger: LedgerPath = LEDGER) -> None:
+    """The ledger as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from sfumato.privacy.ledger import read_ledger
+
+    content = read_ledger(ledger)
+    table = Table(title=f"{content['recipe']}: ε = {content['epsilon'][content['accountant']]:.4f} at δ = {content['delta']:.3g}", title_justify="left")
+    for heading in ("stage", "charge", "released", "mechanism", "ε alone", "share"):
+        table.add_column(heading)
+    for name, row in content["stages"].items():
+        for i, key in enumerate(row["records"]):
+            record = content["records"][key]
+            cost = (f"{row['epsilon']:.3f}", f"{row['share']:.1%}") if i == 0 else ("", "")
+            table.add_row(name, key[:8], record["released"], mechanism_text(record["event"]), *cost)
+    Console().print(table)
+    by = ", ".join(f"{name} {value:.4f}" for name, value in content["epsilon"].items())
+    odometer = content["odometer"]
+    typer.echo(f"ε by accountant: {by}. {content['adjacency']}. Ever opened on this dataset: {odometer['charges']} charges, ε = {odometer['epsilon']:.4f}")
+
+
+@app.command()
+def history(
+    dataset: Annotated[str | None, typer.Option(help="Dataset id. Default: that of the data card.")] = None,
+    card: CardPath = CARD,
+    delta: Annotated[float | None, typer.Option(help="Delta for the total. Default: that of the plan.")] = None,
+) -> None:
+    """Everything ever opened on the sensitive images, aborted charges too."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from sfumato.errors import ConfigError
+    from sfumato.prepared import read_card
+    from sfumato.privacy.accountant import epsilon
+    from sfumato.privacy.odometer import ABANDON, CLOSE, LOCAL, OPEN, PROGRESS, Odometer
+
+    odometer = Odometer(state_dir(), dataset or read_card(card).dataset_id)
+    entries = odometer.entries()
+    if not entries:
+        typer.echo(f"dataset {odometer.dataset_id!r}: no history")
+        return
+    if delta is None:
+        try:
+            delta = json.loads((PLAN / "permission.json").read_text(encoding="utf-8"))["delta"]
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigError("--delta is needed where there is no plan: give it, or run `stage plan`") from error
+    ended = {entry["id"]: entry["kind"] for entry in entries if entry["kind"] in (CLOSE, ABANDON)}
+    durable = {entry["id"]: entry["uses"] for entry in entries if entry["kind"] == PROGRESS}
+    table = Table(title=f"dataset {odometer.dataset_id}", title_justify="left")
+    for heading in ("time (UTC)", "stage", "charge", "mechanism", "state"):
+        table.add_column(heading)
+    for entry in entries:
+        when = utc(entry["time"])
+        if entry["kind"] == OPEN:
+            key = entry["record"]["id"]
+            state = {CLOSE: "released", ABANDON: "given up"}.get(ended.get(key, ""), f"open, {durable.get(key, 0)} uses on disk")
+            table.add_row(when, entry["record"]["stage"], key[:8], mechanism_text(entry["record"]["event"]), state)
+        elif entry["kind"] == LOCAL:
+            table.add_row(when, "local", "", entry["purpose"], "outside the guarantee")
+    Console().print(table)
+    opened = odometer.events()
+    typer.echo(f"{len(opened)} charges, ε = {epsilon(opened, delta):.4f} together at δ = {delta:.3g}")
+
+
+def utc(seconds: int) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def mechanism_text(event: dict) -> str:
+    """A mechanism's JSON in a few words."""
+    match event["type"]:
+        case "Gaussian":
+            return f"σ = {event['noise_multiplier']:g}"
+        case "PoissonSampled":
+            return f"{mechanism_text(event['event'])}, q = {event['sampling_probability']:.4g}"
+        case "SelfComposed":
+            return f"{mechanism_text(event['event'])}, × {event['count']}"
+        case _:
+            return " + ".join(mechanism_text(e) for e in event["events"])

@@ -1,0 +1,107 @@
+"""`stage plan`: resolve every parameter, calibrate the noise, show the budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stages.common import CARD, PLAN, ROOT, CardPath, state_dir
+
+if TYPE_CHECKING:
+    from sfumato.plan import Plan
+    from sfumato.prepared import Card
+
+Params = Annotated[Path, typer.Option("--params", help="What the user edits.")]
+Recipes = Annotated[Path, typer.Option("--recipes", help="Folder of recipes, with its profiles/.")]
+
+
+def plan(
+    params: Params = Path("params.yaml"),
+    recipes: Recipes = Path("pipelines"),
+    card: CardPath = CARD,
+    out: Annotated[Path, typer.Option("--out", help="Directory to write.")] = PLAN,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the budget and what would be spent again; write nothing.")] = False,
+) -> None:
+    """Free: one resolved configuration per stage, and the budget table."""
+    from sfumato.plan import load_params, make_plan, plan_texts
+    from sfumato.prepared import read_card
+
+    loaded = load_params(params, recipes)
+    public = read_card(card)
+    made = make_plan(loaded, public, ROOT)
+    show_budget(made)
+    if dry_run:
+        show_spending(made, public, out)
+        return
+    write_texts(out, plan_texts(made))
+
+
+def write_texts(out: Path, texts: dict[str, str]) -> None:
+    """Replace the files one by one, unchanged ones left alone; files of an older plan are removed."""
+    from sfumato.errors import ConfigError
+    from sfumato.images import replace_file
+
+    if out.exists() and any(p.name not in texts and p.suffix not in (".yaml", ".json") for p in out.iterdir()):
+        raise ConfigError(f"--out {out} holds files that are no plan: name another directory")
+    out.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        if not (out / name).is_file() or (out / name).read_text(encoding="utf-8") != text:
+            replace_file(out / name, text.encode())
+    for path in out.iterdir():
+        if path.name not in texts:
+            path.unlink()
+
+
+def show_budget(made: Plan) -> None:
+    """Stage, mechanism, epsilon alone, share; then the total against the target."""
+    from rich.console import Console
+    from rich.table import Table
+
+    budget = made.budget
+    table = Table(title=f"{budget['recipe']}: privacy budget at δ = {budget['delta']:.3g}", title_justify="left")
+    for heading in ("stage", "σ", "sample rate", "releases", "ε alone", "share of RDP"):
+        table.add_column(heading, justify="left" if heading == "stage" else "right")
+    for name, row in budget["stages"].items():
+        table.add_row(
+            name, f"{row['noise_multiplier']:g}", f"{row['sample_rate']:.4g}", str(row["uses"]), f"{row['epsilon']:.3f}", f"{row['share']:.1%}"
+        )
+    table.add_section()
+    table.add_row("together", "", "", "", f"{budget['epsilon']:.3f}", f"target {budget['target']:g}")
+    Console().print(table)
+
+
+def show_spending(made: Plan, card: Card, out: Path) -> None:
+    """For each query: already released, or what it would spend and why."""
+    import yaml
+
+    from sfumato.digest import digest_of
+    from sfumato.plan import UPSTREAM
+    from sfumato.privacy.odometer import Odometer
+    from sfumato.resolved import STAGES
+
+    odometer = Odometer(state_dir(), card.dataset_id)
+    if not odometer.path.exists():
+        typer.echo(f"no history of dataset {card.dataset_id!r} in {odometer.path.parent}")
+    changed: dict[str, str] = {}  # stage -> the stage whose change reaches it
+    for stage in STAGES:
+        file = out / f"{stage}.yaml"
+        content = made.files[stage]
+        same = file.is_file() and yaml.safe_load(file.read_text(encoding="utf-8")) == content
+        cause = next((changed[upstream] for upstream in UPSTREAM[stage] if upstream in changed), None)
+        mechanism = made.mechanisms.get(stage)
+        done = odometer.closed(card.fingerprint, plan=digest_of(content)) if mechanism else None
+        if not same or (mechanism and not done):
+            cause = stage
+        if cause:
+            changed[stage] = cause
+        if mechanism is None:
+            continue
+        if cause is None:
+            typer.echo(f"{stage}: already released as {done}; not spent again")
+        else:
+            row = made.budget["stages"][stage]
+            why = "is new or was changed" if cause == stage else f"depends on {cause}, which was changed"
+            again = "re-spend" if done or odometer.closed(card.fingerprint) and any(r["stage"] == stage for r in odometer.opened()) else "spend"
+            typer.echo(f"{stage}: would {again} ε = {row['epsilon']:.3f} alone ({mechanism}): it {why}")

@@ -1,0 +1,38 @@
+"""`stage recipe list|show`: the methods at hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stages.plan import Params, Recipes
+
+app = typer.Typer(no_args_is_help=True, help="The recipes: methods of the literature as overlays in pipelines/.")
+
+
+@app.command("list")
+def list_recipes(recipes: Recipes = Path("pipelines")) -> None:
+    """Every recipe and profile, a line each."""
+    import yaml
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("name", "what it is")
+    for path in [*sorted(recipes.glob("*.yaml")), *sorted((recipes / "profiles").glob("*.yaml"))]:
+        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        table.add_row(("profile " if path.parent.name == "profiles" else "") + path.stem, content.get("description", ""))
+    Console().print(table)
+
+
+@app.command()
+def show(
+    name: Annotated[str | None, typer.Argument(help="A recipe. Default: that of params.yaml.")] = None,
+    params: Params = Path("params.yaml"),
+    recipes: Recipes = Path("pipelines"),
+) -> None:
+    """Every parameter, after defaults, profile, recipe and params.yaml."""
+    from sfumato.plan import as_yaml, load_params
+
+    typer.echo(as_yaml(load_params(params, recipes, recipe=name).model_dump(mode="json")))

@@ -1,0 +1,31 @@
+import torch
+
+from sfumato.queries.count import class_counts, public_counts
+
+
+def test_counts_are_bincounts():
+    labels = torch.tensor([0, 2, 2, 1, 2])
+    assert class_counts(labels, 4).tolist() == [1, 1, 3, 0]
+
+
+def test_denominators_never_fall_below_the_noise():
+    counts = public_counts(torch.tensor([100.0, 3.0, -20.0]), noise_multiplier=10.0)
+    assert counts.per_class.tolist() == [100, 10, 10]
+    assert public_counts(torch.tensor([0.2, 5.0]), noise_multiplier=0.1).per_class.tolist() == [1, 5]
+
+
+def test_priors_are_a_distribution_whatever_the_noise():
+    random = torch.Generator().manual_seed(0)
+    for scale in (1.0, 50.0, 1e4):
+        for _ in range(50):
+            priors = public_counts(20 + scale * torch.randn(5, generator=random), scale).priors
+            assert (priors >= 0).all() and abs(priors.sum().item() - 1) < 1e-12
+
+
+def test_priors_are_uniform_when_every_count_is_noise():
+    assert public_counts(torch.tensor([-3.0, -1.0]), 2.0).priors.tolist() == [0.5, 0.5]
+
+
+def test_the_total_is_the_plain_sum_of_noisy_counts_and_stays_positive():
+    assert public_counts(torch.tensor([100.0, 3.0, -20.0]), 10.0).total == 83
+    assert public_counts(torch.tensor([-5.0, -5.0]), 10.0).total == 10

@@ -1,0 +1,101 @@
+import math
+
+import pytest
+import torch
+
+from sfumato.config import FeatureMap
+from sfumato.queries.central import clip_rows
+from sfumato.queries.frequency import FourierFeatures, Scattering, embedding_sum
+
+PIXELS = FeatureMap(length_scales=(0.4, 0.2))
+SCATTERING = FeatureMap(map="scattering", length_scales=(0.5,), weight=3.0)
+BOTH = [PIXELS, SCATTERING]
+
+
+def random_images(count, shape, seed=0):
+    return torch.rand(count, *shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32), (1, 10, 14)])
+@pytest.mark.parametrize("size", [6, 200, 334])
+def test_every_row_has_norm_one(shape, size):
+    features = FourierFeatures(shape, BOTH, size, seed=1)
+    images = torch.cat([random_images(5, shape), torch.zeros(1, *shape), torch.ones(1, *shape), torch.full((1, *shape), 1e3)])
+    rows = features(images)
+    assert rows.shape == (8, size)
+    torch.testing.assert_close(torch.linalg.vector_norm(rows.double(), dim=1), torch.ones(8, dtype=torch.float64), rtol=0, atol=1e-6)
+    assert (torch.linalg.vector_norm(clip_rows(rows.double(), 1.0), dim=1) <= 1).all()
+
+
+def test_the_seed_rebuilds_the_features_and_nothing_of_them_is_stored():
+    images = random_images(3, (1, 8, 8))
+    first = FourierFeatures((1, 8, 8), BOTH, 100, seed=7)
+    assert torch.equal(first(images), FourierFeatures((1, 8, 8), BOTH, 100, seed=7)(images))
+    assert not torch.equal(first(images), FourierFeatures((1, 8, 8), BOTH, 100, seed=8)(images))
+    assert first.state_dict() == {}
+
+
+def test_building_the_features_leaves_the_global_generator_alone():
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    FourierFeatures((1, 8, 8), BOTH, 100, seed=7)
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_the_inner_product_is_the_mixture_of_gaussian_kernels(digits):
+    """⟨φ(x), φ(y)⟩ → mean over length-scales of exp(−‖x − y‖²/(2ℓ²d)); tolerance 5 standard errors of K/2 cosines, false alarm under 1e-4."""
+    images, _ = digits.batch(range(12))
+    rows = FourierFeatures((1, 8, 8), [PIXELS], 20_000, seed=0)(images)
+    squared = torch.cdist(images.flatten(1), images.flatten(1)).square()
+    kernel = sum(torch.exp(-squared / (2 * scale**2 * 64)) for scale in PIXELS.length_scales) / 2
+    assert (rows @ rows.T - kernel).abs().max() < 5 * math.sqrt(0.5 / 10_000)
+
+
+def test_weights_share_the_squared_norm():
+    features = FourierFeatures((1, 8, 8), BOTH, 300, seed=0)
+    squares = features.amplitude.double().square().split([50, 50, 50])  # pixels 0.4, pixels 0.2, scattering
+    assert [part.sum().item() for part in squares] == pytest.approx([1 / 8, 1 / 8, 3 / 4])
+
+
+def test_the_fast_embedding_is_the_sum_of_rows(digits):
+    images, labels = digits.batch(range(64))
+    features = FourierFeatures((1, 8, 8), BOTH, 100, seed=0)
+    onehot = torch.nn.functional.one_hot(labels, 10).float()
+    torch.testing.assert_close(features.embed(images, onehot), embedding_sum(features, images, labels, 10).float(), rtol=0, atol=1e-4)
+
+
+def test_a_gradient_reaches_the_images():
+    images = random_images(2, (1, 8, 8)).double().requires_grad_()
+    features = FourierFeatures((1, 8, 8), BOTH, 20, seed=0).double()
+    assert torch.autograd.gradcheck(features, images, eps=1e-6, atol=1e-4)
+
+
+def test_the_gradient_is_finite_where_the_image_is_flat():
+    images = torch.zeros(2, 1, 8, 8, requires_grad=True)
+    FourierFeatures((1, 8, 8), BOTH, 20, seed=0)(images).sum().backward()
+    assert images.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_scattering_has_the_fixed_scale(order):
+    rows = Scattering((3, 32, 32), order=order)(random_images(4, (3, 32, 32)))
+    torch.testing.assert_close(torch.linalg.vector_norm(rows, dim=1), torch.full((4,), math.sqrt(rows.shape[1])), rtol=1e-3, atol=0)
+
+
+def test_scattering_tells_orientations_apart_and_pixels_stripes_shifted():
+    columns = torch.arange(28) % 4 < 2
+    vertical = columns.float().expand(28, 28)[None, None]
+    scattering = Scattering((1, 28, 28))
+    middle = (..., slice(8, 20), slice(8, 20))
+    shifted = vertical.roll(1, dims=3)
+    across = scattering(vertical.transpose(2, 3).contiguous())
+    stays, turns = scattering(vertical) - scattering(shifted), scattering(vertical) - across
+    assert torch.linalg.vector_norm(stays) < 0.5 * torch.linalg.vector_norm(turns)
+    assert (vertical[middle] - shifted[middle]).square().mean() >= (vertical[middle] - vertical.transpose(2, 3)[middle]).square().mean()
+
+
+def test_sizes_that_cannot_be_dealt_are_refused():
+    for size in (7, 4):
+        with pytest.raises(ValueError, match="frequency.size"):
+            FourierFeatures((1, 8, 8), BOTH, size, seed=0)
