@@ -96,7 +96,7 @@ class Central(Strict):
 class FeatureMap(Strict):
     """One public map of an image, whose random Fourier features are released."""
 
-    map: Literal["pixels", "scattering", "scattering2"] = "pixels"
+    map: Literal["pixels", "scattering"] = "pixels"
     length_scales: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (0.366, 0.183)  # in units of √d: ℓ = 10.25 at 28×28
     weight: PositiveFloat = 1.0  # share of the squared norm, relative to the other maps
 
@@ -115,11 +115,11 @@ class Auxiliary(Strict):
 
     enabled: bool = True
     latent: Positive = 60
-    width: Positive = 64
+    width: Positive = 32
     steps: Positive = 600
-    batch: Positive = 500
+    batch: Positive = 250
     learning_rate: PositiveFloat = 0.01
-    decay: Annotated[float, Field(gt=0, le=1)] = 0.9  # learning-rate factor, applied ten times over the run
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.7  # learning-rate factor, applied ten times over the run
     labels: Literal["uniform", "prior"] = "uniform"
     images: Positive = 20_000  # N_f
 

@@ -39,17 +39,22 @@ def code_digest(module: str, root: Path) -> str:
 
     A comment, a docstring or a blank line changes nothing; a changed formula does. `module` is dotted, below `root`.
     """
+    return digest_of(import_closure(module, root))
+
+
+def import_closure(module: str, root: Path) -> dict[str, str]:
+    """Syntax trees of the modules that a module reaches, itself included, less those of NOT_PART_OF_A_RESULT."""
     trees: dict[str, str] = {}
     waiting = [module]
     while waiting:
         name = waiting.pop()
         path = _module_file(name, root)
-        if name in trees or name in NOT_PART_OF_A_RESULT or path is None:
+        if name in trees or path is None:
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))
         waiting += _imports(tree)
         trees[name] = ast.dump(_without_docstrings(tree))
-    return digest_of(trees)
+    return {name: tree for name, tree in trees.items() if name not in NOT_PART_OF_A_RESULT}
 
 
 def _module_file(name: str, root: Path) -> Path | None:

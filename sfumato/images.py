@@ -17,7 +17,7 @@ from torch import Tensor
 from sfumato.errors import DataError
 
 IMAGES, LABELS, GROUPS = "images.npy", "labels.npy", "groups.npy"
-GROUPS_REFUSED = "holds one id per image (a patient, say): refused until group privacy exists. Remove it only if no two images share a person"
+GROUPS_REFUSED = "holds one id per image (a patient, say): refused until group privacy exists. Remove it only if none share a person"
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -24,16 +25,16 @@ from filelock import FileLock
 from sfumato.config import Data
 from sfumato.errors import DataError
 from sfumato.images import ImageSet, ImageWriter, load_images, open_private, replace_file
+from sfumato.prepared import CARD, HOLDOUT, SENSITIVE, Card, dataset_directory
 from sfumato.sources import Example, Source, read_source
 
-SENSITIVE, HOLDOUT, CARD = "sensitive", "holdout", "card.json"
 KEY_BYTES = 32
 
 
 def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
-    """Read the source `data` names, store its sensitive and hold-out images under `state`, write the public card at `card`; returns the card.
+    """Read the source `data` names, store its sensitive and hold-out images under `state`; write the public card at `card` and return it.
 
-    An older set of the same id is replaced whole, once the new one is whole. The card holds dataset id, source, shape [C, H, W],
+    An older set of the same id is replaced whole, once the new one is whole. The card holds dataset id, source, shape (C, H, W),
     range, class names, kind of split and the fingerprint of the sensitive part: no number of images, no hash without the key.
     Raises ConfigError or DataError (see `sources.read_source`), and then leaves the older set and card as they were.
     """
@@ -46,43 +47,19 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
         source = read_source(data, raw)
         key = secret_key(state, data.name)
         image_set = split(source, key, data.holdout_fraction, fresh)
-        content = {
-            "dataset_id": data.name,
-            "source": data.source,
-            "shape": list(image_set.shape),
-            "range": [0, 255],
-            "classes": list(source.classes),
-            "split": "keyed" if source.test is None else "official",
-            "fingerprint": fingerprint(image_set, key),
-        }
-        text = json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n"
+        public = Card(
+            dataset_id=data.name,
+            source=data.source,
+            shape=image_set.shape,
+            classes=source.classes,
+            split="keyed" if source.test is None else "official",
+            fingerprint=fingerprint(image_set, key),
+        )
+        text = json.dumps(content := asdict(public), indent=2, ensure_ascii=False).encode() + b"\n"
         with open_private(fresh / CARD) as file:
             file.write(text)
     replace_file(card, text)
     return content
-
-
-def load_prepared(state: Path, card: Path, part: str) -> ImageSet:
-    """The prepared `part`, "sensitive" or "holdout", that the public card at `card` stands for.
-
-    Raises DataError where the stored set was prepared for another card (other images, another size, another project).
-    """
-    try:
-        content = json.loads(card.read_text(encoding="utf-8"))
-        home, classes = dataset_directory(state, content["dataset_id"]), content["classes"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{card} is missing or no data card ({error!r}): run `stage prepare sensitive`.") from error
-    stored = home / CARD
-    if not stored.is_file() or json.loads(stored.read_text(encoding="utf-8")) != content:
-        raise DataError(f"{home} does not hold the images that {card} stands for: run `stage prepare sensitive` again.")
-    image_set = load_images(home / part, classes)
-    if list(image_set.shape) != content["shape"]:
-        raise DataError(f"{home / part} has shape {image_set.shape}, the card says {content['shape']}: run `stage prepare sensitive` again.")
-    return image_set
-
-
-def dataset_directory(state: Path, dataset_id: str) -> Path:
-    return state / "data" / dataset_id
 
 
 def secret_key(state: Path, dataset_id: str) -> bytes:

@@ -98,9 +98,8 @@ def read_mnist_like(data: Data, raw: Path) -> Source:
     classes = FASHION if data.source == "fashion-mnist" else DIGITS
     check_labels(train_labels, classes, files[1])
     check_labels(test_labels, classes, files[3])
-    return Source(
-        classes, examples(train, train_labels, data, files[0].name), examples(test, test_labels, data, files[2].name), len(train) + len(test)
-    )
+    parts = (examples(train, train_labels, data, files[0].name), examples(test, test_labels, data, files[2].name))
+    return Source(classes, *parts, len(train) + len(test))
 
 
 def first_with_all(places: list[Path], stems: list[str]) -> list[Path] | None:
@@ -132,7 +131,7 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def read_cifar10(data: Data, raw: Path) -> Source:
-    """CIFAR-10 from its binary files (`data.path` or `cifar-10-batches-bin` under `raw`), else through torchvision, which checks its own."""
+    """CIFAR-10 from its binary files (`data.path` or `cifar-10-batches-bin` under `raw`), else by torchvision, which checks them."""
     place = raw / "cifar-10-batches-bin" if data.path is None else Path(data.path)
     files = [place / name for name in (*CIFAR10_BATCHES, "test_batch.bin")]
     if all(path.is_file() for path in files):
@@ -145,9 +144,8 @@ def read_cifar10(data: Data, raw: Path) -> Source:
         fix = f"Unpack cifar-10-binary.tar.gz so that {files[0]} exists"
         train_set, test_set = download("CIFAR10", raw, fix)
         (train, train_labels), (test, test_labels) = ((part.data, np.array(part.targets)) for part in (train_set, test_set))
-    return Source(
-        CIFAR10, examples(train, train_labels, data, "CIFAR-10"), examples(test, test_labels, data, "CIFAR-10"), len(train) + len(test)
-    )
+    name = "CIFAR-10"
+    return Source(CIFAR10, examples(train, train_labels, data, name), examples(test, test_labels, data, name), len(train) + len(test))
 
 
 def read_cifar10_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -189,7 +187,7 @@ def read_npz(data: Data, raw: Path) -> Source:
         raise DataError(f"{path} cannot be read as .npz without pickle ({error}): write it with np.savez and plain arrays.") from error
     missing = [key for key in ("images", "labels", "classes") if key not in arrays]
     if missing:
-        raise DataError(f"{path} has no array named {', '.join(missing)}: write it with np.savez(path, images=…, labels=…, classes=[names]).")
+        raise DataError(f"{path} has no array named {', '.join(missing)}: write it with np.savez(path, images=…, labels=…, classes=…).")
     if "groups" in arrays:
         raise DataError(f"{path}: `groups` {GROUPS_REFUSED}.")
     images, labels, classes = arrays["images"], arrays["labels"], arrays["classes"]
@@ -269,8 +267,8 @@ def pictures_of(files: list[tuple[Path, int]], data: Data) -> Iterator[Example]:
         image = fit(decode(path), data, str(path))
         first = first or (path, image.shape)
         if image.shape != first[1]:
-            keys = [key for key, same in (("size", image.shape[:2] == first[1][:2]), ("channels", image.shape[2] == first[1][2])) if not same]
-            wish = " and ".join(f"data.{key}" for key in keys)
+            differs = {"data.size": image.shape[:2] != first[1][:2], "data.channels": image.shape[2] != first[1][2]}
+            wish = " and ".join(key for key, value in differs.items() if value)
             raise DataError(f"{path} is {describe(image.shape)} but {first[0]} is {describe(first[1])}: set {wish} to convert all alike.")
         yield image, label
 

@@ -71,7 +71,8 @@ def test_a_class_of_prior_zero_and_a_batch_that_misses_classes_stay_finite():
 def test_progress_hears_every_step():
     heard = []
     config = CONFIG.model_copy(update={"steps": 3})
-    fit_generator(torch.zeros(1000, 3), FEATURES, config, torch.full((3,), 1 / 3), SHAPE, 3, 0, lambda done, steps: heard.append((done, steps)))
+    priors = torch.full((3,), 1 / 3)
+    fit_generator(torch.zeros(1000, 3), FEATURES, config, priors, SHAPE, 3, 0, lambda done, steps: heard.append((done, steps)))
     assert heard == [(1, 3), (2, 3), (3, 3)]
 
 
@@ -109,6 +110,7 @@ def test_mismatched_targets_and_oblong_images_are_refused():
 
 
 def test_no_images_can_be_drawn_too():
-    generator = fit_generator(torch.zeros(1000, 3), FEATURES, CONFIG.model_copy(update={"steps": 1}), torch.full((3,), 1 / 3), SHAPE, 3, seed=0)
+    config = CONFIG.model_copy(update={"steps": 1})
+    generator = fit_generator(torch.zeros(1000, 3), FEATURES, config, torch.full((3,), 1 / 3), SHAPE, 3, seed=0)
     images, labels = draw_images(generator, 0)
     assert images.shape == (0, 1, 8, 8) and len(labels) == 0

@@ -46,7 +46,8 @@ def test_pooling_averages_before_the_clip(sample):
 
 def test_the_clip_keeps_short_rows_and_the_direction_of_long_ones():
     rows = torch.tensor([[0.3, 0.4], [3.0, 4.0], [float("inf"), 0.0]], dtype=torch.float64)
-    torch.testing.assert_close(clip_rows(rows, 1.0), torch.tensor([[0.3, 0.4], [0.6, 0.8], [0.0, 0.0]], dtype=torch.float64), rtol=0, atol=1e-6)
+    expected = torch.tensor([[0.3, 0.4], [0.6, 0.8], [0.0, 0.0]], dtype=torch.float64)
+    torch.testing.assert_close(clip_rows(rows, 1.0), expected, rtol=0, atol=1e-6)
 
 
 def test_the_mode_of_repeated_images_is_the_image_up_to_half_a_bin(sample):

@@ -84,16 +84,16 @@ def test_an_invalid_set_is_refused_on_loading_and_on_saving(case, tmp_path):
 
 
 def test_missing_truncated_and_pickled_files_are_refused(tmp_path):
-    with pytest.raises(DataError, match="images.npy is missing"):
+    with pytest.raises(DataError, match=r"images\.npy is missing"):
         load_images(tmp_path, ("a", "b"))
     np.save(tmp_path / "images.npy", GOOD)
     np.save(tmp_path / "labels.npy", np.array([{}, {}, {}]), allow_pickle=True)
-    with pytest.raises(DataError, match="labels.npy is no whole"):
+    with pytest.raises(DataError, match=r"labels\.npy is no whole"):
         load_images(tmp_path, ("a", "b"))
     np.save(tmp_path / "labels.npy", np.zeros(3, np.int64))
     content = (tmp_path / "images.npy").read_bytes()
     (tmp_path / "images.npy").write_bytes(content[:-5])
-    with pytest.raises(DataError, match="images.npy is no whole"):
+    with pytest.raises(DataError, match=r"images\.npy is no whole"):
         load_images(tmp_path, ("a", "b"))
 
 

@@ -3,12 +3,13 @@ import stat
 
 import numpy as np
 import pytest
+from test_sources import write_idx, write_mnist
 
 from sfumato import prepare
 from sfumato.config import Data
 from sfumato.errors import DataError
-from sfumato.prepare import is_held_out, load_prepared, prepare_sensitive
-from test_sources import write_idx, write_mnist
+from sfumato.prepare import is_held_out, prepare_sensitive
+from sfumato.prepared import load_prepared, read_card
 
 KEY = bytes(range(32))
 
@@ -29,10 +30,12 @@ class Owner:
         labels = np.arange(len(images)) % 3 if labels is None else labels
         np.savez(self.file, images=images, labels=labels, classes=np.array(["a", "b", "c"]))
         data = Data(**{"dataset_id": "set", "source": "npz", "path": str(self.file), **changes})
-        return prepare_sensitive(data, self.state, self.card, self.raw)
+        returned = prepare_sensitive(data, self.state, self.card, self.raw)
+        assert json.loads(self.card.read_text()) == json.loads(json.dumps(returned))
+        return read_card(self.card)
 
     def part(self, name):
-        return load_prepared(self.state, self.card, name)
+        return load_prepared(self.state, read_card(self.card), name)
 
     def files(self):
         return {path: path.read_bytes() for path in sorted(self.state.rglob("*")) if path.is_file()}
@@ -87,35 +90,36 @@ def test_another_key_holds_out_other_images_and_the_shape_counts(images):
 def test_the_card_holds_the_public_facts_and_no_number_of_images(owner, images):
     texts = []
     for count in (300, 211):
-        card = owner.prepare(images[:count])
-        assert json.loads(owner.card.read_text()) == card
+        owner.prepare(images[:count])
+        card = json.loads(owner.card.read_text())
         texts.append(owner.card.read_text().replace(card.pop("fingerprint"), ""))
-        assert card == {"dataset_id": "set", "source": "npz", "shape": [1, 5, 6], "range": [0, 255], "classes": ["a", "b", "c"], "split": "keyed"}
+        facts = {"dataset_id": "set", "source": "npz", "shape": [1, 5, 6], "range": [0, 255], "classes": ["a", "b", "c"], "split": "keyed"}
+        assert card == facts
     assert texts[0] == texts[1]  # but for the fingerprint, sets of any size have one card
 
 
 def test_the_fingerprint_follows_every_sensitive_pixel_and_label_and_no_other(owner, images):
     labels = np.arange(300) % 3
-    first = owner.prepare(images, labels)["fingerprint"]
-    assert owner.prepare(images, labels)["fingerprint"] == first
+    first = owner.prepare(images, labels).fingerprint
+    assert owner.prepare(images, labels).fingerprint == first
     held = {image for image, _ in rows(owner.part("holdout"))}
     out = next(i for i, image in enumerate(images) if image.tobytes() in held)
     inside = next(i for i, image in enumerate(images) if image.tobytes() not in held)
-    assert owner.prepare(np.delete(images, out, axis=0), np.delete(labels, out))["fingerprint"] == first
-    assert owner.prepare(np.delete(images, inside, axis=0), np.delete(labels, inside))["fingerprint"] != first
+    assert owner.prepare(np.delete(images, out, axis=0), np.delete(labels, out)).fingerprint == first
+    assert owner.prepare(np.delete(images, inside, axis=0), np.delete(labels, inside)).fingerprint != first
     other = labels.copy()
     other[inside] = (other[inside] + 1) % 3
-    assert owner.prepare(images, other)["fingerprint"] != first
+    assert owner.prepare(images, other).fingerprint != first
     pixel = images.copy()
     pixel[inside, 2, 2] ^= 1
-    assert owner.prepare(pixel, labels)["fingerprint"] != first
+    assert owner.prepare(pixel, labels).fingerprint != first
 
 
 def test_the_fingerprint_needs_the_key(tmp_path, images):
     a, b = Owner(tmp_path / "a"), Owner(tmp_path / "b")
     for each in (a, b):
         each.file.parent.mkdir()
-    assert a.prepare(images)["fingerprint"] != b.prepare(images)["fingerprint"]
+    assert a.prepare(images).fingerprint != b.prepare(images).fingerprint
 
 
 def test_the_key_is_drawn_once_and_survives_preparing_again(owner, images):

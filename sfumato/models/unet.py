@@ -32,9 +32,7 @@ class GroupNorm(nn.Module):
 
     def __init__(self, channels: int, affine: bool = True) -> None:
         super().__init__()
-        self.groups = math.gcd(max(1, channels // 4), 32)
-        if channels % self.groups:
-            raise ConfigError(f"{channels} channels cannot be split into {self.groups} groups: choose model.width as a multiple of 4")
+        self.groups = math.gcd(channels // 4, 32)  # at least 4 channels each
         self.affine = affine
         if affine:
             self.weight = nn.Parameter(torch.ones(channels))

@@ -31,9 +31,9 @@ def clip_rows(rows: Tensor, max_norm: float) -> Tensor:
 
     The zeroing keeps a broken image from turning the release NaN, which would reveal that it is there.
     """
-    norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    clipped = rows * (max_norm / (norms + 1e-6)).clamp(max=1)
-    return torch.where(clipped.isfinite().all(dim=1, keepdim=True), clipped, 0)
+    norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=torch.float64)  # no finite float32 row overflows
+    clipped = rows * (max_norm / (norms + 1e-6)).clamp(max=1).to(rows)
+    return torch.where(norms.isfinite(), clipped, 0)
 
 
 def mean_sum(images: Tensor, labels: Tensor, classes: int, max_norm: float, pool: int = 1) -> Tensor:
@@ -73,12 +73,13 @@ def query_central(
 ) -> Tensor:
     """`repeats` releases, each from its own draw: noisy means or per-pixel histograms of all classes.
 
-    denominators: (classes,), public: q·N̄_m, never a realised count; shape: (C, H, W) of the images; max_norm: L2 clip of a pooled image, None
-    for the largest that an image in [0, 1] can have, √d'; bins: mode only. Returns float32, unclamped: mean (R, M, C, H', W'), mode
-    (R, M, bins, C, H', W').
+    denominators: (classes,), public: q·N̄_m, never a realised count; shape: (C, H, W) of the images; max_norm: L2 clip of a pooled
+    image, None for the largest that an image in [0, 1] can have, √d'; bins: mode only.
+    Returns float32, unclamped: mean (R, M, C, H', W'), mode (R, M, bins, C, H', W').
     """
     classes, small = len(denominators), pooled_shape(shape, pool)
     largest = math.sqrt(math.prod(small))
+    rows: tuple[int, ...]  # shape of one class's row
     if statistic == "mean":
         bound, rows = (largest if max_norm is None else max_norm), small
     elif statistic == "mode":

@@ -8,7 +8,7 @@ the same features, which are differentiable, later fit the auxiliary generator (
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sfumato.config import FeatureMap
 from sfumato.queries.central import Shape, clip_rows
-from sfumato.queries.count import Charge, membership
+from sfumato.queries.count import Charge
 
 
 class Pixels(nn.Module):
@@ -29,17 +29,16 @@ class Pixels(nn.Module):
 class Scattering(nn.Module):
     """Wavelet-scattering coefficients with fixed Morlet filters, each image's vector scaled to norm √d.
 
-    (B, C, H, W) -> (B, d). At each of `scales` octaves, |image * ψ_θ| for `orientations` angles, averaged over cells of 2^scales pixels, beside
-    the average image; `order` 2 adds ||image * ψ_θ| * ψ_θ'| one octave coarser. Source: Bruna and Mallat 2013, in the cascade form.
+    (B, C, H, W) -> (B, d). At each of `scales` octaves, |image * ψ_θ| for `orientations` angles, averaged over cells of 2^scales pixels,
+    beside the average image: the zeroth and first order. Source: Bruna and Mallat 2013, in the cascade form.
     """
 
     filters: Tensor
     blur: Tensor
 
-    def __init__(self, shape: Shape, scales: int | None = None, orientations: int = 8, order: int = 1) -> None:
+    def __init__(self, shape: Shape, scales: int | None = None, orientations: int = 8) -> None:
         super().__init__()
         self.scales = scales if scales is not None else (2 if min(shape[1:]) >= 16 else 1)
-        self.order = order
         self.register_buffer("filters", morlet(orientations), persistent=False)  # (2·orientations, 1, 7, 7)
         axis = torch.tensor([1.0, 4.0, 6.0, 4.0, 1.0]) / 16
         self.register_buffer("blur", torch.outer(axis, axis)[None, None], persistent=False)
@@ -50,7 +49,7 @@ class Scattering(nn.Module):
     def moduli(self, planes: Tensor) -> Tensor:
         """|plane * ψ_θ| for each of N planes: (N, 1, H, W) -> (N, orientations, H, W)."""
         real, imaginary = F.conv2d(planes, self.filters.to(planes), padding=3).chunk(2, dim=1)
-        return (real.square() + imaginary.square() + 1e-6).sqrt() - 1e-3  # smooth at zero, where the generator's gradient would be undefined
+        return (real.square() + imaginary.square() + 1e-6).sqrt() - 1e-3  # smooth at zero, where a gradient would be undefined
 
     def cells(self, planes: Tensor, octave: int) -> Tensor:
         return F.avg_pool2d(planes, 2 ** (self.scales - octave), ceil_mode=True)
@@ -60,11 +59,7 @@ class Scattering(nn.Module):
         plane = images.flatten(0, 1)[:, None]  # (B·C, 1, H, W)
         rows = [F.avg_pool2d(plane, 2**self.scales, ceil_mode=True).reshape(count, -1)]
         for octave in range(self.scales):
-            first = self.moduli(plane)
-            rows.append(self.cells(first, octave).reshape(count, -1))
-            if self.order == 2 and octave + 1 < self.scales:
-                second = self.moduli(self.halve(first.flatten(0, 1)[:, None]))
-                rows.append(self.cells(second, octave + 1).reshape(count, -1))
+            rows.append(self.cells(self.moduli(plane), octave).reshape(count, -1))
             plane = self.halve(plane)
         row = torch.cat(rows, dim=1)
         return row * (math.sqrt(row.shape[1]) / (torch.linalg.vector_norm(row, dim=1, keepdim=True) + 1e-3))
@@ -83,26 +78,24 @@ def morlet(orientations: int, size: int = 7, sigma: float = 0.8, slant: float = 
     return torch.cat([real, imaginary])[:, None]
 
 
-MAPS = {
-    "pixels": lambda shape: Pixels(),
-    "scattering": lambda shape: Scattering(shape),
-    "scattering2": lambda shape: Scattering(shape, order=2),
-}
+MAPS: dict[str, Callable[[Shape], nn.Module]] = {"pixels": lambda shape: Pixels(), "scattering": Scattering}
 
 
 class FourierFeatures(nn.Module):
     """φ: (B, C, H, W) images in [0, 1] -> (B, K) rows of norm 1, differentiable.
 
     shape: (C, H, W); features: the public maps; size: K, even; seed: public. The K/2 frequencies are dealt equally to every (map,
-    length-scale); a map's share of the squared norm is its weight, split evenly over its length-scales. ω ~ N(0, I/ℓ²) with ℓ in units of √d,
-    d the dimension of the map's output. Nothing here is stored: the same arguments rebuild the same φ.
+    length-scale); a map's share of the squared norm is its weight, split evenly over its length-scales. ω ~ N(0, I/ℓ²) with ℓ in units
+    of √d, d the dimension of the map's output. Nothing here is stored: the same arguments rebuild the same φ.
     """
+
+    amplitude: Tensor
 
     def __init__(self, shape: Shape, features: Sequence[FeatureMap], size: int, seed: int) -> None:
         super().__init__()
         banks = sum(len(feature.length_scales) for feature in features)
         if size % 2 or size < 2 * banks:
-            raise ValueError(f"frequency.size={size}: expected an even number of at least {2 * banks}, two for each of {banks} length-scales")
+            raise ValueError(f"frequency.size={size}: expected an even number, at least two for each of the {banks} length-scales")
         self.shape, self.size = tuple(shape), size
         public = torch.Generator().manual_seed(seed)
         weights = sum(feature.weight for feature in features)
@@ -142,11 +135,16 @@ def embedding_sum(features: FourierFeatures, images: Tensor, labels: Tensor, cla
     """Sum of φ(x) ⊗ onehot(y) over a batch.
 
     images: (B, C, H, W) float32 in [0, 1]; labels: (B,) int64. Returns (K, classes) float64.
-    Guarantee: one image more or less changes the sum by at most 1 in L2: φ has norm 1 and touches one column. A row with any non-finite entry is
-    zeroed. The clip only trims what float32 rounding adds to the norm.
+    Guarantee: one image more or less changes the sum by at most 1 in L2: φ has norm 1 and touches one column. A row with any non-finite
+    entry is zeroed. The clip only trims what float32 rounding adds to the norm.
     Source: FETA-Pro Eq. 5.
     """
-    return clip_rows(features(images).double(), 1.0).T @ membership(labels, classes)
+    rows = clip_rows(features(images), 1.0)  # (B, K)
+    total = torch.zeros(features.size, classes, dtype=torch.float64, device=rows.device)
+    for m in labels.unique().tolist():
+        if 0 <= m < classes:  # a label out of range counts nowhere, and stops no query
+            total[:, m] = rows[labels == m].sum(0, dtype=torch.float64)
+    return total
 
 
 @torch.no_grad()

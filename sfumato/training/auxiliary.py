@@ -37,16 +37,16 @@ def fit_generator(
     target: (K, classes), the noisy release over N̄; features: the φ that made it; priors: (classes,) public label shares, summing to 1;
     shape: (C, H, W), square; progress: called with (steps done, steps). Returns the generator in eval mode.
 
-    Column m of μ(G) is priors_m times the mean of φ over the images of class m, whatever the law of the labels: uniform labels give every class
-    the same number of images per batch, prior labels follow `priors`. ‖φ‖ = 1 makes the bias of the squared norm of a batch mean a known
-    factor, n/(n − 1), which is taken out; without it small batches reward images that are all alike. Each column's error is divided by its
-    prior, which changes nothing between equal classes and keeps a rare class from being ignored (its own error would count priors_m²).
+    Column m of μ(G) is priors_m times the mean of φ over the images of class m, whatever the law of the labels: uniform labels give every
+    class the same number of images per batch, prior labels follow `priors`. ‖φ‖ = 1 makes the bias of the squared norm of a batch mean a
+    known factor, n/(n − 1), which is taken out; without it small batches reward images that are all alike. Each column's error is divided
+    by its prior, which changes nothing between equal classes and keeps a rare class from being ignored (its error would count priors_m²).
     """
     channels, resolution, across = shape
     if resolution != across:
         raise ValueError(f"shape={shape}: the generator draws square images; resize the set (data.size)")
     if target.shape != (features.size, classes):
-        raise ValueError(f"target of shape {tuple(target.shape)}: expected {(features.size, classes)}, the size of its own features × classes")
+        raise ValueError(f"target of shape {tuple(target.shape)}: expected {(features.size, classes)}, its own features' size × classes")
     random = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -20,7 +20,7 @@ from sfumato.training.precision import bfloat16_is_faster
 Sources = Mapping[str, tuple[Tensor, Tensor]]  # name -> images (N, C, H, W), uint8 or float32 in [0, 1]; labels (N,) int64
 Progress = Callable[[int, int, int, float], None]  # phase, step in it (from 1), its steps, loss
 
-GROUP = 4  # images that share a draw of RandAugment operations: per image, its cost would exceed the training step's
+GROUP = 2  # images that share a draw of RandAugment operations: a draw for each would cost a tenth of the training step
 REPORT_EVERY = 20  # steps between two calls of the progress callback
 
 

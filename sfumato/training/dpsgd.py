@@ -23,7 +23,7 @@ from sfumato.training.ema import EMA
 from sfumato.training.precision import bfloat16_is_faster
 
 GRADIENT_MEMORY = 2**30  # bytes of per-image gradients held at a time
-PASSES = 256  # network passes at a time: more gain nothing and cost activations
+PASSES = 128  # network passes at a time: more is no faster (above that, float32 temporaries cost page faults) and takes memory
 ADAM_BETAS, ADAM_EPSILON = (0.9, 0.999), 1e-8
 
 
@@ -168,7 +168,7 @@ def choose_chunk(parameter_count: int, draws: int) -> int:
 
     A power of two. `draws` is K.
     """
-    limit = min(GRADIENT_MEMORY // (4 * parameter_count), max(16, PASSES // draws))
+    limit = min(GRADIENT_MEMORY // (4 * parameter_count), max(4, PASSES // draws))
     return 2 ** int(math.log2(limit)) if limit >= 1 else 1
 
 

@@ -1,0 +1,35 @@
+"""A prepared set in a private state directory, and charges on it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sfumato.config import Data
+from sfumato.prepare import prepare_sensitive
+from sfumato.prepared import Card, read_card
+from sfumato.privacy.charge import Charge, Permission, open_charge
+from sfumato.privacy.events import Mechanism
+from sfumato.privacy.odometer import Odometer
+
+
+@dataclass
+class Owner:
+    """A data owner's machine: state directory and card."""
+
+    state: Path
+    card: Card
+
+    @property
+    def odometer(self) -> Odometer:
+        return Odometer(self.state, self.card.dataset_id)
+
+    def open(self, mechanism: Mechanism = Mechanism(noise_multiplier=2.0), plan: str = "plan", permission: Permission = Permission(delta=1e-5), **more) -> Charge:
+        settings = {"stage": "count", "released": "counts", "sensitivity": "1"} | more
+        return open_charge(state=self.state, card=self.card, plan=plan, mechanism=mechanism, permission=permission, **settings)
+
+
+@pytest.fixture
+def owner(tmp_path) -> Owner:
+    prepare_sensitive(Data(), tmp_path / "state", tmp_path / "card.json", tmp_path / "raw")
+    return Owner(tmp_path / "state", read_card(tmp_path / "card.json"))

@@ -1,0 +1,300 @@
+"""The sensitivity of the DP-SGD sum, on a real network with attention."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from sfumato.config import Finetune, TimestepMixture
+from sfumato.diffusion.objective import per_image_loss
+from sfumato.models.unet import UNet
+from sfumato.training import dpsgd
+from sfumato.training.dpsgd import (
+    DPSGD,
+    augment,
+    choose_chunk,
+    clipped_gradient_sum,
+    clipped_sum,
+    draw,
+    flatten,
+    per_image_gradients,
+    unflatten,
+)
+
+B, C = 6, 0.01  # images, clip: far below the gradient norms, so every row is clipped
+LAW = TimestepMixture()
+
+
+@pytest.fixture(scope="module")
+def model() -> UNet:
+    torch.manual_seed(0)
+    model = UNet(10, 1, 4, width=8, multipliers=(1, 2), attention=(0, 1), unshuffle=2)  # levels of 5 and 3 pixels
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def batch(model: UNet, draws: int, seed: int = 0, **options):
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.rand(B, model.channels, model.resolution, model.resolution, generator=generator)
+    labels = torch.randint(model.classes, (B,), generator=generator)
+    return images, labels, draw(images, draws, LAW, generator, label_dropout=0.2, **options)
+
+
+def names(model: UNet) -> dict[str, Tensor]:
+    return dict(model.named_parameters())
+
+
+@pytest.mark.parametrize("draws", [1, 8])
+def test_per_image_gradients_are_those_of_a_loop(model, draws):
+    images, labels, drawn = batch(model, draws, flip=True, crop=2)
+    rows = per_image_gradients(model, names(model), images, labels, drawn)
+    for i in range(B):
+        copies = augment(images, drawn)[i]
+        shown = torch.where(drawn.drop[i], model.classes, labels[i])
+        loss = per_image_loss(model, copies, shown, drawn.sigma[i], drawn.noise[i]).mean()
+        expected = flatten(dict(enumerate(torch.autograd.grad(loss, list(model.parameters())))))
+        assert torch.linalg.vector_norm(rows[i] - expected) < 1e-4 * torch.linalg.vector_norm(expected)
+
+
+def test_the_draws_of_an_image_are_averaged_before_the_clip(model):
+    images, labels, drawn = batch(model, 8)
+    each = [
+        per_image_gradients(model, names(model), images, labels, drawn_k)
+        for drawn_k in (dataclasses.replace(drawn, **{n: v[:, k : k + 1] for n, v in drawn.tensors().items()}) for k in range(8))
+    ]
+    total = clipped_gradient_sum(model, names(model), images, labels, drawn, C, chunk=4)
+    averaged_first = clipped_sum(torch.stack(each).mean(0), C)
+    clipped_first = sum(clipped_sum(rows, C) for rows in each)
+    assert torch.allclose(total, averaged_first, atol=1e-4 * C)
+    assert torch.linalg.vector_norm(total - clipped_first) > C  # the mistake would not pass
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("chunk", [1, 4, 64])
+@pytest.mark.parametrize("draws", [1, 8])
+def test_one_image_moves_the_sum_by_at_most_the_clip(model, draws, chunk, layout):
+    images, labels, drawn = batch(model, draws, flip=True, crop=1)
+    images = images.expand(-1, 1, -1, -1).to(memory_format=layout)
+    norms = torch.linalg.vector_norm(per_image_gradients(model, names(model), images, labels, drawn), dim=1)
+    assert norms.min() > 2 * C  # or the test would say nothing
+    whole = clipped_gradient_sum(model, names(model), images, labels, drawn, C, chunk)
+    for i in range(B):
+        rest = torch.arange(B) != i
+        without = clipped_gradient_sum(model, names(model), images[rest], labels[rest], drawn.rows(rest), C, chunk)
+        moved = float(torch.linalg.vector_norm(whole - without))
+        assert moved <= C * (1 + 1e-5)
+        assert moved > 0.99 * C
+
+
+def test_channels_last_colour_images_and_parameters_change_nothing():
+    torch.manual_seed(0)
+    model = UNet(8, 3, 4, width=8, multipliers=(1, 1), attention=(1,))
+    torch.nn.init.normal_(model.conv_out.weight)
+    images, labels, drawn = batch(model, 2)
+    rows = per_image_gradients(model, names(model), images, labels, drawn)
+    nhwc = images.to(memory_format=torch.channels_last)
+    model.to(memory_format=torch.channels_last)
+    again = per_image_gradients(model, names(model), nhwc, labels, drawn)
+    assert torch.allclose(again, rows, atol=1e-4 * float(rows.norm(dim=1).max()))
+
+
+def test_one_image_moves_the_sum_by_at_most_the_clip_in_bfloat16(model):
+    images, labels, drawn = batch(model, 8)
+    whole = clipped_gradient_sum(model, names(model), images, labels, drawn, C, 4, autocast=True)
+    assert whole.dtype == torch.float32
+    for i in range(B):
+        rest = torch.arange(B) != i
+        without = clipped_gradient_sum(model, names(model), images[rest], labels[rest], drawn.rows(rest), C, 4, autocast=True)
+        assert torch.linalg.vector_norm(whole - without) <= C * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_an_image_s_gradient_does_not_depend_on_how_many_were_drawn(model, autocast):
+    # not even by rounding: in bfloat16, rounding times a batch of thousands would exceed the bound
+    images, labels, drawn = batch(model, 8)
+    first = torch.arange(B) < 1
+    alone = clipped_gradient_sum(model, names(model), images[:1], labels[:1], drawn.rows(first), C, 4, autocast)
+    copies = torch.zeros(B, dtype=torch.int64)  # the same image and draws in every place
+    together = clipped_gradient_sum(model, names(model), images[copies], labels[copies], drawn.rows(copies), C, 4, autocast)
+    assert torch.allclose(together, B * alone, rtol=1e-5, atol=1e-6 * C)
+
+
+def test_an_empty_draw_is_a_zero_sum(model):
+    images, labels, drawn = batch(model, 8, flip=True, crop=1)
+    none = slice(0, 0)
+    total = clipped_gradient_sum(model, names(model), images[none], labels[none], drawn.rows(none), C, 4)
+    assert total.shape == (sum(p.numel() for p in model.parameters()),)
+    assert not total.any()
+    assert len(draw(images[none], 8, LAW, torch.Generator())) == 0
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e30])
+@pytest.mark.parametrize("draws", [1, 8])
+def test_a_non_finite_image_counts_for_nothing_and_spoils_nothing(model, draws, value):
+    images, labels, drawn = batch(model, draws)
+    images[2, 0, 3, 3] = value
+    rest = torch.arange(B) != 2
+    whole = clipped_gradient_sum(model, names(model), images, labels, drawn, C, 4)
+    without = clipped_gradient_sum(model, names(model), images[rest], labels[rest], drawn.rows(rest), C, 4)
+    assert whole.isfinite().all()
+    assert torch.linalg.vector_norm(whole - without) <= C * 1e-4
+
+
+def test_a_row_is_clipped_or_kept_or_dropped():
+    rows = torch.tensor([[3.0, 4.0], [0.03, 0.04], [float("inf"), 1.0], [float("nan"), 0.0], [0.0, 0.0], [3e38, 3e38]])
+    assert torch.allclose(clipped_sum(rows[:1], 1.0), torch.tensor([0.6, 0.8]), atol=1e-6)
+    assert torch.equal(clipped_sum(rows[1:2], 1.0), rows[1])
+    assert not clipped_sum(rows[2:5], 1.0).any()
+    assert torch.linalg.vector_norm(clipped_sum(rows[5:], 1.0)) <= 1
+    assert torch.allclose(clipped_sum(rows[:5], 1.0), torch.tensor([0.63, 0.84]), atol=1e-6)
+
+
+def test_the_norm_of_a_long_row_is_exact_enough():
+    # float32 accumulation would understate it and let the row out longer than the clip
+    row = torch.rand(1, 2_000_000, generator=torch.Generator().manual_seed(0))
+    assert float(clipped_sum(row, 1.0).double().norm()) <= 1 + 1e-6
+
+
+def test_a_label_out_of_range_counts_as_no_label(model):
+    images, labels, drawn = batch(model, 2)
+    hidden = torch.full_like(labels, model.classes)
+    for odd in (-1, 4, 10**6):
+        rows = per_image_gradients(model, names(model), images, torch.full_like(labels, odd), drawn)
+        assert torch.equal(rows, per_image_gradients(model, names(model), images, hidden, drawn))
+
+
+def test_draws_have_their_rates_and_shapes(model):
+    images = torch.rand(200, 1, 10, 10)
+    drawn = draw(images, 10, LAW, torch.Generator().manual_seed(0), label_dropout=0.1, flip=True, crop=2)
+    assert drawn.noise.shape == (200, 10, 1, 10, 10)
+    assert len(torch.unique(drawn.noise.flatten(2)[:, :, 0])) == 2000  # no noise is shared
+    # fixed seed; five standard errors, false alarm below 1e-6 under another
+    assert float(drawn.drop.double().mean()) == pytest.approx(0.1, abs=5 * (0.09 / 2000) ** 0.5)
+    assert float(drawn.flip.double().mean()) == pytest.approx(0.5, abs=5 * (0.25 / 2000) ** 0.5)
+    assert drawn.shift.unique().tolist() == [-2, -1, 0, 1, 2]
+
+
+def test_augmentation_mirrors_and_shifts_as_drawn(model):
+    images, _, drawn = batch(model, 1)
+    drawn = dataclasses.replace(drawn, flip=torch.ones(B, 1, dtype=torch.bool), shift=torch.tensor([2, -1]).expand(B, 1, 2))
+    out, mirrored = augment(images, drawn)[:, 0], images.flip(-1)
+    assert torch.equal(out[:, :, 2:, :-1], mirrored[:, :, :-2, 1:])
+    assert torch.equal(out[:, :, 0, :-1], mirrored[:, :, 0, 1:])  # the edge is repeated
+
+
+def test_only_the_parameters_given_are_differentiated(model):
+    images, labels, drawn = batch(model, 2)
+    chosen = {name: value for name, value in model.named_parameters() if name.endswith("attention.q.weight")}
+    rows = per_image_gradients(model, chosen, images, labels, drawn)
+    everything = per_image_gradients(model, names(model), images, labels, drawn)
+    for name, part in unflatten(rows[3], chosen).items():
+        assert torch.allclose(part, unflatten(everything[3], names(model))[name], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [1, 500_000, 40_000_000, 10**9])
+@pytest.mark.parametrize("draws", [1, 8, 128])
+def test_a_chunk_fits_in_memory(count, draws):
+    chunk = choose_chunk(count, draws)
+    assert chunk >= 1
+    assert chunk == 1 or chunk * count * 4 <= dpsgd.GRADIENT_MEMORY
+
+
+class FakeCharge:
+    """Draws the given batches and adds no noise: only to look at what the loop does."""
+
+    def __init__(self, *drawn: tuple[Tensor, Tensor]) -> None:
+        self.drawn, self.released = list(drawn), []
+
+    def batches(self, size: int):
+        images, labels = self.drawn.pop(0)
+        yield from zip(images.split(size), labels.split(size), strict=True) if len(images) else ()
+
+    def release(self, total: Tensor, max_norm: float) -> Tensor:
+        self.released.append((total, max_norm))
+        return total
+
+
+def trainer(seed: int = 0, **options) -> DPSGD:
+    torch.manual_seed(seed)
+    model = UNet(8, 1, 4, width=8, multipliers=(1,), attention=(0,))
+    config = Finetune(**{"draws": 2, "max_grad_norm": C, "learning_rate": 1e-3, "chunk": 4, **options})
+    return DPSGD(model, config, public_batch=16.0, autocast=False, generator=torch.Generator().manual_seed(seed))
+
+
+def one_draw(count: int) -> tuple[Tensor, Tensor]:
+    return torch.rand(count, 1, 8, 8), torch.randint(4, (count,))
+
+
+def test_empty_draw_is_a_step():
+    run = trainer()
+    charge = FakeCharge(one_draw(0), one_draw(3))
+    assert run.step(charge) == {"step": 1, "learning_rate": 1e-3, "noised_gradient_norm": 0.0}
+    assert run.step(charge)["step"] == 2
+    assert len(charge.released) == 2
+    assert {norm for _, norm in charge.released} == {C}
+
+
+def test_the_denominator_is_public():
+    # five images, denominator 16: the reported norm is that of the sum over 16
+    run = trainer()
+    charge = FakeCharge(one_draw(5))
+    row = run.step(charge)
+    assert row["noised_gradient_norm"] == pytest.approx(float(charge.released[0][0].norm()) / 16, rel=1e-5)
+
+
+def test_the_step_is_adam_s():
+    run = trainer()
+    reference = {name: value.detach().clone().requires_grad_() for name, value in run.parameters.items()}
+    adam = torch.optim.Adam(reference.values(), lr=1e-3)
+    for seed in range(5):
+        noised = torch.randn(len(run.first), generator=torch.Generator().manual_seed(seed))
+        run.update(noised)
+        for value, part in zip(reference.values(), unflatten(noised / 16, reference).values(), strict=True):
+            value.grad = part.clone()
+        adam.step()
+    assert torch.allclose(flatten(run.parameters), flatten(reference), atol=1e-6)
+
+
+def test_a_run_goes_on_from_its_state():
+    drawn = [one_draw(9) for _ in range(4)]
+    straight = trainer()
+    for pair in drawn:
+        straight.step(FakeCharge(pair))
+    broken = trainer()
+    for pair in drawn[:2]:
+        broken.step(FakeCharge(pair))
+    state, randomness = broken.state(), broken.generator.get_state()
+    resumed = trainer(seed=5)
+    resumed.load_state(state)
+    resumed.generator.set_state(randomness)  # only here: in a real run the draws after a resume are fresh
+    for pair in drawn[2:]:
+        resumed.step(FakeCharge(pair))
+    assert all(torch.equal(value, resumed.state()[name]) for name, value in straight.state().items())
+    with pytest.raises(ValueError, match=r"adam\.first"):
+        resumed.load_state({name: value for name, value in state.items() if name != "adam.first"})
+
+
+def test_draws_are_secret():
+    # neither the global seed nor anything public fixes them
+    states = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        run = DPSGD(UNet(8, 1, 4, width=8, multipliers=(1,), attention=()), Finetune(chunk=4), public_batch=16.0, autocast=False)
+        states.append(run.generator.get_state())
+    assert not torch.equal(states[0], states[1])
+    assert not any("generator" in name for name in run.state())
+
+
+def test_frozen_parameters_stay_out():
+    torch.manual_seed(0)
+    model = UNet(8, 1, 4, width=8, multipliers=(1,), attention=(0,))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("attention" in name)
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    run = DPSGD(model, Finetune(chunk=4, draws=2), public_batch=16.0, autocast=False)
+    run.update(torch.ones_like(run.first))
+    changed = {name for name, value in model.named_parameters() if not torch.equal(value, before[name])}
+    assert changed == set(run.parameters) == set(run.ema.average)

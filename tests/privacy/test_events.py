@@ -1,0 +1,46 @@
+import pytest
+from dp_accounting import ComposedDpEvent, LaplaceDpEvent
+
+from sfumato.errors import BudgetError
+from sfumato.privacy.events import Mechanism, event_from_json, event_to_json
+
+
+@pytest.mark.parametrize("mechanism", [Mechanism(noise_multiplier=2.5), Mechanism(noise_multiplier=5, sample_rate=0.1, uses=5), Mechanism(noise_multiplier=1, uses=3)])
+def test_json_gives_the_event_back(mechanism):
+    event = ComposedDpEvent([mechanism.event])
+    assert event_from_json(event_to_json(event)) == event
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        {},
+        {"type": "Laplace", "noise_multiplier": 1},
+        {"type": "Gaussian"},
+        {"type": "Gaussian", "noise_multiplier": 0},
+        {"type": "Gaussian", "noise_multiplier": float("nan")},
+        {"type": "Gaussian", "noise_multiplier": float("inf")},
+        {"type": "Gaussian", "noise_multiplier": "5"},
+        {"type": "Gaussian", "noise_multiplier": 1, "free": True},
+        {"type": "SelfComposed", "count": 0, "event": {"type": "Gaussian", "noise_multiplier": 1}},
+        {"type": "SelfComposed", "count": 2.5, "event": {"type": "Gaussian", "noise_multiplier": 1}},
+        {"type": "PoissonSampled", "sampling_probability": 1.5, "event": {"type": "Gaussian", "noise_multiplier": 1}},
+        {"type": "PoissonSampled", "sampling_probability": 0.5, "event": {"type": "Composed", "events": []}},
+        {"type": "Composed", "events": {}},
+    ],
+)
+def test_anything_outside_the_closed_list_is_refused(data):
+    with pytest.raises(BudgetError):
+        event_from_json(data)
+
+
+def test_an_event_of_another_type_cannot_be_written():
+    with pytest.raises(BudgetError, match="Laplace"):
+        event_to_json(LaplaceDpEvent(1.0))
+
+
+@pytest.mark.parametrize("bad", [{"noise_multiplier": 0}, {"noise_multiplier": -1}, {"noise_multiplier": 1, "sample_rate": 0}, {"noise_multiplier": 1, "uses": 0}])
+def test_a_mechanism_without_a_guarantee_is_refused(bad):
+    with pytest.raises(BudgetError):
+        Mechanism(**bad)

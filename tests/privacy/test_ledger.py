@@ -1,0 +1,155 @@
+import copy
+import hashlib
+import json
+import re
+
+import pytest
+import yaml
+
+from sfumato.artifacts import write_empty
+from sfumato.digest import digest_of
+from sfumato.errors import BudgetError
+from sfumato.privacy.accountant import default_delta
+from sfumato.privacy.events import SECRET, SEEDED, Mechanism, event_to_json
+from sfumato.privacy.ledger import build_ledger, check_ledger, empty_artifact_md5, ledger_text, lock_problems, read_ledger
+
+HINT = 1500
+BUDGET = {"recipe": "feta-pro", "accountant": "rdp", "delta": default_delta(HINT), "size_hint": HINT, "target": 10.0}
+
+
+def record(stage: str, number: int, mechanism: Mechanism) -> dict:
+    return {
+        "id": f"{number:032x}",
+        "stage": stage,
+        "dataset_id": "digits",
+        "fingerprint": "f",
+        "unit": "one (image, label)",
+        "adjacency": "add-or-remove-one",
+        "event": event_to_json(mechanism.event),
+        "released": "x",
+        "sensitivity": "1",
+        "noise_source": SECRET,
+        "plan": "p",
+        "versions": {},
+        "time": 0,
+    }
+
+
+COUNT = record("count", 1, Mechanism(noise_multiplier=5))
+STEPS = record("finetune", 2, Mechanism(noise_multiplier=1.5, sample_rate=0.3, uses=20))
+
+
+def ledger_of(*records: dict, **budget) -> dict:
+    return build_ledger(BUDGET | budget, {r["id"]: r for r in records}, [])
+
+
+def sealed(ledger: dict) -> dict:
+    """The ledger of an editor who knows to mend the digest."""
+    body = {key: value for key, value in ledger.items() if key != "digest"}
+    return {**body, "digest": digest_of(body)}
+
+
+def test_a_written_ledger_holds_and_reads_back(tmp_path):
+    ledger = ledger_of(COUNT, STEPS)
+    (tmp_path / "ledger.json").write_text(ledger_text(ledger))
+    spent, problems = check_ledger(read_ledger(tmp_path / "ledger.json"), limit=10)
+    assert problems == [] and spent == pytest.approx(ledger["epsilon"]["rdp"])
+
+
+def test_the_same_query_twice_costs_twice():
+    again = {**COUNT, "id": f"{9:032x}"}
+    once, twice = ledger_of(COUNT), ledger_of(COUNT, again)
+    assert twice["epsilon"]["rdp"] > 1.3 * once["epsilon"]["rdp"]
+    assert twice["stages"]["count"]["records"] == sorted([COUNT["id"], again["id"]])
+
+
+def test_above_the_limit_is_a_problem():
+    spent, problems = check_ledger(ledger_of(COUNT, STEPS), limit=2)
+    assert spent > 2 and any("exceeds --epsilon 2" in p for p in problems)
+    _, problems = check_ledger(ledger_of(COUNT, STEPS, target=1.0))
+    assert any("its own target" in p for p in problems)
+
+
+def edited(change) -> dict:
+    ledger = copy.deepcopy(ledger_of(COUNT, STEPS))
+    change(ledger)
+    return ledger
+
+
+EDITS = {
+    "epsilon lowered": (lambda x: x["epsilon"].update(rdp=0.1), "records come to"),
+    "record trimmed": (lambda x: x["records"].pop(STEPS["id"]), "records come to|table of stages"),
+    "noise raised": (lambda x: x["records"][STEPS["id"]]["event"]["event"]["event"].update(noise_multiplier=50.0), "records come to"),
+    "seeded noise": (lambda x: x["records"][COUNT["id"]].update(noise_source=SEEDED), "replayed"),
+    "unknown mechanism": (lambda x: x["records"][COUNT["id"]].update(event={"type": "Free"}), "not a mechanism"),
+    "no noise": (lambda x: x["records"][COUNT["id"]]["event"].update(noise_multiplier=0), "outside"),
+    "delta too large": (lambda x: x.update(delta=0.01), "1/size_hint"),
+    "record renamed": (lambda x: x["records"][COUNT["id"]].update(id="other"), "names itself"),
+    "stage unknown": (lambda x: x["records"][COUNT["id"]].update(stage="select"), "no query"),
+    "field missing": (lambda x: x["records"][COUNT["id"]].pop("adjacency"), "not a whole record"),
+    "adjacency unknown": (lambda x: x["records"][COUNT["id"]].update(adjacency="none"), "adjacency"),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edit_is_found_even_with_its_digest_mended(name):
+    change, message = EDITS[name]
+    ledger = edited(change)
+    assert any("digest" in p for p in check_ledger(ledger)[1])
+    problems = check_ledger(sealed(ledger))[1]
+    assert any(re.search(message, p) for p in problems), problems
+
+
+def test_delta_asked_for_above_one_over_the_hint_is_refused():
+    assert check_ledger(ledger_of(COUNT), delta=1 / HINT + 1e-6)[1]
+    assert check_ledger(ledger_of(COUNT), delta=1e-6)[1] == []
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"schema": 1}'])
+def test_a_truncated_file_is_refused(tmp_path, text):
+    (tmp_path / "ledger.json").write_text(text)
+    with pytest.raises(BudgetError):
+        read_ledger(tmp_path / "ledger.json")
+    with pytest.raises(BudgetError, match="ledger write"):
+        read_ledger(tmp_path / "none.json")
+
+
+def locked(tmp_path, ledger: dict, **outs: str):
+    path = tmp_path / "ledger.json"
+    path.write_text(ledger_text(ledger))
+    stages = {name: {"cmd": f"stage {name}", "outs": [{"path": f"artifacts/{name}", "md5": md5}]} for name, md5 in outs.items()}
+    stages["ledger"] = {"cmd": "stage ledger write", "outs": [{"path": "ledger.json", "md5": hashlib.md5(path.read_bytes()).hexdigest()}]}
+    (tmp_path / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": stages}))
+    return path, tmp_path / "dvc.lock"
+
+
+def test_every_query_of_the_lock_must_be_in_the_ledger(tmp_path):
+    ledger = ledger_of(COUNT)
+    assert lock_problems(ledger, *locked(tmp_path, ledger, count="a.dir", central=empty_artifact_md5("central"))) == []
+    problems = lock_problems(ledger, *locked(tmp_path, ledger, count="a.dir", frequency="b.dir"))
+    assert any("frequency ran" in p for p in problems)
+
+
+def test_a_ledger_that_the_lock_does_not_know_is_found(tmp_path):
+    ledger = ledger_of(COUNT)
+    path, lock = locked(tmp_path, ledger)
+    path.write_text(path.read_text() + " ")
+    assert any("another md5" in p for p in lock_problems(ledger, path, lock))
+    lock.write_text("stages: {}")
+    assert any("knows no" in p for p in lock_problems(ledger, path, lock))
+
+
+def test_dvc_gives_an_empty_artifact_the_hash_that_we_expect(tmp_path):
+    from dvc_data.hashfile.hash_info import HashInfo
+    from dvc_data.hashfile.tree import Tree
+
+    write_empty(tmp_path / "central", "central")
+    tree = Tree()
+    md5 = hashlib.md5((tmp_path / "central" / "privacy.json").read_bytes()).hexdigest()
+    tree.add(("privacy.json",), None, HashInfo("md5", md5))
+    tree.digest()
+    assert tree.hash_info.value == empty_artifact_md5("central")
+
+
+def test_the_stored_table_is_plain_json():
+    assert json.loads(ledger_text(ledger_of(COUNT)))["stages"]["finetune"] == {"epsilon": 0.0, "share": 0.0, "records": []}

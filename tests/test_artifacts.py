@@ -1,0 +1,99 @@
+import json
+
+import pytest
+
+from sfumato.artifacts import merge_records, read_artifact, write_empty, writing
+from sfumato.errors import ConfigError, DataError
+
+ONE, TWO = {"id": "1", "stage": "count"}, {"id": "2", "stage": "central"}
+
+
+def make(path, stage="count", inputs=(), records=(ONE,), **more):
+    with writing(path, stage, inputs, records, **more) as directory:
+        (directory / "numbers.json").write_text("[1]")
+        (directory / "inner").mkdir()
+        (directory / "inner" / "more.txt").write_text(stage)
+    return read_artifact(path, stage, allow_local=True)
+
+
+def test_the_cost_travels_with_what_is_made_of_it(tmp_path):
+    count = make(tmp_path / "count")
+    central = make(tmp_path / "central", "central", [count], [TWO])
+    free = make(tmp_path / "pretrain", "pretrain", [central, count], [])
+    assert set(free.records) == {"1", "2"}  # a diamond: count is reached twice and counts once
+
+
+def test_an_artifact_copied_elsewhere_brings_its_cost_along(tmp_path):
+    import shutil
+
+    make(tmp_path / "a" / "count")
+    shutil.copytree(tmp_path / "a" / "count", tmp_path / "b" / "count")
+    assert set(make(tmp_path / "b" / "pretrain", "pretrain", [read_artifact(tmp_path / "b" / "count")], []).records) == {"1"}
+
+
+def test_the_same_query_run_twice_and_both_used_costs_twice(tmp_path):
+    first, second = make(tmp_path / "x"), make(tmp_path / "y", records=[{**ONE, "id": "9"}])
+    assert set(merge_records([first, second])) == {"1", "9"}
+
+
+def test_an_edited_record_is_refused(tmp_path):
+    first, second = make(tmp_path / "x"), make(tmp_path / "y", records=[{**ONE, "stage": "other"}])
+    with pytest.raises(DataError, match="edited"):
+        merge_records([first, second])
+
+
+@pytest.mark.parametrize("damage", ["change", "remove", "add", "truncate"])
+def test_files_that_no_longer_fit_are_named(tmp_path, damage):
+    make(tmp_path / "count")
+    file = tmp_path / "count" / ("privacy.json" if damage == "truncate" else "numbers.json")
+    if damage == "remove":
+        file.unlink()
+    elif damage == "add":
+        (tmp_path / "count" / "extra.npy").write_bytes(b"x")
+    else:
+        file.write_text("[2" if damage == "change" else "{")
+    with pytest.raises(DataError, match="numbers.json|extra.npy|privacy.json"):
+        read_artifact(tmp_path / "count", "count")
+
+
+def test_missing_and_mistaken_directories_are_named(tmp_path):
+    with pytest.raises(DataError, match="stage count"):
+        read_artifact(tmp_path / "count", "count")
+    make(tmp_path / "count")
+    with pytest.raises(DataError, match="not by `central`"):
+        read_artifact(tmp_path / "count", "central")
+
+
+def test_a_local_input_makes_all_that_follows_local_and_is_refused(tmp_path):
+    local = make(tmp_path / "count", local=True)
+    later = make(tmp_path / "pretrain", "pretrain", [local], [])
+    assert later.local
+    with pytest.raises(DataError, match="local"):
+        read_artifact(tmp_path / "pretrain", "pretrain")
+
+
+def test_a_block_that_fails_leaves_the_old_artifact_and_nothing_else(tmp_path):
+    make(tmp_path / "count")
+    with pytest.raises(RuntimeError), writing(tmp_path / "count", "count", records=[TWO]) as directory:
+        (directory / "half").write_text("x")
+        raise RuntimeError
+    assert [p.name for p in tmp_path.iterdir()] == ["count"]
+    assert set(read_artifact(tmp_path / "count", "count").records) == {"1"}
+
+
+def test_what_is_no_artifact_is_never_overwritten(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("x")
+    for write in (lambda: write_empty(tmp_path / "mine", "count"), lambda: make(tmp_path / "mine")):
+        with pytest.raises(ConfigError, match="--out"):
+            write()
+    assert (tmp_path / "mine" / "thesis.tex").exists()
+
+
+def test_the_empty_artifact_is_the_same_bytes_always_and_costs_nothing(tmp_path):
+    for name in "ab":
+        write_empty(tmp_path / name, "central")
+    assert (tmp_path / "a" / "privacy.json").read_bytes() == (tmp_path / "b" / "privacy.json").read_bytes()
+    artifact = read_artifact(tmp_path / "a", "central")
+    assert not artifact.enabled and artifact.records == {}
+    assert json.loads((tmp_path / "a" / "privacy.json").read_text())["files"] == {}

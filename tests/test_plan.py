@@ -1,0 +1,130 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sfumato.errors import BudgetError, ConfigError
+from sfumato.plan import asks_of, load_params, make_plan, overlaid, plan_texts
+from sfumato.prepared import Card
+from sfumato.privacy.accountant import epsilon
+from sfumato.resolved import STAGES, read_stage_plan
+
+ROOT = Path(__file__).resolve().parent.parent
+RECIPES = ROOT / "pipelines"
+NAMES = sorted(p.stem for p in RECIPES.glob("*.yaml"))
+PROFILES = {"digits": (1, 8, 8), "fashion-mnist-cpu": (1, 28, 28)}
+
+
+def card(dataset_id="digits", shape=(1, 8, 8)) -> Card:
+    return Card(dataset_id=dataset_id, source=dataset_id, shape=shape, classes=tuple("0123456789"), split="keyed", fingerprint="f")
+
+
+def params(tmp_path, **content):
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return load_params(path, RECIPES)
+
+
+def files(tmp_path, **content) -> dict:
+    return make_plan(params(tmp_path, **content), card(), ROOT).files
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("recipe", NAMES)
+@pytest.mark.parametrize("target", [1.0, 10.0])
+def test_every_recipe_meets_its_budget(tmp_path, recipe, profile, target):
+    loaded = params(tmp_path, recipe=recipe, profile=profile, privacy={"epsilon": target})
+    made = make_plan(loaded, card(loaded.data.name, PROFILES[profile]), ROOT)
+    assert 0.97 * target < epsilon([m.event for m in made.mechanisms.values()], made.budget["delta"]) <= target
+    assert sum(row["share"] for row in made.budget["stages"].values()) == pytest.approx(1)
+
+
+def test_the_resolved_files_read_back(tmp_path):
+    made = make_plan(params(tmp_path), card(), ROOT)
+    for name, text in plan_texts(made).items():
+        (tmp_path / name).write_text(text)
+    for stage in STAGES:
+        plan = read_stage_plan(tmp_path / f"{stage}.yaml", stage)
+        assert plan.enabled and plan.mechanism == made.mechanisms.get(stage)
+    with pytest.raises(ConfigError, match="no resolved configuration of `count`"):
+        read_stage_plan(tmp_path / "central.yaml", "count")
+    with pytest.raises(ConfigError, match="stage plan"):
+        read_stage_plan(tmp_path / "none.yaml", "count")
+
+
+def test_no_resolved_query_tells_the_query_its_noise(tmp_path):
+    for content in files(tmp_path).values():
+        assert "noise" not in content["settings"]
+
+
+@pytest.mark.parametrize(
+    ("edit", "changed"),
+    [
+        ({"synthesize": {"count": 77}}, {"synthesize"}),
+        ({"auxiliary": {"steps": 77}}, {"auxiliary"}),
+        ({"evaluate": {"epochs": 3}}, {"evaluate"}),
+        ({"pretrain": {"median": 5}}, {"pretrain"}),
+        ({"privacy": {"spend_again": True, "lifetime_epsilon": 50}}, set()),
+        ({"seed": 3}, {"frequency", "auxiliary", "pretrain", "synthesize"}),
+    ],
+)
+def test_an_edit_changes_the_files_of_its_own_stages_only(tmp_path, edit, changed):
+    before, after = files(tmp_path), files(tmp_path, **edit)
+    assert {stage for stage in STAGES if before[stage] != after[stage]} == changed
+
+
+def test_phases_share_the_steps_by_their_parts(tmp_path):
+    phases = params(tmp_path, recipe="feta-pro", pretrain={"steps": 1000, "batch": 32}).pretrain.phases
+    assert [phase.steps for phase in phases] == [150, 850] and all(phase.batch == 32 for phase in phases)
+    assert [list(phase.sources) for phase in phases] == [["central"], ["auxiliary"]]
+    swapped = params(tmp_path, recipe="feta-pro-ft").pretrain.phases
+    assert [list(phase.sources) for phase in swapped] == [["auxiliary"], ["central"]]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"privacy": {"epsilonn": 1}}, r"epsilonn.*privacy\.epsilon"),
+        ({"finetune": {"stepz": 1}}, r"stepz.*finetune\.steps"),
+        ({"recipe": "feta-prp"}, "feta-pro"),
+        ({"profile": "digit"}, "digits"),
+        ({"finetune": {"steps": 0}}, "finetune.steps"),
+        ({"central": {"noise": "free"}}, "central.noise.*multiplier"),
+        ({"central": {"noise": 0}}, "central.noise"),
+        ({"frequency": {"noise": "rest"}}, "exactly one stage"),
+        ({"frequency": {"enabled": False}}, "auxiliary needs frequency"),
+        ({"auxiliary": {"enabled": False}}, "auxiliary"),
+        ({"synthesize": {"sources": {"oracle": 1}}}, "sources"),
+        ({"privacy": {"delta": 0.01}}, "1/privacy.size_hint"),
+        ({"data": {"source": "imagefolder", "path": "x"}}, "dataset_id"),
+        ({"profile": None, "recipe": "dpdm"}, "size_hint is missing"),
+        ({"model": {"unshuffle": 4}, "data": {"dataset_id": "other"}}, "other"),
+    ],
+)
+def test_mistakes_are_named_with_their_key(tmp_path, content, message):
+    with pytest.raises(ConfigError, match=message):
+        make_plan(params(tmp_path, **content), card(), ROOT)
+
+
+def test_a_budget_that_cannot_be_met_names_the_stage_and_the_fix(tmp_path):
+    with pytest.raises(BudgetError, match=r"privacy\.epsilon=0\.01 cannot be met: central alone costs .*central\.enabled"):
+        make_plan(params(tmp_path, central={"noise": 5.0}, privacy={"epsilon": 0.01}), card(), ROOT)
+
+
+def test_a_file_that_is_no_yaml_is_named(tmp_path):
+    (tmp_path / "params.yaml").write_text("privacy: [")
+    with pytest.raises(ConfigError, match="params.yaml"):
+        load_params(tmp_path / "params.yaml", RECIPES)
+    with pytest.raises(ConfigError, match="does not exist"):
+        load_params(tmp_path / "nowhere.yaml", RECIPES)
+
+
+def test_sampling_rates_come_from_the_hint_alone(tmp_path):
+    asks = asks_of(params(tmp_path, privacy={"size_hint": 10_000}, finetune={"batch": 500}))
+    assert asks["finetune"].sample_rate == 0.05
+    assert asks_of(params(tmp_path, privacy={"size_hint": 100}))["finetune"].sample_rate == 1.0
+
+
+def test_overlays_merge_by_key_but_mixtures_are_replaced():
+    under = {"a": {"x": 1, "y": 2}, "s": {"sources": {"finetune": 1}}}
+    assert overlaid(under, {"a": {"y": 3}, "s": {"sources": {"auxiliary": 1}}}) == {"a": {"x": 1, "y": 3}, "s": {"sources": {"auxiliary": 1}}}
