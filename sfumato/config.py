@@ -40,7 +40,7 @@ class Strict(BaseModel):
 class Data(Strict):
     """Where the sensitive images come from. Everything here is public."""
 
-    dataset_id: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")  # None: as the source is called
+    dataset_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None  # None: as the source is called
     source: Literal["digits", "fashion-mnist", "mnist", "cifar10", "imagefolder", "npz"] = "digits"
     path: str | None = None
     size: Positive | None = None  # height and width after resizing; None: as the source has them
@@ -219,11 +219,14 @@ class Finetune(Strict):
     checkpoint_every: Positive = 10
 
 
+Drawable = Literal["finetune", "pretrain", "auxiliary"]  # the stages whose models draw images
+
+
 class Synthesize(Strict):
     """What is released: images drawn from a weighted mixture of the models at hand."""
 
     count: Positive = 10_000
-    sources: Annotated[dict[Literal["finetune", "pretrain", "auxiliary"], PositiveFloat], Field(min_length=1)] = Field(default_factory=lambda: {"finetune": 1.0})
+    sources: Annotated[dict[Drawable, PositiveFloat], Field(min_length=1)] = {"finetune": 1.0}
     steps: Positive = 18  # Heun steps
     guidance: Annotated[float, Field(ge=0)] = 0.0  # 0: none; g: D + g·(D − D_unconditional)
     labels: Literal["prior", "uniform"] = "prior"
@@ -234,7 +237,7 @@ class Evaluate(Strict):
     enabled: bool = True
     classifiers: Annotated[tuple[Literal["lr", "mlp", "cnn"], ...], Field(min_length=1)] = ("lr", "mlp", "cnn")
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0, 1, 2)
-    stages: tuple[Literal["auxiliary", "pretrain", "finetune"], ...] = ()  # also score these models, each alone
+    stages: tuple[Drawable, ...] = ()  # also score these models, each alone
     images: Positive = 10_000  # drawn per model scored alone
     epochs: Positive = 12
     bound: bool = True  # also train on real images: the upper bound

@@ -172,7 +172,9 @@ def make_plan(params: Params, card: Card, code: Path) -> Plan:
     privacy = params.privacy
     delta = privacy.delta or default_delta(privacy.size)
     if delta > 1 / privacy.size:
-        raise ConfigError(f"privacy.delta={delta:g} is above 1/privacy.size_hint={1 / privacy.size:.3g}: it would allow publishing an image. Lower it, or leave it out")
+        raise ConfigError(
+            f"privacy.delta={delta:g} is above 1/privacy.size_hint={1 / privacy.size:.3g}: it would allow publishing an image. Lower it, or leave it out"
+        )
     adjacency = ZERO_OUT_ONE if privacy.declared_size else ADD_OR_REMOVE_ONE
     mechanisms = calibrate(asks_of(params), privacy.epsilon, delta, privacy.accountant, adjacency)
     events = {name: [m.event] for name, m in mechanisms.items()}

@@ -16,7 +16,9 @@ from sfumato.training.auxiliary import balanced_labels, draw_images, load_genera
 Progress = Callable[[int, int], None]
 
 
-def draw_from(name: str, directory: Path, count: int, settings: Synthesize, priors: Tensor | None, seed: int, progress: Progress | None = None) -> tuple[Tensor, Tensor]:
+def draw_from(
+    name: str, directory: Path, count: int, settings: Synthesize, priors: Tensor | None, seed: int, progress: Progress | None = None
+) -> tuple[Tensor, Tensor]:
     """`count` images of one model: the one-step generator for "auxiliary", the diffusion sampler for the others.
 
     priors: (classes,) label shares, None for equal ones. Returns ((N, C, H, W) float32 in [0, 1], (N,) int64).
@@ -36,10 +38,12 @@ def draw_from(name: str, directory: Path, count: int, settings: Synthesize, prio
     return torch.cat(images), labels
 
 
-def draw_mixture(paths: Mapping[str, Path], settings: Synthesize, priors: Tensor | None, seed: int, progress: Progress | None = None) -> tuple[Tensor, Tensor, dict[str, int]]:
+def draw_mixture(
+    paths: Mapping[str, Path], settings: Synthesize, priors: Tensor | None, seed: int, progress: Progress | None = None
+) -> tuple[Tensor, Tensor, dict[str, int]]:
     """The release: `settings.count` images, each source's part by weight, shuffled. Also returns how many came from each source."""
     whole = sum(settings.sources.values())
-    parts = {name: int(settings.count * weight / whole) for name, weight in sorted(settings.sources.items())}
+    parts: dict[str, int] = {name: int(settings.count * weight / whole) for name, weight in sorted(settings.sources.items())}
     parts[max(parts, key=lambda name: parts[name])] += settings.count - sum(parts.values())
     drawn = [draw_from(name, paths[name], part, settings, priors, seed + i, progress) for i, (name, part) in enumerate(parts.items()) if part]
     order = torch.randperm(settings.count, generator=torch.Generator().manual_seed(seed))

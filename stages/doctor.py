@@ -9,6 +9,7 @@ def doctor(card: CardPath = CARD) -> None:
     """What is here: device, threads, libraries, data, state, DVC."""
     import importlib.util
     import json
+    import os
     from importlib.metadata import version
 
     import torch
@@ -28,5 +29,5 @@ def doctor(card: CardPath = CARD) -> None:
     table.add_row("prepared datasets", ", ".join(prepared) or "none: `stage prepare sensitive`")
     table.add_row("data card", json.loads(card.read_text(encoding="utf-8"))["dataset_id"] if card.is_file() else f"no {card}")
     table.add_row("fashion-mnist", "system package" if DEBIAN_FASHION_MNIST.is_dir() else "not installed: data/raw or a download")
-    table.add_row("DVC repository", "yes" if Path(".dvc").is_dir() else "no")
+    table.add_row("DVC repository", "yes" if os.path.isdir(".dvc") else "no")
     Console().print(table)

@@ -40,7 +40,9 @@ def evaluate(
     from sfumato.metrics.evaluation import evaluate_release, plot_accuracy
     from sfumato.prepared import read_card
     from sfumato.privacy.charge import open_local
+    from sfumato.training.threads import settle_threads
 
+    settle_threads()
     read_artifact(synthesize, "synthesize")
     synthetic = {"release": load_images(synthesize, plan.classes)}
     for name in plan.settings.stages:

@@ -37,7 +37,9 @@ def finetune(
     from sfumato.training.checkpoint import drop_checkpoints
     from sfumato.training.dpsgd import DPSGD
     from sfumato.training.ema import ema_model
+    from sfumato.training.threads import settle_threads
 
+    settle_threads()
     inputs = [read_artifact(pretrain, "pretrain"), read_artifact(count, "count")]
     check_out(out, "finetune")
     model = load_model(pretrain)

@@ -103,5 +103,5 @@ def show_spending(made: Plan, card: Card, out: Path) -> None:
         else:
             row = made.budget["stages"][stage]
             why = "is new or was changed" if cause == stage else f"depends on {cause}, which was changed"
-            again = "re-spend" if done or odometer.closed(card.fingerprint) and any(r["stage"] == stage for r in odometer.opened()) else "spend"
+            again = "re-spend" if done or (odometer.closed(card.fingerprint) and any(r["stage"] == stage for r in odometer.opened())) else "spend"
             typer.echo(f"{stage}: would {again} ε = {row['epsilon']:.3f} alone ({mechanism}): it {why}")

@@ -32,7 +32,9 @@ def pretrain(
     from sfumato.training.central_images import central_training_set
     from sfumato.training.curriculum import warm_up
     from sfumato.training.ema import ema_model
+    from sfumato.training.threads import settle_threads
 
+    settle_threads()
     settings = plan.settings
     needed = {source for phase in settings.phases for source in phase.sources}
     paths = {name: path for name, path in (("central", central), ("auxiliary", auxiliary)) if name in needed}

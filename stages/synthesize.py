@@ -28,7 +28,9 @@ def synthesize(
     from sfumato.errors import ConfigError
     from sfumato.images import ImageSet, as_uint8, save_images, save_png, save_png_folders, to_grid
     from sfumato.synthesis import draw_mixture, sorted_examples
+    from sfumato.training.threads import settle_threads
 
+    settle_threads()
     check_out(out, "synthesize")
     counts = read_artifact(count, "count")
     inputs = {name: read_artifact(path, name) for name, path in paths.items()}

@@ -66,7 +66,7 @@ def fast_bfloat16(device: str) -> bool:
 
 def to_tensor(images: np.ndarray, device: str) -> Tensor:
     """(B, H, W, C) uint8 -> (B, C, H, W) float32 in [0, 1]; stays channels-last in memory."""
-    tensor = torch.from_numpy(np.ascontiguousarray(images)).to(device).permute(0, 3, 1, 2)
+    tensor = torch.from_numpy(np.array(images, order="C")).to(device).permute(0, 3, 1, 2)
     return tensor.float().div_(255)
 
 

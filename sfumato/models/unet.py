@@ -33,7 +33,7 @@ class GroupNorm(nn.Module):
     def __init__(self, channels: int, affine: bool = True) -> None:
         super().__init__()
         self.groups = math.gcd(channels // 4, 32)  # at least 4 channels each
-        self.affine = affine
+        self.channels, self.affine = channels, affine
         if affine:
             self.weight = nn.Parameter(torch.ones(channels))
             self.bias = nn.Parameter(torch.zeros(channels))
@@ -73,7 +73,7 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = max(1, channels // HEAD_CHANNELS)
         if channels % self.heads:
-            raise ConfigError(f"{channels} channels cannot be split into {self.heads} heads: choose model.width as a multiple of {HEAD_CHANNELS}")
+            raise ConfigError(f"{channels} channels do not split into {self.heads} heads: choose model.width as a multiple of {HEAD_CHANNELS}")
         self.norm = GroupNorm(channels)
         self.q = nn.Linear(channels, channels)
         self.k = nn.Linear(channels, channels)

@@ -72,9 +72,8 @@ KEYS = {
 def event_from_json(data: object) -> DpEvent:
     """Read back what `event_to_json` wrote. Raises BudgetError for anything else: nothing is guessed or skipped."""
     kind = data.get("type") if isinstance(data, dict) else None
-    if kind not in KEYS or set(data) != KEYS[kind]:  # type: ignore[arg-type]
+    if not isinstance(data, dict) or kind not in KEYS or set(data) != KEYS[kind]:
         raise BudgetError(f"{str(data)[:120]} is not a mechanism that the ledger knows")
-    assert isinstance(data, dict)
     if kind == "Gaussian":
         return GaussianDpEvent(_number(data["noise_multiplier"], "noise_multiplier", low=0))
     if kind == "PoissonSampled":

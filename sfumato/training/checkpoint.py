@@ -35,7 +35,8 @@ def load_checkpoint(run: Path, run_id: str, uses: int) -> tuple[dict[str, Tensor
             metadata = file.metadata() or {}
             if metadata.get("run") != run_id or metadata.get("uses") != str(uses):
                 return None
-            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(metadata["log"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+            return tensors, json.loads(metadata["log"])
     except (OSError, SafetensorError, ValueError, KeyError):
         return None
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from sfumato.config import Finetune, LogNormal, TimestepMixture

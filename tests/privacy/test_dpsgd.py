@@ -29,7 +29,7 @@ LAW = TimestepMixture()
 @pytest.fixture(scope="module")
 def model() -> UNet:
     torch.manual_seed(0)
-    model = UNet(10, 1, 4, width=8, multipliers=(1, 2), attention=(0, 1), unshuffle=2)  # levels of 5 and 3 pixels
+    model = UNet(10, 3, 4, width=8, multipliers=(1, 2), attention=(0, 1), unshuffle=2)  # levels of 5 and 3 pixels
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -77,7 +77,7 @@ def test_the_draws_of_an_image_are_averaged_before_the_clip(model):
 @pytest.mark.parametrize("draws", [1, 8])
 def test_one_image_moves_the_sum_by_at_most_the_clip(model, draws, chunk, layout):
     images, labels, drawn = batch(model, draws, flip=True, crop=1)
-    images = images.expand(-1, 1, -1, -1).to(memory_format=layout)
+    images = images.to(memory_format=layout)
     norms = torch.linalg.vector_norm(per_image_gradients(model, names(model), images, labels, drawn), dim=1)
     assert norms.min() > 2 * C  # or the test would say nothing
     whole = clipped_gradient_sum(model, names(model), images, labels, drawn, C, chunk)
@@ -167,9 +167,9 @@ def test_a_label_out_of_range_counts_as_no_label(model):
 
 
 def test_draws_have_their_rates_and_shapes(model):
-    images = torch.rand(200, 1, 10, 10)
+    images = torch.rand(200, 3, 10, 10)
     drawn = draw(images, 10, LAW, torch.Generator().manual_seed(0), label_dropout=0.1, flip=True, crop=2)
-    assert drawn.noise.shape == (200, 10, 1, 10, 10)
+    assert drawn.noise.shape == (200, 10, 3, 10, 10)
     assert len(torch.unique(drawn.noise.flatten(2)[:, :, 0])) == 2000  # no noise is shared
     # fixed seed; five standard errors, false alarm below 1e-6 under another
     assert float(drawn.drop.double().mean()) == pytest.approx(0.1, abs=5 * (0.09 / 2000) ** 0.5)
