@@ -1,0 +1,48 @@
+# Each target needs nothing done before: only git, make and Python 3.11 or newer.
+PYTHON ?= python3
+REPRO ?=
+VENV := .venv
+BIN := $(CURDIR)/$(VENV)/bin
+
+.PHONY: help install demo test lint clean
+
+help:
+	@echo "make demo     install, then run the whole pipeline on 8x8 digits: images, ledger, local metrics"
+	@echo "make test     install with the test extra, then run all tests"
+	@echo "make lint     ruff and mypy"
+	@echo "make install  only make $(VENV) and install into it"
+	@echo "make clean    remove $(VENV) and the caches of tools; keeps artifacts, DVC's cache and .sfumato"
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.11 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-test: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install -c constraints.txt -e '.[test]'
+	@touch $@ $(VENV)/.installed
+
+install: $(VENV)/.installed
+
+# The demo keeps its own state inside the clone, unless SFUMATO_STATE says otherwise. Real images belong into the default state directory.
+demo: $(VENV)/.installed
+	@$(BIN)/stage recipe show | grep -q '^data:.*source: digits' || { echo "make demo is for the digits, and params.yaml names other images: run dvc repro" >&2; exit 2; }
+	@PATH="$(BIN):$$PATH" SFUMATO_STATE="$${SFUMATO_STATE:-$(CURDIR)/.sfumato}" $(BIN)/dvc repro $(REPRO)
+	@echo
+	@echo "the release     artifacts/synthesize/   (look at artifacts/synthesize/grid.png)"
+	@echo "what it cost    ledger.json             (stage ledger show, stage ledger check)"
+	@echo "how good it is  metrics.json            (local: measured on real images, not to be shared)"
+
+test: $(VENV)/.installed-test
+	@PATH="$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find sfumato stages tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

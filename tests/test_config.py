@@ -1,0 +1,55 @@
+import pytest
+from pydantic import ValidationError
+
+from sfumato.config import Central, Data, Params, Pretrain, Privacy, TimestepMixture
+from sfumato.errors import ConfigError
+
+
+def test_defaults_are_valid_and_nothing_can_be_changed_afterwards():
+    params = Params()
+    with pytest.raises(ValidationError):
+        params.seed = 1
+
+
+@pytest.mark.parametrize(("given", "kept"), [(5, 5.0), ("3%", "3%"), (" 2.50 % ", "2.5%"), ("rest", "rest")])
+def test_noise_is_a_multiplier_a_share_or_the_rest(given, kept):
+    assert Central(noise=given).noise == kept
+
+
+@pytest.mark.parametrize("noise", [0, -1, float("inf"), "0%", "100%", "lots", None])
+def test_noise_that_protects_nobody_is_refused(noise):
+    with pytest.raises(ValidationError):
+        Central(noise=noise)
+
+
+def test_every_section_refuses_unknown_keys():
+    for name, field in Params.model_fields.items():
+        if isinstance(field.default, (int, str)):
+            continue
+        with pytest.raises(ValidationError, match="extra"):
+            Params(**{name: {"surely_unknown": 1}})
+
+
+@pytest.mark.parametrize("bounds", [(0, 1000), (0, 800, 200, 1000), (0, 200, 800, 1200)])
+def test_a_mixture_of_timesteps_needs_rising_bounds(bounds):
+    with pytest.raises(ValidationError):
+        TimestepMixture(bounds=bounds)
+
+
+def test_a_phase_may_name_its_own_steps():
+    phases = Pretrain(steps=100, phases=[{"sources": {"central": 1}, "steps": 7}, {"sources": {"auxiliary": 1}}]).phases
+    assert [phase.steps for phase in phases] == [7, 100]
+
+
+@pytest.mark.parametrize("name", ["../up", "", "a/b", ".hidden", "x" * 65])
+def test_a_dataset_id_is_a_plain_file_name(name):
+    with pytest.raises(ValidationError):
+        Data(dataset_id=name)
+
+
+def test_what_cannot_be_guessed_must_be_given():
+    assert Data(source="mnist").name == "mnist"
+    with pytest.raises(ConfigError, match="dataset_id"):
+        _ = Data(source="imagefolder", path="x").name
+    with pytest.raises(ConfigError, match="size_hint"):
+        _ = Privacy().size
