@@ -5,7 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from stages.common import ARTIFACTS, CARD, CardPath, Config, DryRun, Out, describe, input_option, load_plan, open_stage_charge, read_public_counts
+from stages.common import (
+    ARTIFACTS,
+    CARD,
+    CardPath,
+    Config,
+    DryRun,
+    Out,
+    close_charge,
+    describe,
+    input_option,
+    load_plan,
+    open_stage_charge,
+    read_public_counts,
+)
 
 
 def central(
@@ -34,9 +47,12 @@ def central(
         plan,
         card,
         [counts],
+        out,
         f"{settings.statistic} images: {settings.repeats} of each class",
         "max_norm of one image, clipped after pooling" if settings.statistic == "mean" else "√d of one image's histogram, one bin of each pixel",
     )
+    if charge is None:
+        return
     released = query_central(
         charge,
         charge.sample_rate * read_public_counts(counts, plan).per_class,
@@ -49,4 +65,4 @@ def central(
     )
     with writing(out, "central", [counts], [charge.record]) as directory:
         np.save(directory / f"{settings.statistic}.npy", released.float().numpy())
-    charge.close()
+    close_charge(charge, out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent  # the folder that holds the packa
 ARTIFACTS = Path("artifacts")
 PLAN = ARTIFACTS / "plan"
 CARD = Path("data/sensitive/card.json")
+RELEASED = "released"  # in a run's directory: the copy of its release
 
 Config = Annotated[Path | None, typer.Option("--config", help="Resolved configuration. Default: artifacts/plan/<stage>.yaml, which `stage plan` writes.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Directory to write. Default: artifacts/<stage>.")]
@@ -61,13 +63,19 @@ def describe(plan: StagePlan, reads: Mapping[str, Path], out: Path) -> None:
     typer.echo(f"charges {plan.mechanism} on dataset {plan.dataset_id!r}" if plan.mechanism else "charges nothing")
 
 
-def open_stage_charge(plan: StagePlan, card: Path, inputs: Sequence[Artifact], released: str, sensitivity: str, *, resumable: bool = False) -> Charge:
-    """The charge that a query stage's plan asks for. Prints nothing of the data."""
+def open_stage_charge(
+    plan: StagePlan, card: Path, inputs: Sequence[Artifact], out: Path, released: str, sensitivity: str, *, resumable: bool = False
+) -> Charge | None:
+    """The charge that a query stage's plan asks for; None where nothing is left to do.
+
+    That is so when a kill came between the release and the pipeline's taking it over: the release, kept with its run until the
+    ledger is written, is then put back at `out`, at no cost.
+    """
     import json
 
     from sfumato.digest import digest_of_file
     from sfumato.prepared import read_card
-    from sfumato.privacy.charge import Permission, open_charge
+    from sfumato.privacy.charge import AlreadyReleasedError, Permission, open_charge
 
     public = read_card(card)
     if (public.dataset_id, public.shape, public.classes) != (plan.dataset_id, plan.shape, plan.classes):
@@ -79,18 +87,46 @@ def open_stage_charge(plan: StagePlan, card: Path, inputs: Sequence[Artifact], r
         allowed = Permission(**json.loads(permission.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{permission} cannot be read ({error}): run `stage plan`") from error
-    return open_charge(
-        state=state_dir(),
-        card=public,
-        stage=plan.stage,
-        plan=plan.digest,
-        inputs=[digest_of_file(artifact.path / "privacy.json") for artifact in inputs],
-        mechanism=plan.mechanism,
-        permission=allowed,
-        released=released,
-        sensitivity=sensitivity,
-        resumable=resumable,
-    )
+    try:
+        return open_charge(
+            state=state_dir(),
+            card=public,
+            stage=plan.stage,
+            plan=plan.digest,
+            inputs=[digest_of_file(artifact.path / "privacy.json") for artifact in inputs],
+            mechanism=plan.mechanism,
+            permission=allowed,
+            released=released,
+            sensitivity=sensitivity,
+            resumable=resumable,
+        )
+    except AlreadyReleasedError as refusal:
+        kept = run_directory(refusal.record_id) / RELEASED
+        if out.exists() or not kept.exists():
+            raise
+        put_copy(kept, out)
+        typer.echo(f"{plan.stage}: released as {refusal.record_id[:8]} before it was taken over: put back, nothing is charged", err=True)
+        return None
+
+
+def run_directory(record_id: str) -> Path:
+    return state_dir() / "runs" / record_id
+
+
+def close_charge(charge: Charge, out: Path) -> None:
+    """Keep a copy of the release until the ledger is written, then close the charge: the last thing that a query stage does."""
+    put_copy(out, charge.run / RELEASED)
+    charge.close()
+
+
+def put_copy(source: Path, target: Path) -> None:
+    """Copy a directory under a temporary name, then rename it."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(source, temporary)
+    shutil.rmtree(target, ignore_errors=True)
+    os.replace(temporary, target)
 
 
 def read_public_counts(count: Artifact, plan: StagePlan) -> PublicCounts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from stages.common import ARTIFACTS, CARD, CardPath, Config, DryRun, Out, describe, load_plan, open_stage_charge
+from stages.common import ARTIFACTS, CARD, CardPath, Config, DryRun, Out, close_charge, describe, load_plan, open_stage_charge
 
 
 def count(config: Config = None, out: Out = None, card: CardPath = CARD, dry_run: DryRun = False) -> None:
@@ -19,11 +19,13 @@ def count(config: Config = None, out: Out = None, card: CardPath = CARD, dry_run
     from sfumato.queries.count import public_counts, query_count
 
     check_out(out, "count")
-    charge = open_stage_charge(plan, card, [], "class counts", "1: an image is in one class")
+    charge = open_stage_charge(plan, card, [], out, "class counts", "1: an image is in one class")
+    if charge is None:
+        return
     noisy = query_count(charge, len(plan.classes))
     assert plan.mechanism is not None
     counts = public_counts(noisy, plan.mechanism.noise_multiplier)
     with writing(out, "count", records=[charge.record]) as directory:
         content = {"total": counts.total, "per_class": counts.per_class.tolist(), "priors": counts.priors.tolist(), "noisy": noisy.tolist()}
         (directory / "counts.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    charge.close()
+    close_charge(charge, out)

@@ -8,7 +8,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stages.common import ARTIFACTS, CARD, CardPath, Config, DryRun, Out, describe, input_option, load_plan, open_stage_charge, progress, read_public_counts
+from stages.common import (
+    ARTIFACTS,
+    CARD,
+    CardPath,
+    Config,
+    DryRun,
+    Out,
+    close_charge,
+    describe,
+    input_option,
+    load_plan,
+    open_stage_charge,
+    progress,
+    read_public_counts,
+)
 
 if TYPE_CHECKING:
     from sfumato.artifacts import Artifact
@@ -46,25 +60,30 @@ def finetune(
     arguments = json.loads((pretrain / "config.json").read_text(encoding="utf-8"))
     assert plan.mechanism is not None
     trainer = DPSGD(model, plan.settings, public_batch=plan.mechanism.sample_rate * read_public_counts(inputs[1], plan).total)
-    charge, log = resume_or_open(plan, card, inputs, trainer)
+    opened = resume_or_open(plan, card, inputs, out, trainer)
+    if opened is None:
+        return
+    charge, log = opened
     train(plan, charge, trainer, log)
     with writing(out, "finetune", inputs, [charge.record]) as directory:
         save_model(ema_model(model, trainer.ema.average), arguments, directory)
         lines = ["step,learning_rate,noised_gradient_norm,epsilon"]
         lines += [f"{row['step']},{row['learning_rate']:g},{row['noised_gradient_norm']:.6g},{row['epsilon']:.6g}" for row in log]
         (directory / "log.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    charge.close()
+    close_charge(charge, out)
     drop_checkpoints(charge.run)
 
 
-def resume_or_open(plan: StagePlan, card: Path, inputs: list[Artifact], trainer: DPSGD) -> tuple[Charge, list[dict]]:
+def resume_or_open(plan: StagePlan, card: Path, inputs: list[Artifact], out: Path, trainer: DPSGD) -> tuple[Charge, list[dict]] | None:
     """The charge and the public log so far. A run that a kill left open goes on at its last durable step; from anywhere else it is a new charge."""
     from sfumato.training.checkpoint import load_checkpoint
 
     while True:
         charge = open_stage_charge(
-            plan, card, inputs, f"{plan.settings.steps} steps of DP-SGD", "max_grad_norm: the clipped gradient of one image", resumable=True
+            plan, card, inputs, out, f"{plan.settings.steps} steps of DP-SGD", "max_grad_norm: the clipped gradient of one image", resumable=True
         )
+        if charge is None:
+            return None
         if charge.used == 0:
             return charge, []
         found = load_checkpoint(charge.run, charge.record["id"], charge.used)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from stages.common import ARTIFACTS, CARD, PLAN, CardPath, state_dir
+from stages.common import ARTIFACTS, CARD, PLAN, CardPath, run_directory, state_dir
 
 app = typer.Typer(no_args_is_help=True, help="The privacy ledger: write it, check it, show it, and everything ever spent.")
 LEDGER = Path("ledger.json")
@@ -38,6 +39,8 @@ def write(folder: Folder = ARTIFACTS, card: CardPath = CARD, out: Annotated[Path
     spent, problems = check_ledger(ledger)
     fail(out, problems)
     replace_file(out, ledger_text(ledger).encode())
+    for key in records:  # taken over: the copies that a kill would have needed can go
+        shutil.rmtree(run_directory(key), ignore_errors=True)
     typer.echo(f"{out}: ε = {spent:.4f} of {ledger['target']:g} at δ = {ledger['delta']:.3g}, {len(records)} charges")
 
 

@@ -203,6 +203,20 @@ def test_queries_charge_once_and_a_second_time_is_refused(desk):
     assert "3 charges" in desk("ledger", "history")[1]
 
 
+def test_a_kill_between_the_release_and_its_taking_over_costs_nothing(desk):
+    write_params()
+    desk("prepare", "sensitive")
+    desk("plan")
+    desk("count")
+    before = Path("artifacts/count/counts.json").read_bytes()
+    shutil.rmtree("artifacts/count")  # as DVC does before it runs a stage that never returned to it
+    code, text = desk("count")
+    assert code == 0 and "nothing is charged" in text
+    assert Path("artifacts/count/counts.json").read_bytes() == before
+    assert "1 charges" in desk("ledger", "history")[1]
+    assert desk("count")[0] == 3
+
+
 def test_another_card_than_the_planned_one_is_refused(desk):
     write_params()
     desk("prepare", "sensitive")

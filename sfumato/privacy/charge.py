@@ -32,6 +32,14 @@ UNIT = "one (image, label)"
 VERSIONED = ("sfumato", "torch", "numpy", "dp-accounting", "randomgen")
 
 
+class AlreadyReleasedError(BudgetError):
+    """The same work was released before, by the charge `record_id`."""
+
+    def __init__(self, record_id: str, message: str) -> None:
+        super().__init__(message)
+        self.record_id = record_id
+
+
 @dataclass(frozen=True, kw_only=True)
 class Permission:
     """What the owner allows beyond the plan of one stage. It is no part of any plan, so changing it re-runs nothing."""
@@ -137,9 +145,10 @@ def open_charge(
     odometer = Odometer(state, card.dataset_id)
     with odometer.locked(), ExitStack() as stack:
         if (done := odometer.closed(card.fingerprint, work=work)) and not permission.spend_again:
-            raise BudgetError(
+            raise AlreadyReleasedError(
+                done,
                 f"{stage}: already released as {done} for dataset {card.dataset_id!r} under this very plan. "
-                "Restore it (`dvc checkout`, `dvc pull`), or set privacy.spend_again: true to pay for it once more"
+                "Restore it (`dvc checkout`, `dvc pull`), or set privacy.spend_again: true to pay for it once more",
             )
         left = odometer.unfinished(work, card.fingerprint) if resumable else None
         resumed = left is not None and left[0]["noise_source"] == noise.label

@@ -23,7 +23,9 @@ from sfumato.training.ema import EMA
 from sfumato.training.precision import bfloat16_is_faster
 
 GRADIENT_MEMORY = 2**30  # bytes of per-image gradients held at a time
+IMAGES = 32  # images per vmap
 PASSES = 128  # network passes at a time: more is no faster (above that, float32 temporaries cost page faults) and takes memory
+RUN = 4096
 ADAM_BETAS, ADAM_EPSILON = (0.9, 0.999), 1e-8
 
 
@@ -100,12 +102,12 @@ def augment(images: Tensor, draws: Draws) -> Tensor:
 
 def per_image_gradients(
     model: UNet, parameters: Mapping[str, Tensor], images: Tensor, labels: Tensor, draws: Draws, autocast: bool = False
-) -> Tensor:
+) -> dict[str, Tensor]:
     """Gradient of each image's mean loss over its K draws, before any clip.
 
     parameters: the trained ones by name, the rest are taken from `model`; images: (B, C, H, W) float32 in [0, 1]; labels: (B,)
-    int64, one out of range counts as no label (to fail on it would reveal it). Returns (B, P) float32, in the order of
-    `parameters`. Memory: B·P numbers, twice for a moment.
+    int64, one out of range counts as no label (to fail on it would reveal it). Returns, by name and in the order of `parameters`,
+    (B, *shape) float32. Memory: B·P numbers.
     """
     labels = torch.where((labels < 0) | (labels >= model.classes), model.classes, labels)
     labels = torch.where(draws.drop, model.classes, labels[:, None])  # (B, K)
@@ -120,18 +122,31 @@ def per_image_gradients(
     # The cast of a weight must stay inside the transform that made it: no cache.
     with torch.autocast(images.device.type, torch.bfloat16, enabled=autocast, cache_enabled=False):
         rows = vmap(grad(loss), in_dims=(None, 0, 0, 0, 0))(detached, augment(images, draws), labels, draws.sigma, draws.noise)
-    return torch.cat([rows[name].float().flatten(1) for name in parameters], dim=1)
+    return {name: rows[name] for name in parameters}
 
 
-def clipped_sum(rows: Tensor, max_grad_norm: float) -> Tensor:
-    """Σ over rows of row · min(1, C/(‖row‖ + 1e-6)), without the rows that hold a NaN or an infinity. (B, P) to (P,).
+def clipped_sum(rows: Mapping[str, Tensor], max_grad_norm: float) -> Tensor:
+    """Σ over images of row · min(1, C/(‖row‖ + 1e-6)), without the rows that hold a NaN or an infinity.
 
-    Guarantee: one row more or less changes the sum by at most `max_grad_norm` in L2, whatever it holds.
+    rows: (B, *shape) float32 by name; row i is all that belongs to image i. Rows that are not finite are overwritten.
+    Returns (P,) float32.
+    Guarantee: one image more or less changes the sum by at most `max_grad_norm` in L2, whatever its row holds.
     """
-    norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).float()  # float32 sums of 10^6 squares would drift
-    scale = (max_grad_norm / (norms + 1e-6)).clamp(max=1)
-    finite = norms.isfinite()  # the norm is finite only if all entries are; an infinite one times zero would be NaN
-    return torch.where(finite, scale, 0) @ torch.where(finite[:, None], rows, 0)
+    parts = [part.flatten(1) for part in rows.values()]
+    norms = sum(squared_norms(part) for part in parts).sqrt()  # (B,)
+    finite = norms.isfinite()  # the norm is finite only if all entries are
+    scale = torch.where(finite, (max_grad_norm / (norms + 1e-6)).clamp(max=1), 0).float()
+    for part in parts:
+        part[~finite] = 0  # not by the scale: infinity times zero is NaN
+    return torch.cat([scale @ part for part in parts])
+
+
+def squared_norms(part: Tensor) -> Tensor:
+    """(B, p) float32 to (B,) float64. Added up in short runs: one float32 sum over 10^6 squares would understate a norm."""
+    whole = part.shape[1] // RUN * RUN
+    runs = torch.linalg.vector_norm(part[:, :whole].unflatten(1, (-1, RUN)), dim=2).double()  # (B, runs)
+    rest = torch.linalg.vector_norm(part[:, whole:], dim=1).double()
+    return runs.square().sum(1) + rest.square()
 
 
 def clipped_gradient_sum(
@@ -159,7 +174,7 @@ def clipped_gradient_sum(
         count = int((index < len(images)).sum())
         index = index.clamp(max=len(images) - 1)
         rows = per_image_gradients(model, parameters, images[index], labels[index], draws.rows(index), autocast)
-        total += clipped_sum(rows[:count], max_grad_norm)
+        total += clipped_sum({name: value[:count] for name, value in rows.items()}, max_grad_norm)
     return total
 
 
@@ -168,7 +183,7 @@ def choose_chunk(parameter_count: int, draws: int) -> int:
 
     A power of two. `draws` is K.
     """
-    limit = min(GRADIENT_MEMORY // (4 * parameter_count), max(4, PASSES // draws))
+    limit = min(GRADIENT_MEMORY // (4 * parameter_count), IMAGES, max(4, PASSES // draws))
     return 2 ** int(math.log2(limit)) if limit >= 1 else 1
 
 
