@@ -30,7 +30,7 @@ UPSTREAM = {
     "central": ("count",),
     "frequency": ("count",),
     "auxiliary": ("frequency", "count"),
-    "pretrain": ("central", "auxiliary", "count"),
+    "pretrain": ("central", "auxiliary"),
     "finetune": ("pretrain", "count"),
     "synthesize": ("finetune", "pretrain", "auxiliary", "count"),
     "evaluate": ("synthesize", "auxiliary", "pretrain", "finetune", "count"),
@@ -211,7 +211,9 @@ def stage_file(stage: str, params: Params, card: Card, mechanism: Mechanism | No
     }
     if stage in SEEDED:
         content["seed"] = params.seed
-    if stage == "pretrain":
+    if stage == "finetune":
+        content["delta"] = params.privacy.delta or default_delta(params.privacy.size)
+    if stage in ("pretrain", "finetune"):
         content["model"] = params.model.model_dump(mode="json")
     if mechanism is not None:
         content["mechanism"] = dict(vars(mechanism))
@@ -235,12 +237,50 @@ def check_consistent(params: Params, card: Card) -> None:
     for who, on, whom, there in needs:
         if on and not there:
             raise ConfigError(f"recipe={params.recipe!r}: {who} needs {whom}, which is switched off. Set {whom}.enabled: true, or take it out of {who}")
-    sides = card.shape[1:]
-    if params.pretrain.enabled and (sides[0] != sides[1] or sides[0] % params.model.unshuffle):
-        raise ConfigError(
-            f"images of {sides[0]}×{sides[1]} do not fit the model: it needs square images whose side model.unshuffle={params.model.unshuffle} divides. "
-            "Set data.size, or model.unshuffle"
-        )
+    for wrong, message in shape_mistakes(params, card):
+        if wrong:
+            raise ConfigError(message)
+    if params.pretrain.enabled:
+        import torch
+
+        from sfumato.models.unet import UNet
+
+        model = params.model.model_dump(exclude={"label_dropout"})
+        with torch.device("meta"):  # shapes only: raises ConfigError where widths and levels do not fit
+            UNet(resolution=card.shape[1], channels=card.shape[0], classes=len(card.classes), **model)
+
+
+def shape_mistakes(params: Params, card: Card) -> list[tuple[bool, str]]:
+    """What would fail only after something was spent: (is it so, what to say)."""
+    _, height, width = card.shape
+    central, frequency, model = params.central, params.frequency, params.model
+    banks = sum(len(feature.length_scales) for feature in frequency.features)
+    return [
+        (
+            central.enabled and bool(height % central.pool or width % central.pool),
+            f"central.pool={central.pool} does not divide images of {height}×{width}: choose a divisor, or another data.size",
+        ),
+        (
+            central.enabled and central.statistic == "mode" and central.max_norm is not None,
+            f"central.max_norm={central.max_norm} means nothing for the mode, whose bound is fixed: leave it out",
+        ),
+        (
+            frequency.enabled and frequency.size < 2 * banks,
+            f"frequency.size={frequency.size} is too small for {banks} length-scales: at least {2 * banks}",
+        ),
+        (
+            params.pretrain.enabled and params.pretrain.median > 1 and params.pretrain.median % 2 == 0,
+            f"pretrain.median={params.pretrain.median} is no window: give an odd side, or 0 for no blur",
+        ),
+        (
+            (params.pretrain.enabled or params.auxiliary.enabled) and height != width,
+            f"images of {height}×{width} do not fit the models, which need square ones: set data.size",
+        ),
+        (
+            params.pretrain.enabled and bool(height % model.unshuffle),
+            f"model.unshuffle={model.unshuffle} does not divide images of {height}×{width}: set data.size, or model.unshuffle",
+        ),
+    ]
 
 
 # --- files ----------------------------------------------------------------------------------------------------------------------

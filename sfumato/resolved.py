@@ -42,6 +42,7 @@ class StagePlan:
     classes: tuple[str, ...]
     size_hint: int
     seed: int
+    delta: float | None = None
     model: config.Model | None = None
     mechanism: Mechanism | None = None
 
@@ -69,6 +70,7 @@ def read_stage_plan(path: Path, stage: str) -> StagePlan:
             classes=tuple(content["classes"]),
             size_hint=content["size_hint"],
             seed=content.get("seed", 0),
+            delta=content.get("delta"),
             model=config.Model.model_validate(model) if model else None,
             mechanism=Mechanism(**mechanism) if mechanism else None,
         )

@@ -12,6 +12,7 @@ from sfumato.config import Synthesize
 from sfumato.diffusion.sampler import sample
 from sfumato.models.unet import load_model
 from sfumato.training.auxiliary import balanced_labels, draw_images, load_generator
+from sfumato.training.threads import device
 
 Progress = Callable[[int, int], None]
 
@@ -25,9 +26,7 @@ def draw_from(
     """
     if name == "auxiliary":
         return draw_images(load_generator(directory), count, priors, seed)
-    model = load_model(directory)
-    if torch.cuda.is_available():
-        model = model.cuda()
+    model = load_model(directory).to(device())
     random = torch.Generator().manual_seed(seed)
     labels = balanced_labels(count, priors, model.classes, random)
     images = []

@@ -30,13 +30,13 @@ def auxiliary(
     from sfumato.images import ImageSet, as_uint8, save_images, save_png, to_grid
     from sfumato.queries.frequency import FourierFeatures
     from sfumato.training.auxiliary import draw_images, fit_generator, save_generator
-    from sfumato.training.threads import settle_threads
+    from sfumato.training.threads import device, settle_threads
 
     settle_threads()
     inputs = [read_artifact(frequency, "frequency"), read_artifact(count, "count")]
     about = json.loads((frequency / "features.json").read_text(encoding="utf-8"))
     features = FourierFeatures(tuple(about["shape"]), [FeatureMap(**f) for f in about["features"]], about["size"], about["seed"])
-    target = load_file(frequency / "embedding.safetensors")["embedding"]
+    target = load_file(frequency / "embedding.safetensors")["embedding"].to(device())
     priors = read_public_counts(inputs[1], plan).priors
     with progress("auxiliary") as report:
         generator = fit_generator(target, features, plan.settings, priors, plan.shape, len(plan.classes), plan.seed, report)

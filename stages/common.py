@@ -120,11 +120,15 @@ def close_charge(charge: Charge, out: Path) -> None:
 
 
 def put_copy(source: Path, target: Path) -> None:
-    """Copy a directory under a temporary name, then rename it."""
+    """Copy a directory under a temporary name, flush it to disk, then rename it."""
+    from sfumato.artifacts import sync
+
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.parent.mkdir(parents=True, exist_ok=True)
     shutil.copytree(source, temporary)
+    for path in [*temporary.rglob("*"), temporary]:
+        sync(path)
     shutil.rmtree(target, ignore_errors=True)
     os.replace(temporary, target)
 

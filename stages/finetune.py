@@ -51,15 +51,16 @@ def finetune(
     from sfumato.training.checkpoint import drop_checkpoints
     from sfumato.training.dpsgd import DPSGD
     from sfumato.training.ema import ema_model
-    from sfumato.training.threads import settle_threads
+    from sfumato.training.threads import device, settle_threads
 
     settle_threads()
     inputs = [read_artifact(pretrain, "pretrain"), read_artifact(count, "count")]
     check_out(out, "finetune")
-    model = load_model(pretrain)
+    model = load_model(pretrain).to(device())
     arguments = json.loads((pretrain / "config.json").read_text(encoding="utf-8"))
-    assert plan.mechanism is not None
-    trainer = DPSGD(model, plan.settings, public_batch=plan.mechanism.sample_rate * read_public_counts(inputs[1], plan).total)
+    assert plan.mechanism is not None and plan.model is not None
+    public_batch = plan.mechanism.sample_rate * read_public_counts(inputs[1], plan).total
+    trainer = DPSGD(model, plan.settings, public_batch=public_batch, label_dropout=plan.model.label_dropout)
     opened = resume_or_open(plan, card, inputs, out, trainer)
     if opened is None:
         return
@@ -97,19 +98,18 @@ def resume_or_open(plan: StagePlan, card: Path, inputs: list[Artifact], out: Pat
 
 def train(plan: StagePlan, charge: Charge, trainer: DPSGD, log: list[dict]) -> None:
     """All steps left. Rows reach the log, and the screen the progress, only once their checkpoint is on disk."""
-    from sfumato.privacy.accountant import default_delta, epsilon_and_order, rdp_curve
+    from sfumato.privacy.accountant import epsilon_and_order, rdp_curve
     from sfumato.privacy.events import Mechanism
     from sfumato.training.checkpoint import drop_checkpoints, save_checkpoint
 
     mechanism = plan.mechanism
-    assert mechanism is not None
+    assert mechanism is not None and plan.delta is not None
     per_step = rdp_curve(Mechanism(noise_multiplier=mechanism.noise_multiplier, sample_rate=mechanism.sample_rate).event)
-    delta = default_delta(plan.size_hint)
     with progress("finetune", clock=False) as report:
         report(charge.used, charge.uses)
         while charge.used < charge.uses:
             row = trainer.step(charge)
-            log.append({**row, "epsilon": epsilon_and_order(per_step * charge.used, delta)[0]})
+            log.append({**row, "epsilon": epsilon_and_order(per_step * charge.used, plan.delta)[0]})
             if charge.used % plan.settings.checkpoint_every == 0 or charge.used == charge.uses:
                 save_checkpoint(charge.run, charge.record["id"], charge.used, trainer.state(), log)
                 charge.durable()

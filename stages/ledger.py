@@ -35,9 +35,12 @@ def write(folder: Folder = ARTIFACTS, card: CardPath = CARD, out: Annotated[Path
         raise ConfigError(f"{budget_file} cannot be read ({error}): run `stage plan`") from error
     artifacts = [read_artifact(folder / "synthesize", "synthesize"), *(read_artifact(folder / stage, stage) for stage in QUERIES)]
     records = merge_records(artifacts)
-    ledger = build_ledger(budget, records, Odometer(state_dir(), read_card(card).dataset_id).events())
+    odometer = Odometer(state_dir(), read_card(card).dataset_id)
+    ledger = build_ledger(budget, records, odometer.events())
     spent, problems = check_ledger(ledger)
     fail(out, problems)
+    if records.keys() - {record["id"] for record in odometer.opened()}:
+        typer.echo(f"note: {odometer.path} does not know every charge of this ledger: they were opened with another state directory", err=True)
     replace_file(out, ledger_text(ledger).encode())
     for key in records:  # taken over: the copies that a kill would have needed can go
         shutil.rmtree(run_directory(key), ignore_errors=True)

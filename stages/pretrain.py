@@ -32,7 +32,7 @@ def pretrain(
     from sfumato.training.central_images import central_training_set
     from sfumato.training.curriculum import warm_up
     from sfumato.training.ema import ema_model
-    from sfumato.training.threads import settle_threads
+    from sfumato.training.threads import device, settle_threads
 
     settle_threads()
     settings = plan.settings
@@ -50,7 +50,7 @@ def pretrain(
     shape = {"resolution": plan.shape[1], "channels": plan.shape[0], "classes": len(plan.classes)}
     arguments = shape | plan.model.model_dump(mode="json", exclude={"label_dropout"})
     torch.manual_seed(plan.seed)
-    model = UNet(**arguments)
+    model = UNet(**arguments).to(device())
     ends = [0, *itertools.accumulate(phase.steps for phase in settings.phases)]
     with progress("pretrain") as show:
 

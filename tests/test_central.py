@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from sfumato.queries.central import clip_rows, finish_images, mean_sum, median_blur, mode_images, mode_sum, query_central
+from sfumato.queries.central import clip_rows, mean_sum, mode_sum, query_central
+from sfumato.training.central_images import finish_images, median_blur, mode_images
 
 
 class Noiseless:

@@ -98,12 +98,22 @@ def test_phases_share_the_steps_by_their_parts(tmp_path):
         ({"privacy": {"delta": 0.01}}, "1/privacy.size_hint"),
         ({"data": {"source": "imagefolder", "path": "x"}}, "dataset_id"),
         ({"profile": None, "recipe": "dpdm"}, "size_hint is missing"),
+        ({"central": {"pool": 4, "statistic": "mode", "max_norm": 3}}, "max_norm"),
+        ({"frequency": {"size": 2}}, "frequency.size"),
+        ({"pretrain": {"median": 2}}, "pretrain.median"),
+        ({"model": {"width": 30}}, "model.width"),
         ({"model": {"unshuffle": 4}, "data": {"dataset_id": "other"}}, "other"),
     ],
 )
 def test_mistakes_are_named_with_their_key(tmp_path, content, message):
     with pytest.raises(ConfigError, match=message):
         make_plan(params(tmp_path, **content), card(), ROOT)
+
+
+@pytest.mark.parametrize(("shape", "message"), [((1, 30, 30), "central.pool"), ((1, 8, 12), "square")])
+def test_shapes_that_do_not_fit_are_refused_before_anything_is_spent(tmp_path, shape, message):
+    with pytest.raises(ConfigError, match=message):
+        make_plan(params(tmp_path, central={"pool": 4}), card(shape=shape), ROOT)
 
 
 def test_a_budget_that_cannot_be_met_names_the_stage_and_the_fix(tmp_path):

@@ -101,30 +101,3 @@ def query_central(
         noisy = charge.release(total, max_norm=bound).double() / denominators.double()[:, None]
         means.append(noisy.reshape(classes, *rows).float())
     return torch.stack(means)
-
-
-def mode_images(histograms: Tensor) -> Tensor:
-    """Midpoint of each pixel's fullest bin: (R, M, bins, C, H, W) -> (R, M, C, H, W) in [0, 1]. Post-processing, free."""
-    return (histograms.argmax(dim=2).float() + 0.5) / histograms.shape[2]
-
-
-def finish_images(images: Tensor, size: tuple[int, int], median: int = 0) -> Tensor:
-    """Post-processing, free: clamp to [0, 1], median blur, upsample: (R, M, C, H', W') -> (R, M, C, *size).
-
-    median: side of the blur's window, odd; 0 or 1 for none.
-    """
-    flat = median_blur(images.flatten(0, 1).clamp(0, 1), median)
-    if flat.shape[-2:] != tuple(size):
-        flat = F.interpolate(flat, size=tuple(size), mode="bilinear", align_corners=False)
-    return flat.unflatten(0, images.shape[:2])
-
-
-def median_blur(images: Tensor, side: int) -> Tensor:
-    """Median over a side × side window of each channel, edges repeated: (B, C, H, W) -> (B, C, H, W)."""
-    if side <= 1:
-        return images
-    if side % 2 == 0:
-        raise ValueError(f"median={side}: the window needs an odd side, or 0 for no blur")
-    padded = F.pad(images, [side // 2] * 4, mode="replicate")
-    windows = padded.unfold(2, side, 1).unfold(3, side, 1).flatten(4)  # (B, C, H, W, side²)
-    return windows.median(dim=4).values

@@ -1,4 +1,4 @@
-"""How many threads are worth having: measured, because threads that wait for a busy or shared core cost more than they bring."""
+"""Where to run: the device, and how many threads are worth having — measured, because threads that wait for a busy or shared core cost more than they bring."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ import torch.nn.functional as F
 
 GAIN = 1.3  # all threads must be at least so much faster than one
 ROUNDS = 4
+
+
+def device() -> torch.device:
+    """The first GPU, or the processor."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def settle_threads() -> int:
