@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 from sfumato.errors import ConfigError, DataError
-from sfumato.models.unet import Attention, UNet, load_model, save_model
+from sfumato.models.unet import Attention, UNet, load_model, save_model, silu
 
 TINY = {"width": 8, "multipliers": (1, 2), "attention": (1,), "blocks": 1}
 
@@ -71,6 +71,13 @@ def test_attention_agrees_with_the_fused_one():
     fused = torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
     expected = (x + layer.out(fused).transpose(1, 2).reshape(x.shape)) / 2**0.5
     assert torch.allclose(layer(x), expected, atol=1e-5)
+
+
+def test_silu_has_the_derivatives_of_the_built_in_one():
+    x = torch.randn(20, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(silu, x)
+    assert torch.autograd.gradgradcheck(silu, x)
+    assert torch.equal(silu(x), torch.nn.functional.silu(x))
 
 
 def test_attention_matrices_have_plain_names():

@@ -24,8 +24,8 @@ from sfumato.training.precision import bfloat16_is_faster
 
 GRADIENT_MEMORY = 2**30  # bytes of per-image gradients held at a time
 IMAGES = 32  # images per vmap
-PASSES = 128  # network passes at a time: more is no faster (above that, float32 temporaries cost page faults) and takes memory
-RUN = 4096
+PASSES = 128  # network passes at a time: more is hardly faster, and large float32 temporaries cost page faults
+RUN = 4096  # squares added up in float32
 ADAM_BETAS, ADAM_EPSILON = (0.9, 0.999), 1e-8
 
 
@@ -133,11 +133,12 @@ def clipped_sum(rows: Mapping[str, Tensor], max_grad_norm: float) -> Tensor:
     Guarantee: one image more or less changes the sum by at most `max_grad_norm` in L2, whatever its row holds.
     """
     parts = [part.flatten(1) for part in rows.values()]
-    norms = sum(squared_norms(part) for part in parts).sqrt()  # (B,)
+    norms = torch.stack([squared_norms(part) for part in parts]).sum(0).sqrt()  # (B,)
     finite = norms.isfinite()  # the norm is finite only if all entries are
     scale = torch.where(finite, (max_grad_norm / (norms + 1e-6)).clamp(max=1), 0).float()
+    dropped = (~finite).nonzero().flatten()
     for part in parts:
-        part[~finite] = 0  # not by the scale: infinity times zero is NaN
+        part.index_fill_(0, dropped, 0)  # not by the scale: infinity times zero is NaN
     return torch.cat([scale @ part for part in parts])
 
 
