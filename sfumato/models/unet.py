@@ -27,6 +27,7 @@ class SiLU(torch.autograd.Function):
     """x·sigmoid(x) with its backward pass in one kernel.
 
     Under `torch.func.grad` the built-in one takes its twice-differentiable backward: five passes over temporaries of full size.
+    A second derivative is an error.
     """
 
     generate_vmap_rule = True
