@@ -88,7 +88,7 @@ class Charge:
         return (self._images.batch(chosen[start : start + size]) for start in range(0, len(chosen), size))
 
     def release(self, total: Tensor, max_norm: float) -> Tensor:
-        """`total` + N(0, (noise_multiplier · max_norm)² I), float32: completes the use.
+        """`total` + N(0, (noise_multiplier · max_norm)² I), float64 where `total` is, else float32: completes the use.
 
         total: any shape, a sum over the images of the draw in which each moves it by at most `max_norm` in L2.
         """
@@ -98,7 +98,7 @@ class Charge:
             raise BudgetError(f"{self.record['stage']}: max_norm={max_norm} must be positive and finite")
         self._drawn = False
         self.used += 1
-        total = total.detach().to(torch.float32)
+        total = total.detach() if total.dtype == torch.float64 else total.detach().to(torch.float32)
         return total + self._noise.gaussian_like(total, self._mechanism.noise_multiplier * max_norm)
 
     def durable(self) -> None:

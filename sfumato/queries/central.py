@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.queries.count import Charge, membership
+from sfumato.queries.count import membership
+
+if TYPE_CHECKING:
+    from sfumato.privacy.charge import Charge
 
 Shape = tuple[int, int, int]  # channels, height, width
 

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-
-class Charge(Protocol):
-    """What a query sees of a charge: one draw of images in chunks, and one noisy release."""
-
-    def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]: ...
-
-    def release(self, total: Tensor, max_norm: float) -> Tensor: ...
+if TYPE_CHECKING:
+    from sfumato.privacy.charge import Charge
 
 
 class PublicCounts(NamedTuple):

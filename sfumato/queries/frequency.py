@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,9 @@ from torch import Tensor, nn
 
 from sfumato.config import FeatureMap
 from sfumato.queries.central import Shape, clip_rows
-from sfumato.queries.count import Charge
+
+if TYPE_CHECKING:
+    from sfumato.privacy.charge import Charge
 
 
 class Pixels(nn.Module):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,21 +22,14 @@ from sfumato.models.unet import UNet
 from sfumato.training.ema import EMA
 from sfumato.training.precision import bfloat16_is_faster
 
+if TYPE_CHECKING:
+    from sfumato.privacy.charge import Charge
+
 GRADIENT_MEMORY = 2**30  # bytes of per-image gradients held at a time
 IMAGES = 32  # images per vmap
 PASSES = 128  # network passes at a time: more is hardly faster, and large float32 temporaries cost page faults
 RUN = 4096  # squares added up in float32
 ADAM_BETAS, ADAM_EPSILON = (0.9, 0.999), 1e-8
-
-
-class Charge(Protocol):
-    """What a paid-for mechanism lets a trainer do (`privacy.charge`)."""
-
-    def batches(self, size: int) -> Iterable[tuple[Tensor, Tensor]]:
-        """One Poisson draw, in pieces of at most `size` images: (B, C, H, W) float32 in [0, 1] and (B,) int64."""
-
-    def release(self, total: Tensor, max_norm: float) -> Tensor:
-        """The sum plus Gaussian noise for sensitivity `max_norm`; one use of the charge."""
 
 
 @dataclass(frozen=True, kw_only=True)
