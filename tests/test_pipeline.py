@@ -32,7 +32,6 @@ SMALL = {
     "synthesize": {"count": 120, "steps": 3},
     "evaluate": {"classifiers": ["lr"], "seeds": [0], "epochs": 1, "stages": [], "bound": False},
 }
-pytestmark = pytest.mark.xdist_group("pipeline")
 
 
 class Repository:
