@@ -44,8 +44,20 @@ class _Curve(RdpAccountant):
         return np.array(self._rdp, dtype=float)
 
 
+_curves: dict[tuple[str, tuple[float, ...]], np.ndarray] = {}
+
+
 def rdp_curve(event: DpEvent, orders: Sequence[float] = ORDERS) -> np.ndarray:
     """Rényi divergence of the event at each order: (len(orders),), infinite where it cannot be computed."""
+    if isinstance(event, ComposedDpEvent):
+        return sum((rdp_curve(inner, orders) for inner in event.events), np.zeros(len(orders)))
+    key = (repr(event), tuple(orders))
+    if key not in _curves:
+        _curves[key] = _computed_curve(event, orders)
+    return _curves[key].copy()
+
+
+def _computed_curve(event: DpEvent, orders: Sequence[float]) -> np.ndarray:
     accountant = _Curve(list(orders), NeighboringRelation.ADD_OR_REMOVE_ONE)
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)  # one warning for each order that does not converge; such orders are infinite here
