@@ -1,6 +1,6 @@
-"""The sensitive images, taken from their source into the private state directory, and the public card that stands for them.
+"""Images taken from their source: sensitive ones into the private state directory, with a card that stands for them; public ones into an artifact.
 
-Layout: `<state>/keys/<dataset_id>` (the secret key) and `<state>/data/<dataset_id>/{sensitive,holdout,card.json}`, directories of mode
+Layout of the private part: `<state>/keys/<dataset_id>` (the secret key) and `<state>/data/<dataset_id>/{sensitive,holdout,card.json}`, directories of mode
 0700, files of mode 0600. Guarantee: what is done to an image, and which part it goes to, depends on that image, the key and
 `config.Data` alone; the card depends on the images through the keyed fingerprint alone.
 """
@@ -22,13 +22,15 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock
 
-from sfumato.config import Data
-from sfumato.errors import DataError
-from sfumato.images import ImageSet, ImageWriter, load_images, open_private, replace_file
-from sfumato.prepared import CARD, HOLDOUT, SENSITIVE, Card, dataset_directory
-from sfumato.sources import Example, Source, read_source
+from sfumato.artifacts import writing
+from sfumato.config import Data, Public
+from sfumato.errors import ConfigError, DataError
+from sfumato.images import ImageSet, ImageWriter, load_images, open_private, replace_file, save_png, to_grid
+from sfumato.prepared import CARD, HOLDOUT, SENSITIVE, Card, PublicCard, dataset_directory
+from sfumato.sources import Example, Source, read_public, read_source
 
 KEY_BYTES = 32
+GRID_CLASSES, GRID_COLUMNS = 20, 10  # of the picture of a public set: classes at most, images of each
 
 
 def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
@@ -60,6 +62,47 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
             file.write(text)
     replace_file(card, text)
     return content
+
+
+def prepare_public(public: Public, shape: tuple[int, int, int], out: Path, raw: Path, seed: int) -> dict:
+    """Write the public set as the artifact `out`: images.npy, labels.npy, card.json, grid.png; returns the content of its card.
+
+    Images come out in the shape (C, H, W) of the sensitive ones, one by one, so memory does not grow with their number. Switched off,
+    the artifact holds its card alone, the same bytes always. Raises ConfigError or DataError, and then leaves what was at `out`.
+    """
+    with writing(out, "public") as directory:
+        card = PublicCard(enabled=False)
+        if public.enabled:
+            source = read_public(public, shape, raw, seed)
+            counts = write_public(source, shape, directory)
+            if np.count_nonzero(counts) < 2:
+                raise DataError(f"public.source={public.source} has images of {np.count_nonzero(counts)} class(es): two or more must have some.")
+            card = PublicCard(enabled=True, source=public.source, shape=shape, classes=source.classes, images=int(counts.sum()))
+        content = asdict(card)
+        (directory / CARD).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return content
+
+
+def write_public(source: Source, shape: tuple[int, int, int], directory: Path) -> np.ndarray:
+    """Images, labels and a picture of the first few of them into `directory`; returns the number of images of each class."""
+    counts = np.zeros(len(source.classes), dtype=np.int64)
+    first = np.full((min(len(source.classes), GRID_CLASSES), GRID_COLUMNS, *shape[1:], shape[0]), 255, dtype=np.uint8)
+    with ImageWriter(directory, shape, source.classes) as writer:
+        for image, label in progress(source.train, source.size):
+            writer.append(image, label)
+            if label < len(first) and counts[label] < GRID_COLUMNS:
+                first[label, counts[label]] = image
+            counts[label] += 1
+    save_png(directory / "grid.png", to_grid(first.reshape(-1, *first.shape[2:]).transpose(0, 3, 1, 2) / 255, GRID_COLUMNS))
+    return counts
+
+
+def refuse_sensitive_as_public(data: Data, public: Public) -> None:
+    """Raise ConfigError where the public set is plainly the sensitive one: what is public has no guarantee."""
+    paths = {Path(path).expanduser().resolve() for path in (data.path, public.path) if path is not None}
+    same_files = len(paths) == 1 and None not in (data.path, public.path)
+    if public.enabled and (same_files or public.source == data.source == "cifar10"):
+        raise ConfigError(f"public.source={public.source}, public.path={public.path} names the sensitive images themselves: choose others.")
 
 
 def secret_key(state: Path, dataset_id: str) -> bytes:

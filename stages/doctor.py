@@ -1,12 +1,28 @@
-"""`stage doctor`: what was found on this machine."""
+"""`stage doctor`: what was found on this machine; with --overlap, whether public images are also sensitive ones."""
 
 from __future__ import annotations
 
-from stages.common import CARD, CardPath, state_dir
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stages.common import CARD, PUBLIC, CardPath, PublicPath, state_dir
 
 
-def doctor(card: CardPath = CARD) -> None:
+def doctor(
+    card: CardPath = CARD,
+    public: PublicPath = PUBLIC,
+    overlap: Annotated[bool, typer.Option("--overlap", help="Local: look for public images among the sensitive and hold-out ones instead.")] = False,
+) -> None:
     """What is here: device, threads, libraries, data, state, DVC."""
+    if overlap:
+        check_overlap(card, public)
+    else:
+        show_machine(card)
+
+
+def show_machine(card: Path) -> None:
     import importlib.util
     import json
     import os
@@ -16,7 +32,7 @@ def doctor(card: CardPath = CARD) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from sfumato.sources import DEBIAN_FASHION_MNIST
+    from sfumato.sources.idx import DEBIAN_FASHION_MNIST
 
     table = Table("what", "found", show_header=False)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
@@ -31,3 +47,27 @@ def doctor(card: CardPath = CARD) -> None:
     table.add_row("fashion-mnist", "system package" if DEBIAN_FASHION_MNIST.is_dir() else "not installed: data/raw or a download")
     table.add_row("DVC repository", "yes" if os.path.isdir(".dvc") else "no")
     Console().print(table)
+
+
+def check_overlap(card: Path, public: Path) -> None:
+    """Compare the public set with all real images: a local answer, journalled. Raises DataError where an image is in both."""
+    from sfumato.artifacts import read_artifact
+    from sfumato.errors import DataError
+    from sfumato.overlap import overlapping
+    from sfumato.prepared import load_public, read_card, read_public_card
+    from sfumato.privacy.charge import open_local
+
+    about = read_card(card)
+    read_artifact(public, "public")
+    if not read_public_card(public / "card.json").enabled:
+        typer.echo(f"{public} holds no public images (public.enabled: false): nothing to compare")
+        return
+    images = load_public(public, about.shape)
+    found = overlapping(images, open_local(state_dir(), about, "overlap check"))
+    if len(found):
+        shown = ", ".join(map(str, found[:10])) + (", …" if len(found) > 10 else "")
+        raise DataError(
+            f"local, not to be shared: {len(found)} of the {len(images)} public images are sensitive or hold-out images too, byte for byte "
+            f"(public images {shown}). What is public has no guarantee: take them out of the public source, or choose another"
+        )
+    typer.echo(f"local, not to be shared: none of the {len(images)} public images is among the sensitive or hold-out images, byte for byte")

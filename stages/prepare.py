@@ -7,8 +7,11 @@ from typing import Annotated
 
 import typer
 
-from stages.common import CARD, CardPath, state_dir
+from stages.common import CARD, PUBLIC, CardPath, state_dir
 from stages.plan import Params, Recipes
+
+Raw = Annotated[Path, typer.Option("--raw", help="Where downloads are looked for and kept.")]
+RAW = Path("data/raw")
 
 app = typer.Typer(no_args_is_help=True, help="Take images from their source; the sensitive ones never enter the repository.")
 
@@ -18,7 +21,7 @@ def sensitive(
     params: Params = Path("params.yaml"),
     recipes: Recipes = Path("pipelines"),
     card: CardPath = CARD,
-    raw: Annotated[Path, typer.Option("--raw", help="Where downloads are looked for and kept.")] = Path("data/raw"),
+    raw: Raw = RAW,
 ) -> None:
     """Local: store sensitive and hold-out images under $SFUMATO_STATE, and write the public card."""
     from sfumato.plan import load_params
@@ -29,6 +32,23 @@ def sensitive(
     typer.echo(f"{card}: dataset {content['dataset_id']!r}, shape {content['shape']}, {len(content['classes'])} classes, {content['split']} hold-out")
 
 
-@app.callback()
-def prepare() -> None:
-    """Keeps `sensitive` a subcommand while it is the only one."""
+@app.command()
+def public(
+    params: Params = Path("params.yaml"),
+    recipes: Recipes = Path("pipelines"),
+    card: CardPath = CARD,
+    raw: Raw = RAW,
+    out: Annotated[Path, typer.Option("--out", help="Directory to write.")] = PUBLIC,
+) -> None:
+    """Free: labelled public images in the shape of the sensitive ones; an empty set where the recipe uses none."""
+    from sfumato.plan import load_params
+    from sfumato.prepare import prepare_public, refuse_sensitive_as_public
+    from sfumato.prepared import read_card
+
+    loaded = load_params(params, recipes)
+    refuse_sensitive_as_public(loaded.data, loaded.public)
+    content = prepare_public(loaded.public, read_card(card).shape, out, raw, loaded.seed)
+    if not content["enabled"]:
+        typer.echo(f"public images are switched off (public.enabled: false): {out} says so and holds none")
+        return
+    typer.echo(f"{out}: {content['images']} images of {content['source']}, shape {list(content['shape'])}, {len(content['classes'])} classes")

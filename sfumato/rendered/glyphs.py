@@ -1,0 +1,123 @@
+"""Digits and letters of fonts, rotated, sheared, shifted, thinned and thickened: 62 classes, as in EMNIST's full split.
+
+Grey images are white on black, as handwriting sets are; colour images have a random foreground on a random ground.
+"""
+
+from __future__ import annotations
+
+import math
+import string
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from sfumato.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from PIL.ImageFont import FreeTypeFont
+
+CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
+DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+NAMELESS = ("uni", "u0", "glyph", "gid", "cid", ".notdef")  # how glyphs are called in fonts that do not say what they show
+FONT_SIZE = 96  # pixels at which a glyph is drawn before it is transformed
+CONTRAST = 110.0  # least distance of foreground and ground, in units of 1/255
+
+
+def glyph_drawer(shape: tuple[int, int, int], fonts: Literal["matplotlib", "system"]) -> Callable[[np.random.Generator, int], np.ndarray]:
+    """A function (random stream, label) -> one glyph, (H, W, C) uint8, of a font drawn by lot.
+
+    Deterministic as long as the fonts and the font renderer are the same; "system" fonts differ between machines.
+    """
+    from PIL import ImageFont
+
+    basic = ImageFont.Layout.BASIC
+    faces = [ImageFont.truetype(str(path), FONT_SIZE, layout_engine=basic) for path in font_files(fonts)]
+    thinnest = max(-1.0, 48 / min(shape[1:]) - 3)  # a stroke should not be much finer than a pixel
+
+    def draw(random: np.random.Generator, label: int) -> np.ndarray:
+        picture = glyph_picture(faces[random.integers(len(faces))], CHARACTERS[label], random.uniform(thinnest, 5.0))
+        mask = place(picture, shape[1:], random)
+        return mask[..., None] if shape[0] == 1 else coloured(mask, random)
+
+    return draw
+
+
+def font_files(fonts: Literal["matplotlib", "system"]) -> list[Path]:
+    """Fonts that show every character, in the order of their names. "system" are those that come with matplotlib and the system's."""
+    import matplotlib
+    from matplotlib import font_manager
+
+    shipped = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    files = {path.name: path for path in shipped.glob("*.ttf")}
+    if fonts == "system":
+        files = {Path(name).name: Path(name) for name in font_manager.findSystemFonts()} | files
+    usable = [path for _, path in sorted(files.items()) if shows_all_characters(path)]
+    if not usable:
+        raise DataError(f"public.fonts={fonts}: no font under {shipped} shows {''.join(CHARACTERS)}. Install matplotlib again.")
+    return usable
+
+
+def shows_all_characters(path: Path) -> bool:
+    """Whether a font has digits and letters at their places: no symbols, as in cmsy10, and no stand-ins, as in LastResort."""
+    from matplotlib.ft2font import FT2Font
+    from PIL import ImageFont
+
+    try:
+        font = FT2Font(str(path))
+        ImageFont.truetype(str(path), FONT_SIZE)
+    except (OSError, RuntimeError):  # a bitmap font, a broken file
+        return False
+    places = font.get_charmap()
+    if any(ord(character) not in places for character in CHARACTERS):
+        return False
+    indices = [places[ord(character)] for character in CHARACTERS]
+    names = [font.get_glyph_name(index) for index in indices]
+    expected = (*DIGIT_NAMES, *CHARACTERS[10:])
+    right = all(name.startswith((*NAMELESS, want)) or not name for name, want in zip(names, expected, strict=True))
+    return right and len(set(indices)) == len(indices)
+
+
+def glyph_picture(face: FreeTypeFont, character: str, weight: float) -> Image:
+    """One character cut to its bounds, white on black, its outline moved outwards by `weight` pixels (below -0.5: thinned by one)."""
+    from PIL import Image as Pictures
+    from PIL import ImageDraw, ImageFilter
+
+    stroke = max(0, round(weight))
+    left, top, right, bottom = face.getbbox(character, stroke_width=stroke)
+    size = (math.ceil(right - left) + 2, math.ceil(bottom - top) + 2)
+    picture = Pictures.new("L", size)
+    ImageDraw.Draw(picture).text((1 - left, 1 - top), character, fill=255, font=face, stroke_width=stroke)
+    return picture.filter(ImageFilter.MinFilter(3)) if weight < -0.5 else picture
+
+
+def place(picture: Image, size: tuple[int, int], random: np.random.Generator) -> np.ndarray:
+    """A glyph on a black canvas of `size` (height, width), scaled, sheared, turned and shifted by lot; (H, W) uint8."""
+    from PIL.Image import Resampling, Transform
+
+    height, width = size
+    side = min(height, width)
+    fine = max(2, round(112 / side))  # drawn so many times larger, then averaged
+    fraction = random.uniform(min(0.85, 0.7 + 1.2 / side), 1.0)  # of the side; small images are filled more
+    scale = side * fine * fraction / max(picture.size)
+    stretch, shear, angle = random.uniform(0.8, 1.2), random.uniform(-0.2, 0.2), math.radians(random.uniform(-15, 15))
+    cos, sin = math.cos(angle), math.sin(angle)
+    turned = np.array([[cos, -sin], [sin, cos]]) @ np.array([[stretch, shear], [0, 1]]) * scale
+    back = np.linalg.inv(turned)  # from the canvas to the picture, as the transform below wants it
+    room = side * fine * max(0.04, (1 - fraction) / 2)
+    centre = np.array([width, height]) * fine / 2 + random.uniform(-room, room, 2)
+    offset = np.array(picture.size) / 2 - back @ centre
+    placed = picture.transform(
+        (width * fine, height * fine), Transform.AFFINE, (*back[0], offset[0], *back[1], offset[1]), Resampling.BILINEAR
+    )
+    return np.asarray(placed.reduce(fine))
+
+
+def coloured(mask: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """(H, W) uint8 as (H, W, 3) uint8: two colours at least CONTRAST apart."""
+    ground, ink = random.uniform(0, 255, (2, 3))
+    while np.linalg.norm(ground - ink) < CONTRAST:
+        ink = random.uniform(0, 255, 3)
+    return np.rint(ground + (mask[..., None] / 255.0) * (ink - ground)).astype(np.uint8)

@@ -1,0 +1,35 @@
+"""Random patches of the two photographs that come with scikit-learn: a Chinese palace and a flower. One class each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+PHOTOGRAPHS = ("china", "flower")
+SMALLEST = 16  # pixels: the least side of a patch
+
+
+def photo_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, int], np.ndarray]:
+    """A function (random stream, label) -> one patch, (H, W, C) uint8: place, scale (log-uniform) and mirroring by lot."""
+    from PIL import Image
+    from sklearn.datasets import load_sample_images
+
+    channels, height, width = shape
+    bunch = load_sample_images()
+    found = {name.rsplit("/", 1)[-1].split(".")[0]: Image.fromarray(array) for name, array in zip(bunch.filenames, bunch.images, strict=True)}
+    pictures = [found[name] if channels == 3 else found[name].convert("L") for name in PHOTOGRAPHS]
+
+    def draw(random: np.random.Generator, label: int) -> np.ndarray:
+        picture = pictures[label]
+        largest = min(picture.width / width, picture.height / height)  # of a patch, in units of the image
+        smallest = min(max(1.0, SMALLEST / min(height, width)), largest)
+        scale = math.exp(random.uniform(math.log(smallest), math.log(largest)))
+        left, top = random.uniform(0, picture.width - scale * width), random.uniform(0, picture.height - scale * height)
+        box = (left, top, min(left + scale * width, picture.width), min(top + scale * height, picture.height))
+        patch = np.asarray(picture.resize((width, height), Image.Resampling.LANCZOS, box=box))
+        patch = patch if patch.ndim == 3 else patch[..., None]
+        return np.ascontiguousarray(patch[:, ::-1]) if random.random() < 0.5 else patch
+
+    return draw

@@ -1,0 +1,161 @@
+"""Textures of six classical generators, grey or in colour; the generator is the class.
+
+Sources: dead leaves (Lee, Mumford, Huang 2001; as public images: Baradad et al. 2021), 1/f noise (Field 1987), gradient noise (Perlin
+1985), cellular noise (Worley 1996), sine gratings, plain shapes. Lengths are in units of the image's shorter side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+FINE = 2  # times larger, per side, are textures with edges drawn
+Texture = Callable[[np.random.Generator, int, int, int], np.ndarray]  # (random stream, H, W, C) -> (H, W, C) float in [0, 1]
+
+
+def procedural_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, int], np.ndarray]:
+    """A function (random stream, label) -> one texture, (H, W, C) uint8. Textures with edges are drawn finer and averaged."""
+    channels, height, width = shape
+    textures = list(FAMILIES.values())
+
+    def draw(random: np.random.Generator, label: int) -> np.ndarray:
+        texture = textures[label]
+        factor = FINE if texture in EDGED else 1
+        image = texture(random, height * factor, width * factor, channels)
+        image = image.reshape(height, factor, width, factor, channels).mean(axis=(1, 3))
+        return np.rint(image.clip(0, 1) * 255).astype(np.uint8)
+
+    return draw
+
+
+def dead_leaves(random: np.random.Generator, height: int, width: int, channels: int) -> np.ndarray:
+    """Discs that hide one another, of radii with density ∝ r⁻³, until nearly nothing of the ground is left."""
+    y, x = (axis.ravel() for axis in grid(height, width))
+    image = np.broadcast_to(random.random(channels), (height * width, channels)).copy()
+    bare = np.arange(height * width)
+    least, most = random.uniform(0.03, 0.08), random.uniform(0.3, 0.6)
+    for _ in range(12):  # from front to back, 24 discs at once
+        radius = (most**-2 + random.random(24) * (least**-2 - most**-2)) ** -0.5
+        middle = random.uniform(-0.2, [[1.2 * y[-1]], [1.2 * x[-1]]], (2, 24))
+        inside = (y[bare, None] - middle[0]) ** 2 + (x[bare, None] - middle[1]) ** 2 < radius**2  # (pixels still bare, 24)
+        hit = inside.any(axis=1)
+        image[bare[hit]] = random.random((24, channels))[inside[hit].argmax(axis=1)]
+        bare = bare[~hit]
+    return image.reshape(height, width, channels)
+
+
+def fractal_noise(random: np.random.Generator, height: int, width: int, channels: int) -> np.ndarray:
+    """Gaussian noise whose amplitude falls as 1/f^β, β in 0.6..1.8; channels are correlated."""
+    frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
+    frequency[0, 0] = np.inf
+    spectrum = np.fft.rfft2(random.standard_normal((channels + 1, height, width))) * frequency ** -random.uniform(0.6, 1.8)
+    noise = np.fft.irfft2(spectrum, s=(height, width)).transpose(1, 2, 0)
+    noise /= noise.std(axis=(0, 1)) + 1e-12
+    shared = random.uniform(0.3, 1)  # correlation of the channels
+    mixed = shared * noise[..., :1] + math.sqrt(1 - shared**2) * noise[..., 1:]
+    return random.uniform(0.3, 0.7, channels) + random.uniform(0.12, 0.25) * mixed
+
+
+def gradient_noise(random: np.random.Generator, height: int, width: int, channels: int) -> np.ndarray:
+    """Perlin's noise, one to five octaves, as a mixture of three colours."""
+    cells = random.uniform(1.5, 6)
+    octaves = int(random.integers(1, 6))
+    value = np.sum([0.55**octave * perlin(random, height, width, cells * 2**octave) for octave in range(octaves)], axis=0)
+    value = (value - value.min()) / (np.ptp(value) + 1e-12)
+    low, middle, high = random.random((3, channels))
+    value = value[..., None]
+    return np.where(value < 0.5, low + 2 * value * (middle - low), middle + (2 * value - 1) * (high - middle))
+
+
+def perlin(random: np.random.Generator, height: int, width: int, cells: float) -> np.ndarray:
+    """One octave, (H, W): random unit gradients at the corners of a lattice with `cells` cells to the shorter side."""
+    y, x = (axis * cells for axis in grid(height, width))
+    row, column = y.astype(int), x.astype(int)
+    angle = random.uniform(0, 2 * math.pi, (int(y[-1, 0]) + 2, int(x[0, -1]) + 2))
+    dy, dx = y - row, x - column
+    corner = [
+        [np.cos(turn := angle[row + i, column + j]) * (dx - j) + np.sin(turn) * (dy - i) for j in (0, 1)] for i in (0, 1)
+    ]
+    u, v = (t**3 * (t * (6 * t - 15) + 10) for t in (dx, dy))
+    above, below = (left + u * (right - left) for left, right in corner)
+    return above + v * (below - above)
+
+
+def gratings(random: np.random.Generator, height: int, width: int, channels: int) -> np.ndarray:
+    """One to three sine or square waves of any direction between two colours."""
+    y, x = grid(height, width)
+    wave = np.zeros((height, width))
+    sharpness = random.choice([0.0, 3.0, 12.0])
+    for _ in range(random.integers(1, 4)):
+        angle, cycles, phase = random.uniform(0, math.pi), math.exp(random.uniform(math.log(1.5), math.log(9))), random.uniform(0, 2 * math.pi)
+        each = np.sin(2 * math.pi * cycles * (x * math.cos(angle) + y * math.sin(angle)) + phase)
+        wave += random.uniform(0.4, 1) * (np.tanh(sharpness * each) if sharpness else each)
+    wave = 0.5 + 0.5 * wave[..., None] / (np.abs(wave).max() + 1e-12)
+    low, high = apart(random, channels)
+    return low + wave * (high - low)
+
+
+def shapes(random: np.random.Generator, height: int, width: int, channels: int) -> np.ndarray:
+    """One to five ellipses and convex polygons, one on top of the other, on a ground that fades from one colour to another."""
+    y, x = grid(height, width)
+    angle = random.uniform(0, 2 * math.pi)
+    ramp = (0.5 + 0.7 * ((x - 0.5) * math.cos(angle) + (y - 0.5) * math.sin(angle))).clip(0, 1)[..., None]
+    start, ink = apart(random, channels)
+    image = start + ramp * random.uniform(0, 0.5) * (random.random(channels) - start)
+    for _ in range(random.integers(1, 6)):
+        size, turn = random.uniform(0.1, 0.4), random.uniform(0, 2 * math.pi)
+        dy, dx = y - random.uniform(0, y[-1, 0]), x - random.uniform(0, x[0, -1])
+        across, along = dx * math.cos(turn) + dy * math.sin(turn), (dy * math.cos(turn) - dx * math.sin(turn)) / random.uniform(0.4, 1)
+        if random.random() < 0.4:
+            inside = across**2 + along**2 < size**2
+        else:
+            sides = int(random.integers(3, 7))
+            normal = 2 * math.pi * (np.arange(sides) + random.uniform(-0.2, 0.2, sides)) / sides
+            reach = size * random.uniform(0.5, 0.9, sides)
+            inside = (across[..., None] * np.cos(normal) + along[..., None] * np.sin(normal) < reach).all(axis=2)
+        image[inside] = ink
+        ink = random.random(channels)
+    return image
+
+
+def cells(random: np.random.Generator, height: int, width: int, channels: int) -> np.ndarray:
+    """Worley's noise over 6 to 40 points: plain cells, distances to the nearest point, or the walls between cells."""
+    y, x = grid(height, width)
+    count = int(random.integers(6, 41))
+    point = random.uniform(-0.1, [[1.1 * y[-1, 0]], [1.1 * x[0, -1]]], (2, count))
+    square = (y[..., None] - point[0]) ** 2 + (x[..., None] - point[1]) ** 2  # of the distance: (H, W, points)
+    kind = random.integers(3)
+    if kind == 0:
+        return random.random((count, channels))[square.argmin(axis=2)]
+    nearest = np.sqrt(np.partition(square, 1, axis=2)[..., :2])
+    value = nearest[..., 0] if kind == 1 else np.minimum(nearest[..., 1] - nearest[..., 0], random.uniform(0.03, 0.15))
+    low, high = apart(random, channels)
+    return low + (value / value.max())[..., None] * (high - low)
+
+
+FAMILIES: dict[str, Texture] = {
+    "dead-leaves": dead_leaves,
+    "fractal-noise": fractal_noise,
+    "gradient-noise": gradient_noise,
+    "gratings": gratings,
+    "shapes": shapes,
+    "cells": cells,
+}
+EDGED = (dead_leaves, shapes, cells)
+
+
+def grid(height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pixel centres, y and x (H, W), in units of the shorter side."""
+    side = min(height, width)
+    y, x = np.meshgrid((np.arange(height) + 0.5) / side, (np.arange(width) + 0.5) / side, indexing="ij")
+    return y, x
+
+
+def apart(random: np.random.Generator, channels: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two colours (C,) in [0, 1] that differ by at least 0.35 in some channel."""
+    first, second = random.random((2, channels))
+    while np.abs(first - second).max() < 0.35:
+        second = random.random(channels)
+    return first, second

@@ -1,0 +1,97 @@
+"""What every source of images has in common: what is asked of it, what it gives, and how an image is made to fit."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sfumato.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+DOWNLOAD_TIMEOUT = 60.0  # seconds without an answer
+Example = tuple[np.ndarray, int]  # (H, W, C) uint8 and its label
+
+
+@dataclass(frozen=True)
+class Source:
+    """A labelled source. `train` and `test` are read once; `test` is None where there is no official test split, or none is asked for."""
+
+    classes: tuple[str, ...]
+    train: Iterable[Example]
+    test: Iterable[Example] | None
+    size: int  # images in all, for a progress bar; not public where the images are sensitive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is asked of a source. `section` is where the user asked: "data" for sensitive images, "public" for public ones."""
+
+    section: str
+    name: str
+    path: str | None
+    size: tuple[int, int] | None = None  # height and width; None: as the source has them
+    channels: int | None = None  # None: as the source has them
+
+    @property
+    def sensitive(self) -> bool:
+        """Sensitive sets bring their test split and refuse groups; public ones need neither."""
+        return self.section == "data"
+
+    def required_path(self) -> Path:
+        if self.path is None:
+            raise ConfigError(f"{self.section}.path is missing: {self.section}.source={self.name} needs it.")
+        return Path(self.path).expanduser()
+
+
+def check_labels(labels: np.ndarray, classes: tuple[str, ...], path: Path) -> None:
+    if len(labels) and not (labels.min() >= 0 and labels.max() < len(classes)):
+        raise DataError(f"{path} has labels {labels.min()}..{labels.max()}, expected 0..{len(classes) - 1} for {len(classes)} classes.")
+
+
+def examples(images: np.ndarray, labels: np.ndarray, request: Request, name: str) -> Iterator[Example]:
+    """Array rows one by one, (H, W) or (H, W, C) uint8, converted as asked."""
+    for i, (image, label) in enumerate(zip(images, labels, strict=True)):
+        yield fit(image if image.ndim == 3 else image[..., None], request, f"{name}, image {i}"), int(label)
+
+
+def fit(image: np.ndarray, request: Request, name: str) -> np.ndarray:
+    """One image, (H, W, C) uint8, with the channels and the size that are asked for.
+
+    Of an image with other proportions the middle is kept. Unset fields leave the image as it is.
+    """
+    from PIL import ImageOps
+    from PIL.Image import Resampling, fromarray
+
+    height, width, channels = image.shape
+    if not height or not width:
+        raise DataError(f"{name} has no pixels ({height}×{width}): remove it.")
+    if request.size in (None, (height, width)) and request.channels in (None, channels):
+        return np.ascontiguousarray(image)
+    picture: Image = fromarray(np.ascontiguousarray(image[..., 0] if channels == 1 else image))
+    if request.channels is not None:
+        picture = picture.convert("L" if request.channels == 1 else "RGB")
+    if request.size is not None:
+        picture = ImageOps.fit(picture, request.size[::-1], Resampling.LANCZOS)
+    array = np.asarray(picture)
+    return array if array.ndim == 3 else array[..., None]
+
+
+def download(name: str, raw: Path, fix: str, *, test: bool, options: Mapping[str, str] | None = None) -> tuple:
+    """Let torchvision fetch and verify dataset `name` under `raw`; returns its training dataset, and with `test` that of its test."""
+    from torchvision import datasets  # heavy: only when used
+
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(DOWNLOAD_TIMEOUT)
+    try:
+        return tuple(getattr(datasets, name)(raw, train=train, download=True, **(options or {})) for train in ([True, False] if test else [True]))
+    except (OSError, RuntimeError) as error:  # no network, a broken file, a full disk
+        raise DataError(f"the download of {name} failed ({error}). {fix}.") from error
+    finally:
+        socket.setdefaulttimeout(before)
