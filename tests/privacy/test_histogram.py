@@ -1,0 +1,209 @@
+"""One image more or less changes only its own votes: on a trained network, also where rounding decides between two classes."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from sfumato.config import Classifier
+from sfumato.models.resnet import ResNet
+from sfumato.prepared import load_prepared
+from sfumato.privacy.events import Mechanism
+from sfumato.queries.histogram import lone_logits, query_histogram, vote_sum
+from sfumato.training.public_classifier import train_public_classifier
+
+CLASSES = 10
+
+
+class Recorder:
+    """A charge that draws everything it holds, adds no noise, and keeps what it was asked to release."""
+
+    def __init__(self, images: Tensor, labels: Tensor, size: int | None = None) -> None:
+        self.images, self.labels, self.size = images, labels, size
+        self.released: list[tuple[Tensor, float]] = []
+
+    def batches(self, size: int):
+        size = self.size or size
+        for start in range(0, len(self.images), size):
+            yield self.images[start : start + size], self.labels[start : start + size]
+
+    def release(self, total: Tensor, max_norm: float) -> Tensor:
+        self.released.append((total.clone(), max_norm))
+        return total
+
+
+@pytest.fixture(scope="module")
+def trained(digits) -> ResNet:
+    return train_public_classifier(digits, Classifier(width=8, steps=100), seed=0)[0]
+
+
+@pytest.fixture(scope="module")
+def undecided(trained) -> ResNet:
+    """Each class eight times, the copies a rounding error apart: which of them leads depends on the last bits of a sum."""
+    model = copy.deepcopy(trained)
+    model.classes = 8 * CLASSES
+    head = torch.nn.Linear(model.head.in_features, model.classes)
+    with torch.no_grad():
+        head.weight.copy_(trained.head.weight.repeat(8, 1) * (1 + 6e-8 * torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(0))))
+        head.bias.copy_(trained.head.bias.repeat(8))
+    model.head = head
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def sample(digits) -> tuple[Tensor, Tensor]:
+    return digits.batch(range(90))
+
+
+def total(model: ResNet, images: Tensor, labels: Tensor, votes: int = 1, classes: int | None = None, size: int | None = None) -> Tensor:
+    charge = Recorder(images, labels, size)
+    query_histogram(charge, model, votes, classes)
+    ((released, max_norm),) = charge.released
+    assert max_norm == math.sqrt(votes)
+    return released
+
+
+def moves(model, images: Tensor, labels: Tensor, left_out, votes: int = 1, classes: int | None = None, size: int | None = None) -> list[Tensor]:
+    whole = total(model, images, labels, votes, classes, size)
+    assert whole.isfinite().all()
+    rest = [torch.arange(len(images)) != i for i in left_out]
+    return [whole - total(model, images[keep], labels[keep], votes, classes, size) for keep in rest]
+
+
+@pytest.mark.parametrize("network", ["trained", "undecided"])
+@pytest.mark.parametrize("votes", [1, 5])
+@pytest.mark.parametrize("classes", [None, CLASSES])
+def test_one_image_moves_the_votes_by_exactly_the_bound(network, votes, classes, sample, request):
+    """The bound is met, never passed: the image's own votes go, and no other image's vote turns.
+
+    In chunks of 89 the last of the 90 images is in a chunk of its own until one before it is missing.
+    """
+    model = request.getfixturevalue(network)
+    for move in moves(model, *sample, [0, 1, 40, 89], votes, classes, size=89):
+        assert set(move.unique().tolist()) == {0.0, 1.0} and move.sum() == votes
+        assert torch.linalg.vector_norm(move) == math.sqrt(votes)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_logits_of_an_image_depend_on_nothing_else_to_the_last_bit(layout, undecided, sample):
+    images = sample[0]
+    alone = torch.cat([lone_logits(undecided, image[None]) for image in images])
+    shuffled = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(lone_logits(undecided, images.to(memory_format=layout)), alone)
+    assert torch.equal(lone_logits(undecided, images[shuffled]), alone[shuffled])
+    assert torch.equal(lone_logits(undecided, images[::2].expand(-1, 1, 8, 8)), alone[::2])
+    misaligned = torch.empty(images.numel() + 1)[1:].view(images.shape).copy_(images)
+    assert torch.equal(lone_logits(undecided, misaligned), alone)
+
+
+def test_the_logits_do_not_depend_on_the_number_of_threads_and_leave_it_as_it_was(undecided, sample):
+    before = torch.get_num_threads()
+    try:
+        answers = []
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            answers.append(lone_logits(undecided, sample[0]))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*answers)
+
+
+def test_the_logits_are_those_of_the_network(trained, sample):
+    with torch.no_grad():
+        torch.testing.assert_close(lone_logits(trained, sample[0]), trained(sample[0]), rtol=1e-4, atol=1e-4)
+
+
+def test_a_network_in_training_mode_is_refused(trained, sample):
+    with pytest.raises(ValueError, match="training mode"):
+        lone_logits(copy.deepcopy(trained).train(), sample[0])
+
+
+@pytest.mark.parametrize("votes", [1, 5])
+def test_of_equal_classes_the_first_get_the_votes_each_once(votes, trained, sample):
+    model = copy.deepcopy(trained)
+    torch.nn.init.zeros_(model.head.weight)
+    torch.nn.init.zeros_(model.head.bias)
+    expected = torch.zeros(1, CLASSES, dtype=torch.float64)
+    expected[:, :votes] = len(sample[0])
+    assert torch.equal(total(model, *sample, votes), expected)
+
+
+def test_the_votes_are_the_likeliest_classes():
+    logits = torch.tensor([[0.0, 3.0, 1.0, 2.0], [5.0, 5.0, -1.0, 5.0], [-4.0, -3.0, -2.0, -9.0]])
+    labels = torch.tensor([1, 0, 1])
+    assert vote_sum(logits, labels, 2).tolist() == [[1.0, 3.0, 1.0, 1.0]]
+    assert vote_sum(logits, labels, 2, 2).tolist() == [[1.0, 1.0, 0.0, 0.0], [0.0, 2.0, 1.0, 1.0]]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e38, -5.0])
+@pytest.mark.parametrize("classes", [None, CLASSES])
+def test_a_broken_image_moves_the_votes_by_at_most_the_bound(value, classes, trained, sample):
+    images, labels = sample[0].clone(), sample[1]
+    images[17, 0, 3, 4:] = value
+    (move,) = moves(trained, images, labels, [17], 5, classes)
+    assert torch.linalg.vector_norm(move) <= math.sqrt(5)
+    if not math.isfinite(value):
+        assert not move.any(), "an image with a non-finite pixel must vote nowhere"
+
+
+def test_a_logit_that_is_not_finite_votes_nowhere():
+    logits = torch.tensor([[0.0, float("inf"), 1.0], [float("nan"), 0.0, 1.0], [0.0, -float("inf"), 1.0], [1.0, 0.0, 0.0]])
+    assert vote_sum(logits, torch.zeros(4, dtype=torch.int64), 1).tolist() == [[1.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("label", [-1, CLASSES, 2**40])
+def test_a_label_out_of_range_stops_nothing_and_votes_in_no_row(label, trained, sample):
+    images, labels = sample[0], sample[1].clone()
+    labels[17] = label
+    (move,) = moves(trained, images, labels, [17], 1, CLASSES)
+    assert not move.any()
+    (move,) = moves(trained, images, labels, [17], 1, None)
+    assert move.sum() == 1
+
+
+def test_an_image_votes_in_the_row_of_its_own_label(trained, sample):
+    images, labels = sample
+    rows = total(trained, images, labels, 5, CLASSES)
+    assert torch.equal(rows.sum(1), 5 * labels.bincount(minlength=CLASSES).double())
+    assert torch.equal(rows.sum(0, keepdim=True), total(trained, images, labels, 5))
+
+
+@pytest.mark.parametrize("classes", [None, CLASSES])
+def test_an_empty_draw_releases_zeros_of_the_same_shape(classes, trained, sample):
+    empty = total(trained, torch.zeros(0, 1, 8, 8), torch.zeros(0, dtype=torch.int64), 5, classes)
+    assert empty.shape == total(trained, *sample, 5, classes).shape and not empty.any()
+
+
+@pytest.mark.parametrize("size", [1, 7, 90])
+def test_the_votes_do_not_depend_on_the_chunks(size, undecided, sample):
+    assert torch.equal(total(undecided, *sample, 5, size=size), total(undecided, *sample, 5))
+
+
+def test_more_votes_than_classes_are_refused_before_a_draw(trained, owner):
+    charge = owner.open()
+    with pytest.raises(ValueError, match="votes=11"):
+        query_histogram(charge, trained, 11)
+    assert charge.used == 0
+    query_histogram(charge, trained, 1)
+    assert charge.used == 1
+
+
+def test_a_rate_below_one_draws_a_part(trained, owner):
+    """The number of votes is that of images drawn: binomial, within 6 standard deviations of half (false alarms: 4e-9)."""
+    count = len(load_prepared(owner.state, owner.card, "sensitive"))
+    charge = owner.open(Mechanism(noise_multiplier=1e-3, sample_rate=0.5))
+    drawn = query_histogram(charge, trained, 1).sum().item()
+    assert abs(drawn - count / 2) < 3 * math.sqrt(count)
+    assert charge.used == charge.uses == 1
+
+
+def test_the_release_is_noised_by_the_bound(trained, owner):
+    """Standard deviation of 100 cells whose true values are known, within 45 % (false alarms: about 1e-8)."""
+    images, labels = load_prepared(owner.state, owner.card, "sensitive").batch(range(len(load_prepared(owner.state, owner.card, "sensitive"))))
+    exact = total(trained, images, labels, 4, CLASSES)
+    noisy = query_histogram(owner.open(Mechanism(noise_multiplier=50.0)), trained, 4, CLASSES)
+    assert noisy.shape == exact.shape and noisy.dtype == torch.float64
+    assert (noisy - exact).std().item() == pytest.approx(50 * 2, rel=0.45)
