@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 from sfumato.errors import ConfigError, DataError
-from sfumato.models.unet import Attention, UNet, load_model, save_model, silu
+from sfumato.models.unet import Attention, UNet, drop_extra_classes, load_model, save_model, silu
 
 TINY = {"width": 8, "multipliers": (1, 2), "attention": (1,), "blocks": 1}
 
@@ -112,3 +112,40 @@ def test_a_broken_model_is_an_error_that_names_it(tmp_path):
     save_file({"x": torch.zeros(1)}, tmp_path / "weights.safetensors")
     with pytest.raises(DataError, match="do not fit"):
         load_model(tmp_path)
+
+
+def test_extra_classes_leave_every_other_weight_as_it_starts_without():
+    torch.manual_seed(3)
+    plain = UNet(8, 1, 4, **TINY).state_dict()
+    torch.manual_seed(3)
+    more = UNet(8, 1, 4, **TINY, extra_classes=6).state_dict()
+    assert list(plain) == list(more)
+    assert more["label.weight"].shape == (11, 32)
+    assert all(torch.equal(value, more[name][:5] if name == "label.weight" else more[name]) for name, value in plain.items())
+    extra = more["label.weight"][5:]
+    assert 0.35 < extra.std() < 0.65  # 192 normals of standard deviation 0.5: off by six of their own
+    assert torch.pdist(extra).min() > 0.1
+
+
+def test_dropped_classes_leave_the_plain_network_with_the_same_answers(tmp_path):
+    config = {"resolution": 8, "channels": 1, "classes": 4, **TINY}
+    model = awake(UNet(**config, extra_classes=6))
+    x, c_noise, labels = torch.randn(5, 1, 8, 8), torch.randn(5), torch.arange(5)
+    before = model(x, c_noise, labels)
+    assert model(x, c_noise, labels + 6).shape == before.shape  # 6..10 are public classes
+    assert drop_extra_classes(model) is model and model.extra_classes == 0
+    assert torch.equal(model(x, c_noise, labels), before)
+    with pytest.raises(IndexError):
+        model(x, c_noise, labels + 6)
+    save_model(model, config, tmp_path)
+    assert torch.equal(load_model(tmp_path)(x, c_noise, labels), before)
+
+
+def test_dropping_nothing_changes_nothing_and_a_frozen_table_stays_frozen():
+    model = UNet(8, 1, 4, **TINY)
+    table = model.label
+    assert drop_extra_classes(model).label is table
+    model = UNet(8, 1, 4, **TINY, extra_classes=2)
+    model.label.weight.requires_grad_(False)
+    assert not drop_extra_classes(model).label.weight.requires_grad
+    assert drop_extra_classes(UNet(8, 1, 4, **TINY, extra_classes=2)).label.weight.requires_grad

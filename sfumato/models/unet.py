@@ -138,7 +138,8 @@ class UNet(nn.Module):
     resolution: height and width of the images; channels: theirs; classes: labels are 0..classes-1 and `classes` means no
     label; width · multipliers[l]: channels of level l (0 is the finest); attention: levels with self-attention (the
     middle has it when the coarsest level has); blocks: residual blocks per level; unshuffle: the network works at
-    resolution / unshuffle, on channels · unshuffle² (about unshuffle² times cheaper).
+    resolution / unshuffle, on channels · unshuffle² (about unshuffle² times cheaper); extra_classes: further rows of the
+    label table, for the classes of public images: label classes+1+j is the j-th (`drop_extra_classes` removes them).
     `sigma_data` is not used here: it belongs to the weights, so it is stored with them for the preconditioning.
     Raises ConfigError on sizes that do not fit together.
     """
@@ -154,6 +155,7 @@ class UNet(nn.Module):
         blocks: int = 1,
         unshuffle: int = 1,
         sigma_data: float = 0.5,
+        extra_classes: int = 0,
     ) -> None:
         super().__init__()
         if resolution % unshuffle:
@@ -163,7 +165,7 @@ class UNet(nn.Module):
         if not set(attention) <= set(range(len(multipliers))):
             raise ConfigError(f"model.attention={tuple(attention)}: expected levels among 0..{len(multipliers) - 1}")
         self.resolution, self.channels, self.classes = resolution, channels, classes
-        self.width, self.unshuffle, self.sigma_data = width, unshuffle, sigma_data
+        self.width, self.unshuffle, self.sigma_data, self.extra_classes = width, unshuffle, sigma_data, extra_classes
         embedding = 4 * width
         self.noise = nn.Sequential(nn.Linear(width, embedding), nn.SiLU(), nn.Linear(embedding, embedding))
         self.label = nn.Embedding(classes + 1, embedding)
@@ -187,9 +189,11 @@ class UNet(nn.Module):
         self.norm_out = GroupNorm(current)
         self.conv_out = nn.Conv2d(current, folded, 3, padding=1)
         zero(self.conv_out)
+        if extra_classes:  # drawn last: all other weights start as they do without
+            self.label = label_table([self.label.weight, 0.5 * torch.randn(extra_classes, embedding)])
 
     def forward(self, x: Tensor, c_noise: Tensor, labels: Tensor) -> Tensor:
-        """x: (B, C, H, W); c_noise: (B,), ln σ / 4; labels: (B,) int64 in 0..classes. Returns (B, C, H, W)."""
+        """x: (B, C, H, W); c_noise: (B,), ln σ / 4; labels: (B,) int64 in 0..classes+extra_classes. Returns (B, C, H, W)."""
         embedding = silu(self.noise(fourier_features(c_noise, self.width)) + self.label(labels))  # (B, E)
         x = self.conv_in(F.pixel_unshuffle(x, self.unshuffle))
         skips = []
@@ -212,6 +216,24 @@ def zero(layer: nn.Conv2d | nn.Linear) -> None:
     """Start a layer at zero: every residual branch begins as nothing."""
     for parameter in layer.parameters():
         nn.init.zeros_(parameter)
+
+
+def label_table(rows: Sequence[Tensor]) -> nn.Embedding:
+    """A trainable embedding of all rows, in order. Draws nothing."""
+    return nn.Embedding.from_pretrained(torch.cat([part.detach() for part in rows]), freeze=False)
+
+
+def drop_extra_classes(model: UNet) -> UNet:
+    """`model` without the label rows of public classes: what stays are its own classes and "no label". Changes it and returns it.
+
+    A name-by-name average of the weights goes into the model first (`ema_model`); an optimiser made before keeps the old table.
+    """
+    if model.extra_classes:
+        trained = model.label.weight.requires_grad
+        model.label = label_table([model.label.weight[: model.classes + 1]])
+        model.label.weight.requires_grad_(trained)
+        model.extra_classes = 0
+    return model
 
 
 def fourier_features(c_noise: Tensor, size: int) -> Tensor:

@@ -1,12 +1,16 @@
-"""Warm-up: plain denoising training, phase by phase, on images that are public or already paid for.
+"""Warm-up: denoising training, phase by phase, on images that are public or already paid for.
 
-Nothing here touches sensitive images. Source: DP-FETA §3.1 and FETA-Pro §3.2 ("from easy to hard"); METHODS §3 and §4.
+Nothing here touches sensitive images. Source: DP-FETA §3.1 and FETA-Pro §3.2 ("from easy to hard"), RPGen §Stage 2; METHODS §3, §4 and §6.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,10 +18,38 @@ from sfumato.config import Phase, Pretrain
 from sfumato.diffusion.objective import draw_noise_levels, per_image_loss
 from sfumato.errors import ConfigError
 from sfumato.models.unet import UNet
+from sfumato.training.amp import amp_gradient
 from sfumato.training.ema import EMA
 from sfumato.training.precision import bfloat16_is_faster
 
-Sources = Mapping[str, tuple[Tensor, Tensor]]  # name -> images (N, C, H, W), uint8 or float32 in [0, 1]; labels (N,) int64
+
+class Images(Protocol):
+    """(N, C, H, W), uint8 or float32 in [0, 1]: a tensor, or anything that gives copies of the rows asked for."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, rows: Tensor, /) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class MappedImages:
+    """Rows of a memory map as `Images`: only what a batch asks for is ever read.
+
+    images: (N, H, W, C) uint8; rows: (n,) int64 below N, those that count; None: all.
+    """
+
+    images: np.ndarray
+    rows: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.images if self.rows is None else self.rows)
+
+    def __getitem__(self, rows: Tensor, /) -> Tensor:
+        """rows: (B,) int64 below len(self). Returns (B, C, H, W) uint8."""
+        wanted = rows.numpy() if self.rows is None else self.rows[rows.numpy()]
+        return torch.from_numpy(np.array(self.images[wanted])).permute(0, 3, 1, 2).contiguous()
+
+
+Sources = Mapping[str, tuple[Images, Tensor]]  # name -> images; labels (N,) int64, rows of the model's label table
 Progress = Callable[[int, int, int, float], None]  # phase, step in it (from 1), its steps, loss
 
 GROUP = 2  # images that share a draw of RandAugment operations: a draw for each would cost a tenth of the training step
@@ -35,7 +67,7 @@ def warm_up(
     label_dropout: float = 0.1,
     autocast: bool | None = None,
 ) -> dict[str, Tensor]:
-    """Train `model` in place through the phases, each with a fresh Adam, and return the average of its weights by name.
+    """Train `model` in place through the phases, each with a fresh Adam (no weight decay), and return the average of its weights by name.
 
     config: `ema` and `noise_levels` are read; seed: fixes batches, noise and augmentation; label_dropout: share of images shown
     without label; autocast: bfloat16, None measures whether it is faster. An average over the whole curriculum, so that the
@@ -63,17 +95,21 @@ def warm_up(
             sigma = draw_noise_levels(config.noise_levels, len(images), generator)
             noise = torch.randn(images.shape, generator=generator)
 
-            # a step of Adam
-            images, labels, sigma, noise = (tensor.to(device) for tensor in (images, labels, sigma, noise))
-            with torch.autocast(device.type, torch.bfloat16, enabled=fast):
-                loss = per_image_loss(model, images, labels, sigma, noise, model.sigma_data).mean()
-            optimiser.zero_grad()
-            loss.backward()
+            # a step of Adam, on the gradient here or at the worst weights nearby
+            batch = [tensor.to(device) for tensor in (images, labels, sigma, noise)]
+            loss = amp_gradient(parameters.values(), functools.partial(mean_loss, model, batch, fast), phase.amp)
             optimiser.step()
             ema.update(parameters)
             if progress and (step % REPORT_EVERY == 0 or step == phase.steps):
                 progress(number, step, phase.steps, loss.item())
     return ema.average
+
+
+def mean_loss(model: UNet, batch: Sequence[Tensor], autocast: bool) -> Tensor:
+    """The training loss of a batch already drawn: images, labels, sigma, noise, as `per_image_loss` takes them."""
+    images, labels, sigma, noise = batch
+    with torch.autocast(images.device.type, torch.bfloat16, enabled=autocast):
+        return per_image_loss(model, images, labels, sigma, noise, model.sigma_data).mean()
 
 
 def mixed_batch(phase: Phase, sources: Sources, generator: torch.Generator) -> tuple[Tensor, Tensor]:
