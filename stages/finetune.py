@@ -36,27 +36,36 @@ def finetune(
     out: Out = None,
     card: CardPath = CARD,
     pretrain: Annotated[Path, input_option("pretrain")] = ARTIFACTS / "pretrain",
+    saliency: Annotated[Path, input_option("saliency")] = ARTIFACTS / "saliency",
     count: Annotated[Path, input_option("count")] = ARTIFACTS / "count",
     dry_run: DryRun = False,
 ) -> None:
-    """Query: train the synthesizer on the sensitive images by DP-SGD."""
+    """Query: train the synthesizer, or the chosen part of it, on the sensitive images by DP-SGD."""
     plan, out = load_plan("finetune", config), out or ARTIFACTS / "finetune"
+    from sfumato.config import SALIENT
+
+    salient = plan.settings.trainable in SALIENT
     if dry_run:
-        return describe(plan, {"card": card, "pretrain": pretrain, "count": count}, out)
+        return describe(plan, {"card": card, "pretrain": pretrain, "count": count} | ({"saliency": saliency} if salient else {}), out)
     from sfumato.artifacts import check_out, read_artifact, write_empty, writing
 
     if not plan.enabled:
         return write_empty(out, "finetune")
+    from sfumato.models.lora import merge, save_adapter
     from sfumato.models.unet import load_model, save_model
     from sfumato.training.checkpoint import drop_checkpoints
     from sfumato.training.dpsgd import DPSGD
     from sfumato.training.ema import ema_model
     from sfumato.training.threads import device, settle_threads
+    from sfumato.training.trainable import ADAPTED, check_trained, choose_trainable
 
     settle_threads()
-    inputs = [read_artifact(pretrain, "pretrain"), read_artifact(count, "count")]
+    inputs = [read_artifact(pretrain, "pretrain"), read_artifact(count, "count"), *([read_artifact(saliency, "saliency")] if salient else [])]
     check_out(out, "finetune")
     model = load_model(pretrain).to(device())
+    choice = read_choice(inputs[2]) if salient else {}
+    names = choose_trainable(model, plan.settings, choice.get("selected"), plan.seed, choice.get("pool"))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
     arguments = json.loads((pretrain / "config.json").read_text(encoding="utf-8"))
     assert plan.mechanism is not None and plan.model is not None
     public_batch = plan.mechanism.sample_rate * read_public_counts(inputs[1], plan).total
@@ -66,13 +75,35 @@ def finetune(
         return
     charge, log = opened
     train(plan, charge, trainer, log)
+    ema_model(model, trainer.ema.average)
+    check_trained(before, model, names)
     with writing(out, "finetune", inputs, [charge.record]) as directory:
-        save_model(ema_model(model, trainer.ema.average), arguments, directory)
+        content = {"set": plan.settings.trainable, "trained": names, "parameters": sum(before[name].numel() for name in names)}
+        (directory / "trainable.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        if plan.settings.trainable in ADAPTED:
+            save_adapter(model, directory, pretrain / "weights.safetensors")
+        else:
+            merge(model)  # of the set "noisy", whose base is no longer that of pretrain
+            save_model(model, arguments, directory)
         lines = ["step,learning_rate,noised_gradient_norm,epsilon"]
         lines += [f"{row['step']},{row['learning_rate']:g},{row['noised_gradient_norm']:.6g},{row['epsilon']:.6g}" for row in log]
         (directory / "log.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     close_charge(charge, out)
     drop_checkpoints(charge.run)
+
+
+def read_choice(saliency: Artifact) -> dict:
+    """What `stage saliency` selected, and from what; empty where it is switched off."""
+    from sfumato.errors import DataError
+
+    if not saliency.enabled:
+        return {}
+    file = saliency.path / "selected.json"
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        return {key: [str(name) for name in content[key]] for key in ("selected", "pool")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{file} cannot be read ({error}): run `stage saliency` again") from error
 
 
 def resume_or_open(plan: StagePlan, card: Path, inputs: list[Artifact], out: Path, trainer: DPSGD) -> tuple[Charge, list[dict]] | None:

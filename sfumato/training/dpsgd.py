@@ -143,6 +143,7 @@ def squared_norms(part: Tensor) -> Tensor:
     return runs.square().sum(1) + rest.square()
 
 
+@torch.no_grad()  # or weights that are not differentiated would keep a graph over all images alive
 def clipped_gradient_sum(
     model: UNet,
     parameters: Mapping[str, Tensor],
@@ -152,10 +153,12 @@ def clipped_gradient_sum(
     max_grad_norm: float,
     chunk: int,
     autocast: bool = False,
+    factors: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
     """Sum over images of their clipped gradients, `chunk` images at a time. Returns (P,) float32; zeros without images.
 
-    images: (B, C, H, W) float32 in [0, 1], any memory format; labels: (B,) int64; draws: B rows, averaged before the clip.
+    images: (B, C, H, W) float32 in [0, 1], any memory format; labels: (B,) int64; draws: B rows, averaged before the clip;
+    factors: public, by name and of the parameters' shapes; each image's gradient is multiplied by them before the clip.
     Guarantee: one image more or less changes the sum by at most `max_grad_norm` in L2.
     """
     if len(draws) != len(images):
@@ -168,6 +171,8 @@ def clipped_gradient_sum(
         count = int((index < len(images)).sum())
         index = index.clamp(max=len(images) - 1)
         rows = per_image_gradients(model, parameters, images[index], labels[index], draws.rows(index), autocast)
+        if factors is not None:
+            rows = {name: value * factors[name].detach() for name, value in rows.items()}
         total += clipped_sum({name: value[:count] for name, value in rows.items()}, max_grad_norm)
     return total
 
