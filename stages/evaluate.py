@@ -1,18 +1,23 @@
-"""`stage evaluate`: how useful the release is, measured on real images. Local: outside the guarantee, never to be shared."""
+"""`stage evaluate`: how useful and how faithful the release is, measured on real images. Local: outside the guarantee, never to be shared."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from stages.common import ARTIFACTS, CARD, CardPath, Config, DryRun, describe, input_option, load_plan, progress, read_public_counts, state_dir
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sfumato.images import ImageSet
+    from sfumato.metrics.extractors import Extractor
     from sfumato.resolved import StagePlan
+
+DRAWN_PER_CLASS = {"glyphs": 200, "procedural": 2000}  # what the embedded feature network is trained on
 
 
 def evaluate(
@@ -25,9 +30,11 @@ def evaluate(
     pretrain: Annotated[Path, input_option("pretrain")] = ARTIFACTS / "pretrain",
     finetune: Annotated[Path, input_option("finetune")] = ARTIFACTS / "finetune",
     count: Annotated[Path, input_option("count")] = ARTIFACTS / "count",
+    central: Annotated[Path, input_option("central")] = ARTIFACTS / "central",
+    complexity: Annotated[bool, typer.Option("--complexity", help="Also entropy and texture of central, auxiliary, released and real images.")] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Local: train classifiers on synthetic images, test them on the real hold-out. Nothing of it may be released."""
+    """Local: train classifiers on synthetic images, test them on the real hold-out, compare features. Nothing of it may be released."""
     plan = load_plan("evaluate", config)
     models = {"auxiliary": auxiliary, "pretrain": pretrain, "finetune": finetune}
     if dry_run:
@@ -37,7 +44,8 @@ def evaluate(
         return
     from sfumato.artifacts import read_artifact
     from sfumato.images import load_images, replace_file
-    from sfumato.metrics.evaluation import evaluate_release, plot_accuracy
+    from sfumato.metrics.evaluation import evaluate_release
+    from sfumato.metrics.plots import plot_accuracy
     from sfumato.prepared import read_card
     from sfumato.privacy.charge import open_local
     from sfumato.training.threads import settle_threads
@@ -45,36 +53,99 @@ def evaluate(
     settle_threads()
     read_artifact(synthesize, "synthesize")
     synthetic = {"release": load_images(synthesize, plan.classes)}
+    extractor = feature_space(plan)  # before anything slow: a weights file may be missing
     for name in plan.settings.stages:
-        synthetic[name] = draw_alone(plan, name, models[name], synthesize, count)
+        synthetic[name] = draw_alone(plan, name, models, count)
     train, holdout = open_local(state_dir(), read_card(card), "evaluate")
-    found = evaluate_release(synthetic, train, holdout, plan.settings, lambda what: typer.echo(f"evaluate: {what}", err=True))
+    cache = state_dir() / "cache" / "features"
+    found = evaluate_release(synthetic, train, holdout, plan.settings, extractor, cache, say)
+    if complexity:
+        found["complexity"] = complexity_table(plan, train, synthetic["release"], central, auxiliary)
     out.mkdir(parents=True, exist_ok=True)
     plot_accuracy(found, out / "accuracy.png")
+    if extractor is not None:
+        say("plots")
+        plot_features(extractor, synthetic["release"], train, cache, out)
     replace_file(out / "accuracy.csv", accuracy_table(found).encode())
     replace_file(metrics, (json.dumps(found, indent=1) + "\n").encode())
+    for warning in found["warnings"]:
+        typer.echo(f"warning: {warning}", err=True)
     show(found)
 
 
-def draw_alone(plan: StagePlan, name: str, model: Path, synthesize: Path, count: Path) -> ImageSet:
+def say(what: str) -> None:
+    typer.echo(f"evaluate: {what}", err=True)
+
+
+def feature_space(plan: StagePlan) -> Extractor | None:
+    """The extractor of the plan; None where no fidelity is asked for."""
+    if not plan.settings.metrics:
+        return None
+    from sfumato.metrics.extractors import build_extractor
+
+    def drawn() -> tuple[ImageSet, str]:
+        from sfumato.rendered import drawn_set
+
+        source: Literal["glyphs", "procedural"] = "glyphs" if plan.shape[0] == 1 else "procedural"
+        say(f"feature network on drawn images ({source})")
+        return drawn_set(source, plan.shape, DRAWN_PER_CLASS[source]), source
+
+    return build_extractor(plan.settings, plan.shape, drawn)
+
+
+def plot_features(extractor: Extractor, release: ImageSet, train: ImageSet, cache: Path, out: Path) -> None:
+    from sfumato.metrics.cache import features_of
+    from sfumato.metrics.evaluation import SEARCHED, some
+    from sfumato.metrics.plots import plot_embedding, plot_neighbours
+
+    shown, searched = some(release), some(train, SEARCHED)
+    features, real = features_of(extractor, shown.images, cache), features_of(extractor, searched.images, cache)
+    plot_neighbours(shown, searched, features, real, out / "neighbours.png")
+    plot_embedding(shown, searched, features, real, out / "embedding.png", extractor.name)
+
+
+def complexity_table(plan: StagePlan, train: ImageSet, release: ImageSet, central: Path, auxiliary: Path) -> dict:
+    """Entropy and texture complexity of the images of every step, from the simplest; steps that are switched off are left out."""
+    import numpy as np
+    import torch
+
+    from sfumato.artifacts import read_artifact
+    from sfumato.images import as_uint8, load_images
+    from sfumato.metrics.complexity import complexity
+    from sfumato.metrics.evaluation import some
+    from sfumato.training.central_images import central_training_set
+
+    images = {}
+    if read_artifact(central, "central").enabled:
+        found = sorted(central.glob("*.npy"))[0]  # mean.npy or mode.npy
+        images["central"] = as_uint8(central_training_set(torch.from_numpy(np.load(found, allow_pickle=False)), found.stem, plan.shape, 0)[0])
+    if read_artifact(auxiliary, "auxiliary").enabled:
+        images["auxiliary"] = some(load_images(auxiliary, plan.classes)).images
+    images |= {"release": some(release).images, "real": some(train).images}
+    return {name: complexity(array) for name, array in images.items()}
+
+
+def draw_alone(plan: StagePlan, name: str, models: Mapping[str, Path], count: Path) -> ImageSet:
     """Images of one model alone, drawn as the release draws them, so that one sees what each stage bought."""
     from sfumato.artifacts import read_artifact
     from sfumato.images import ImageSet, as_uint8
     from sfumato.synthesis import draw_from
 
-    read_artifact(model, name)
+    read_artifact(models[name], name)
     settings = load_plan("synthesize", None).settings
     priors = read_public_counts(read_artifact(count, "count"), plan).priors if settings.labels == "prior" else None
     with progress(f"evaluate: drawing from {name}") as report:
-        images, labels = draw_from(name, model, plan.settings.images, settings, priors, 0, report)
+        images, labels = draw_from(name, models, plan.settings.images, settings, priors, 0, report)
     return ImageSet(as_uint8(images), labels.numpy(), plan.classes)
 
 
 def accuracy_table(found: dict) -> str:
+    from sfumato.metrics.plots import accuracies
+
     lines = ["model,trained_on,accuracy,std"]
     for name, values in found.items():
-        if isinstance(values, dict):
-            lines += [f"{name}: {model},{name},{row['mean']:.4f},{row['std']:.4f}" for model, row in values.items() if model != "frechet"]
+        if isinstance(values, dict) and name != "complexity":
+            lines += [f"{name}: {model},{name},{row['mean']:.4f},{row['std']:.4f}" for model, row in accuracies(values).items()]
     return "\n".join(lines) + "\n"
 
 
@@ -82,10 +153,25 @@ def show(found: dict) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    sets = [name for name, values in found.items() if isinstance(values, dict)]
-    classifiers = [name for name in found[sets[0]] if name != "frechet"]
-    table = Table("trained on", *classifiers, f"Fréchet distance, {found[sets[0]]['frechet']['space']}", title="Accuracy on the real hold-out, % (local)")
-    for name in sets:
-        cells = [f"{100 * found[name][c]['mean']:.1f} ± {100 * found[name][c]['std']:.1f}" for c in classifiers]
-        table.add_row(name, *cells, f"{found[name]['frechet']['value']:.2f}")
-    Console().print(table)
+    from sfumato.metrics.plots import accuracies
+
+    console = Console()
+    sets = {name: values for name, values in found.items() if isinstance(values, dict) and name != "complexity"}
+    classifiers = list(accuracies(next(iter(sets.values()))))
+    table = Table("trained on", *classifiers, title="Accuracy on the real hold-out, % (local)")
+    for name, values in sets.items():
+        table.add_row(name, *(f"{100 * values[c]['mean']:.1f} ± {100 * values[c]['std']:.1f}" for c in classifiers))
+    console.print(table)
+    compared = {name: values["fidelity"] for name, values in sets.items() if "fidelity" in values}
+    if compared:
+        first = next(iter(compared.values()))
+        shown = [key for key, value in first.items() if isinstance(value, float) and not key.endswith("_std")]
+        table = Table("metric", *compared, title=f"Fidelity to the real {first['reference']} images in {first['space']} (local)")
+        for key in shown:
+            table.add_row(key.replace("_", " "), *(f"{values[key]:.4g}" if key in values else "–" for values in compared.values()))
+        console.print(table)
+    if "complexity" in found:
+        table = Table("images", "entropy", "texture complexity", title="Complexity, nats (local)")
+        for name, row in found["complexity"].items():
+            table.add_row(name, f"{row['entropy']:.3f}", f"{row['texture_complexity']:.3f}")
+        console.print(table)

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 
+from sfumato.metrics import frechet
 from sfumato.metrics.frechet import frechet_distance
 
 RNG = np.random.default_rng(0)
@@ -27,17 +28,49 @@ def test_it_agrees_with_an_independent_formula(rows, rank_a, rank_b):
     assert frechet_distance(a, b) == pytest.approx(by_eigenvalues(a, b), rel=1e-3)
 
 
-@pytest.mark.filterwarnings("ignore:The `disp` argument")
-def test_it_agrees_with_pytorch_fid():
+@pytest.fixture
+def pytorch_fid(monkeypatch):
+    """pytorch-fid's own distance; where scipy no longer takes the argument that it passes to sqrtm, through a shim that does."""
     fid_score = pytest.importorskip("pytorch_fid.fid_score")
-    for rank in (16, 6):
-        a, b = skewed(400, 16, rank, 3), skewed(300, 16, 16, 4)
-        moments = [part for x in (a, b) for part in (x.mean(axis=0), np.cov(x, rowvar=False))]
-        try:
-            theirs = fid_score.calculate_frechet_distance(*moments)
-        except (TypeError, ValueError) as error:  # scipy.linalg.sqrtm lost the argument that pytorch-fid 0.3.0 passes
-            pytest.skip(f"pytorch-fid does not run with this scipy: {error}")
-        assert frechet_distance(a, b) == pytest.approx(theirs, rel=1e-3)
+
+    def sqrtm(matrix, disp=True):
+        root = scipy.linalg.sqrtm(matrix)
+        return root if disp else (root, np.nan)
+
+    class Linalg:
+        pass
+
+    Linalg.sqrtm = staticmethod(sqrtm)
+    monkeypatch.setattr(fid_score, "linalg", Linalg)
+
+    def distance(a, b):
+        return fid_score.calculate_frechet_distance(*(part for x in (a, b) for part in (x.mean(axis=0), np.cov(x, rowvar=False))))
+
+    return distance
+
+
+@pytest.mark.parametrize("rank", [16, 6, 1])
+@pytest.mark.parametrize("rows", [400, 12])
+@pytest.mark.filterwarnings("ignore:.*singular")
+def test_it_agrees_with_pytorch_fid(pytorch_fid, rank, rows):
+    a, b = skewed(rows, 16, rank, 3), skewed(300, 16, 16, 4)
+    assert frechet_distance(a, b) == pytest.approx(pytorch_fid(a, b), rel=1e-3)
+    assert frechet_distance(a.astype(np.float32), b.astype(np.float32)) == pytest.approx(pytorch_fid(a, b), rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:.*singular")
+def test_it_agrees_with_pytorch_fid_where_features_are_constant(pytorch_fid):
+    a, b = skewed(200, 16, 16, 3), skewed(300, 16, 16, 4)
+    a[:, :5], b[:, 3:8] = 0, 2
+    assert frechet_distance(a, b) == pytest.approx(pytorch_fid(a, b), rel=1e-3)
+
+
+def test_blocks_of_rows_change_nothing(monkeypatch):
+    a, b = skewed(400, 16, 9, 3), skewed(300, 16, 16, 4)
+    whole = frechet_distance(a, b)
+    for rows in (1, 7, 300):
+        monkeypatch.setattr(frechet, "ROWS", rows)
+        assert frechet_distance(a, b) == pytest.approx(whole, rel=1e-9)
 
 
 def test_it_is_symmetric_zero_for_equals_and_the_shift_for_shifted():

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -5,7 +6,7 @@ import yaml
 
 from sfumato.errors import BudgetError, ConfigError
 from sfumato.plan import asks_of, load_params, make_plan, overlaid, plan_texts
-from sfumato.prepared import Card
+from sfumato.prepared import Card, PublicCard
 from sfumato.privacy.accountant import epsilon
 from sfumato.resolved import STAGES, read_stage_plan
 
@@ -40,7 +41,7 @@ def test_every_recipe_meets_its_budget(tmp_path, recipe, profile, target):
 
 
 def test_the_resolved_files_read_back(tmp_path):
-    made = make_plan(params(tmp_path), card(), ROOT)
+    made = make_plan(params(tmp_path, recipe="full", saliency={"enabled": True}), card(), ROOT)
     for name, text in plan_texts(made).items():
         (tmp_path / name).write_text(text)
     for stage in STAGES:
@@ -65,12 +66,51 @@ def test_no_resolved_query_tells_the_query_its_noise(tmp_path):
         ({"evaluate": {"epochs": 3}}, {"evaluate"}),
         ({"pretrain": {"median": 5}}, {"pretrain"}),
         ({"privacy": {"spend_again": True, "lifetime_epsilon": 50}}, set()),
-        ({"seed": 3}, {"frequency", "auxiliary", "pretrain", "synthesize"}),
+        ({"seed": 3}, {"frequency", "auxiliary", "classifier", "pretrain", "finetune", "synthesize"}),
+        ({"select": {"ratio": 0.9}}, {"select"}),
+        ({"pretrain": {"amp": {"radius": 0.1}}}, {"pretrain"}),
+        ({"classifier": {"steps": 7}}, {"classifier"}),
+        ({"histogram": {"batch": 100}}, {"histogram"}),
     ],
 )
 def test_an_edit_changes_the_files_of_its_own_stages_only(tmp_path, edit, changed):
-    before, after = files(tmp_path), files(tmp_path, **edit)
+    fixed = {"recipe": "full"}
+    if "histogram" in edit:  # a share of the budget: give it its noise, so that no other stage's is calibrated anew
+        fixed |= {"histogram": {"noise": 30.0}}
+        edit = {"histogram": {"noise": 30.0, **edit["histogram"]}}
+        changed = changed | {"finetune"}  # which takes the rest
+    before, after = files(tmp_path, **fixed), files(tmp_path, **fixed | edit)
     assert {stage for stage in STAGES if before[stage] != after[stage]} == changed
+
+
+def test_the_public_classifier_knows_no_sensitive_set(tmp_path):
+    loaded = params(tmp_path, recipe="full")
+    one, other = (make_plan(loaded, replace(card(), classes=classes), ROOT).files["classifier"] for classes in (("a", "b"), ("c", "d", "e")))
+    assert one == other
+    assert one == files(tmp_path, recipe="full", privacy={"size_hint": 777})["classifier"]
+
+
+def test_amp_is_of_the_phases_that_ask_for_it(tmp_path):
+    phases = params(tmp_path, recipe="full", pretrain={"amp": {"radius": 0.05}}).pretrain.phases
+    assert [phase.amp.radius if phase.amp else None for phase in phases] == [0.05 if "public" in phase.sources else None for phase in phases]
+    assert all(phase.amp is None for phase in params(tmp_path, recipe="rpgen-no-amp").pretrain.phases)
+
+
+def test_no_more_public_classes_are_asked_for_than_there_are(tmp_path):
+    public = PublicCard(enabled=True, source="glyphs", shape=(1, 8, 8), classes=tuple("abc"), images=30)
+    for content, message in (({"histogram": {"votes": 4}}, "histogram.votes=4"), ({"select": {"count": 4}}, "select.count=4")):
+        with pytest.raises(ConfigError, match=message):
+            make_plan(params(tmp_path, recipe="rpgen", **content), card(), ROOT, public)
+    make_plan(params(tmp_path, recipe="rpgen", histogram={"votes": 3}, select={"count": 3}), card(), ROOT, public)
+
+
+def test_each_sensitive_class_gets_a_public_one_or_nothing_is_spent(tmp_path):
+    public = PublicCard(enabled=True, source="glyphs", shape=(1, 8, 8), classes=tuple("abcdefghijklmno"), images=150)
+    with pytest.raises(ConfigError, match=r"select\.ratio=0\.3 keeps 4 of 15 public classes.*at least 10"):
+        make_plan(params(tmp_path, recipe="full"), card(), ROOT, public)
+    make_plan(params(tmp_path, recipe="full", select={"count": 10}), card(), ROOT, public)
+    with pytest.raises(ConfigError, match="take another"):
+        make_plan(params(tmp_path, recipe="full"), card(), ROOT, replace(public, classes=tuple("abc")))
 
 
 def test_phases_share_the_steps_by_their_parts(tmp_path):
@@ -94,6 +134,13 @@ def test_phases_share_the_steps_by_their_parts(tmp_path):
         ({"frequency": {"noise": "rest"}}, "exactly one stage"),
         ({"frequency": {"enabled": False}}, "auxiliary needs frequency"),
         ({"auxiliary": {"enabled": False}}, "auxiliary"),
+        ({"recipe": "full", "public": {"enabled": False}}, "needs public"),
+        ({"recipe": "full", "histogram": {"enabled": False}}, "select.ratio below 1 needs histogram"),
+        ({"recipe": "full", "select": {"enabled": False}}, "pretrain needs select"),
+        ({"recipe": "full", "finetune": {"trainable": "salient-lora"}}, "salient-lora needs saliency"),
+        ({"recipe": "full", "select": {"ratio": 0}}, "select.ratio"),
+        ({"recipe": "full", "select": {"ratio": 1.5}}, "select.ratio"),
+        ({"recipe": "full", "saliency": {"ratio": 0}}, "saliency.ratio"),
         ({"synthesize": {"sources": {"oracle": 1}}}, "sources"),
         ({"privacy": {"delta": 0.01}}, "1/privacy.size_hint"),
         ({"data": {"source": "imagefolder", "path": "x"}}, "dataset_id"),

@@ -19,7 +19,7 @@ def models(tmp_path_factory):
     arguments = SHAPE | {"width": 8, "multipliers": [1, 1]}
     save_model(UNet(**arguments), arguments, path / "finetune")
     save_generator(Generator(**SHAPE, latent=4, width=8), path / "auxiliary")
-    return {name: path / name for name in ("finetune", "auxiliary")}
+    return {name: path / name for name in ("finetune", "pretrain", "auxiliary")}
 
 
 def test_a_mixture_has_each_sources_part_and_the_asked_number(models):

@@ -7,23 +7,31 @@ from __future__ import annotations
 
 import numpy as np
 
+ROWS = 4096  # features read at a time
+
 
 def frechet_distance(features_a: np.ndarray, features_b: np.ndarray) -> float:
     """||μa − μb||² + tr(A) + tr(B) − 2 tr((A^½ B A^½)^½), with A, B the sample covariances.
 
-    features: (N, D), finite, two rows or more each; N may be below D. Computed in float64.
+    features: (N, D), finite, two rows or more each; N may be below D. Computed in float64, in memory O(D²) besides the features.
     tr((A^½ B A^½)^½) is the nuclear norm of X Yᵀ, where A = XᵀX and B = YᵀY: no matrix root is taken, so singular A or B are no trouble.
     Source: Heusel et al. 2017, Eq. 6 (the distance: Dowson and Landau 1982).
     """
-    a, b = (np.asarray(features, dtype=np.float64) for features in (features_a, features_b))
+    a, b = np.asarray(features_a), np.asarray(features_b)
     for features in (a, b):
         if features.ndim != 2 or len(features) < 2 or features.shape[1] != a.shape[1] or not np.isfinite(features).all():
             raise ValueError(f"features are {a.shape} and {b.shape}: expected finite (N, D) and (M, D) with N, M ≥ 2")
-    roots = []
-    for features in (a, b):
-        centred = (features - features.mean(axis=0)) / np.sqrt(len(features) - 1)
-        roots.append(np.asarray(np.linalg.qr(centred, mode="r")))  # RᵀR is the covariance; (min(N, D), D)
-    x, y = roots
-    shift = a.mean(axis=0) - b.mean(axis=0)
+    mean_a, mean_b = (features.mean(axis=0, dtype=np.float64) for features in (a, b))
+    x, y = covariance_factor(a, mean_a), covariance_factor(b, mean_b)
+    shift = mean_a - mean_b
     overlap = np.linalg.norm(x @ y.T, "nuc")
     return float(max(0.0, shift @ shift + (x**2).sum() + (y**2).sum() - 2 * overlap))
+
+
+def covariance_factor(features: np.ndarray, mean: np.ndarray) -> np.ndarray:
+    """R, at most (D, D), with RᵀR the sample covariance: the QR factor of the centred rows, taken in one block of rows after another."""
+    factor = np.empty((0, features.shape[1]))
+    for start in range(0, len(features), ROWS):
+        rows = (features[start : start + ROWS] - mean) / np.sqrt(len(features) - 1)
+        factor = np.asarray(np.linalg.qr(np.concatenate([factor, rows]), mode="r"))
+    return factor

@@ -1,0 +1,52 @@
+"""How complex images are: entropy of the grey levels, entropy of the local patterns (FETA-Pro Table 2, Appendix C.3).
+
+The paper orders its curriculum by them: central images, then auxiliary images, then real ones.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+AROUND = ((-1, -1), (-1, 0), (-1, 1), (0, 1), (1, 1), (1, 0), (1, -1), (0, -1))  # the eight neighbours, in a circle
+
+
+def grey(images: np.ndarray) -> np.ndarray:
+    """(N, H, W, C) uint8, C 1 or 3 -> (N, H, W) uint8 luminance (ITU-R 601)."""
+    if images.shape[3] == 1:
+        return images[..., 0]
+    return np.rint(images @ np.array([0.299, 0.587, 0.114])).astype(np.uint8)
+
+
+def entropy(images: np.ndarray) -> np.ndarray:
+    """(N, H, W, C) uint8 -> (N,) Shannon entropy of each image's 256 grey levels, in nats."""
+    return entropies(grey(images), 256)
+
+
+def texture_complexity(images: np.ndarray) -> np.ndarray:
+    """(N, H, W, C) uint8 -> (N,) Shannon entropy of each image's local binary patterns, in nats, at most ln 10.
+
+    A pattern says which of the eight neighbours are at least as bright as a pixel, up to rotation; patterns with more than two changes
+    around the circle count as one (Ojala et al. 2002: P = 8, R = 1, uniform). The paper names no formula: compare within a table only.
+    Images need three pixels a side.
+    """
+    plane = grey(images)
+    height, width = plane.shape[1:]
+    if min(height, width) < 3:
+        raise ValueError(f"images of {height}×{width} have no local patterns: three pixels a side are needed")
+    centre = plane[:, 1:-1, 1:-1]
+    above = np.stack([plane[:, 1 + i : height - 1 + i, 1 + j : width - 1 + j] >= centre for i, j in AROUND])  # (8, N, H-2, W-2)
+    changes = (above != np.roll(above, 1, axis=0)).sum(axis=0)
+    patterns = np.where(changes <= 2, above.sum(axis=0), 9)
+    return entropies(patterns, 10)
+
+
+def entropies(levels: np.ndarray, count: int) -> np.ndarray:
+    """(N, …) integers below `count` -> (N,) entropy of their frequencies, in nats."""
+    flat = levels.reshape(len(levels), -1)
+    shares = np.stack([np.bincount(row, minlength=count) for row in flat]) / flat.shape[1]
+    return -(shares * np.log(np.where(shares > 0, shares, 1))).sum(axis=1)
+
+
+def complexity(images: np.ndarray) -> dict[str, float]:
+    """Means over the images: {"entropy", "texture_complexity", "images"}."""
+    return {"entropy": float(entropy(images).mean()), "texture_complexity": float(texture_complexity(images).mean()), "images": len(images)}
