@@ -195,10 +195,3 @@ def save_png(path: Path, array: np.ndarray) -> None:
 def as_uint8(images: Tensor) -> np.ndarray:
     """(N, C, H, W) float in [0, 1], clamped to it, as (N, H, W, C) uint8."""
     return images.detach().cpu().clamp(0, 1).mul(255).round().byte().permute(0, 2, 3, 1).contiguous().numpy()
-
-
-def save_png_folders(directory: Path, image_set: ImageSet) -> None:
-    """One PNG an image, in a directory per class named after it: `<class>/<index>.png`."""
-    for i, (image, label) in enumerate(zip(image_set.images, image_set.labels, strict=True)):
-        name = image_set.classes[label].replace("/", "_")
-        save_png(directory / name / f"{i:06d}.png", image)

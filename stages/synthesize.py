@@ -21,31 +21,36 @@ def synthesize(
     """Free: draw the synthetic set. What this writes may be shared."""
     plan, out = load_plan("synthesize", config), out or ARTIFACTS / "synthesize"
     settings = plan.settings
-    paths = {name: path for name, path in (("finetune", finetune), ("pretrain", pretrain), ("auxiliary", auxiliary)) if name in settings.sources}
+    paths = {"finetune": finetune, "pretrain": pretrain, "auxiliary": auxiliary}
     if dry_run:
-        return describe(plan, {**paths, "count": count}, out)
-    from sfumato.artifacts import check_out, read_artifact, writing
+        return describe(plan, {**{name: paths[name] for name in settings.sources}, "count": count}, out)
+    from sfumato.artifacts import check_out, merge_records, read_artifact, writing
+    from sfumato.dataset_card import dataset_card
     from sfumato.errors import ConfigError
-    from sfumato.images import ImageSet, as_uint8, save_images, save_png, save_png_folders, to_grid
+    from sfumato.exports import NPZ, PNG, save_npz, save_png_folders
+    from sfumato.images import ImageSet, as_uint8, save_images, save_png, to_grid
     from sfumato.synthesis import draw_mixture, sorted_examples
     from sfumato.training.threads import settle_threads
 
     settle_threads()
     check_out(out, "synthesize")
     counts = read_artifact(count, "count")
-    inputs = {name: read_artifact(path, name) for name, path in paths.items()}
+    inputs = {name: read_artifact(paths[name], name) for name in settings.sources}
     for name, artifact in inputs.items():
         if not artifact.enabled:
             raise ConfigError(f"synthesize.sources names {name}, but {artifact.path} is the empty artifact of a stage that is switched off")
     priors = read_public_counts(counts, plan).priors if settings.labels == "prior" else None
     with progress("synthesize") as report:
         images, labels, origins = draw_mixture(paths, settings, priors, plan.seed, report)
-    with writing(out, "synthesize", [*inputs.values(), counts]) as directory:
+    behind = [*inputs.values(), counts]
+    with writing(out, "synthesize", behind) as directory:
         released = ImageSet(as_uint8(images), labels.numpy(), plan.classes)
         save_images(directory, released)
         save_png(directory / "grid.png", to_grid(sorted_examples(images, labels, len(plan.classes), per_class=10), 10))
-        if settings.png:
-            save_png_folders(directory / "png", released)
+        if "png" in settings.export:
+            save_png_folders(directory / PNG, released)
+        if "npz" in settings.export:
+            save_npz(directory / NPZ, released)
         card = {
             "images": len(images),
             "shape": list(plan.shape),
@@ -57,3 +62,14 @@ def synthesize(
             "privacy": "differentially private; privacy.json holds every mechanism that was paid for, ledger.json composes them",
         }
         (directory / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        text = dataset_card(
+            dataset_id=plan.dataset_id,
+            shape=plan.shape,
+            classes=plan.classes,
+            per_class=labels.bincount(minlength=len(plan.classes)).tolist(),
+            sources=origins,
+            size_hint=plan.size_hint,
+            records=merge_records(behind),
+            export=settings.export,
+        )
+        (directory / "README.md").write_text(text, encoding="utf-8")

@@ -1,0 +1,308 @@
+"""The report that people read: what was released, what it cost, and what that means, as one self-contained page.
+
+The public edition is made of the release and the ledger alone, so it is as private as they are, and the same bytes each time.
+The owner's edition adds numbers from real images and says on every page that it is local.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sfumato.artifacts import PRIVACY, Artifact, read_artifact
+from sfumato.digest import digest_of_file
+from sfumato.errors import BudgetError, DataError, SfumatoError
+from sfumato.privacy.accountant import round_up
+from sfumato.privacy.events import ZERO_OUT_ONE, event_from_json
+from sfumato.privacy.ledger import check_ledger, compose, read_ledger
+from sfumato.privacy.meaning import bound_text, membership_advantage, privacy_profile, true_positive_rate
+from sfumato.resolved import QUERIES
+
+TEMPLATE = Path(__file__).with_suffix(".html")
+FALSE_ALARMS = 0.01
+LARGEST_PICTURE = 1_500_000  # bytes of a PNG that goes into the page as it is; larger ones are shrunk
+WIDEST = 1200  # pixels, of a picture that was shrunk
+LISTED_CLASSES = 100
+SEEN = {
+    "auxiliary": "drawn by the generator",
+    "select": "public images that were chosen",
+    "pretrain": "what the warm-up saw",
+    "saliency": "noisy gradient norms",
+}
+ACCURACY = "Accuracy on real hold-out images, %"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG inside the page."""
+
+    title: str
+    caption: str
+    uri: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """Numbers by measure: one row each, with a cell for every column."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Local:
+    """What only the owner's edition shows. `metrics`: numbers from real images; `plots`: likewise; `pictures`: what the models learned from."""
+
+    metrics: tuple[Table, ...] = ()
+    warnings: tuple[str, ...] = ()
+    plots: tuple[Picture, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+
+
+def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
+    """The page as HTML: the public edition, or the owner's where `local` is given.
+
+    Raises BudgetError where the ledger does not hold or is not that of this release, DataError where the release is missing, changed or
+    local.
+    Guarantee: without `local` the page is a function of the files of `release` and `ledger`, both of them released already.
+    """
+    artifact, content = read_artifact(release, "synthesize"), read_ledger(ledger)
+    spent, problems = check_ledger(content)
+    problems += [f"it lacks charge {key[:8]} of {release}" for key, record in artifact.records.items() if content["records"].get(key) != record]
+    if problems:
+        raise BudgetError(f"{ledger} does not hold: {'; '.join(problems)}. Run `stage ledger write`, or restore it from git")
+    try:
+        cost, proof = what_it_cost(content, spent), what_to_check(artifact, content, ledger)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:  # a field that no price depends on
+        raise BudgetError(f"{ledger} has a record that cannot be shown ({error!r}): run `stage ledger write`, or restore it from git") from error
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    return template.render(
+        local=local,
+        release=what_was_released(artifact),
+        cost=cost,
+        attacker=what_it_means(content),
+        proof=proof,
+    )
+
+
+# --- sections -------------------------------------------------------------------------------------------------------------------
+
+
+def what_was_released(artifact: Artifact) -> dict[str, Any]:
+    """Number, shape and classes of the images, how many of each class, and the grid."""
+    import numpy as np
+
+    try:
+        card = json.loads((artifact.path / "card.json").read_text(encoding="utf-8"))
+        labels = np.load(artifact.path / "labels.npy", mmap_mode="r", allow_pickle=False)
+        per_class = np.bincount(labels, minlength=len(card["classes"])).tolist()
+        channels, height, width = card["shape"]
+        return {
+            "images": grouped(card["images"]),
+            "shape": f"{height} × {width}",
+            "colour": "grey" if channels == 1 else "colour",
+            "classes": [(label, name, grouped(n)) for label, (name, n) in enumerate(zip(card["classes"], per_class, strict=True))][:LISTED_CLASSES],
+            "class_count": grouped(len(card["classes"])),
+            "sources": [(name, grouped(number)) for name, number in sorted(card["sources"].items())],
+            "grid": picture(artifact.path / "grid.png", "", "Ten synthetic images of each class, one class a row"),
+        }
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{artifact.path} is no release that can be shown ({error!r}): run `stage synthesize` again") from error
+
+
+def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
+    """Epsilon and delta, the table of charges and the bar of spending, all recomputed from the records."""
+    composed = compose(ledger["records"], ledger["delta"])
+    rows, start = [], 0.0
+    for stage in (name for name in QUERIES if composed["stages"][name]["records"]):
+        entry = composed["stages"][stage]
+        charges = []
+        for key in entry["records"]:
+            record = ledger["records"][key]
+            charges += [
+                {"id": key[:8], "released": record["released"], "sigma": sigma, "rate": rate, "uses": uses}
+                for sigma, rate, uses in mechanisms(record["event"])
+            ]
+        share = 100 * entry["share"]
+        tint = 1 + sum(other["share"] > entry["share"] for other in composed["stages"].values())
+        place = {"start": f"{start:.2f}", "width": f"{share:.2f}", "tint": min(tint, 6)}
+        rows.append({"stage": stage, "charges": charges, "epsilon": bound_text(entry["epsilon"]), "share": f"{share:.1f}", **place})
+        start += share
+    delta = ledger["delta"]
+    first: dict = next(iter(ledger["records"].values()), {})
+    return {
+        "recipe": ledger["recipe"],
+        "dataset": first.get("dataset_id", ""),
+        "unit": first.get("unit", "one (image, label)"),
+        "declared": ledger["adjacency"] == ZERO_OUT_ONE,
+        "adjacency": ledger["adjacency"],
+        "epsilon": bound_text(spent),
+        "delta": scientific(delta),
+        "one_in": grouped(math.floor(1 / delta)),
+        "factor": scientific(math.exp(min(spent, 700)), 2) if spent > 6 else bound_text(math.exp(spent), 3),
+        "target": f"{ledger['target']:g}",
+        "size_hint": grouped(ledger["size_hint"]),
+        "accountant": {"rdp": "Rényi", "rdp_classic": "Rényi, older conversion", "pld": "privacy-loss distribution"}[ledger["accountant"]],
+        "accountants": [(name, bound_text(value)) for name, value in sorted(composed["epsilon"].items())],
+        "stages": rows,
+        "public_images": any(record["stage"] == "histogram" for record in ledger["records"].values()),
+        "odometer": {"charges": ledger["odometer"]["charges"], "epsilon": bound_text(ledger["odometer"]["epsilon"])},
+        "charges": len(ledger["records"]),
+    }
+
+
+def mechanisms(event: Mapping) -> list[tuple[str, str, str]]:
+    """(noise multiplier, sample rate, releases) of each mechanism in an event's JSON, as text."""
+
+    def walk(event: Mapping, rate: float, uses: int) -> Iterable[tuple[str, str, str]]:
+        match event["type"]:
+            case "PoissonSampled":
+                yield from walk(event["event"], event["sampling_probability"], uses)
+            case "SelfComposed":
+                yield from walk(event["event"], rate, uses * event["count"])
+            case "Composed":
+                for inner in event["events"]:
+                    yield from walk(inner, rate, uses)
+            case kind:
+                noise = event.get("noise_multiplier")
+                yield (f"{noise:g}" if noise is not None else kind, f"{rate:.4g}", grouped(uses))
+
+    return list(walk(event, 1.0, 1))
+
+
+def what_it_means(ledger: Mapping) -> dict[str, Any]:
+    """The two ceilings on an attacker, as percentages rounded up."""
+    events = [event_from_json(record["event"]) for record in ledger["records"].values()]
+    profile = privacy_profile(events, ledger["adjacency"])
+    advantage, hits = membership_advantage(profile), true_positive_rate(profile, FALSE_ALARMS)
+    strength = "strong" if advantage <= 0.1 else "limited" if advantage <= 0.5 else "weak"
+    return {"guess": percent_up((1 + advantage) / 2), "hits": percent_up(hits), "advantage": percent_up(advantage), "strength": strength}
+
+
+def what_to_check(artifact: Artifact, ledger: Mapping, path: Path) -> dict[str, Any]:
+    """Hashes of the released files, versions, and where each charge came from."""
+    listed = json.loads((artifact.path / PRIVACY).read_text(encoding="utf-8"))["files"]
+    top = [(name, sha) for name, sha in sorted(listed.items()) if "/" not in name]
+    folders = sorted({name.split("/")[0] for name in listed if "/" in name})
+    versions: dict[str, set[str]] = {}
+    for record in ledger["records"].values():
+        for package, version in record["versions"].items():
+            versions.setdefault(package, set()).add(str(version))
+    return {
+        "files": [*top, (PRIVACY, digest_of_file(artifact.path / PRIVACY)), (path.name, digest_of_file(path))],
+        "folders": [(folder, grouped(sum(name.startswith(f"{folder}/") for name in listed))) for folder in folders],
+        "versions": [(package, ", ".join(sorted(found))) for package, found in sorted(versions.items())],
+        "charges": [
+            (key, record["stage"], datetime.fromtimestamp(record["time"], UTC).strftime("%Y-%m-%d %H:%M"), record["plan"])
+            for key, record in sorted(ledger["records"].items(), key=lambda item: (item[1]["time"], item[0]))
+        ],
+        "digest": ledger["digest"],
+    }
+
+
+# --- the owner's edition --------------------------------------------------------------------------------------------------------
+
+
+def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
+    """What the owner may see beyond the release: the numbers and plots of `stage evaluate`, and pictures of the noisy releases.
+
+    What is not there is left out. Raises DataError where a file is there and cannot be read.
+    """
+    try:
+        found = json.loads(metrics.read_text(encoding="utf-8")) if metrics.is_file() else {}
+        tables, warnings = metric_tables(found), tuple(str(warning) for warning in found.get("warnings", ()))
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise DataError(f"{metrics} cannot be read ({error}): run `stage evaluate` again") from error
+    plots = tuple(picture(path, path.stem, "rests on real images") for path in sorted(evaluation.glob("*.png")))
+    pictures = []
+    for stage, what in SEEN.items():
+        try:
+            files = sorted((artifacts / stage).glob("*.png")) if (artifacts / stage).is_dir() else []
+            if files:
+                read_artifact(artifacts / stage, stage)
+        except SfumatoError:  # not whole, so nothing vouches for its pictures
+            continue
+        pictures += [picture(path, f"{stage}: {path.stem}", what) for path in files]
+    return Local(tables, warnings, plots, tuple(pictures))
+
+
+def metric_tables(metrics: Mapping) -> tuple[Table, ...]:
+    """metrics.json as tables, one for each kind of measure, with a column for each set of images that was scored."""
+    cells: dict[str, dict[str, dict[str, str]]] = {}  # title -> measure -> set -> text
+    for name, values in metrics.items():
+        if not isinstance(values, Mapping):
+            continue
+        scored = values.items() if name == "complexity" else [(name, values)]  # complexity is kept by set already
+        for image_set, measures in scored:
+            for title, measure, text in leaves(measures, "Complexity, nats" if name == "complexity" else "Other"):
+                cells.setdefault(title, {}).setdefault(measure, {})[image_set] = text
+    tables = []
+    for title, rows in cells.items():
+        columns = tuple(dict.fromkeys(image_set for row in rows.values() for image_set in row))
+        tables.append(Table(title, columns, tuple((measure, tuple(row.get(c, "–") for c in columns)) for measure, row in rows.items())))
+    return tuple(tables)
+
+
+def leaves(values: Mapping, title: str) -> Iterable[tuple[str, str, str]]:
+    """(title of its table, measure, text) of every number. {"mean", "std"} is an accuracy; x_std is printed beside x."""
+    for key, value in values.items():
+        measure = key.replace("_", " ")
+        if isinstance(value, Mapping) and {"mean", "std"} <= value.keys():
+            yield ACCURACY, measure, f"{100 * value['mean']:.1f} ± {100 * value['std']:.1f}"
+        elif isinstance(value, Mapping):
+            space = "".join(f", {word} {value[name]}" for name, word in (("space", "features"), ("reference", "against")) if name in value)
+            yield from leaves(value, f"{measure.capitalize()}{space}")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool) and not key.endswith("_std"):
+            spread = f" ± {number(values[f'{key}_std'])}" if f"{key}_std" in values else ""
+            yield title, measure, number(value) + spread
+
+
+# --- text and pictures ----------------------------------------------------------------------------------------------------------
+
+
+def picture(path: Path, title: str, caption: str) -> Picture:
+    """A PNG file for the page; one that is too large for it is shrunk."""
+    try:
+        content = path.read_bytes()
+        if len(content) > LARGEST_PICTURE:
+            from PIL import Image
+
+            with Image.open(io.BytesIO(content)) as opened:
+                opened.thumbnail((WIDEST, WIDEST * 4))
+                opened.save(shrunk := io.BytesIO(), format="PNG", optimize=True)
+            content = shrunk.getvalue()
+    except OSError as error:
+        raise DataError(f"{path} cannot be shown ({error}): run the stage that writes it again") from error
+    return Picture(title, caption, f"data:image/png;base64,{base64.b64encode(content).decode()}")
+
+
+def grouped(value: int) -> str:
+    """A whole number with a narrow space between thousands."""
+    return f"{value:,}".replace(",", "\u202f")
+
+
+def number(value: float) -> str:
+    return grouped(value) if isinstance(value, int) else f"{value:.4g}"
+
+
+def percent_up(share: float) -> str:
+    """A share in per cent, one decimal, rounded up: a ceiling is never printed too low."""
+    return f"{min(100.0, math.ceil(1000 * share - 1e-9) / 10):.1f}".removesuffix(".0")
+
+
+def scientific(value: float, digits: int = 3) -> str:
+    """A positive number as a × 10ᵇ, rounded up."""
+    mantissa, _, exponent = f"{round_up(value, digits):.{digits - 1}e}".partition("e")
+    superscript = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"{float(mantissa):g} × 10{superscript}"

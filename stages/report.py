@@ -1,0 +1,60 @@
+"""`stage report`: one self-contained page for people. The public edition may be shared with the release; the owner's may not."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stages.common import ARTIFACTS, DryRun, input_option
+
+
+class Audience(StrEnum):
+    """Who will read the page."""
+
+    public = "public"
+    owner = "owner"
+
+
+PAGES = {Audience.public: ARTIFACTS / "report" / "index.html", Audience.owner: Path("evaluation/report.html")}
+
+
+def report(
+    audience: Annotated[Audience, typer.Option("--audience", help="public: made of the release and the ledger alone. owner: also numbers from real images.")] = (
+        Audience.public
+    ),
+    out: Annotated[Path | None, typer.Option("--out", help="HTML file. Default: artifacts/report/index.html; evaluation/report.html for the owner.")] = None,
+    synthesize: Annotated[Path, input_option("synthesize")] = ARTIFACTS / "synthesize",
+    ledger: Annotated[Path, typer.Option("--ledger", help="The ledger file.")] = Path("ledger.json"),
+    metrics: Annotated[Path, typer.Option("--metrics", help="Owner only: numbers of `stage evaluate`.")] = Path("metrics.json"),
+    evaluation: Annotated[Path, typer.Option("--evaluation", help="Owner only: folder of its plots.")] = Path("evaluation"),
+    artifacts: Annotated[Path, typer.Option("--artifacts", help="Owner only: folder of artifacts whose pictures to show.")] = ARTIFACTS,
+    dry_run: DryRun = False,
+) -> None:
+    """Free: what was released, what it cost and what that means, as one HTML page. The owner's edition is local."""
+    page, public = out or PAGES[audience], audience is Audience.public
+    if dry_run:
+        for path in (synthesize, ledger) if public else (synthesize, ledger, metrics, evaluation, artifacts):
+            typer.echo(f"reads   {path}{'' if path.exists() else ' (not there)'}")
+        typer.echo(f"writes  {page} ({'may be shared' if public else 'local: not to be shared'})\ncharges nothing")
+        return
+    from sfumato.artifacts import PRIVACY, check_out, read_artifact, writing
+    from sfumato.errors import ConfigError
+    from sfumato.images import replace_file
+    from sfumato.report import read_local, report_page
+
+    if page.is_dir():
+        raise ConfigError(f"--out {page} is a folder: name the HTML file, such as {page / 'index.html'}")
+    if public:
+        check_out(page.parent, "report")
+        text = report_page(synthesize, ledger)
+        with writing(page.parent, "report", [read_artifact(synthesize, "synthesize")]) as directory:
+            (directory / page.name).write_text(text, encoding="utf-8")
+    else:
+        for folder in page.absolute().parents:
+            if (folder / PRIVACY).is_file():
+                raise ConfigError(f"--out {page} lies in the artifact {folder}, which may be shared, and the owner's edition may not: name a file elsewhere")
+        replace_file(page, report_page(synthesize, ledger, read_local(metrics, evaluation, artifacts)).encode())
+    typer.echo(f"{page}: {'may be shared with the release' if public else 'local: not to be shared'}")

@@ -1,0 +1,132 @@
+"""What a budget means for an attacker, against the closed form of one Gaussian."""
+
+import math
+from functools import lru_cache
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from dp_accounting import ComposedDpEvent
+
+from sfumato.errors import BudgetError
+from sfumato.privacy.accountant import epsilon
+from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism
+from sfumato.privacy.meaning import Profile, membership_advantage, privacy_profile, true_positive_rate
+
+NORMAL = NormalDist()
+SIGMAS = (0.5, 1.0, 3.0, 20.0)
+
+
+@lru_cache
+def profile_of(*mechanisms: Mechanism, **more) -> Profile:
+    return privacy_profile([m.event for m in mechanisms], **more)
+
+
+def gaussian(sigma: float) -> Mechanism:
+    return Mechanism(noise_multiplier=sigma)
+
+
+def exact_advantage(sigma: float) -> float:
+    return 2 * NORMAL.cdf(1 / (2 * sigma)) - 1
+
+
+def exact_rate(sigma: float, alpha: float) -> float:
+    return NORMAL.cdf(NORMAL.inv_cdf(alpha) + 1 / sigma)
+
+
+@pytest.mark.parametrize("adjacency", [ADD_OR_REMOVE_ONE, ZERO_OUT_ONE])
+@pytest.mark.parametrize("sigma", SIGMAS)
+def test_one_gaussian_has_the_advantage_of_the_closed_form(sigma, adjacency):
+    found = membership_advantage(profile_of(gaussian(sigma), adjacency=adjacency))
+    assert exact_advantage(sigma) - 1e-9 <= found <= exact_advantage(sigma) + 2e-4
+
+
+@pytest.mark.parametrize("alpha", [0.001, 0.01, 0.1, 0.5])
+@pytest.mark.parametrize("sigma", SIGMAS)
+def test_one_gaussian_has_the_hit_rate_of_the_closed_form(sigma, alpha):
+    found = true_positive_rate(profile_of(gaussian(sigma)), alpha)
+    assert exact_rate(sigma, alpha) - 1e-9 <= found <= exact_rate(sigma, alpha) + 1e-3
+
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+def test_many_gaussians_are_one_of_less_noise(sigma):
+    many, one = profile_of(Mechanism(noise_multiplier=sigma * 3, uses=9)), profile_of(gaussian(sigma))
+    assert np.allclose(many.deltas, one.deltas, atol=1e-3)
+
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+def test_the_renyi_curve_alone_bounds_from_above_and_says_something(sigma):
+    known = profile_of(gaussian(sigma), pld=False)
+    assert exact_advantage(sigma) <= membership_advantage(known) < 1
+    assert exact_rate(sigma, 0.01) <= true_positive_rate(known) < 1
+    assert membership_advantage(known) < 1.4 * exact_advantage(sigma)  # Pinsker is √(π/2) ≈ 1.25 above, and the lowest order 1.05 adds 3 %
+
+
+def test_the_profile_goes_through_the_epsilon_of_the_ledger():
+    mechanisms = [gaussian(3.0), Mechanism(noise_multiplier=1.8, sample_rate=0.3, uses=20)]
+    for pld, accountant in ((True, "pld"), (False, "rdp")):
+        profile = profile_of(*mechanisms, pld=pld)
+        spent = epsilon([m.event for m in mechanisms], 1e-5, accountant)
+        assert math.exp(np.interp(spent, profile.epsilons, np.log(profile.deltas))) == pytest.approx(1e-5, rel=0.02)
+
+
+def test_the_exact_test_of_a_subsampled_gaussian_stays_below_the_bound():
+    """One use, q = 0.3, σ = 0.7: the best test is a threshold on the released sum, so its hit rate is known. Both directions."""
+    q, sigma, alpha = 0.3, 0.7, 0.01
+    bound = true_positive_rate(profile_of(Mechanism(noise_multiplier=sigma, sample_rate=q)), alpha)
+    threshold = NORMAL.inv_cdf(1 - alpha) * sigma
+    hits = (1 - q) * alpha + q * (1 - NORMAL.cdf((threshold - 1) / sigma))
+    assert hits - 1e-9 <= bound
+
+    def tail(x: float) -> float:  # share of sums with the image that lie below x: there "not used" is claimed
+        return (1 - q) * NORMAL.cdf(x / sigma) + q * NORMAL.cdf((x - 1) / sigma)
+
+    low, high = -10.0, 10.0
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if tail(middle) < alpha else (low, middle)
+    other = NORMAL.cdf(low / sigma)
+    assert other - 1e-9 <= bound <= max(hits, other) + 0.01
+
+
+@pytest.mark.parametrize(("sigma", "rate", "uses"), [(0.8, 1.0, 1), (6.0, 1.0, 20), (1.5, 0.2, 5)])
+def test_less_noise_more_uses_and_higher_rates_never_help_the_image(sigma, rate, uses):
+    factor = 1.3
+    start = Mechanism(noise_multiplier=sigma, sample_rate=rate, uses=uses)
+    worse = [
+        Mechanism(noise_multiplier=sigma / factor, sample_rate=rate, uses=uses),
+        Mechanism(noise_multiplier=sigma, sample_rate=rate, uses=uses + 3),
+        Mechanism(noise_multiplier=sigma, sample_rate=min(1.0, rate * factor), uses=uses),
+    ]
+    profile = profile_of(start, pld=False)
+    for mechanism in worse:
+        other = profile_of(mechanism, pld=False)
+        assert (other.deltas >= profile.deltas - 1e-12).all()
+        assert membership_advantage(other) >= membership_advantage(profile) - 1e-12
+        assert true_positive_rate(other) >= true_positive_rate(profile) - 1e-12
+
+
+def test_the_hit_rate_rises_with_the_false_alarms_and_is_never_below_them():
+    profile = profile_of(gaussian(1.0))
+    rates = [true_positive_rate(profile, alpha) for alpha in np.linspace(0, 1, 41)]
+    assert rates == sorted(rates)
+    assert all(alpha <= rate <= 1 for alpha, rate in zip(np.linspace(0, 1, 41), rates, strict=True))
+
+
+def test_deltas_never_rise_with_epsilon():
+    for profile in (profile_of(gaussian(0.7)), profile_of(gaussian(0.7), pld=False)):
+        assert (np.diff(profile.deltas) <= 0).all() and profile.deltas.min() >= 0 and profile.deltas.max() <= 1
+
+
+def test_nothing_released_tells_nothing_and_no_noise_tells_all():
+    assert membership_advantage(privacy_profile([])) == 0 and true_positive_rate(privacy_profile([])) == 0.01
+    open_book = profile_of(gaussian(1e-3), pld=False)
+    assert membership_advantage(open_book) == 1 and true_positive_rate(open_book) == pytest.approx(1)
+    assert privacy_profile([ComposedDpEvent([])]).deltas.max() < 1e-9
+
+
+def test_unknown_adjacencies_and_rates_are_refused():
+    with pytest.raises(BudgetError, match="adjacency"):
+        privacy_profile([gaussian(1).event], adjacency="none")
+    with pytest.raises(BudgetError, match="false_positive_rate"):
+        true_positive_rate(profile_of(gaussian(1), pld=False), 1.5)
