@@ -6,7 +6,7 @@ Every model is frozen and refuses unknown keys. `Params` is the whole; `sfumato.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -110,6 +110,48 @@ class Frequency(Strict):
     features: Annotated[tuple[FeatureMap, ...], Field(min_length=1)] = (FeatureMap(),)
 
 
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class Public(Strict):
+    """Labelled public images: free to use, and without any guarantee of their own (METHODS §5)."""
+
+    enabled: bool = False
+    source: Literal["glyphs", "procedural", "photos", "emnist", "kmnist", "cifar10", "cifar100", "imagenet32", "imagefolder", "npz"] = "glyphs"
+    path: str | None = None
+    per_class: Positive = 300  # images of each class, for the sources that are drawn: glyphs, procedural, photos
+    fonts: Literal["matplotlib", "system"] = "matplotlib"  # glyphs only: which fonts are drawn
+
+
+class Classifier(Strict):
+    """A residual network trained on the public set alone (METHODS §5)."""
+
+    enabled: bool = False
+    width: Positive = 32
+    steps: Positive = 1500
+    batch: Positive = 128
+    learning_rate: PositiveFloat = 0.01  # peak of a one-cycle schedule
+    validation: Annotated[float, Field(gt=0, lt=1)] = 0.1  # part of the public images kept for its accuracy
+
+
+class Histogram(Strict):
+    """How many sensitive images the public classifier puts into each public class, noised (RPGen stage 1, PrivImage)."""
+
+    enabled: bool = False
+    noise: Noise = 50.0
+    votes: Positive = 1  # classes that an image votes for, the likeliest first: Δ = √votes
+    per_class: bool = False  # one histogram for each sensitive class (PrivImage), not one for all (RPGen)
+    batch: Positive | None = None  # expected images: sample_rate = batch / size_hint; None: all images, sample_rate 1
+
+
+class Select(Strict):
+    """Which public classes the warm-up sees (RPGen stage 1, PrivImage)."""
+
+    enabled: bool = False
+    ratio: Share = 0.05  # part of the public classes to keep
+    count: Positive | None = None  # so many public classes instead
+
+
 class Auxiliary(Strict):
     """One-step generator fitted to the frequency release, and the images it draws (FETA-Pro §3.3)."""
 
@@ -125,7 +167,10 @@ class Auxiliary(Strict):
 
 
 class Model(Strict):
-    """The class-conditional U-Net (reference sizes: METHODS §8)."""
+    """The class-conditional U-Net (reference sizes: METHODS §8), or a public text-to-image model in its place.
+
+    With `directory`, the keys of our own network say nothing, and the model's own files say what it is.
+    """
 
     width: Positive = 32
     multipliers: Annotated[tuple[Positive, ...], Field(min_length=1)] = (2, 2)
@@ -134,6 +179,22 @@ class Model(Strict):
     unshuffle: Literal[1, 2, 4] = 1  # pixel-unshuffle stem: train at resolution / unshuffle
     sigma_data: PositiveFloat = 0.5
     label_dropout: Fraction = 0.1
+    directory: str | None = None  # a latent diffusion model as diffusers lays it out, or hub:owner/name[@revision]; None: our own network
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = None  # of that model, as `stage pretrain` prints it
+    image_size: Positive | None = None  # side that images are resized to before they are encoded; None: what the model was trained at
+    prompt: str | None = None  # the class prompts' template, with {class}, {article} or {number}; None: by data.dataset_id (sfumato/models/prompts.py)
+    prompts: dict[str, str] = {}  # class name -> its whole prompt, instead of the template
+
+    def network(self) -> dict[str, Any]:
+        """The arguments of our own U-Net."""
+        return self.model_dump(mode="json", exclude={"label_dropout", *PUBLIC_MODEL})
+
+    def resolved(self) -> dict[str, Any]:
+        """What the stages that train may depend on: the keys of the network in use, and no others."""
+        return self.model_dump(mode="json", include={"label_dropout", *PUBLIC_MODEL}) if self.directory else self.network() | {"label_dropout": self.label_dropout}
+
+
+PUBLIC_MODEL = ("directory", "sha256", "image_size", "prompt", "prompts")  # the keys of a public model
 
 
 class LogNormal(Strict):
@@ -162,14 +223,23 @@ class TimestepMixture(Strict):
 NoiseLevels = Annotated[LogNormal | TimestepMixture, Field(discriminator="law")]
 
 
-class Phase(Strict):
-    """One phase of the warm-up: plain denoising training on released or public images."""
+class Amp(Strict):
+    """Adversarial model perturbation (RPGen stage 2): descend at the worst weights nearby. radius 0 is plain training."""
 
-    sources: Annotated[dict[Literal["central", "auxiliary"], PositiveFloat], Field(min_length=1)]  # name -> weight
+    radius: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.2  # γ
+    rate: PositiveFloat = 0.4  # η₁, of the ascent
+    steps: Positive = 1  # of the ascent
+
+
+class Phase(Strict):
+    """One phase of the warm-up: denoising training on released or public images."""
+
+    sources: Annotated[dict[Literal["central", "auxiliary", "public"], PositiveFloat], Field(min_length=1)]  # name -> weight
     steps: Positive
     batch: Positive = 64
     learning_rate: PositiveFloat = 3e-4
     augment: Annotated[int, Field(ge=0, le=14)] = 0  # RandAugment operations per image
+    amp: Amp | None = None  # `amp: true` in a recipe stands for that of all phases
 
 
 class Pretrain(Strict):
@@ -183,6 +253,7 @@ class Pretrain(Strict):
     median: Annotated[int, Field(ge=0)] = 3  # median blur of central images (0: none)
     ema: Fraction = 0.999
     noise_levels: NoiseLevels = LogNormal()
+    amp: Amp = Amp()  # of the phases that ask for it
 
     @model_validator(mode="before")
     @classmethod
@@ -196,9 +267,39 @@ class Pretrain(Strict):
         for phase in phases:
             phase = {"batch": values.get("batch", 64), "learning_rate": values.get("learning_rate", 3e-4), **phase}
             part = phase.pop("part", 1)
+            if isinstance(phase.get("amp"), bool):
+                phase["amp"] = values.get("amp", {}) if phase["amp"] else None
             phase.setdefault("steps", max(1, round(values.get("steps", 2000) * part / whole)) if whole else 1)
             filled.append(phase)
         return {**values, "phases": filled}
+
+
+class Saliency(Strict):
+    """Noisy gradient norms of the weight matrices, and the choice of those to train (DP-SAPF §3.2)."""
+
+    enabled: bool = False
+    noise: Noise = "2%"
+    max_norm: PositiveFloat = 1.0  # C_s, the L2 clip of one image's gradient over all candidates
+    candidates: Literal["qkv", "qkvo", "matrices", "layers"] = "qkv"
+    score: Literal["gradient", "snip"] = "gradient"
+    debias: bool = True  # rank by the norm less what the noise adds to it
+    ratio: Share = 0.3  # c: part of the candidates to train
+    draws: Positive = 1  # noise levels per image, averaged before the clip
+    noise_levels: NoiseLevels = LogNormal()
+    chunk: Positive | None = None  # images per vmap chunk; None: chosen from the model's size
+
+
+class Lora(Strict):
+    """Low-rank adapters: W' = W + scale · A·B (METHODS §8)."""
+
+    rank: Positive = 4
+    scale: PositiveFloat = 1.0  # α/r
+
+
+Trainable = Literal["all", "attention", "attention-lora", "salient", "salient-lora", "random-lora", "synflow-lora", "noisy"]
+
+
+SALIENT = ("salient", "salient-lora", "noisy")  # those that the saliency query chooses
 
 
 class Finetune(Strict):
@@ -211,6 +312,9 @@ class Finetune(Strict):
     learning_rate: PositiveFloat = 3e-4
     max_grad_norm: PositiveFloat = 1e-3
     draws: Positive = 32  # K, averaged before the clip
+    trainable: Trainable = "all"  # which weights; the salient ones are those that `saliency` chose
+    ratio: Share = 0.3  # part of the candidate matrices, for random-lora and synflow-lora
+    lora: Lora = Lora()
     noise_levels: NoiseLevels = LogNormal()
     flip: bool = False
     crop: Annotated[int, Field(ge=0)] = 0  # random shift by up to so many pixels
@@ -230,10 +334,15 @@ class Synthesize(Strict):
     steps: Positive = 18  # Heun steps
     guidance: Annotated[float, Field(ge=0)] = 0.0  # 0: none; g: D + g·(D − D_unconditional)
     labels: Literal["prior", "uniform"] = "prior"
-    png: bool = False
+    export: tuple[Literal["png", "npz"], ...] = ()  # further forms beside the arrays: a folder of PNGs a class, one archive
+
+
+Fidelity = Literal["frechet", "mmd", "inception_score", "precision_recall", "fld", "authenticity"]
 
 
 class Evaluate(Strict):
+    """The release measured on real images: local, outside the guarantee (METHODS §9)."""
+
     enabled: bool = True
     classifiers: Annotated[tuple[Literal["lr", "mlp", "cnn"], ...], Field(min_length=1)] = ("lr", "mlp", "cnn")
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0, 1, 2)
@@ -241,6 +350,35 @@ class Evaluate(Strict):
     images: Positive = 10_000  # drawn per model scored alone
     epochs: Positive = 12
     bound: bool = True  # also train on real images: the upper bound
+    extractor: Literal["embedded", "inception", "torchvision", "torchscript"] = "embedded"  # the feature space of all fidelity metrics
+    weights: str | None = None  # local weights file; inception: None for pytorch-fid's own download
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = None  # of that file
+    model: str | None = None  # torchvision only: the model's name
+    reference: Literal["holdout", "train"] = "holdout"  # the real images that synthetic ones are compared with
+    fidelity: tuple[Fidelity, ...] | None = None  # None: all that the extractor has; []: no features at all
+    neighbours: Positive = 5  # k of precision, recall, density, coverage
+
+    @model_validator(mode="after")
+    def extractor_has_what_it_needs(self) -> Evaluate:
+        named = f"evaluate.extractor: {self.extractor}"
+        if self.extractor in ("torchvision", "torchscript") and self.weights is None:
+            raise ValueError(f"{named} needs evaluate.weights, the path of a local weights file")
+        if self.extractor == "torchscript" and self.sha256 is None:
+            raise ValueError(f"{named} needs evaluate.sha256: such a file is a program, and only the one that is meant may run")
+        if self.extractor == "embedded" and (self.weights or self.sha256):
+            raise ValueError(f"{named} has no weights file: leave out evaluate.weights and evaluate.sha256, or name another extractor")
+        if (self.model is not None) != (self.extractor == "torchvision"):
+            raise ValueError(f"evaluate.model={self.model!r} and {named} do not fit: torchvision needs a model's name, the others have none")
+        if self.fidelity and "inception_score" in self.fidelity and self.extractor != "inception":
+            raise ValueError(f"evaluate.fidelity names inception_score, which {named} does not have: set it to inception, or take the score out")
+        return self
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """`fidelity`, filled in."""
+        if self.fidelity is not None:
+            return self.fidelity
+        return tuple(name for name in get_args(Fidelity) if name != "inception_score" or self.extractor == "inception")
 
 
 class Params(Strict):
@@ -252,11 +390,16 @@ class Params(Strict):
     data: Data = Data()
     privacy: Privacy = Privacy()
     model: Model = Model()
+    public: Public = Public()
     count: Count = Count()
     central: Central = Central()
     frequency: Frequency = Frequency()
     auxiliary: Auxiliary = Auxiliary()
+    classifier: Classifier = Classifier()
+    histogram: Histogram = Histogram()
+    select: Select = Select()
     pretrain: Pretrain = Pretrain()
+    saliency: Saliency = Saliency()
     finetune: Finetune = Finetune()
     synthesize: Synthesize = Synthesize()
     evaluate: Evaluate = Evaluate()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import json
 from pathlib import Path
@@ -51,10 +52,16 @@ def import_closure(module: str, root: Path) -> dict[str, str]:
         path = _module_file(name, root)
         if name in trees or path is None:
             continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        waiting += _imports(tree)
-        trees[name] = ast.dump(_without_docstrings(tree))
+        imports, trees[name] = _read(path.read_text(encoding="utf-8"))
+        waiting += imports
     return {name: tree for name, tree in trees.items() if name not in NOT_PART_OF_A_RESULT}
+
+
+@functools.cache
+def _read(code: str) -> tuple[list[str], str]:
+    """The project's modules that `code` imports, and its syntax tree."""
+    tree = ast.parse(code)
+    return _imports(tree), ast.dump(_without_docstrings(tree))
 
 
 def _module_file(name: str, root: Path) -> Path | None:

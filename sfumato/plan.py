@@ -15,23 +15,28 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from sfumato.config import REST, Central, Count, Finetune, Frequency, Params
+from sfumato.config import REST, SALIENT, Central, Count, Finetune, Frequency, Histogram, Params, Saliency
 from sfumato.digest import code_digest
 from sfumato.errors import ConfigError
-from sfumato.prepared import Card
+from sfumato.prepared import Card, PublicCard
 from sfumato.privacy.accountant import Ask, calibrate, default_delta, epsilon, shares_of_rdp
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism
 from sfumato.resolved import QUERIES, STAGES
 
 WHOLE = {"sources", "noise_levels"}  # replaced whole by an overlay, not merged key by key
-SEEDED = {"frequency", "auxiliary", "pretrain", "synthesize"}  # stages with public randomness
+SEEDED = {"frequency", "auxiliary", "classifier", "pretrain", "finetune", "synthesize"}  # stages with public randomness
+OF_THE_SENSITIVE_SET = ("dataset_id", "classes", "size_hint")  # no part of the classifier's plan
 UPSTREAM = {
     "count": (),
     "central": ("count",),
     "frequency": ("count",),
     "auxiliary": ("frequency", "count"),
-    "pretrain": ("central", "auxiliary"),
-    "finetune": ("pretrain", "count"),
+    "classifier": (),
+    "histogram": ("classifier",),
+    "select": ("histogram",),
+    "pretrain": ("central", "auxiliary", "select"),
+    "saliency": ("pretrain", "count"),
+    "finetune": ("pretrain", "saliency", "count"),
     "synthesize": ("finetune", "pretrain", "auxiliary", "count"),
     "evaluate": ("synthesize", "auxiliary", "pretrain", "finetune", "count"),
 }
@@ -135,10 +140,12 @@ def all_keys(model: type[BaseModel], prefix: str = "") -> set[str]:
 def asks_of(params: Params) -> dict[str, Ask]:
     """What each query that is switched on asks of the budget. Raises ConfigError unless exactly one takes the rest."""
     hint = params.privacy.size
-    sampling: dict[str, tuple[Count | Central | Frequency | Finetune, float, int]] = {
+    sampling: dict[str, tuple[Count | Central | Frequency | Histogram | Saliency | Finetune, float, int]] = {
         "count": (params.count, 1.0, 1),
         "central": (params.central, min(1.0, params.central.batch / hint), params.central.repeats),
         "frequency": (params.frequency, 1.0, 1),
+        "histogram": (params.histogram, min(1.0, (params.histogram.batch or hint) / hint), 1),
+        "saliency": (params.saliency, 1.0, 1),
         "finetune": (params.finetune, min(1.0, params.finetune.batch / hint), params.finetune.steps),
     }
     asks, rests = {}, []
@@ -163,12 +170,14 @@ def asks_of(params: Params) -> dict[str, Ask]:
     return asks
 
 
-def make_plan(params: Params, card: Card, code: Path) -> Plan:
+def make_plan(params: Params, card: Card, code: Path, public: PublicCard | None = None) -> Plan:
     """Resolve everything. Raises BudgetError, naming the stage and the excess, if the budget cannot be met.
 
-    `code` is the folder that holds the packages `sfumato` and `stages`.
+    `code` is the folder that holds the packages `sfumato` and `stages`; `public` the card of the public set, where the recipe has one.
     """
     check_consistent(params, card)
+    if public is not None:
+        check_public(params, public, len(card.classes))
     privacy = params.privacy
     delta = privacy.delta or default_delta(privacy.size)
     if delta > 1 / privacy.size:
@@ -213,11 +222,13 @@ def stage_file(stage: str, params: Params, card: Card, mechanism: Mechanism | No
         content["seed"] = params.seed
     if stage == "finetune":
         content["delta"] = params.privacy.delta or default_delta(params.privacy.size)
-    if stage in ("pretrain", "finetune"):
+    if stage in ("pretrain", "saliency", "finetune"):
         content["model"] = params.model.model_dump(mode="json")
     if mechanism is not None:
         content["mechanism"] = dict(vars(mechanism))
-    return content if enabled else {key: content[key] for key in ("stage", "enabled", "dataset_id", "shape", "classes", "size_hint")} | {"settings": {}}
+    if not enabled:
+        content = {key: content[key] for key in ("stage", "enabled", "dataset_id", "shape", "classes", "size_hint")} | {"settings": {}}
+    return {key: value for key, value in content.items() if stage != "classifier" or key not in OF_THE_SENSITIVE_SET}
 
 
 def check_consistent(params: Params, card: Card) -> None:
@@ -226,12 +237,21 @@ def check_consistent(params: Params, card: Card) -> None:
         raise ConfigError(
             f"data.dataset_id={params.data.name!r}, but the prepared card is of {card.dataset_id!r}: run `stage prepare sensitive`, or mend params.yaml"
         )
+    select = params.select
     needs: list[tuple[str, bool, str, bool]] = [
         ("auxiliary", params.auxiliary.enabled, "frequency", params.frequency.enabled),
+        ("classifier", params.classifier.enabled, "public", params.public.enabled),
+        ("histogram", params.histogram.enabled, "classifier", params.classifier.enabled),
+        ("select", select.enabled, "public", params.public.enabled),
+        ("select.ratio below 1", select.enabled and (select.ratio < 1 or select.count is not None), "histogram", params.histogram.enabled),
+        ("saliency", params.saliency.enabled, "pretrain", params.pretrain.enabled),
         ("finetune", params.finetune.enabled, "pretrain", params.pretrain.enabled),
+        (f"finetune.trainable={params.finetune.trainable}", params.finetune.enabled and params.finetune.trainable in SALIENT, "saliency", params.saliency.enabled),
     ]
     for phase in params.pretrain.phases if params.pretrain.enabled else ():
-        needs += [("a phase of pretrain", True, source, getattr(params, source).enabled) for source in phase.sources]
+        for source in phase.sources:
+            stage = "select" if source == "public" else source
+            needs.append(("a phase of pretrain", True, stage, getattr(params, stage).enabled))
     needs += [("synthesize.sources", True, source, getattr(params, source).enabled) for source in params.synthesize.sources]
     needs += [("evaluate.stages", params.evaluate.enabled, source, getattr(params, source).enabled) for source in params.evaluate.stages]
     for who, on, whom, there in needs:
@@ -248,6 +268,29 @@ def check_consistent(params: Params, card: Card) -> None:
         model = params.model.model_dump(exclude={"label_dropout"})
         with torch.device("meta"):  # shapes only: raises ConfigError where widths and levels do not fit
             UNet(resolution=card.shape[1], channels=card.shape[0], classes=len(card.classes), **model)
+
+
+def check_public(params: Params, public: PublicCard, sensitive: int) -> None:
+    """Raise ConfigError where more public classes are asked for than there are, or fewer than each sensitive class needs."""
+    classes = len(public.classes)
+    if params.select.enabled and params.histogram.enabled and params.histogram.per_class:
+        from sfumato.selection import number_to_keep
+
+        kept = number_to_keep(params.select, classes)
+        if kept < sensitive:
+            key = f"select.count={params.select.count}" if params.select.count else f"select.ratio={params.select.ratio:g}"
+            raise ConfigError(
+                f"{key} keeps {kept} of {classes} public classes, but each of the {sensitive} sensitive ones needs its own: "
+                f"select.count must be at least {sensitive}"
+                + ("" if classes >= sensitive else ", which this public set cannot give: take another, or histogram.per_class: false")
+            )
+    votes, count = params.histogram.votes, params.select.count
+    for wrong, key, value in (
+        (params.histogram.enabled and votes > classes, "histogram.votes", votes),
+        (params.select.enabled and count is not None and count > classes, "select.count", count),
+    ):
+        if wrong:
+            raise ConfigError(f"{key}={value} is more than the {classes} public classes of {public.source!r}: lower it")
 
 
 def shape_mistakes(params: Params, card: Card) -> list[tuple[bool, str]]:

@@ -20,28 +20,35 @@ SETTINGS: dict[str, type[Strict]] = {
     "central": config.Central,
     "frequency": config.Frequency,
     "auxiliary": config.Auxiliary,
+    "classifier": config.Classifier,
+    "histogram": config.Histogram,
+    "select": config.Select,
     "pretrain": config.Pretrain,
+    "saliency": config.Saliency,
     "finetune": config.Finetune,
     "synthesize": config.Synthesize,
     "evaluate": config.Evaluate,
 }
 STAGES = tuple(SETTINGS)  # in the order of the DAG
-QUERIES = ("count", "central", "frequency", "finetune")
+QUERIES = ("count", "central", "frequency", "histogram", "saliency", "finetune")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagePlan:
-    """One stage, resolved. `settings` is typed; `mechanism` is for the charge alone, and None where the stage charges nothing."""
+    """One stage, resolved. `settings` is typed; `mechanism` is for the charge alone, and None where the stage charges nothing.
+
+    The public classifier's plan names no sensitive set: it is trained once for each public one.
+    """
 
     stage: str
     enabled: bool
     settings: Any
     digest: str
-    dataset_id: str
     shape: tuple[int, int, int]
-    classes: tuple[str, ...]
-    size_hint: int
-    seed: int
+    dataset_id: str = ""
+    classes: tuple[str, ...] = ()
+    size_hint: int = 0
+    seed: int = 0
     delta: float | None = None
     model: config.Model | None = None
     mechanism: Mechanism | None = None
@@ -65,10 +72,10 @@ def read_stage_plan(path: Path, stage: str) -> StagePlan:
             enabled=content["enabled"],
             settings=SETTINGS[stage].model_validate(content["settings"]),
             digest=digest,
-            dataset_id=content["dataset_id"],
             shape=tuple(content["shape"]),
-            classes=tuple(content["classes"]),
-            size_hint=content["size_hint"],
+            dataset_id=content.get("dataset_id", ""),
+            classes=tuple(content.get("classes", ())),
+            size_hint=content.get("size_hint", 0),
             seed=content.get("seed", 0),
             delta=content.get("delta"),
             model=config.Model.model_validate(model) if model else None,

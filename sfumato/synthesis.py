@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sfumato.config import Synthesize
 from sfumato.diffusion.sampler import sample
+from sfumato.models.lora import load_synthesizer
 from sfumato.models.unet import load_model
 from sfumato.training.auxiliary import balanced_labels, draw_images, load_generator
 from sfumato.training.threads import device
@@ -18,15 +19,17 @@ Progress = Callable[[int, int], None]
 
 
 def draw_from(
-    name: str, directory: Path, count: int, settings: Synthesize, priors: Tensor | None, seed: int, progress: Progress | None = None
+    name: str, paths: Mapping[str, Path], count: int, settings: Synthesize, priors: Tensor | None, seed: int, progress: Progress | None = None
 ) -> tuple[Tensor, Tensor]:
     """`count` images of one model: the one-step generator for "auxiliary", the diffusion sampler for the others.
 
-    priors: (classes,) label shares, None for equal ones. Returns ((N, C, H, W) float32 in [0, 1], (N,) int64).
+    paths: the artifact of each model; a fine-tuned one saved as adapters needs that of "pretrain" too. priors: (classes,) label
+    shares, None for equal ones. Returns ((N, C, H, W) float32 in [0, 1], (N,) int64).
     """
     if name == "auxiliary":
-        return draw_images(load_generator(directory), count, priors, seed)
-    model = load_model(directory).to(device())
+        return draw_images(load_generator(paths[name]), count, priors, seed)
+    model = load_synthesizer(paths["finetune"], paths["pretrain"]) if name == "finetune" else load_model(paths[name])
+    model.to(device())
     random = torch.Generator().manual_seed(seed)
     labels = balanced_labels(count, priors, model.classes, random)
     images = []
@@ -44,7 +47,7 @@ def draw_mixture(
     whole = sum(settings.sources.values())
     parts: dict[str, int] = {name: int(settings.count * weight / whole) for name, weight in sorted(settings.sources.items())}
     parts[max(parts, key=lambda name: parts[name])] += settings.count - sum(parts.values())
-    drawn = [draw_from(name, paths[name], part, settings, priors, seed + i, progress) for i, (name, part) in enumerate(parts.items()) if part]
+    drawn = [draw_from(name, paths, part, settings, priors, seed + i, progress) for i, (name, part) in enumerate(parts.items()) if part]
     order = torch.randperm(settings.count, generator=torch.Generator().manual_seed(seed))
     images, labels = (torch.cat(tensors)[order] for tensors in zip(*drawn, strict=True))
     return images, labels, parts

@@ -10,13 +10,18 @@ from sfumato.errors import SfumatoError
 from stages import ledger, prepare, recipe
 from stages.auxiliary import auxiliary
 from stages.central import central
+from stages.classifier import classifier
 from stages.count import count
 from stages.doctor import doctor
 from stages.evaluate import evaluate
 from stages.finetune import finetune
 from stages.frequency import frequency
+from stages.histogram import histogram
 from stages.plan import plan
 from stages.pretrain import pretrain
+from stages.report import report
+from stages.saliency import saliency
+from stages.select import select
 from stages.synthesize import synthesize
 
 app = typer.Typer(
@@ -27,9 +32,24 @@ app = typer.Typer(
     help="Sfumato: labelled synthetic images from sensitive ones, with a ledger of the privacy they cost. Each stage runs alone after `stage plan`.",
 )
 app.add_typer(prepare.app, name="prepare")
-for command in (plan, count, central, frequency, auxiliary, pretrain, finetune, synthesize, evaluate):
+for command in (
+    plan,
+    count,
+    central,
+    frequency,
+    auxiliary,
+    classifier,
+    histogram,
+    select,
+    pretrain,
+    saliency,
+    finetune,
+    synthesize,
+    evaluate,
+):
     app.command()(command)
 app.add_typer(ledger.app, name="ledger")
+app.command()(report)
 app.add_typer(recipe.app, name="recipe")
 app.command()(doctor)
 

@@ -24,12 +24,16 @@ ROOT = Path(__file__).resolve().parent.parent  # the folder that holds the packa
 ARTIFACTS = Path("artifacts")
 PLAN = ARTIFACTS / "plan"
 CARD = Path("data/sensitive/card.json")
+PUBLIC = Path("data/public")
 RELEASED = "released"  # in a run's directory: the copy of its release
 
 Config = Annotated[Path | None, typer.Option("--config", help="Resolved configuration. Default: artifacts/plan/<stage>.yaml, which `stage plan` writes.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Directory to write. Default: artifacts/<stage>.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be read, written and charged, and stop.")]
 CardPath = Annotated[Path, typer.Option("--card", help="Public card of the sensitive set.")]
+
+
+PublicPath = Annotated[Path, typer.Option("--public", help="Public image set, which `stage prepare public` writes.")]
 
 
 def input_option(stage: str):

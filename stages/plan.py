@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stages.common import CARD, PLAN, ROOT, CardPath, state_dir
+from stages.common import CARD, PLAN, PUBLIC, ROOT, CardPath, PublicPath, state_dir
 
 if TYPE_CHECKING:
     from sfumato.plan import Plan
@@ -21,19 +21,20 @@ def plan(
     params: Params = Path("params.yaml"),
     recipes: Recipes = Path("pipelines"),
     card: CardPath = CARD,
+    public: PublicPath = PUBLIC,
     out: Annotated[Path, typer.Option("--out", help="Directory to write.")] = PLAN,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the budget and what would be spent again; write nothing.")] = False,
 ) -> None:
     """Free: one resolved configuration per stage, and the budget table."""
     from sfumato.plan import load_params, make_plan, plan_texts
-    from sfumato.prepared import read_card
+    from sfumato.prepared import read_card, read_public_card
 
     loaded = load_params(params, recipes)
-    public = read_card(card)
-    made = make_plan(loaded, public, ROOT)
+    known = read_card(card)
+    made = make_plan(loaded, known, ROOT, read_public_card(public / "card.json") if loaded.public.enabled else None)
     show_budget(made)
     if dry_run:
-        show_spending(made, public, out)
+        show_spending(made, known, out)
         return
     write_texts(out, plan_texts(made))
 

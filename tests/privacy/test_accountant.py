@@ -119,6 +119,20 @@ def test_shares_come_out_as_asked(target, accountant):
                 assert found[name] == pytest.approx(ask.share, abs=0.01)
 
 
+# METHODS §7: the honest shares of the selection at N = 162 770, T = 1000, q = 4096/N, in the shape of DP-SAPF's Table 10.
+SALIENCY_SHARES = {1: {5: 87.0, 10: 21.8, 20: 5.4, 25: 3.5}, 5: {5: 4.6, 10: 1.15, 20: 0.29, 25: 0.18}, 10: {5: 1.4, 10: 0.36, 20: 0.09, 25: 0.06}}
+
+
+@pytest.mark.parametrize(("target", "noise", "percent"), [(e, s, p) for e, row in SALIENCY_SHARES.items() for s, p in row.items()])
+def test_saliency_takes_the_honest_share_of_the_budget(target, noise, percent):
+    size = 162_770
+    delta = default_delta(size)
+    asks = {"saliency": Ask(noise_multiplier=noise), "finetune": Ask(sample_rate=4096 / size, uses=1000)}
+    found = calibrate(asks, target, delta)
+    shares = shares_of_rdp({name: [m.event] for name, m in found.items()}, delta)
+    assert 100 * shares["saliency"] == pytest.approx(percent, abs=0.5)
+
+
 def test_shares_of_rdp_add_up_to_one():
     found = shares_of_rdp({"a": [GaussianDpEvent(3.0)], "b": [], "c": [GaussianDpEvent(5.0)]}, 1e-5)
     assert sum(found.values()) == pytest.approx(1) and found["b"] == 0

@@ -1,0 +1,151 @@
+"""Recipes side by side: accuracy, Fréchet distance and time per stage, over budgets and seeds.
+
+Each run has its own folder, noise and history; the prepared images and their hold-out are the same in all, and so are the public set and
+its classifier. Stages run in this process, in the order of the pipeline. Rows are appended to a CSV file as they come, and runs that are
+already in it are skipped, so the script can be stopped, continued, and started twice with other recipes.
+
+    OMP_NUM_THREADS=1 python benchmarks/recipe_table.py --profile digits --recipes dpdm,feta-pro,full --epsilons 1,3,10 --seeds 0,1,2
+    python benchmarks/recipe_table.py --show
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import io
+import json
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import pandas as pd
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "recipes.csv"
+BEFORE_PLAN = (["prepare", "public"], ["plan"])
+STAGES = ("count", "central", "frequency", "auxiliary", "classifier", "histogram", "select", "pretrain", "saliency", "finetune", "synthesize")
+KEYS = ["profile", "recipe", "change", "epsilon", "seed"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--profile", default="digits")
+    parser.add_argument("--recipes", default="dpdm,feta-pro,pdp-diffusion,privimage,rpgen,full")
+    parser.add_argument("--epsilons", default="1,3,10")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a parameter of every run, such as finetune.trainable=attention")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--keep", type=Path, help="keep the folders of the runs here")
+    parser.add_argument("--show", action="store_true", help="print the table of the results so far, and stop")
+    arguments = parser.parse_args()
+    if arguments.show:
+        return show(arguments.results)
+    work = arguments.keep or Path(tempfile.mkdtemp(prefix="recipes-"))
+    results = arguments.results.resolve()
+    shared = work.resolve() / f"shared-{arguments.profile}"
+    for epsilon in map(float, arguments.epsilons.split(",")):
+        for seed in map(int, arguments.seeds.split(",")):
+            for recipe in arguments.recipes.split(","):
+                key = {"profile": arguments.profile, "recipe": recipe, "change": " ".join(arguments.set), "epsilon": epsilon, "seed": seed}
+                if not done(results, key):
+                    row = run(key, arguments.set, work.resolve(), shared)
+                    append(results, row)
+                    print(", ".join(f"{name} {value}" for name, value in row.items() if name != "seconds"), flush=True)
+    if not arguments.keep:
+        shutil.rmtree(work)
+
+
+def run(key: dict, changes: list[str], work: Path, shared: Path) -> dict:
+    """One run of the pipeline in a folder of its own. Returns the row of the table."""
+    folder = work / "-".join(str(part).replace(" ", "_").replace("/", "_") for part in key.values() if part != "")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    os.chdir(folder)
+    os.symlink(ROOT / "pipelines", "pipelines")
+    params: dict = {"recipe": key["recipe"], "profile": key["profile"], "seed": key["seed"], "privacy": {"epsilon": key["epsilon"]}, "evaluate": {"bound": False}}
+    for change in changes:
+        path, value = change.split("=", 1)
+        *sections, last = path.split(".")
+        section = params
+        for name in sections:
+            section = section.setdefault(name, {})
+        section[last] = yaml.safe_load(value)
+    Path("params.yaml").write_text(yaml.safe_dump(params))
+    os.environ["SFUMATO_STATE"] = str(folder / "state")
+    if not shared.exists():
+        stage("prepare", "sensitive")
+        for part in ("data", "keys"):
+            shutil.copytree(folder / "state" / part, shared / part)
+        shutil.copytree("data/sensitive", shared / "card")
+    else:
+        for part in ("data", "keys"):
+            shutil.copytree(shared / part, folder / "state" / part)
+        shutil.copytree(shared / "card", "data/sensitive")
+    times = {" ".join(command): stage(*command) for command in BEFORE_PLAN}
+    for name in STAGES:
+        kept = shared / "classifier" / digest(Path("artifacts/plan/classifier.yaml"), Path("data/public/privacy.json")) if name == "classifier" else None
+        if kept is not None and kept.exists():  # trained once for each public set
+            shutil.copytree(kept, "artifacts/classifier")
+            continue
+        times[name] = stage(name)
+        if kept is not None:
+            shutil.copytree("artifacts/classifier", kept)
+    times["evaluate"] = stage("evaluate")
+    metrics = json.loads(Path("metrics.json").read_text())["release"]
+    row = key | {name: round(100 * metrics[name]["mean"], 2) for name in ("lr", "mlp", "cnn") if name in metrics}
+    row |= {"frechet": round(float(frechet(metrics)), 3), "minutes": round(sum(times.values()) / 60, 2)}
+    return row | {"seconds": json.dumps({name: round(value, 1) for name, value in times.items() if value > 0.5})}
+
+
+def frechet(metrics: dict) -> float:
+    return metrics["fidelity"]["frechet"] if "fidelity" in metrics else metrics["frechet"]["value"]
+
+
+def stage(*arguments: str) -> float:
+    """Run one command of the `stage` program here. Returns the seconds it took."""
+    from stages.cli import app
+
+    start = time.perf_counter()
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+        app(list(arguments), standalone_mode=False)
+    return time.perf_counter() - start
+
+
+def digest(*paths: Path) -> str:
+    from sfumato.digest import digest_of, digest_of_file
+
+    return digest_of([digest_of_file(path) for path in paths])
+
+
+def done(results: Path, key: dict) -> bool:
+    if not results.exists():
+        return False
+    with results.open(newline="") as file:
+        return any(all(row[name] == str(key[name]) for name in KEYS) for row in csv.DictReader(file))
+
+
+def append(results: Path, row: dict) -> None:
+    new = not results.exists()
+    results.parent.mkdir(parents=True, exist_ok=True)
+    with results.open("a", newline="") as file:
+        writer = csv.DictWriter(file, list(row))
+        if new:
+            writer.writeheader()
+        writer.writerow(row)
+
+
+def show(results: Path) -> None:
+    """Mean ± standard deviation over the seeds, as a Markdown table."""
+    table = pd.read_csv(results, keep_default_na=False)
+    print("| profile | recipe | change | ε | seeds | LR | MLP | CNN | Fréchet | minutes |\n|---|---|---|---|---|---|---|---|---|---|")
+    for names, group in table.groupby(["profile", "recipe", "change", "epsilon"], sort=True):
+        spread = [f"{group[name].mean():.1f} ± {group[name].std(ddof=1) if len(group) > 1 else 0:.1f}" for name in ("lr", "mlp", "cnn", "frechet")]
+        print(f"| {' | '.join(f'{name:g}' if isinstance(name, float) else name for name in names)} | {len(group)} | {' | '.join(spread)} | {group['minutes'].mean():.1f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""A public text-to-image model on disk, in the layout of `diffusers`: which parts it has, their bytes, and the image sizes it takes.
+
+Only JSON and file names are read here, so that a plan can be checked without the libraries. No pickle is ever opened.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sfumato.config import Model
+from sfumato.digest import digest_of, digest_of_file
+from sfumato.errors import ConfigError, DataError
+
+INDEX = "model_index.json"
+KNOWN = {  # the classes that this package can load, by part
+    "tokenizer": ("CLIPTokenizer", "CLIPTokenizerFast", "T5Tokenizer", "T5TokenizerFast"),
+    "text_encoder": ("CLIPTextModel", "T5EncoderModel"),
+    "vae": ("AutoencoderKL",),
+    "unet": ("UNet2DConditionModel",),
+    "transformer": ("PixArtTransformer2DModel",),
+}
+CONFIG_OF = {"tokenizer": "tokenizer_config.json", "scheduler": "scheduler_config.json"}  # the others: config.json
+WEIGHTS_OF = {"text_encoder": "model", "vae": "diffusion_pytorch_model", "unet": "diffusion_pytorch_model", "transformer": "diffusion_pytorch_model"}
+VARIANTS = ("", ".fp16")  # half-precision files are taken where there are no others
+PICKLED = (".bin", ".ckpt", ".pt", ".pth", ".pkl")
+HUB = "hub:"
+EXTRA = "pip install 'sfumato[diffusers]'"
+LAYOUT = "expected a directory as diffusers saves it, with model_index.json, tokenizer, text_encoder, vae, scheduler, and unet or transformer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelDirectory:
+    """A model that is whole. `classes`: of each part, such as {"unet": "UNet2DConditionModel"}; `configs`: what each part's JSON says."""
+
+    path: Path
+    classes: dict[str, str]
+    configs: dict[str, dict[str, Any]]
+
+    @property
+    def denoiser(self) -> str:
+        """The part that is trained: "unet" or "transformer"."""
+        return "unet" if "unet" in self.classes else "transformer"
+
+    @property
+    def prediction(self) -> str:
+        """What the network predicts: "epsilon" (the noise) or "v_prediction"."""
+        return str(self.configs["scheduler"].get("prediction_type", "epsilon"))
+
+    @property
+    def factor(self) -> int:
+        """Pixels per latent, in height and in width."""
+        return 2 ** (len(self.configs["vae"]["block_out_channels"]) - 1)
+
+    @property
+    def multiple(self) -> int:
+        """What divides every image size that the VAE and the network take."""
+        config = self.configs[self.denoiser]
+        inside = 2 ** (len(config["block_out_channels"]) - 1) if self.denoiser == "unet" else config.get("patch_size", 2)
+        return self.factor * inside
+
+    @property
+    def image_size(self) -> int:
+        """The side of the images that the model was trained on."""
+        return int(self.configs[self.denoiser]["sample_size"]) * self.factor
+
+
+def require_library() -> None:
+    """Raise ConfigError where `diffusers` or `transformers` is not installed. Imports neither."""
+    import importlib.util
+
+    for name in ("diffusers", "transformers"):
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(f"model.directory names a public text-to-image model, which needs {name}: {EXTRA}")
+
+
+def locate(directory: str) -> Path:
+    """The local directory of `model.directory`. `hub:owner/name[@revision]` is looked up in the hub's local cache and fetched where it is missing.
+
+    Raises ConfigError where there is none.
+    """
+    if not directory.startswith(HUB):
+        path = Path(directory).expanduser()
+        if path.is_file():
+            raise DataError(f"model.directory={directory} is a single file: {LAYOUT}; convert it with diffusers, and name the directory")
+        if not path.is_dir():
+            raise ConfigError(f"model.directory={directory} does not exist: {LAYOUT}. Download one (docs/public-models.md), or name where it is")
+        return path
+    require_library()
+    found = re.fullmatch(r"hub:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", directory)
+    if not found:
+        raise ConfigError(f"model.directory={directory} is no model of the hub: write hub:owner/name or hub:owner/name@revision")
+    from huggingface_hub import snapshot_download
+
+    parts = [INDEX, *(f"{part}/*.json" for part in (*KNOWN, "scheduler")), *(f"{part}/*.safetensors" for part in WEIGHTS_OF), "tokenizer/*.txt", "tokenizer/*.model"]
+    try:
+        return Path(snapshot_download(found[1], revision=found[2], allow_patterns=parts))
+    except Exception as error:  # of many kinds, by what fails: network, name, permission
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigError(f"model.directory={directory} cannot be had from the hub ({reason}): download it elsewhere and name the directory") from error
+
+
+def read_model_directory(directory: str) -> ModelDirectory:
+    """What is there. Raises ConfigError where there is no directory, DataError where it is not whole or of a kind that cannot be used."""
+    path = locate(directory)
+    index = read_json(path / INDEX)
+    classes = {}
+    for part, value in index.items():
+        if part in (*KNOWN, "scheduler") and isinstance(value, list) and len(value) == 2 and value[1]:
+            classes[part] = str(value[1])
+    if ("unet" in classes) == ("transformer" in classes):
+        raise DataError(f"{path / INDEX} names no denoising network: {LAYOUT}")
+    for part in ("tokenizer", "text_encoder", "vae", "scheduler"):
+        if part not in classes:
+            raise DataError(f"{path / INDEX} does not name the part {part}: {LAYOUT}")
+    for part, name in classes.items():
+        if part in KNOWN and name not in KNOWN[part]:
+            raise DataError(f"{path}: the {part} is a {name}, which is not supported: expected {' or '.join(KNOWN[part])}, as in Stable Diffusion 1.x and 2.x or PixArt")
+    configs = {part: read_json(path / part / CONFIG_OF.get(part, "config.json")) for part in classes}
+    for part in classes:
+        part_files(path, part)
+    model = ModelDirectory(path=path, classes=classes, configs=configs)
+    try:
+        _ = model.factor, model.multiple, model.image_size
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: the config.json of vae and {model.denoiser} lack {error}: download the model again") from error
+    if model.prediction not in ("epsilon", "v_prediction"):
+        raise DataError(f"{path}: the scheduler's prediction_type is {model.prediction!r}: expected epsilon or v_prediction")
+    return model
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is missing: {LAYOUT}; download the model again") from error
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read ({error}): download the model again") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} must hold a JSON object: download the model again")
+    return content
+
+
+def variant_of(path: Path, part: str) -> str | None:
+    """Which weight files of a part are used: "" or ".fp16"; None where there are none in safetensors."""
+    stem = WEIGHTS_OF[part]
+    for variant in VARIANTS:
+        if any((path / part / name).is_file() for name in (f"{stem}{variant}.safetensors", f"{stem}.safetensors.index{variant}.json")):
+            return variant
+    return None
+
+
+def part_files(path: Path, part: str) -> list[Path]:
+    """Every file of a part that is read, in order of name. Raises DataError where one is missing, or there is nothing but pickles."""
+    directory = path / part
+    files = {directory / CONFIG_OF.get(part, "config.json")}
+    if part == "tokenizer":
+        files |= {file for file in directory.iterdir() if file.suffix in (".json", ".txt", ".model")}
+    if part in WEIGHTS_OF:
+        variant, stem = variant_of(path, part), WEIGHTS_OF[part]
+        if variant is None:
+            pickles = sorted(file.name for file in directory.iterdir() if file.suffix in PICKLED)
+            if pickles:
+                raise DataError(f"{directory} holds its weights only as {pickles[0]}, a pickle, which may run any program: take the model's safetensors files, or convert them")
+            raise DataError(f"{directory} holds no weights: {stem}.safetensors is missing; download the model again")
+        whole, index = directory / f"{stem}{variant}.safetensors", directory / f"{stem}.safetensors.index{variant}.json"
+        if whole.is_file():
+            files.add(whole)
+        else:
+            named = read_json(index).get("weight_map")
+            files |= {index, *(directory / Path(str(name)).name for name in (named.values() if isinstance(named, dict) else ()))}
+    for file in sorted(files):
+        if not file.is_file():
+            raise DataError(f"{file} is missing: download the model again")
+    return sorted(files)
+
+
+def part_digest(path: Path, part: str) -> str:
+    """One sha256 over the names and bytes of all files of a part."""
+    return digest_of({file.name: digest_of_file(file) for file in part_files(path, part)})
+
+
+def digests(model: ModelDirectory) -> dict[str, str]:
+    """The sha256 of every part."""
+    return {part: part_digest(model.path, part) for part in sorted(model.classes)}
+
+
+def whole_digest(parts: Mapping[str, str]) -> str:
+    """The sha256 of a model, from those of its parts: what `model.sha256` is compared with."""
+    return digest_of(dict(parts))
+
+
+def choose_image_size(model: ModelDirectory, settings: Model) -> int:
+    """`model.image_size`, or the model's own. Raises ConfigError where the VAE or the network cannot take it."""
+    size = settings.image_size or model.image_size
+    if size % model.multiple:
+        lower = max(model.multiple, size // model.multiple * model.multiple)
+        raise ConfigError(
+            f"model.image_size={size} does not fit {model.path}: its VAE and {model.denoiser} take multiples of {model.multiple}, "
+            f"such as {lower} or {lower + model.multiple}"
+        )
+    return size

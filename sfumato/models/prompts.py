@@ -1,0 +1,58 @@
+"""What a text-to-image model is told for each class: a template per dataset, with overrides. Class names are public, and so are prompts."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import string
+from collections.abc import Sequence
+
+from sfumato.config import Model
+from sfumato.errors import ConfigError
+
+TEMPLATE = "An image of {article} {class}"
+# By data.dataset_id: a template, or the whole prompt of each class. Source: DP-SAPF Table 14.
+OF_DATASET: dict[str, str | dict[str, str]] = {
+    "cifar10": TEMPLATE,
+    "celeba": "An image of {article} {class} face",
+    "camelyon": {"normal": "A normal lymph node image", "tumor": "A lymph node histopathology image"},
+    "octmnist": "An optical coherence tomography (OCT) image for retinal disease {number}",
+}
+FIELDS = ("class", "article", "number")
+NO_LABEL = ""  # the prompt of guidance and of hidden labels
+
+
+def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list[str]:
+    """One prompt for each class, in their order.
+
+    The first of: `model.prompts` for this class, `model.prompt`, what the paper gives for `dataset_id`, "An image of a {class}".
+    In a template {class} is the name with spaces for underscores, {article} "a" or "an", {number} the class counted from 1.
+    Raises ConfigError: an unknown field, a prompt for a class that is not there, two classes with the same prompt.
+    """
+    for name in model.prompts:
+        if name not in classes:
+            near = difflib.get_close_matches(name, classes, 1)
+            known = f": did you mean {near[0]!r}?" if near else f": the classes are {', '.join(classes)}"
+            raise ConfigError(f"model.prompts names {name!r}, which is no class{known}")
+    usual = OF_DATASET.get(dataset_id, TEMPLATE)
+    whole = usual if isinstance(usual, dict) and model.prompt is None else {}
+    template = model.prompt or (usual if isinstance(usual, str) else TEMPLATE)
+    check_template(template)
+    prompts = []
+    for number, name in enumerate(classes, start=1):
+        said = re.sub(r"[_\s]+", " ", name).strip()
+        fields = {"class": said, "article": "an" if said[:1].lower() in ("a", "e", "i", "o", "u") else "a", "number": str(number)}
+        prompts.append(model.prompts.get(name) or whole.get(name) or template.format(**fields))
+    if len(classes) > 1 and (same := [prompt for prompt in prompts if prompts.count(prompt) > 1]):
+        raise ConfigError(f"the prompt {same[0]!r} is that of two classes, which the model could not tell apart: put {{class}} into model.prompt")
+    return prompts
+
+
+def check_template(template: str) -> None:
+    try:
+        fields = [f"{field}!{convert}" if convert else f"{field}:{form}" if form else field for _, field, form, convert in string.Formatter().parse(template) if field is not None]
+    except ValueError as error:
+        raise ConfigError(f"model.prompt={template!r} is no template ({error}): write it as {TEMPLATE!r}") from error
+    for field in fields:
+        if field not in FIELDS:
+            raise ConfigError(f"model.prompt={template!r} has the field {{{field}}}: known are {', '.join(f'{{{name}}}' for name in FIELDS)}")
