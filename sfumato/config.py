@@ -321,6 +321,13 @@ class Finetune(Strict):
     ema: Fraction = 0.999
     chunk: Positive | None = None  # images per vmap chunk; None: chosen from the model's size
     checkpoint_every: Positive = 10
+    convergence: tuple[Positive, ...] = ()  # steps after which a sample is compared with real images: the run is then local, nothing of it is released
+
+    @model_validator(mode="after")
+    def convergence_within_the_run(self) -> Finetune:
+        if self.convergence and max(self.convergence) > self.steps:
+            raise ValueError(f"finetune.convergence names step {max(self.convergence)}, and finetune.steps is {self.steps}: name steps from 1 to {self.steps}")
+        return self
 
 
 Drawable = Literal["finetune", "pretrain", "auxiliary"]  # the stages whose models draw images
@@ -334,7 +341,7 @@ class Synthesize(Strict):
     steps: Positive = 18  # Heun steps
     guidance: Annotated[float, Field(ge=0)] = 0.0  # 0: none; g: D + g·(D − D_unconditional)
     labels: Literal["prior", "uniform"] = "prior"
-    export: tuple[Literal["png", "npz"], ...] = ()  # further forms beside the arrays: a folder of PNGs a class, one archive
+    export: tuple[Literal["png", "npz", "parquet"], ...] = ()  # further forms beside the arrays: a folder of PNGs a class, one archive, one table
 
 
 Fidelity = Literal["frechet", "mmd", "inception_score", "precision_recall", "fld", "authenticity"]
@@ -344,11 +351,15 @@ class Evaluate(Strict):
     """The release measured on real images: local, outside the guarantee (METHODS §9)."""
 
     enabled: bool = True
-    classifiers: Annotated[tuple[Literal["lr", "mlp", "cnn"], ...], Field(min_length=1)] = ("lr", "mlp", "cnn")
+    classifiers: Annotated[tuple[Literal["lr", "mlp", "cnn", "wrn", "resnet", "resnext"], ...], Field(min_length=1)] = ("lr", "mlp", "cnn")
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0, 1, 2)
     stages: tuple[Drawable, ...] = ()  # also score these models, each alone
     images: Positive = 10_000  # drawn per model scored alone
     epochs: Positive = 12
+    steps: Positive | None = None  # gradient steps of every training, instead of epochs
+    schedule: Literal["light", "paper"] = "light"  # of wrn, resnet, resnext: small networks for a CPU, or DPImageBench's for a GPU
+    choice: Literal["last", "synthetic"] = "last"  # the epoch: the last, or the best on a part of the training images kept apart; never on real ones
+    kept: Annotated[float, Field(gt=0, le=0.5)] = 0.1  # that part
     bound: bool = True  # also train on real images: the upper bound
     extractor: Literal["embedded", "inception", "torchvision", "torchscript"] = "embedded"  # the feature space of all fidelity metrics
     weights: str | None = None  # local weights file; inception: None for pytorch-fid's own download

@@ -15,9 +15,10 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from sfumato.config import REST, SALIENT, Central, Count, Finetune, Frequency, Histogram, Params, Saliency
+from sfumato.config import PUBLIC_MODEL, REST, SALIENT, Central, Count, Finetune, Frequency, Histogram, Params, Saliency
 from sfumato.digest import code_digest
 from sfumato.errors import ConfigError
+from sfumato.models.prompts import class_prompts
 from sfumato.prepared import Card, PublicCard
 from sfumato.privacy.accountant import Ask, calibrate, default_delta, epsilon, shares_of_rdp
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism
@@ -223,7 +224,7 @@ def stage_file(stage: str, params: Params, card: Card, mechanism: Mechanism | No
     if stage == "finetune":
         content["delta"] = params.privacy.delta or default_delta(params.privacy.size)
     if stage in ("pretrain", "saliency", "finetune"):
-        content["model"] = params.model.model_dump(mode="json")
+        content["model"] = params.model.resolved()
     if mechanism is not None:
         content["mechanism"] = dict(vars(mechanism))
     if not enabled:
@@ -260,14 +261,15 @@ def check_consistent(params: Params, card: Card) -> None:
     for wrong, message in shape_mistakes(params, card):
         if wrong:
             raise ConfigError(message)
-    if params.pretrain.enabled:
+    if params.model.directory is not None:
+        class_prompts(params.model, card.dataset_id, card.classes)  # raises ConfigError where a prompt cannot be made
+    elif params.pretrain.enabled:
         import torch
 
         from sfumato.models.unet import UNet
 
-        model = params.model.model_dump(exclude={"label_dropout"})
         with torch.device("meta"):  # shapes only: raises ConfigError where widths and levels do not fit
-            UNet(resolution=card.shape[1], channels=card.shape[0], classes=len(card.classes), **model)
+            UNet(resolution=card.shape[1], channels=card.shape[0], classes=len(card.classes), **params.model.network())
 
 
 def check_public(params: Params, public: PublicCard, sensitive: int) -> None:
@@ -299,6 +301,7 @@ def shape_mistakes(params: Params, card: Card) -> list[tuple[bool, str]]:
     central, frequency, model = params.central, params.frequency, params.model
     banks = sum(len(feature.length_scales) for feature in frequency.features)
     return [
+        *public_model_mistakes(params),
         (
             central.enabled and bool(height % central.pool or width % central.pool),
             f"central.pool={central.pool} does not divide images of {height}×{width}: choose a divisor, or another data.size",
@@ -320,8 +323,30 @@ def shape_mistakes(params: Params, card: Card) -> list[tuple[bool, str]]:
             f"images of {height}×{width} do not fit the models, which need square ones: set data.size",
         ),
         (
-            params.pretrain.enabled and bool(height % model.unshuffle),
+            params.pretrain.enabled and model.directory is None and bool(height % model.unshuffle),
             f"model.unshuffle={model.unshuffle} does not divide images of {height}×{width}: set data.size, or model.unshuffle",
+        ),
+    ]
+
+
+def public_model_mistakes(params: Params) -> list[tuple[bool, str]]:
+    """The same, of a public text-to-image model and what does not go with it."""
+    model, finetune = params.model, params.finetune
+    given = ", ".join(f"model.{name}" for name in PUBLIC_MODEL if getattr(model, name) and name != "directory")
+    return [
+        (model.directory is None and bool(given), f"{given} are of a public model, but model.directory names none: set it, or leave them out"),
+        (
+            model.directory is not None and params.pretrain.enabled and bool(params.pretrain.phases),
+            f"model.directory={model.directory}: a public model has no warm-up, but pretrain has {len(params.pretrain.phases)} phase(s). "
+            "Set pretrain.phases: [], or use one of the recipes dp-sapf, dp-lora, dp-ldm, dp-finetune",
+        ),
+        (
+            model.directory is not None and finetune.enabled and (finetune.flip or finetune.crop > 0),
+            "finetune.flip and finetune.crop do not go with a public model, whose images are encoded once: set flip: false and crop: 0",
+        ),
+        (
+            model.directory is not None and finetune.enabled and bool(finetune.convergence),
+            "finetune.convergence does not go with a public model, whose samples take too long: leave it out, and look at the release with evaluate",
         ),
     ]
 
@@ -344,5 +369,7 @@ def plan_texts(plan: Plan) -> dict[str, str]:
     }
     texts = {f"{stage}.yaml": as_yaml(content) for stage, content in plan.files.items()}
     texts["budget.json"] = json.dumps(plan.budget, indent=1) + "\n"
+    rows = [f"{name},{row['epsilon']:.6g},{row['share']:.6g}" for name, row in plan.budget["stages"].items()]
+    texts["budget.csv"] = "\n".join(["stage,epsilon_alone,share", *rows]) + "\n"  # for `dvc plots`
     texts["permission.json"] = json.dumps(permission, indent=1) + "\n"
     return texts

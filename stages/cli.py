@@ -11,6 +11,7 @@ from stages import ledger, prepare, recipe
 from stages.auxiliary import auxiliary
 from stages.central import central
 from stages.classifier import classifier
+from stages.compare import compare
 from stages.count import count
 from stages.doctor import doctor
 from stages.evaluate import evaluate
@@ -23,6 +24,7 @@ from stages.report import report
 from stages.saliency import saliency
 from stages.select import select
 from stages.synthesize import synthesize
+from stages.utility import utility
 
 app = typer.Typer(
     name="stage",
@@ -46,6 +48,8 @@ for command in (
     finetune,
     synthesize,
     evaluate,
+    utility,
+    compare,
 ):
     app.command()(command)
 app.add_typer(ledger.app, name="ledger")

@@ -68,7 +68,7 @@ def describe(plan: StagePlan, reads: Mapping[str, Path], out: Path) -> None:
 
 
 def open_stage_charge(
-    plan: StagePlan, card: Path, inputs: Sequence[Artifact], out: Path, released: str, sensitivity: str, *, resumable: bool = False
+    plan: StagePlan, card: Path, inputs: Sequence[Artifact], out: Path, released: str, sensitivity: str, *, resumable: bool = False, latents: str | None = None
 ) -> Charge | None:
     """The charge that a query stage's plan asks for; None where nothing is left to do.
 
@@ -103,6 +103,7 @@ def open_stage_charge(
             released=released,
             sensitivity=sensitivity,
             resumable=resumable,
+            latents=latents,
         )
     except AlreadyReleasedError as refusal:
         kept = run_directory(refusal.record_id) / RELEASED

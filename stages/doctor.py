@@ -30,8 +30,10 @@ def show_machine(card: Path) -> None:
 
     import torch
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
+    from sfumato.models.model_directory import EXTRA
     from sfumato.sources.idx import DEBIAN_FASHION_MNIST
 
     table = Table("what", "found", show_header=False)
@@ -39,6 +41,10 @@ def show_machine(card: Path) -> None:
     table.add_row("device", device)
     for name in ("torch", "torchvision", "opacus", "dp-accounting", "dvc", "pytorch-fid"):
         table.add_row(name, version(name) if importlib.util.find_spec(name.replace("-", "_")) else "not installed")
+    missing = [name for name in ("diffusers", "transformers") if not importlib.util.find_spec(name)]
+    found = ", ".join(f"{name} {version(name)}" for name in ("diffusers", "transformers") if name not in missing)
+    would = f"no {', '.join(missing)}: {escape(EXTRA)} adds public text-to-image models as starting points (dp-sapf, dp-lora, dp-ldm, dp-finetune)"
+    table.add_row("extra diffusers", would if missing else found)
     state = state_dir()
     table.add_row("state directory", f"{state} ({'exists' if state.exists() else 'not there yet'})")
     prepared = sorted(p.parent.name for p in state.glob("data/*/card.json"))

@@ -31,6 +31,7 @@ def evaluate(
     finetune: Annotated[Path, input_option("finetune")] = ARTIFACTS / "finetune",
     count: Annotated[Path, input_option("count")] = ARTIFACTS / "count",
     central: Annotated[Path, input_option("central")] = ARTIFACTS / "central",
+    ledger: Annotated[Path, typer.Option("--ledger", help="Ledger of the release, by which `stage compare` finds these numbers again.")] = Path("ledger.json"),
     complexity: Annotated[bool, typer.Option("--complexity", help="Also entropy and texture of central, auxiliary, released and real images.")] = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -59,6 +60,7 @@ def evaluate(
     train, holdout = open_local(state_dir(), read_card(card), "evaluate")
     cache = state_dir() / "cache" / "features"
     found = evaluate_release(synthetic, train, holdout, plan.settings, extractor, cache, say)
+    found["identity"] = identity(plan, train, holdout, extractor, synthesize)
     if complexity:
         found["complexity"] = complexity_table(plan, train, synthetic["release"], central, auxiliary)
     out.mkdir(parents=True, exist_ok=True)
@@ -67,7 +69,9 @@ def evaluate(
         say("plots")
         plot_features(extractor, synthetic["release"], train, cache, out)
     replace_file(out / "accuracy.csv", accuracy_table(found).encode())
+    replace_file(out / "per_class.csv", class_table(found).encode())
     replace_file(metrics, (json.dumps(found, indent=1) + "\n").encode())
+    keep(found, ledger)
     for warning in found["warnings"]:
         typer.echo(f"warning: {warning}", err=True)
     show(found)
@@ -91,6 +95,40 @@ def feature_space(plan: StagePlan) -> Extractor | None:
         return drawn_set(source, plan.shape, DRAWN_PER_CLASS[source]), source
 
     return build_extractor(plan.settings, plan.shape, drawn)
+
+
+def identity(plan: StagePlan, train: ImageSet, holdout: ImageSet, extractor: Extractor | None, synthesize: Path) -> dict[str, str]:
+    """What the numbers belong to: equal entries, comparable numbers. Digests of real images are keyed: without the key they say nothing."""
+    from sfumato.comparison import directory_hash
+    from sfumato.models.classifier import DEEP, NETWORKS
+    from sfumato.prepare import fingerprint, secret_key
+
+    settings, key = plan.settings, secret_key(state_dir(), plan.dataset_id)
+    deep = {name: network for name, network in NETWORKS[settings.schedule].items() if name in settings.classifiers}
+    amount = f"{settings.steps} steps" if settings.steps else "50 epochs" if settings.schedule == "paper" and deep else f"{settings.epochs} epochs"
+    return {
+        "dataset": plan.dataset_id,
+        "data": fingerprint(train, key),
+        "holdout": fingerprint(holdout, key),
+        "extractor": extractor.digest if extractor else "none",
+        "reference": settings.reference,
+        "training": f"{settings.schedule}, {amount}, {settings.choice} epoch",
+        "networks": ", ".join(f"{name}: {deep[name]}" for name in DEEP if name in deep) or "none of the deep ones",
+        "release": directory_hash(synthesize),
+    }
+
+
+def keep(found: dict, ledger: Path) -> None:
+    """A private copy of the numbers in the state directory, under the release they are of: other runs of the pipeline overwrite metrics.json."""
+    from sfumato.comparison import keep_evaluation
+    from sfumato.errors import BudgetError
+    from sfumato.privacy.ledger import read_ledger
+
+    try:
+        content = read_ledger(ledger)
+    except BudgetError:
+        return  # not run by the pipeline: there is no experiment to find the numbers for
+    keep_evaluation(state_dir(), found | {"ledger": content})
 
 
 def plot_features(extractor: Extractor, release: ImageSet, train: ImageSet, cache: Path, out: Path) -> None:
@@ -135,32 +173,52 @@ def draw_alone(plan: StagePlan, name: str, models: Mapping[str, Path], count: Pa
     settings = load_plan("synthesize", None).settings
     priors = read_public_counts(read_artifact(count, "count"), plan).priors if settings.labels == "prior" else None
     with progress(f"evaluate: drawing from {name}") as report:
-        images, labels = draw_from(name, models, plan.settings.images, settings, priors, 0, report)
+        images, labels = draw_from(name, models, plan.settings.images, settings, priors, 0, report, plan.shape)
     return ImageSet(as_uint8(images), labels.numpy(), plan.classes)
 
 
 def accuracy_table(found: dict) -> str:
+    lines = ["model,trained_on,accuracy,std"]
+    for name, values in scored(found).items():
+        lines += [f"{name}: {model},{name},{row['mean']:.4f},{row['std']:.4f}" for model, row in values.items()]
+    return "\n".join(lines) + "\n"
+
+
+def class_table(found: dict) -> str:
+    import csv
+    from io import StringIO
+
+    table = StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(("trained_on", "classifier", "class", "accuracy", "std"))
+    for name, values in scored(found).items():
+        for model, row in values.items():
+            writer.writerows((name, model, one["class"], f"{one['mean']:.4f}", f"{one['std']:.4f}") for one in row["per_class"])
+    return table.getvalue()
+
+
+def scored(found: dict) -> dict[str, dict]:
+    """The accuracies of every set of images, by the set's name."""
     from sfumato.metrics.plots import accuracies
 
-    lines = ["model,trained_on,accuracy,std"]
-    for name, values in found.items():
-        if isinstance(values, dict) and name != "complexity":
-            lines += [f"{name}: {model},{name},{row['mean']:.4f},{row['std']:.4f}" for model, row in accuracies(values).items()]
-    return "\n".join(lines) + "\n"
+    return {name: accuracies(values) for name, values in found.items() if isinstance(values, dict) and accuracies(values)}
 
 
 def show(found: dict) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from sfumato.metrics.plots import accuracies
-
     console = Console()
-    sets = {name: values for name, values in found.items() if isinstance(values, dict) and name != "complexity"}
-    classifiers = list(accuracies(next(iter(sets.values()))))
+    sets = {name: found[name] for name in scored(found)}
+    classifiers = list(next(iter(scored(found).values())))
     table = Table("trained on", *classifiers, title="Accuracy on the real hold-out, % (local)")
     for name, values in sets.items():
         table.add_row(name, *(f"{100 * values[c]['mean']:.1f} ± {100 * values[c]['std']:.1f}" for c in classifiers))
+    console.print(table)
+    release = scored(found)["release"]
+    table = Table("class", *classifiers, title="The release, class by class, % (local)")
+    for rows in zip(*(release[name]["per_class"] for name in classifiers), strict=True):
+        table.add_row(rows[0]["class"], *(f"{100 * row['mean']:.1f} ± {100 * row['std']:.1f}" for row in rows))
     console.print(table)
     compared = {name: values["fidelity"] for name, values in sets.items() if "fidelity" in values}
     if compared:

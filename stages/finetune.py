@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
@@ -23,12 +24,21 @@ from stages.common import (
     progress,
     read_public_counts,
 )
+from stages.latents import ensure_latents, settled, show_memory
 
 if TYPE_CHECKING:
     from sfumato.artifacts import Artifact
     from sfumato.privacy.charge import Charge
     from sfumato.resolved import StagePlan
     from sfumato.training.dpsgd import DPSGD
+
+
+class Curve(Protocol):
+    """What `sfumato.training.convergence` measures."""
+
+    def resume(self, run: Path, used: int) -> None: ...
+    def measure(self, model: Any, average: Any, step: int) -> Any: ...
+    def text(self) -> str: ...
 
 
 def finetune(
@@ -46,13 +56,15 @@ def finetune(
 
     salient = plan.settings.trainable in SALIENT
     if dry_run:
-        return describe(plan, {"card": card, "pretrain": pretrain, "count": count} | ({"saliency": saliency} if salient else {}), out)
+        describe(plan, {"card": card, "pretrain": pretrain, "count": count} | ({"saliency": saliency} if salient else {}), out)
+        return show_memory(plan)
     from sfumato.artifacts import check_out, read_artifact, write_empty, writing
 
     if not plan.enabled:
         return write_empty(out, "finetune")
-    from sfumato.models.lora import merge, save_adapter
-    from sfumato.models.unet import load_model, save_model
+    from sfumato.models.latent import LatentDiffusion, save_trained
+    from sfumato.models.lora import base_file, load_base, merge, save_adapter
+    from sfumato.models.unet import save_model
     from sfumato.training.checkpoint import drop_checkpoints
     from sfumato.training.dpsgd import DPSGD
     from sfumato.training.ema import ema_model
@@ -62,32 +74,41 @@ def finetune(
     settle_threads()
     inputs = [read_artifact(pretrain, "pretrain"), read_artifact(count, "count"), *([read_artifact(saliency, "saliency")] if salient else [])]
     check_out(out, "finetune")
-    model = load_model(pretrain).to(device())
+    latents = ensure_latents(card, pretrain)
+    model = load_base(pretrain).to(device())
     choice = read_choice(inputs[2]) if salient else {}
     names = choose_trainable(model, plan.settings, choice.get("selected"), plan.seed, choice.get("pool"))
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    before = {name: value.to("cpu", copy=True) for name, value in model.state_dict().items()}
     arguments = json.loads((pretrain / "config.json").read_text(encoding="utf-8"))
     assert plan.mechanism is not None and plan.model is not None
     public_batch = plan.mechanism.sample_rate * read_public_counts(inputs[1], plan).total
-    trainer = DPSGD(model, plan.settings, public_batch=public_batch, label_dropout=plan.model.label_dropout)
-    opened = resume_or_open(plan, card, inputs, out, trainer)
+    trainer = DPSGD(model, settled(plan), public_batch=public_batch, label_dropout=plan.model.label_dropout)
+    curve = open_curve(plan, card)
+    opened = resume_or_open(plan, card, inputs, out, trainer, latents)
     if opened is None:
         return
     charge, log = opened
-    train(plan, charge, trainer, log)
+    if curve is not None:
+        curve.resume(charge.run, charge.used)
+    train(plan, charge, trainer, log, curve)
     ema_model(model, trainer.ema.average)
     check_trained(before, model, names)
-    with writing(out, "finetune", inputs, [charge.record]) as directory:
+    with writing(out, "finetune", inputs, [charge.record], local=curve is not None) as directory:
         content = {"set": plan.settings.trainable, "trained": names, "parameters": sum(before[name].numel() for name in names)}
         (directory / "trainable.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         if plan.settings.trainable in ADAPTED:
-            save_adapter(model, directory, pretrain / "weights.safetensors")
+            save_adapter(model, directory, base_file(pretrain))
         else:
             merge(model)  # of the set "noisy", whose base is no longer that of pretrain
-            save_model(model, arguments, directory)
+            if isinstance(model, LatentDiffusion):
+                save_trained(model, choice["pool"] if plan.settings.trainable == "noisy" else names, directory, pretrain)
+            else:
+                save_model(model, arguments, directory)
         lines = ["step,learning_rate,noised_gradient_norm,epsilon"]
         lines += [f"{row['step']},{row['learning_rate']:g},{row['noised_gradient_norm']:.6g},{row['epsilon']:.6g}" for row in log]
         (directory / "log.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        if curve is not None:
+            (directory / "convergence.csv").write_text(curve.text(), encoding="utf-8")
     close_charge(charge, out)
     drop_checkpoints(charge.run)
 
@@ -106,13 +127,20 @@ def read_choice(saliency: Artifact) -> dict:
         raise DataError(f"{file} cannot be read ({error}): run `stage saliency` again") from error
 
 
-def resume_or_open(plan: StagePlan, card: Path, inputs: list[Artifact], out: Path, trainer: DPSGD) -> tuple[Charge, list[dict]] | None:
+def resume_or_open(plan: StagePlan, card: Path, inputs: list[Artifact], out: Path, trainer: DPSGD, latents: str | None) -> tuple[Charge, list[dict]] | None:
     """The charge and the public log so far. A run that a kill left open goes on at its last durable step; from anywhere else it is a new charge."""
     from sfumato.training.checkpoint import load_checkpoint
 
     while True:
         charge = open_stage_charge(
-            plan, card, inputs, out, f"{plan.settings.steps} steps of DP-SGD", "max_grad_norm: the clipped gradient of one image", resumable=True
+            plan,
+            card,
+            inputs,
+            out,
+            f"{plan.settings.steps} steps of DP-SGD",
+            "max_grad_norm: the clipped gradient of one image",
+            resumable=True,
+            latents=latents,
         )
         if charge is None:
             return None
@@ -127,8 +155,17 @@ def resume_or_open(plan: StagePlan, card: Path, inputs: list[Artifact], out: Pat
         charge.abandon()
 
 
-def train(plan: StagePlan, charge: Charge, trainer: DPSGD, log: list[dict]) -> None:
+def open_curve(plan: StagePlan, card: Path) -> Curve | None:
+    """What compares samples with real images while training; None where that is off, and then nothing but the charge reads them."""
+    if not plan.settings.convergence:
+        return None
+    # by name: its code is no part of what is released, so a change of a metric does not make this plan another one
+    return import_module("stages.convergence").open_curve(plan, card)
+
+
+def train(plan: StagePlan, charge: Charge, trainer: DPSGD, log: list[dict], curve: Curve | None = None) -> None:
     """All steps left. Rows reach the log, and the screen the progress, only once their checkpoint is on disk."""
+    from sfumato.models.unet import UNet
     from sfumato.privacy.accountant import epsilon_and_order, rdp_curve
     from sfumato.privacy.events import Mechanism
     from sfumato.training.checkpoint import drop_checkpoints, save_checkpoint
@@ -146,3 +183,6 @@ def train(plan: StagePlan, charge: Charge, trainer: DPSGD, log: list[dict]) -> N
                 charge.durable()
                 drop_checkpoints(charge.run, keep=charge.used)
                 report(charge.used, charge.uses)
+            if curve is not None and charge.used in plan.settings.convergence:
+                assert isinstance(trainer.model, UNet)  # the plan of a public model names no such steps
+                curve.measure(trainer.model, trainer.ema.average, charge.used)

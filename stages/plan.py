@@ -10,6 +10,7 @@ import typer
 from stages.common import CARD, PLAN, PUBLIC, ROOT, CardPath, PublicPath, state_dir
 
 if TYPE_CHECKING:
+    from sfumato.config import Params as Parameters
     from sfumato.plan import Plan
     from sfumato.prepared import Card
 
@@ -32,11 +33,33 @@ def plan(
     loaded = load_params(params, recipes)
     known = read_card(card)
     made = make_plan(loaded, known, ROOT, read_public_card(public / "card.json") if loaded.public.enabled else None)
+    if loaded.model.directory is not None:
+        check_public_model(loaded)
     show_budget(made)
     if dry_run:
         show_spending(made, known, out)
+        show_memory_of(made)
         return
     write_texts(out, plan_texts(made))
+
+
+def check_public_model(params: Parameters) -> None:
+    """Raise ConfigError or DataError where the public model is not there or cannot be used: before anything is spent on a query."""
+    from sfumato.models.model_directory import choose_image_size, read_model_directory, require_library
+
+    require_library()
+    assert params.model.directory is not None
+    choose_image_size(read_model_directory(params.model.directory), params.model)
+
+
+def show_memory_of(made: Plan) -> None:
+    """What the stages that train a public model will take. Nothing for a network of our own."""
+    from stages.latents import memory_line
+
+    params = made.params
+    for stage in ("saliency", "finetune"):
+        if params.model.directory is not None and getattr(params, stage).enabled:
+            typer.echo(f"{stage}: memory {memory_line(params.model, len(made.files[stage]['classes']), getattr(params, stage))}")
 
 
 def write_texts(out: Path, texts: dict[str, str]) -> None:
@@ -44,7 +67,7 @@ def write_texts(out: Path, texts: dict[str, str]) -> None:
     from sfumato.errors import ConfigError
     from sfumato.images import replace_file
 
-    if out.exists() and any(p.name not in texts and p.suffix not in (".yaml", ".json") for p in out.iterdir()):
+    if out.exists() and any(p.name not in texts and p.suffix not in (".yaml", ".json", ".csv") for p in out.iterdir()):
         raise ConfigError(f"--out {out} holds files that are no plan: name another directory")
     out.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from stages.common import ARTIFACTS, PUBLIC, Config, DryRun, Out, PublicPath, describe, input_option, load_plan, progress
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ def pretrain(
 
     if not plan.enabled:
         return write_empty(out, "pretrain")
+    if plan.model is not None and plan.model.directory is not None:
+        return refer_to_public_model(plan, out)
     import torch
 
     from sfumato.images import save_png
@@ -52,7 +56,7 @@ def pretrain(
     sources, extra_classes, pictures = training_sets(plan, paths)
     assert plan.model is not None
     shape = {"resolution": plan.shape[1], "channels": plan.shape[0], "classes": len(plan.classes)}
-    arguments = shape | plan.model.model_dump(mode="json", exclude={"label_dropout"})
+    arguments = shape | plan.model.network()
     torch.manual_seed(plan.seed)
     model = UNet(**arguments, extra_classes=extra_classes).to(device())
     ends = [0, *itertools.accumulate(phase.steps for phase in settings.phases)]
@@ -67,6 +71,19 @@ def pretrain(
         save_model(drop_extra_classes(model), arguments, directory)
         for name, grid in pictures.items():
             save_png(directory / f"{name}.png", grid)
+
+
+def refer_to_public_model(plan: StagePlan, out: Path) -> None:
+    """Write what stands for a public text-to-image model: where it is, the sha256 of its parts, the class prompts and their embeddings."""
+    from sfumato.artifacts import check_out, writing
+    from sfumato.models.latent import save_reference
+    from sfumato.training.threads import device
+
+    check_out(out, "pretrain")
+    assert plan.model is not None
+    with writing(out, "pretrain") as directory:
+        found = save_reference(plan.model, plan.dataset_id, plan.classes, directory, device())
+    typer.echo(f"pretrain: {found['directory']} has sha256 {found['sha256']}; set model.sha256 to it, and no other model will be taken", err=True)
 
 
 def wanted(phases: Sequence[Phase]) -> list[str]:

@@ -20,6 +20,7 @@ from stages.common import (
     open_stage_charge,
     read_public_counts,
 )
+from stages.latents import ensure_latents, settled, show_memory
 
 
 def saliency(
@@ -33,12 +34,13 @@ def saliency(
     """Query: release noisy gradients of the weight matrices, and select those to train."""
     plan, out = load_plan("saliency", config), out or ARTIFACTS / "saliency"
     if dry_run:
-        return describe(plan, {"card": card, "pretrain": pretrain, "count": count}, out)
+        describe(plan, {"card": card, "pretrain": pretrain, "count": count}, out)
+        return show_memory(plan)
     from sfumato.artifacts import check_out, read_artifact, write_empty, writing
 
     if not plan.enabled:
         return write_empty(out, "saliency")
-    from sfumato.models.unet import load_model
+    from sfumato.models.lora import load_base
     from sfumato.queries.saliency import plot_saliency, query_saliency, rank_candidates, saliency_table
     from sfumato.training.threads import device, settle_threads
     from sfumato.training.trainable import candidates
@@ -46,16 +48,16 @@ def saliency(
     settle_threads()
     inputs = [read_artifact(pretrain, "pretrain"), read_artifact(count, "count")]
     check_out(out, "saliency")
-    settings = plan.settings
-    model = load_model(pretrain).to(device())
+    settings, latents = settled(plan), ensure_latents(card, pretrain)
+    model = load_base(pretrain).to(device())
     pool = candidates(model, settings.candidates)
     public_size = read_public_counts(inputs[1], plan).total
     released = f"gradient of {len(pool)} candidates ({settings.candidates}, score {settings.score})"
-    charge = open_stage_charge(plan, card, inputs, out, released, "max_norm: the jointly clipped gradient of one image")
+    charge = open_stage_charge(plan, card, inputs, out, released, "max_norm: the jointly clipped gradient of one image", latents=latents)
     if charge is None:
         return
     assert plan.mechanism is not None and plan.model is not None
-    vectors = query_saliency(charge, model, pool, settings, public_size, label_dropout=plan.model.label_dropout)
+    vectors = query_saliency(charge, model, pool, settings, public_size, label_dropout=plan.model.label_dropout, autocast=None if latents else False)
     noise_std = plan.mechanism.noise_multiplier * settings.max_norm / public_size  # public; the noise itself was added by the charge
     rows = rank_candidates(vectors, noise_std, settings.ratio, settings.debias)
     with writing(out, "saliency", inputs, [charge.record]) as directory:

@@ -27,13 +27,15 @@ def synthesize(
     from sfumato.artifacts import check_out, merge_records, read_artifact, writing
     from sfumato.dataset_card import dataset_card
     from sfumato.errors import ConfigError
-    from sfumato.exports import NPZ, PNG, save_npz, save_png_folders
+    from sfumato.exports import NPZ, PARQUET, PNG, check_parquet, save_npz, save_parquet, save_png_folders
     from sfumato.images import ImageSet, as_uint8, save_images, save_png, to_grid
     from sfumato.synthesis import draw_mixture, sorted_examples
     from sfumato.training.threads import settle_threads
 
     settle_threads()
     check_out(out, "synthesize")
+    if "parquet" in settings.export:
+        check_parquet()  # before anything slow
     counts = read_artifact(count, "count")
     inputs = {name: read_artifact(paths[name], name) for name in settings.sources}
     for name, artifact in inputs.items():
@@ -41,7 +43,7 @@ def synthesize(
             raise ConfigError(f"synthesize.sources names {name}, but {artifact.path} is the empty artifact of a stage that is switched off")
     priors = read_public_counts(counts, plan).priors if settings.labels == "prior" else None
     with progress("synthesize") as report:
-        images, labels, origins = draw_mixture(paths, settings, priors, plan.seed, report)
+        images, labels, origins = draw_mixture(paths, settings, priors, plan.seed, report, plan.shape)
     behind = [*inputs.values(), counts]
     with writing(out, "synthesize", behind) as directory:
         released = ImageSet(as_uint8(images), labels.numpy(), plan.classes)
@@ -51,6 +53,8 @@ def synthesize(
             save_png_folders(directory / PNG, released)
         if "npz" in settings.export:
             save_npz(directory / NPZ, released)
+        if "parquet" in settings.export:
+            save_parquet(directory / PARQUET, released)
         card = {
             "images": len(images),
             "shape": list(plan.shape),

@@ -3,6 +3,7 @@
 import json
 import stat
 import sys
+from hashlib import sha256
 from io import StringIO
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from sfumato.artifacts import write_empty, writing
 from sfumato.images import ImageSet, save_images
 from sfumato.metrics import downstream, extractors
 from sfumato.prepared import read_card
+from sfumato.privacy.ledger import build_ledger, ledger_text
 from sfumato.resolved import read_stage_plan
 from stages import evaluate as stage_module
 from stages.cli import main
@@ -68,7 +70,7 @@ def test_numbers_and_pictures_are_written_and_features_are_kept_privately(desk):
     assert code == 0, text
     found = json.loads(Path("metrics.json").read_text())
     assert found["scope"] == "local" and found["release"]["fidelity"]["space"] == "cnn-glyphs-128" and "frechet" in found["real"]["fidelity"]
-    assert {p.name for p in Path("evaluation").iterdir()} == {"accuracy.png", "accuracy.csv", "neighbours.png", "embedding.png"}
+    assert {p.name for p in Path("evaluation").iterdir()} == {"accuracy.png", "accuracy.csv", "per_class.csv", "neighbours.png", "embedding.png"}
     assert Path("evaluation/accuracy.csv").read_text().startswith("model,trained_on,accuracy,std\nrelease: lr,release,0.")
     cache = Path("state/cache/features")
     assert len(list(cache.glob("*.npy"))) == 3 and stat.S_IMODE(cache.stat().st_mode) == 0o700
@@ -86,7 +88,7 @@ def test_warnings_are_shown_and_kept(desk):
 def test_without_fidelity_there_is_no_network_and_no_picture_of_features(desk):
     code, text = desk(fidelity=[])
     assert code == 0 and "feature network" not in text and not Path("state/cache").exists()
-    assert {p.name for p in Path("evaluation").iterdir()} == {"accuracy.png", "accuracy.csv"}
+    assert {p.name for p in Path("evaluation").iterdir()} == {"accuracy.png", "accuracy.csv", "per_class.csv"}
 
 
 def test_complexity_is_a_table_of_the_steps_that_are_on(desk, digits):
@@ -123,3 +125,42 @@ def test_the_plan_reads_back_what_was_asked(desk):
     desk(fidelity=["fld"], reference="train", neighbours=3)
     settings = read_stage_plan(Path("evaluate.yaml"), "evaluate").settings
     assert settings.metrics == ("fld",) and settings.reference == "train" and settings.neighbours == 3
+
+
+def test_the_numbers_say_what_they_belong_to_and_no_digest_of_real_images_is_without_a_key(desk, digits):
+    assert desk(fidelity=[])[0] == 0
+    first = json.loads(Path("metrics.json").read_text())["identity"]
+    assert first["dataset"] == "digits" and first["data"] == read_card(Path("data/sensitive/card.json")).fingerprint
+    assert first["extractor"] == "none" and first["training"] == "light, 1 epochs, last epoch" and first["release"].endswith(".dir")
+    holdout = np.load("state/data/digits/holdout/images.npy")
+    labels = np.load("state/data/digits/holdout/labels.npy")
+    plain = {sha256(part).hexdigest() for part in (holdout.tobytes(), labels.tobytes(), holdout.tobytes() + labels.tobytes())}
+    assert first["holdout"] not in plain
+    np.save("state/data/digits/holdout/labels.npy", labels[::-1].copy())
+    assert desk(fidelity=[], steps=5, choice="synthetic", classifiers=["lr", "resnet"])[0] == 0
+    second = json.loads(Path("metrics.json").read_text())["identity"]
+    assert {key for key in first if first[key] != second[key]} == {"holdout", "training", "networks"} and "ResNet-20" in second["networks"]
+
+
+def test_a_copy_is_kept_for_the_ledger_of_the_release_and_only_then(desk):
+    assert desk(fidelity=[])[0] == 0 and not Path("state/evaluations").exists()
+    ledger = build_ledger({"recipe": "r", "accountant": "rdp", "delta": 1e-4, "size_hint": 400, "target": 1.0}, {}, [])
+    Path("ledger.json").write_text(ledger_text(ledger))
+    assert desk(fidelity=[])[0] == 0
+    kept = next(Path("state/evaluations").iterdir())
+    found = json.loads(kept.read_text())
+    assert found["ledger"] == ledger and kept.name == f"{found['identity']['release']}.json"
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600 and stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
+    assert found["release"] == json.loads(Path("metrics.json").read_text())["release"]
+
+
+def test_the_accuracies_of_the_classes_are_a_table(desk):
+    code, text = desk(fidelity=[], seeds=[0, 1])
+    lines = Path("evaluation/per_class.csv").read_text().splitlines()
+    assert code == 0 and lines[0] == "trained_on,classifier,class,accuracy,std" and len(lines) == 1 + 2 * 10
+    assert "The release, class by class" in " ".join(text.split())
+
+
+def test_no_seeds_exit_2_before_real_images_are_read(desk):
+    code, text = desk(seeds=[])
+    assert code == 2 and "seeds" in text and "Traceback" not in text and not Path("state/odometer").exists()

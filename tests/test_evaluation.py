@@ -3,6 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from sfumato.config import Evaluate
 from sfumato.errors import DataError
@@ -121,6 +122,36 @@ def test_without_fidelity_no_extractor_is_needed(sets, monkeypatch):
     assert list(found["release"]) == list(found["real"]) == ["lr"]
     with pytest.raises(ValueError, match="no extractor"):
         evaluate_release({"release": good}, train, holdout, quick(monkeypatch))
+
+
+def test_a_poisoned_hold_out_moves_no_choice(sets, monkeypatch):
+    """The epoch and the model are the same whatever the real images say, for the release and for the bound."""
+    train, holdout, good, _ = sets
+    poisoned = ImageSet(255 - holdout.images, (holdout.labels + 1) % 10, holdout.classes)
+    config = quick(monkeypatch, classifiers=("mlp",), seeds=(0, 1), steps=60, choice="synthetic", fidelity=())
+    monkeypatch.setattr(downstream, "CHOSEN_ON", 12)  # so few that the best epoch is seldom the last
+    trained = []
+    original = downstream.fit
+
+    def watched(*arguments):
+        trained.append(original(*arguments))
+        return trained[-1]
+
+    monkeypatch.setattr(downstream, "fit", watched)
+    found = [evaluate_release({"release": good}, train, real, config) for real in (holdout, poisoned)]
+    half = len(trained) // 2
+    assert len(trained) == 8 and any(epoch != 13 for _, epoch in trained)
+    for (a, epoch_a), (b, epoch_b) in zip(trained[:half], trained[half:], strict=True):
+        assert epoch_a == epoch_b and all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+    assert found[0]["release"]["mlp"]["epochs"] == found[1]["release"]["mlp"]["epochs"] and found[0]["real"]["mlp"]["epochs"] == found[1]["real"]["mlp"]["epochs"]
+    assert found[0]["release"]["mlp"]["mean"] > 0.6 > 0.3 > found[1]["release"]["mlp"]["mean"]
+
+
+def test_the_bound_is_trained_under_the_same_schedule(sets, monkeypatch):
+    train, holdout, good, _ = sets
+    fewer = ImageSet(good.images[:200], good.labels[:200], good.classes)
+    found = evaluate_release({"release": fewer}, train, holdout, quick(monkeypatch, steps=7, fidelity=()))
+    assert found["release"]["lr"]["steps"] == found["real"]["lr"]["steps"] == 7
 
 
 def test_a_hold_out_without_a_class_is_warned_of(sets, monkeypatch):

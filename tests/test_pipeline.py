@@ -20,17 +20,21 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 SIZE = 317  # of the source: a number to search git for
 SMALL = {
-    "recipe": "feta-pro",
+    "recipe": "full",
     "profile": "digits",
     "data": {"dataset_id": "small", "source": "npz", "path": "source.npz"},
     "privacy": {"epsilon": 10.0, "size_hint": 300},
     "model": {"width": 16, "multipliers": [1, 1]},
+    "public": {"per_class": 4},
     "frequency": {"size": 200},
+    "classifier": {"steps": 15, "width": 8},
+    "select": {"count": 20},
     "auxiliary": {"steps": 20, "images": 200},
     "pretrain": {"steps": 20, "batch": 16},
-    "finetune": {"steps": 40, "batch": 60, "draws": 1, "checkpoint_every": 1},
+    "saliency": {"enabled": True},
+    "finetune": {"steps": 40, "batch": 60, "draws": 1, "checkpoint_every": 1, "trainable": "salient-lora"},
     "synthesize": {"count": 120, "steps": 3},
-    "evaluate": {"classifiers": ["lr"], "seeds": [0], "epochs": 1, "stages": [], "bound": False},
+    "evaluate": {"classifiers": ["lr"], "seeds": [0], "epochs": 1, "stages": [], "bound": False, "fidelity": []},
 }
 
 
@@ -96,19 +100,24 @@ def repository(tmp_path_factory) -> Repository:
     return repository
 
 
-QUERIES = ["count", "central", "frequency", "finetune"]
+QUERIES = ["central", "count", "finetune", "frequency", "histogram", "saliency"]
+
+
+PREPARED = {"prepare-sensitive", "prepare-public", "plan"}  # which params.yaml re-runs, to the same end
+AFTER = {"synthesize", "ledger", "report", "evaluate"}
 
 
 def test_a_first_run_ends_in_a_release_with_a_ledger_that_holds(repository):
-    assert ran(repository.repro()) >= {"prepare-sensitive", "plan", *QUERIES, "auxiliary", "pretrain", "synthesize", "ledger", "evaluate"}
+    assert ran(repository.repro()) >= {"prepare-sensitive", "plan", *QUERIES, "prepare-public", "auxiliary", "classifier", "select", "pretrain"} | AFTER
     images = np.load(repository.path / "artifacts/synthesize/images.npy")
     labels = np.load(repository.path / "artifacts/synthesize/labels.npy")
     assert images.shape == (120, 8, 8, 1) and images.dtype == np.uint8 and labels.shape == (120,) and set(labels) <= set(range(10))
-    assert repository.opened() == QUERIES
+    assert sorted(repository.opened()) == QUERIES
     code, text = repository.run("stage", "ledger", "check", "--epsilon", "10", "--artifacts")
     assert code == 0, text
     ledger = json.loads((repository.path / "ledger.json").read_text())
-    assert 9 < ledger["epsilon"]["rdp"] <= 10 and len(ledger["records"]) == 4
+    assert 9 < ledger["epsilon"]["rdp"] <= 10 and len(ledger["records"]) == len(QUERIES)
+    assert (repository.path / "artifacts/report/index.html").stat().st_size > 10_000 and (repository.path / "evaluation/report.html").exists()
 
 
 def test_a_ledger_over_the_limit_exits_3(repository):
@@ -157,32 +166,45 @@ def test_a_second_run_runs_nothing(repository):
 
 def test_changing_the_release_spends_nothing(repository):
     repository.edit(synthesize={"count": 110})
-    assert ran(repository.repro()) <= {"prepare-sensitive", "plan", "synthesize", "ledger", "evaluate"}
-    assert repository.opened() == QUERIES
+    assert ran(repository.repro()) <= {*PREPARED, *AFTER}
+    assert sorted(repository.opened()) == QUERIES
 
 
 def test_a_docstring_runs_no_query(repository):
     file = repository.path / "sfumato/queries/count.py"
     file.write_text(file.read_text().replace('"""', '"""Edited. ', 1) + "\n# a comment\n")
     assert ran(repository.repro()) <= {"plan"}
-    assert repository.opened() == QUERIES
+    assert sorted(repository.opened()) == QUERIES
 
 
-def test_changing_the_generator_spends_downstream_only_and_the_plan_says_so_first(repository):
-    repository.edit(auxiliary={"steps": 22})
+UPSTREAM, DOWNSTREAM = {"count", "central", "frequency", "histogram"}, ["finetune", "saliency"]  # of the warm-up
+
+
+@pytest.mark.parametrize(("stage", "edit"), [("auxiliary", {"steps": 22}), ("select", {"count": 10}), ("pretrain", {"amp": {"radius": 0.01}})])
+def test_what_the_warm_up_is_made_of_spends_downstream_only_and_the_plan_says_so_first(repository, stage, edit):
+    before = len(repository.opened())
+    repository.edit(**{stage: edit})
     code, text = repository.run("stage", "plan", "--dry-run")
-    assert code == 0 and "finetune: would re-spend" in text and "depends on auxiliary" in text
-    assert all(f"{stage}: already released" in text for stage in ("count", "central", "frequency"))
-    assert not {"count", "central", "frequency"} & ran(repository.repro())
-    assert repository.opened() == [*QUERIES, "finetune"]
+    assert code == 0 and all(f"{query}: would re-spend" in text for query in DOWNSTREAM) and f"depends on {stage}" in text
+    assert all(f"{query}: already released" in text for query in UPSTREAM)
+    assert not UPSTREAM & ran(repository.repro())
+    assert sorted(repository.opened()[before:]) == DOWNSTREAM
+
+
+def test_another_choice_among_the_salient_matrices_repeats_no_saliency_query(repository):
+    before = len(repository.opened())
+    repository.edit(finetune={"ratio": 0.5})
+    assert "saliency" not in ran(repository.repro())
+    assert repository.opened()[before:] == ["finetune"]
 
 
 def test_a_forced_run_is_refused_with_the_reason(repository):
+    before = repository.opened()
     code, text = repository.run("dvc", "repro", "-f")
     assert code != 0 and "already released" in text and "spend_again" in text and "Traceback" not in text
-    assert repository.opened() == [*QUERIES, "finetune"]
+    assert repository.opened() == before
     assert repository.run("dvc", "checkout", "--force")[0] == 0
-    assert ran(repository.repro()) <= {"prepare-sensitive", "plan"}
+    assert ran(repository.repro()) <= PREPARED
 
 
 def test_an_image_more_runs_every_query(repository):
@@ -196,7 +218,7 @@ def test_an_image_more_runs_every_query(repository):
         size = len(np.load(repository.path / "source.npz")["images"])
         repository.write_source(size + 1)
     repository.repro()
-    assert repository.opened()[before:] == QUERIES
+    assert sorted(repository.opened()[before:]) == QUERIES
 
 
 def wait_for(repository: Repository, uses: int, process: subprocess.Popen) -> None:

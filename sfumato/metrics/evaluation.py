@@ -11,7 +11,7 @@ from sfumato.config import Evaluate
 from sfumato.errors import DataError
 from sfumato.images import ImageSet
 from sfumato.metrics.cache import features_of
-from sfumato.metrics.downstream import score
+from sfumato.metrics.downstream import Schedule, schedule_of, score
 from sfumato.metrics.extractors import Extractor
 from sfumato.metrics.fidelity import fidelity
 
@@ -32,7 +32,7 @@ def evaluate_release(
 
     synthetic: sets by name ("release", "auxiliary", …), of the classes and shape of `train`; "real" is taken. `extractor`: the feature
     space; None only where `config` asks for no fidelity. `cache`: where features are kept. `progress` is told what comes next. Returns
-    {"scope": "local", "warnings": [...], name: {"lr": {"mean", "std", "per_seed"}, …, "fidelity": {…}}}, accuracies on `holdout` as
+    {"scope": "local", "warnings": [...], name: {"lr": {"mean", "std", "per_seed", "per_class", …}, …, "fidelity": {…}}}, accuracies on `holdout` as
     shares in [0, 1], fidelity as `sfumato.metrics.fidelity` says, against `config.reference`. Under "real", real images are compared
     with other real images: the values to aim for. Raises DataError where a set is empty, lacks a class or does not fit.
     """
@@ -48,7 +48,7 @@ def evaluate_release(
         metrics[name] = {}
         for classifier in config.classifiers:
             progress(f"{name}: {classifier}")
-            metrics[name][classifier] = score(classifier, image_set, holdout, config.epochs, config.seeds)
+            metrics[name][classifier] = score(classifier, image_set, holdout, schedule_from(config, classifier, len(image_set)), config.seeds)
     if not config.metrics:
         return metrics
     if extractor is None:
@@ -75,6 +75,12 @@ def evaluate_release(
         # one half of the training images against the other: what copies nothing
         metrics["real"]["fidelity"] = fidelity("real", compared, reference, (*halves, fresh), extractor, config, metrics["warnings"].append)
     return metrics
+
+
+def schedule_from(config: Evaluate, classifier: str, count: int) -> Schedule:
+    """The schedule that `config` asks for, of a classifier trained on `count` images."""
+    kept = config.kept if config.choice == "synthetic" else 0.0
+    return schedule_of(classifier, count, config.epochs, config.schedule, config.steps, kept)
 
 
 def check_fits(name: str, image_set: ImageSet, train: ImageSet) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,13 +26,13 @@ def plot_accuracy(metrics: dict, path: Path) -> None:
 
     sets = [name for name, values in metrics.items() if isinstance(values, dict) and accuracies(values)]
     classifiers = list(accuracies(metrics[sets[0]]))
-    width, colours = 0.8 / len(classifiers), ("#9db4c0", "#5c7f9c", "#253d5b")
+    width, colours = 0.8 / len(classifiers), ("#9db4c0", "#5c7f9c", "#253d5b", "#f0c08a", "#e07a1f", "#9a4d0c")
     figure = Figure(figsize=(max(5.0, 1.2 + 0.65 * len(classifiers) * len(sets)), 3.6), layout="constrained")
     axes = figure.subplots()
     for i, classifier in enumerate(classifiers):
         places = np.arange(len(sets)) + (i - (len(classifiers) - 1) / 2) * width
         heights, spread = ([100 * metrics[name][classifier][key] for name in sets] for key in ("mean", "std"))
-        bars = axes.bar(places, heights, width * 0.92, yerr=spread, capsize=3, label=classifier, color=colours[i % 3], ecolor="#444444")
+        bars = axes.bar(places, heights, width * 0.92, yerr=spread, capsize=3, label=classifier, color=colours[i % 6], ecolor="#444444")
         axes.bar_label(bars, fmt="%.1f", padding=2, fontsize=8)
     axes.set_xticks(range(len(sets)), sets)
     axes.set_ylim(0, 110)
@@ -40,6 +41,90 @@ def plot_accuracy(metrics: dict, path: Path) -> None:
     axes.set_title(f"Classifiers by what they were trained on ({LOCAL})", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=len(classifiers), frameon=False)
+    save(figure, path)
+
+
+def plot_comparison(rows: Sequence[Mapping], classifier: str, path: Path) -> None:
+    """Accuracy of one classifier against ε, a line a recipe: mean of its runs at each target, ± their standard deviation (of one run: over its seeds).
+
+    rows: as `sfumato.comparison.comparison_rows` gives them; those without that accuracy are left out. A run that is marked as not
+    comparable is drawn hollow, apart from the lines.
+    """
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    rows = [row for row in rows if row.get(classifier) is not None]
+    recipes = list(dict.fromkeys(row["recipe"] for row in rows))
+    figure = Figure(figsize=(7.5, 4.4), layout="constrained")
+    axes = figure.subplots()
+    hollow = False
+    for i, recipe in enumerate(recipes):
+        colour, marker = colormaps["tab10" if len(recipes) <= 10 else "tab20"](i % 20), "osD^vP*X"[i % 8]
+        own = [row for row in rows if row["recipe"] == recipe]
+        groups: dict[float, list[Mapping]] = {}
+        for row in own:
+            if row["differs"]:
+                hollow = True
+                axes.errorbar(row["epsilon"], 100 * row[classifier], marker=marker, color=colour, markerfacecolor="white", linestyle="none", markersize=7)
+            else:
+                groups.setdefault(row["target"], []).append(row)
+        points = []
+        for target in sorted(groups):
+            values = [100 * row[classifier] for row in groups[target]]
+            spread = float(np.std(values, ddof=1)) if len(values) > 1 else 100 * (groups[target][0].get(f"{classifier}_std") or 0.0)
+            points.append((float(np.mean([row["epsilon"] for row in groups[target]])), float(np.mean(values)), spread))
+        places, heights, spreads = (list(values) for values in zip(*points, strict=True)) if points else ([], [], [])
+        axes.errorbar(places, heights, yerr=spreads, marker=marker, color=colour, capsize=3, linewidth=1.3, markersize=6, label=recipe)
+    axes.set_xscale("log")
+    ticks = sorted({round(row["target"], 6) for row in rows})
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("ε, log scale")
+    axes.set_ylabel(f"accuracy of {classifier} on real hold-out, %")
+    axes.grid(axis="y", color="#e3e3e3", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(f"Accuracy against privacy, by recipe ({LOCAL})", fontsize=10)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8, title="hollow: not comparable" if hollow else None, title_fontsize=8)
+    save(figure, path)
+
+
+def plot_protocol(found: Mapping, path: Path) -> None:
+    """What `stage utility` measured: accuracy against the number of images, with the ensembles, and real against synthetic scores of a grid."""
+    from matplotlib.figure import Figure
+
+    panels = [name for name in ("sizes", "selection") if found.get(name)]
+    figure = Figure(figsize=(5.2 * len(panels), 4.2), layout="constrained")
+    colours = ("#253d5b", "#e07a1f", "#5c9e6b", "#9b59b6", "#9db4c0", "#c0392b")
+    for panel, axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
+        if panel == "sizes":
+            for i, (name, rows) in enumerate(found["sizes"].items()):
+                counts, means, spreads = ([row[key] for row in rows] for key in ("images", "mean", "std"))
+                axes.errorbar(counts, [100 * v for v in means], yerr=[100 * v for v in spreads], marker="o", capsize=3, color=colours[i % 6], label=name)
+                ensemble = found.get("ensemble", {}).get(name)
+                if ensemble:
+                    label = f"{name}, ensemble of {ensemble['members']}"
+                    axes.plot(ensemble["images"], 100 * ensemble["accuracy"], marker="*", markersize=12, linestyle="none", color=colours[i % 6], label=label)
+            axes.set_xscale("log")
+            ticks = sorted({row["images"] for rows in found["sizes"].values() for row in rows})
+            axes.set_xticks(ticks, [f"{tick / 1000:g} K" if tick >= 1000 else str(tick) for tick in ticks])
+            axes.minorticks_off()
+            axes.set_xlabel("synthetic images, log scale")
+            axes.set_ylabel("accuracy on real hold-out, %")
+            axes.set_title("Accuracy against the number of images", fontsize=10)
+        else:
+            settings = found["selection"]["settings"]
+            for i, name in enumerate(dict.fromkeys(row["classifier"] for row in settings)):
+                own = [row for row in settings if row["classifier"] == name]
+                axes.scatter([100 * row["synthetic"] for row in own], [100 * row["real"] for row in own], color=colours[i % 6], s=28, label=name)
+            axes.set_xlabel("accuracy on synthetic images kept apart, %")
+            axes.set_ylabel("accuracy on real hold-out, %")
+            axes.set_title(f"Model selection: rank correlation {found['selection']['spearman']:.2f}", fontsize=10)
+        axes.legend(frameon=False, fontsize=8)
+        axes.grid(color="#ececec", linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(LOCAL, fontsize=9, color="#666666")
     save(figure, path)
 
 

@@ -1,13 +1,21 @@
-"""The classifiers that score synthetic images: a linear softmax (`lr`), a perceptron (`mlp`) and a small convolutional net (`cnn`).
+"""The classifiers that score synthetic images: a linear softmax (`lr`), a perceptron (`mlp`), a small convolutional net (`cnn`), and three deep ones.
 
-All take (B, C, H, W) float32 in [0, 1] and return (B, classes) logits; `features` gives what the last layer sees.
+All take (B, C, H, W) float32 in [0, 1] and return (B, classes) logits; `features` gives what the last layer sees. `wrn`, `resnet` and
+`resnext` are the networks of DPImageBench in the size "paper"; in the size "light" they are smaller ones of the same families, for a CPU.
 """
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-NAMES = ("lr", "mlp", "cnn")
+from sfumato.models.deep_classifiers import plain_resnet, resnext, wide_resnet
+
+DEEP = ("wrn", "resnet", "resnext")
+NAMES = ("lr", "mlp", "cnn", *DEEP)
+NETWORKS = {  # what the deep names stand for, by size
+    "paper": {"wrn": "WRN-40-4", "resnet": "ResNet-110", "resnext": "ResNeXt-29, 8×64d"},
+    "light": {"wrn": "WRN-16-2", "resnet": "ResNet-20", "resnext": "ResNeXt-20, 4×16d"},
+}
 FEATURES = 128  # width of the layer before the last one of `mlp` and `cnn`
 
 
@@ -27,8 +35,8 @@ class Classifier(nn.Module):
         return self.head(self.features(images))
 
 
-def build_classifier(name: str, shape: tuple[int, int, int], classes: int) -> Classifier:
-    """A freshly initialised classifier for images of `shape` (C, H, W); `name` is one of NAMES."""
+def build_classifier(name: str, shape: tuple[int, int, int], classes: int, size: str = "light") -> Classifier:
+    """A freshly initialised classifier for images of `shape` (C, H, W); `name` is one of NAMES, `size` of NETWORKS and of matter to the deep ones alone."""
     channels, height, width = shape
     pixels = channels * height * width
     if name == "lr":
@@ -38,7 +46,18 @@ def build_classifier(name: str, shape: tuple[int, int, int], classes: int) -> Cl
         return Classifier(nn.Sequential(*layers), FEATURES, classes)
     if name == "cnn":
         return Classifier(convolutions(channels, height, width), FEATURES, classes)
+    if name in DEEP:
+        return Classifier(*deep(name, channels, min(height, width), size), classes)
     raise ValueError(f"no classifier named {name!r}: use one of {', '.join(NAMES)}")
+
+
+def deep(name: str, channels: int, side: int, size: str) -> tuple[nn.Sequential, int]:
+    """The body of a deep network and the width of its features. A light one reads images of 16 pixels a side and more at half resolution."""
+    if size == "paper":
+        return {"wrn": lambda: wide_resnet(channels, 40, 4), "resnet": lambda: plain_resnet(channels, 110), "resnext": lambda: resnext(channels, 29, 8, 64)}[name]()
+    stride = 2 if side >= 16 else 1
+    light = {"wrn": lambda: wide_resnet(channels, 16, 2, stride), "resnet": lambda: plain_resnet(channels, 20, stride)}
+    return light[name]() if name in light else resnext(channels, 20, 4, 16, stride)
 
 
 def convolutions(channels: int, height: int, width: int) -> nn.Sequential:

@@ -91,6 +91,13 @@ class GroupNorm(nn.GroupNorm):
         return torch.addcmul(self.bias.view(shape), normed, self.weight.view(shape))
 
 
+class LayerNorm(nn.LayerNorm):
+    """`nn.LayerNorm` in float32 at least, as autocast has it on a GPU; on a processor the backward pass of a mixed one fails under vmap."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x.to(torch.promote_types(x.dtype, torch.float32)), self.normalized_shape, self.weight, self.bias, self.eps)
+
+
 class CheapSiLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return SiLU.apply(x)
@@ -118,6 +125,10 @@ def make_differentiable(network: Any) -> None:
             cheap = GroupNorm(module.num_groups, module.num_channels, module.eps, device="meta")
             cheap.weight, cheap.bias = module.weight, module.bias
             network.set_submodule(path, cheap)
+        elif type(module) is nn.LayerNorm:
+            wide = LayerNorm(module.normalized_shape, module.eps, module.elementwise_affine, module.bias is not None, device="meta")
+            wide.weight, wide.bias = module.weight, module.bias
+            network.set_submodule(path, wide)
         elif type(module) is nn.SiLU:
             network.set_submodule(path, CheapSiLU())
     network.eval()

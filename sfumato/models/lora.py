@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from sfumato.config import Lora
 from sfumato.digest import digest_of_file
 from sfumato.errors import ConfigError, DataError
-from sfumato.models.unet import UNet, load_model
+from sfumato.models.latent import CONFIG, Denoiser, is_latent, load_latent, load_trained
+from sfumato.models.unet import load_model
 
 WEIGHTS = "weights.safetensors"
 ADAPTER, ADAPTER_CONFIG = "adapter.safetensors", "adapter.json"
@@ -147,7 +148,17 @@ def save_adapter(model: nn.Module, directory: Path, base: Path) -> None:
     (directory / ADAPTER_CONFIG).write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def load_adapted(directory: Path, base_directory: Path) -> UNet:
+def load_base(pretrain: Path) -> Denoiser:
+    """The network that fine-tuning starts from: our own, or the public model that the artifact refers to."""
+    return load_latent(pretrain) if is_latent(pretrain) else load_model(pretrain)
+
+
+def base_file(pretrain: Path) -> Path:
+    """The file whose sha256 stands for the frozen weights; of a public model its reference, which holds those of its parts."""
+    return pretrain / (CONFIG if is_latent(pretrain) else WEIGHTS)
+
+
+def load_adapted(directory: Path, base_directory: Path) -> Denoiser:
     """The network that `save_adapter` described, as a plain one: the base of `base_directory` with the adapters merged into it.
 
     Raises DataError: files missing or damaged, another base than the adapters were trained on, shapes that do not fit.
@@ -155,17 +166,17 @@ def load_adapted(directory: Path, base_directory: Path) -> UNet:
     for name in (ADAPTER, ADAPTER_CONFIG):
         if not (directory / name).is_file():
             raise DataError(f"{directory} holds no adapter: {name} is missing")
-    model = load_model(base_directory)
+    model = load_base(base_directory)
     try:
         content = json.loads((directory / ADAPTER_CONFIG).read_text(encoding="utf-8"))
         expected, scale, matrices = str(content["base_sha256"]), float(content["scale"]), [str(name) for name in content["matrices"]]
         tensors = load_file(directory / ADAPTER)
     except (ValueError, KeyError, TypeError, SafetensorError) as error:
         raise DataError(f"{directory}: {ADAPTER_CONFIG} and {ADAPTER} cannot be read ({error}): run `stage finetune` again") from error
-    if (found := digest_of_file(base_directory / WEIGHTS)) != expected:
+    if (found := digest_of_file(base_file(base_directory))) != expected:
         raise DataError(
             f"the adapters of {directory} were trained on a base with sha256 {expected[:12]}…, "
-            f"not on {base_directory / WEIGHTS} ({found[:12]}…): restore that base (`dvc checkout`), or run `stage finetune` on this one"
+            f"not on {base_file(base_directory)} ({found[:12]}…): restore that base (`dvc checkout`), or run `stage finetune` on this one"
         )
     if tensors.keys() != {f"{name}.{part}" for name in matrices for part in ("A", "B")} or not math.isfinite(scale):
         raise DataError(f"{directory}: {ADAPTER} does not hold what {ADAPTER_CONFIG} lists: run `stage finetune` again")
@@ -183,6 +194,8 @@ def load_adapted(directory: Path, base_directory: Path) -> UNet:
     return model
 
 
-def load_synthesizer(finetune: Path, pretrain: Path) -> UNet:
+def load_synthesizer(finetune: Path, pretrain: Path) -> Denoiser:
     """The fine-tuned network, however it was saved: its own weights, or adapters on the weights of `pretrain`."""
-    return load_adapted(finetune, pretrain) if (finetune / ADAPTER_CONFIG).is_file() else load_model(finetune)
+    if (finetune / ADAPTER_CONFIG).is_file():
+        return load_adapted(finetune, pretrain)
+    return load_trained(finetune) if is_latent(finetune) else load_model(finetune)

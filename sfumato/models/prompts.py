@@ -50,9 +50,9 @@ def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list
 
 def check_template(template: str) -> None:
     try:
-        fields = [f"{field}!{convert}" if convert else f"{field}:{form}" if form else field for _, field, form, convert in string.Formatter().parse(template) if field is not None]
+        parsed = [(field, form, convert) for _, field, form, convert in string.Formatter().parse(template) if field is not None]
     except ValueError as error:
         raise ConfigError(f"model.prompt={template!r} is no template ({error}): write it as {TEMPLATE!r}") from error
-    for field in fields:
-        if field not in FIELDS:
+    for field, form, convert in parsed:
+        if field not in FIELDS or form or convert:
             raise ConfigError(f"model.prompt={template!r} has the field {{{field}}}: known are {', '.join(f'{{{name}}}' for name in FIELDS)}")

@@ -21,6 +21,7 @@ from torch import Tensor
 from sfumato.digest import digest_of
 from sfumato.errors import BudgetError
 from sfumato.images import ImageSet
+from sfumato.latents import LatentSet, load_latents
 from sfumato.prepared import Card, load_prepared
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism, event_to_json
@@ -56,7 +57,7 @@ class Charge:
     Made by `open_charge` alone. Not thread-safe; not to be copied (its noise source refuses).
     """
 
-    def __init__(self, images: ImageSet, mechanism: Mechanism, record: dict, odometer: Odometer, noise: NoiseSource, used: int, run: Path, lock: ExitStack):
+    def __init__(self, images: ImageSet | LatentSet, mechanism: Mechanism, record: dict, odometer: Odometer, noise: NoiseSource, used: int, run: Path, lock: ExitStack):
         self.record = record
         self.used = used  # uses completed, those of an earlier process included
         self.run = run
@@ -76,7 +77,7 @@ class Charge:
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """One Poisson draw with the mechanism's rate, in pieces of at most `size` images.
 
-        Yields ((B, C, H, W) float32 in [0, 1], (B,) int64); an empty draw yields nothing and is a draw all the same.
+        Yields ((B, C, H, W) float32, (B,) int64), images in [0, 1] or their latents; an empty draw yields nothing and is a draw all the same.
         Raises BudgetError when all uses are spent or the last draw was not released.
         """
         if self._closed or self.used >= self.uses:
@@ -131,17 +132,19 @@ def open_charge(
     sensitivity: str,
     resumable: bool = False,
     noise: NoiseSource | None = None,
+    latents: str | None = None,
 ) -> Charge:
     """Open a charge: refuse, or journal the whole of it and hand out the door.
 
     `plan` is the digest of the stage's resolved configuration, `inputs` those of the artifacts it reads: the same plan on the
     same inputs and images is the same work, and is refused once it was released. With `resumable`, the same work that a kill left
-    open is continued at its last durable use, at no further cost; the caller restores its state from `charge.run`.
+    open is continued at its last durable use, at no further cost; the caller restores its state from `charge.run`. `latents` names
+    what `sfumato.latents` keeps of the same images, to be drawn in their place: same images, same draw, same record.
     Raises BudgetError: already released, over the lifetime budget, in use by another process; DataError: no images.
     """
     work = digest_of({"plan": plan, "inputs": sorted(inputs)})
     noise = noise or NoiseSource()
-    images = load_prepared(state, card, "sensitive")
+    images = load_latents(state, card, latents) if latents else load_prepared(state, card, "sensitive")
     odometer = Odometer(state, card.dataset_id)
     with odometer.locked(), ExitStack() as stack:
         if (done := odometer.closed(card.fingerprint, work=work)) and not permission.spend_again:

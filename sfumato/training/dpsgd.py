@@ -6,9 +6,11 @@ Source: Dockhorn et al. 2023 (DPDM) for the K draws; Abadi et al. 2016 for the s
 
 from __future__ import annotations
 
+import functools
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,7 +20,7 @@ from torch.func import functional_call, grad, vmap
 
 from sfumato.config import Finetune, LogNormal, TimestepMixture
 from sfumato.diffusion.objective import draw_noise_levels, per_image_loss
-from sfumato.models.unet import UNet
+from sfumato.models.latent import Denoiser, LatentDiffusion
 from sfumato.training.ema import EMA
 from sfumato.training.precision import bfloat16_is_faster
 
@@ -29,6 +31,7 @@ GRADIENT_MEMORY = 2**30  # bytes of per-image gradients held at a time
 IMAGES = 32  # images per vmap
 PASSES = 128  # network passes at a time: more is hardly faster, and large float32 temporaries cost page faults
 RUN = 4096  # squares added up in float32
+Levels = Callable[[LogNormal | TimestepMixture, int, torch.Generator], Tensor]
 ADAM_BETAS, ADAM_EPSILON = (0.9, 0.999), 1e-8
 
 
@@ -38,7 +41,8 @@ class Draws:
 
     The sensitivity bound rests on that: taking an image away takes its row away and changes nothing for the others.
 
-    sigma: (B, K) noise levels; noise: (B, K, C, H, W), standard normal; drop: (B, K) bool, label hidden; flip: (B, K) bool,
+    sigma: (B, K) noise levels, of a public text-to-image model its timesteps; noise: (B, K, C, H, W), standard normal;
+    drop: (B, K) bool, label hidden; flip: (B, K) bool,
     mirrored, or None; shift: (B, K, 2) int64, pixels down and right, or None.
     """
 
@@ -67,17 +71,28 @@ def draw(
     label_dropout: float = 0.0,
     flip: bool = False,
     crop: int = 0,
+    levels: Levels = draw_noise_levels,
 ) -> Draws:
-    """Fresh draws for a batch. images: (B, C, H, W), of which only the shape is used; draws: K; crop: largest shift in pixels."""
+    """Fresh draws for a batch. images: (B, C, H, W), of which only the shape is used; draws: K; crop: largest shift in pixels; levels: draws the law."""
     count, device = len(images), generator.device
     shape = (count, draws)
     return Draws(
-        sigma=draw_noise_levels(law, count * draws, generator).reshape(shape),
+        sigma=levels(law, count * draws, generator).reshape(shape),
         noise=torch.randn(*shape, *images.shape[1:], generator=generator, device=device),
         drop=torch.rand(shape, generator=generator, device=device) < label_dropout,
         flip=torch.rand(shape, generator=generator, device=device) < 0.5 if flip else None,
         shift=torch.randint(-crop, crop + 1, (*shape, 2), generator=generator, device=device) if crop else None,
     )
+
+
+def levels_of(model: Denoiser) -> Levels:
+    """What draws the noise levels of a network: σ for our own, timesteps for a public text-to-image model."""
+    return model.draw_levels if isinstance(model, LatentDiffusion) else draw_noise_levels
+
+
+def loss_of(model: Denoiser) -> Callable[..., Tensor]:
+    """(network, images, labels, levels, noise) -> (B,): the denoising loss that the network was made for."""
+    return model.per_image_loss if isinstance(model, LatentDiffusion) else functools.partial(per_image_loss, sigma_data=model.sigma_data)
 
 
 def augment(images: Tensor, draws: Draws) -> Tensor:
@@ -94,11 +109,11 @@ def augment(images: Tensor, draws: Draws) -> Tensor:
 
 
 def per_image_gradients(
-    model: UNet, parameters: Mapping[str, Tensor], images: Tensor, labels: Tensor, draws: Draws, autocast: bool = False
+    model: Denoiser, parameters: Mapping[str, Tensor], images: Tensor, labels: Tensor, draws: Draws, autocast: bool = False
 ) -> dict[str, Tensor]:
     """Gradient of each image's mean loss over its K draws, before any clip.
 
-    parameters: the trained ones by name, the rest are taken from `model`; images: (B, C, H, W) float32 in [0, 1]; labels: (B,)
+    parameters: the trained ones by name, the rest are taken from `model`; images: (B, C, H, W) float32 in [0, 1], or latents; labels: (B,)
     int64, one out of range counts as no label (to fail on it would reveal it). Returns, by name and in the order of `parameters`,
     (B, *shape) float32. Memory: B·P numbers.
     """
@@ -109,11 +124,12 @@ def per_image_gradients(
         def network(x: Tensor, c_noise: Tensor, labels: Tensor) -> Tensor:
             return functional_call(model, parameters, (x, c_noise, labels))
 
-        return per_image_loss(network, images, labels, sigma, noise, model.sigma_data).mean()  # over the K draws
+        return of_each(network, images, labels, sigma, noise).mean()  # over the K draws
 
+    of_each = loss_of(model)
     detached = {name: value.detach() for name, value in parameters.items()}
     # The cast of a weight must stay inside the transform that made it: no cache.
-    with torch.autocast(images.device.type, torch.bfloat16, enabled=autocast, cache_enabled=False):
+    with torch.autocast(images.device.type, torch.bfloat16, cache_enabled=False) if autocast else nullcontext():
         rows = vmap(grad(loss), in_dims=(None, 0, 0, 0, 0))(detached, augment(images, draws), labels, draws.sigma, draws.noise)
     return {name: rows[name] for name in parameters}
 
@@ -145,7 +161,7 @@ def squared_norms(part: Tensor) -> Tensor:
 
 @torch.no_grad()  # or weights that are not differentiated would keep a graph over all images alive
 def clipped_gradient_sum(
-    model: UNet,
+    model: Denoiser,
     parameters: Mapping[str, Tensor],
     images: Tensor,
     labels: Tensor,
@@ -208,7 +224,7 @@ class DPSGD:
 
     def __init__(
         self,
-        model: UNet,
+        model: Denoiser,
         config: Finetune,
         *,
         public_batch: float,
@@ -272,6 +288,7 @@ class DPSGD:
             label_dropout=self.label_dropout,
             flip=config.flip,
             crop=config.crop,
+            levels=levels_of(self.model),
         )
 
     def measure_autocast(self) -> bool:

@@ -16,8 +16,8 @@ from torch.func import functional_call
 
 from sfumato.config import SALIENT, Finetune
 from sfumato.errors import ConfigError, DataError, SfumatoError
+from sfumato.models.latent import Denoiser
 from sfumato.models.lora import add_lora
-from sfumato.models.unet import UNet
 
 ATTENTION = r"(.*\.)?(attention|attn\d*)\."  # ours, and what public text-to-image models call theirs
 PATTERNS = {"qkv": ATTENTION + r"(to_)?[qkv]\.weight", "qkvo": ATTENTION + r"((to_)?[qkv]|out|to_out\.0)\.weight"}
@@ -49,8 +49,10 @@ def candidates(model: nn.Module, pattern: str = "qkv") -> dict[str, list[str]]:
 
 def layer_name(parameter: str) -> str:
     """The block or the attention that a parameter belongs to, else its topmost module: `down.0.block.conv1.bias` -> `down.0.block`."""
-    inner = re.match(r"(.*\.)?(block|attention|attn\d*)(?=\.)", parameter)
-    return inner[0] if inner else parameter.split(".")[0]
+    inner = re.match(r"(.*\.)?(block|attention|attn\d*|resnets\.\d+)(?=\.)", parameter)
+    outer = re.match(r"(network\.)?[^.]+", parameter)
+    assert outer is not None
+    return inner[0] if inner else outer[0]
 
 
 def how_many(ratio: float, total: int) -> int:
@@ -58,7 +60,7 @@ def how_many(ratio: float, total: int) -> int:
     return max(1, math.floor(ratio * total + 0.5))
 
 
-def choose_trainable(model: UNet, settings: Finetune, salient: Sequence[str] | None, seed: int, pool: Sequence[str] | None = None) -> list[str]:
+def choose_trainable(model: Denoiser, settings: Finetune, salient: Sequence[str] | None, seed: int, pool: Sequence[str] | None = None) -> list[str]:
     """Make exactly the chosen parameters trainable, in place, and return their names, in the order of the model.
 
     salient: parameters that `stage saliency` selected, None without it; pool: all parameters it chose from (default: those of "qkv").
@@ -111,7 +113,7 @@ def flat(groups: Mapping[str, Sequence[str]]) -> list[str]:
     return [name for names in groups.values() for name in names]
 
 
-def matrices_to_adapt(model: UNet, settings: Finetune, seed: int) -> list[str]:
+def matrices_to_adapt(model: Denoiser, settings: Finetune, seed: int) -> list[str]:
     """The query, key and value matrices of the sets that look at no data: all, random ones, or the largest by SynFlow."""
     names = flat(candidates(model))
     count = how_many(settings.ratio, len(names))
@@ -125,7 +127,7 @@ def matrices_to_adapt(model: UNet, settings: Finetune, seed: int) -> list[str]:
     return names
 
 
-def synflow_scores(model: UNet, names: Sequence[str]) -> dict[str, float]:
+def synflow_scores(model: Denoiser, names: Sequence[str]) -> dict[str, float]:
     """Σ |∂R/∂W ⊙ W| of each named matrix, R the summed output for an all-ones image without label, every parameter by its absolute value.
 
     Data-free: it charges nothing. In float64 on the CPU, so that a run resumed elsewhere chooses the same. Normalisations stay as they are.
@@ -160,7 +162,7 @@ def check_trained(before: Mapping[str, Tensor], model: nn.Module, names: Sequenc
     if before.keys() != after.keys() or not set(names) <= after.keys():
         odd = (before.keys() ^ after.keys()) | (set(names) - after.keys())
         raise SfumatoError(f"internal error: {min(odd)} is not in the model both before and after training. Nothing is written: please report it")
-    same = {name for name, value in after.items() if torch.equal(value, before[name])}
+    same = {name for name, value in after.items() if torch.equal(value.to(before[name].device), before[name])}
     if idle := [name for name in names if name in same]:
         raise SfumatoError(f"internal error: {idle[0]} was to be trained and did not change ({len(idle)} such). Nothing is written: please report it")
     if moved := sorted(after.keys() - same - set(names)):

@@ -1,0 +1,104 @@
+"""`stage compare`: many runs as one table, and one plot of accuracy against ε. Local: it holds numbers from real images."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stages.common import DryRun, state_dir
+
+if TYPE_CHECKING:
+    from sfumato.comparison import Run
+
+
+def compare(
+    runs: Annotated[list[Path] | None, typer.Argument(help="Folders that hold metrics.json and ledger.json.")] = None,
+    dvc: Annotated[bool, typer.Option("--dvc", help="Also the experiments of this repository, as `dvc exp show` lists them.")] = False,
+    revisions: Annotated[list[str] | None, typer.Option("--rev", help="With --dvc: experiments of this commit, branch or tag. May be repeated.")] = None,
+    every: Annotated[bool, typer.Option("--all-commits", help="With --dvc: experiments of all commits.")] = False,
+    classifier: Annotated[str | None, typer.Option("--classifier", help="Which accuracy to plot. Default: cnn, or the first that the runs have.")] = None,
+    out: Annotated[Path, typer.Option("--out", help="Directory for comparison.csv and comparison.png.")] = Path("evaluation"),
+    dry_run: DryRun = False,
+) -> None:
+    """Local: one table and one plot of many runs, with a warning where they cannot be compared."""
+    from sfumato.errors import ConfigError, DataError
+
+    folders = runs or []
+    if not folders and not dvc:
+        raise ConfigError("nothing to compare: name folders that hold metrics.json and ledger.json, or give --dvc")
+    if (revisions or every) and not dvc:
+        raise ConfigError("--rev and --all-commits say which experiments of DVC to show: give --dvc too")
+    if dry_run:
+        for folder in folders:
+            typer.echo(f"reads   {folder / 'metrics.json'}, {folder / 'ledger.json'}")
+        if dvc:
+            typer.echo(f"reads   `{' '.join(dvc_command(revisions or [], every))}`, {state_dir() / 'evaluations'}")
+        typer.echo(f"writes  {out / 'comparison.csv'}, {out / 'comparison.png'} (local)\ncharges nothing")
+        return
+    from sfumato.comparison import classifiers_of, comparison_csv, comparison_rows, marked, read_run
+    from sfumato.images import replace_file
+    from sfumato.metrics.plots import plot_comparison
+
+    found = [read_run(folder) for folder in folders] + (experiments(revisions or [], every) if dvc else [])
+    if not found:
+        raise DataError("no run is left to compare: run `stage evaluate` in one (`dvc repro`, `dvc exp run`) and try again")
+    found, warnings = marked(found)
+    rows, names = comparison_rows(found), classifiers_of(found)
+    chosen = classifier or ("cnn" if "cnn" in names else names[0])
+    if chosen not in names:
+        raise ConfigError(f"--classifier {chosen}: no run has it, they have {', '.join(names)}")
+    replace_file(out / "comparison.csv", comparison_csv(rows).encode())
+    plot_comparison(rows, chosen, out / "comparison.png")
+    show(rows, names)
+    for warning in warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    typer.echo(f"{out / 'comparison.csv'}, {out / 'comparison.png'}: local, not to be shared", err=True)
+
+
+def dvc_command(revisions: list[str], every: bool) -> list[str]:
+    return ["dvc", "exp", "show", "--json", *(["--all-commits"] if every else []), *(word for name in revisions for word in ("--rev", name))]
+
+
+def experiments(revisions: list[str], every: bool) -> list[Run]:
+    """What DVC knows of experiments, asked by its own command, joined with the local numbers of the state directory."""
+    import os
+    import subprocess
+    import sys
+
+    from sfumato.comparison import runs_of_experiments
+    from sfumato.errors import ConfigError
+
+    command = dvc_command(revisions, every)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # the dvc of this installation first
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PATH": path}, check=False)
+    except OSError as error:
+        raise ConfigError(f"--dvc: the program dvc cannot be run ({error.strerror}): pip install dvc, or name the folders of the runs instead") from error
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[0].removeprefix("ERROR: ")
+        raise ConfigError(f"`{' '.join(command)}` failed ({reason}): run it in the repository of the experiments")
+    try:
+        shown = json.loads(done.stdout)
+    except ValueError as error:
+        raise ConfigError(f"`{' '.join(command)}` printed no JSON ({error}): another version of dvc may be needed") from error
+    runs, left_out = runs_of_experiments(shown, state_dir())
+    for reason in left_out:
+        typer.echo(f"left out: {reason}", err=True)
+    return runs
+
+
+def show(rows: list[dict], classifiers: list[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="Runs (local). Accuracy on the real hold-out, %", title_justify="left")
+    for heading in ("run", "recipe", "target", "ε", *classifiers, "distance", "differs in"):
+        table.add_column(heading, justify="left" if heading in ("run", "recipe", "differs in") else "right", overflow="fold")
+    for row in rows:
+        accuracies = [f"{100 * row[name]:.1f} ± {100 * row[f'{name}_std']:.1f}" if row[name] is not None else "–" for name in classifiers]
+        distance = f"{row['distance']:.4g}" if row["distance"] is not None else "–"
+        table.add_row(row["run"], row["recipe"], f"{row['target']:g}", f"{row['epsilon']:.4g}", *accuracies, distance, row["differs"])
+    Console().print(table)

@@ -1,0 +1,244 @@
+"""Guarantees with public text-to-image models: what one image can move, what a latent depends on, and who may draw it."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from sfumato.config import Data, Finetune, Lora, Saliency, TimestepMixture
+from sfumato.errors import DataError
+from sfumato.latents import LATENTS, have_latents, latents_directory, latents_key, load_latents, write_latents
+from sfumato.prepare import prepare_sensitive
+from sfumato.prepared import load_prepared, read_card
+from sfumato.privacy.events import Mechanism
+from sfumato.privacy.noise import NoiseSource
+from sfumato.queries import saliency
+from sfumato.queries.saliency import query_saliency
+from sfumato.training.dpsgd import DPSGD, clipped_gradient_sum, draw, levels_of, per_image_gradients
+from sfumato.training.trainable import candidates, choose_trainable
+
+KINDS = ("unet-epsilon", "unet-v", "transformer")
+CLASSES = ("zero", "one", "two")
+UNIFORM = TimestepMixture(weights=(1,), bounds=(0, 1000))
+B, C = 5, 1e-5  # images, clip (far below the norms: every row is clipped)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    pytest.importorskip("diffusers")
+    pytest.importorskip("transformers")
+    from tiny_diffusers import save_references
+
+    return save_references(tmp_path_factory.mktemp("models"), CLASSES)
+
+
+def network(models, kind: str, trainable: str = "attention-lora"):
+    """A model with adapters that do something, and what is trained of it."""
+    from sfumato.models.latent import load_latent
+
+    model = load_latent(models / f"{kind}-reference")
+    choose_trainable(model, Finetune(trainable=trainable, lora=Lora(rank=2)), None, 0)
+    parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for value in parameters.values():
+            value.add_((0.3 if trainable.endswith("lora") else 0.02) * torch.randn(value.shape, generator=generator))
+    return model, parameters
+
+
+def batch(model, draws: int):
+    generator = torch.Generator().manual_seed(2)
+    latents, labels = torch.randn(B, 4, 8, 8, generator=generator), torch.tensor([0, 1, 2, -1, 10**6])
+    return latents, labels, draw(latents, draws, UNIFORM, generator, label_dropout=0.2, levels=levels_of(model))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("trainable", ["attention-lora", "all"])
+def test_per_image_gradients_are_those_of_a_plain_loop(models, kind, trainable):
+    model, parameters = network(models, kind, trainable)
+    latents, labels, drawn = batch(model, 2)
+    rows = per_image_gradients(model, parameters, latents, labels, drawn)
+    for i in range(B):
+        label = int(labels[i]) if 0 <= int(labels[i]) < 3 else 3  # out of range: no label
+        said = torch.where(drawn.drop[i], 3, torch.tensor([label, label]))
+        loss = model.per_image_loss(model, latents[i].expand(2, -1, -1, -1), said, drawn.sigma[i], drawn.noise[i]).mean()
+        alone = torch.autograd.grad(loss, list(parameters.values()))
+        for name, gradient in zip(parameters, alone, strict=True):
+            torch.testing.assert_close(rows[name][i], gradient, rtol=1e-3, atol=1e-4 * max(1e-3, float(gradient.abs().max())), msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("trainable", ["attention-lora", "attention", "all"])
+def test_half_precision_gives_nearly_the_same_sum_in_float32_under_the_same_bound(models, kind, trainable):
+    model, parameters = network(models, kind, trainable)
+    latents, labels, drawn = batch(model, 1)
+    whole, half = (clipped_gradient_sum(model, parameters, latents, labels, drawn, C, 2, autocast) for autocast in (False, True))
+    assert half.dtype == torch.float32 and 0 < float((whole - half).norm() / whole.norm()) < 0.2
+    for i in range(2):
+        rest = torch.arange(B) != i
+        without = clipped_gradient_sum(model, parameters, latents[rest], labels[rest], drawn.rows(rest), C, 2, True)
+        assert 0.95 * C < float(torch.linalg.vector_norm(half - without)) <= C * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("draws", "chunk"), [(1, 1), (1, 8), (3, 2)])
+def test_one_image_moves_the_sum_of_adapter_gradients_by_at_most_the_clip(models, kind, draws, chunk):
+    model, parameters = network(models, kind)
+    latents, labels, drawn = batch(model, draws)
+    rows = per_image_gradients(model, parameters, latents, labels, drawn)
+    assert torch.cat([part.flatten(1) for part in rows.values()], dim=1).norm(dim=1).min() > 2 * C
+    whole = clipped_gradient_sum(model, parameters, latents, labels, drawn, C, chunk)
+    for i in range(B):
+        rest = torch.arange(B) != i
+        without = clipped_gradient_sum(model, parameters, latents[rest], labels[rest], drawn.rows(rest), C, chunk)
+        assert 0.95 * C < float(torch.linalg.vector_norm(whole - without)) <= C * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("score", ["gradient", "snip"])
+def test_one_image_moves_the_saliency_sum_by_at_most_the_clip(models, kind, score, monkeypatch):
+    model, _ = network(models, kind, "all")
+    latents, labels, drawn = batch(model, 1)
+
+    class Recorder:
+        def __init__(self, index):
+            self.index, self.released = index, []
+
+        def batches(self, size):
+            for part in self.index.split(size):
+                self.current = part
+                yield latents[part], labels[part]
+
+        def release(self, total, max_norm):
+            self.released.append((total.clone(), max_norm))
+            return total
+
+    def total(index):
+        charge = Recorder(index)
+        monkeypatch.setattr(saliency, "draw", lambda *rest, **more: drawn.rows(charge.current))
+        query_saliency(charge, model, candidates(model), Saliency(max_norm=C, chunk=2, score=score), 10.0)
+        ((released, max_norm),) = charge.released
+        assert max_norm == C
+        return released
+
+    everything = torch.arange(B)
+    whole = total(everything)
+    for i in range(B):
+        moved = float(torch.linalg.vector_norm(whole - total(everything[everything != i])))
+        assert 0.95 * C < moved <= C * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+def test_a_latent_that_is_not_finite_counts_for_nothing(models, kind, value):
+    model, parameters = network(models, kind)
+    latents, labels, drawn = batch(model, 1)
+    latents[2, 0, 3, 3] = value
+    whole = clipped_gradient_sum(model, parameters, latents, labels, drawn, C, 2)
+    rest = torch.arange(B) != 2
+    assert whole.isfinite().all()
+    if value != 1e30:  # which may stay finite; then it is clipped
+        without = clipped_gradient_sum(model, parameters, latents[rest], labels[rest], drawn.rows(rest), C, 2)
+        assert torch.linalg.vector_norm(whole - without) <= 1e-4 * C
+
+
+def test_an_empty_draw_is_a_step(models):
+    model, parameters = network(models, "unet-epsilon")
+    run = DPSGD(model, Finetune(draws=1, chunk=2, noise_levels=UNIFORM), public_batch=5.0, autocast=False)
+    latents, labels, drawn = batch(model, 1)
+    none = torch.arange(0)
+    assert not clipped_gradient_sum(model, parameters, latents[none], labels[none], drawn.rows(none), C, 2).any()
+    assert len(run.draw(latents[none])) == 0
+
+
+# --- latents ------------------------------------------------------------------------------------------------------------------------
+
+
+def encode(images):
+    """Row by row: the mean of each image's quarters, over a thousandth so that all values are told apart."""
+    return torch.nn.functional.avg_pool2d(images, 4).expand(-1, 2, -1, -1) / 1000
+
+
+@pytest.fixture
+def encoded(owner):
+    owner.key = latents_key(owner.card, "some encoder")
+    write_latents(owner.state, owner.card, owner.key, encode)
+    return owner
+
+
+def test_latents_are_private_and_of_all_images_in_their_order(encoded):
+    images = load_prepared(encoded.state, encoded.card, "sensitive")
+    latents = load_latents(encoded.state, encoded.card, encoded.key)
+    assert len(latents) == len(images) and latents.latents.dtype == np.float16
+    index = np.array([5, 0, len(images) - 1])
+    torch.testing.assert_close(latents.batch(index)[0], encode(images.batch(index)[0]).half().float())
+    assert torch.equal(latents.batch(index)[1], images.batch(index)[1])
+    assert latents.batch(index[:0])[0].shape == (0, 2, 2, 2)
+    home = latents_directory(encoded.state, encoded.card, encoded.key)
+    assert home.stat().st_mode & 0o777 == 0o700
+    assert {file.stat().st_mode & 0o777 for file in home.iterdir()} == {0o600}
+
+
+def test_the_charge_draws_the_same_images_and_writes_the_same_record(encoded):
+    mechanism = Mechanism(noise_multiplier=2.0, sample_rate=0.2, uses=1)
+    drawn, records = [], []
+    for latents in (None, encoded.key):
+        charge = encoded.open(mechanism, plan=f"plan {latents}", noise=NoiseSource(seed=7), latents=latents)
+        pieces = list(charge.batches(size=100))
+        drawn.append((torch.cat([images for images, _ in pieces]), torch.cat([labels for _, labels in pieces])))
+        records.append({key: value for key, value in charge.record.items() if key not in ("id", "plan", "time")})
+    (images, labels), (latents, same) = drawn
+    assert torch.equal(labels, same) and records[0] == records[1] and 0 < len(labels) < 1000
+    torch.testing.assert_close(latents, encode(images).half().float())
+
+
+def test_latents_that_are_missing_or_of_other_images_are_refused_before_a_charge(encoded, tmp_path):
+    with pytest.raises(DataError, match="holds no latents"):
+        encoded.open(latents="0" * 32)
+    home = latents_directory(encoded.state, encoded.card, encoded.key)
+    whole = np.load(home / LATENTS)
+    np.save(home / LATENTS, whole[:-1])
+    with pytest.raises(DataError, match="of other images"):
+        encoded.open(latents=encoded.key)
+    np.save(home / LATENTS, whole)
+    meta = json.loads((home / "latents.json").read_text())
+    (home / "latents.json").write_text(json.dumps(meta | {"fingerprint": "another"}))
+    with pytest.raises(DataError, match="of other images"):
+        encoded.open(latents=encoded.key)
+    assert encoded.odometer.opened() == []
+
+
+def test_changed_images_or_another_encoder_have_latents_of_their_own(encoded, tmp_path):
+    other = latents_key(encoded.card, "another encoder")
+    assert other != encoded.key and not have_latents(encoded.state, encoded.card, other)
+    write_latents(encoded.state, encoded.card, other, encode)
+    assert have_latents(encoded.state, encoded.card, other) and not have_latents(encoded.state, encoded.card, encoded.key)  # the old ones are gone
+    prepare_sensitive(Data(holdout_fraction=0.5), encoded.state, tmp_path / "other.json", tmp_path / "raw")
+    changed = read_card(tmp_path / "other.json")
+    key = latents_key(changed, "another encoder")
+    assert key != other and not have_latents(encoded.state, changed, key)
+
+
+def test_an_interrupted_encoding_leaves_nothing(owner):
+    key = latents_key(owner.card, "some encoder")
+    calls = []
+
+    def killed(images):
+        calls.append(None)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return encode(images)
+
+    with pytest.raises(KeyboardInterrupt):
+        write_latents(owner.state, owner.card, key, killed)
+    assert not have_latents(owner.state, owner.card, key)
+    assert not list((owner.state / "data" / owner.card.dataset_id).glob("*latents-*"))
+    seen = []
+    write_latents(owner.state, owner.card, key, encode, lambda done, whole: seen.append((done, whole)))
+    assert have_latents(owner.state, owner.card, key)
+    assert seen[-1] == (100, 100) and {whole for _, whole in seen} == {100}  # never the number of images
+    write_latents(owner.state, owner.card, key, killed)  # there: nothing is encoded again
+    assert len(calls) == 3
+
+
