@@ -275,15 +275,13 @@ class Pretrain(Strict):
 
 
 class Saliency(Strict):
-    """Noisy gradient norms of the weight matrices, and the choice of those to train (DP-SAPF §3.2)."""
+    """Noisy gradient norms of the weight matrices (DP-SAPF §3.2). Which of them are trained is for `finetune` to say, at no cost."""
 
     enabled: bool = False
     noise: Noise = "2%"
     max_norm: PositiveFloat = 1.0  # C_s, the L2 clip of one image's gradient over all candidates
     candidates: Literal["qkv", "qkvo", "matrices", "layers"] = "qkv"
     score: Literal["gradient", "snip"] = "gradient"
-    debias: bool = True  # rank by the norm less what the noise adds to it
-    ratio: Share = 0.3  # c: part of the candidates to train
     draws: Positive = 1  # noise levels per image, averaged before the clip
     noise_levels: NoiseLevels = LogNormal()
     chunk: Positive | None = None  # images per vmap chunk; None: chosen from the model's size
@@ -313,7 +311,8 @@ class Finetune(Strict):
     max_grad_norm: PositiveFloat = 1e-3
     draws: Positive = 32  # K, averaged before the clip
     trainable: Trainable = "all"  # which weights; the salient ones are those that `saliency` chose
-    ratio: Share = 0.3  # part of the candidate matrices, for random-lora and synflow-lora
+    ratio: Share = 0.3  # c: part of the candidate matrices, for the sets that choose some
+    debias: bool = True  # salient ones are ranked by their norm less what the noise adds to it
     lora: Lora = Lora()
     noise_levels: NoiseLevels = LogNormal()
     flip: bool = False

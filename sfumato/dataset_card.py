@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import yaml
 
-from sfumato.exports import METADATA, NPZ, PNG
+from sfumato.exports import METADATA, NPZ, PARQUET, PNG
 from sfumato.privacy.accountant import default_delta, epsilon
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, event_from_json
 from sfumato.privacy.meaning import bound_text
@@ -46,7 +46,9 @@ def dataset_card(
         "size_categories": [next((name for bound, name in SIZES if count < bound), "n>10M")],
         "tags": ["synthetic", "differential-privacy"],
     }
-    if PNG in export:
+    if "parquet" in export:
+        front["configs"] = [{"config_name": "default", "data_files": PARQUET}]
+    elif PNG in export:
         front["configs"] = [{"config_name": "default", "data_dir": PNG}]
     files = {
         "images.npy": f"uint8 ({count}, {height}, {width}, {channels})",
@@ -57,6 +59,8 @@ def dataset_card(
     }
     if "npz" in export:
         files[NPZ] = "images, labels and classes in one archive"
+    if "parquet" in export:
+        files[PARQUET] = "one table: image (PNG bytes) and label, as dataset libraries load it"
     if PNG in export:
         files[f"{PNG}/"] = f"one PNG an image, a folder a class, {METADATA} with file_name, label, class"
     drawn = ", ".join(f"{number} by `{name}`" for name, number in sorted(sources.items()))

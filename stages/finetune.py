@@ -69,15 +69,15 @@ def finetune(
     from sfumato.training.dpsgd import DPSGD
     from sfumato.training.ema import ema_model
     from sfumato.training.threads import device, settle_threads
-    from sfumato.training.trainable import ADAPTED, check_trained, choose_trainable
+    from sfumato.training.trainable import ADAPTED, check_trained, choose_trainable, flat
 
     settle_threads()
     inputs = [read_artifact(pretrain, "pretrain"), read_artifact(count, "count"), *([read_artifact(saliency, "saliency")] if salient else [])]
     check_out(out, "finetune")
     latents = ensure_latents(card, pretrain)
     model = load_base(pretrain).to(device())
-    choice = read_choice(inputs[2]) if salient else {}
-    names = choose_trainable(model, plan.settings, choice.get("selected"), plan.seed, choice.get("pool"))
+    ranking = read_ranking(inputs[2], plan.settings.debias) if salient else None
+    names = choose_trainable(model, plan.settings, ranking, plan.seed)
     before = {name: value.to("cpu", copy=True) for name, value in model.state_dict().items()}
     arguments = json.loads((pretrain / "config.json").read_text(encoding="utf-8"))
     assert plan.mechanism is not None and plan.model is not None
@@ -101,7 +101,7 @@ def finetune(
         else:
             merge(model)  # of the set "noisy", whose base is no longer that of pretrain
             if isinstance(model, LatentDiffusion):
-                save_trained(model, choice["pool"] if plan.settings.trainable == "noisy" else names, directory, pretrain)
+                save_trained(model, flat(ranking) if ranking and plan.settings.trainable == "noisy" else names, directory, pretrain)
             else:
                 save_model(model, arguments, directory)
         lines = ["step,learning_rate,noised_gradient_norm,epsilon"]
@@ -113,16 +113,16 @@ def finetune(
     drop_checkpoints(charge.run)
 
 
-def read_choice(saliency: Artifact) -> dict:
-    """What `stage saliency` selected, and from what; empty where it is switched off."""
+def read_ranking(saliency: Artifact, debias: bool) -> list[list[str]] | None:
+    """The parameters of each candidate, the most salient first; None where `saliency` is switched off."""
     from sfumato.errors import DataError
 
     if not saliency.enabled:
-        return {}
-    file = saliency.path / "selected.json"
+        return None
+    file = saliency.path / "saliency.json"
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        return {key: [str(name) for name in content[key]] for key in ("selected", "pool")}
+        ranking = json.loads(file.read_text(encoding="utf-8"))["ranked"]["debiased" if debias else "raw"]
+        return [[str(name) for name in names] for names in ranking]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{file} cannot be read ({error}): run `stage saliency` again") from error
 

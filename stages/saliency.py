@@ -31,7 +31,7 @@ def saliency(
     count: Annotated[Path, input_option("count")] = ARTIFACTS / "count",
     dry_run: DryRun = False,
 ) -> None:
-    """Query: release noisy gradients of the weight matrices, and select those to train."""
+    """Query: release how strongly the sensitive images pull at each weight matrix, noised: `finetune` trains the most salient."""
     plan, out = load_plan("saliency", config), out or ARTIFACTS / "saliency"
     if dry_run:
         describe(plan, {"card": card, "pretrain": pretrain, "count": count}, out)
@@ -41,7 +41,7 @@ def saliency(
     if not plan.enabled:
         return write_empty(out, "saliency")
     from sfumato.models.lora import load_base
-    from sfumato.queries.saliency import plot_saliency, query_saliency, rank_candidates, saliency_table
+    from sfumato.queries.saliency import plot_saliency, query_saliency, rank_candidates, ranked, saliency_table
     from sfumato.training.threads import device, settle_threads
     from sfumato.training.trainable import candidates
 
@@ -59,18 +59,15 @@ def saliency(
     assert plan.mechanism is not None and plan.model is not None
     vectors = query_saliency(charge, model, pool, settings, public_size, label_dropout=plan.model.label_dropout, autocast=None if latents else False)
     noise_std = plan.mechanism.noise_multiplier * settings.max_norm / public_size  # public; the noise itself was added by the charge
-    rows = rank_candidates(vectors, noise_std, settings.ratio, settings.debias)
+    rows = rank_candidates(vectors, noise_std)
     with writing(out, "saliency", inputs, [charge.record]) as directory:
         (directory / "saliency.csv").write_text(saliency_table(rows), encoding="utf-8")
         content = {
             "candidates": settings.candidates,
             "score": settings.score,
-            "debias": settings.debias,
-            "ratio": settings.ratio,
             "noise_std": noise_std,
-            "pool": [name for names in pool.values() for name in names],
-            "selected": [name for row in rows if row.selected for name in pool[row.name]],
+            "ranked": {"debiased": [pool[name] for name in ranked(rows, True)], "raw": [pool[name] for name in ranked(rows, False)]},
         }
-        (directory / "selected.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        plot_saliency(rows, directory / "saliency.png", settings.debias)
+        (directory / "saliency.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        plot_saliency(rows, directory / "saliency.png")
     close_charge(charge, out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,8 +63,8 @@ def utility(
         raise ConfigError(f"--sizes {max(counts)}: the release holds {len(release)} images. Raise synthesize.count and run `stage synthesize`, or name smaller sizes")
     names, gridded = words(classifiers, "--classifiers", NAMES), words(grid_classifiers, "--grid-classifiers", NAMES)
     settings = grid(gridded, numbers(rates, "--rates"), numbers(decays, "--weight-decays", zero=True))
-    settings_of = plan.settings.model_copy(update={"steps": steps or plan.settings.steps})
-    schedules = {name: schedule_from(settings_of, name, max(counts)) for name in {*names, *gridded}}
+    asked = plan.settings.model_copy(update={"steps": steps or plan.settings.steps, "classifiers": tuple(dict.fromkeys([*names, *gridded]))})
+    schedules = {name: schedule_from(asked, name, max(counts)) for name in asked.classifiers}
     expected = check_time(trainings(wanted, names, settings, schedules, len(counts) * len(seeds), members, retrain), plan.shape, len(plan.classes), minutes)
     say(f"about {expected:.0f} minutes")
     for size in counts:
@@ -72,7 +73,8 @@ def utility(
     train, holdout = open_local(state_dir(), read_card(card), "utility")
     for name, image_set in {"release": release, "real training": train, "hold-out": holdout}.items():
         check_fits(name, image_set, train)
-    found: dict = {"scope": "local", "identity": identity(plan, train, holdout, None, synthesize), "steps": {name: schedules[name].steps for name in schedules}}
+    found: dict = {"scope": "local", "identity": identity(replace(plan, settings=asked), train, holdout, None, synthesize)}
+    found["steps"] = {name: schedule.steps for name, schedule in schedules.items()}
     largest = subset(release, max(counts))
     if "sizes" in wanted:
         found["sizes"] = {name: accuracy_by_size(name, release, holdout, sorted(counts), schedules[name], seeds, say) for name in names}

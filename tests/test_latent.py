@@ -20,7 +20,7 @@ from sfumato.models.latent_parts import embed_prompts
 from sfumato.models.lora import load_synthesizer, merge, save_adapter
 from sfumato.models.model_directory import HUB, locate, read_model_directory
 from sfumato.training.dpsgd import clipped_gradient_sum, draw, levels_of
-from sfumato.training.trainable import candidates, check_trained, choose_trainable
+from sfumato.training.trainable import candidates, check_trained, choose_trainable, flat
 
 ROOT = Path(__file__).resolve().parent.parent
 CPU = torch.device("cpu")
@@ -181,8 +181,9 @@ def test_a_latent_depends_on_its_own_image_alone_bit_for_bit(models, size):
 @pytest.mark.parametrize("trainable", ["salient-lora", "attention-lora", "attention", "all", "synflow-lora", "noisy"])
 def test_frozen_parts_stay_bit_identical_and_the_result_reads_back(models, tmp_path, kind, trainable):
     model = load_latent(reference(models, kind))
-    pool = [name for names in candidates(model).values() for name in names]
-    names = choose_trainable(model, Finetune(trainable=trainable, lora=Lora(rank=2)), pool[::3], 0, pool)
+    ranking = list(candidates(model).values())
+    pool = flat(ranking)
+    names = choose_trainable(model, Finetune(trainable=trainable, lora=Lora(rank=2)), [*ranking[::3], *ranking[1::3], *ranking[2::3]], 0)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     optimiser = torch.optim.Adam([value for value in model.parameters() if value.requires_grad], lr=0.01)
     for _ in range(2):  # B starts at zero, so A moves from the second step on

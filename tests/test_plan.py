@@ -106,7 +106,7 @@ def test_no_more_public_classes_are_asked_for_than_there_are(tmp_path):
 
 def test_each_sensitive_class_gets_a_public_one_or_nothing_is_spent(tmp_path):
     public = PublicCard(enabled=True, source="glyphs", shape=(1, 8, 8), classes=tuple("abcdefghijklmno"), images=150)
-    with pytest.raises(ConfigError, match=r"select\.ratio=0\.3 keeps 4 of 15 public classes.*at least 10"):
+    with pytest.raises(ConfigError, match=r"select\.ratio=0\.16 keeps 2 of 15 public classes.*at least 10"):
         make_plan(params(tmp_path, recipe="full"), card(), ROOT, public)
     make_plan(params(tmp_path, recipe="full", select={"count": 10}), card(), ROOT, public)
     with pytest.raises(ConfigError, match="take another"):

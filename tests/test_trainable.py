@@ -15,7 +15,7 @@ from sfumato.training.trainable import ADAPTED, candidates, check_trained, choos
 
 PLACES = ["down.0", "down.1", "middle.0", "up.0", "up.1"]
 QKV = [f"{place}.attention.{part}.weight" for place in PLACES for part in "qkv"]
-CHOSEN = ["down.0.attention.v.weight", "middle.0.attention.k.weight", "up.1.attention.v.weight"]
+CHOSEN = [f"{place}.attention.{part}.weight" for place, part in zip(PLACES, "vqkkv", strict=True)]
 
 
 def network(attention: tuple[int, ...] = (0, 1)) -> UNet:
@@ -82,6 +82,11 @@ def test_a_part_is_rounded_and_at_least_one(ratio, total, count):
     assert how_many(ratio, total) == count
 
 
+def ranked(chosen: list[str], pool: list[str] = QKV) -> list[list[str]]:
+    """A ranking of single parameters, the chosen ones first."""
+    return [[name] for name in [*chosen, *(name for name in pool if name not in chosen)]]
+
+
 def expected(kind: str, model: UNet) -> list[str] | None:
     """The trained parameters; None where they are drawn or scored."""
     everything = [name for name, _ in model.named_parameters()]
@@ -99,7 +104,7 @@ def expected(kind: str, model: UNet) -> list[str] | None:
 def test_exactly_the_chosen_parameters_are_trained(kind):
     model = network()
     wanted = expected(kind, model)
-    names = choose_trainable(model, settings(kind), CHOSEN[::-1], seed=0)  # in whatever order they are named
+    names = choose_trainable(model, settings(kind), ranked(CHOSEN[::-1]), seed=0)  # in whatever order they are named
     assert names == [name for name, value in model.named_parameters() if value.requires_grad]
     assert sorted(names) == sorted(wanted) if wanted is not None else len(names) == 2 * how_many(0.3, len(QKV))
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -117,12 +122,14 @@ def test_selected_layers_are_trained_whole_and_adapted_on_their_matrices():
     layers = candidates(network(), "layers")
     salient = [*layers["down.0.attention"], *layers["noise"]]
     model = network()
-    assert sorted(choose_trainable(model, settings("salient"), salient, 0)) == sorted(salient)
+    ranking = [layers["down.0.attention"], layers["noise"], *(layers[name] for name in layers if name not in ("down.0.attention", "noise"))]
+    two = 2 / len(ranking)
+    assert sorted(choose_trainable(model, settings("salient", ratio=two), ranking, 0)) == sorted(salient)
     model = network()
     matrices = [name for name in salient if name.endswith("weight") and "norm" not in name]
-    assert sorted(choose_trainable(model, settings("salient-lora"), salient, 0)) == sorted(adapters(matrices))
+    assert sorted(choose_trainable(model, settings("salient-lora", ratio=two), ranking, 0)) == sorted(adapters(matrices))
     with pytest.raises(ConfigError, match="holds no matrix"):
-        choose_trainable(network(), settings("salient-lora"), layers["norm_out"], 0)
+        choose_trainable(network(), settings("salient-lora"), [layers["norm_out"]], 0)
 
 
 @pytest.mark.parametrize("kind", SALIENT)
@@ -130,7 +137,7 @@ def test_salient_sets_need_a_saliency_release_of_this_model(kind):
     with pytest.raises(ConfigError, match=rf"trainable={kind} .*switch saliency on"):
         choose_trainable(network(), settings(kind), None, 0)
     with pytest.raises(DataError, match=r"names down\.7\.attention\.q\.weight, which this model has not"):
-        choose_trainable(network(), settings(kind), [*CHOSEN, "down.7.attention.q.weight"], 0)
+        choose_trainable(network(), settings(kind), ranked([*CHOSEN, "down.7.attention.q.weight"]), 0)
 
 
 @pytest.mark.parametrize("kind", ["attention", "attention-lora", "random-lora", "synflow-lora"])
@@ -169,7 +176,7 @@ def test_synflow_needs_no_data_and_ranks_by_its_scores():
 
 def test_a_noisy_model_has_random_matrices_where_none_was_selected():
     model, reference = network(), network()
-    choose_trainable(model, settings("noisy"), CHOSEN, seed=3)
+    choose_trainable(model, settings("noisy"), ranked(CHOSEN), seed=3)
     changed = {name for name, value in reference.named_parameters() if not torch.equal(value, model.get_parameter(name))}
     assert changed == set(QKV) - set(CHOSEN)
     for name in changed:
@@ -177,7 +184,7 @@ def test_a_noisy_model_has_random_matrices_where_none_was_selected():
         assert not value.requires_grad and 0.5 < float(value.abs().max()) * math.sqrt(value.shape[1]) <= 1
     wide = network()
     pool = flat(candidates(wide, "layers"))
-    choose_trainable(wide, settings("noisy"), CHOSEN, seed=3, pool=pool)
+    choose_trainable(wide, settings("noisy", ratio=len(CHOSEN) / len(pool)), ranked(CHOSEN, pool), seed=3)
     changed = {name for name, value in reference.named_parameters() if not torch.equal(value, wide.get_parameter(name))}
     assert changed == {name for name, value in reference.named_parameters() if value.ndim >= 2} - set(CHOSEN)
 
@@ -186,7 +193,7 @@ def test_the_result_of_adapters_is_theirs_alone():
     # these sets are saved as adapters on the untouched base; a set that changes the base must not be among them
     for kind in ADAPTED:
         model, reference = network(), network()
-        choose_trainable(model, settings(kind), CHOSEN, seed=0)
+        choose_trainable(model, settings(kind), ranked(CHOSEN), seed=0)
         assert all(torch.equal(value, model.get_parameter(name)) for name, value in reference.named_parameters())
 
 
@@ -200,8 +207,8 @@ def trained(names: list[str]):
 
 
 def test_a_selection_that_was_dropped_is_caught():
-    before, model = trained(CHOSEN[:2])
-    check_trained(before, model, CHOSEN[:2])
+    before, model = trained(CHOSEN[:4])
+    check_trained(before, model, CHOSEN[:4])
     with pytest.raises(SfumatoError, match=r"up\.1\.attention\.v\.weight was to be trained and did not change"):
         check_trained(before, model, CHOSEN)
 

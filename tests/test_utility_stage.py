@@ -62,7 +62,7 @@ def test_curve_ensemble_and_ranking_are_written_as_numbers_tables_and_a_plot(des
     code, text = desk(*QUICK, "--retrain")
     assert code == 0, text
     found = json.loads(Path("evaluation/utility.json").read_text())
-    assert found["scope"] == "local" and found["identity"]["dataset"] == "digits" and found["steps"] == {"lr": 20, "mlp": 20}
+    assert found["scope"] == "local" and found["identity"]["training"] == "light, 20 steps, last epoch" and found["steps"] == {"lr": 20, "mlp": 20}
     assert [row["images"] for row in found["sizes"]["lr"]] == [60, 200] and len(found["sizes"]["lr"][0]["per_seed"]) == 2
     assert found["ensemble"]["lr"]["members"] == 2 and found["ensemble"]["lr"]["images"] == 200
     assert len(found["selection"]["settings"]) == 4 and "spearman_retrained" in found["selection"]

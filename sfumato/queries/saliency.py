@@ -18,7 +18,6 @@ from sfumato.config import Saliency
 from sfumato.models.latent import Denoiser
 from sfumato.training.dpsgd import choose_chunk, clipped_gradient_sum, draw, levels_of, unflatten
 from sfumato.training.precision import bfloat16_is_faster
-from sfumato.training.trainable import how_many
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
@@ -33,8 +32,8 @@ class Salience(NamedTuple):
     size: int  # its parameters
     raw_norm: float  # of its noisy mean gradient
     debiased: float  # the squared norm less what the noise adds to it: unbiased, so perhaps negative
-    rank: int  # 1 for the most salient
-    selected: bool
+    rank: int  # by the latter, 1 for the most salient
+    raw_rank: int  # by the former
 
 
 def query_saliency(
@@ -85,26 +84,30 @@ def half_precision_pays(model: Denoiser, parameters: Mapping[str, Tensor], setti
     return bfloat16_is_faster(lambda half: clipped_gradient_sum(model, parameters, images, labels, drawn, 1.0, chunk, half), key, device)
 
 
-def rank_candidates(released: Mapping[str, Tensor], noise_std: float, ratio: float, debias: bool = True) -> list[Salience]:
-    """Norms, ranks and choice from the released vectors, in their order: post-processing.
+def rank_candidates(released: Mapping[str, Tensor], noise_std: float) -> list[Salience]:
+    """Norms and ranks from the released vectors, in their order: post-processing.
 
-    noise_std: of the noise in each entry, σ·C_s/N̄, which is public; ratio: part of the candidates to select, at least one. Noise adds
-    size·noise_std² to the expected squared norm: a large candidate without any signal beats a small one with it. `debias` ranks by the
-    squared norm less that term. What remains grows with the size in another way: a norm adds up over entries, as the gradient itself does.
+    noise_std: of the noise in each entry, σ·C_s/N̄, which is public. Noise adds size·noise_std² to the expected squared norm: a large
+    candidate without any signal beats a small one with it. `debiased` is the squared norm less that term. What remains grows with the size in another way: a norm adds up over entries, as the gradient itself does.
     Source: DP-SAPF Eq. 8 and Algorithm 1 for the raw norm; METHODS §7 for the other.
     """
     norms = {name: float(torch.linalg.vector_norm(vector.double())) for name, vector in released.items()}
     debiased = {name: norms[name] ** 2 - len(vector) * noise_std**2 for name, vector in released.items()}
-    scores = debiased if debias else norms
-    ranks = {name: place + 1 for place, name in enumerate(sorted(released, key=lambda name: -scores[name]))}
-    kept = how_many(ratio, len(released))
-    return [Salience(name, len(vector), norms[name], debiased[name], ranks[name], ranks[name] <= kept) for name, vector in released.items()]
+    ranks, raw_ranks = (
+        {name: place + 1 for place, name in enumerate(sorted(released, key=lambda name: -scores[name]))} for scores in (debiased, norms)
+    )
+    return [Salience(name, len(vector), norms[name], debiased[name], ranks[name], raw_ranks[name]) for name, vector in released.items()]
+
+
+def ranked(rows: Sequence[Salience], debias: bool) -> list[str]:
+    """The candidates' names, the most salient first."""
+    return [row.name for row in sorted(rows, key=lambda row: row.rank if debias else row.raw_rank)]
 
 
 def saliency_table(rows: Sequence[Salience]) -> str:
     """The rows as CSV."""
-    lines = ["matrix,size,raw_norm,debiased,rank,selected"]
-    lines += [f"{row.name},{row.size},{row.raw_norm:.6g},{row.debiased:.6g},{row.rank},{int(row.selected)}" for row in rows]
+    lines = ["matrix,size,raw_norm,debiased,rank,raw_rank"]
+    lines += [f"{row.name},{row.size},{row.raw_norm:.6g},{row.debiased:.6g},{row.rank},{row.raw_rank}" for row in rows]
     return "\n".join(lines) + "\n"
 
 
@@ -115,17 +118,16 @@ def split_name(name: str) -> tuple[str, str]:
     return block.removesuffix(".attention").removesuffix(".block"), projection
 
 
-def plot_saliency(rows: Sequence[Salience], path: Path, debias: bool = True) -> None:
-    """Draw the noisy gradient norms as a heat map, blocks by projections, with the rank of each candidate and a frame around the selected.
+def plot_saliency(rows: Sequence[Salience], path: Path) -> None:
+    """Draw the noisy gradient norms as a heat map, blocks by projections, with the rank of each candidate.
 
-    With `debias` the colour is the square root of the debiased squared norm, 0 where that is negative: no signal above the noise.
+    The colour is the square root of the debiased squared norm, 0 where that is negative: no signal above the noise.
     """
     from matplotlib.figure import Figure  # heavy: only when used
-    from matplotlib.patches import Rectangle
 
     cells = {split_name(row.name): row for row in rows}
     blocks, projections = (list(dict.fromkeys(key[axis] for key in cells)) for axis in (0, 1))
-    values = {key: max(row.debiased, 0) ** 0.5 if debias else row.raw_norm for key, row in cells.items()}
+    values = {key: max(row.debiased, 0) ** 0.5 for key, row in cells.items()}
     grid = [[values.get((block, projection), float("nan")) for block in blocks] for projection in projections]
     widest = max(map(len, blocks))
     turned = widest > 9
@@ -138,10 +140,7 @@ def plot_saliency(rows: Sequence[Salience], path: Path, debias: bool = True) -> 
     for (block, projection), row in cells.items():
         x, y = blocks.index(block), projections.index(projection)
         dark = values[block, projection] > 0.55 * largest
-        weight = "bold" if row.selected else "normal"
-        axes.text(x, y, str(row.rank), ha="center", va="center", fontsize=9, fontweight=weight, color="white" if dark else "#253d5b")
-        if row.selected:
-            axes.add_patch(Rectangle((x - 0.46, y - 0.46), 0.92, 0.92, fill=False, edgecolor="#d1495b", linewidth=2))
+        axes.text(x, y, str(row.rank), ha="center", va="center", fontsize=9, color="white" if dark else "#253d5b")
     axes.set_xticks(range(len(blocks)), blocks, rotation=90 if turned else 0, fontsize=8)
     axes.set_yticks(range(len(projections)), projections, fontsize=9)
     axes.set_xticks([x - 0.5 for x in range(1, len(blocks))], minor=True)
@@ -149,7 +148,6 @@ def plot_saliency(rows: Sequence[Salience], path: Path, debias: bool = True) -> 
     axes.grid(which="minor", color="white", linewidth=1.5)
     axes.tick_params(which="both", length=0)
     axes.spines[:].set_visible(False)
-    selected = sum(row.selected for row in rows)
-    axes.set_title(f"Noisy gradient norms: {selected} of {len(rows)} selected (framed); numbers are ranks", fontsize=9, loc="left")
-    figure.colorbar(image, ax=axes, label="gradient norm, debiased" if debias else "gradient norm, noise included", pad=0.02)
+    axes.set_title(f"Noisy gradient norms of {len(rows)} candidates; numbers are ranks", fontsize=9, loc="left")
+    figure.colorbar(image, ax=axes, label="gradient norm, debiased", pad=0.02)
     figure.savefig(path, dpi=150, metadata={"Software": None})

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from sfumato.config import Finetune, Model, Saliency
 from sfumato.models.latent import LatentDiffusion, outline
 from sfumato.training.dpsgd import IMAGES, Draws, per_image_gradients
-from sfumato.training.trainable import candidates, choose_trainable, flat, how_many
+from sfumato.training.trainable import candidates, choose_trainable, flat
 
 STEP_COPIES = 5  # float32 copies of the trained parameters beside the model: average, two moments, the sum, the noised gradient
 SALIENCY_COPIES = 8  # the sum and the released vectors in float64, the clipped sum and the noise of one batch
@@ -112,16 +112,14 @@ def gradient_memory(model: LatentDiffusion, parameters: Mapping[str, Tensor], ch
 def trained_parameters(model: LatentDiffusion, settings: Finetune | Saliency, seed: int = 0) -> dict[str, Tensor]:
     """The parameters whose per-image gradients a stage takes, of a model on the meta device, which this changes as the stage will.
 
-    Which matrices `saliency` will select is not known before: so many of the first are taken, by the ratio of 30 %.
+    Which matrices `saliency` will select is not known before: so many of the first are taken.
     """
     if isinstance(settings, Saliency):
         named = dict(model.named_parameters())
         return {name: named[name] for name in flat(candidates(model, settings.candidates))}
     if settings.trainable == "synflow-lora":  # its scores need weights
         settings = settings.model_copy(update={"trainable": "random-lora"})
-    names = flat(candidates(model))
-    chosen = names[: how_many(Saliency().ratio, len(names))]
-    trained = set(choose_trainable(model, settings, chosen, seed, chosen))
+    trained = set(choose_trainable(model, settings, list(candidates(model).values()), seed))
     return {name: value for name, value in model.named_parameters() if name in trained}
 
 

@@ -60,10 +60,11 @@ def how_many(ratio: float, total: int) -> int:
     return max(1, math.floor(ratio * total + 0.5))
 
 
-def choose_trainable(model: Denoiser, settings: Finetune, salient: Sequence[str] | None, seed: int, pool: Sequence[str] | None = None) -> list[str]:
+def choose_trainable(model: Denoiser, settings: Finetune, ranking: Sequence[Sequence[str]] | None, seed: int) -> list[str]:
     """Make exactly the chosen parameters trainable, in place, and return their names, in the order of the model.
 
-    salient: parameters that `stage saliency` selected, None without it; pool: all parameters it chose from (default: those of "qkv").
+    ranking: the parameters of each candidate of `stage saliency`, the most salient first; None without it. Of these, the first
+    `settings.ratio` are the selected ones.
     By `settings.trainable`:
     - all: every parameter.
     - attention: every parameter of the attention layers, norms and biases included (DP-LDM, without its conditioning embedder).
@@ -72,7 +73,7 @@ def choose_trainable(model: Denoiser, settings: Finetune, salient: Sequence[str]
       selected, adapters reach their linear layers and convolutions; their biases, norms and embeddings stay frozen.
     - random-lora: adapters on `settings.ratio` of the query, key and value matrices, drawn by `seed`, which is public.
     - synflow-lora: adapters on the `settings.ratio` of them with the largest SynFlow score, which needs no data.
-    - noisy: as salient-lora, and the matrices of the pool that were not selected are replaced by random ones (DP-SAPF Figure 4).
+    - noisy: as salient-lora, and the candidates that were not selected are replaced by random ones (DP-SAPF Figure 4).
     Adapters get `settings.lora` and are drawn by `seed`. Raises ConfigError: a salient set without a saliency release, nothing to train,
     a rank above a matrix's; DataError: a release that names parameters this model has not.
     """
@@ -80,11 +81,13 @@ def choose_trainable(model: Denoiser, settings: Finetune, salient: Sequence[str]
     everything = [name for name, _ in model.named_parameters()]
     chosen: list[str]
     if kind in SALIENT:
-        if salient is None:
+        if ranking is None:
             raise ConfigError(f"finetune.trainable={kind} needs the choice that saliency makes: switch saliency on (saliency.enabled: true)")
-        if missing := sorted({*salient, *(pool or ())} - set(everything)):
+        selected = {name for names in ranking[: how_many(settings.ratio, len(ranking))] for name in names}
+        others = {name for names in ranking for name in names} - selected
+        if missing := sorted((selected | others) - set(everything)):
             raise DataError(f"the saliency artifact names {missing[0]}, which this model has not: run `stage saliency` on the same pretrain artifact")
-        chosen = [name for name in everything if name in set(salient)]
+        chosen = [name for name in everything if name in selected]
     elif kind == "all":
         chosen = everything
     elif kind == "attention":
@@ -93,7 +96,6 @@ def choose_trainable(model: Denoiser, settings: Finetune, salient: Sequence[str]
         chosen = matrices_to_adapt(model, settings, seed)
     model.requires_grad_(False)
     if kind == "noisy":
-        others = set(pool if pool is not None else flat(candidates(model))) - set(chosen)
         randomise(model, [name for name in everything if name in others], seed)
     if kind in ADAPTED or kind == "noisy":
         if not (adaptable := [name for name in chosen if name in set(flat(candidates(model, "matrices")))]):
@@ -109,8 +111,9 @@ def choose_trainable(model: Denoiser, settings: Finetune, salient: Sequence[str]
     return trained
 
 
-def flat(groups: Mapping[str, Sequence[str]]) -> list[str]:
-    return [name for names in groups.values() for name in names]
+def flat(groups: Mapping[str, Sequence[str]] | Sequence[Sequence[str]]) -> list[str]:
+    """The parameters of all candidates."""
+    return [name for names in (groups.values() if isinstance(groups, Mapping) else groups) for name in names]
 
 
 def matrices_to_adapt(model: Denoiser, settings: Finetune, seed: int) -> list[str]:

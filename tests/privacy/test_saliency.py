@@ -17,7 +17,7 @@ from sfumato.models.lora import load_synthesizer
 from sfumato.models.unet import UNet, load_model, save_model
 from sfumato.privacy.events import Mechanism, event_from_json
 from sfumato.queries import saliency
-from sfumato.queries.saliency import plot_saliency, query_saliency, rank_candidates, split_name
+from sfumato.queries.saliency import plot_saliency, query_saliency, rank_candidates, ranked, split_name
 from sfumato.resolved import StagePlan
 from sfumato.training.dpsgd import DPSGD, draw, per_image_gradients
 from sfumato.training.trainable import candidates, choose_trainable, flat
@@ -183,7 +183,7 @@ def test_the_whole_query_is_one_gaussian_and_its_noise_has_the_size_it_claims(ow
     noise = torch.cat(list(vectors.values()))
     std = 3.0 * 0.5 / 1000
     assert float(noise.std()) == pytest.approx(std, rel=0.07)
-    rows = rank_candidates(vectors, std, 0.3)
+    rows = rank_candidates(vectors, std)
     assert abs(sum(row.debiased for row in rows)) < 5 * math.sqrt(2 * len(noise)) * std**2
     with pytest.raises(BudgetError, match="new charge"):
         query_saliency(charge, model, candidates(model), Saliency(), 1000.0)
@@ -200,7 +200,7 @@ def test_the_debiased_squared_norm_is_unbiased():
     raw: dict[str, list[float]] = {name: [] for name in truth}
     for _ in range(trials):
         noisy = {name: vector + std * torch.randn(len(vector), generator=generator, dtype=torch.float64) for name, vector in truth.items()}
-        for row in rank_candidates(noisy, std, 0.5):
+        for row in rank_candidates(noisy, std):
             found[row.name].append(row.debiased)
             raw[row.name].append(row.raw_norm**2)
     for name, vector in truth.items():
@@ -213,21 +213,19 @@ def test_the_debiased_squared_norm_is_unbiased():
 def test_noise_alone_lifts_a_large_matrix_and_the_debiased_rank_does_not_fall_for_it():
     generator = torch.Generator().manual_seed(0)
     noisy = {"large, no signal": torch.randn(10_000, generator=generator), "small, signal": torch.randn(16, generator=generator) + 30}
-    raw, debiased = (rank_candidates(noisy, 1.0, 0.5, debias) for debias in (False, True))
-    assert [row.selected for row in raw] == [False, True]  # 120 against 101: only just
+    assert [row.raw_rank for row in rank_candidates(noisy, 1.0)] == [2, 1]  # 120 against 101: only just
     noisy["large, no signal"] = torch.randn(40_000, generator=generator)
-    raw, debiased = (rank_candidates(noisy, 1.0, 0.5, debias) for debias in (False, True))
-    assert [row.selected for row in raw] == [True, False] and [row.rank for row in raw] == [1, 2]
-    assert [row.selected for row in debiased] == [False, True] and [row.rank for row in debiased] == [2, 1]
+    rows = rank_candidates(noisy, 1.0)
+    assert [row.raw_rank for row in rows] == [1, 2] and ranked(rows, debias=False) == list(noisy)
+    assert [row.rank for row in rows] == [2, 1] and ranked(rows, debias=True) == list(noisy)[::-1]
 
 
-@pytest.mark.parametrize(("ratio", "count"), [(0.01, 1), (0.3, 3), (1.0, 10)])
-def test_a_part_of_the_candidates_is_selected_by_rank(ratio, count):
+def test_candidates_are_ranked_by_their_norms():
     released = {f"m{i}": torch.full((4,), float((7 * i) % 10)) for i in range(10)}
-    rows = rank_candidates(released, 0.01, ratio)
+    rows = rank_candidates(released, 0.01)
     assert [row.name for row in rows] == list(released)
     assert sorted(row.rank for row in rows) == list(range(1, 11))
-    assert {row.name for row in rows if row.selected} == set(sorted(released, key=lambda name: -float(released[name][0]))[:count])
+    assert ranked(rows, debias=True) == ranked(rows, debias=False) == sorted(released, key=lambda name: -float(released[name][0]))
 
 
 @pytest.mark.parametrize(
@@ -250,10 +248,10 @@ def test_every_candidate_has_a_cell_of_its_own_in_the_picture(name, block, proje
 def test_the_picture_shows_every_candidate(pattern, tmp_path):
     groups = candidates(MODEL, pattern)
     assert len({split_name(name) for name in groups}) == len(groups)
-    rows = rank_candidates({name: torch.randn(5) for name in groups}, 0.1, 0.3)
+    rows = rank_candidates({name: torch.randn(5) for name in groups}, 0.1)
     plot_saliency(rows, tmp_path / "saliency.png")
     assert (tmp_path / "saliency.png").read_bytes()[:4] == b"\x89PNG"
-    silent = rank_candidates({name: torch.zeros(5) for name in groups}, 0.1, 0.3)  # nothing above the noise anywhere
+    silent = rank_candidates({name: torch.zeros(5) for name in groups}, 0.1)  # nothing above the noise anywhere
     plot_saliency(silent, tmp_path / "silent.png")
 
 
@@ -276,7 +274,7 @@ def test_adapters_cost_what_full_training_costs(owner):
 @pytest.mark.parametrize("kind", ["attention-lora", "salient-lora"])
 def test_one_image_moves_the_sum_of_adapter_gradients_by_at_most_the_clip(kind):
     model = network(channels=3, classes=4)
-    choose_trainable(model, Finetune(trainable=kind, lora=Lora(rank=2)), flat(candidates(model))[::4], 0)
+    choose_trainable(model, Finetune(trainable=kind, lora=Lora(rank=2)), [names for names in list(candidates(model).values())[::4]], 0)
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
     generator = torch.Generator().manual_seed(0)
     images, labels = torch.rand(B, 3, 8, 8, generator=generator), torch.randint(4, (B,), generator=generator)
@@ -323,12 +321,14 @@ def training(kind: str) -> Finetune:
 def test_the_release_chooses_what_is_trained(desk, owner, monkeypatch):
     desk("saliency", Saliency(chunk=32), ONCE)
     directory = desk.artifacts / "saliency"
-    choice = json.loads((directory / "selected.json").read_text())
+    choice = json.loads((directory / "saliency.json").read_text())
+    order = [name for (name,) in choice["ranked"]["debiased"]]
+    selected = sorted(order[:5], key=flat(candidates(network())).index)  # 30 % of 15, as the default says, in the order of the model
     table = list(csv.DictReader((directory / "saliency.csv").read_text().splitlines()))
-    assert sorted(path.name for path in directory.iterdir()) == ["privacy.json", "saliency.csv", "saliency.png", "selected.json"]
-    assert list(table[0]) == ["matrix", "size", "raw_norm", "debiased", "rank", "selected"]
-    assert [f"{row['matrix']}.weight" for row in table] == choice["pool"] == flat(candidates(network()))
-    assert [f"{row['matrix']}.weight" for row in table if row["selected"] == "1"] == choice["selected"] and len(choice["selected"]) == 5
+    assert sorted(path.name for path in directory.iterdir()) == ["privacy.json", "saliency.csv", "saliency.json", "saliency.png"]
+    assert list(table[0]) == ["matrix", "size", "raw_norm", "debiased", "rank", "raw_rank"]
+    assert [f"{row['matrix']}.weight" for row in table] == flat(candidates(network()))
+    assert [f"{row['matrix']}.weight" for row in sorted(table, key=lambda row: int(row["rank"]))] == order
     assert choice["noise_std"] == 0.5 / 1400 and choice["candidates"] == "qkv" and choice["score"] == "gradient"
     for row in table:
         assert float(row["debiased"]) == pytest.approx(float(row["raw_norm"]) ** 2 - int(row["size"]) * choice["noise_std"] ** 2, rel=1e-3, abs=1e-9)
@@ -350,25 +350,25 @@ def test_the_release_chooses_what_is_trained(desk, owner, monkeypatch):
     assert [record["stage"] for record in opened] == ["saliency", "finetune"]  # resumed: no further charge
     finetune, pretrain = desk.artifacts / "finetune", desk.artifacts / "pretrain"
     assert sorted(path.name for path in finetune.iterdir()) == ["adapter.json", "adapter.safetensors", "log.csv", "privacy.json", "trainable.json"]
-    assert json.loads((finetune / "adapter.json").read_text())["matrices"] == choice["selected"]
+    assert json.loads((finetune / "adapter.json").read_text())["matrices"] == selected
     said = json.loads((finetune / "trainable.json").read_text())
     assert said["set"] == "salient-lora"
-    assert said["trained"] == [name.replace(".weight", part) for name in choice["selected"] for part in (".A", ".B")]
-    shapes = [network().get_parameter(name).shape for name in choice["selected"]]
+    assert said["trained"] == [name.replace(".weight", part) for name in selected for part in (".A", ".B")]
+    shapes = [network().get_parameter(name).shape for name in selected]
     assert said["parameters"] == sum(2 * sum(shape) for shape in shapes)
     assert len((finetune / "log.csv").read_text().splitlines()) == 5
     assert set(json.loads((finetune / "privacy.json").read_text())["records"]) == {record["id"] for record in opened}  # both are paid for
     base, result = load_model(pretrain), load_synthesizer(finetune, pretrain)
-    assert {name for name, value in base.named_parameters() if not torch.equal(value, result.get_parameter(name))} == set(choice["selected"])
+    assert {name for name, value in base.named_parameters() if not torch.equal(value, result.get_parameter(name))} == set(selected)
 
     desk("finetune", training("salient"), STEPS)  # in full: weights, and no adapter left beside them
     assert {path.name for path in finetune.iterdir()} == {"config.json", "weights.safetensors", "log.csv", "privacy.json", "trainable.json"}
     result = load_synthesizer(finetune, pretrain)
-    assert {name for name, value in base.named_parameters() if not torch.equal(value, result.get_parameter(name))} == set(choice["selected"])
+    assert {name for name, value in base.named_parameters() if not torch.equal(value, result.get_parameter(name))} == set(selected)
 
     desk("finetune", training("noisy"), STEPS)  # its base is not that of pretrain: weights of its own
     result = load_synthesizer(finetune, desk.artifacts / "nowhere")
-    assert {name for name, value in base.named_parameters() if not torch.equal(value, result.get_parameter(name))} == set(choice["pool"])
+    assert {name for name, value in base.named_parameters() if not torch.equal(value, result.get_parameter(name))} == set(order)
 
 
 def test_a_lost_selection_is_never_written(desk, monkeypatch):
@@ -391,4 +391,3 @@ def test_a_salient_set_without_saliency_is_refused_before_it_spends(desk, owner,
     with pytest.raises(ConfigError, match="switch saliency on"):
         desk("finetune", training(kind), STEPS)
     assert owner.odometer.opened() == []
-    assert set(stages.finetune.SALIENT) == set(SALIENT)
