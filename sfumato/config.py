@@ -394,7 +394,7 @@ class Evaluate(Strict):
 class Params(Strict):
     """All of `params.yaml`, after the recipe and the defaults have filled it in."""
 
-    recipe: str = "feta-pro"
+    recipe: str = "full"
     profile: str | None = "digits"  # the scale of data and compute: pipelines/profiles/<profile>.yaml
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     data: Data = Data()
