@@ -180,22 +180,15 @@ def test_a_docstring_runs_no_query(repository):
 UPSTREAM, DOWNSTREAM = {"count", "central", "frequency", "histogram"}, ["finetune", "saliency"]  # of the warm-up
 
 
-@pytest.mark.parametrize(("stage", "edit"), [("auxiliary", {"steps": 22}), ("select", {"count": 10}), ("pretrain", {"amp": {"radius": 0.01}})])
-def test_what_the_warm_up_is_made_of_spends_downstream_only_and_the_plan_says_so_first(repository, stage, edit):
+def test_what_the_warm_up_is_made_of_spends_downstream_only_and_the_plan_says_so_first(repository):
     before = len(repository.opened())
-    repository.edit(**{stage: edit})
-    code, text = repository.run("stage", "plan", "--dry-run")
-    assert code == 0 and all(f"{query}: would re-spend" in text for query in DOWNSTREAM) and f"depends on {stage}" in text
-    assert all(f"{query}: already released" in text for query in UPSTREAM)
+    for stage, edit in (("select", {"count": 10}), ("auxiliary", {"steps": 22}), ("pretrain", {"amp": {"radius": 0.01}})):
+        repository.edit(**{stage: edit})
+        code, text = repository.run("stage", "plan", "--dry-run")
+        assert code == 0 and all(f"{query}: would re-spend" in text for query in DOWNSTREAM) and f"depends on {stage}" in text
+        assert all(f"{query}: already released" in text for query in UPSTREAM)
     assert not UPSTREAM & ran(repository.repro())
     assert sorted(repository.opened()[before:]) == DOWNSTREAM
-
-
-def test_another_choice_among_the_salient_matrices_repeats_no_saliency_query(repository):
-    before = len(repository.opened())
-    repository.edit(finetune={"ratio": 0.5})
-    assert "saliency" not in ran(repository.repro())
-    assert repository.opened()[before:] == ["finetune"]
 
 
 def test_a_forced_run_is_refused_with_the_reason(repository):
@@ -233,7 +226,7 @@ def wait_for(repository: Repository, uses: int, process: subprocess.Popen) -> No
 
 
 def test_a_killed_run_resumes_and_is_paid_for_once(repository):
-    repository.edit(finetune={"learning_rate": 1e-4})  # new work
+    repository.edit(finetune={"learning_rate": 1e-4, "ratio": 0.5})  # new work, on other matrices of the same saliency release
     before = len(repository.opened())
     assert repository.run("stage", "plan")[0] == 0
     for uses in (0, 5, 17):
