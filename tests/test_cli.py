@@ -13,6 +13,7 @@ import yaml
 from PIL import Image
 
 from sfumato.errors import SfumatoError
+from sfumato.resolved import STAGES
 from stages.cli import app, main
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,7 +47,7 @@ def desk(tmp_path, monkeypatch):
 
 
 def write_params(**content) -> None:
-    Path("params.yaml").write_text(yaml.safe_dump(content))
+    Path("params.yaml").write_text(yaml.safe_dump({"recipe": "feta-pro", **content}))
 
 
 def folder(classes=("cat", "dog"), count=6, size=(9, 9)) -> Path:
@@ -63,7 +64,7 @@ def own(**data) -> dict:
 
 
 def test_every_command_explains_itself_without_reading_anything(desk):
-    for command in ("plan", "count", "central", "frequency", "auxiliary", "pretrain", "finetune", "synthesize", "evaluate", "prepare", "ledger", "recipe", "doctor"):
+    for command in (*STAGES, "plan", "report", "utility", "compare", "prepare", "ledger", "recipe", "doctor"):
         code, text = desk(command, "--help")
         assert code == 0 and "Usage" in text
 
@@ -86,6 +87,16 @@ def test_ledger_check_needs_no_torch():
     code = "import sys\nimport sfumato.privacy.ledger\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_recipe_with_public_images_says_how_to_get_them(desk):
+    write_params(recipe="full")
+    assert desk("prepare", "sensitive")[0] == 0
+    code, text = desk("plan")
+    assert code == 4 and "stage prepare public" in text and "Traceback" not in text
+    write_params(recipe="full", public={"source": "imagefolder", "path": "nowhere"})
+    code, text = desk("prepare", "public")
+    assert code == 4 and "nowhere" in text and not Path("data/public").exists()
 
 
 def test_budget_that_cannot_be_met_exits_3_and_writes_nothing(desk):
