@@ -28,7 +28,6 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "recipes.csv"
 BEFORE_PLAN = (["prepare", "public"], ["plan"])
 STAGES = ("count", "central", "frequency", "auxiliary", "classifier", "histogram", "select", "pretrain", "saliency", "finetune", "synthesize")
-KEYS = ["profile", "recipe", "change", "epsilon", "seed"]
 
 
 def main() -> None:
@@ -62,10 +61,6 @@ def main() -> None:
 def run(key: dict, changes: list[str], work: Path, shared: Path) -> dict:
     """One run of the pipeline in a folder of its own. Returns the row of the table."""
     folder = work / "-".join(str(part).replace(" ", "_").replace("/", "_") for part in key.values() if part != "")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    os.chdir(folder)
-    os.symlink(ROOT / "pipelines", "pipelines")
     params: dict = {"recipe": key["recipe"], "profile": key["profile"], "seed": key["seed"], "privacy": {"epsilon": key["epsilon"]}, "evaluate": {"bound": False}}
     for change in changes:
         path, value = change.split("=", 1)
@@ -74,17 +69,7 @@ def run(key: dict, changes: list[str], work: Path, shared: Path) -> dict:
         for name in sections:
             section = section.setdefault(name, {})
         section[last] = yaml.safe_load(value)
-    Path("params.yaml").write_text(yaml.safe_dump(params))
-    os.environ["SFUMATO_STATE"] = str(folder / "state")
-    if not shared.exists():
-        stage("prepare", "sensitive")
-        for part in ("data", "keys"):
-            shutil.copytree(folder / "state" / part, shared / part)
-        shutil.copytree("data/sensitive", shared / "card")
-    else:
-        for part in ("data", "keys"):
-            shutil.copytree(shared / part, folder / "state" / part)
-        shutil.copytree(shared / "card", "data/sensitive")
+    prepare_folder(folder, shared, params)
     times = {" ".join(command): stage(*command) for command in BEFORE_PLAN}
     for name in STAGES:
         kept = shared / "classifier" / digest(Path("artifacts/plan/classifier.yaml"), Path("data/public/privacy.json")) if name == "classifier" else None
@@ -97,12 +82,27 @@ def run(key: dict, changes: list[str], work: Path, shared: Path) -> dict:
     times["evaluate"] = stage("evaluate")
     metrics = json.loads(Path("metrics.json").read_text())["release"]
     row = key | {name: round(100 * metrics[name]["mean"], 2) for name in ("lr", "mlp", "cnn") if name in metrics}
-    row |= {"frechet": round(float(frechet(metrics)), 3), "minutes": round(sum(times.values()) / 60, 2)}
+    row |= {"frechet": round(metrics["fidelity"]["frechet"], 3), "minutes": round(sum(times.values()) / 60, 2)}
     return row | {"seconds": json.dumps({name: round(value, 1) for name, value in times.items() if value > 0.5})}
 
 
-def frechet(metrics: dict) -> float:
-    return metrics["fidelity"]["frechet"] if "fidelity" in metrics else metrics["frechet"]["value"]
+def prepare_folder(folder: Path, shared: Path, params: dict) -> None:
+    """Go to a fresh folder that holds `params` and the prepared images, which are the same in all folders, their hold-out too."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    os.chdir(folder)
+    os.symlink(ROOT / "pipelines", "pipelines")
+    Path("params.yaml").write_text(yaml.safe_dump(params))
+    os.environ["SFUMATO_STATE"] = str(folder / "state")
+    if not shared.exists():
+        stage("prepare", "sensitive")
+        for part in ("data", "keys"):
+            shutil.copytree(folder / "state" / part, shared / part)
+        shutil.copytree("data/sensitive", shared / "card")
+    else:
+        for part in ("data", "keys"):
+            shutil.copytree(shared / part, folder / "state" / part)
+        shutil.copytree(shared / "card", "data/sensitive")
 
 
 def stage(*arguments: str) -> float:
@@ -125,7 +125,7 @@ def done(results: Path, key: dict) -> bool:
     if not results.exists():
         return False
     with results.open(newline="") as file:
-        return any(all(row[name] == str(key[name]) for name in KEYS) for row in csv.DictReader(file))
+        return any(all(row[name] == str(value) for name, value in key.items()) for row in csv.DictReader(file))
 
 
 def append(results: Path, row: dict) -> None:

@@ -1,0 +1,123 @@
+"""Which weights should DP-SGD train? Accuracy, Fréchet distance, time and memory of the trainable sets, at equal budgets (DP-SAPF §5).
+
+For each budget and seed, the recipe `sapf-pixel` runs once up to its saliency release; each set then fine-tunes from there. All sets pay
+for the saliency release, used or not, so that all have the same noise. Rows are appended to a CSV file; what is in it is skipped.
+
+    OMP_NUM_THREADS=1 python benchmarks/trainable_sets.py --epsilons 1,3,10 --seeds 0,1,2
+    python benchmarks/trainable_sets.py --show
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pandas as pd
+import yaml
+from recipe_table import ROOT, append, done, prepare_folder, stage
+
+RESULTS = ROOT / "benchmarks" / "results" / "trainable-sets.csv"
+SETS: dict[str, dict] = {
+    "none": {},
+    "all": {"trainable": "all"},
+    "attention": {"trainable": "attention"},
+    "attention-lora": {"trainable": "attention-lora"},
+    "salient-lora 10 %": {"trainable": "salient-lora", "ratio": 0.1},
+    "salient-lora 30 %": {"trainable": "salient-lora", "ratio": 0.3},
+    "salient-lora 50 %": {"trainable": "salient-lora", "ratio": 0.5},
+    "random-lora 30 %": {"trainable": "random-lora", "ratio": 0.3},
+}
+STAGES = ("count", "central", "frequency", "auxiliary", "classifier", "histogram", "select", "pretrain", "saliency")
+FINETUNE = {"steps": 40, "draws": 1, "learning_rate": 1e-3}
+KEYS = ("epsilon", "seed", "set")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epsilons", default="1,3,10")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--show", action="store_true", help="print the table of the results so far, and stop")
+    arguments = parser.parse_args()
+    if arguments.show:
+        return show(arguments.results)
+    results = arguments.results.resolve()
+    work = Path(tempfile.mkdtemp(prefix="sets-"))
+    for seed in map(int, arguments.seeds.split(",")):
+        for epsilon in map(float, arguments.epsilons.split(",")):
+            left = [name for name in SETS if not done(results, {"epsilon": epsilon, "seed": seed, "set": name})]
+            if left:
+                compare(epsilon, seed, left, work, results)
+    shutil.rmtree(work)
+
+
+def compare(epsilon: float, seed: int, sets: list[str], work: Path, results: Path) -> None:
+    """One warm-up and saliency release, then each set from there."""
+    params = {
+        "recipe": "sapf-pixel",
+        "profile": "digits",
+        "seed": seed,
+        "privacy": {"epsilon": epsilon, "spend_again": True},
+        "finetune": FINETUNE,
+        "synthesize": {"count": 2000},
+        "evaluate": {"bound": False, "classifiers": ["cnn"], "fidelity": ["frechet"]},
+    }
+    folder = work / f"{epsilon:g}-{seed}"
+    prepare_folder(folder, work / "shared", params)
+    for command in (["prepare", "public"], ["plan"], *([name] for name in STAGES)):
+        stage(*command)
+    kept = {name: Path(f"artifacts/plan/{name}.yaml").read_text() for name in STAGES}
+    for name in sets:
+        own = SETS[name]
+        changed = params | {"finetune": FINETUNE | own}
+        if name == "none":
+            changed |= {"synthesize": {"count": 2000, "sources": {"pretrain": 1}}}
+        Path("params.yaml").write_text(yaml.safe_dump(changed))
+        stage("plan")
+        assert kept == {upstream: Path(f"artifacts/plan/{upstream}.yaml").read_text() for upstream in STAGES}, "the sets must share what is before them"
+        reset_peak()
+        seconds = stage("finetune") if name != "none" else 0.0
+        memory = peak()
+        stage("synthesize")
+        stage("evaluate")
+        found = json.loads(Path("metrics.json").read_text())["release"]
+        trained = json.loads(Path("artifacts/finetune/trainable.json").read_text()) if name != "none" else {"parameters": 0, "trained": []}
+        row = {"epsilon": epsilon, "seed": seed, "set": name, "cnn": round(100 * found["cnn"]["mean"], 2)}
+        row |= {"frechet": round(found["fidelity"]["frechet"], 3), "parameters": trained["parameters"], "seconds": round(seconds, 1), "peak_mib": round(memory)}
+        picked = sorted({part.removesuffix(".A").removesuffix(".B") for part in trained["trained"]}) if "lora" in name else []
+        append(results, row | {"picked": " ".join(picked)})
+        print(row, flush=True)
+
+
+def reset_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")  # Linux: the high-water mark starts again
+
+
+def peak() -> float:
+    """Peak resident memory in MiB since the reset."""
+    return next(int(line.split()[1]) / 1024 for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+
+
+def show(results: Path) -> None:
+    """Mean ± standard deviation over the seeds, as Markdown tables."""
+    table = pd.read_csv(results, keep_default_na=False)
+    epsilons = sorted(table["epsilon"].unique())
+    heads = [f"{what}, ε = {epsilon:g}" for epsilon in epsilons for what in ("CNN %", "Fréchet")]
+    print(f"| set | parameters | {' | '.join(heads)} | seconds | peak MiB |\n|---|---|{'---|' * (len(heads) + 2)}")
+    for name in SETS:
+        rows = table[table["set"] == name]
+        cells = [spread(rows[rows["epsilon"] == epsilon][column]) for epsilon in epsilons for column in ("cnn", "frechet")]
+        print(f"| {name} | {rows['parameters'].max()} | {' | '.join(cells)} | {rows['seconds'].median():.0f} | {rows['peak_mib'].median():.0f} |")
+
+
+def spread(values: pd.Series) -> str:
+    return "" if values.empty else f"{values.mean():.1f} ± {values.std(ddof=1) if len(values) > 1 else 0:.1f}"
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()
