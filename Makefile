@@ -37,7 +37,7 @@ demo: $(VENV)/.installed
 	@echo "how good it is  metrics.json            (local: measured on real images, not to be shared)"
 
 test: $(VENV)/.installed-test
-	@PATH="$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests
+	@PATH="$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

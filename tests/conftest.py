@@ -6,6 +6,11 @@ import pytest
 from sfumato.images import ImageSet
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest file first, so that with two workers it does not come last and alone."""
+    items.sort(key=lambda item: item.path.name != "test_pipeline.py")
+
+
 @pytest.fixture(scope="session")
 def digits() -> ImageSet:
     """scikit-learn's 1797 digits: (1797, 8, 8, 1) uint8."""

@@ -151,6 +151,14 @@ def test_git_holds_no_size_no_counts_and_no_hash_of_sensitive_bytes(repository):
         hashes += [str(np.bincount(labels, minlength=10).tolist())]
         for file in (state / part).glob("*.npy"):
             hashes += [hashlib.new(kind, file.read_bytes()).hexdigest() for kind in ("md5", "sha256", "sha1")]
+    # DVC notes the size of every file in bytes. That of a file made from public parameters alone may equal the number of images by chance.
+    public = ("params.yaml", "pipelines", "sfumato", "stages", "data/", "artifacts/plan")
+    lock = written["dvc.lock"]
+    for entry in re.findall(r"- path: (?:\S+)\n(?: {6}\S.*\n)+", lock):
+        if entry.split()[2].startswith(public):
+            lock = lock.replace(entry, re.sub(r"size: \d+", "size: of a public file", entry))
+    assert lock.count("size: of a public file") > 20
+    written["dvc.lock"] = lock
     for name, text in written.items():
         assert not [number for number in numbers if re.search(rf"(?<![\w.]){number}(?![\w.])", text)], name
         assert not [secret for secret in hashes if secret in text], name
