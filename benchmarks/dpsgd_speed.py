@@ -1,6 +1,6 @@
 """Speed and memory of per-image gradients, against the plain training step and against Opacus.
 
-    python benchmarks/dpsgd_speed.py [--passes 256] [--rounds 5] [--threads 1]
+    python benchmarks/dpsgd_speed.py [--passes 256] [--rounds 5] [--threads 1] [--width 28] [--opacus-rows 64]
 
 Every variant makes the same number of image passes (forward and backward of one image at one noise level) in the same
 process, in interleaved rounds, so that a busy machine slows all of them; on one thread, CPU time is measured, which other processes
@@ -28,11 +28,13 @@ from sfumato.models.unet import GroupNorm, UNet
 from sfumato.training.dpsgd import choose_chunk, clipped_gradient_sum, draw, per_image_gradients
 
 CLIP = 1e-3
+WIDTH = 28  # channels of the finest level
+OPACUS_ROWS = 64  # rows whose gradients Opacus holds at a time
 
 
 def network() -> UNet:
     torch.manual_seed(0)
-    model = UNet(28, 1, 10, width=28, multipliers=(2, 2), attention=(1,), unshuffle=2)
+    model = UNet(28, 1, 10, width=WIDTH, multipliers=(2, 2), attention=(1,), unshuffle=2)
     with torch.no_grad():
         for parameter in model.parameters():  # off the zero initialisation, where most gradients vanish
             parameter.add_(0.02 * torch.randn_like(parameter))
@@ -68,7 +70,7 @@ def ours(passes: int, draws: int, autocast: bool) -> Callable[[], object]:
     )
 
 
-def opacus(passes: int, draws: int, physical: int = 64) -> Callable[[], object]:
+def opacus(passes: int, draws: int) -> Callable[[], object]:
     """Opacus' hooks, on modules it has rules for; K draws as K rows whose gradients are averaged before the clip."""
     from opacus.grad_sample import GradSampleModule
 
@@ -84,7 +86,7 @@ def opacus(passes: int, draws: int, physical: int = 64) -> Callable[[], object]:
 
     def step() -> Tensor:
         total = torch.zeros(sum(value.numel() for value in parameters))
-        for x, y in zip(images.split(physical), labels.split(physical), strict=True):
+        for x, y in zip(images.split(OPACUS_ROWS), labels.split(OPACUS_ROWS), strict=True):
             sigma, noise = draw_noise_levels(LogNormal(), len(x), generator), torch.randn(x.shape, generator=generator)
             per_image_loss(wrapped, x, y, sigma, noise).mean().backward()
             rows = torch.cat([value.grad_sample.unflatten(0, (-1, draws)).mean(1).flatten(1) for value in parameters], dim=1)
@@ -110,6 +112,7 @@ VARIANTS: dict[str, tuple[str, Callable[[int], Callable[[], object]]]] = {  # na
 def peak_memory(name: str, passes: int, threads: int) -> float:
     """MiB that a process running this variant alone adds to what it held before the first step."""
     command = [sys.executable, __file__, "--alone", name, "--passes", str(passes), "--threads", str(threads)]
+    command += ["--width", str(WIDTH), "--opacus-rows", str(OPACUS_ROWS)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ).stdout.split()[-1])
 
 
@@ -142,19 +145,23 @@ def precision(images: int = 32) -> None:
 
 
 def main() -> None:
+    global WIDTH, OPACUS_ROWS
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--passes", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--width", type=int, default=WIDTH)
+    parser.add_argument("--opacus-rows", type=int, default=OPACUS_ROWS)
     parser.add_argument("--alone", choices=VARIANTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(options.threads)
+    WIDTH, OPACUS_ROWS = options.width, options.opacus_rows
     if options.alone:
         run_alone(options.alone, options.passes)
         return
     parameters = sum(value.numel() for value in network().parameters())
-    print(f"{parameters:,} parameters, 28x28, unshuffle 2, {options.passes} image passes, {options.threads} thread(s)")
+    print(f"{parameters:,} parameters, 28x28, width {WIDTH}, unshuffle 2, {options.passes} image passes, {options.threads} thread(s)")
     steps = {name: make(options.passes) for name, (_, make) in VARIANTS.items()}
     times: dict[str, list[float]] = {name: [] for name in steps}
     clock = time.process_time if options.threads == 1 else time.perf_counter

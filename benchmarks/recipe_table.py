@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a parameter of every run, such as finetune.trainable=attention")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--keep", type=Path, help="keep the folders of the runs here")
+    parser.add_argument("--keep", type=Path, help="keep the folders of the runs here, for `stage compare`")
     parser.add_argument("--show", action="store_true", help="print the table of the results so far, and stop")
     arguments = parser.parse_args()
     if arguments.show:
@@ -80,6 +80,7 @@ def run(key: dict, changes: list[str], work: Path, shared: Path) -> dict:
         if kept is not None:
             shutil.copytree("artifacts/classifier", kept)
     times["evaluate"] = stage("evaluate")
+    stage("ledger", "write")
     metrics = json.loads(Path("metrics.json").read_text())["release"]
     row = key | {name: round(100 * metrics[name]["mean"], 2) for name in ("lr", "mlp", "cnn") if name in metrics}
     row |= {"frechet": round(metrics["fidelity"]["frechet"], 3), "minutes": round(sum(times.values()) / 60, 2)}
