@@ -21,18 +21,24 @@ import yaml
 from recipe_table import ROOT, append, done, prepare_folder, stage
 
 RESULTS = ROOT / "benchmarks" / "results" / "trainable-sets.csv"
+LORA = {"learning_rate": 3e-2}  # few weights need larger steps: --scan
 SETS: dict[str, dict] = {
     "none": {},
-    "all": {"trainable": "all"},
-    "attention": {"trainable": "attention"},
-    "attention-lora": {"trainable": "attention-lora"},
-    "salient-lora 10 %": {"trainable": "salient-lora", "ratio": 0.1},
-    "salient-lora 30 %": {"trainable": "salient-lora", "ratio": 0.3},
-    "salient-lora 50 %": {"trainable": "salient-lora", "ratio": 0.5},
-    "random-lora 30 %": {"trainable": "random-lora", "ratio": 0.3},
+    "all": {"trainable": "all", "learning_rate": 1e-2},
+    "attention": {"trainable": "attention", "learning_rate": 3e-2},
+    "attention-lora": LORA | {"trainable": "attention-lora"},
+    "salient-lora 10 %": LORA | {"trainable": "salient-lora", "ratio": 0.1},
+    "salient-lora 30 %": LORA | {"trainable": "salient-lora", "ratio": 0.3},
+    "salient-lora 50 %": LORA | {"trainable": "salient-lora", "ratio": 0.5},
+    "random-lora 30 %": LORA | {"trainable": "random-lora", "ratio": 0.3},
+}
+SCAN = {
+    f"{name} {rate:g}": {"trainable": name, "learning_rate": rate}
+    for name, rates in {"all": (1e-3, 3e-3, 1e-2, 3e-2), "attention": (1e-3, 1e-2, 3e-2, 1e-1), "attention-lora": (1e-3, 1e-2, 3e-2, 1e-1)}.items()
+    for rate in rates
 }
 STAGES = ("count", "central", "frequency", "auxiliary", "classifier", "histogram", "select", "pretrain", "saliency")
-FINETUNE = {"steps": 40, "draws": 1, "learning_rate": 1e-3}
+FINETUNE = {"steps": 40, "draws": 1}
 KEYS = ("epsilon", "seed", "set")
 
 
@@ -40,22 +46,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epsilons", default="1,3,10")
     parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--scan", action="store_true", help="learning rates of three sets instead of the sets themselves")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--show", action="store_true", help="print the table of the results so far, and stop")
     arguments = parser.parse_args()
     if arguments.show:
         return show(arguments.results)
+    sets = SCAN if arguments.scan else SETS
     results = arguments.results.resolve()
     work = Path(tempfile.mkdtemp(prefix="sets-"))
     for seed in map(int, arguments.seeds.split(",")):
         for epsilon in map(float, arguments.epsilons.split(",")):
-            left = [name for name in SETS if not done(results, {"epsilon": epsilon, "seed": seed, "set": name})]
+            left = {name: own for name, own in sets.items() if not done(results, {"epsilon": epsilon, "seed": seed, "set": name})}
             if left:
                 compare(epsilon, seed, left, work, results)
     shutil.rmtree(work)
 
 
-def compare(epsilon: float, seed: int, sets: list[str], work: Path, results: Path) -> None:
+def compare(epsilon: float, seed: int, sets: dict[str, dict], work: Path, results: Path) -> None:
     """One warm-up and saliency release, then each set from there."""
     params = {
         "recipe": "sapf-pixel",
@@ -71,8 +79,7 @@ def compare(epsilon: float, seed: int, sets: list[str], work: Path, results: Pat
     for command in (["prepare", "public"], ["plan"], *([name] for name in STAGES)):
         stage(*command)
     kept = {name: Path(f"artifacts/plan/{name}.yaml").read_text() for name in STAGES}
-    for name in sets:
-        own = SETS[name]
+    for name, own in sets.items():
         changed = params | {"finetune": FINETUNE | own}
         if name == "none":
             changed |= {"synthesize": {"count": 2000, "sources": {"pretrain": 1}}}
@@ -108,7 +115,7 @@ def show(results: Path) -> None:
     epsilons = sorted(table["epsilon"].unique())
     heads = [f"{what}, ε = {epsilon:g}" for epsilon in epsilons for what in ("CNN %", "Fréchet")]
     print(f"| set | parameters | {' | '.join(heads)} | seconds | peak MiB |\n|---|---|{'---|' * (len(heads) + 2)}")
-    for name in SETS:
+    for name in dict.fromkeys(table["set"]):
         rows = table[table["set"] == name]
         cells = [spread(rows[rows["epsilon"] == epsilon][column]) for epsilon in epsilons for column in ("cnn", "frechet")]
         print(f"| {name} | {rows['parameters'].max()} | {' | '.join(cells)} | {rows['seconds'].median():.0f} | {rows['peak_mib'].median():.0f} |")
