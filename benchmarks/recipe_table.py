@@ -60,7 +60,8 @@ def main() -> None:
 
 def run(key: dict, changes: list[str], work: Path, shared: Path) -> dict:
     """One run of the pipeline in a folder of its own. Returns the row of the table."""
-    folder = work / "-".join(str(part).replace(" ", "_").replace("/", "_") for part in key.values() if part != "")
+    change = f"-{digest_of_text(key['change'])[:8]}" if key["change"] else ""
+    folder = work / f"{key['profile']}-{key['recipe']}-{key['epsilon']:g}-{key['seed']}{change}"
     params: dict = {"recipe": key["recipe"], "profile": key["profile"], "seed": key["seed"], "privacy": {"epsilon": key["epsilon"]}, "evaluate": {"bound": False}}
     for change in changes:
         path, value = change.split("=", 1)
@@ -114,6 +115,12 @@ def stage(*arguments: str) -> float:
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
         app(list(arguments), standalone_mode=False)
     return time.perf_counter() - start
+
+
+def digest_of_text(text: str) -> str:
+    from sfumato.digest import digest_of
+
+    return digest_of([text])
 
 
 def digest(*paths: Path) -> str:

@@ -15,6 +15,8 @@ import typer
 from sfumato.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from sfumato.artifacts import Artifact
     from sfumato.privacy.charge import Charge
     from sfumato.queries.count import PublicCounts
@@ -151,6 +153,13 @@ def read_public_counts(count: Artifact, plan: StagePlan) -> PublicCounts:
         return PublicCounts(float(plan.size_hint), torch.full((classes,), plan.size_hint / classes).double(), torch.full((classes,), 1 / classes).double())
     content = json.loads((count.path / "counts.json").read_text(encoding="utf-8"))
     return PublicCounts(content["total"], torch.tensor(content["per_class"]).double(), torch.tensor(content["priors"]).double())
+
+
+def table_console() -> Console:
+    """Where tables are printed: names of folders and classes as they are, square brackets too."""
+    from rich.console import Console
+
+    return Console(markup=False)
 
 
 class Report(Protocol):

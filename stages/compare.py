@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stages.common import DryRun, state_dir
+from stages.common import DryRun, state_dir, table_console
 
 if TYPE_CHECKING:
     from sfumato.comparison import Run
@@ -64,7 +65,6 @@ def dvc_command(revisions: list[str], every: bool) -> list[str]:
 
 def experiments(revisions: list[str], every: bool) -> list[Run]:
     """What DVC knows of experiments, asked by its own command, joined with the local numbers of the state directory."""
-    import os
     import subprocess
     import sys
 
@@ -91,14 +91,22 @@ def experiments(revisions: list[str], every: bool) -> list[Run]:
 
 
 def show(rows: list[dict], classifiers: list[str]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title="Runs (local). Accuracy on the real hold-out, %", title_justify="left")
     for heading in ("run", "recipe", "target", "ε", *classifiers, "distance", "differs in"):
         table.add_column(heading, justify="left" if heading in ("run", "recipe", "differs in") else "right", overflow="fold")
-    for row in rows:
+    shown = short_names([row["run"] for row in rows])
+    for row, name_of_run in zip(rows, shown, strict=True):
         accuracies = [f"{100 * row[name]:.1f} ± {100 * row[f'{name}_std']:.1f}" if row[name] is not None else "–" for name in classifiers]
         distance = f"{row['distance']:.4g}" if row["distance"] is not None else "–"
-        table.add_row(row["run"], row["recipe"], f"{row['target']:g}", f"{row['epsilon']:.4g}", *accuracies, distance, row["differs"])
-    Console().print(table)
+        table.add_row(name_of_run, row["recipe"], f"{row['target']:g}", f"{row['epsilon']:.4g}", *accuracies, distance, row["differs"])
+    table_console().print(table)
+
+
+def short_names(names: list[str]) -> list[str]:
+    """The names without the folder that all of them are in."""
+    if len(names) < 2 or len({Path(name).is_absolute() for name in names}) > 1:
+        return names
+    folder = Path(os.path.commonpath(names))
+    return [str(Path(name).relative_to(folder)) if Path(name) != folder else name for name in names]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from stages.common import CARD, PUBLIC, CardPath, PublicPath, state_dir
+from stages.common import CARD, PUBLIC, CardPath, PublicPath, state_dir, table_console
 
 
 def doctor(
@@ -29,7 +29,6 @@ def show_machine(card: Path) -> None:
     from importlib.metadata import version
 
     import torch
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
@@ -52,7 +51,7 @@ def show_machine(card: Path) -> None:
     table.add_row("data card", json.loads(card.read_text(encoding="utf-8"))["dataset_id"] if card.is_file() else f"no {card}")
     table.add_row("fashion-mnist", "system package" if DEBIAN_FASHION_MNIST.is_dir() else "not installed: data/raw or a download")
     table.add_row("DVC repository", "yes" if os.path.isdir(".dvc") else "no")
-    Console().print(table)
+    table_console().print(table)
 
 
 def check_overlap(card: Path, public: Path) -> None:

@@ -8,7 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from stages.common import ARTIFACTS, CARD, CardPath, Config, DryRun, describe, input_option, load_plan, progress, read_public_counts, state_dir
+from stages.common import (
+    ARTIFACTS,
+    CARD,
+    CardPath,
+    Config,
+    DryRun,
+    describe,
+    input_option,
+    load_plan,
+    progress,
+    read_public_counts,
+    state_dir,
+    table_console,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -205,10 +218,9 @@ def scored(found: dict) -> dict[str, dict]:
 
 
 def show(found: dict) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = table_console()
     sets = {name: found[name] for name in scored(found)}
     classifiers = list(next(iter(scored(found).values())))
     table = Table("trained on", *classifiers, title="Accuracy on the real hold-out, % (local)")

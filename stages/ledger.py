@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from stages.common import ARTIFACTS, CARD, PLAN, CardPath, run_directory, state_dir
+from stages.common import ARTIFACTS, CARD, PLAN, CardPath, run_directory, state_dir, table_console
 
 app = typer.Typer(no_args_is_help=True, help="The privacy ledger: write it, check it, show it, and everything ever spent.")
 LEDGER = Path("ledger.json")
@@ -102,7 +102,6 @@ def fail(path: Path, problems: list[str]) -> None:
 @app.command()
 def show(ledger: LedgerPath = LEDGER) -> None:
     """The ledger as a table."""
-    from rich.console import Console
     from rich.table import Table
 
     from sfumato.privacy.ledger import read_ledger
@@ -116,7 +115,7 @@ def show(ledger: LedgerPath = LEDGER) -> None:
             record = content["records"][key]
             cost = (f"{row['epsilon']:.3f}", f"{row['share']:.1%}") if i == 0 else ("", "")
             table.add_row(name, key[:8], record["released"], mechanism_text(record["event"]), *cost)
-    Console().print(table)
+    table_console().print(table)
     by = ", ".join(f"{name} {value:.4f}" for name, value in content["epsilon"].items())
     odometer = content["odometer"]
     typer.echo(f"ε by accountant: {by}. {content['adjacency']}. Ever opened on this dataset: {odometer['charges']} charges, ε = {odometer['epsilon']:.4f}")
@@ -129,7 +128,6 @@ def history(
     delta: Annotated[float | None, typer.Option(help="Delta for the total. Default: that of the plan.")] = None,
 ) -> None:
     """Everything ever opened on the sensitive images, aborted charges too."""
-    from rich.console import Console
     from rich.table import Table
 
     from sfumato.errors import ConfigError
@@ -160,7 +158,7 @@ def history(
             table.add_row(when, entry["record"]["stage"], key[:8], mechanism_text(entry["record"]["event"]), state)
         elif entry["kind"] == LOCAL:
             table.add_row(when, "local", "", entry["purpose"], "outside the guarantee")
-    Console().print(table)
+    table_console().print(table)
     opened = odometer.events()
     typer.echo(f"{len(opened)} charges, ε = {epsilon(opened, delta):.4f} together at δ = {delta:.3g}")
 

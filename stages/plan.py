@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stages.common import CARD, PLAN, PUBLIC, ROOT, CardPath, PublicPath, state_dir
+from stages.common import CARD, PLAN, PUBLIC, ROOT, CardPath, PublicPath, state_dir, table_console
 
 if TYPE_CHECKING:
     from sfumato.config import Params as Parameters
@@ -80,7 +80,6 @@ def write_texts(out: Path, texts: dict[str, str]) -> None:
 
 def show_budget(made: Plan) -> None:
     """Stage, mechanism, epsilon alone, share; then the total against the target."""
-    from rich.console import Console
     from rich.table import Table
 
     budget = made.budget
@@ -93,7 +92,7 @@ def show_budget(made: Plan) -> None:
         )
     table.add_section()
     table.add_row("together", "", "", "", f"{budget['epsilon']:.3f}", f"target {budget['target']:g}")
-    Console().print(table)
+    table_console().print(table)
 
 
 def show_spending(made: Plan, card: Card, out: Path) -> None:

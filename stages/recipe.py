@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from stages.common import table_console
 from stages.plan import Params, Recipes
 
 app = typer.Typer(no_args_is_help=True, help="The recipes: methods of the literature as overlays in pipelines/.")
@@ -16,14 +17,13 @@ app = typer.Typer(no_args_is_help=True, help="The recipes: methods of the litera
 def list_recipes(recipes: Recipes = Path("pipelines")) -> None:
     """Every recipe and profile, a line each."""
     import yaml
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("name", "what it is")
     for path in [*sorted(recipes.glob("*.yaml")), *sorted((recipes / "profiles").glob("*.yaml"))]:
         content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         table.add_row(("profile " if path.parent.name == "profiles" else "") + path.stem, content.get("description", ""))
-    Console().print(table)
+    table_console().print(table)
 
 
 @app.command()

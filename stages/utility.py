@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stages.common import ARTIFACTS, CARD, CardPath, Config, DryRun, input_option, load_plan, state_dir
+from stages.common import ARTIFACTS, CARD, CardPath, Config, DryRun, input_option, load_plan, state_dir, table_console
 
 if TYPE_CHECKING:
     from sfumato.metrics.downstream import Schedule
@@ -154,10 +154,9 @@ def tables(found: dict) -> dict[str, list[str]]:
 
 
 def show(found: dict) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = table_console()
     for name in dict.fromkeys([*found.get("sizes", {}), *found.get("ensemble", {})]):
         table = Table("images", "classifiers", "accuracy, %", title=f"{name} on the real hold-out (local)")
         for row in found.get("sizes", {}).get(name, ()):

@@ -233,3 +233,16 @@ def test_a_folder_has_the_hash_that_dvc_gives_it(tmp_path):
     for words in (["init", "--no-scm", "-q"], ["add", "-q", "artifacts/synthesize"]):
         subprocess.run([dvc, *words], cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=60)
     assert f"md5: {directory_hash(release)}" in (tmp_path / "artifacts/synthesize.dvc").read_text()
+
+
+def test_the_table_shows_folders_as_they_are_named_without_what_all_share(capsys, monkeypatch):
+    from stages.compare import short_names, show
+
+    monkeypatch.setenv("COLUMNS", "160")
+    assert short_names(["/a/b/one", "/a/b/two/x"]) == ["one", "two/x"]
+    assert short_names(["/a/one", "/a"]) == ["one", "/a"]
+    assert short_names(["/a/b"]) == ["/a/b"] and short_names(["/a", "a"]) == ["/a", "a"]
+    row = {"recipe": "full", "target": 1.0, "epsilon": 1.0, "distance": None, "differs": ""}
+    show([row | {"run": "/runs/steps=[40]"}, row | {"run": "/runs/[red]"}], [])
+    text = capsys.readouterr().out
+    assert "steps=[40]" in text and "[red]" in text and "/runs" not in text
