@@ -29,7 +29,6 @@ def show_machine(card: Path) -> None:
     from importlib.metadata import version
 
     import torch
-    from rich.markup import escape
     from rich.table import Table
 
     from sfumato.models.model_directory import EXTRA
@@ -42,7 +41,7 @@ def show_machine(card: Path) -> None:
         table.add_row(name, version(name) if importlib.util.find_spec(name.replace("-", "_")) else "not installed")
     missing = [name for name in ("diffusers", "transformers") if not importlib.util.find_spec(name)]
     found = ", ".join(f"{name} {version(name)}" for name in ("diffusers", "transformers") if name not in missing)
-    would = f"no {', '.join(missing)}: {escape(EXTRA)} adds public text-to-image models as starting points (dp-sapf, dp-lora, dp-ldm, dp-finetune)"
+    would = f"no {', '.join(missing)}: {EXTRA} adds public text-to-image models as starting points (dp-sapf, dp-lora, dp-ldm, dp-finetune)"
     table.add_row("extra diffusers", would if missing else found)
     state = state_dir()
     table.add_row("state directory", f"{state} ({'exists' if state.exists() else 'not there yet'})")
