@@ -1,0 +1,77 @@
+"""How much of the first DP-SGD step is signal: the mean clipped gradient, against the noise added to it and the chance of the draw.
+
+In a folder where the pipeline has run up to `pretrain`, for its network and its settings of `finetune`, at several clips C.
+Local: the gradients are those of real images, and a setting chosen by them is chosen by real data. Meant for public data sets.
+
+    python benchmarks/gradient_signal.py [--folder .] [--images 1024]
+
+Lengths are L2 norms in the space of all weights. Signal: that of the mean clipped gradient, without bias the square root of the dot
+product of two halves' means. Noise: σ·C·√P / batch. Chance: what the mean of one drawn batch deviates by.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from sfumato.models.unet import load_model
+from sfumato.prepared import read_card
+from sfumato.privacy.charge import open_local
+from sfumato.resolved import read_stage_plan
+from sfumato.training.dpsgd import draw, per_image_gradients
+from stages.common import ARTIFACTS, CARD, state_dir
+
+PIECE = 32  # images whose gradients are held at once
+CLIPS = (0.1, 0.3, 1.0, 3.0, 10.0)  # times `max_grad_norm`
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path())
+    parser.add_argument("--images", type=int, default=1024)
+    arguments = parser.parse_args()
+    os.chdir(arguments.folder)
+    plan = read_stage_plan(ARTIFACTS / "plan" / "finetune.yaml", "finetune")
+    assert plan.mechanism is not None and plan.model is not None, "a recipe with finetune"
+    settings, batch = plan.settings, plan.mechanism.sample_rate * plan.size_hint
+    clips = [factor * settings.max_grad_norm for factor in CLIPS]
+    norms, halves = gradients(plan, clips, arguments.images)
+    weights = halves.shape[-1]
+    quantiles = ", ".join(f"{value:.2f}" for value in np.quantile(norms, (0.05, 0.5, 0.95)))
+    print(f"{weights} weights, batch {batch:.0f}, {settings.draws} draws, σ = {plan.mechanism.noise_multiplier}; 5, 50, 95 % of images' norms: {quantiles}\n")
+    print("| C | clipped | signal | noise | signal / noise | chance / signal |\n|---|---|---|---|---|---|")
+    for clip, (first, second) in zip(clips, halves, strict=True):
+        signal = math.sqrt(max(float(first @ second), 0.0))
+        noise = plan.mechanism.noise_multiplier * clip * math.sqrt(weights) / batch
+        chance = float((first - second).norm()) / 2 * math.sqrt(len(norms) / batch)
+        row = (f"{clip:g}", f"{100 * float((norms > clip).mean()):.0f} %", f"{signal:.3g}", f"{noise:.3g}", f"{signal / noise:.2f}", f"{chance / signal:.2f}")
+        print(f"| {' | '.join(row)} |")
+
+
+def gradients(plan, clips: list[float], count: int) -> tuple[np.ndarray, torch.Tensor]:
+    """Norms of the images' gradients, (n,), and for each clip the mean clipped gradient of either half of the images, (clips, 2, P)."""
+    sensitive, _ = open_local(state_dir(), read_card(CARD), "gradient signal")
+    model = load_model(ARTIFACTS / "pretrain").eval()
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    chosen = np.random.default_rng(0).permutation(len(sensitive))[:count]
+    pieces = [chosen[start : start + PIECE] for start in range(0, len(chosen) // (2 * PIECE) * 2 * PIECE, PIECE)]
+    assert pieces, f"needs at least {2 * PIECE} images"
+    generator = torch.Generator().manual_seed(0)
+    norms, sums = [], torch.zeros(len(clips), 2, sum(parameter.numel() for parameter in parameters.values()))
+    for number, piece in enumerate(pieces):
+        images, labels = sensitive.batch(np.sort(piece))
+        draws = draw(images, plan.settings.draws, plan.settings.noise_levels, generator, label_dropout=plan.model.label_dropout)
+        rows = torch.cat([row.flatten(1) for row in per_image_gradients(model, parameters, images, labels, draws).values()], 1)
+        norms.append(rows.norm(dim=1))
+        for i, clip in enumerate(clips):
+            sums[i, number % 2] += (clip / norms[-1]).clamp(max=1) @ rows
+    return torch.cat(norms).numpy(), sums / (len(pieces) // 2 * PIECE)
+
+
+if __name__ == "__main__":
+    main()
