@@ -6,7 +6,7 @@ Local: the gradients are those of real images, and a setting chosen by them is c
     python benchmarks/gradient_signal.py [--folder .] [--images 1024]
 
 Lengths are L2 norms in the space of all weights. Signal: that of the mean clipped gradient, without bias the square root of the dot
-product of two halves' means. Noise: σ·C·√P / batch. Chance: what the mean of one drawn batch deviates by.
+product of two halves' means. Noise: σ·C·√P / batch, as `stage plan --dry-run` says in units of C. Chance: what the mean of one drawn batch deviates by.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sfumato.models.unet import load_model
 from sfumato.prepared import read_card
 from sfumato.privacy.charge import open_local
 from sfumato.resolved import read_stage_plan
-from sfumato.training.dpsgd import draw, per_image_gradients
+from sfumato.training.dpsgd import draw, per_image_gradients, step_noise
 from stages.common import ARTIFACTS, CARD, state_dir
 
 PIECE = 32  # images whose gradients are held at once
@@ -47,7 +47,7 @@ def main() -> None:
     print("| C | clipped | signal | noise | signal / noise | chance / signal |\n|---|---|---|---|---|---|")
     for clip, (first, second) in zip(clips, halves, strict=True):
         signal = math.sqrt(max(float(first @ second), 0.0))
-        noise = plan.mechanism.noise_multiplier * clip * math.sqrt(weights) / batch
+        noise = clip * step_noise(plan.mechanism.noise_multiplier, weights, batch)
         chance = float((first - second).norm()) / 2 * math.sqrt(len(norms) / batch)
         row = (f"{clip:g}", f"{100 * float((norms > clip).mean()):.0f} %", f"{signal:.3g}", f"{noise:.3g}", f"{signal / noise:.2f}", f"{chance / signal:.2f}")
         print(f"| {' | '.join(row)} |")

@@ -39,6 +39,7 @@ def plan(
     if dry_run:
         show_spending(made, known, out)
         show_memory_of(made)
+        show_step_noise(made)
         return
     write_texts(out, plan_texts(made))
 
@@ -60,6 +61,30 @@ def show_memory_of(made: Plan) -> None:
     for stage in ("saliency", "finetune"):
         if params.model.directory is not None and getattr(params, stage).enabled:
             typer.echo(f"{stage}: memory {memory_line(params.model, len(made.files[stage]['classes']), getattr(params, stage))}")
+
+
+def show_step_noise(made: Plan) -> None:
+    """How much of a step of DP-SGD can be signal at most, by public numbers. Nothing where there is no DP-SGD."""
+    params, mechanism = made.params, made.mechanisms.get("finetune")
+    if mechanism is None:
+        return
+    import torch
+
+    from sfumato.config import SALIENT
+    from sfumato.models.latent import outline
+    from sfumato.models.unet import UNet
+    from sfumato.training.dpsgd import step_noise
+    from sfumato.training.memory import trained_parameters
+
+    (channels, resolution, _), classes = made.files["finetune"]["shape"], len(made.files["finetune"]["classes"])
+    with torch.device("meta"):
+        own = None if params.model.directory else UNet(resolution=resolution, channels=channels, classes=classes, **params.model.network())
+    model = own or outline(params.model, classes)
+    weights = sum(value.numel() for value in trained_parameters(model, params.finetune, params.seed, params.saliency.candidates).values())
+    length = step_noise(mechanism.noise_multiplier, weights, mechanism.sample_rate * made.files["finetune"]["size_hint"])
+    about = "about " if params.finetune.trainable in SALIENT else ""
+    hint = ": mostly noise. A larger share or ε, a larger batch or fewer trained weights shorten it" if length > 1 else ""
+    typer.echo(f"finetune: the noise of a step is {length:.2g} times as long as its signal can be, over {about}{weights:,} trained weights{hint}")
 
 
 def write_texts(out: Path, texts: dict[str, str]) -> None:

@@ -139,6 +139,34 @@ def test_an_image_folder_is_prepared_and_planned(desk):
     assert code == 0 and "no history" in text and "would spend" in text and not Path("artifacts").exists()
 
 
+@pytest.mark.parametrize(
+    ("recipe", "finetune", "least"), [("feta-pro", {"trainable": "all"}, 20_000), ("feta-pro", {"trainable": "attention-lora"}, 1), ("dp-merf", {}, 0)]
+)
+def test_the_dry_run_says_how_much_of_a_step_of_dpsgd_is_noise(desk, recipe, finetune, least):
+    import re
+
+    from sfumato.training.dpsgd import step_noise
+
+    write_params(recipe=recipe, finetune={"batch": 300, "steps": 7, **finetune}, synthesize={"sources": {"auxiliary": 1}})
+    desk("prepare", "sensitive")
+    code, text = desk("plan", "--dry-run")
+    assert code == 0, text
+    found = re.search(r"the noise of a step is ([\d.]+) times as long as its signal can be, over ([\d,]+) trained weights(: mostly noise)?", text)
+    assert bool(found) == bool(least)
+    if found:
+        multiplier = float(re.search(r"finetune: would spend .*noise_multiplier=([\d.]+)", text)[1])
+        length, weights = float(found[1]), int(found[2].replace(",", ""))
+        assert weights >= least and length == pytest.approx(step_noise(multiplier, weights, 300), rel=0.05)
+        assert bool(found[3]) == (length > 1)
+
+
+def test_a_network_without_attention_has_a_dry_run_too(desk):
+    write_params(recipe="dpdm", model={"attention": []})
+    desk("prepare", "sensitive")
+    code, text = desk("plan", "--dry-run")
+    assert code == 0 and "the noise of a step" in text, text
+
+
 def spoil_empty():
     Path("images").mkdir()
 

@@ -85,6 +85,14 @@ def draw(
     )
 
 
+def step_noise(noise_multiplier: float, weights: int, batch: float) -> float:
+    """How long the noise of one step is, in clips: σ·√P / batch, by public numbers alone. The mean of clipped gradients is at most 1 long.
+
+    weights: P, how many are trained; batch: expected images of a step. Above 1 a step is mostly noise, whatever the images are.
+    """
+    return noise_multiplier * math.sqrt(weights) / batch
+
+
 def levels_of(model: Denoiser) -> Levels:
     """What draws the noise levels of a network: σ for our own, timesteps for a public text-to-image model."""
     return model.draw_levels if isinstance(model, LatentDiffusion) else draw_noise_levels

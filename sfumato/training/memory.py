@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sfumato.config import Finetune, Model, Saliency
-from sfumato.models.latent import LatentDiffusion, outline
+from sfumato.config import SALIENT, Finetune, Model, Saliency
+from sfumato.models.latent import Denoiser, LatentDiffusion, outline
 from sfumato.training.dpsgd import IMAGES, Draws, per_image_gradients
 from sfumato.training.trainable import candidates, choose_trainable, flat
 
@@ -109,17 +109,18 @@ def gradient_memory(model: LatentDiffusion, parameters: Mapping[str, Tensor], ch
     )
 
 
-def trained_parameters(model: LatentDiffusion, settings: Finetune | Saliency, seed: int = 0) -> dict[str, Tensor]:
+def trained_parameters(model: Denoiser, settings: Finetune | Saliency, seed: int = 0, pattern: str = "qkv") -> dict[str, Tensor]:
     """The parameters whose per-image gradients a stage takes, of a model on the meta device, which this changes as the stage will.
 
-    Which matrices `saliency` will select is not known before: so many of the first are taken.
+    Which candidates of `pattern` `saliency` will select for `finetune` is not known before: so many of the first are taken.
     """
     if isinstance(settings, Saliency):
         named = dict(model.named_parameters())
         return {name: named[name] for name in flat(candidates(model, settings.candidates))}
     if settings.trainable == "synflow-lora":  # its scores need weights
         settings = settings.model_copy(update={"trainable": "random-lora"})
-    trained = set(choose_trainable(model, settings, list(candidates(model).values()), seed))
+    ranking = list(candidates(model, pattern).values()) if settings.trainable in SALIENT else None
+    trained = set(choose_trainable(model, settings, ranking, seed))
     return {name: value for name, value in model.named_parameters() if name in trained}
 
 

@@ -20,6 +20,7 @@ from sfumato.training.dpsgd import (
     flatten,
     per_image_gradients,
     squared_norms,
+    step_noise,
     unflatten,
 )
 
@@ -246,6 +247,16 @@ def test_empty_draw_is_a_step():
     assert run.step(charge)["step"] == 2
     assert len(charge.released) == 2
     assert {norm for _, norm in charge.released} == {C}
+
+
+def test_the_noise_of_a_step_is_as_long_as_announced():
+    """The mean of χ² with 40 000 degrees of freedom: its standard deviation is 0.7 %; 4 % is more than five of them."""
+    model = UNet(8, 1, 2, width=8, multipliers=(1,), attention=(0,))
+    trainer = DPSGD(model, Finetune(max_grad_norm=0.5, steps=1, draws=1), public_batch=20.0, autocast=False)
+    weights = len(trainer.first)
+    noise = 3.0 * 0.5 * torch.randn(weights, generator=torch.Generator().manual_seed(0))  # what a charge adds to an empty draw
+    assert weights > 10_000
+    assert trainer.update(noise)["noised_gradient_norm"] / 0.5 == pytest.approx(step_noise(3.0, weights, 20.0), rel=0.04)
 
 
 def test_the_denominator_is_public():
