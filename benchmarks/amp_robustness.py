@@ -1,6 +1,6 @@
 """Does adversarial model perturbation (AMP) make a network robust to noise in its weights?
 
-    python benchmarks/amp_robustness.py [--radius 0.2] [--steps 500] [--seeds 2] [--plot curve.png]
+    python benchmarks/amp_robustness.py [--radius 0.2] [--steps 500] [--per-class 60] [--seeds 2] [--plot curve.png]
 
 The same small U-Net is trained on drawn glyphs three ways: plain, with AMP (as many steps, so twice the work or more), and plain with
 the work of AMP. Then its denoising loss on glyphs held out is taken with its averaged weights moved by a vector of a given norm:
@@ -31,13 +31,13 @@ from sfumato.training.ema import ema_model
 FACTORS = (0.0, 0.5, 1.0, 2.0, 4.0, 16.0, 64.0)  # norm of the noise, in units of the radius
 WORST = 4.0  # the ascent goes so far at most
 DIRECTIONS = 8
-PER_CLASS, HELD_OUT = 60, 8  # glyphs of each of the 62 classes
+HELD_OUT = 8  # glyphs of each of the 62 classes
 
 
-def glyphs() -> tuple[Tensor, Tensor]:
-    """((N, 1, 8, 8) float32 in [0, 1], (N,) int64), a balanced set in every prefix."""
+def glyphs(per_class: int) -> tuple[Tensor, Tensor]:
+    """((N, 1, 8, 8) float32 in [0, 1], (N,) int64), those held out last. A balanced set in every prefix."""
     names, draw = drawing("glyphs", (1, 8, 8))
-    images, labels = zip(*draw_all(draw, len(names), PER_CLASS + HELD_OUT, 0), strict=True)
+    images, labels = zip(*draw_all(draw, len(names), per_class + HELD_OUT, 0), strict=True)
     return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float() / 255, torch.tensor(labels)
 
 
@@ -118,6 +118,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.4, help="η₁, of the ascent")
     parser.add_argument("--ascent-steps", type=int, default=1)
     parser.add_argument("--steps", type=int, default=500, help="of training")
+    parser.add_argument("--per-class", type=int, default=60, help="glyphs of each class to train on")
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--plot", type=Path, help="write the curve here, as PNG")
@@ -126,8 +127,8 @@ def main() -> None:
 
     start = time.process_time()
     amp = Amp(radius=options.radius, rate=options.rate, steps=options.ascent_steps)
-    images, labels = glyphs()
-    split = 62 * PER_CLASS
+    images, labels = glyphs(options.per_class)
+    split = 62 * options.per_class
     batch = held_out_batch(images[split:], labels[split:])
     norms = [options.radius * factor for factor in FACTORS]
     ways = {"plain": (1, None), "AMP": (1, amp), "plain, work of AMP": (1 + amp.steps, None)}
