@@ -113,7 +113,7 @@ def experiments(shown: object) -> list[tuple[str, dict]]:
 
 def run_of(name: str, ledger: Mapping, metrics: Mapping) -> Run:
     spent, problems = check_ledger(ledger, delta=ledger["delta"])
-    records = ledger["records"].values()
+    records = ledger["records"]
     known = {"dataset": joined(record["dataset_id"] for record in records), "data": joined(record["fingerprint"] for record in records)} if not problems else {}
     identity = {**known, **{key: str(value) for key, value in metrics.get("identity", {}).items()}}
     if known and "data" in metrics.get("identity", {}) and known["data"] not in ("", identity["data"]):

@@ -21,7 +21,7 @@ from sfumato.digest import digest_of_file
 from sfumato.errors import BudgetError, DataError, SfumatoError
 from sfumato.privacy.accountant import round_up
 from sfumato.privacy.events import ZERO_OUT_ONE, event_from_json
-from sfumato.privacy.ledger import check_ledger, compose, read_ledger
+from sfumato.privacy.ledger import by_id, check_ledger, compose, read_ledger
 from sfumato.privacy.meaning import bound_text, membership_advantage, privacy_profile, true_positive_rate
 from sfumato.resolved import QUERIES
 
@@ -76,7 +76,7 @@ def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
     """
     artifact, content = read_artifact(release, "synthesize"), read_ledger(ledger)
     spent, problems = check_ledger(content)
-    problems += [f"it lacks charge {key[:8]} of {release}" for key, record in artifact.records.items() if content["records"].get(key) != record]
+    problems += [f"it lacks charge {key[:8]} of {release}" for key, record in artifact.records.items() if by_id(content).get(key) != record]
     if problems:
         raise BudgetError(f"{ledger} does not hold: {'; '.join(problems)}. Run `stage ledger write`, or restore it from git")
     try:
@@ -124,12 +124,12 @@ def what_was_released(artifact: Artifact) -> dict[str, Any]:
 def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
     """Epsilon and delta, the table of charges and the bar of spending, all recomputed from the records."""
     composed = compose(ledger["records"], ledger["delta"])
-    rows, start = [], 0.0
+    records, rows, start = by_id(ledger), [], 0.0
     for stage in (name for name in QUERIES if composed["stages"][name]["records"]):
         entry = composed["stages"][stage]
         charges = []
         for key in entry["records"]:
-            record = ledger["records"][key]
+            record = records[key]
             charges += [
                 {"id": key[:8], "released": record["released"], "sigma": sigma, "rate": rate, "uses": uses}
                 for sigma, rate, uses in mechanisms(record["event"])
@@ -140,7 +140,7 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
         rows.append({"stage": stage, "charges": charges, "epsilon": bound_text(entry["epsilon"]), "share": f"{share:.1f}", **place})
         start += share
     delta = ledger["delta"]
-    first: dict = next(iter(ledger["records"].values()), {})
+    first: dict = next(iter(ledger["records"]), {})
     return {
         "recipe": ledger["recipe"],
         "dataset": first.get("dataset_id", ""),
@@ -156,7 +156,7 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
         "accountant": {"rdp": "Rényi", "rdp_classic": "Rényi, older conversion", "pld": "privacy-loss distribution"}[ledger["accountant"]],
         "accountants": [(name, bound_text(value)) for name, value in sorted(composed["epsilon"].items())],
         "stages": rows,
-        "public_images": any(record["stage"] == "histogram" for record in ledger["records"].values()),
+        "public_images": any(record["stage"] == "histogram" for record in ledger["records"]),
         "odometer": {"charges": ledger["odometer"]["charges"], "epsilon": bound_text(ledger["odometer"]["epsilon"])},
         "charges": len(ledger["records"]),
     }
@@ -183,7 +183,7 @@ def mechanisms(event: Mapping) -> list[tuple[str, str, str]]:
 
 def what_it_means(ledger: Mapping) -> dict[str, Any]:
     """The two ceilings on an attacker, as percentages rounded up."""
-    events = [event_from_json(record["event"]) for record in ledger["records"].values()]
+    events = [event_from_json(record["event"]) for record in ledger["records"]]
     profile = privacy_profile(events, ledger["adjacency"])
     advantage, hits = membership_advantage(profile), true_positive_rate(profile, FALSE_ALARMS)
     strength = "strong" if advantage <= 0.1 else "limited" if advantage <= 0.5 else "weak"
@@ -196,7 +196,7 @@ def what_to_check(artifact: Artifact, ledger: Mapping, path: Path) -> dict[str, 
     top = [(name, sha) for name, sha in sorted(listed.items()) if "/" not in name]
     folders = sorted({name.split("/")[0] for name in listed if "/" in name})
     versions: dict[str, set[str]] = {}
-    for record in ledger["records"].values():
+    for record in ledger["records"]:
         for package, version in record["versions"].items():
             versions.setdefault(package, set()).add(str(version))
     return {
@@ -204,8 +204,8 @@ def what_to_check(artifact: Artifact, ledger: Mapping, path: Path) -> dict[str, 
         "folders": [(folder, grouped(sum(name.startswith(f"{folder}/") for name in listed))) for folder in folders],
         "versions": [(package, ", ".join(sorted(found))) for package, found in sorted(versions.items())],
         "charges": [
-            (key, record["stage"], datetime.fromtimestamp(record["time"], UTC).strftime("%Y-%m-%d %H:%M"), record["plan"])
-            for key, record in sorted(ledger["records"].items(), key=lambda item: (item[1]["time"], item[0]))
+            (record["id"], record["stage"], datetime.fromtimestamp(record["time"], UTC).strftime("%Y-%m-%d %H:%M"), record["plan"])
+            for record in sorted(ledger["records"], key=lambda record: (record["time"], record["id"]))
         ],
         "digest": ledger["digest"],
     }

@@ -76,8 +76,9 @@ def artifact_problems(ledger: dict, folder: Path) -> list[str]:
     """Files whose bytes no longer fit, and records on disk that the ledger does not know."""
     from sfumato.artifacts import read_artifact
     from sfumato.errors import SfumatoError
+    from sfumato.privacy.ledger import by_id
 
-    found = sorted(path.parent for path in folder.glob("*/privacy.json"))
+    found, known = sorted(path.parent for path in folder.glob("*/privacy.json")), by_id(ledger)
     if not found:
         return [f"{folder} holds no artifact to verify (`dvc checkout`, `dvc pull`)"]
     problems = []
@@ -87,7 +88,7 @@ def artifact_problems(ledger: dict, folder: Path) -> list[str]:
         except SfumatoError as error:
             problems.append(str(error))
             continue
-        unknown = [key for key, record in artifact.records.items() if ledger["records"].get(key) != record]
+        unknown = [key for key, record in artifact.records.items() if known.get(key) != record]
         problems += [f"{path} depends on charge {key[:8]}, which the ledger does not hold" for key in unknown]
     return problems
 
@@ -104,15 +105,16 @@ def show(ledger: LedgerPath = LEDGER) -> None:
     """The ledger as a table."""
     from rich.table import Table
 
-    from sfumato.privacy.ledger import read_ledger
+    from sfumato.privacy.ledger import by_id, read_ledger
 
     content = read_ledger(ledger)
+    records = by_id(content)
     table = Table(title=f"{content['recipe']}: ε = {content['epsilon'][content['accountant']]:.4f} at δ = {content['delta']:.3g}", title_justify="left")
     for heading in ("stage", "charge", "released", "mechanism", "ε alone", "share"):
         table.add_column(heading)
     for name, row in content["stages"].items():
         for i, key in enumerate(row["records"]):
-            record = content["records"][key]
+            record = records[key]
             cost = (f"{row['epsilon']:.3f}", f"{row['share']:.1%}") if i == 0 else ("", "")
             table.add_row(name, key[:8], record["released"], mechanism_text(record["event"]), *cost)
     table_console().print(table)

@@ -20,19 +20,19 @@ from sfumato.privacy.accountant import ACCOUNTANTS, RELATIONS, epsilon, shares_o
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, SECRET, ZERO_OUT_ONE, event_from_json
 from sfumato.resolved import QUERIES
 
-SCHEMA = 1
+SCHEMA = 2  # 1 held the records by id, and DVC showed every field of each as a metric: it passes over lists
 KEYS = {"schema", "recipe", "accountant", "adjacency", "delta", "size_hint", "target", "epsilon", "stages", "records", "odometer", "digest"}
 RECORD_KEYS = {"id", "stage", "dataset_id", "fingerprint", "unit", "adjacency", "event", "released", "sensitivity", "noise_source", "plan", "versions", "time"}
 TOLERANCE = 1e-6  # relative, on stored against recomputed epsilon
 
 
-def compose(records: Mapping[str, dict], delta: float) -> dict:
+def compose(records: Sequence[dict], delta: float) -> dict:
     """What the records cost together and by stage: `epsilon` by every accountant, `stages` with epsilon alone and share of RDP."""
     by_stage: dict[str, list[DpEvent]] = {name: [] for name in QUERIES}
-    for record in records.values():
+    for record in records:
         by_stage[record["stage"]].append(event_from_json(record["event"]))
     # One record under add-or-remove makes the whole no better than that; both relations price a Gaussian sum alike.
-    adjacencies = {record["adjacency"] for record in records.values()}
+    adjacencies = {record["adjacency"] for record in records}
     adjacency = ZERO_OUT_ONE if adjacencies == {ZERO_OUT_ONE} else ADD_OR_REMOVE_ONE
     every = [event for events in by_stage.values() for event in events]
     shares = shares_of_rdp(by_stage, delta)
@@ -43,7 +43,7 @@ def compose(records: Mapping[str, dict], delta: float) -> dict:
             name: {
                 "epsilon": epsilon(events, delta, "rdp", adjacency),
                 "share": shares[name],
-                "records": sorted(key for key, record in records.items() if record["stage"] == name),
+                "records": sorted(record["id"] for record in records if record["stage"] == name),
             }
             for name, events in by_stage.items()
         },
@@ -53,7 +53,8 @@ def compose(records: Mapping[str, dict], delta: float) -> dict:
 def build_ledger(budget: Mapping, records: Mapping[str, dict], odometer: Sequence[DpEvent]) -> dict:
     """The ledger of a release. `budget` is the plan's; `odometer`: everything ever opened on the dataset, aborted charges too."""
     delta = budget["delta"]
-    composed = compose(records, delta)
+    rows = [records[key] for key in sorted(records)]
+    composed = compose(rows, delta)
     ledger = {
         "schema": SCHEMA,
         "recipe": budget["recipe"],
@@ -64,7 +65,7 @@ def build_ledger(budget: Mapping, records: Mapping[str, dict], odometer: Sequenc
         "target": budget["target"],
         "epsilon": composed["epsilon"],
         "stages": composed["stages"],
-        "records": dict(records),
+        "records": rows,
         "odometer": {"charges": len(odometer), "epsilon": epsilon(odometer, delta)},
     }
     return {**ledger, "digest": digest_of(ledger)}
@@ -85,7 +86,14 @@ def read_ledger(path: Path) -> dict:
     if not isinstance(ledger, dict) or set(ledger) != KEYS:
         found = set(ledger) if isinstance(ledger, dict) else set()
         raise BudgetError(f"{path} is no ledger: missing {sorted(KEYS - found)}, unknown {sorted(found - KEYS)}")
+    if ledger["schema"] != SCHEMA or not isinstance(ledger["records"], list):
+        raise BudgetError(f"{path} has schema {ledger['schema']!r}, this version reads {SCHEMA}: run `stage ledger write` (or `dvc repro`)")
     return ledger
+
+
+def by_id(ledger: Mapping) -> dict[str, dict]:
+    """The records of a ledger by id, without those that name none: `check_ledger` tells of these."""
+    return {record["id"]: record for record in ledger["records"] if isinstance(record, dict) and isinstance(record.get("id"), str)}
 
 
 def check_ledger(ledger: Mapping, *, limit: float | None = None, delta: float | None = None) -> tuple[float, list[str]]:
@@ -99,8 +107,10 @@ def check_ledger(ledger: Mapping, *, limit: float | None = None, delta: float | 
         problems.append(f"delta={delta} is above 1/size_hint (size_hint={hint}): it would allow publishing an image")
         return float("inf"), problems
     records = ledger["records"]
-    for key, record in records.items():
-        problems += record_problems(key, record)
+    for number, record in enumerate(records):
+        problems += record_problems(f"record {number}", record)
+    if not problems and len(by_id(ledger)) < len(records):
+        problems.append("it lists a record twice")
     if problems:
         return float("inf"), problems
 
@@ -113,7 +123,7 @@ def check_ledger(ledger: Mapping, *, limit: float | None = None, delta: float | 
         problems.append("its table of stages does not list the records it holds: one was added or trimmed")
     if ledger["accountant"] not in ACCOUNTANTS or ledger["adjacency"] not in RELATIONS:
         return float("inf"), [*problems, f"accountant={ledger['accountant']!r}, adjacency={ledger['adjacency']!r}: unknown"]
-    events = [event_from_json(record["event"]) for record in records.values()]
+    events = [event_from_json(record["event"]) for record in records]
     spent = epsilon(events, delta, ledger["accountant"], stored["adjacency"])
     for what, bound in (("its own target", ledger["target"]), ("--epsilon", limit)):
         if bound is not None and spent > bound:
@@ -126,14 +136,12 @@ def listed(stages: Mapping) -> dict[str, list[str]]:
     return {name: entry["records"] for name, entry in stages.items() if isinstance(entry, dict) and entry.get("records")}
 
 
-def record_problems(key: str, record: object) -> list[str]:
-    """Why one record cannot be trusted: one sentence each."""
-    name = f"record {key[:8]}"
-    if not isinstance(record, dict) or set(record) != RECORD_KEYS:
-        return [f"{name} is not a whole record"]
+def record_problems(place: str, record: object) -> list[str]:
+    """Why one record cannot be trusted: one sentence each. place: what to call it before its id is known."""
+    if not isinstance(record, dict) or set(record) != RECORD_KEYS or not isinstance(record["id"], str):
+        return [f"{place} is not a whole record"]
+    name = f"record {record['id'][:8]}"
     problems = []
-    if record["id"] != key:
-        problems.append(f"{name} names itself {record['id']!r}")
     if record["stage"] not in QUERIES:
         problems.append(f"{name} is of stage {record['stage']!r}, which is no query")
     if record["adjacency"] not in RELATIONS:
@@ -160,7 +168,7 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
         problems.append(f"{lock} knows no {ledger_path.name}: the pipeline that wrote it never finished (`dvc repro`)")
     elif md5 != hashlib.md5(ledger_path.read_bytes(), usedforsecurity=False).hexdigest():
         problems.append(f"{lock} has another md5 for {ledger_path.name}: one of the two was edited, or belongs to another run")
-    recorded = {record["stage"] for record in ledger["records"].values()}
+    recorded = {record["stage"] for record in ledger["records"]}
     for path, (_, md5) in outs.items():
         stage = path.rsplit("/", 1)[-1]
         if path.startswith("artifacts/") and stage in QUERIES and stage not in recorded and md5 != empty_artifact_md5(stage):

@@ -76,18 +76,25 @@ def edited(change) -> dict:
     return ledger
 
 
+def record_in(ledger: dict, of: dict) -> dict:
+    return next(r for r in ledger["records"] if r["id"] == of["id"])
+
+
 EDITS = {
     "epsilon lowered": (lambda x: x["epsilon"].update(rdp=0.1), "records come to"),
-    "record trimmed": (lambda x: x["records"].pop(STEPS["id"]), "records come to|table of stages"),
-    "noise raised": (lambda x: x["records"][STEPS["id"]]["event"]["event"]["event"].update(noise_multiplier=50.0), "records come to"),
-    "seeded noise": (lambda x: x["records"][COUNT["id"]].update(noise_source=SEEDED), "replayed"),
-    "unknown mechanism": (lambda x: x["records"][COUNT["id"]].update(event={"type": "Free"}), "not a mechanism"),
-    "no noise": (lambda x: x["records"][COUNT["id"]]["event"].update(noise_multiplier=0), "outside"),
+    "record trimmed": (lambda x: x["records"].remove(STEPS), "records come to|table of stages"),
+    "noise raised": (lambda x: record_in(x, STEPS)["event"]["event"]["event"].update(noise_multiplier=50.0), "records come to"),
+    "seeded noise": (lambda x: record_in(x, COUNT).update(noise_source=SEEDED), "replayed"),
+    "unknown mechanism": (lambda x: record_in(x, COUNT).update(event={"type": "Free"}), "not a mechanism"),
+    "no noise": (lambda x: record_in(x, COUNT)["event"].update(noise_multiplier=0), "outside"),
     "delta too large": (lambda x: x.update(delta=0.01), "1/size_hint"),
-    "record renamed": (lambda x: x["records"][COUNT["id"]].update(id="other"), "names itself"),
-    "stage unknown": (lambda x: x["records"][COUNT["id"]].update(stage="select"), "no query"),
-    "field missing": (lambda x: x["records"][COUNT["id"]].pop("adjacency"), "not a whole record"),
-    "adjacency unknown": (lambda x: x["records"][COUNT["id"]].update(adjacency="none"), "adjacency"),
+    "record renamed": (lambda x: record_in(x, COUNT).update(id="other"), "table of stages"),
+    "record twice": (lambda x: x["records"].append(COUNT), "lists a record twice"),
+    "record no record": (lambda x: x["records"].append(None), "record 2 is not a whole record"),
+    "id no text": (lambda x: record_in(x, COUNT).update(id=7), "record 0 is not a whole record"),
+    "stage unknown": (lambda x: record_in(x, COUNT).update(stage="select"), "no query"),
+    "field missing": (lambda x: record_in(x, COUNT).pop("adjacency"), "not a whole record"),
+    "adjacency unknown": (lambda x: record_in(x, COUNT).update(adjacency="none"), "adjacency"),
 }
 
 
@@ -112,6 +119,13 @@ def test_a_truncated_file_is_refused(tmp_path, text):
         read_ledger(tmp_path / "ledger.json")
     with pytest.raises(BudgetError, match="ledger write"):
         read_ledger(tmp_path / "none.json")
+
+
+def test_a_ledger_of_another_version_says_what_to_do(tmp_path):
+    old = {**ledger_of(COUNT), "schema": 1, "records": {COUNT["id"]: COUNT}}
+    (tmp_path / "ledger.json").write_text(json.dumps(old))
+    with pytest.raises(BudgetError, match="schema 1.*stage ledger write"):
+        read_ledger(tmp_path / "ledger.json")
 
 
 def locked(tmp_path, ledger: dict, **outs: str):
