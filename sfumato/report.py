@@ -204,8 +204,8 @@ def what_to_check(artifact: Artifact, ledger: Mapping, path: Path) -> dict[str, 
         "folders": [(folder, grouped(sum(name.startswith(f"{folder}/") for name in listed))) for folder in folders],
         "versions": [(package, ", ".join(sorted(found))) for package, found in sorted(versions.items())],
         "charges": [
-            (record["id"], record["stage"], datetime.fromtimestamp(record["time"], UTC).strftime("%Y-%m-%d %H:%M"), record["plan"])
-            for record in sorted(ledger["records"], key=lambda record: (record["time"], record["id"]))
+            (record["id"], record["stage"], datetime.fromtimestamp(record["time"], UTC).strftime("%Y-%m-%d"), record["plan"])
+            for record in sorted(ledger["records"], key=lambda record: (QUERIES.index(record["stage"]), record["id"]))
         ],
         "digest": ledger["digest"],
     }

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent  # the folder that holds the packages sfumato and stages
 ARTIFACTS = Path("artifacts")
+EVALUATION = Path("evaluation")  # numbers from real images, of which neither DVC nor git knows
 PLAN = ARTIFACTS / "plan"
 CARD = Path("data/sensitive/card.json")
 PUBLIC = Path("data/public")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stages.common import DryRun, state_dir, table_console
+from stages.common import EVALUATION, DryRun, state_dir, table_console
 
 if TYPE_CHECKING:
     from sfumato.comparison import Run
@@ -21,7 +21,7 @@ def compare(
     revisions: Annotated[list[str] | None, typer.Option("--rev", help="With --dvc: experiments of this commit, branch or tag. May be repeated.")] = None,
     every: Annotated[bool, typer.Option("--all-commits", help="With --dvc: experiments of all commits.")] = False,
     classifier: Annotated[str | None, typer.Option("--classifier", help="Which accuracy to plot. Default: cnn, or the first that the runs have.")] = None,
-    out: Annotated[Path, typer.Option("--out", help="Directory for comparison.csv and comparison.png.")] = Path("evaluation"),
+    out: Annotated[Path, typer.Option("--out", help="Directory for comparison.csv and comparison.png.")] = EVALUATION,
     dry_run: DryRun = False,
 ) -> None:
     """Local: one table and one plot of many runs, with a warning where they cannot be compared."""

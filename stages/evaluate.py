@@ -11,6 +11,7 @@ import typer
 from stages.common import (
     ARTIFACTS,
     CARD,
+    EVALUATION,
     CardPath,
     Config,
     DryRun,
@@ -35,7 +36,7 @@ DRAWN_PER_CLASS = {"glyphs": 200, "procedural": 2000}  # what the embedded featu
 
 def evaluate(
     config: Config = None,
-    out: Annotated[Path, typer.Option("--out", help="Directory for the plots and the table.")] = Path("evaluation"),
+    out: Annotated[Path, typer.Option("--out", help="Directory for the plots and the table.")] = EVALUATION,
     metrics: Annotated[Path, typer.Option("--metrics", help="File for the numbers.")] = Path("metrics.json"),
     card: CardPath = CARD,
     synthesize: Annotated[Path, input_option("synthesize")] = ARTIFACTS / "synthesize",

@@ -12,6 +12,7 @@ import typer
 from stages.common import (
     ARTIFACTS,
     CARD,
+    EVALUATION,
     CardPath,
     Config,
     DryRun,
@@ -59,6 +60,7 @@ def finetune(
         describe(plan, {"card": card, "pretrain": pretrain, "count": count} | ({"saliency": saliency} if salient else {}), out)
         return show_memory(plan)
     from sfumato.artifacts import check_out, read_artifact, write_empty, writing
+    from sfumato.images import replace_file
 
     if not plan.enabled:
         return write_empty(out, "finetune")
@@ -107,8 +109,8 @@ def finetune(
         lines = ["step,learning_rate,noised_gradient_norm,epsilon"]
         lines += [f"{row['step']},{row['learning_rate']:g},{row['noised_gradient_norm']:.6g},{row['epsilon']:.6g}" for row in log]
         (directory / "log.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        if curve is not None:
-            (directory / "convergence.csv").write_text(curve.text(), encoding="utf-8")
+    if curve is not None:
+        replace_file(EVALUATION / "convergence.csv", curve.text().encode())  # not into the artifact: DVC would put its hash into git
     close_charge(charge, out)
     drop_checkpoints(charge.run)
 

@@ -24,7 +24,7 @@ def write(folder: Folder = ARTIFACTS, card: CardPath = CARD, out: Annotated[Path
     from sfumato.errors import ConfigError
     from sfumato.images import replace_file
     from sfumato.prepared import read_card
-    from sfumato.privacy.ledger import build_ledger, check_ledger, ledger_text
+    from sfumato.privacy.ledger import build_ledger, by_id, check_ledger, ledger_text
     from sfumato.privacy.odometer import Odometer
     from sfumato.resolved import QUERIES
 
@@ -42,7 +42,7 @@ def write(folder: Folder = ARTIFACTS, card: CardPath = CARD, out: Annotated[Path
     if records.keys() - {record["id"] for record in odometer.opened()}:
         typer.echo(f"note: {odometer.path} does not know every charge of this ledger: they were opened with another state directory", err=True)
     replace_file(out, ledger_text(ledger).encode())
-    for key in records:  # taken over: the copies that a kill would have needed can go
+    for key in by_id(ledger):  # taken over: the copies that a kill would have needed can go
         shutil.rmtree(run_directory(key), ignore_errors=True)
     typer.echo(f"{out}: ε = {spent:.4f} of {ledger['target']:g} at δ = {ledger['delta']:.3g}, {len(records)} charges")
 

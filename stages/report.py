@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from stages.common import ARTIFACTS, DryRun, input_option
+from stages.common import ARTIFACTS, EVALUATION, DryRun, input_option
 
 
 class Audience(StrEnum):
@@ -29,7 +29,7 @@ def report(
     synthesize: Annotated[Path, input_option("synthesize")] = ARTIFACTS / "synthesize",
     ledger: Annotated[Path, typer.Option("--ledger", help="The ledger file.")] = Path("ledger.json"),
     metrics: Annotated[Path, typer.Option("--metrics", help="Owner only: numbers of `stage evaluate`.")] = Path("metrics.json"),
-    evaluation: Annotated[Path, typer.Option("--evaluation", help="Owner only: folder of its plots.")] = Path("evaluation"),
+    evaluation: Annotated[Path, typer.Option("--evaluation", help="Owner only: folder of its plots.")] = EVALUATION,
     artifacts: Annotated[Path, typer.Option("--artifacts", help="Owner only: folder of artifacts whose pictures to show.")] = ARTIFACTS,
     dry_run: DryRun = False,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stages.common import ARTIFACTS, CARD, CardPath, Config, DryRun, input_option, load_plan, state_dir, table_console
+from stages.common import ARTIFACTS, CARD, EVALUATION, CardPath, Config, DryRun, input_option, load_plan, state_dir, table_console
 
 if TYPE_CHECKING:
     from sfumato.metrics.downstream import Schedule
@@ -21,7 +21,7 @@ SIZES = (1000, 5000, 20_000, 60_000)
 
 def utility(
     config: Config = None,
-    out: Annotated[Path, typer.Option("--out", help="Directory for utility.json, utility.csv, selection.csv and utility.png.")] = Path("evaluation"),
+    out: Annotated[Path, typer.Option("--out", help="Directory for utility.json, utility.csv, selection.csv and utility.png.")] = EVALUATION,
     card: CardPath = CARD,
     synthesize: Annotated[Path, input_option("synthesize")] = ARTIFACTS / "synthesize",
     parts: Annotated[str, typer.Option("--parts", help="Which of sizes, ensemble, selection.")] = ",".join(PARTS),

@@ -168,6 +168,20 @@ def test_git_holds_no_size_no_counts_and_no_hash_of_sensitive_bytes(repository):
     assert not any("state" in name or name.endswith((".npz", "metrics.json")) for name in named)
 
 
+def test_a_saved_experiment_holds_no_numbers_from_real_images(repository):
+    """DVC puts every metric and plot that dvc.yaml names into the commit of a saved experiment, those that git ignores too."""
+    assert repository.run("git", "add", "dvc.yaml", "dvc.lock", "ledger.json", "params.yaml", ".gitignore", ".dvcignore")[0] == 0
+    assert repository.run("git", "-c", "user.name=owner", "-c", "user.email=owner@localhost", "commit", "-qm", "a first release")[0] == 0
+    code, text = repository.run("dvc", "exp", "save", "--name", "kept")
+    assert code == 0, text
+    _, refs = repository.run("git", "for-each-ref", "--format=%(refname)", "refs/exps")
+    saved = next(ref for ref in refs.split() if ref.endswith("/kept"))
+    named = repository.run("git", "ls-tree", "-r", "--name-only", saved)[1].split()
+    assert {"dvc.lock", "ledger.json"} <= set(named)
+    assert (repository.path / "metrics.json").exists() and not [name for name in named if name.startswith(("metrics.json", "evaluation", "dvc_plots"))]
+    assert repository.run("dvc", "exp", "remove", "kept")[0] == 0
+
+
 def test_a_second_run_runs_nothing(repository):
     assert ran(repository.repro()) == set()
 

@@ -30,6 +30,7 @@ from sfumato.privacy.odometer import ABANDON, CLOSE, LOCAL, OPEN, PROGRESS, Odom
 from sfumato.privacy.sampling import poisson_draw
 
 UNIT = "one (image, label)"
+DAY = 86_400  # seconds; a record says no more of when it was made: two exact times would tell how long a query took, and so how many images it saw
 VERSIONED = ("sfumato", "torch", "numpy", "dp-accounting", "randomgen")
 
 
@@ -192,7 +193,7 @@ def _new_record(card: Card, stage: str, plan: str, mechanism: Mechanism, permiss
         "noise_source": noise,
         "plan": plan,
         "versions": {name: _version(name) for name in VERSIONED},
-        "time": int(time.time()),
+        "time": int(time.time()) // DAY * DAY,
     }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from sfumato.resolved import QUERIES
 SCHEMA = 2  # 1 held the records by id, and DVC showed every field of each as a metric: it passes over lists
 KEYS = {"schema", "recipe", "accountant", "adjacency", "delta", "size_hint", "target", "epsilon", "stages", "records", "odometer", "digest"}
 RECORD_KEYS = {"id", "stage", "dataset_id", "fingerprint", "unit", "adjacency", "event", "released", "sensitivity", "noise_source", "plan", "versions", "time"}
+RECORD_ID = re.compile("[0-9a-f]{32}")  # it names a directory
 TOLERANCE = 1e-6  # relative, on stored against recomputed epsilon
 
 
@@ -138,7 +140,7 @@ def listed(stages: Mapping) -> dict[str, list[str]]:
 
 def record_problems(place: str, record: object) -> list[str]:
     """Why one record cannot be trusted: one sentence each. place: what to call it before its id is known."""
-    if not isinstance(record, dict) or set(record) != RECORD_KEYS or not isinstance(record["id"], str):
+    if not isinstance(record, dict) or set(record) != RECORD_KEYS or not RECORD_ID.fullmatch(str(record["id"])):
         return [f"{place} is not a whole record"]
     name = f"record {record['id'][:8]}"
     problems = []

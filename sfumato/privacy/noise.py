@@ -10,6 +10,8 @@ from randomgen import AESCounter
 
 from sfumato.privacy.events import SECRET, SEEDED
 
+TWISTER = slice(24, 24 + 8 * 624)  # the words of a Mersenne twister in the state of a CPU generator of torch, 32 bits in 64 each
+
 
 class NoiseSource:
     """A stream of randomness that nobody can replay.
@@ -49,3 +51,23 @@ class NoiseSource:
         return self.__reduce__()
 
     __copy__ = __reduce__
+
+
+def secret_generator(device: torch.device | str = "cpu") -> torch.Generator:
+    """A generator of torch that nobody can replay, for draws that are secret and no noise.
+
+    Of a seed, a CPU generator uses 32 bits: few enough to try them all. So all its 624 words come from the operating system. Other
+    devices' generators use 64 bits of a seed.
+    """
+    generator = torch.Generator(device)
+    if generator.device.type != "cpu":
+        return generator.manual_seed(int.from_bytes(os.urandom(8), "little", signed=True))
+    words = np.frombuffer(os.urandom(4 * 624), dtype=np.uint32)
+    state = generator.manual_seed(0).get_state()
+    state[TWISTER] = torch.from_numpy(words.astype(np.uint64).view(np.uint8))
+    twin = np.random.MT19937()
+    twin.state = {"bit_generator": "MT19937", "state": {"key": words, "pos": 624}}
+    drawn = torch.rand(4, generator=torch.Generator().set_state(state))
+    if drawn.tolist() != [int(word) % 2**24 / 2**24 for word in twin.random_raw(4)]:
+        raise RuntimeError("this release of torch keeps the state of its generators otherwise: install one that constraints.txt names")
+    return generator.set_state(state)

@@ -28,12 +28,13 @@ class Odometer:
     def __init__(self, state: Path, dataset_id: str) -> None:
         self.dataset_id = dataset_id
         self.path = state / "odometer" / f"{dataset_id}.jsonl"
+        self._lock = FileLock(self.path.with_suffix(".lock"))  # may be taken again by the one who holds it
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the journal: no other process opens a charge meanwhile."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with FileLock(self.path.with_suffix(".lock")):
+        with self._lock:
             yield
 
     def entries(self) -> list[dict]:
@@ -58,9 +59,15 @@ class Odometer:
         return found
 
     def append(self, kind: str, **fields: object) -> None:
-        """Add an entry and flush it to disk. The caller holds `locked()` where the entry depends on what it read."""
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        line = json.dumps({"kind": kind, "time": int(time.time()), **fields}, allow_nan=False)
+        """Add an entry and flush it to disk. Raises BudgetError where the disk takes less than the whole of it.
+
+        The caller holds `locked()` where the entry depends on what it read.
+        """
+        line = json.dumps({"kind": kind, "time": int(time.time()), **fields}, allow_nan=False).encode() + b"\n"
+        with self.locked():
+            self._append(line)
+
+    def _append(self, line: bytes) -> None:
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             size = os.fstat(descriptor).st_size
@@ -68,10 +75,21 @@ class Odometer:
             if torn:  # an append that was killed: give it up, so that it cannot swallow this one
                 end = os.pread(descriptor, size, 0).rfind(b"\n") + 1
                 os.ftruncate(descriptor, end)
-            os.write(descriptor, line.encode() + b"\n")
+            if os.write(descriptor, line) != len(line):  # a full disk: the next append gives the piece up
+                raise BudgetError(f"{self.path} could not be written whole: is its disk full? Nothing was drawn on its strength; make room and run again")
             os.fsync(descriptor)
+            if size == 0:
+                self._keep_name()
         finally:
             os.close(descriptor)
+
+    def _keep_name(self) -> None:
+        """Flush the directory, which holds the name of a journal that is new."""
+        directory = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
     def opened(self) -> list[dict]:
         """The records of all charges ever opened, aborted ones too."""

@@ -6,7 +6,6 @@ One Gaussian for all candidates together: their gradients are clipped jointly. N
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from sfumato.config import Saliency
 from sfumato.models.latent import Denoiser
+from sfumato.privacy.noise import secret_generator
 from sfumato.training.dpsgd import choose_chunk, clipped_gradient_sum, draw, levels_of, unflatten
 from sfumato.training.precision import bfloat16_is_faster
 
@@ -61,7 +61,7 @@ def query_saliency(
     size = sum(value.numel() for value in parameters.values())
     chunk = settings.chunk or choose_chunk(size, settings.draws)
     device = next(iter(parameters.values())).device
-    generator = generator or torch.Generator(device).manual_seed(secrets.randbits(63))
+    generator = generator or secret_generator(device)
     if autocast is None:
         autocast = half_precision_pays(model, parameters, settings, chunk, generator)
     factors = parameters if settings.score == "snip" else None

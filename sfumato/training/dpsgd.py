@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import secrets
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from torch.func import functional_call, grad, vmap
 from sfumato.config import Finetune, LogNormal, TimestepMixture
 from sfumato.diffusion.objective import draw_noise_levels, per_image_loss
 from sfumato.models.latent import Denoiser, LatentDiffusion
+from sfumato.privacy.noise import secret_generator
 from sfumato.training.ema import EMA
 from sfumato.training.precision import bfloat16_is_faster
 
@@ -247,7 +247,7 @@ class DPSGD:
         if not self.parameters:
             raise ValueError("the model has no parameter to train: all have requires_grad=False")
         self.device = next(iter(self.parameters.values())).device
-        self.generator = generator or torch.Generator(self.device).manual_seed(secrets.randbits(63))
+        self.generator = generator or secret_generator(self.device)
         self.ema = EMA(self.parameters, config.ema)
         size = sum(value.numel() for value in self.parameters.values())
         self.first, self.second = torch.zeros(size, device=self.device), torch.zeros(size, device=self.device)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from sfumato.privacy import noise
 from sfumato.privacy.events import SECRET, SEEDED
-from sfumato.privacy.noise import NoiseSource
+from sfumato.privacy.noise import NoiseSource, secret_generator
 
 
 def test_noise_has_the_stated_standard_deviation_and_shape():
@@ -60,3 +61,29 @@ def test_a_seed_is_told_in_the_label():
     seeded = NoiseSource(seed=1)
     assert seeded.label == SEEDED
     assert torch.equal(seeded.gaussian_like(torch.zeros(4), 1.0), NoiseSource(seed=1).gaussian_like(torch.zeros(4), 1.0))
+
+
+def test_a_secret_generator_differs_each_time_and_draws_standard_normals():
+    first, second = (torch.randn(100_000, generator=secret_generator()) for _ in range(2))
+    assert not torch.equal(first, second)
+    for drawn in (first, second):  # five standard errors: false alarm below 1e-6 each
+        assert abs(float(drawn.mean())) < 5 / 100_000**0.5 and abs(float(drawn.var()) - 1) < 5 * (2 / 100_000) ** 0.5
+
+
+def test_the_whole_state_of_a_secret_generator_is_drawn(monkeypatch):
+    """A seed gives 32 bits: here a single bit of any of the words makes another stream."""
+    words = bytearray(os.urandom(4 * 624))
+    monkeypatch.setattr(os, "urandom", lambda size: bytes(words[:size]))
+    once = torch.randint(2**31, (2_000,), generator=secret_generator())
+    assert torch.equal(once, torch.randint(2**31, (2_000,), generator=secret_generator()))
+    for place in (5, 4 * 311, 4 * 623):
+        words[place] ^= 0x10
+        other = torch.randint(2**31, (2_000,), generator=secret_generator())
+        assert not torch.equal(once, other), place
+        once = other
+
+
+def test_a_torch_whose_generators_look_otherwise_is_refused(monkeypatch):
+    monkeypatch.setattr(noise, "TWISTER", slice(32, 32 + 8 * 624))
+    with pytest.raises(RuntimeError, match=r"constraints\.txt"):
+        secret_generator()

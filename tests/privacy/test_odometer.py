@@ -1,4 +1,5 @@
 import multiprocessing
+import os
 
 import pytest
 
@@ -22,6 +23,25 @@ def test_an_append_that_was_killed_is_given_up_and_swallows_nothing(tmp_path):
     assert [entry["purpose"] for entry in odometer.entries()] == ["first"]
     odometer.append("local", purpose="second")
     assert [entry["purpose"] for entry in odometer.entries()] == ["first", "second"]
+
+
+def test_a_line_that_the_disk_takes_only_a_piece_of_is_no_charge(tmp_path, monkeypatch):
+    odometer = Odometer(tmp_path, "small")
+    odometer.append("local", purpose="first")
+    with monkeypatch.context() as patched:
+        write = os.write
+        patched.setattr(os, "write", lambda descriptor, line: write(descriptor, line[:10]))
+        with pytest.raises(BudgetError, match="disk full"):
+            odometer.append("open", record={"id": "lost"})
+    odometer.append("local", purpose="second")
+    assert [entry["purpose"] for entry in odometer.entries()] == ["first", "second"]
+
+
+def test_who_holds_the_journal_may_append(tmp_path):
+    odometer = Odometer(tmp_path, "small")
+    with odometer.locked():
+        odometer.append("local", purpose="held")
+    assert len(odometer.entries()) == 1
 
 
 @pytest.mark.parametrize("damage", ["not json\n", '{"time": 1}\n', "[]\n"])
