@@ -33,7 +33,7 @@ IDENTITY = {"dataset": "digits", "data": "f" * 64, "holdout": "h" * 64, "extract
 
 def ledger_of(recipe: str, target: float, sigma: float, key: str = "0") -> dict:
     record = {
-        "id": key,
+        "id": key * 32,
         "stage": "count",
         "dataset_id": "digits",
         "fingerprint": IDENTITY["data"],
@@ -47,7 +47,7 @@ def ledger_of(recipe: str, target: float, sigma: float, key: str = "0") -> dict:
         "versions": {},
         "time": 0,
     }
-    return build_ledger({"recipe": recipe, "accountant": "rdp", "delta": 1e-4, "size_hint": 1500, "target": target}, {key: record}, [])
+    return build_ledger({"recipe": recipe, "accountant": "rdp", "delta": 1e-4, "size_hint": 1500, "target": target}, {record["id"]: record}, [])
 
 
 def metrics_of(accuracy: float, release: str = "a.dir", **identity) -> dict:

@@ -140,8 +140,10 @@ def listed(stages: Mapping) -> dict[str, list[str]]:
 
 def record_problems(place: str, record: object) -> list[str]:
     """Why one record cannot be trusted: one sentence each. place: what to call it before its id is known."""
-    if not isinstance(record, dict) or set(record) != RECORD_KEYS or not RECORD_ID.fullmatch(str(record["id"])):
+    if not isinstance(record, dict) or set(record) != RECORD_KEYS:
         return [f"{place} is not a whole record"]
+    if not isinstance(record["id"], str) or not RECORD_ID.fullmatch(record["id"]):
+        return [f"{place} has no id of 32 hexadecimal digits"]
     name = f"record {record['id'][:8]}"
     problems = []
     if record["stage"] not in QUERIES:
