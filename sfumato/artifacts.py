@@ -42,7 +42,7 @@ def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = F
     """
     file = path / PRIVACY
     if not file.is_file():
-        wanted = stage or path.name
+        wanted = {"public": "prepare public"}.get(stage or path.name, stage or path.name)
         raise DataError(f"{path} is no artifact: {PRIVACY} is missing. Run `stage {wanted}` first, or name the directory that holds it")
     try:
         content = json.loads(file.read_text(encoding="utf-8"))

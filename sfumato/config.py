@@ -5,6 +5,7 @@ Every model is frozen and refuses unknown keys. `Params` is the whole; `sfumato.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any, Literal, get_args
 
@@ -262,6 +263,9 @@ class Pretrain(Strict):
         phases = values.get("phases") if isinstance(values, dict) else None
         if not isinstance(phases, (list, tuple)) or not all(isinstance(phase, dict) for phase in phases):
             return values
+        for name, number in [("pretrain.steps", values.get("steps", 2000)), *(("part", phase.get("part", 1)) for phase in phases)]:
+            if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < math.inf:
+                raise ValueError(f"{name}={number!r}: expected a positive number")
         whole = sum(phase.get("part", 1) for phase in phases if "steps" not in phase)
         filled = []
         for phase in phases:

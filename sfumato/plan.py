@@ -80,7 +80,7 @@ def read_overlay(folder: Path, name: object, kind: str) -> dict:
     known = sorted(p.stem for p in folder.glob("*.yaml"))
     if name not in known:
         near = difflib.get_close_matches(str(name), known, 1)
-        raise ConfigError(f"{kind}={name!r} does not exist{f': did you mean {near[0]!r}?' if near else ''} Known: {', '.join(known) or 'none'}")
+        raise ConfigError(f"{kind}={name!r} does not exist{f': did you mean {near[0]!r}?' if near else '.'} Known: {', '.join(known) or 'none'}")
     overlay = read_yaml(folder / f"{name}.yaml")
     overlay.pop("description", None)
     return overlay
@@ -238,6 +238,10 @@ def check_consistent(params: Params, card: Card) -> None:
         raise ConfigError(
             f"data.dataset_id={params.data.name!r}, but the prepared card is of {card.dataset_id!r}: run `stage prepare sensitive`, or mend params.yaml"
         )
+    data = params.data
+    for key, asked, prepared in (("source", data.source, card.source), ("size", data.size, card.shape[1]), ("channels", data.channels, card.shape[0])):
+        if asked not in (None, prepared):
+            raise ConfigError(f"data.{key}={asked}, but {prepared} was prepared: run `stage prepare sensitive`, or mend params.yaml")
     select = params.select
     needs: list[tuple[str, bool, str, bool]] = [
         ("auxiliary", params.auxiliary.enabled, "frequency", params.frequency.enabled),

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from sfumato.errors import SfumatoError
+from sfumato.errors import DataError, SfumatoError
 from stages import ledger, prepare, recipe
 from stages.auxiliary import auxiliary
 from stages.central import central
@@ -65,6 +65,11 @@ def main() -> None:
     except SfumatoError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        sys.exit(DataError.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
 

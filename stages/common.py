@@ -47,6 +47,8 @@ def input_option(stage: str):
 def state_dir() -> Path:
     """Where sensitive bytes, keys, journals and checkpoints live: $SFUMATO_STATE, or the user's state directory."""
     if named := os.environ.get("SFUMATO_STATE"):
+        if not Path(named).is_absolute():
+            raise ConfigError(f"SFUMATO_STATE={named} is relative: from another folder it would be another odometer. Give the whole path")
         return Path(named)
     from platformdirs import user_state_path
 

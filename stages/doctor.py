@@ -24,7 +24,6 @@ def doctor(
 
 def show_machine(card: Path) -> None:
     import importlib.util
-    import json
     import os
     from importlib.metadata import version
 
@@ -47,10 +46,20 @@ def show_machine(card: Path) -> None:
     table.add_row("state directory", f"{state} ({'exists' if state.exists() else 'not there yet'})")
     prepared = sorted(p.parent.name for p in state.glob("data/*/card.json"))
     table.add_row("prepared datasets", ", ".join(prepared) or "none: `stage prepare sensitive`")
-    table.add_row("data card", json.loads(card.read_text(encoding="utf-8"))["dataset_id"] if card.is_file() else f"no {card}")
+    table.add_row("data card", card_in_words(card))
     table.add_row("fashion-mnist", "system package" if DEBIAN_FASHION_MNIST.is_dir() else "not installed: data/raw or a download")
     table.add_row("DVC repository", "yes" if os.path.isdir(".dvc") else "no")
     table_console().print(table)
+
+
+def card_in_words(card: Path) -> str:
+    from sfumato.errors import DataError
+    from sfumato.prepared import read_card
+
+    try:
+        return read_card(card).dataset_id if card.is_file() else f"no {card}"
+    except DataError as error:
+        return str(error)
 
 
 def check_overlap(card: Path, public: Path) -> None:

@@ -53,7 +53,9 @@ def evaluate(
     plan = load_plan("evaluate", config)
     models = {"auxiliary": auxiliary, "pretrain": pretrain, "finetune": finetune}
     if dry_run:
-        return describe(plan, {"card": card, "synthesize": synthesize, **{name: models[name] for name in plan.settings.stages}}, metrics)
+        real = state_dir() / "data" / plan.dataset_id
+        describe(plan, {"card": card, "synthesize": synthesize, **{name: models[name] for name in plan.settings.stages}, "real images": real, "ledger": ledger}, metrics)
+        return typer.echo(f"and the folder {out}: local, not to be shared")
     if not plan.enabled:
         metrics.unlink(missing_ok=True)
         return

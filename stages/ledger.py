@@ -57,8 +57,12 @@ def check(
     lock: Annotated[Path, typer.Option("--lock", help="DVC's lock file.")] = Path("dvc.lock"),
 ) -> None:
     """Recompute epsilon from the records alone; exit 3 if anything does not hold. Needs no data and no GPU."""
+    from sfumato.errors import ConfigError
     from sfumato.privacy.ledger import check_ledger, lock_problems, read_ledger
 
+    for flag, value in (("--epsilon", epsilon), ("--delta", delta)):
+        if value is not None and not 0 < value < float("inf"):
+            raise ConfigError(f"{flag} {value:g} is no bound: give a positive number")
     content = read_ledger(ledger)
     spent, problems = check_ledger(content, limit=epsilon, delta=delta)
     if lock.exists():

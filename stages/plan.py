@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from sfumato.config import Params as Parameters
     from sfumato.plan import Plan
     from sfumato.prepared import Card
+    from sfumato.privacy.events import Mechanism
 
 Params = Annotated[Path, typer.Option("--params", help="What the user edits.")]
 Recipes = Annotated[Path, typer.Option("--recipes", help="Folder of recipes, with its profiles/.")]
@@ -36,8 +39,10 @@ def plan(
     if loaded.model.directory is not None:
         check_public_model(loaded)
     show_budget(made)
+    spending = spending_of(made, known, out)
+    check_lifetime_of(made, known, spending)
     if dry_run:
-        show_spending(made, known, out)
+        show_spending(made, known, spending)
         show_memory_of(made)
         show_step_noise(made)
         return
@@ -120,8 +125,23 @@ def show_budget(made: Plan) -> None:
     table_console().print(table)
 
 
-def show_spending(made: Plan, card: Card, out: Path) -> None:
-    """For each query: already released, or what it would spend and why."""
+@dataclass(frozen=True, kw_only=True)
+class Spending:
+    """What becomes of one query under a plan.
+
+    done: the charge that released it; cause: the stage whose change makes it spend, or None; left_open: a kill left it on the odometer, and it
+    goes on from there at no further cost.
+    """
+
+    stage: str
+    mechanism: Mechanism
+    done: str | None
+    cause: str | None
+    left_open: bool
+
+
+def spending_of(made: Plan, card: Card, out: Path) -> list[Spending]:
+    """For each query: already released, or to be spent, and why. `out`: the folder of the plan so far."""
     import yaml
 
     from sfumato.digest import digest_of
@@ -130,9 +150,8 @@ def show_spending(made: Plan, card: Card, out: Path) -> None:
     from sfumato.resolved import STAGES
 
     odometer = Odometer(state_dir(), card.dataset_id)
-    if not odometer.path.exists():
-        typer.echo(f"no history of dataset {card.dataset_id!r} in {odometer.path.parent}")
     changed: dict[str, str] = {}  # stage -> the stage whose change reaches it
+    found = []
     for stage in STAGES:
         file = out / f"{stage}.yaml"
         content = made.files[stage]
@@ -144,12 +163,39 @@ def show_spending(made: Plan, card: Card, out: Path) -> None:
             cause = stage
         if cause:
             changed[stage] = cause
-        if mechanism is None:
-            continue
+        if mechanism is not None:
+            left_open = stage == "finetune" and odometer.left_open(card.fingerprint, digest_of(content))
+            found.append(Spending(stage=stage, mechanism=mechanism, done=done, cause=cause, left_open=left_open))
+    return found
+
+
+def check_lifetime_of(made: Plan, card: Card, spending: Sequence[Spending]) -> None:
+    """Refuse a plan that would run out of the lifetime budget half-way, before its first query."""
+    if made.params.privacy.lifetime_epsilon is None:
+        return
+    from sfumato.privacy.charge import Permission, check_lifetime
+    from sfumato.privacy.odometer import Odometer
+
+    privacy = made.params.privacy
+    permission = Permission(delta=made.budget["delta"], lifetime_epsilon=privacy.lifetime_epsilon, declared_size=privacy.declared_size)
+    events = [entry.mechanism.event for entry in spending if entry.cause and not entry.left_open]
+    if events:
+        check_lifetime(Odometer(state_dir(), card.dataset_id), events, permission)
+
+
+def show_spending(made: Plan, card: Card, spending: Sequence[Spending]) -> None:
+    """A line for each query: already released, or what it would spend and why."""
+    from sfumato.privacy.odometer import Odometer
+
+    odometer = Odometer(state_dir(), card.dataset_id)
+    if not odometer.path.exists():
+        typer.echo(f"no history of dataset {card.dataset_id!r} in {odometer.path.parent}")
+    for entry in spending:
+        stage, cause = entry.stage, entry.cause
         if cause is None:
-            typer.echo(f"{stage}: already released as {done}; not spent again")
-        else:
-            row = made.budget["stages"][stage]
-            why = "is new or was changed" if cause == stage else f"depends on {cause}, which was changed"
-            again = "re-spend" if done or (odometer.closed(card.fingerprint) and any(r["stage"] == stage for r in odometer.opened())) else "spend"
-            typer.echo(f"{stage}: would {again} ε = {row['epsilon']:.3f} alone ({mechanism}): it {why}")
+            typer.echo(f"{stage}: already released as {entry.done}; not spent again")
+            continue
+        row = made.budget["stages"][stage]
+        why = "is new or was changed" if cause == stage else f"depends on {cause}, which was changed"
+        again = "re-spend" if entry.done or (odometer.closed(card.fingerprint) and any(r["stage"] == stage for r in odometer.opened())) else "spend"
+        typer.echo(f"{stage}: would {again} ε = {row['epsilon']:.3f} alone ({entry.mechanism}): it {why}")

@@ -266,7 +266,54 @@ def test_another_card_than_the_planned_one_is_refused(desk):
     assert not Path("state/odometer").exists()
 
 
+def test_a_lifetime_budget_that_would_end_half_way_is_refused_before_the_first_query(desk):
+    folder()
+    own_plan = own() | {"recipe": "dp-feta", "central": {"enabled": True}}
+    write_params(**own_plan | {"privacy": {"size_hint": 100, "epsilon": 5, "lifetime_epsilon": 1}})
+    assert desk("prepare", "sensitive")[0] == 0
+    for words in (("plan",), ("plan", "--dry-run")):
+        code, text = desk(*words)
+        assert code == 3 and "privacy.lifetime_epsilon=1" in text and not Path("artifacts").exists()
+    write_params(**own_plan | {"privacy": {"size_hint": 100, "epsilon": 5, "lifetime_epsilon": 6}})
+    assert desk("plan")[0] == 0
+
+
+def test_a_card_of_another_size_than_params_asks_for_is_refused(desk):
+    folder()
+    write_params(**own(size=8))
+    assert desk("prepare", "sensitive")[0] == 0
+    write_params(**own(size=6))
+    code, text = desk("plan")
+    assert code == 2 and "data.size=6, but 8 was prepared" in text
+
+
+def test_the_doctor_survives_what_it_diagnoses(desk):
+    for broken in ("{", "{}"):
+        Path("card.json").write_text(broken)
+        code, text = desk("doctor", "--card", "card.json")
+        assert code == 0 and "is no data card" in "".join(text.replace("│", "").split("\n")).replace("  ", "")
+
+
+@pytest.mark.parametrize("words", [("--epsilon", "nan"), ("--epsilon", "-1"), ("--epsilon", "inf"), ("--delta", "0"), ("--delta", "nan")])
+def test_a_bound_that_is_none_is_refused(desk, words):
+    code, text = desk("ledger", "check", *words)
+    assert code == 2 and words[0] in text and "positive number" in text
+
+
+def test_a_state_directory_that_cannot_be_is_one_sentence(desk, monkeypatch):
+    folder()
+    write_params(**own())
+    Path("file").write_text("")
+    monkeypatch.setenv("SFUMATO_STATE", str(Path("file").resolve()))
+    code, text = desk("prepare", "sensitive")
+    assert code == 4 and "file" in text and "Traceback" not in text
+    monkeypatch.setenv("SFUMATO_STATE", "state")
+    code, text = desk("prepare", "sensitive")
+    assert code == 2 and "relative" in text
+
+
 def test_recipes_are_listed_and_shown(desk):
+    assert desk("recipe", "list", "--recipes", "nowhere")[0] == 2
     code, text = desk("recipe", "list")
     assert code == 0 and "dp-merf" in text and "profile digits" in text
     write_params()

@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
+from dp_accounting import DpEvent
 from filelock import FileLock, Timeout
 from torch import Tensor
 
@@ -160,7 +161,7 @@ def open_charge(
             record, used = left
         else:
             record, used = _new_record(card, stage, plan, mechanism, permission, released, sensitivity, noise.label), 0
-            _check_lifetime(odometer, mechanism, permission, record["adjacency"])
+            check_lifetime(odometer, [mechanism.event], permission)
         run = state / "runs" / record["id"]
         run.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
@@ -204,12 +205,14 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-def _check_lifetime(odometer: Odometer, mechanism: Mechanism, permission: Permission, adjacency: str) -> None:
+def check_lifetime(odometer: Odometer, events: Sequence[DpEvent], permission: Permission) -> None:
+    """Raise BudgetError where everything ever opened and `events`, which are to come, exceed the lifetime budget."""
     if permission.lifetime_epsilon is None:
         return
-    total = epsilon([*odometer.events(), mechanism.event], permission.delta, "rdp", adjacency)
+    adjacency = ZERO_OUT_ONE if permission.declared_size else ADD_OR_REMOVE_ONE
+    total = epsilon([*odometer.events(), *events], permission.delta, "rdp", adjacency)
     if total > permission.lifetime_epsilon:
         raise BudgetError(
             f"privacy.lifetime_epsilon={permission.lifetime_epsilon:g} of dataset {odometer.dataset_id!r} would be exceeded: "
-            f"everything ever opened and this charge come to {total:.4g} at delta={permission.delta:.3g} (`stage ledger history` lists it)"
+            f"everything ever opened and what is to come make {total:.4g} at delta={permission.delta:.3g} (`stage ledger history` lists it)"
         )

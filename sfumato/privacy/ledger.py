@@ -127,9 +127,10 @@ def check_ledger(ledger: Mapping, *, limit: float | None = None, delta: float | 
         return float("inf"), [*problems, f"accountant={ledger['accountant']!r}, adjacency={ledger['adjacency']!r}: unknown"]
     events = [event_from_json(record["event"]) for record in records]
     spent = epsilon(events, delta, ledger["accountant"], stored["adjacency"])
-    for what, bound in (("its own target", ledger["target"]), ("--epsilon", limit)):
-        if bound is not None and spent > bound:
-            problems.append(f"epsilon={spent:.4f} at delta={delta:.3g} exceeds {what} {bound:g}")
+    at_its_own = stored["epsilon"][ledger["accountant"]]
+    for what, bound, found, at in (("its own target", ledger["target"], at_its_own, ledger["delta"]), ("--epsilon", limit, spent, delta)):
+        if bound is not None and not found <= bound:
+            problems.append(f"epsilon={found:.4f} at delta={at:.3g} exceeds {what} {bound:g}")
     return spent, problems
 
 

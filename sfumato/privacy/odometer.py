@@ -105,6 +105,14 @@ class Odometer:
         done = [entry["id"] for entry in entries if entry["kind"] == CLOSE and entry["id"] in alike]
         return done[-1] if done else None
 
+    def left_open(self, fingerprint: str, plan: str) -> bool:
+        """Is a charge of this plan on these images neither closed nor given up?"""
+        entries = self.entries()
+        over = {entry["id"] for entry in entries if entry["kind"] in (CLOSE, ABANDON)}
+        return any(
+            e["kind"] == OPEN and e["plan"] == plan and e["record"]["fingerprint"] == fingerprint and e["record"]["id"] not in over for e in entries
+        )
+
     def unfinished(self, work: str, fingerprint: str) -> tuple[dict, int] | None:
         """The newest charge of this work on these images that is open but not closed: its record and its last durable use."""
         entries = self.entries()

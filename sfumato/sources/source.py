@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,6 +93,9 @@ def download(name: str, raw: Path, fix: str, *, test: bool, options: Mapping[str
     try:
         return tuple(getattr(datasets, name)(raw, train=train, download=True, **(options or {})) for train in ([True, False] if test else [True]))
     except (OSError, RuntimeError) as error:  # no network, a broken file, a full disk
+        for empty in (raw / name / "raw", raw / name):
+            with suppress(OSError):  # rmdir takes empty ones only
+                empty.rmdir()
         raise DataError(f"the download of {name} failed ({error}). {fix}.") from error
     finally:
         socket.setdefaulttimeout(before)

@@ -113,6 +113,16 @@ def test_delta_asked_for_above_one_over_the_hint_is_refused():
     assert check_ledger(ledger_of(COUNT), delta=1e-6)[1] == []
 
 
+def test_the_target_is_held_to_the_ledgers_own_delta():
+    ledger = ledger_of(COUNT, STEPS)
+    tight = ledger | {"target": ledger["epsilon"]["rdp"] + 1e-3}
+    body = {key: value for key, value in tight.items() if key != "digest"}
+    assert check_ledger(sealed(body))[1] == []
+    spent, problems = check_ledger(sealed(body), delta=ledger["delta"] / 10)
+    assert spent > tight["target"] and problems == []
+    assert check_ledger(sealed(body), delta=ledger["delta"] / 10, limit=tight["target"])[1] != []
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"schema": 1}'])
 def test_a_truncated_file_is_refused(tmp_path, text):
     (tmp_path / "ledger.json").write_text(text)
