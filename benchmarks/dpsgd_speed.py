@@ -1,7 +1,7 @@
 """Speed and memory of per-image gradients, against the plain training step and against Opacus.
 
     python benchmarks/dpsgd_speed.py [--passes 256] [--rounds 5] [--threads 1] [--opacus-rows 64] [--only bf16]
-        [--size 28] [--channels 1] [--width 64] [--unshuffle 2]
+        [--size 28] [--channels 1] [--width 32] [--unshuffle 2]
 
 Every variant makes the same number of image passes (forward and backward of one image at one noise level) in the same
 process, in interleaved rounds, so that a busy machine slows all of them; on one thread, CPU time is measured, which other processes
@@ -37,7 +37,7 @@ class Setting:
     passes: int = 256  # image passes of a step
     size: int = 28  # pixels
     channels: int = 1  # of the images
-    width: int = 64  # channels of the finest level: kernels like multiples of 32
+    width: int = 32  # channels of the finest level: kernels like multiples of 32
     unshuffle: int = 2
     opacus_rows: int = 64  # rows whose gradients Opacus holds at a time
 
