@@ -78,6 +78,18 @@ def ours(setting: Setting, draws: int, autocast: bool) -> Callable[[], object]:
     return lambda: clipped_gradient_sum(model, parameters, images, labels, draw(images, draws, LogNormal(), generator), CLIP, chunk, autocast)
 
 
+class OpacusNorm(nn.Module):
+    """Group normalisation in modules that Opacus has rules for."""
+
+    def __init__(self, *arguments: int, affine: bool) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(*arguments, affine=affine)
+
+    def forward(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
+        x = self.norm(x)
+        return x if scale is None or shift is None else x * scale[:, :, None, None] + shift[:, :, None, None]
+
+
 def opacus(setting: Setting, draws: int) -> Callable[[], object]:
     """Opacus as it ships: its hooks, on modules it has rules for, and its optimiser's clip and sum, without noise.
 
@@ -90,7 +102,7 @@ def opacus(setting: Setting, draws: int) -> Callable[[], object]:
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, GroupNorm):
-                setattr(module, name, nn.GroupNorm(child.groups, child.channels, affine=child.affine))
+                setattr(module, name, OpacusNorm(child.groups, child.channels, affine=child.affine))
     wrapped, rows = GradSampleModule(model), setting.opacus_rows
     images, labels = (tensor.repeat_interleave(draws, 0) for tensor in setting.data(passes // draws))
     generator = torch.Generator().manual_seed(0)

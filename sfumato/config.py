@@ -288,7 +288,7 @@ class Saliency(Strict):
     score: Literal["gradient", "snip"] = "gradient"
     draws: Positive = 1  # noise levels per image, averaged before the clip
     noise_levels: NoiseLevels = LogNormal()
-    chunk: Positive | None = None  # images per vmap chunk; None: chosen from the model's size
+    chunk: Positive | None = None  # images whose gradients are taken together; None: chosen from the model's size
 
 
 class Lora(Strict):
@@ -322,7 +322,7 @@ class Finetune(Strict):
     flip: bool = False
     crop: Annotated[int, Field(ge=0)] = 0  # random shift by up to so many pixels
     ema: Fraction = 0.999
-    chunk: Positive | None = None  # images per vmap chunk; None: chosen from the model's size
+    chunk: Positive | None = None  # images whose gradients are taken together; None: chosen from the model's size
     checkpoint_every: Positive = 10
     convergence: tuple[Positive, ...] = ()  # steps after which a sample is compared with real images: the run is then local, nothing of it is released
 

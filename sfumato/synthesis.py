@@ -15,7 +15,7 @@ from sfumato.models.latent import LatentDiffusion, load_codec, load_scheduler
 from sfumato.models.lora import load_base, load_synthesizer
 from sfumato.training.auxiliary import balanced_labels, draw_images, load_generator
 from sfumato.training.precision import bfloat16_is_faster
-from sfumato.training.threads import device
+from sfumato.training.processor import device
 
 LATENT_BATCH = 16  # images of a public model at a time
 Progress = Callable[[int, int], None]

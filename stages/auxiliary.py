@@ -30,9 +30,9 @@ def auxiliary(
     from sfumato.images import ImageSet, as_uint8, save_images, save_png, to_grid
     from sfumato.queries.frequency import FourierFeatures
     from sfumato.training.auxiliary import draw_images, fit_generator, save_generator
-    from sfumato.training.threads import device, settle_threads
+    from sfumato.training.processor import device, settle_processor
 
-    settle_threads()
+    settle_processor()
     inputs = [read_artifact(frequency, "frequency"), read_artifact(count, "count")]
     about = json.loads((frequency / "features.json").read_text(encoding="utf-8"))
     features = FourierFeatures(tuple(about["shape"]), [FeatureMap(**f) for f in about["features"]], about["size"], about["seed"])

@@ -20,11 +20,11 @@ def classifier(config: Config = None, out: Out = None, public: PublicPath = PUBL
 
     from sfumato.models.resnet import save_resnet
     from sfumato.prepared import load_public, read_public_card
+    from sfumato.training.processor import settle_processor
     from sfumato.training.public_classifier import train_public_classifier
-    from sfumato.training.threads import settle_threads
 
     check_out(out, "classifier")
-    settle_threads()
+    settle_processor()
     inputs = [read_artifact(public, "public")]
     images = load_public(public, plan.shape)
     with progress("classifier") as report:

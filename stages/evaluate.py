@@ -65,9 +65,9 @@ def evaluate(
     from sfumato.metrics.plots import plot_accuracy
     from sfumato.prepared import read_card
     from sfumato.privacy.charge import open_local
-    from sfumato.training.threads import settle_threads
+    from sfumato.training.processor import settle_processor
 
-    settle_threads()
+    settle_processor()
     read_artifact(synthesize, "synthesize")
     synthetic = {"release": load_images(synthesize, plan.classes)}
     extractor = feature_space(plan)  # before anything slow: a weights file may be missing

@@ -70,10 +70,10 @@ def finetune(
     from sfumato.training.checkpoint import drop_checkpoints
     from sfumato.training.dpsgd import DPSGD
     from sfumato.training.ema import ema_model
-    from sfumato.training.threads import device, settle_threads
+    from sfumato.training.processor import device, settle_processor
     from sfumato.training.trainable import ADAPTED, check_trained, choose_trainable, flat
 
-    settle_threads()
+    settle_processor()
     inputs = [read_artifact(pretrain, "pretrain"), read_artifact(count, "count"), *([read_artifact(saliency, "saliency")] if salient else [])]
     check_out(out, "finetune")
     latents = ensure_latents(card, pretrain)

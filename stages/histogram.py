@@ -29,7 +29,7 @@ def histogram(
     from sfumato.errors import ConfigError, DataError
     from sfumato.models.resnet import load_resnet
     from sfumato.queries.histogram import query_histogram
-    from sfumato.training.threads import device
+    from sfumato.training.processor import device
 
     trained = read_artifact(classifier, "classifier")
     check_out(out, "histogram")

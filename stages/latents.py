@@ -25,7 +25,7 @@ def ensure_latents(card: Path, pretrain: Path) -> str | None:
     from sfumato.latents import have_latents, latents_key, write_latents
     from sfumato.prepared import read_card
     from sfumato.privacy.charge import open_local
-    from sfumato.training.threads import device
+    from sfumato.training.processor import device
 
     public, reference = read_card(card), read_reference(pretrain)
     key = latents_key(public, f"{reference['parts']['vae']['sha256']} at {reference['image_size']}")
@@ -38,7 +38,7 @@ def ensure_latents(card: Path, pretrain: Path) -> str | None:
 
 
 def settled(plan: StagePlan) -> Any:
-    """The stage's settings, with the images per vmap chosen by this machine's memory for a public model."""
+    """The stage's settings, with the images at a time chosen by this machine's memory for a public model."""
     if plan.model is None or plan.model.directory is None:
         return plan.settings
     from sfumato.training.memory import settle_chunk

@@ -48,9 +48,9 @@ def pretrain(
     from sfumato.models.unet import UNet, drop_extra_classes, save_model
     from sfumato.training.curriculum import warm_up
     from sfumato.training.ema import ema_model
-    from sfumato.training.threads import device, settle_threads
+    from sfumato.training.processor import device, settle_processor
 
-    settle_threads()
+    settle_processor()
     settings = plan.settings
     inputs = read_inputs(paths)
     sources, extra_classes, pictures = training_sets(plan, paths)
@@ -77,7 +77,7 @@ def refer_to_public_model(plan: StagePlan, out: Path) -> None:
     """Write what stands for a public text-to-image model: where it is, the sha256 of its parts, the class prompts and their embeddings."""
     from sfumato.artifacts import check_out, writing
     from sfumato.models.latent import save_reference
-    from sfumato.training.threads import device
+    from sfumato.training.processor import device
 
     check_out(out, "pretrain")
     assert plan.model is not None

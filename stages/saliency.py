@@ -42,10 +42,10 @@ def saliency(
         return write_empty(out, "saliency")
     from sfumato.models.lora import load_base
     from sfumato.queries.saliency import plot_saliency, query_saliency, rank_candidates, ranked, saliency_table
-    from sfumato.training.threads import device, settle_threads
+    from sfumato.training.processor import device, settle_processor
     from sfumato.training.trainable import candidates
 
-    settle_threads()
+    settle_processor()
     inputs = [read_artifact(pretrain, "pretrain"), read_artifact(count, "count")]
     check_out(out, "saliency")
     settings, latents = settled(plan), ensure_latents(card, pretrain)

@@ -30,9 +30,9 @@ def synthesize(
     from sfumato.exports import NPZ, PARQUET, PNG, check_parquet, save_npz, save_parquet, save_png_folders
     from sfumato.images import ImageSet, as_uint8, save_images, save_png, to_grid
     from sfumato.synthesis import draw_mixture, sorted_examples
-    from sfumato.training.threads import settle_threads
+    from sfumato.training.processor import settle_processor
 
-    settle_threads()
+    settle_processor()
     check_out(out, "synthesize")
     if "parquet" in settings.export:
         check_parquet()  # before anything slow

@@ -52,10 +52,10 @@ def utility(
     from sfumato.models.classifier import NAMES
     from sfumato.prepared import read_card
     from sfumato.privacy.charge import open_local
-    from sfumato.training.threads import settle_threads
+    from sfumato.training.processor import settle_processor
     from stages.evaluate import identity
 
-    settle_threads()
+    settle_processor()
     read_artifact(synthesize, "synthesize")
     release, seeds = load_images(synthesize, plan.classes), plan.settings.seeds
     counts = whole_numbers(sizes, "--sizes") if sizes is not None else [size for size in SIZES if size <= len(release)] or [len(release)]

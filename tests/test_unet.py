@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 from sfumato.errors import ConfigError, DataError
-from sfumato.models.unet import Attention, UNet, drop_extra_classes, load_model, save_model, silu
+from sfumato.models.unet import Attention, GroupNorm, UNet, double, drop_extra_classes, halve, load_model, save_model
 
 TINY = {"width": 8, "multipliers": (1, 2), "attention": (1,), "blocks": 1}
 
@@ -73,10 +73,24 @@ def test_attention_agrees_with_the_fused_one():
     assert torch.allclose(layer(x), expected, atol=1e-5)
 
 
-def test_silu_has_the_derivative_of_the_built_in_one():
-    x = torch.randn(20, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(silu, x)
-    assert torch.equal(silu(x), torch.nn.functional.silu(x))
+@pytest.mark.parametrize("size", [(4, 6), (7, 7), (1, 1), (2, 3)])
+def test_sizes_change_by_means_and_by_copies(size):
+    x = torch.randn(2, 3, *size)
+    assert torch.allclose(halve(x), torch.nn.functional.avg_pool2d(x, 2, ceil_mode=True), atol=1e-6)
+    whole = torch.nn.functional.interpolate(x, scale_factor=2.0)
+    for cropped in (2 * size[0], 2 * size[0] - 1):
+        assert torch.equal(double(x, cropped), whole[:, :, :cropped, :cropped])
+
+
+def test_a_norm_is_group_normalisation_with_its_own_or_a_given_scale():
+    x, scale, shift = torch.randn(3, 8, 4, 4), torch.randn(3, 8), torch.randn(3, 8)
+    norm = GroupNorm(8)
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    assert torch.allclose(norm(x), torch.nn.functional.group_norm(x, norm.groups, norm.weight, norm.bias), atol=1e-5)
+    plain = torch.nn.functional.group_norm(x, norm.groups)
+    expected = plain * scale[:, :, None, None] + shift[:, :, None, None]
+    assert torch.allclose(GroupNorm(8, affine=False)(x, scale, shift), expected, atol=1e-5)
 
 
 def test_attention_matrices_have_plain_names():

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from sfumato.errors import DataError, SfumatoError
 from sfumato.models.model_directory import ModelDirectory, require_library, variant_of
 from sfumato.models.prompts import NO_LABEL
-from sfumato.models.unet import SiLU
 
 LONGEST_T5 = 120  # tokens; class prompts are far shorter, and what is masked only costs time
 
@@ -81,7 +80,10 @@ class PlainAttention:
 
 
 class GroupNorm(nn.GroupNorm):
-    """The same numbers as `nn.GroupNorm`, computed as a layer norm: cheaper under vmap (see `sfumato.models.unet.GroupNorm`)."""
+    """The same numbers as `nn.GroupNorm`, computed as a layer norm over (group, ...).
+
+    Under vmap the backward pass of `F.group_norm` falls apart into many small operations, that of `F.layer_norm` does not.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (B, C, …)."""
@@ -96,6 +98,28 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(x.to(torch.promote_types(x.dtype, torch.float32)), self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+class SiLU(torch.autograd.Function):
+    """x·sigmoid(x) with its backward pass in one kernel.
+
+    Under `torch.func.grad` the built-in one takes its twice-differentiable backward: five passes over temporaries of full size.
+    A second derivative is an error.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return F.silu(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return torch.ops.aten.silu_backward(gradient, *ctx.saved_tensors)
 
 
 class CheapSiLU(nn.Module):

@@ -1,7 +1,8 @@
 """Class-conditional U-Net: the network inside the denoiser (the preconditioning around it is `diffusion.objective`).
 
-Built to be differentiated one image at a time by `torch.func.vmap(grad)`: no batch statistics, no in-place updates, no
-control flow on data. Queries, keys, values and outputs of attention are four plain `nn.Linear`, so that LoRA can replace them by name.
+Built to be differentiated one image at a time (`sfumato.training.per_image`): no image sees another, the first dimension of every
+activation is the batch, and weights are used by layers alone. Queries, keys, values and outputs of attention are four plain
+`nn.Linear`, so that LoRA can replace them by name.
 """
 
 from __future__ import annotations
@@ -23,38 +24,8 @@ from sfumato.errors import ConfigError, DataError
 HEAD_CHANNELS = 32
 
 
-class SiLU(torch.autograd.Function):
-    """x·sigmoid(x) with its backward pass in one kernel.
-
-    Under `torch.func.grad` the built-in one takes its twice-differentiable backward: five passes over temporaries of full size.
-    A second derivative is an error.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return F.silu(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return torch.ops.aten.silu_backward(gradient, *ctx.saved_tensors)
-
-
-def silu(x: Tensor) -> Tensor:
-    return SiLU.apply(x)
-
-
 class GroupNorm(nn.Module):
-    """Group normalisation, optionally with a learned scale and offset per channel.
-
-    Computed as a layer norm over (group, H, W): under vmap the backward pass of `F.group_norm` falls apart into many
-    small operations, that of `F.layer_norm` does not.
-    """
+    """Group normalisation with a learned scale and offset per channel, or with those that `forward` is given per image and channel."""
 
     def __init__(self, channels: int, affine: bool = True) -> None:
         super().__init__()
@@ -64,11 +35,14 @@ class GroupNorm(nn.Module):
             self.weight = nn.Parameter(torch.ones(channels))
             self.bias = nn.Parameter(torch.zeros(channels))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: (B, C, H, W)."""
-        grouped = x.reshape(x.shape[0], self.groups, -1)  # (B, groups, C/groups*H*W)
-        x = F.layer_norm(grouped, grouped.shape[-1:], eps=1e-5).reshape(x.shape)
-        return torch.addcmul(self.bias[:, None, None], x, self.weight[:, None, None]) if self.affine else x
+    def forward(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
+        """x: (B, C, H, W); scale, shift: (B, C), for a norm without its own."""
+        if scale is None or shift is None:
+            scale, shift = self.weight.expand(len(x), -1), self.bias.expand(len(x), -1)
+        # All images as the channels of one: so the scale, the shift and their gradients, one per image, are part of the kernel.
+        flat = x.reshape(1, -1, x[0, 0].numel())
+        scale, shift = (value.flatten().to(x.dtype) for value in (scale, shift))
+        return F.group_norm(flat, len(x) * self.groups, scale, shift).view(x.shape)
 
 
 class Block(nn.Module):
@@ -86,9 +60,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
         """x: (B, inputs, H, W); embedding: (B, E). Returns (B, outputs, H, W)."""
-        h = self.conv1(silu(self.norm1(x)))
-        scale, shift = self.modulation(embedding)[:, :, None, None].chunk(2, dim=1)
-        h = self.conv2(silu(self.norm2(h) * (1 + scale) + shift))
+        h = self.conv1(F.silu(self.norm1(x)))
+        scale, shift = self.modulation(embedding).chunk(2, dim=1)
+        h = self.conv2(F.silu(self.norm2(h, 1 + scale, shift)))
         return (self.shortcut(x) + h) * math.sqrt(0.5)  # keeps the variance
 
 
@@ -109,12 +83,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (B, C, H, W)."""
-        tokens = self.norm(x).flatten(2).transpose(1, 2)  # (B, H*W, C)
+        tokens = self.norm(x).flatten(2).transpose(1, 2).contiguous()  # (B, H*W, C)
         q, k, v = (self.split(project(tokens)) for project in (self.q, self.k, self.v))
-        # Spelled out: under vmap on a CPU the fused attention falls back to a slower path.
-        weights = (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).softmax(dim=-1)  # (B, heads, H*W, H*W)
+        # Spelled out: on a CPU the fused attention's backward pass is nine times slower for so few pixels.
+        weights = (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).softmax(dim=-1, dtype=torch.float32)  # (B, heads, H*W, H*W)
         tokens = (weights.to(v.dtype) @ v).transpose(1, 2).flatten(2)  # (B, H*W, C)
-        return (x + self.out(tokens).transpose(1, 2).reshape(x.shape)) * math.sqrt(0.5)
+        return (x + self.out(tokens).transpose(1, 2).contiguous().view(x.shape)) * math.sqrt(0.5)
 
     def split(self, tokens: Tensor) -> Tensor:
         return tokens.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, heads, H*W, C/heads)
@@ -194,12 +168,12 @@ class UNet(nn.Module):
 
     def forward(self, x: Tensor, c_noise: Tensor, labels: Tensor) -> Tensor:
         """x: (B, C, H, W); c_noise: (B,), ln σ / 4; labels: (B,) int64 in 0..classes+extra_classes. Returns (B, C, H, W)."""
-        embedding = silu(self.noise(fourier_features(c_noise, self.width)) + self.label(labels))  # (B, E)
+        embedding = F.silu(self.noise(fourier_features(c_noise, self.width)) + self.label(labels))  # (B, E)
         x = self.conv_in(F.pixel_unshuffle(x, self.unshuffle))
         skips = []
         for index, stage in enumerate(self.down):
             if index and index % self.blocks == 0:
-                x = F.avg_pool2d(x, 2, ceil_mode=True)  # 7 -> 4
+                x = halve(x)
             x = stage(x, embedding)
             skips.append(x)
         for stage in self.middle:
@@ -209,7 +183,7 @@ class UNet(nn.Module):
             if x.shape[-1] != skip.shape[-1]:
                 x = double(x, skip.shape[-1])
             x = stage(torch.cat([x, skip.to(x.dtype)], dim=1), embedding)
-        return F.pixel_shuffle(self.conv_out(silu(self.norm_out(x))), self.unshuffle)
+        return F.pixel_shuffle(self.conv_out(F.silu(self.norm_out(x))), self.unshuffle)
 
 
 def zero(layer: nn.Conv2d | nn.Linear) -> None:
@@ -243,11 +217,29 @@ def fourier_features(c_noise: Tensor, size: int) -> Tensor:
     return torch.cat([phase.cos(), phase.sin()], dim=1) * math.sqrt(2)
 
 
+def halve(x: Tensor) -> Tensor:
+    """The mean of each 2x2 pixels, of those there are at an odd edge. (B, C, H, W) to (B, C, ceil(H/2), ceil(W/2))."""
+    height, width = x.shape[2:]
+    if height % 2 or width % 2:
+        return F.avg_pool2d(x, 2, ceil_mode=True)  # 7 -> 4
+    rows = x.reshape(-1, 2 * width) @ pairs(width // 2, x) / 4
+    return rows.view(*x.shape[:2], height // 2, width // 2)
+
+
 def double(x: Tensor, size: int) -> Tensor:
     """Each pixel twice in both directions, cropped to `size` (a 4 that came from a 7 goes back to 7)."""
-    batch, channels, height, width = x.shape
-    x = x[:, :, :, None, :, None].expand(-1, -1, -1, 2, -1, 2).reshape(batch, channels, 2 * height, 2 * width)
-    return x[:, :, :size, :size]
+    height, width = x.shape[2:]
+    rows = x.reshape(-1, width) @ pairs(width, x).t()
+    return rows.view(*x.shape[:2], 2 * height, 2 * width)[:, :, :size, :size]
+
+
+def pairs(width: int, like: Tensor) -> Tensor:
+    """(4·width, width): which of 2·width pixels in two rows belong to which pixel in a row of half the size.
+
+    As a product with this matrix, two rows at a time, the change of size and its derivative are many times faster on a CPU than as
+    sums over windows of two by two.
+    """
+    return torch.eye(width, dtype=like.dtype, device=like.device).repeat_interleave(2, 0).repeat(2, 1)
 
 
 def save_model(model: nn.Module, config: dict[str, Any], directory: str | Path) -> None:

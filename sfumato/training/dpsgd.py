@@ -20,16 +20,18 @@ from torch.func import functional_call, grad, vmap
 from sfumato.config import Finetune, LogNormal, TimestepMixture
 from sfumato.diffusion.objective import draw_noise_levels, per_image_loss
 from sfumato.models.latent import Denoiser, LatentDiffusion
+from sfumato.models.unet import UNet
 from sfumato.privacy.noise import secret_generator
 from sfumato.training.ema import EMA
+from sfumato.training.per_image import PerImage
 from sfumato.training.precision import bfloat16_is_faster
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
 
 GRADIENT_MEMORY = 2**30  # bytes of per-image gradients held at a time
-IMAGES = 32  # images per vmap
-PASSES = 128  # network passes at a time: more is hardly faster, and large float32 temporaries cost page faults
+IMAGES = 64  # whose gradients are taken together
+PASSES = 256  # network passes at a time: more is hardly faster
 RUN = 4096  # squares added up in float32
 Levels = Callable[[LogNormal | TimestepMixture, int, torch.Generator], Tensor]
 ADAM_BETAS, ADAM_EPSILON = (0.9, 0.999), 1e-8
@@ -127,6 +129,31 @@ def per_image_gradients(
     """
     labels = torch.where((labels < 0) | (labels >= model.classes), model.classes, labels)
     labels = torch.where(draws.drop, model.classes, labels[:, None])  # (B, K)
+    detached = {name: value.detach() for name, value in parameters.items()}
+    batch = (augment(images, draws), labels, draws.sigma, draws.noise)
+    # The cast of a weight must stay inside the transform that made it: no cache.
+    with torch.autocast(images.device.type, torch.bfloat16, cache_enabled=False) if autocast else nullcontext():
+        return by_layers(model, detached, *batch) if isinstance(model, UNet) else by_vmap(model, detached, *batch)
+
+
+def by_layers(model: UNet, parameters: Mapping[str, Tensor], images: Tensor, labels: Tensor, sigma: Tensor, noise: Tensor) -> dict[str, Tensor]:
+    """Per-image gradients of our own network, in which no image sees another: an ordinary backward pass, split by image in its layers."""
+    count = len(images)
+    mode = PerImage(parameters, count)
+
+    def network(x: Tensor, c_noise: Tensor, labels: Tensor) -> Tensor:
+        with mode:
+            return functional_call(model, dict(parameters), (x, c_noise, labels))
+
+    with torch.enable_grad():
+        losses = loss_of(model)(network, *(tensor.transpose(0, 1).flatten(0, 1) for tensor in (images, labels, sigma, noise)))  # (K·B,)
+        loss = losses.view(-1, count).mean(0).sum()  # of each image the mean over its K draws
+        return dict(zip(parameters, torch.autograd.grad(loss, list(mode.rows.values()), materialize_grads=True), strict=True))
+
+
+def by_vmap(model: Denoiser, parameters: Mapping[str, Tensor], images: Tensor, labels: Tensor, sigma: Tensor, noise: Tensor) -> dict[str, Tensor]:
+    """Per-image gradients of any network: vmap keeps the images apart."""
+    of_each = loss_of(model)
 
     def loss(parameters: dict[str, Tensor], images: Tensor, labels: Tensor, sigma: Tensor, noise: Tensor) -> Tensor:
         def network(x: Tensor, c_noise: Tensor, labels: Tensor) -> Tensor:
@@ -134,11 +161,7 @@ def per_image_gradients(
 
         return of_each(network, images, labels, sigma, noise).mean()  # over the K draws
 
-    of_each = loss_of(model)
-    detached = {name: value.detach() for name, value in parameters.items()}
-    # The cast of a weight must stay inside the transform that made it: no cache.
-    with torch.autocast(images.device.type, torch.bfloat16, cache_enabled=False) if autocast else nullcontext():
-        rows = vmap(grad(loss), in_dims=(None, 0, 0, 0, 0))(detached, augment(images, draws), labels, draws.sigma, draws.noise)
+    rows = vmap(grad(loss), in_dims=(None, 0, 0, 0, 0))(dict(parameters), images, labels, sigma, noise)
     return {name: rows[name] for name in parameters}
 
 
@@ -202,7 +225,7 @@ def clipped_gradient_sum(
 
 
 def choose_chunk(parameter_count: int, draws: int) -> int:
-    """Images per vmap: at most GRADIENT_MEMORY of per-image gradients and PASSES network passes, but at least 1.
+    """Images at a time: at most GRADIENT_MEMORY of per-image gradients and PASSES network passes, but at least 1.
 
     A power of two. `draws` is K.
     """

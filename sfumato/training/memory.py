@@ -18,11 +18,12 @@ from torch.utils._pytree import tree_leaves
 
 from sfumato.config import SALIENT, Finetune, Model, Saliency
 from sfumato.models.latent import Denoiser, LatentDiffusion, outline
-from sfumato.training.dpsgd import IMAGES, Draws, per_image_gradients
+from sfumato.training.dpsgd import Draws, per_image_gradients
 from sfumato.training.trainable import candidates, choose_trainable, flat
 
 STEP_COPIES = 5  # float32 copies of the trained parameters beside the model: average, two moments, the sum, the noised gradient
 SALIENCY_COPIES = 8  # the sum and the released vectors in float64, the clipped sum and the noise of one batch
+IMAGES = 32  # per vmap, at most
 CPU_BYTES = 4 * 2**30  # for one chunk where there is no GPU
 
 
