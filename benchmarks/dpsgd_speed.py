@@ -28,6 +28,7 @@ from sfumato.config import LogNormal
 from sfumato.diffusion.objective import draw_noise_levels, per_image_loss
 from sfumato.models.unet import GroupNorm, UNet
 from sfumato.training.dpsgd import choose_chunk, clipped_gradient_sum, draw, per_image_gradients
+from sfumato.training.processor import keep_freed_memory
 
 CLIP = 1e-3
 
@@ -187,6 +188,7 @@ def main() -> None:
     setting = Setting(**{field.name: getattr(options, field.name) for field in fields(Setting)})
     warnings.filterwarnings("ignore")
     torch.set_num_threads(options.threads)
+    keep_freed_memory()  # as the stages do: it helps every variant
     if options.alone:
         run_alone(options.alone, setting)
         return
