@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from sfumato.config import Lora
+from sfumato.config import LogNormal, Lora
 from sfumato.models.lora import add_lora
 from sfumato.models.unet import GroupNorm, UNet
-from sfumato.training.dpsgd import by_layers, by_vmap
+from sfumato.training.dpsgd import by_layers, by_vmap, draw, per_image_gradients
 from sfumato.training.per_image import NoRuleError, PerImage
 
 IMAGES, DRAWS = 3, 2
@@ -155,3 +155,24 @@ def test_the_network_has_the_gradients_that_vmap_finds(name, adapted):
     assert list(rows) == list(parameters)
     for path, value in expected.items():
         assert torch.allclose(rows[path], value, atol=1e-5 * max(1, float(value.detach().abs().max()))), path
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_an_image_has_the_same_gradient_in_every_place_and_in_any_company(autocast):
+    """Where one image leaves, others move up. If rounding told places apart, thousands of them together would exceed the clip."""
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    model = UNet(28, 1, 10, width=32, multipliers=(1, 2), attention=(1,), unshuffle=2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    parameters, count = dict(model.named_parameters()), 16
+    image, drawn = torch.rand(1, 1, 28, 28, generator=generator), draw(torch.empty(count, 1, 28, 28), DRAWS, LogNormal(), generator)
+    labels = torch.randint(10, (count,), generator=generator)
+    found = []
+    for place in (0, 1, 7, count - 1):
+        images = torch.cat([image, torch.rand(count - 1, 1, 28, 28, generator=generator)])
+        order = torch.arange(count).roll(place)
+        rows = per_image_gradients(model, parameters, images[order], labels[order], drawn.rows(order), autocast)
+        found.append(torch.cat([value[place].flatten() for value in rows.values()]))
+    assert all(torch.linalg.vector_norm(other - found[0]) <= 1e-6 * torch.linalg.vector_norm(found[0]) for other in found[1:])
