@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from sfumato.config import Amp, LogNormal, Phase, Pretrain
+from sfumato.data.rendered import draw_all, drawing
+from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.objective import draw_noise_levels
-from sfumato.models.unet import UNet
-from sfumato.rendered import draw_all, drawing
-from sfumato.training.amp import ascend, put
-from sfumato.training.curriculum import mean_loss, warm_up
-from sfumato.training.ema import ema_model
+from sfumato.diffusion.unet import UNet
+from sfumato.warmup.amp import ascend, put
+from sfumato.warmup.curriculum import mean_loss, warm_up
 
 FACTORS = (0.0, 0.5, 1.0, 2.0, 4.0, 16.0, 64.0)  # norm of the noise, in units of the radius
 WORST = 4.0  # the ascent goes so far at most

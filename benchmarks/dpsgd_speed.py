@@ -24,11 +24,11 @@ from dataclasses import asdict, dataclass, fields
 import torch
 from torch import Tensor, nn
 
+from sfumato.compute import keep_freed_memory
 from sfumato.config import LogNormal
 from sfumato.diffusion.objective import draw_noise_levels, per_image_loss
-from sfumato.models.unet import GroupNorm, UNet
-from sfumato.training.dpsgd import choose_chunk, clipped_gradient_sum, draw, per_image_gradients
-from sfumato.training.processor import keep_freed_memory
+from sfumato.diffusion.unet import GroupNorm, UNet
+from sfumato.dpsgd.run import choose_chunk, clipped_gradient_sum, draw, per_image_gradients
 
 CLIP = 1e-3
 

@@ -19,11 +19,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sfumato.models.unet import load_model
-from sfumato.prepared import read_card
+from sfumato.data.store import read_card
+from sfumato.diffusion.unet import load_model
+from sfumato.dpsgd.run import draw, per_image_gradients, step_noise
 from sfumato.privacy.charge import open_local
 from sfumato.resolved import read_stage_plan
-from sfumato.training.dpsgd import draw, per_image_gradients, step_noise
 from stages.common import ARTIFACTS, CARD, state_dir
 
 PIECE = 32  # images whose gradients are held at once

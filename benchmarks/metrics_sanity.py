@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 from sfumato.config import Evaluate
-from sfumato.images import ImageSet
-from sfumato.metrics.extractors import embedded_extractor
-from sfumato.metrics.fidelity import fidelity
-from sfumato.metrics.plots import plot_embedding, plot_neighbours
-from sfumato.rendered import drawn_set
+from sfumato.data.images import ImageSet
+from sfumato.data.rendered import drawn_set
+from sfumato.evaluation.extractors import embedded_extractor
+from sfumato.evaluation.metrics.fidelity import fidelity
+from sfumato.evaluation.plots import plot_embedding, plot_neighbours
 
 CLASSES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 SHOWN = ("frechet", "mmd", "precision", "recall", "density", "coverage", "fld", "generalisation_gap", "authenticity", "distance_ratio")

@@ -183,7 +183,7 @@ class Model(Strict):
     directory: str | None = None  # a latent diffusion model as diffusers lays it out, or hub:owner/name[@revision]; None: our own network
     sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = None  # of that model, as `stage pretrain` prints it
     image_size: Positive | None = None  # side that images are resized to before they are encoded; None: what the model was trained at
-    prompt: str | None = None  # the class prompts' template, with {class}, {article} or {number}; None: by data.dataset_id (sfumato/models/prompts.py)
+    prompt: str | None = None  # the class prompts' template, with {class}, {article} or {number}; None: by data.dataset_id (sfumato/public_model/prompts.py)
     prompts: dict[str, str] = {}  # class name -> its whole prompt, instead of the template
 
     def network(self) -> dict[str, Any]:

@@ -16,12 +16,12 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from sfumato.config import PUBLIC_MODEL, REST, SALIENT, Central, Count, Finetune, Frequency, Histogram, Params, Saliency
+from sfumato.data.store import Card, PublicCard
 from sfumato.digest import code_digest
 from sfumato.errors import ConfigError
-from sfumato.models.prompts import class_prompts
-from sfumato.prepared import Card, PublicCard
 from sfumato.privacy.accountant import Ask, calibrate, default_delta, epsilon, shares_of_rdp
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism
+from sfumato.public_model.prompts import class_prompts
 from sfumato.resolved import QUERIES, STAGES
 
 WHOLE = {"sources", "noise_levels"}  # replaced whole by an overlay, not merged key by key
@@ -270,7 +270,7 @@ def check_consistent(params: Params, card: Card) -> None:
     elif params.pretrain.enabled:
         import torch
 
-        from sfumato.models.unet import UNet
+        from sfumato.diffusion.unet import UNet
 
         with torch.device("meta"):  # shapes only: raises ConfigError where widths and levels do not fit
             UNet(resolution=card.shape[1], channels=card.shape[0], classes=len(card.classes), **params.model.network())
@@ -280,7 +280,7 @@ def check_public(params: Params, public: PublicCard, sensitive: int) -> None:
     """Raise ConfigError where more public classes are asked for than there are, or fewer than each sensitive class needs."""
     classes = len(public.classes)
     if params.select.enabled and params.histogram.enabled and params.histogram.per_class:
-        from sfumato.selection import number_to_keep
+        from sfumato.warmup.selection import number_to_keep
 
         kept = number_to_keep(params.select, classes)
         if kept < sensitive:

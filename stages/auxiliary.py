@@ -26,11 +26,11 @@ def auxiliary(
         return write_empty(out, "auxiliary")
     from safetensors.torch import load_file
 
+    from sfumato.compute import device, settle_processor
     from sfumato.config import FeatureMap
-    from sfumato.images import ImageSet, as_uint8, save_images, save_png, to_grid
+    from sfumato.data.images import ImageSet, as_uint8, save_images, save_png, to_grid
     from sfumato.queries.frequency import FourierFeatures
-    from sfumato.training.auxiliary import draw_images, fit_generator, save_generator
-    from sfumato.training.processor import device, settle_processor
+    from sfumato.warmup.generator import draw_images, fit_generator, save_generator
 
     settle_processor()
     inputs = [read_artifact(frequency, "frequency"), read_artifact(count, "count")]

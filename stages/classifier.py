@@ -18,10 +18,10 @@ def classifier(config: Config = None, out: Out = None, public: PublicPath = PUBL
         return write_empty(out, "classifier")
     import typer
 
-    from sfumato.models.resnet import save_resnet
-    from sfumato.prepared import load_public, read_public_card
-    from sfumato.training.processor import settle_processor
-    from sfumato.training.public_classifier import train_public_classifier
+    from sfumato.compute import settle_processor
+    from sfumato.data.store import load_public, read_public_card
+    from sfumato.features.public_network import save_resnet
+    from sfumato.warmup.public_classifier import train_public_classifier
 
     check_out(out, "classifier")
     settle_processor()

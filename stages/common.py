@@ -82,8 +82,8 @@ def open_stage_charge(
     """
     import json
 
+    from sfumato.data.store import read_card
     from sfumato.digest import digest_of_file
-    from sfumato.prepared import read_card
     from sfumato.privacy.charge import AlreadyReleasedError, Permission, open_charge
 
     public = read_card(card)

@@ -12,7 +12,7 @@ import typer
 from stages.common import EVALUATION, DryRun, state_dir, table_console
 
 if TYPE_CHECKING:
-    from sfumato.comparison import Run
+    from sfumato.evaluation.comparison import Run
 
 
 def compare(
@@ -39,9 +39,9 @@ def compare(
             typer.echo(f"reads   `{' '.join(dvc_command(revisions or [], every))}`, {state_dir() / 'evaluations'}")
         typer.echo(f"writes  {out / 'comparison.csv'}, {out / 'comparison.png'} (local)\ncharges nothing")
         return
-    from sfumato.comparison import classifiers_of, comparison_csv, comparison_rows, marked, read_run
-    from sfumato.images import replace_file
-    from sfumato.metrics.plots import plot_comparison
+    from sfumato.data.images import replace_file
+    from sfumato.evaluation.comparison import classifiers_of, comparison_csv, comparison_rows, marked, read_run
+    from sfumato.evaluation.plots import plot_comparison
 
     found = [read_run(folder) for folder in folders] + (experiments(revisions or [], every) if dvc else [])
     if not found:
@@ -68,8 +68,8 @@ def experiments(revisions: list[str], every: bool) -> list[Run]:
     import subprocess
     import sys
 
-    from sfumato.comparison import runs_of_experiments
     from sfumato.errors import ConfigError
+    from sfumato.evaluation.comparison import runs_of_experiments
 
     command = dvc_command(revisions, every)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # the dvc of this installation first

@@ -13,18 +13,18 @@ import typer
 from stages.common import load_plan, state_dir
 
 if TYPE_CHECKING:
+    from sfumato.evaluation.convergence import Convergence
     from sfumato.resolved import StagePlan
-    from sfumato.training.convergence import Convergence
 
 
 def open_curve(plan: StagePlan, card: Path) -> Convergence:
     """Real features in the space that `evaluate` compares in, of the hold-out or of training images as it says. Journalled as local."""
+    from sfumato.data.store import read_card
     from sfumato.errors import ConfigError
-    from sfumato.metrics.cache import features_of
-    from sfumato.metrics.evaluation import some
-    from sfumato.prepared import read_card
+    from sfumato.evaluation.cache import features_of
+    from sfumato.evaluation.convergence import Convergence
+    from sfumato.evaluation.scores import some
     from sfumato.privacy.charge import open_local
-    from sfumato.training.convergence import Convergence
     from stages.evaluate import feature_space
 
     if plan.model is not None and plan.model.directory:

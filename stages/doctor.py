@@ -30,8 +30,8 @@ def show_machine(card: Path) -> None:
     import torch
     from rich.table import Table
 
-    from sfumato.models.model_directory import EXTRA
-    from sfumato.sources.idx import DEBIAN_FASHION_MNIST
+    from sfumato.data.sources.idx import DEBIAN_FASHION_MNIST
+    from sfumato.public_model.directory import EXTRA
 
     table = Table("what", "found", show_header=False)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
@@ -53,8 +53,8 @@ def show_machine(card: Path) -> None:
 
 
 def card_in_words(card: Path) -> str:
+    from sfumato.data.store import read_card
     from sfumato.errors import DataError
-    from sfumato.prepared import read_card
 
     try:
         return read_card(card).dataset_id if card.is_file() else f"no {card}"
@@ -65,9 +65,9 @@ def card_in_words(card: Path) -> str:
 def check_overlap(card: Path, public: Path) -> None:
     """Compare the public set with all real images: a local answer, journalled. Raises DataError where an image is in both."""
     from sfumato.artifacts import read_artifact
+    from sfumato.data.overlap import overlapping
+    from sfumato.data.store import load_public, read_card, read_public_card
     from sfumato.errors import DataError
-    from sfumato.overlap import overlapping
-    from sfumato.prepared import load_public, read_card, read_public_card
     from sfumato.privacy.charge import open_local
 
     about = read_card(card)

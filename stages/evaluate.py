@@ -27,8 +27,8 @@ from stages.common import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sfumato.images import ImageSet
-    from sfumato.metrics.extractors import Extractor
+    from sfumato.data.images import ImageSet
+    from sfumato.evaluation.extractors import Extractor
     from sfumato.resolved import StagePlan
 
 DRAWN_PER_CLASS = {"glyphs": 200, "procedural": 2000}  # what the embedded feature network is trained on
@@ -60,12 +60,12 @@ def evaluate(
         metrics.unlink(missing_ok=True)
         return
     from sfumato.artifacts import read_artifact
-    from sfumato.images import load_images, replace_file
-    from sfumato.metrics.evaluation import evaluate_release
-    from sfumato.metrics.plots import plot_accuracy
-    from sfumato.prepared import read_card
+    from sfumato.compute import settle_processor
+    from sfumato.data.images import load_images, replace_file
+    from sfumato.data.store import read_card
+    from sfumato.evaluation.plots import plot_accuracy
+    from sfumato.evaluation.scores import evaluate_release
     from sfumato.privacy.charge import open_local
-    from sfumato.training.processor import settle_processor
 
     settle_processor()
     read_artifact(synthesize, "synthesize")
@@ -101,10 +101,10 @@ def feature_space(plan: StagePlan) -> Extractor | None:
     """The extractor of the plan; None where no fidelity is asked for."""
     if not plan.settings.metrics:
         return None
-    from sfumato.metrics.extractors import build_extractor
+    from sfumato.evaluation.extractors import build_extractor
 
     def drawn() -> tuple[ImageSet, str]:
-        from sfumato.rendered import drawn_set
+        from sfumato.data.rendered import drawn_set
 
         source: Literal["glyphs", "procedural"] = "glyphs" if plan.shape[0] == 1 else "procedural"
         say(f"feature network on drawn images ({source})")
@@ -115,9 +115,9 @@ def feature_space(plan: StagePlan) -> Extractor | None:
 
 def identity(plan: StagePlan, train: ImageSet, holdout: ImageSet, extractor: Extractor | None, synthesize: Path) -> dict[str, str]:
     """What the numbers belong to: equal entries, comparable numbers. Digests of real images are keyed: without the key they say nothing."""
-    from sfumato.comparison import directory_hash
-    from sfumato.models.classifier import DEEP, NETWORKS
-    from sfumato.prepare import fingerprint, secret_key
+    from sfumato.data.prepare import fingerprint, secret_key
+    from sfumato.evaluation.classifiers import DEEP, NETWORKS
+    from sfumato.evaluation.comparison import directory_hash
 
     settings, key = plan.settings, secret_key(state_dir(), plan.dataset_id)
     deep = {name: network for name, network in NETWORKS[settings.schedule].items() if name in settings.classifiers}
@@ -136,8 +136,8 @@ def identity(plan: StagePlan, train: ImageSet, holdout: ImageSet, extractor: Ext
 
 def keep(found: dict, ledger: Path) -> None:
     """A private copy of the numbers in the state directory, under the release they are of: other runs of the pipeline overwrite metrics.json."""
-    from sfumato.comparison import keep_evaluation
     from sfumato.errors import BudgetError
+    from sfumato.evaluation.comparison import keep_evaluation
     from sfumato.privacy.ledger import read_ledger
 
     try:
@@ -148,9 +148,9 @@ def keep(found: dict, ledger: Path) -> None:
 
 
 def plot_features(extractor: Extractor, release: ImageSet, train: ImageSet, cache: Path, out: Path) -> None:
-    from sfumato.metrics.cache import features_of
-    from sfumato.metrics.evaluation import SEARCHED, some
-    from sfumato.metrics.plots import plot_embedding, plot_neighbours
+    from sfumato.evaluation.cache import features_of
+    from sfumato.evaluation.plots import plot_embedding, plot_neighbours
+    from sfumato.evaluation.scores import SEARCHED, some
 
     shown, searched = some(release), some(train, SEARCHED)
     features, real = features_of(extractor, shown.images, cache), features_of(extractor, searched.images, cache)
@@ -164,10 +164,10 @@ def complexity_table(plan: StagePlan, train: ImageSet, release: ImageSet, centra
     import torch
 
     from sfumato.artifacts import read_artifact
-    from sfumato.images import as_uint8, load_images
-    from sfumato.metrics.complexity import complexity
-    from sfumato.metrics.evaluation import some
-    from sfumato.training.central_images import central_training_set
+    from sfumato.data.images import as_uint8, load_images
+    from sfumato.evaluation.metrics.complexity import complexity
+    from sfumato.evaluation.scores import some
+    from sfumato.warmup.central_images import central_training_set
 
     images = {}
     if read_artifact(central, "central").enabled:
@@ -182,8 +182,8 @@ def complexity_table(plan: StagePlan, train: ImageSet, release: ImageSet, centra
 def draw_alone(plan: StagePlan, name: str, models: Mapping[str, Path], count: Path) -> ImageSet:
     """Images of one model alone, drawn as the release draws them, so that one sees what each stage bought."""
     from sfumato.artifacts import read_artifact
-    from sfumato.images import ImageSet, as_uint8
-    from sfumato.synthesis import draw_from
+    from sfumato.data.images import ImageSet, as_uint8
+    from sfumato.release.synthesis import draw_from
 
     read_artifact(models[name], name)
     settings = load_plan("synthesize", None).settings
@@ -215,7 +215,7 @@ def class_table(found: dict) -> str:
 
 def scored(found: dict) -> dict[str, dict]:
     """The accuracies of every set of images, by the set's name."""
-    from sfumato.metrics.plots import accuracies
+    from sfumato.evaluation.plots import accuracies
 
     return {name: accuracies(values) for name, values in found.items() if isinstance(values, dict) and accuracies(values)}
 

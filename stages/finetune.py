@@ -29,13 +29,13 @@ from stages.latents import ensure_latents, settled, show_memory
 
 if TYPE_CHECKING:
     from sfumato.artifacts import Artifact
+    from sfumato.dpsgd.run import DPSGD
     from sfumato.privacy.charge import Charge
     from sfumato.resolved import StagePlan
-    from sfumato.training.dpsgd import DPSGD
 
 
 class Curve(Protocol):
-    """What `sfumato.training.convergence` measures."""
+    """What `sfumato.evaluation.convergence` measures."""
 
     def resume(self, run: Path, used: int) -> None: ...
     def measure(self, model: Any, average: Any, step: int) -> Any: ...
@@ -60,18 +60,18 @@ def finetune(
         describe(plan, {"card": card, "pretrain": pretrain, "count": count} | ({"saliency": saliency} if salient else {}), out)
         return show_memory(plan)
     from sfumato.artifacts import check_out, read_artifact, write_empty, writing
-    from sfumato.images import replace_file
+    from sfumato.data.images import replace_file
 
     if not plan.enabled:
         return write_empty(out, "finetune")
-    from sfumato.models.latent import LatentDiffusion, save_trained
-    from sfumato.models.lora import base_file, load_base, merge, save_adapter
-    from sfumato.models.unet import save_model
-    from sfumato.training.checkpoint import drop_checkpoints
-    from sfumato.training.dpsgd import DPSGD
-    from sfumato.training.ema import ema_model
-    from sfumato.training.processor import device, settle_processor
-    from sfumato.training.trainable import ADAPTED, check_trained, choose_trainable, flat
+    from sfumato.compute import device, settle_processor
+    from sfumato.diffusion.ema import ema_model
+    from sfumato.diffusion.unet import save_model
+    from sfumato.dpsgd.checkpoint import drop_checkpoints
+    from sfumato.dpsgd.lora import base_file, load_base, merge, save_adapter
+    from sfumato.dpsgd.run import DPSGD
+    from sfumato.dpsgd.trainable import ADAPTED, check_trained, choose_trainable, flat
+    from sfumato.public_model.network import LatentDiffusion, save_trained
 
     settle_processor()
     inputs = [read_artifact(pretrain, "pretrain"), read_artifact(count, "count"), *([read_artifact(saliency, "saliency")] if salient else [])]
@@ -131,7 +131,7 @@ def read_ranking(saliency: Artifact, debias: bool) -> list[list[str]] | None:
 
 def resume_or_open(plan: StagePlan, card: Path, inputs: list[Artifact], out: Path, trainer: DPSGD, latents: str | None) -> tuple[Charge, list[dict]] | None:
     """The charge and the public log so far. A run that a kill left open goes on at its last durable step; from anywhere else it is a new charge."""
-    from sfumato.training.checkpoint import load_checkpoint
+    from sfumato.dpsgd.checkpoint import load_checkpoint
 
     while True:
         charge = open_stage_charge(
@@ -167,10 +167,10 @@ def open_curve(plan: StagePlan, card: Path) -> Curve | None:
 
 def train(plan: StagePlan, charge: Charge, trainer: DPSGD, log: list[dict], curve: Curve | None = None) -> None:
     """All steps left. Rows reach the log, and the screen the progress, only once their checkpoint is on disk."""
-    from sfumato.models.unet import UNet
+    from sfumato.diffusion.unet import UNet
+    from sfumato.dpsgd.checkpoint import drop_checkpoints, save_checkpoint
     from sfumato.privacy.accountant import epsilon_and_order, rdp_curve
     from sfumato.privacy.events import Mechanism
-    from sfumato.training.checkpoint import drop_checkpoints, save_checkpoint
 
     mechanism = plan.mechanism
     assert mechanism is not None and plan.delta is not None

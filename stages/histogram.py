@@ -26,10 +26,10 @@ def histogram(
         return write_empty(out, "histogram")
     import numpy as np
 
+    from sfumato.compute import device
     from sfumato.errors import ConfigError, DataError
-    from sfumato.models.resnet import load_resnet
+    from sfumato.features.public_network import load_resnet
     from sfumato.queries.histogram import query_histogram
-    from sfumato.training.processor import device
 
     trained = read_artifact(classifier, "classifier")
     check_out(out, "histogram")

@@ -18,14 +18,14 @@ def ensure_latents(card: Path, pretrain: Path) -> str | None:
 
     Local work outside the guarantee: journalled, kept in the state directory, nothing of it is shown.
     """
-    from sfumato.models.latent import is_latent, load_codec, read_reference
+    from sfumato.public_model.network import is_latent, load_codec, read_reference
 
     if not is_latent(pretrain):
         return None
-    from sfumato.latents import have_latents, latents_key, write_latents
-    from sfumato.prepared import read_card
+    from sfumato.compute import device
+    from sfumato.data.latents import have_latents, latents_key, write_latents
+    from sfumato.data.store import read_card
     from sfumato.privacy.charge import open_local
-    from sfumato.training.processor import device
 
     public, reference = read_card(card), read_reference(pretrain)
     key = latents_key(public, f"{reference['parts']['vae']['sha256']} at {reference['image_size']}")
@@ -41,7 +41,7 @@ def settled(plan: StagePlan) -> Any:
     """The stage's settings, with the images at a time chosen by this machine's memory for a public model."""
     if plan.model is None or plan.model.directory is None:
         return plan.settings
-    from sfumato.training.memory import settle_chunk
+    from sfumato.dpsgd.memory import settle_chunk
 
     return settle_chunk(plan.settings, plan.model, len(plan.classes))
 
@@ -54,8 +54,8 @@ def show_memory(plan: StagePlan) -> None:
 
 
 def memory_line(model: Any, classes: int, settings: Any) -> str:
+    from sfumato.dpsgd.memory import estimate
     from sfumato.errors import SfumatoError
-    from sfumato.training.memory import estimate
 
     try:
         return str(estimate(model, classes, settings))

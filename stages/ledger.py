@@ -21,9 +21,9 @@ Folder = Annotated[Path, typer.Option("--artifacts", help="Folder of artifact di
 def write(folder: Folder = ARTIFACTS, card: CardPath = CARD, out: Annotated[Path, typer.Option("--out", help="File to write.")] = LEDGER) -> None:
     """Compose the records of the release and of every query into the ledger, and check it."""
     from sfumato.artifacts import merge_records, read_artifact
+    from sfumato.data.images import replace_file
+    from sfumato.data.store import read_card
     from sfumato.errors import ConfigError
-    from sfumato.images import replace_file
-    from sfumato.prepared import read_card
     from sfumato.privacy.ledger import build_ledger, by_id, check_ledger, ledger_text
     from sfumato.privacy.odometer import Odometer
     from sfumato.resolved import QUERIES
@@ -136,8 +136,8 @@ def history(
     """Everything ever opened on the sensitive images, aborted charges too."""
     from rich.table import Table
 
+    from sfumato.data.store import read_card
     from sfumato.errors import ConfigError
-    from sfumato.prepared import read_card
     from sfumato.privacy.accountant import epsilon
     from sfumato.privacy.odometer import ABANDON, CLOSE, LOCAL, OPEN, PROGRESS, Odometer
 

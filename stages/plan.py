@@ -13,8 +13,8 @@ from stages.common import CARD, PLAN, PUBLIC, ROOT, CardPath, PublicPath, state_
 
 if TYPE_CHECKING:
     from sfumato.config import Params as Parameters
+    from sfumato.data.store import Card
     from sfumato.plan import Plan
-    from sfumato.prepared import Card
     from sfumato.privacy.events import Mechanism
 
 Params = Annotated[Path, typer.Option("--params", help="What the user edits.")]
@@ -30,8 +30,8 @@ def plan(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the budget and what would be spent again; write nothing.")] = False,
 ) -> None:
     """Free: one resolved configuration per stage, and the budget table."""
+    from sfumato.data.store import read_card, read_public_card
     from sfumato.plan import load_params, make_plan, plan_texts
-    from sfumato.prepared import read_card, read_public_card
 
     loaded = load_params(params, recipes)
     known = read_card(card)
@@ -51,7 +51,7 @@ def plan(
 
 def check_public_model(params: Parameters) -> None:
     """Raise ConfigError or DataError where the public model is not there or cannot be used: before anything is spent on a query."""
-    from sfumato.models.model_directory import choose_image_size, read_model_directory, require_library
+    from sfumato.public_model.directory import choose_image_size, read_model_directory, require_library
 
     require_library()
     assert params.model.directory is not None
@@ -76,10 +76,10 @@ def show_step_noise(made: Plan) -> None:
     import torch
 
     from sfumato.config import SALIENT
-    from sfumato.models.latent import outline
-    from sfumato.models.unet import UNet
-    from sfumato.training.dpsgd import step_noise
-    from sfumato.training.memory import trained_parameters
+    from sfumato.diffusion.unet import UNet
+    from sfumato.dpsgd.memory import trained_parameters
+    from sfumato.dpsgd.run import step_noise
+    from sfumato.public_model.network import outline
 
     (channels, resolution, _), classes = made.files["finetune"]["shape"], len(made.files["finetune"]["classes"])
     with torch.device("meta"):
@@ -94,8 +94,8 @@ def show_step_noise(made: Plan) -> None:
 
 def write_texts(out: Path, texts: dict[str, str]) -> None:
     """Replace the files one by one, unchanged ones left alone; files of an older plan are removed."""
+    from sfumato.data.images import replace_file
     from sfumato.errors import ConfigError
-    from sfumato.images import replace_file
 
     if out.exists() and any(p.name not in texts and p.suffix not in (".yaml", ".json", ".csv") for p in out.iterdir()):
         raise ConfigError(f"--out {out} holds files that are no plan: name another directory")

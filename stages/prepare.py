@@ -24,8 +24,8 @@ def sensitive(
     raw: Raw = RAW,
 ) -> None:
     """Local: store sensitive and hold-out images under $SFUMATO_STATE, and write the public card."""
+    from sfumato.data.prepare import prepare_sensitive
     from sfumato.plan import load_params
-    from sfumato.prepare import prepare_sensitive
 
     data = load_params(params, recipes).data
     content = prepare_sensitive(data, state_dir(), card, raw)
@@ -41,9 +41,9 @@ def public(
     out: Annotated[Path, typer.Option("--out", help="Directory to write.")] = PUBLIC,
 ) -> None:
     """Free: labelled public images in the shape of the sensitive ones; an empty set where the recipe uses none."""
+    from sfumato.data.prepare import prepare_public, refuse_sensitive_as_public
+    from sfumato.data.store import read_card
     from sfumato.plan import load_params
-    from sfumato.prepare import prepare_public, refuse_sensitive_as_public
-    from sfumato.prepared import read_card
 
     loaded = load_params(params, recipes)
     refuse_sensitive_as_public(loaded.data, loaded.public)

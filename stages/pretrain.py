@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sfumato.artifacts import Artifact
     from sfumato.config import Phase
     from sfumato.resolved import StagePlan
-    from sfumato.training.curriculum import Images
+    from sfumato.warmup.curriculum import Images
 
 
 def pretrain(
@@ -44,11 +44,11 @@ def pretrain(
         return refer_to_public_model(plan, out)
     import torch
 
-    from sfumato.images import save_png
-    from sfumato.models.unet import UNet, drop_extra_classes, save_model
-    from sfumato.training.curriculum import warm_up
-    from sfumato.training.ema import ema_model
-    from sfumato.training.processor import device, settle_processor
+    from sfumato.compute import device, settle_processor
+    from sfumato.data.images import save_png
+    from sfumato.diffusion.ema import ema_model
+    from sfumato.diffusion.unet import UNet, drop_extra_classes, save_model
+    from sfumato.warmup.curriculum import warm_up
 
     settle_processor()
     settings = plan.settings
@@ -76,8 +76,8 @@ def pretrain(
 def refer_to_public_model(plan: StagePlan, out: Path) -> None:
     """Write what stands for a public text-to-image model: where it is, the sha256 of its parts, the class prompts and their embeddings."""
     from sfumato.artifacts import check_out, writing
-    from sfumato.models.latent import save_reference
-    from sfumato.training.processor import device
+    from sfumato.compute import device
+    from sfumato.public_model.network import save_reference
 
     check_out(out, "pretrain")
     assert plan.model is not None
@@ -110,11 +110,11 @@ def training_sets(plan: StagePlan, paths: Mapping[str, Path]) -> tuple[dict[str,
     import numpy as np
     import torch
 
-    from sfumato.images import load_images, to_grid
-    from sfumato.prepared import load_public
-    from sfumato.training.central_images import central_training_set
-    from sfumato.training.curriculum import MappedImages, as_float
-    from sfumato.training.public_images import public_training_set, some_of_each
+    from sfumato.data.images import load_images, to_grid
+    from sfumato.data.store import load_public
+    from sfumato.warmup.central_images import central_training_set
+    from sfumato.warmup.curriculum import MappedImages, as_float
+    from sfumato.warmup.public_images import public_training_set, some_of_each
 
     classes, extra_classes = len(plan.classes), 0
     sources: dict[str, tuple[Images, Tensor]] = {}

@@ -41,9 +41,9 @@ def report(
         typer.echo(f"writes  {page} ({'may be shared' if public else 'local: not to be shared'})\ncharges nothing")
         return
     from sfumato.artifacts import PRIVACY, check_out, read_artifact, writing
+    from sfumato.data.images import replace_file
     from sfumato.errors import ConfigError
-    from sfumato.images import replace_file
-    from sfumato.report import read_local, report_page
+    from sfumato.release.report import read_local, report_page
 
     if page.is_dir():
         raise ConfigError(f"--out {page} is a folder: name the HTML file, such as {page / 'index.html'}")

@@ -40,10 +40,10 @@ def saliency(
 
     if not plan.enabled:
         return write_empty(out, "saliency")
-    from sfumato.models.lora import load_base
+    from sfumato.compute import device, settle_processor
+    from sfumato.dpsgd.lora import load_base
+    from sfumato.dpsgd.trainable import candidates
     from sfumato.queries.saliency import plot_saliency, query_saliency, rank_candidates, ranked, saliency_table
-    from sfumato.training.processor import device, settle_processor
-    from sfumato.training.trainable import candidates
 
     settle_processor()
     inputs = [read_artifact(pretrain, "pretrain"), read_artifact(count, "count")]

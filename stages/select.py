@@ -28,10 +28,10 @@ def select(
 
     import numpy as np
 
+    from sfumato.data.images import load_array
+    from sfumato.data.store import load_public
     from sfumato.errors import DataError
-    from sfumato.images import load_array
-    from sfumato.prepared import load_public
-    from sfumato.selection import number_to_keep, plot_selection, relabel, select_all, select_classes, selection_rows
+    from sfumato.warmup.selection import number_to_keep, plot_selection, relabel, select_all, select_classes, selection_rows
 
     check_out(out, "select")
     counted, inputs = read_artifact(histogram, "histogram"), [read_artifact(public, "public")]

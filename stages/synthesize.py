@@ -25,12 +25,12 @@ def synthesize(
     if dry_run:
         return describe(plan, {**{name: paths[name] for name in settings.sources}, "count": count}, out)
     from sfumato.artifacts import check_out, merge_records, read_artifact, writing
-    from sfumato.dataset_card import dataset_card
+    from sfumato.compute import settle_processor
+    from sfumato.data.images import ImageSet, as_uint8, save_images, save_png, to_grid
     from sfumato.errors import ConfigError
-    from sfumato.exports import NPZ, PARQUET, PNG, check_parquet, save_npz, save_parquet, save_png_folders
-    from sfumato.images import ImageSet, as_uint8, save_images, save_png, to_grid
-    from sfumato.synthesis import draw_mixture, sorted_examples
-    from sfumato.training.processor import settle_processor
+    from sfumato.release.card import dataset_card
+    from sfumato.release.exports import NPZ, PARQUET, PNG, check_parquet, save_npz, save_parquet, save_png_folders
+    from sfumato.release.synthesis import draw_mixture, sorted_examples
 
     settle_processor()
     check_out(out, "synthesize")

@@ -12,8 +12,8 @@ import typer
 from stages.common import ARTIFACTS, CARD, EVALUATION, CardPath, Config, DryRun, input_option, load_plan, state_dir, table_console
 
 if TYPE_CHECKING:
-    from sfumato.metrics.downstream import Schedule
-    from sfumato.metrics.protocol import Setting
+    from sfumato.evaluation.downstream import Schedule
+    from sfumato.evaluation.protocol import Setting
 
 PARTS = ("sizes", "ensemble", "selection")
 SIZES = (1000, 5000, 20_000, 60_000)
@@ -45,14 +45,14 @@ def utility(
         typer.echo(f"reads   {synthesize}, {card} (sensitive and hold-out images)\nwrites  {out / 'utility.json'} and tables and a plot (local)\ncharges nothing")
         return
     from sfumato.artifacts import read_artifact
-    from sfumato.images import load_images, replace_file
-    from sfumato.metrics.evaluation import check_classes, check_fits, schedule_from
-    from sfumato.metrics.plots import plot_protocol
-    from sfumato.metrics.protocol import accuracy_by_size, check_time, ensemble, grid, model_selection, subset
-    from sfumato.models.classifier import NAMES
-    from sfumato.prepared import read_card
+    from sfumato.compute import settle_processor
+    from sfumato.data.images import load_images, replace_file
+    from sfumato.data.store import read_card
+    from sfumato.evaluation.classifiers import NAMES
+    from sfumato.evaluation.plots import plot_protocol
+    from sfumato.evaluation.protocol import accuracy_by_size, check_time, ensemble, grid, model_selection, subset
+    from sfumato.evaluation.scores import check_classes, check_fits, schedule_from
     from sfumato.privacy.charge import open_local
-    from sfumato.training.processor import settle_processor
     from stages.evaluate import identity
 
     settle_processor()

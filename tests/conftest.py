@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sfumato.images import ImageSet
+from sfumato.data.images import ImageSet
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from sfumato.data.store import Card, PublicCard
 from sfumato.errors import BudgetError, ConfigError
 from sfumato.plan import asks_of, load_params, make_plan, overlaid, plan_texts
-from sfumato.prepared import Card, PublicCard
 from sfumato.privacy.accountant import epsilon
 from sfumato.resolved import STAGES, read_stage_plan
 

@@ -87,7 +87,7 @@ def save_tiny_model(directory: Path, kind: str, width: int = 16) -> Path:
 def save_references(root: Path, classes: tuple[str, ...]) -> Path:
     """A model of each of KINDS under its name, and what `stage pretrain` makes of it under `<kind>-reference`."""
     from sfumato.config import Model
-    from sfumato.models.latent import save_reference
+    from sfumato.public_model.network import save_reference
 
     for kind in KINDS:
         save_tiny_model(root / kind, kind)

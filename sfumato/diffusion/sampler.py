@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.objective import denoise, to_image_range
-from sfumato.models.unet import UNet
+from sfumato.diffusion.unet import UNet
 
 SIGMA_MIN, SIGMA_MAX, RHO = 0.002, 80.0, 7.0
 

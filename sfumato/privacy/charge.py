@@ -19,11 +19,11 @@ from dp_accounting import DpEvent
 from filelock import FileLock, Timeout
 from torch import Tensor
 
+from sfumato.data.images import ImageSet
+from sfumato.data.latents import LatentSet, load_latents
+from sfumato.data.store import Card, load_prepared
 from sfumato.digest import digest_of
 from sfumato.errors import BudgetError
-from sfumato.images import ImageSet
-from sfumato.latents import LatentSet, load_latents
-from sfumato.prepared import Card, load_prepared
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism, event_to_json
 from sfumato.privacy.noise import NoiseSource
@@ -141,7 +141,7 @@ def open_charge(
     `plan` is the digest of the stage's resolved configuration, `inputs` those of the artifacts it reads: the same plan on the
     same inputs and images is the same work, and is refused once it was released. With `resumable`, the same work that a kill left
     open is continued at its last durable use, at no further cost; the caller restores its state from `charge.run`. `latents` names
-    what `sfumato.latents` keeps of the same images, to be drawn in their place: same images, same draw, same record.
+    what `sfumato.data.latents` keeps of the same images, to be drawn in their place: same images, same draw, same record.
     Raises BudgetError: already released, over the lifetime budget, in use by another process; DataError: no images.
     """
     work = digest_of({"plan": plan, "inputs": sorted(inputs)})

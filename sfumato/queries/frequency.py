@@ -2,7 +2,7 @@
 
 Each image is taken through public maps (its pixels, its wavelet-scattering coefficients), each map through random Fourier features at
 several length-scales, and the whole vector has norm 1. The frequencies come from a public seed, so that they are rebuilt and never stored;
-the same features, which are differentiable, later fit the auxiliary generator (`sfumato.training.auxiliary`).
+the same features, which are differentiable, later fit the auxiliary generator (`sfumato.warmup.generator`).
 """
 
 from __future__ import annotations

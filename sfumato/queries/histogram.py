@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sfumato.models.resnet import ResNet
+from sfumato.features.public_network import ResNet
 from sfumato.queries.count import membership
 
 if TYPE_CHECKING:

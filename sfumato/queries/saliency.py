@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from sfumato.config import Saliency
-from sfumato.models.latent import Denoiser
+from sfumato.dpsgd.run import choose_chunk, clipped_gradient_sum, draw, levels_of, unflatten
+from sfumato.precision import bfloat16_is_faster
 from sfumato.privacy.noise import secret_generator
-from sfumato.training.dpsgd import choose_chunk, clipped_gradient_sum, draw, levels_of, unflatten
-from sfumato.training.precision import bfloat16_is_faster
+from sfumato.public_model.network import Denoiser
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from sfumato.config import Data
-from sfumato.prepare import prepare_sensitive
-from sfumato.prepared import Card, read_card
+from sfumato.data.prepare import prepare_sensitive
+from sfumato.data.store import Card, read_card
 from sfumato.privacy.charge import Charge, Permission, open_charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import Odometer

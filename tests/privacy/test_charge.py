@@ -4,8 +4,8 @@ import pickle
 import pytest
 import torch
 
+from sfumato.data.store import load_prepared
 from sfumato.errors import BudgetError, DataError
-from sfumato.prepared import load_prepared
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.charge import Permission, open_local
 from sfumato.privacy.events import SEEDED, Mechanism, event_from_json

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from sfumato.config import Finetune, TimestepMixture
 from sfumato.diffusion.objective import per_image_loss
-from sfumato.models.unet import UNet
-from sfumato.training import dpsgd
-from sfumato.training.dpsgd import (
+from sfumato.diffusion.unet import UNet
+from sfumato.dpsgd import run as dpsgd
+from sfumato.dpsgd.run import (
     DPSGD,
     augment,
     choose_chunk,

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from sfumato.config import Classifier
-from sfumato.models.resnet import ResNet
-from sfumato.prepared import load_prepared
+from sfumato.data.store import load_prepared
+from sfumato.features.public_network import ResNet
 from sfumato.privacy.events import Mechanism
 from sfumato.queries.histogram import lone_logits, query_histogram, vote_sum
-from sfumato.training.public_classifier import train_public_classifier
+from sfumato.warmup.public_classifier import train_public_classifier
 
 CLASSES = 10
 

@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from sfumato.config import Data, Finetune, Lora, Saliency, TimestepMixture
+from sfumato.data.latents import LATENTS, have_latents, latents_directory, latents_key, load_latents, write_latents
+from sfumato.data.prepare import prepare_sensitive
+from sfumato.data.store import load_prepared, read_card
+from sfumato.dpsgd.run import DPSGD, clipped_gradient_sum, draw, levels_of, per_image_gradients
+from sfumato.dpsgd.trainable import candidates, choose_trainable
 from sfumato.errors import DataError
-from sfumato.latents import LATENTS, have_latents, latents_directory, latents_key, load_latents, write_latents
-from sfumato.prepare import prepare_sensitive
-from sfumato.prepared import load_prepared, read_card
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import NoiseSource
 from sfumato.queries import saliency
 from sfumato.queries.saliency import query_saliency
-from sfumato.training.dpsgd import DPSGD, clipped_gradient_sum, draw, levels_of, per_image_gradients
-from sfumato.training.trainable import candidates, choose_trainable
 
 KINDS = ("unet-epsilon", "unet-v", "transformer")
 CLASSES = ("zero", "one", "two")
@@ -35,7 +35,7 @@ def models(tmp_path_factory):
 
 def network(models, kind: str, trainable: str = "attention-lora"):
     """A model with adapters that do something, and what is trained of it."""
-    from sfumato.models.latent import load_latent
+    from sfumato.public_model.network import load_latent
 
     model = load_latent(models / f"{kind}-reference")
     choose_trainable(model, Finetune(trainable=trainable, lora=Lora(rank=2)), None, 0)

@@ -12,15 +12,15 @@ import stages.finetune
 import stages.saliency
 from sfumato.artifacts import write_empty, writing
 from sfumato.config import SALIENT, Finetune, Lora, Model, Saliency
+from sfumato.diffusion.unet import UNet, load_model, save_model
+from sfumato.dpsgd.lora import load_synthesizer
+from sfumato.dpsgd.run import DPSGD, draw, per_image_gradients
+from sfumato.dpsgd.trainable import candidates, choose_trainable, flat
 from sfumato.errors import BudgetError, ConfigError, DataError, SfumatoError
-from sfumato.models.lora import load_synthesizer
-from sfumato.models.unet import UNet, load_model, save_model
 from sfumato.privacy.events import Mechanism, event_from_json
 from sfumato.queries import saliency
 from sfumato.queries.saliency import plot_saliency, query_saliency, rank_candidates, ranked, split_name
 from sfumato.resolved import StagePlan
-from sfumato.training.dpsgd import DPSGD, draw, per_image_gradients
-from sfumato.training.trainable import candidates, choose_trainable, flat
 
 B, C, N = 6, 1e-4, 50.0  # images, clip (far below the norms: every row is clipped), public size
 ARGUMENTS = {"resolution": 8, "channels": 1, "classes": 10, "width": 8, "multipliers": (1, 2), "attention": (0, 1)}

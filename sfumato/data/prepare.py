@@ -1,0 +1,195 @@
+"""Images taken from their source: sensitive ones into the private state directory, with a card that stands for them; public ones into an artifact.
+
+Layout of the private part: `<state>/keys/<dataset_id>` (the secret key) and `<state>/data/<dataset_id>/{sensitive,holdout,card.json}`, directories of mode
+0700, files of mode 0600. Guarantee: what is done to an image, and which part it goes to, depends on that image, the key and
+`config.Data` alone; the card depends on the images through the keyed fingerprint alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+from filelock import FileLock
+
+from sfumato.artifacts import writing
+from sfumato.config import Data, Public
+from sfumato.data.images import ImageSet, ImageWriter, load_images, open_private, replace_file, save_png, to_grid
+from sfumato.data.sources import Example, Source, read_public, read_source
+from sfumato.data.store import CARD, HOLDOUT, SENSITIVE, Card, PublicCard, dataset_directory
+from sfumato.errors import ConfigError, DataError
+
+KEY_BYTES = 32
+GRID_CLASSES, GRID_COLUMNS = 20, 10  # of the picture of a public set: classes at most, images of each
+
+
+def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
+    """Read the source `data` names, store its sensitive and hold-out images under `state`; write the public card at `card` and return it.
+
+    An older set of the same id is replaced whole, once the new one is whole. The card holds dataset id, source, shape (C, H, W),
+    range, class names, kind of split and the fingerprint of the sensitive part: no number of images, no hash without the key.
+    Raises ConfigError or DataError (see `sources.read_source`), and then leaves the older set and card as they were.
+    """
+    home = dataset_directory(state, data.name)
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for directory in (home.parent, state / "keys"):
+        directory.mkdir(mode=0o700, exist_ok=True)
+        directory.chmod(0o700)
+    with FileLock(home.with_name(f".{home.name}.lock")), replacing(home) as fresh:
+        source = read_source(data, raw)
+        key = secret_key(state, data.name)
+        image_set = split(source, key, data.holdout_fraction, fresh)
+        public = Card(
+            dataset_id=data.name,
+            source=data.source,
+            shape=image_set.shape,
+            classes=source.classes,
+            split="keyed" if source.test is None else "official",
+            fingerprint=fingerprint(image_set, key),
+        )
+        text = json.dumps(content := asdict(public), indent=2, ensure_ascii=False).encode() + b"\n"
+        with open_private(fresh / CARD) as file:
+            file.write(text)
+    replace_file(card, text)
+    return content
+
+
+def prepare_public(public: Public, shape: tuple[int, int, int], out: Path, raw: Path, seed: int) -> dict:
+    """Write the public set as the artifact `out`: images.npy, labels.npy, card.json, grid.png; returns the content of its card.
+
+    Images come out in the shape (C, H, W) of the sensitive ones, one by one, so memory does not grow with their number. Switched off,
+    the artifact holds its card alone, the same bytes always. Raises ConfigError or DataError, and then leaves what was at `out`.
+    """
+    with writing(out, "public") as directory:
+        card = PublicCard(enabled=False)
+        if public.enabled:
+            source = read_public(public, shape, raw, seed)
+            counts = write_public(source, shape, directory)
+            if np.count_nonzero(counts) < 2:
+                raise DataError(f"public.source={public.source} has images of {np.count_nonzero(counts)} class(es): two or more must have some.")
+            card = PublicCard(enabled=True, source=public.source, shape=shape, classes=source.classes, images=int(counts.sum()))
+        content = asdict(card)
+        (directory / CARD).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return content
+
+
+def write_public(source: Source, shape: tuple[int, int, int], directory: Path) -> np.ndarray:
+    """Images, labels and a picture of the first few of them into `directory`; returns the number of images of each class."""
+    counts = np.zeros(len(source.classes), dtype=np.int64)
+    first = np.full((min(len(source.classes), GRID_CLASSES), GRID_COLUMNS, *shape[1:], shape[0]), 255, dtype=np.uint8)
+    with ImageWriter(directory, shape, source.classes) as writer:
+        for image, label in progress(source.train, source.size):
+            writer.append(image, label)
+            if label < len(first) and counts[label] < GRID_COLUMNS:
+                first[label, counts[label]] = image
+            counts[label] += 1
+    save_png(directory / "grid.png", to_grid(first.reshape(-1, *first.shape[2:]).transpose(0, 3, 1, 2) / 255, GRID_COLUMNS))
+    return counts
+
+
+def refuse_sensitive_as_public(data: Data, public: Public) -> None:
+    """Raise ConfigError where the public set is plainly the sensitive one: what is public has no guarantee."""
+    paths = {Path(path).expanduser().resolve() for path in (data.path, public.path) if path is not None}
+    same_files = len(paths) == 1 and None not in (data.path, public.path)
+    if public.enabled and (same_files or public.source == data.source == "cifar10"):
+        raise ConfigError(f"public.source={public.source}, public.path={public.path} names the sensitive images themselves: choose others.")
+
+
+def secret_key(state: Path, dataset_id: str) -> bytes:
+    """The key of a dataset: drawn from the operating system when first asked for, the same ever after."""
+    path = state / "keys" / dataset_id
+    if not path.exists():
+        with open_private(path) as file:
+            file.write(os.urandom(KEY_BYTES))
+    key = path.read_bytes()
+    if len(key) != KEY_BYTES:
+        raise DataError(f"{path} holds {len(key)} bytes, expected {KEY_BYTES}: remove it; the hold-out is then drawn anew.")
+    return key
+
+
+def split(source: Source, key: bytes, holdout_fraction: float, directory: Path) -> ImageSet:
+    """Write the source's images into `directory/sensitive` and `directory/holdout`; returns the sensitive part.
+
+    An official test split is the hold-out. Without one an image is held out iff `is_held_out`, so duplicates stay together.
+    """
+    writers: dict[str, ImageWriter] = {}
+    with ExitStack() as stack:
+        for held_out, (image, label) in progress(assigned(source, key, holdout_fraction), source.size):
+            if not writers:
+                height, width, channels = image.shape
+                for part in (SENSITIVE, HOLDOUT):
+                    (directory / part).mkdir(mode=0o700)
+                    writers[part] = stack.enter_context(ImageWriter(directory / part, (channels, height, width), source.classes))
+            writers[HOLDOUT if held_out else SENSITIVE].append(image, label)
+    if not writers or not writers[SENSITIVE].count:
+        raise DataError("no sensitive image is left after the split: the source holds too few.")
+    return load_images(directory / SENSITIVE, source.classes)
+
+
+def assigned(source: Source, key: bytes, holdout_fraction: float) -> Iterator[tuple[bool, Example]]:
+    for example in source.train:
+        yield source.test is None and is_held_out(example[0], key, holdout_fraction), example
+    for example in source.test or ():
+        yield True, example
+
+
+def is_held_out(image: np.ndarray, key: bytes, fraction: float) -> bool:
+    """Whether HMAC(key, image) as a number in [0, 1) is below `fraction`.
+
+    image: (H, W, C) uint8, as it will be stored. Guarantee: depends on no other image, nor on its own label.
+    """
+    digest = hmac.digest(key, f"holdout {image.shape} ".encode() + image.tobytes(), "sha256")
+    return int.from_bytes(digest[:8], "big") < fraction * 2**64
+
+
+def fingerprint(image_set: ImageSet, key: bytes) -> str:
+    """HMAC-SHA256 over the images and labels, in hexadecimal. Without the key it says nothing about any candidate image."""
+    mac = hmac.new(key, f"fingerprint {image_set.images.shape} ".encode(), hashlib.sha256)
+    for array in (image_set.images, image_set.labels):
+        for start in range(0, len(array), 4096):
+            mac.update(np.ascontiguousarray(array[start : start + 4096]).tobytes())
+    return mac.hexdigest()
+
+
+@contextmanager
+def replacing(directory: Path) -> Iterator[Path]:
+    """A new directory (mode 0700) that takes the place of `directory` on success and vanishes on an exception.
+
+    A kill leaves the old directory or the new one, or the old one set aside, which the next call puts back. Needs a lock around it.
+    """
+    aside = directory.with_name(f".{directory.name}.old")
+    if aside.exists() and not directory.exists():
+        aside.rename(directory)
+    for leftover in directory.parent.glob(f".{directory.name}.new.*"):  # of a killed run; dataset ids start with no dot
+        shutil.rmtree(leftover)
+    shutil.rmtree(aside, ignore_errors=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{directory.name}.new.", dir=directory.parent))
+    try:
+        yield fresh
+        if directory.exists():
+            directory.rename(aside)
+        fresh.rename(directory)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+        if directory.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def progress(items: Iterable, total: int) -> Iterable:
+    """The same items, with a bar on standard error where that is a terminal."""
+    if not sys.stderr.isatty():
+        return items
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(items, "preparing", total, console=Console(stderr=True))

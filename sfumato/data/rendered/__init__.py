@@ -1,0 +1,51 @@
+"""Public image sets that are drawn, not downloaded: glyphs of fonts, procedural textures, patches of two photographs.
+
+Every image has a random stream of its own, of (seed, class, number), so a larger set begins with the smaller one. Images come class
+by class in turn: every prefix is balanced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import numpy as np
+
+from sfumato.data.images import ImageSet
+from sfumato.errors import ConfigError
+
+DRAWN = ("glyphs", "procedural", "photos")
+Draw = Callable[[np.random.Generator, int], np.ndarray]  # (random stream, label) -> (H, W, C) uint8
+
+
+def drawing(source: str, shape: tuple[int, int, int], fonts: Literal["matplotlib", "system"] = "matplotlib") -> tuple[tuple[str, ...], Draw]:
+    """The class names of a source in DRAWN, and the function that draws one image of `shape` (C, H, W). `fonts`: for glyphs only."""
+    if source == "glyphs":
+        from sfumato.data.rendered.glyphs import CHARACTERS, glyph_drawer
+
+        return CHARACTERS, glyph_drawer(shape, fonts)
+    if source == "procedural":
+        from sfumato.data.rendered.procedural import FAMILIES, procedural_drawer
+
+        return tuple(FAMILIES), procedural_drawer(shape)
+    if source == "photos":
+        from sfumato.data.rendered.photos import PHOTOGRAPHS, photo_drawer
+
+        return PHOTOGRAPHS, photo_drawer(shape)
+    raise ConfigError(f"{source!r} is not drawn: choose from {', '.join(DRAWN)}.")
+
+
+def draw_all(draw: Draw, classes: int, per_class: int, seed: int) -> Iterator[tuple[np.ndarray, int]]:
+    """`per_class` images of each class, (H, W, C) uint8, and their labels."""
+    for number in range(per_class):
+        for label in range(classes):
+            yield draw(np.random.default_rng((seed, label, number)), label), label
+
+
+def drawn_set(
+    source: str, shape: tuple[int, int, int], per_class: int, seed: int = 0, fonts: Literal["matplotlib", "system"] = "matplotlib"
+) -> ImageSet:
+    """A drawn source in memory: `per_class` images of shape (C, H, W) of each class."""
+    classes, draw = drawing(source, shape, fonts)
+    images, labels = zip(*draw_all(draw, len(classes), per_class, seed), strict=True)
+    return ImageSet(np.stack(images), np.array(labels, dtype=np.int64), classes)

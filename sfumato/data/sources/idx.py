@@ -1,0 +1,99 @@
+"""MNIST and the sets that are stored as it is: Fashion-MNIST, KMNIST and EMNIST."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from sfumato.data.sources.source import Request, Source, check_labels, download, examples
+from sfumato.errors import DataError
+
+DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # where the package dataset-fashion-mnist puts it
+
+
+@dataclass(frozen=True)
+class IdxSet:
+    """How a set is called and stored. `splits`: what the names of its training and test files begin with."""
+
+    torchvision: str
+    classes: tuple[str, ...]
+    splits: tuple[str, str] = ("train", "t10k")
+    transposed: bool = False
+    options: Mapping[str, str] = field(default_factory=dict)  # for torchvision
+
+
+IDX_SETS = {
+    "mnist": IdxSet("MNIST", tuple("0123456789")),
+    "fashion-mnist": IdxSet(
+        "FashionMNIST", ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
+    ),
+    "kmnist": IdxSet("KMNIST", ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")),
+    "emnist": IdxSet(
+        "EMNIST",
+        tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"),  # "balanced": letters that look alike in both cases are merged
+        ("emnist-balanced-train", "emnist-balanced-test"),
+        transposed=True,
+        options={"split": "balanced"},
+    ),
+}
+
+
+def read_idx_set(request: Request, raw: Path) -> Source:
+    """A set of idx files, gzipped or not: from the path asked for, else the usual places, else a download."""
+    known = IDX_SETS[request.name]
+    splits = known.splits if request.sensitive else known.splits[:1]
+    stems = [f"{split}-{kind}" for split in splits for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")]
+    if request.path is not None:
+        places = [place := Path(request.path).expanduser(), place / "gzip"]  # EMNIST's archive unpacks into the second
+    else:
+        system = [DEBIAN_FASHION_MNIST] if request.name == "fashion-mnist" else []
+        places = [*system, raw / request.name, raw / request.name / "gzip", raw / known.torchvision / "raw"]  # the last is torchvision's
+    files = first_with_all(places, stems)
+    if files is None and request.path is None:
+        fix = f"Put the files {', '.join(f'{stem}.gz' for stem in stems)} into {raw / request.name} by hand"
+        download(known.torchvision, raw, fix, test=request.sensitive, options=known.options)
+        files = first_with_all(places, stems)
+    if files is None:
+        raise DataError(f"{', '.join(map(str, places))}: none holds {', '.join(f'{stem}[.gz]' for stem in stems)}.")
+    parts, size = [], 0
+    for images_file, labels_file in zip(files[::2], files[1::2], strict=True):
+        images, labels = read_idx(images_file), read_idx(labels_file)
+        if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
+            raise DataError(f"{images_file} has shape {images.shape} and its labels {labels.shape}: not images and labels that belong together.")
+        check_labels(labels, known.classes, labels_file)
+        size += len(images)
+        parts.append(examples(images.transpose(0, 2, 1) if known.transposed else images, labels, request, images_file.name))
+    return Source(known.classes, parts[0], parts[1] if request.sensitive else None, size)
+
+
+def first_with_all(places: list[Path], stems: list[str]) -> list[Path] | None:
+    """The files of the first folder that holds all of `stems`, each gzipped or plain."""
+    for place in places:
+        found = [next((path for path in (place / f"{stem}.gz", place / stem) if path.is_file()), None) for stem in stems]
+        whole = [path for path in found if path is not None]
+        if len(whole) == len(stems):
+            return whole
+    return None
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """An idx file of unsigned bytes: magic 0, 0, 8, rank; then one big-endian int32 per axis; then the bytes."""
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is truncated or corrupt ({error}): fetch it again.") from error
+    if len(content) < 4 or content[:3] != b"\0\0\x08":
+        raise DataError(f"{path} is no idx file of unsigned bytes: it starts with {content[:4].hex() or 'nothing'}, expected 000008.")
+    rank = content[3]
+    if len(content) < 4 + 4 * rank:
+        raise DataError(f"{path} is truncated or corrupt: its header stops short. Fetch it again.")
+    shape = tuple(int(n) for n in np.frombuffer(content, ">i4", count=rank, offset=4))
+    values = np.frombuffer(content, np.uint8, offset=4 + 4 * rank)
+    if len(values) != np.prod(shape, dtype=np.int64):
+        raise DataError(f"{path} is truncated or corrupt: {len(values)} values for shape {shape}. Fetch it again.")
+    return values.reshape(shape)

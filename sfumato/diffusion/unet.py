@@ -1,0 +1,267 @@
+"""Class-conditional U-Net: the network inside the denoiser (the preconditioning around it is `diffusion.objective`).
+
+Built to be differentiated one image at a time (`sfumato.dpsgd.per_image`): no image sees another, the first dimension of every
+activation is the batch, and weights are used by layers alone. Queries, keys, values and outputs of attention are four plain
+`nn.Linear`, so that LoRA can replace them by name.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from sfumato.errors import ConfigError, DataError
+
+HEAD_CHANNELS = 32
+
+
+class GroupNorm(nn.Module):
+    """Group normalisation with a learned scale and offset per channel, or with those that `forward` is given per image and channel."""
+
+    def __init__(self, channels: int, affine: bool = True) -> None:
+        super().__init__()
+        self.groups = math.gcd(channels // 4, 32)  # at least 4 channels each
+        self.channels, self.affine = channels, affine
+        if affine:
+            self.weight = nn.Parameter(torch.ones(channels))
+            self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
+        """x: (B, C, H, W); scale, shift: (B, C), for a norm without its own."""
+        if scale is None or shift is None:
+            scale, shift = self.weight.expand(len(x), -1), self.bias.expand(len(x), -1)
+        # All images as the channels of one: so the scale, the shift and their gradients, one per image, are part of the kernel.
+        flat = x.reshape(1, -1, x[0, 0].numel())
+        scale, shift = (value.flatten().to(x.dtype) for value in (scale, shift))
+        return F.group_norm(flat, len(x) * self.groups, scale, shift).view(x.shape)
+
+
+class Block(nn.Module):
+    """Residual block; the embedding scales and shifts the second normalisation."""
+
+    def __init__(self, inputs: int, outputs: int, embedding: int) -> None:
+        super().__init__()
+        self.norm1 = GroupNorm(inputs)
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, padding=1)
+        self.modulation = nn.Linear(embedding, 2 * outputs)
+        self.norm2 = GroupNorm(outputs, affine=False)  # the modulation has a bias, which is its affine part
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1)
+        self.shortcut = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
+        zero(self.conv2)
+
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        """x: (B, inputs, H, W); embedding: (B, E). Returns (B, outputs, H, W)."""
+        h = self.conv1(F.silu(self.norm1(x)))
+        scale, shift = self.modulation(embedding).chunk(2, dim=1)
+        h = self.conv2(F.silu(self.norm2(h, 1 + scale, shift)))
+        return (self.shortcut(x) + h) * math.sqrt(0.5)  # keeps the variance
+
+
+class Attention(nn.Module):
+    """Self-attention over the pixels of one level, residual."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.heads = max(1, channels // HEAD_CHANNELS)
+        if channels % self.heads:
+            raise ConfigError(f"{channels} channels do not split into {self.heads} heads: choose model.width as a multiple of {HEAD_CHANNELS}")
+        self.norm = GroupNorm(channels)
+        self.q = nn.Linear(channels, channels)
+        self.k = nn.Linear(channels, channels)
+        self.v = nn.Linear(channels, channels)
+        self.out = nn.Linear(channels, channels)
+        zero(self.out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (B, C, H, W)."""
+        tokens = self.norm(x).flatten(2).transpose(1, 2).contiguous()  # (B, H*W, C)
+        q, k, v = (self.split(project(tokens)) for project in (self.q, self.k, self.v))
+        # Spelled out: on a CPU the fused attention takes ten times as long, forward and back, for so few pixels.
+        weights = (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).softmax(dim=-1, dtype=torch.float32)  # (B, heads, H*W, H*W)
+        tokens = (weights.to(v.dtype) @ v).transpose(1, 2).flatten(2)  # (B, H*W, C)
+        return (x + self.out(tokens).transpose(1, 2).contiguous().view(x.shape)) * math.sqrt(0.5)
+
+    def split(self, tokens: Tensor) -> Tensor:
+        return tokens.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, heads, H*W, C/heads)
+
+
+class Stage(nn.Module):
+    """A residual block and, where the level has it, attention."""
+
+    def __init__(self, inputs: int, outputs: int, embedding: int, attention: bool) -> None:
+        super().__init__()
+        self.block = Block(inputs, outputs, embedding)
+        self.attention = Attention(outputs) if attention else nn.Identity()
+
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        return self.attention(self.block(x, embedding))
+
+
+class UNet(nn.Module):
+    """U-Net F(x; c_noise, label) of the EDM denoiser.
+
+    resolution: height and width of the images; channels: theirs; classes: labels are 0..classes-1 and `classes` means no
+    label; width · multipliers[l]: channels of level l (0 is the finest); attention: levels with self-attention (the
+    middle has it when the coarsest level has); blocks: residual blocks per level; unshuffle: the network works at
+    resolution / unshuffle, on channels · unshuffle² (about unshuffle² times cheaper); extra_classes: further rows of the
+    label table, for the classes of public images: label classes+1+j is the j-th (`drop_extra_classes` removes them).
+    `sigma_data` is not used here: it belongs to the weights, so it is stored with them for the preconditioning.
+    Raises ConfigError on sizes that do not fit together.
+    """
+
+    def __init__(
+        self,
+        resolution: int,
+        channels: int,
+        classes: int,
+        width: int = 32,
+        multipliers: Sequence[int] = (2, 2),
+        attention: Sequence[int] = (1,),
+        blocks: int = 1,
+        unshuffle: int = 1,
+        sigma_data: float = 0.5,
+        extra_classes: int = 0,
+    ) -> None:
+        super().__init__()
+        if resolution % unshuffle:
+            raise ConfigError(f"model.unshuffle={unshuffle} does not divide the resolution {resolution}: use 1 or resize the images")
+        if width % 4:
+            raise ConfigError(f"model.width={width}: expected a multiple of 4")
+        if not set(attention) <= set(range(len(multipliers))):
+            raise ConfigError(f"model.attention={tuple(attention)}: expected levels among 0..{len(multipliers) - 1}")
+        self.resolution, self.channels, self.classes = resolution, channels, classes
+        self.width, self.unshuffle, self.sigma_data, self.extra_classes = width, unshuffle, sigma_data, extra_classes
+        embedding = 4 * width
+        self.noise = nn.Sequential(nn.Linear(width, embedding), nn.SiLU(), nn.Linear(embedding, embedding))
+        self.label = nn.Embedding(classes + 1, embedding)
+        nn.init.normal_(self.label.weight, std=0.5)
+
+        folded = channels * unshuffle**2
+        levels = [(width * multiplier, level in attention) for level, multiplier in enumerate(multipliers) for _ in range(blocks)]
+        current = levels[0][0]
+        self.blocks = blocks
+        self.conv_in = nn.Conv2d(folded, current, 3, padding=1)
+        self.down = nn.ModuleList()  # from the finest level to the coarsest, `blocks` of each
+        for size, attends in levels:
+            self.down.append(Stage(current, size, embedding, attends))
+            current = size
+        attends = levels[-1][1]
+        self.middle = nn.ModuleList([Stage(current, current, embedding, attends), Stage(current, current, embedding, False)])
+        self.up = nn.ModuleList()  # and back, each with the output of its counterpart
+        for size, attends in reversed(levels):
+            self.up.append(Stage(current + size, size, embedding, attends))
+            current = size
+        self.norm_out = GroupNorm(current)
+        self.conv_out = nn.Conv2d(current, folded, 3, padding=1)
+        zero(self.conv_out)
+        if extra_classes:  # drawn last: all other weights start as they do without
+            self.label = label_table([self.label.weight, 0.5 * torch.randn(extra_classes, embedding)])
+
+    def forward(self, x: Tensor, c_noise: Tensor, labels: Tensor) -> Tensor:
+        """x: (B, C, H, W); c_noise: (B,), ln σ / 4; labels: (B,) int64 in 0..classes+extra_classes. Returns (B, C, H, W)."""
+        embedding = F.silu(self.noise(fourier_features(c_noise, self.width)) + self.label(labels))  # (B, E)
+        x = self.conv_in(F.pixel_unshuffle(x, self.unshuffle))
+        skips = []
+        for index, stage in enumerate(self.down):
+            if index and index % self.blocks == 0:
+                x = halve(x)
+            x = stage(x, embedding)
+            skips.append(x)
+        for stage in self.middle:
+            x = stage(x, embedding)
+        for stage in self.up:
+            skip = skips.pop()
+            if x.shape[-1] != skip.shape[-1]:
+                x = double(x, skip.shape[-1])
+            x = stage(torch.cat([x, skip.to(x.dtype)], dim=1), embedding)
+        return F.pixel_shuffle(self.conv_out(F.silu(self.norm_out(x))), self.unshuffle)
+
+
+def zero(layer: nn.Conv2d | nn.Linear) -> None:
+    """Start a layer at zero: every residual branch begins as nothing."""
+    for parameter in layer.parameters():
+        nn.init.zeros_(parameter)
+
+
+def label_table(rows: Sequence[Tensor]) -> nn.Embedding:
+    """A trainable embedding of all rows, in order. Draws nothing."""
+    return nn.Embedding.from_pretrained(torch.cat([part.detach() for part in rows]), freeze=False)
+
+
+def drop_extra_classes(model: UNet) -> UNet:
+    """`model` without the label rows of public classes: what stays are its own classes and "no label". Changes it and returns it.
+
+    A name-by-name average of the weights goes into the model first (`ema_model`); an optimiser made before keeps the old table.
+    """
+    if model.extra_classes:
+        trained = model.label.weight.requires_grad
+        model.label = label_table([model.label.weight[: model.classes + 1]])
+        model.label.weight.requires_grad_(trained)
+        model.extra_classes = 0
+    return model
+
+
+def fourier_features(c_noise: Tensor, size: int) -> Tensor:
+    """Sines and cosines of ln σ / 4 at geometric frequencies, 1/4 to 8 turns per unit. c_noise: (B,). Returns (B, size)."""
+    frequencies = 2 * math.pi * torch.logspace(-2, 3, size // 2, base=2.0, device=c_noise.device)
+    phase = c_noise[:, None] * frequencies
+    return torch.cat([phase.cos(), phase.sin()], dim=1) * math.sqrt(2)
+
+
+def halve(x: Tensor) -> Tensor:
+    """The mean of each 2x2 pixels, of those there are at an odd edge. (B, C, H, W) to (B, C, ceil(H/2), ceil(W/2))."""
+    height, width = x.shape[2:]
+    if height % 2 or width % 2:
+        return F.avg_pool2d(x, 2, ceil_mode=True)  # 7 -> 4
+    rows = x.reshape(-1, 2 * width) @ pairs(width // 2, x) / 4
+    return rows.view(*x.shape[:2], height // 2, width // 2)
+
+
+def double(x: Tensor, size: int) -> Tensor:
+    """Each pixel twice in both directions, cropped to `size` (a 4 that came from a 7 goes back to 7)."""
+    height, width = x.shape[2:]
+    rows = x.reshape(-1, width) @ pairs(width, x).t()
+    return rows.view(*x.shape[:2], 2 * height, 2 * width)[:, :, :size, :size]
+
+
+def pairs(width: int, like: Tensor) -> Tensor:
+    """(4·width, width): which of 2·width pixels in two rows belong to which pixel in a row of half the size.
+
+    As a product with this matrix, two rows at a time, the change of size and its derivative are many times faster on a CPU than as
+    sums over windows of two by two.
+    """
+    return torch.eye(width, dtype=like.dtype, device=like.device).repeat_interleave(2, 0).repeat(2, 1)
+
+
+def save_model(model: nn.Module, config: dict[str, Any], directory: str | Path) -> None:
+    """Write `weights.safetensors` and `config.json` (the keyword arguments of `UNet`), each under a temporary name first."""
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    save_file(weights, directory / "weights.safetensors.tmp")
+    (directory / "config.json.tmp").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    for name in ("weights.safetensors", "config.json"):
+        os.replace(directory / f"{name}.tmp", directory / name)
+
+
+def load_model(directory: str | Path) -> UNet:
+    """The network that `save_model` wrote. Raises DataError when files are missing or do not fit together."""
+    directory = Path(directory)
+    for name in ("config.json", "weights.safetensors"):
+        if not (directory / name).is_file():
+            raise DataError(f"{directory} holds no model: {name} is missing")
+    try:
+        model = UNet(**json.loads((directory / "config.json").read_text()))
+        model.load_state_dict(load_file(directory / "weights.safetensors"))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{directory}: config.json and weights.safetensors do not fit together: {error}") from error
+    return model

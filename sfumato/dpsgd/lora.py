@@ -1,0 +1,201 @@
+"""Low-rank adapters (LoRA): a frozen weight W works as W + scale·A·B, and only A and B are trained.
+
+The adapted layers keep the names of their weights and add `A` and `B` beside them; the product A·B is never formed while training, so
+that per-image gradients by `torch.func.vmap(grad)` cost r·(m + n) numbers per image, not m·n.
+Source: Hu et al. 2022 (LoRA); DP-SAPF Eq. 9 and Algorithm 2, for A Gaussian and B zero.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from sfumato.config import Lora
+from sfumato.diffusion.unet import load_model
+from sfumato.digest import digest_of_file
+from sfumato.errors import ConfigError, DataError
+from sfumato.public_model.network import CONFIG, Denoiser, is_latent, load_latent, load_trained
+
+WEIGHTS = "weights.safetensors"
+ADAPTER, ADAPTER_CONFIG = "adapter.safetensors", "adapter.json"
+
+
+class LoraLinear(nn.Linear):
+    """A linear layer whose own weight (m, n) and bias are frozen, with A (m, r) and B (r, n) beside them."""
+
+    def __init__(self, layer: nn.Linear, a: Tensor, b: Tensor, scale: float) -> None:
+        super().__init__(**arguments(layer))
+        adopt(self, layer)
+        self.A, self.B, self.scale = nn.Parameter(a), nn.Parameter(b), scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.scale * F.linear(F.linear(x, self.B), self.A)
+
+
+class LoraConv2d(nn.Conv2d):
+    """A convolution whose own weight, read as (m, n) with n = in·height·width of the kernel, and bias are frozen; A and B as above."""
+
+    def __init__(self, layer: nn.Conv2d, a: Tensor, b: Tensor, scale: float) -> None:
+        super().__init__(**arguments(layer))
+        adopt(self, layer)
+        self.A, self.B, self.scale = nn.Parameter(a), nn.Parameter(b), scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        narrow = self.B.unflatten(1, self.weight.shape[1:])  # (r, in, height, width): B is the same convolution, to r channels
+        hidden = F.conv2d(x, narrow, None, self.stride, self.padding, self.dilation)
+        return super().forward(x) + self.scale * F.conv2d(hidden, self.A[:, :, None, None])
+
+
+def arguments(layer: nn.Linear | nn.Conv2d) -> dict[str, Any]:
+    """What builds a layer of the same shape, without memory or randomness: its parameters are replaced at once."""
+    names: tuple[str, ...] = ("in_features", "out_features")
+    if isinstance(layer, nn.Conv2d):
+        names = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation")
+    return {name: getattr(layer, name) for name in names} | {"bias": layer.bias is not None, "device": "meta"}
+
+
+def adopt(adapted: nn.Linear | nn.Conv2d, layer: nn.Linear | nn.Conv2d) -> None:
+    """Take over the very parameters of `layer`, frozen."""
+    adapted.weight, adapted.bias = layer.weight, layer.bias
+    for parameter in layer.parameters():
+        parameter.requires_grad_(False)
+    adapted.train(layer.training)
+
+
+def layer_of(model: nn.Module, name: str) -> nn.Linear | nn.Conv2d:
+    """The plain layer whose weight is called `name`. Raises ConfigError where an adapter would not reach what the network computes."""
+    path, _, last = name.rpartition(".")
+    try:
+        layer = model.get_submodule(path) if path and last == "weight" else None
+    except AttributeError:
+        layer = None
+    if layer is None:
+        raise ConfigError(f"{name} is no weight of a layer of this model: name a matrix such as middle.0.attention.q.weight")
+    # A subclass may use its weight without calling the layer (as nn.MultiheadAttention does): the adapter would then do nothing.
+    if type(layer) is nn.Linear:
+        return layer
+    if type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros":
+        return layer
+    raise ConfigError(f"{name} belongs to {type(layer).__name__}: only plain nn.Linear and nn.Conv2d (one group, zero padding) can be adapted")
+
+
+def add_lora(model: nn.Module, names: Sequence[str], lora: Lora, seed: int) -> None:
+    """Put an adapter beside each named weight, in place: A ~ N(0, 1) from the public `seed`, B = 0, so that the output stays the same.
+
+    names: weights of linear layers and convolutions, such as `middle.0.attention.q.weight` or `attn.to_out.0.weight`. The adapted
+    layers' own weights and biases are frozen; what else is trained is the caller's choice.
+    Raises ConfigError, before anything is changed: no such weight, a layer that cannot be adapted, a rank above what the matrix has.
+    """
+    layers = {name: layer_of(model, name) for name in dict.fromkeys(names)}
+    for name, layer in layers.items():
+        rows, columns = len(layer.weight), layer.weight[0].numel()
+        if lora.rank > min(rows, columns):
+            raise ConfigError(
+                f"finetune.lora.rank={lora.rank} is above min({rows}, {columns}), the shape of {name}: "
+                "lower the rank, or leave this matrix out of the candidates"
+            )
+    public = torch.Generator().manual_seed(seed)
+    for name, layer in layers.items():
+        weight = layer.weight
+        a = torch.randn(len(weight), lora.rank, generator=public).to(weight)
+        attach(model, name, layer, a, weight.new_zeros(lora.rank, weight[0].numel()), lora.scale)
+
+
+def attach(model: nn.Module, name: str, layer: nn.Linear | nn.Conv2d, a: Tensor, b: Tensor, scale: float) -> None:
+    """Replace `layer`, whose weight is `name`, by its adapted form."""
+    a, b = a.detach(), b.detach()
+    adapted = LoraLinear(layer, a, b, scale) if isinstance(layer, nn.Linear) else LoraConv2d(layer, a, b, scale)
+    model.set_submodule(name.removesuffix(".weight"), adapted)
+
+
+def adapted_layers(model: nn.Module) -> dict[str, LoraLinear | LoraConv2d]:
+    """The adapted layers by the name of their weight, in the order of the model."""
+    return {f"{path}.weight": layer for path, layer in model.named_modules() if isinstance(layer, (LoraLinear, LoraConv2d))}
+
+
+@torch.no_grad()
+def merge(model: nn.Module) -> None:
+    """Back to plain layers, in place: W ← W + scale·A·B. Does nothing to a model without adapters."""
+    for name, layer in adapted_layers(model).items():
+        plain: nn.Linear | nn.Conv2d = (nn.Linear if isinstance(layer, LoraLinear) else nn.Conv2d)(**arguments(layer))
+        change = layer.scale * (layer.A @ layer.B)
+        plain.weight, plain.bias = nn.Parameter(layer.weight + change.view_as(layer.weight)), layer.bias
+        plain.train(layer.training).requires_grad_(True)
+        model.set_submodule(name.removesuffix(".weight"), plain)
+
+
+def save_adapter(model: nn.Module, directory: Path, base: Path) -> None:
+    """Write `adapter.safetensors` (A and B of each matrix) and `adapter.json`. base: the weights file that the frozen weights came from.
+
+    Nothing else of the model is written: whatever differs from the base outside the adapters is lost.
+    """
+    layers = adapted_layers(model)
+    if not layers:
+        raise ValueError("the model has no adapter to save")
+    tensors = {f"{name}.{part}": getattr(layer, part).detach().cpu().contiguous() for name, layer in layers.items() for part in ("A", "B")}
+    first = next(iter(layers.values()))
+    content = {"base_sha256": digest_of_file(base), "rank": first.A.shape[1], "scale": first.scale, "matrices": list(layers)}
+    save_file(tensors, directory / ADAPTER)
+    (directory / ADAPTER_CONFIG).write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def load_base(pretrain: Path) -> Denoiser:
+    """The network that fine-tuning starts from: our own, or the public model that the artifact refers to."""
+    return load_latent(pretrain) if is_latent(pretrain) else load_model(pretrain)
+
+
+def base_file(pretrain: Path) -> Path:
+    """The file whose sha256 stands for the frozen weights; of a public model its reference, which holds those of its parts."""
+    return pretrain / (CONFIG if is_latent(pretrain) else WEIGHTS)
+
+
+def load_adapted(directory: Path, base_directory: Path) -> Denoiser:
+    """The network that `save_adapter` described, as a plain one: the base of `base_directory` with the adapters merged into it.
+
+    Raises DataError: files missing or damaged, another base than the adapters were trained on, shapes that do not fit.
+    """
+    for name in (ADAPTER, ADAPTER_CONFIG):
+        if not (directory / name).is_file():
+            raise DataError(f"{directory} holds no adapter: {name} is missing")
+    model = load_base(base_directory)
+    try:
+        content = json.loads((directory / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        expected, scale, matrices = str(content["base_sha256"]), float(content["scale"]), [str(name) for name in content["matrices"]]
+        tensors = load_file(directory / ADAPTER)
+    except (ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise DataError(f"{directory}: {ADAPTER_CONFIG} and {ADAPTER} cannot be read ({error}): run `stage finetune` again") from error
+    if (found := digest_of_file(base_file(base_directory))) != expected:
+        raise DataError(
+            f"the adapters of {directory} were trained on a base with sha256 {expected[:12]}…, "
+            f"not on {base_file(base_directory)} ({found[:12]}…): restore that base (`dvc checkout`), or run `stage finetune` on this one"
+        )
+    if tensors.keys() != {f"{name}.{part}" for name in matrices for part in ("A", "B")} or not math.isfinite(scale):
+        raise DataError(f"{directory}: {ADAPTER} does not hold what {ADAPTER_CONFIG} lists: run `stage finetune` again")
+    for name in matrices:
+        try:
+            layer = layer_of(model, name)
+        except ConfigError as error:
+            raise DataError(f"{directory} does not fit the model of {base_directory}: {error}") from error
+        a, b = tensors[f"{name}.A"], tensors[f"{name}.B"]
+        if a.ndim != 2 or b.ndim != 2 or (len(a), a.shape[1], b.shape[1]) != (len(layer.weight), len(b), layer.weight[0].numel()):
+            shapes = f"{tuple(a.shape)} and {tuple(b.shape)}, which do not fit {tuple(layer.weight.shape)}"
+            raise DataError(f"{directory}: the adapter of {name} has shapes {shapes}: run `stage finetune` again")
+        attach(model, name, layer, a.to(layer.weight), b.to(layer.weight), scale)
+    merge(model)
+    return model
+
+
+def load_synthesizer(finetune: Path, pretrain: Path) -> Denoiser:
+    """The fine-tuned network, however it was saved: its own weights, or adapters on the weights of `pretrain`."""
+    if (finetune / ADAPTER_CONFIG).is_file():
+        return load_adapted(finetune, pretrain)
+    return load_trained(finetune) if is_latent(finetune) else load_model(finetune)

@@ -1,0 +1,243 @@
+"""Gradients for each image from one ordinary backward pass: every layer returns its weight's gradient image by image.
+
+`torch.func.vmap(grad)` gives the same for any network, more slowly: each of its operations costs Python time, and some fall apart into
+many. It also keeps images apart by itself. Here the network must: no image may see another in its forward pass, and the first dimension
+of all that reaches a layer must be the batch. `sfumato.diffusion.unet.UNet` is such a network; the tests hold it to that.
+Source: Rochette, Manoel and Tramel 2019, for the gradients of a convolution's weight as a grouped convolution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+CHANNELS = 16  # of a group: with fewer, a grouped convolution takes a slow kernel
+Gradients = tuple[Tensor | None, ...]
+Geometry = tuple[list[int], list[int], list[int]]  # stride, padding, dilation
+
+
+class NoRuleError(RuntimeError):
+    """A trained weight is used in a way for which no per-image gradient is known here."""
+
+
+class PerImage(TorchFunctionMode):
+    """Inside it, layers that use a weight of `weights` give it one gradient per image.
+
+    weights: the tensors that the network uses, by name; images: B. Batches inside have K·B rows; row k·B + b is the k-th of image b.
+    `rows[name]`, (B, *shape), stands for B equal weights: differentiate by it. It takes the memory of one.
+    A use of a weight without a rule raises NoRuleError: no part of a gradient is lost in silence.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], images: int) -> None:
+        super().__init__()
+        self.images = images
+        self.rows = {name: weight.detach().expand(images, *weight.shape).requires_grad_() for name, weight in weights.items()}
+        self.of: dict[int, tuple[Tensor, Tensor]] = {}  # id -> (the tensor, which keeps its id; its rows)
+        for name, weight in weights.items():
+            self.follow(weight, self.rows[name])
+
+    def follow(self, weight: Tensor, rows: Tensor) -> Tensor:
+        self.of[id(weight)] = (weight, rows)
+        return weight
+
+    def rows_of(self, weight: Tensor | None) -> Tensor | None:
+        return self.of[id(weight)][1] if id(weight) in self.of else None
+
+    def __torch_function__(self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        values = [*args, *kwargs.values()]
+        if not any(id(value) in self.of for value in values + [part for value in values if isinstance(value, (list, tuple)) for part in value]):
+            return function(*args, **kwargs)
+        if function in RULES:
+            return RULES[function](self, *args, **kwargs)
+        result = function(*args, **kwargs)
+        if isinstance(result, (Tensor, tuple, list)) and not isinstance(result, torch.Size):
+            raise NoRuleError(f"no per-image gradient for {getattr(function, '__name__', function)} of a trained weight")
+        return result  # a shape, a dtype
+
+
+def computed(weight: Tensor) -> Tensor:
+    """What a layer computes with: in the precision of autocast, without a gradient of its own."""
+    weight, device = weight.detach(), weight.device.type
+    return weight.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else weight
+
+
+# --- layers -------------------------------------------------------------------------------------------------------------------------
+
+
+class Linear(torch.autograd.Function):
+    """weights, biases: the rows of both, or None for one that is not trained; as below."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, weights: Tensor | None, biases: Tensor | None, images: int) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.images = images
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Gradients:
+        x, weight = ctx.saved_tensors
+        gradient = gradient.contiguous()
+        each = by_image(gradient, ctx.images)
+        to_x = gradient @ weight if ctx.needs_input_grad[0] else None
+        to_weights = each.mT @ by_image(x, ctx.images) if ctx.needs_input_grad[3] else None
+        to_biases = each.sum(1) if ctx.needs_input_grad[4] else None
+        return to_x, None, None, to_weights, to_biases, None
+
+
+def by_image(x: Tensor, images: int) -> Tensor:
+    """(K·B, ..., n) to (B, K·..., n)."""
+    return x.reshape(-1, images, x[0].numel() // x.shape[-1], x.shape[-1]).transpose(0, 1).flatten(1, 2)
+
+
+class Pointwise(torch.autograd.Function):
+    """A convolution of single pixels, as a product of matrices."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, weights: Tensor | None, biases: Tensor | None, images: int) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.images = images
+        y = torch.bmm(weight.flatten(1).expand(len(x), -1, -1), x.flatten(2)).unflatten(2, x.shape[2:])
+        return y if bias is None else y + bias[:, None, None]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Gradients:
+        x, weight = ctx.saved_tensors
+        flat = gradient.flatten(2)
+        to_x = torch.bmm(weight.flatten(1).t().expand(len(x), -1, -1), flat).view(x.shape) if ctx.needs_input_grad[0] else None
+        to_weights = torch.bmm(flat, x.flatten(2).mT).view(-1, ctx.images, *weight.shape).sum(0) if ctx.needs_input_grad[3] else None
+        to_biases = sum_of_pixels(gradient, ctx.images) if ctx.needs_input_grad[4] else None
+        return to_x, None, None, to_weights, to_biases, None
+
+
+class Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        weights: Tensor | None,
+        biases: Tensor | None,
+        images: int,
+        geometry: Geometry,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.images, ctx.geometry = images, geometry
+        stride, padding, dilation = geometry
+        return F.conv2d(x, weight, bias, stride, padding, dilation)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Gradients:
+        x, weight = ctx.saved_tensors
+        gradient = gradient.contiguous()
+        to_x = to_weights = None
+        if ctx.needs_input_grad[0]:
+            to_x = convolution_backward(gradient, x, weight, ctx.geometry, 1, [True, False, False])[0]
+        if ctx.needs_input_grad[3]:
+            to_weights = grouped_weight_gradients(gradient, x, weight, ctx.geometry, ctx.images)
+        to_biases = sum_of_pixels(gradient, ctx.images) if ctx.needs_input_grad[4] else None
+        return to_x, None, None, to_weights, to_biases, None, None
+
+
+def grouped_weight_gradients(gradient: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, images: int) -> Tensor:
+    """The images as groups of channels of K images. gradient, x: (K·B, channels, H, W). Returns (B, *weight.shape)."""
+    outputs = weight.shape[0]
+    wide = max(outputs, CHANNELS)
+    if wide > outputs:
+        gradient = F.pad(gradient, (0, 0, 0, 0, 0, wide - outputs))
+    gradient, x = (value.reshape(-1, images * value.shape[1], *value.shape[2:]) for value in (gradient, x))
+    shape = weight.new_empty(1).expand(images * wide, *weight.shape[1:])  # only the shape is used
+    rows = convolution_backward(gradient, x, shape, geometry, images, [False, True, False])[1]
+    assert rows is not None  # asked for
+    return rows.unflatten(0, (images, wide))[:, :outputs]
+
+
+def convolution_backward(gradient: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, groups: int, wanted: list[bool]) -> Gradients:
+    return torch.ops.aten.convolution_backward(gradient, x, weight, None, *geometry, False, [0, 0], groups, wanted)
+
+
+def sum_of_pixels(gradient: Tensor, images: int) -> Tensor:
+    """(K·B, C, H, W) to (B, C)."""
+    return gradient.flatten(2).sum(2).view(-1, images, gradient.shape[1]).sum(0)
+
+
+class Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, index: Tensor, weight: Tensor, weights: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.shape = weights.shape
+        return weight[index]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Gradients:
+        (index,) = ctx.saved_tensors
+        images, entries, size = ctx.shape
+        place = index.view(-1, images) + entries * torch.arange(images, device=index.device)
+        rows = gradient.new_zeros(images * entries, size).index_add_(0, place.flatten(), gradient)
+        return None, None, rows.view(ctx.shape)
+
+
+# --- rules: what PyTorch's functions of a trained weight become -----------------------------------------------------------------------
+
+
+def linear(mode: PerImage, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    value = computed(weight)
+    offset = None if bias is None else computed(bias)
+    return Linear.apply(x.to(value.dtype), value, offset, mode.rows_of(weight), mode.rows_of(bias), mode.images)
+
+
+def conv2d(
+    mode: PerImage, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+) -> Tensor:
+    if groups != 1 or isinstance(padding, str):
+        raise NoRuleError("no per-image gradient for a convolution in groups, or one whose padding is a word")
+    both: list[list[int]] = [[value, value] if isinstance(value, int) else list(value) for value in (stride, padding, dilation)]
+    geometry: Geometry = (both[0], both[1], both[2])
+    value = computed(weight)
+    offset = None if bias is None else computed(bias)
+    arguments = (x.to(value.dtype), value, offset, mode.rows_of(weight), mode.rows_of(bias), mode.images)
+    if weight.shape[2:] == (1, 1) and geometry == ([1, 1], [0, 0], [1, 1]):
+        return Pointwise.apply(*arguments)
+    return Convolution.apply(*arguments, geometry)
+
+
+def embedding(mode: PerImage, index: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None, **_: Any) -> Tensor:
+    if index.ndim != 1 or padding_idx is not None or max_norm is not None:
+        raise NoRuleError("no per-image gradient for an embedding of more than one index each, with padding or a largest norm")
+    return Embedding.apply(index, weight.detach(), mode.rows_of(weight))
+
+
+def expand(mode: PerImage, weight: Tensor, rows: int, *sizes: int) -> Tensor:
+    """One weight for each row of a batch: each image's own, for each of its draws."""
+    if any(size != -1 for size in sizes) or len(sizes) != weight.ndim or rows % mode.images:
+        raise NoRuleError("no per-image gradient for a weight spread over anything but the batch")
+    own = mode.of[id(weight)][1]
+    return own.expand(rows // mode.images, *own.shape).flatten(0, 1)
+
+
+def unflatten(mode: PerImage, weight: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+    if dim < 0:
+        raise NoRuleError("no per-image gradient for a dimension counted from the end")
+    return mode.follow(weight.detach().unflatten(dim, sizes), mode.of[id(weight)][1].unflatten(dim + 1, sizes))
+
+
+def indexed(mode: PerImage, weight: Tensor, index: Any) -> Tensor:
+    if not isinstance(index, tuple) or any(part is not None and part != slice(None) for part in index):
+        raise NoRuleError("no per-image gradient for a part of a trained weight")
+    return mode.follow(weight.detach()[index], mode.of[id(weight)][1][(slice(None), *index)])
+
+
+RULES: dict[Any, Callable[..., Tensor]] = {
+    F.linear: linear,
+    torch.conv2d: conv2d,
+    F.embedding: embedding,
+    Tensor.expand: expand,
+    Tensor.unflatten: unflatten,
+    Tensor.__getitem__: indexed,
+}

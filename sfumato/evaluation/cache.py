@@ -1,0 +1,71 @@
+"""Features kept on disk under what they were computed from: the bytes of the images and the weights of the extractor.
+
+A path or a date is no part of the key. Features of real images are as sensitive as the images: the directory is the owner's alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from pathlib import Path
+
+import numpy as np
+
+from sfumato.data.images import open_private
+from sfumato.evaluation.extractors import Extractor
+
+KEPT = 24  # files; the longest unused go first
+
+
+def features_of(extractor: Extractor, images: np.ndarray, directory: Path | None = None) -> np.ndarray:
+    """(N, H, W, C) uint8 -> (N, D) float32, from `directory` where it has them, else computed and written there. None: no cache."""
+    if directory is None:
+        return extractor(images)
+    path = directory / f"{key_of(extractor, images)}.npy"
+    found = read_features(path, (len(images), extractor.dimension))
+    if found is None:
+        found = extractor(images)
+        write_features(path, found)
+        prune(directory)
+    return found
+
+
+def key_of(extractor: Extractor, images: np.ndarray) -> str:
+    """sha256 over the extractor's digest and the images' type, shape and bytes, read in pieces."""
+    digest = hashlib.sha256(f"{extractor.digest} {images.dtype} {images.shape} ".encode())
+    for start in range(0, len(images), 4096):
+        digest.update(np.ascontiguousarray(images[start : start + 4096]).tobytes())
+    return digest.hexdigest()
+
+
+def read_features(path: Path, shape: tuple[int, int]) -> np.ndarray | None:
+    """None where there is no whole file of that shape: it is then computed again."""
+    try:
+        features = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    if not isinstance(features, np.ndarray) or features.shape != shape or features.dtype != np.float32 or not np.isfinite(features).all():
+        return None
+    path.touch()  # used: pruned last
+    return features
+
+
+def write_features(path: Path, features: np.ndarray) -> None:
+    """Mode 0600 in a directory of mode 0700, under a temporary name first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.chmod(0o700)
+    content = io.BytesIO()
+    np.save(content, features, allow_pickle=False)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open_private(temporary) as file:
+            file.write(content.getbuffer())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def prune(directory: Path) -> None:
+    by_use = sorted(directory.glob("*.npy"), key=lambda path: path.stat().st_mtime)
+    for path in by_use[:-KEPT]:
+        path.unlink(missing_ok=True)

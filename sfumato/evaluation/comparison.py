@@ -1,0 +1,235 @@
+"""Runs side by side: what each cost, by its ledger, and how useful its release is, by its local evaluation. The table is local.
+
+A run is a folder with `metrics.json` and `ledger.json`, or a row of `dvc exp show --json`. DVC knows the ledger of every experiment and the
+hash of its release, but never the numbers from real images: those are found in the state directory, where `stage evaluate` keeps a copy.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from io import StringIO
+from pathlib import Path
+
+from sfumato.data.images import open_private
+from sfumato.errors import DataError
+from sfumato.evaluation.plots import accuracies
+from sfumato.privacy.ledger import KEYS, check_ledger, read_ledger
+
+EVALUATIONS = "evaluations"  # in the state directory
+RELEASE, LEDGER = "artifacts/synthesize", "ledger.json"  # as DVC names them
+COMPARED = {  # entries of an evaluation's identity, and how a mark calls them
+    "dataset": "data set",
+    "data": "data",
+    "holdout": "hold-out",
+    "extractor": "extractor",
+    "reference": "reference",
+    "training": "schedule",
+    "networks": "networks",
+}
+UNKNOWN, WORKSPACE = "unknown", "workspace"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run. `epsilon`: recomputed from its records; `metrics`: None where there are no local numbers; `marks`: why it cannot be compared."""
+
+    name: str
+    recipe: str
+    target: float
+    epsilon: float
+    delta: float
+    identity: Mapping[str, str]
+    metrics: Mapping | None = None
+    problems: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
+
+    @property
+    def accuracy(self) -> dict[str, dict]:
+        """{classifier: {"mean", "std", …}} of the release."""
+        return accuracies(dict(self.metrics["release"])) if self.metrics and isinstance(self.metrics.get("release"), Mapping) else {}
+
+
+# --- where runs come from -------------------------------------------------------------------------------------------------------
+
+
+def read_run(folder: Path) -> Run:
+    """The run of a folder that holds `metrics.json` and `ledger.json`. Raises BudgetError or DataError where one is missing or no such file."""
+    return run_of(str(folder), read_ledger(folder / LEDGER), read_metrics(folder / "metrics.json"))
+
+
+def read_metrics(path: Path) -> dict:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DataError(f"{path} does not exist: run `stage evaluate` there, or leave the folder out") from error
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read ({error}): run `stage evaluate` again") from error
+    if not isinstance(content, dict) or content.get("scope") != "local" or not isinstance(content.get("release"), dict):
+        raise DataError(f"{path} holds no evaluation of a release: run `stage evaluate` again")
+    return content
+
+
+def runs_of_experiments(shown: object, state: Path) -> tuple[list[Run], list[str]]:
+    """The runs of what `dvc exp show --json` printed, and the experiments that were left out, each with its reason.
+
+    state: the state directory, where the local numbers of each release are found.
+    """
+    runs, left_out, seen = [], [], set()
+    for name, data in experiments(shown):
+        ledger = data.get("metrics", {}).get(LEDGER, {}).get("data")
+        release = data.get("deps", {}).get(RELEASE, {}).get("hash")
+        if not isinstance(ledger, dict) or "digest" not in ledger or not release:
+            left_out.append(f"{name}: it has no ledger or no release")
+        elif release not in seen:  # the workspace repeats an experiment or a commit
+            seen.add(release)
+            kept = find_evaluation(state, release, ledger["digest"])
+            if kept is None:
+                left_out.append(f"{name}: no local numbers for its release; `stage evaluate` there writes them")
+            else:
+                runs.append(run_of(name, kept["ledger"], kept))  # DVC shows a ledger without its lists
+    return runs, left_out
+
+
+def experiments(shown: object) -> list[tuple[str, dict]]:
+    """(name, data) of every row of `dvc exp show --json`: commits, the workspace, and the experiments of each."""
+    found: list[tuple[str, dict]] = []
+    waiting = list(shown) if isinstance(shown, list) else []
+    while waiting:
+        row = waiting.pop(0)
+        if not isinstance(row, dict):
+            continue
+        if isinstance(row.get("data"), dict):
+            revision = str(row.get("rev"))
+            found.append((row.get("name") or (revision if revision == WORKSPACE else revision[:7]), row["data"]))
+        for group in row.get("experiments") or ():
+            waiting += group.get("revs") or ()
+    return sorted(found, key=lambda item: item[0] == WORKSPACE)  # last, for it repeats one of the others
+
+
+def run_of(name: str, ledger: Mapping, metrics: Mapping) -> Run:
+    spent, problems = check_ledger(ledger, delta=ledger["delta"])
+    records = ledger["records"]
+    known = {"dataset": joined(record["dataset_id"] for record in records), "data": joined(record["fingerprint"] for record in records)} if not problems else {}
+    identity = {**known, **{key: str(value) for key, value in metrics.get("identity", {}).items()}}
+    if known and "data" in metrics.get("identity", {}) and known["data"] not in ("", identity["data"]):
+        problems = [*problems, "its ledger is of other data than its evaluation"]
+    return Run(
+        name=name,
+        recipe=str(ledger["recipe"]),
+        target=float(ledger["target"]),
+        epsilon=spent,
+        delta=float(ledger["delta"]),
+        identity=identity,
+        metrics=metrics,
+        problems=tuple(problems),
+    )
+
+
+def joined(values: Iterable) -> str:
+    return ", ".join(sorted({str(value) for value in values}))
+
+
+# --- the local numbers of a release, kept in the state directory ----------------------------------------------------------------
+
+
+def directory_hash(directory: Path) -> str:
+    """The hash that DVC 3 gives a directory: md5 over the md5 and the path of each file, and ".dir"."""
+    files = sorted((path.relative_to(directory).as_posix(), path) for path in directory.rglob("*") if path.is_file())
+    entries = [{"md5": hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest(), "relpath": name} for name, path in files]
+    return hashlib.md5(json.dumps(entries, sort_keys=True).encode(), usedforsecurity=False).hexdigest() + ".dir"
+
+
+def keep_evaluation(state: Path, metrics: Mapping) -> Path:
+    """Write the numbers of a release under its hash, mode 0600 in a directory of mode 0700.
+
+    `metrics` names the release in its "identity" and holds the whole "ledger".
+    """
+    directory = state / EVALUATIONS
+    directory.mkdir(parents=True, exist_ok=True)
+    directory.chmod(0o700)
+    path = directory / f"{metrics['identity']['release']}.json"
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open_private(temporary) as file:
+        file.write((json.dumps(metrics, indent=1) + "\n").encode())
+    temporary.replace(path)
+    return path
+
+
+def find_evaluation(state: Path, release: str, ledger: str) -> dict | None:
+    """The kept numbers of the release with that hash, made under the ledger with that digest; None where there are none."""
+    path = state / EVALUATIONS / f"{Path(release).name}.json"
+    if not path.is_file():
+        return None
+    content = read_metrics(path)
+    kept = content.get("ledger")
+    return content if isinstance(kept, dict) and set(kept) == KEYS and kept["digest"] == ledger else None
+
+
+# --- comparing ------------------------------------------------------------------------------------------------------------------
+
+
+def marked(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
+    """The runs, each marked with what it does not share with most of them, and a warning for each kind of difference.
+
+    Marks: "hold-out", "extractor", … where a run's differs from the commonest one (the first of equally common ones), "… unknown" where
+    its evaluation does not say, "ledger" where the ledger does not hold.
+    """
+    usual = {key: most_common([run.identity.get(key, UNKNOWN) for run in runs]) for key in COMPARED}
+    delta = most_common([run.delta for run in runs])
+    found, warnings = [], []
+    for run in runs:
+        marks = [f"{word} unknown" for key, word in COMPARED.items() if run.identity.get(key, UNKNOWN) == UNKNOWN]
+        marks += [word for key, word in COMPARED.items() if run.identity.get(key, UNKNOWN) not in (UNKNOWN, usual[key])]
+        marks += ["delta"] if run.delta != delta else []
+        marks += ["ledger"] if run.problems else []
+        found.append(replace(run, marks=tuple(marks)))
+        warnings += [f"{run.name}: its ledger does not hold: {problem}" for problem in run.problems]
+    for mark in dict.fromkeys(mark for run in found for mark in run.marks if mark != "ledger"):
+        names = [run.name for run in found if mark in run.marks]
+        what = f"the {mark.removesuffix(' unknown')} of its evaluation is not known" if mark.endswith("unknown") else f"another {mark} than the others"
+        warnings.append(f"{', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}: {what}: do not compare its numbers with theirs")
+    return found, warnings
+
+
+def most_common(values: Sequence) -> object:
+    """The commonest value that is known, the first of equally common ones."""
+    known = [value for value in values if value != UNKNOWN] or list(values)
+    return Counter(known).most_common(1)[0][0]
+
+
+def classifiers_of(runs: Sequence[Run]) -> list[str]:
+    """Every classifier that some run was scored with, in the order of their first appearance."""
+    return list(dict.fromkeys(name for run in runs for name in run.accuracy))
+
+
+def distance_of(run: Run) -> tuple[str, float] | None:
+    """("fid" or "frechet", its value) of the release."""
+    values = run.metrics["release"].get("fidelity", {}) if run.metrics else {}
+    return next(((key, float(values[key])) for key in ("fid", "frechet") if key in values), None)
+
+
+def comparison_rows(runs: Sequence[Run]) -> list[dict]:
+    """One row a run, by recipe and then ε: what the table, the CSV file and the plot show. Accuracies are shares in [0, 1]."""
+    rows = []
+    for run in sorted(runs, key=lambda run: (run.recipe, run.target, run.name)):
+        row: dict = {"run": run.name, "recipe": run.recipe, "target": run.target, "epsilon": run.epsilon, "delta": run.delta}
+        for name in classifiers_of(runs):
+            scored = run.accuracy.get(name, {})
+            row[name], row[f"{name}_std"] = scored.get("mean"), scored.get("std")
+        distance = distance_of(run)
+        row["distance"], row["space"] = (distance[1], run.metrics["release"]["fidelity"].get("space")) if distance and run.metrics else (None, None)
+        rows.append(row | {"differs": ", ".join(run.marks)})
+    return rows
+
+
+def comparison_csv(rows: Sequence[Mapping]) -> str:
+    table = StringIO()
+    writer = csv.DictWriter(table, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: f"{value:.6g}" if isinstance(value, float) else "" if value is None else value for key, value in row.items()} for row in rows)
+    return table.getvalue()

@@ -1,0 +1,211 @@
+"""Downstream accuracy: train a classifier on one set, score it on another (METHODS §9).
+
+The model is that of the last epoch, or of the best one on a part of its own training set. No choice ever looks at the scored images.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sfumato.data.images import ImageSet
+from sfumato.diffusion.ema import EMA, ema_model
+from sfumato.evaluation.classifiers import DEEP, Classifier, build_classifier
+
+BATCH = 128
+MIN_STEPS = 600  # a small set is passed over more often, until it has had so many gradient steps
+PEAK_RATE = {"lr": 1e-2, "mlp": 2e-3, "cnn": 4e-3, "wrn": 4e-3, "resnet": 4e-3, "resnext": 2e-3}
+WEIGHT_DECAY = {"lr": 1e-4, "mlp": 1e-4, "cnn": 1e-2, "wrn": 1e-2, "resnet": 1e-2, "resnext": 1e-2}
+CHOSEN_ON = 2000  # at most so many images of the training set are kept to choose an epoch by
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How one classifier is trained. `size`: of the deep networks. `ema`: decay of the averaged weights, which are then the result; 0: none.
+
+    `kept`: part of the training set that is kept apart to choose the epoch by; 0: the last epoch is taken.
+    """
+
+    steps: int
+    learning_rate: float
+    weight_decay: float
+    batch: int = BATCH
+    one_cycle: bool = True  # AdamW at a rate that rises and falls; else Adam at a constant one
+    size: str = "light"
+    ema: float = 0.0
+    kept: float = 0.0
+
+
+def schedule_of(name: str, count: int, epochs: int, kind: str = "light", steps: int | None = None, kept: float = 0.0) -> Schedule:
+    """The schedule of classifier `name` on `count` images: `epochs` passes, or exactly `steps` gradient steps where they are given.
+
+    kind: "light", for a CPU; "paper": the deep networks as DPImageBench trains them (Adam at 1e-4, batches of 512, 50 epochs, averaged
+    weights), for a GPU. The papers print no schedule for `lr`, `mlp` and `cnn`: theirs is the light one in both.
+    """
+    if kind == "paper" and name in DEEP:
+        passes = steps or 50 * math.ceil(count / 512)
+        return Schedule(steps=passes, learning_rate=1e-4, weight_decay=0.0, batch=512, one_cycle=False, size="paper", ema=0.9999, kept=kept)
+    return Schedule(steps=steps or steps_of(count, epochs), learning_rate=PEAK_RATE[name], weight_decay=WEIGHT_DECAY[name], kept=kept)
+
+
+def steps_of(count: int, epochs: int) -> int:
+    """Gradient steps for `count` images: `epochs` passes, or MIN_STEPS if that is more."""
+    return max(epochs * math.ceil(count / BATCH), MIN_STEPS)
+
+
+def train_classifier(name: str, images: np.ndarray, labels: np.ndarray, classes: int, epochs: int, seed: int) -> Classifier:
+    """`fit` under the light schedule, last epoch: the model, in evaluation mode."""
+    return fit(name, images, labels, classes, schedule_of(name, len(images), epochs), seed)[0]
+
+
+def fit(name: str, images: np.ndarray, labels: np.ndarray, classes: int, schedule: Schedule, seed: int) -> tuple[Classifier, int]:
+    """Train a classifier, NAMES in `sfumato.evaluation.classifiers`: shuffled passes, cross-entropy; no augmentation.
+
+    images: (N, H, W, C) uint8; labels: (N,) integers below `classes`. `seed` fixes initialisation, order, dropout and the images kept
+    apart; the global generator is left as it was. Returns (the model in evaluation mode, on the device it was trained on; its epoch,
+    from 1). With `schedule.kept`, the epoch is the best one on the images kept apart, the later of equal ones.
+    """
+    if not len(images):
+        raise ValueError(f"no images to train the {name} on")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    learnt, judged = kept_apart(len(images), schedule.kept, seed)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = build_classifier(name, (images.shape[3], *images.shape[1:3]), classes, schedule.size).to(device)
+        optimizer, rates = optimizer_of(model, schedule)
+        average = EMA(dict(model.named_parameters()), schedule.ema) if schedule.ema else None
+        targets = torch.from_numpy(np.array(labels, dtype=np.int64))
+        order = torch.empty(0, dtype=torch.int64)
+        epoch, best, best_epoch = 0, -1.0, 0
+        best_state: dict[str, Tensor] = {}
+        model.train()
+        for step in range(schedule.steps):
+            if not len(order):
+                order, epoch = learnt[torch.randperm(len(learnt))], epoch + 1
+            index, order = order[: schedule.batch], order[schedule.batch :]
+            if len(order) == 1:  # batch norm cannot train on one image
+                order = order[:0]
+            if len(index) == 1:
+                index = index.repeat(2)
+            with torch.autocast(device, torch.bfloat16, enabled=fast_bfloat16(device)):
+                loss = F.cross_entropy(model(to_tensor(images[index.numpy()], device)), targets[index].to(device))
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            if rates:
+                rates.step()
+            if average:
+                average.update(dict(model.named_parameters()))
+            if len(judged) and (not len(order) or step == schedule.steps - 1):
+                candidate = averaged(model, average)
+                found = float((predict(candidate, images[judged]) == labels[judged]).mean())
+                if found >= best:
+                    best, best_epoch, best_state = found, epoch, {key: value.clone() for key, value in candidate.state_dict().items()}
+    if best_state:
+        model.load_state_dict(best_state)
+        return model.eval(), best_epoch
+    return averaged(model, average).eval(), epoch
+
+
+def kept_apart(count: int, part: float, seed: int) -> tuple[Tensor, np.ndarray]:
+    """(indices to learn from, indices to choose the epoch by). At least one of the former; none of the latter where `part` is 0."""
+    kept = min(round(part * count), CHOSEN_ON, count - 1)
+    order = np.random.default_rng(seed).permutation(count) if kept else np.arange(count)
+    return torch.from_numpy(order[kept:]), order[:kept]
+
+
+def optimizer_of(model: Classifier, schedule: Schedule) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler | None]:
+    if not schedule.one_cycle:
+        return torch.optim.Adam(model.parameters(), lr=schedule.learning_rate, weight_decay=schedule.weight_decay), None
+    optimizer = torch.optim.AdamW(model.parameters(), lr=schedule.learning_rate, weight_decay=schedule.weight_decay)
+    if schedule.steps <= 5:  # no room for a rise
+        return optimizer, None
+    return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=schedule.learning_rate, total_steps=schedule.steps, pct_start=0.2)
+
+
+def averaged(model: Classifier, average: EMA | None) -> Classifier:
+    """A copy of `model` with its averaged weights; the model itself where none are kept. Batch norm's statistics are those of the model."""
+    return ema_model(copy.deepcopy(model), average.average) if average else model  # type: ignore[return-value]
+
+
+def fast_bfloat16(device: str) -> bool:
+    """Whether the device has bfloat16 arithmetic; told from the device, not timed, so that a machine always does the same."""
+    return device == "cuda" or bool(torch.cpu.get_capabilities().get("avx512_bf16"))
+
+
+def to_tensor(images: np.ndarray, device: str) -> Tensor:
+    """(B, H, W, C) uint8 -> (B, C, H, W) float32 in [0, 1]; stays channels-last in memory."""
+    tensor = torch.from_numpy(np.array(images, order="C")).to(device).permute(0, 3, 1, 2)
+    return tensor.float().div_(255)
+
+
+@torch.no_grad()
+def apply(function: Callable[[Tensor], Tensor], images: np.ndarray, device: str, size: int = 1000) -> np.ndarray:
+    """`function` over (N, H, W, C) uint8 images in batches; returns its rows as one float32 array."""
+    return np.concatenate([function(to_tensor(images[i : i + size], device)).float().cpu().numpy() for i in range(0, len(images), size)])
+
+
+def predict(model: Classifier, images: np.ndarray) -> np.ndarray:
+    """(N, H, W, C) uint8 -> (N,) int64, the most likely label of each."""
+    return logits(model, images).argmax(axis=1)
+
+
+def logits(model: Classifier, images: np.ndarray) -> np.ndarray:
+    """(N, H, W, C) uint8 -> (N, classes) float32, in evaluation mode; the model is left in the mode it was in."""
+    training = model.training
+    try:
+        return apply(model.eval(), images, next(model.parameters()).device.type)
+    finally:
+        model.train(training)
+
+
+def accuracy(model: Classifier, image_set: ImageSet) -> float:
+    """Share of `image_set` that the model labels right, in [0, 1]."""
+    return float((predict(model, image_set.images) == image_set.labels).mean())
+
+
+def per_class(predicted: np.ndarray, image_set: ImageSet) -> list[float | None]:
+    """Share of each class's images in `image_set` that were labelled right; None for a class without images."""
+    right = predicted == image_set.labels
+    chosen = (image_set.labels == label for label in range(len(image_set.classes)))
+    return [float(right[rows].mean()) if rows.any() else None for rows in chosen]
+
+
+def score(name: str, train: ImageSet, holdout: ImageSet, schedule: Schedule, seeds: Sequence[int]) -> dict:
+    """Accuracy on `holdout` of classifiers trained on `train`, one per seed, as shares in [0, 1].
+
+    Returns {"mean", "std", "per_seed", "per_class": [{"class", "mean", "std"}, …], "steps", "epochs": the one taken, by seed}. `std` is the
+    sample standard deviation over the seeds, 0 for a single one. Guarantee: no choice depends on `holdout`; it is looked at after
+    training alone. A class that it lacks is left out of `per_class`.
+    """
+    if not seeds:
+        raise ValueError("no seeds: one classifier or more must be trained")
+    overall, classwise, epochs = [], [], []
+    for seed in seeds:
+        model, epoch = fit(name, train.images, train.labels, len(train.classes), schedule, seed)
+        predicted = predict(model, holdout.images)
+        overall.append(float((predicted == holdout.labels).mean()))
+        classwise.append(per_class(predicted, holdout))
+        epochs.append(epoch)
+    by_class = [{"class": name} | summary([row[i] for row in classwise]) for i, name in enumerate(train.classes) if classwise[0][i] is not None]
+    return summary(overall) | {"per_seed": overall, "per_class": by_class, "steps": schedule.steps, "epochs": epochs}
+
+
+def summary(values: Sequence) -> dict[str, float]:
+    """{"mean", "std"}: the sample standard deviation, 0 for a single value."""
+    return {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1)) if len(values) > 1 else 0.0}
+
+
+def cnn_features(model: Classifier, images: np.ndarray) -> np.ndarray:
+    """(N, H, W, C) uint8 -> (N, 128) float32, what the last layer of the network sees.
+
+    The space of the Fréchet distance. A network trained on real images is local, and so is everything computed with it.
+    """
+    return apply(model.features, images, next(model.parameters()).device.type)

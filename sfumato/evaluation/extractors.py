@@ -1,0 +1,257 @@
+"""Feature spaces for comparing image sets, behind one interface: images in, features out.
+
+`inception` is the space of published FIDs. `embedded` needs no download: a small network trained here on drawn images. `torchvision` and
+`torchscript` take a file of the user's. Weights are read from local files as tensors alone, and their sha256 is part of every cache key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sfumato.config import Evaluate
+from sfumato.data.images import ImageSet
+from sfumato.digest import digest_of_file
+from sfumato.errors import ConfigError, DataError
+from sfumato.evaluation.classifiers import FEATURES
+from sfumato.evaluation.downstream import apply, train_classifier
+
+PUBLISHED = "6726825d"  # begins the sha256 of pytorch-fid's Inception weights, as its file name says
+EPOCHS = 4  # over the drawn images; at least downstream.MIN_STEPS steps
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+PATCHING = threading.Lock()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extractor:
+    """A feature space.
+
+    `embed`: (B, C, H, W) float32 in [0, 1] on `device` -> (B, dimension). `digest`: sha256 of the weights and of how images are fed to
+    them. `head`: (classes, dimension) weights from features to logits, where class probabilities mean something. `published`: Inception
+    with its published weights, so that distances may be called FID and KID.
+    """
+
+    name: str
+    digest: str
+    dimension: int
+    embed: Callable[[Tensor], Tensor]
+    device: str = "cpu"
+    batch: int = 500
+    head: np.ndarray | None = None
+    published: bool = False
+
+    def __call__(self, images: np.ndarray) -> np.ndarray:
+        """(N, H, W, C) uint8, C 1 or 3 -> (N, dimension) float32. Raises DataError for other images, and for features that are not finite."""
+        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3):
+            raise DataError(f"images are {images.dtype} {images.shape}, expected uint8 (N, H, W, C) with C 1 or 3: write the set again.")
+        if not len(images):
+            return np.zeros((0, self.dimension), dtype=np.float32)
+        features = apply(self.embed, images, self.device, self.batch)
+        if features.shape != (len(images), self.dimension) or not np.isfinite(features).all():
+            raise DataError(f"{self.name} gave features of shape {features.shape} or some that are not finite: check its weights file.")
+        return features
+
+    def probabilities(self, features: np.ndarray) -> np.ndarray:
+        """(N, dimension) -> (N, classes) float64. Without bias, as the first Inception Score was computed. ValueError without a head."""
+        if self.head is None:
+            raise ValueError(f"{self.name} has no classes")
+        logits = features.astype(np.float64) @ self.head.T.astype(np.float64)
+        logits -= logits.max(axis=1, keepdims=True)
+        return np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+
+
+def build_extractor(config: Evaluate, shape: tuple[int, int, int], public: Callable[[], tuple[ImageSet, str]]) -> Extractor:
+    """The extractor that `config` names, for images of `shape` (C, H, W).
+
+    `public` draws the images that `embedded` is trained on, and says what they are called; it is called for that alone.
+    Raises ConfigError for an unknown model, DataError for a weights file that is missing, damaged or another than `sha256` says.
+    """
+    path = Path(config.weights) if config.weights else None
+    if config.extractor == "inception":
+        return inception_extractor(path, config.sha256)
+    if config.extractor == "torchvision":
+        assert path is not None and config.model is not None
+        return torchvision_extractor(config.model, path, config.sha256)
+    if config.extractor == "torchscript":
+        assert path is not None
+        return torchscript_extractor(path, config.sha256, shape)
+    return embedded_extractor(*public())
+
+
+def embedded_extractor(public: ImageSet, name: str) -> Extractor:
+    """What the last layer of a small CNN sees that was trained to tell the classes of `public` apart: `cnn-<name>-128`.
+
+    Not derived from any sensitive image, so comparable across recipes; comparable across machines as far as their arithmetic agrees
+    (`digest` tells). A fixed seed makes it deterministic on one machine. Features are in units of their root mean square on `public`.
+    """
+    if len(public) < 2 or len(public.classes) < 2:
+        raise ConfigError(f"{len(public)} images of {len(public.classes)} classes cannot train a feature network: two or more of each are needed")
+    network = train_classifier("cnn", public.images, public.labels, len(public.classes), EPOCHS, seed=0)
+    digest = hashlib.sha256(b"embedded")
+    for key, value in sorted(network.state_dict().items()):
+        digest.update(key.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+    device = next(network.parameters()).device.type
+    unit = float(np.sqrt(np.mean(apply(network.features, public.images[:2000], device) ** 2))) or 1.0
+    digest.update(repr(unit).encode())
+    return Extractor(
+        name=f"cnn-{name}-{FEATURES}",
+        digest=digest.hexdigest(),
+        dimension=FEATURES,
+        embed=lambda images: network.features(images) / unit,
+        device=device,
+        batch=1000,
+    )
+
+
+def inception_extractor(path: Path | None = None, sha256: str | None = None) -> Extractor:
+    """The 2048 pooled features of pytorch-fid's Inception, images resized to 299×299 as there.
+
+    path: its weights file; None: where torch.hub keeps it, downloaded if it is not there. sha256: of another file that is meant all
+    the same; without it the file must be the published one, and only then are distances called FID.
+    """
+    from pytorch_fid import inception
+
+    if path is None:
+        path = Path(torch.hub.get_dir()) / "checkpoints" / inception.FID_WEIGHTS_URL.rsplit("/", 1)[1]
+        if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                torch.hub.download_url_to_file(inception.FID_WEIGHTS_URL, str(path), hash_prefix=PUBLISHED)
+            except (OSError, RuntimeError) as error:
+                raise DataError(
+                    f"the Inception weights could not be downloaded ({error}): fetch {inception.FID_WEIGHTS_URL} elsewhere and name it in evaluate.weights."
+                ) from error
+    digest = check_weights(path, sha256 or PUBLISHED)
+    state = read_state(path)
+    with PATCHING:  # pytorch-fid knows no other way in than its own download
+        download, inception.load_state_dict_from_url = inception.load_state_dict_from_url, lambda *_, **__: state
+        try:
+            network = inception.InceptionV3([inception.InceptionV3.BLOCK_INDEX_BY_DIM[2048]]).eval()
+        except (RuntimeError, TypeError, AttributeError) as error:
+            raise DataError(f"{path} does not hold pytorch-fid's Inception: fetch it from {inception.FID_WEIGHTS_URL}.") from error
+        finally:
+            inception.load_state_dict_from_url = download
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    network = network.to(device)
+    published = digest.startswith(PUBLISHED)
+    return Extractor(
+        name="inception-2015-12-05" if published else f"inception-{digest[:8]}",
+        digest=digest_with(digest, "inception pool3, bilinear 299"),
+        dimension=2048,
+        embed=lambda images: network(three_channels(images))[0].flatten(1),
+        device=device,
+        batch=32,
+        head=state["fc.weight"].float().numpy(),
+        published=published,
+    )
+
+
+def torchvision_extractor(model: str, path: Path, sha256: str | None = None) -> Extractor:
+    """What the last linear layer of a torchvision classifier sees, images resized to 224×224 (299 for inception_v3), normalised as for ImageNet.
+
+    path: a state dict of that model, as torchvision publishes them.
+    """
+    import torchvision
+
+    known = torchvision.models.list_models(module=torchvision.models)
+    if model not in known:
+        import difflib
+
+        near = difflib.get_close_matches(model, known, 1)
+        raise ConfigError(f"evaluate.model={model!r} is no classifier of torchvision{f': did you mean {near[0]!r}?' if near else ': see torchvision.models'}")
+    digest = check_weights(path, sha256)
+    state = read_state(path)
+    own = {"init_weights": False} if model in ("inception_v3", "googlenet") else {}
+    network = torchvision.models.get_model(model, weights=None, **own)
+    try:
+        network.load_state_dict(state)
+    except RuntimeError as error:
+        raise DataError(f"{path} does not hold the weights of {model}: download those that torchvision publishes, or name another evaluate.model.") from error
+    linear = [(name, module) for name, module in network.named_modules() if isinstance(module, nn.Linear) and not name.startswith(("aux", "Aux"))]
+    if not linear:
+        raise ConfigError(f"evaluate.model={model!r} has no linear layer to cut off: name another classifier, such as resnet50")
+    name, last = linear[-1]
+    network.set_submodule(name, nn.Identity())
+    side = 299 if model == "inception_v3" else 224
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    network = network.eval().requires_grad_(False).to(device)
+    mean, std = (torch.tensor(value, device=device).view(3, 1, 1) for value in (IMAGENET_MEAN, IMAGENET_STD))
+
+    def embed(images: Tensor) -> Tensor:
+        larger = F.interpolate(three_channels(images), size=(side, side), mode="bilinear", align_corners=False, antialias=True)
+        return network((larger - mean) / std).flatten(1)
+
+    digest = digest_with(digest, f"{model} before {name}, bilinear {side}")
+    return Extractor(name=f"{model}-{last.in_features}", digest=digest, dimension=last.in_features, embed=embed, device=device, batch=32)
+
+
+def torchscript_extractor(path: Path, sha256: str | None, shape: tuple[int, int, int]) -> Extractor:
+    """The flattened output of a TorchScript file for (B, 3, H, W) float32 in [0, 1]; any resizing and normalising is the file's own.
+
+    A TorchScript file is a program: only one whose `sha256` is given is run.
+    """
+    if sha256 is None:
+        raise ConfigError(f"evaluate.sha256 is missing: {path} is a program, and only the one that is meant may run")
+    digest = check_weights(path, sha256)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # says that TorchScript is old
+            network = torch.jit.load(str(path), map_location="cpu").eval()
+        with torch.no_grad():
+            dimension = network(torch.zeros(2, 3, *shape[1:])).flatten(1).shape[1]
+    except (RuntimeError, AttributeError, TypeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+        raise DataError(f"{path} cannot be used as TorchScript on images of 3×{shape[1]}×{shape[2]}: {reason}.") from error
+    return Extractor(
+        name=f"{path.stem}-{dimension}",
+        digest=digest_with(digest, "torchscript [0, 1]"),
+        dimension=dimension,
+        embed=lambda images: network(three_channels(images)).flatten(1),
+        batch=32,
+    )
+
+
+def three_channels(images: Tensor) -> Tensor:
+    """(B, 1 or 3, H, W) -> (B, 3, H, W), grey repeated."""
+    return images.expand(-1, 3, -1, -1)
+
+
+def check_weights(path: Path, expected: str | None) -> str:
+    """The sha256 of a weights file. Raises DataError where it is missing or does not begin with `expected`."""
+    if not path.is_file():
+        raise DataError(f"evaluate.weights={path} does not exist: name a local weights file.")
+    found = digest_of_file(path)
+    if expected is not None and not found.startswith(expected.lower()):
+        raise DataError(f"{path} has sha256 {found}, expected {expected}{'…' if len(expected) < 64 else ''}: it is another file, or damaged.")
+    return found
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """A state dict, tensors alone. Raises DataError for anything else: a file that would run code is not loaded."""
+    from pickle import UnpicklingError  # what torch.load(weights_only=True) refuses with
+
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            state = load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError, UnpicklingError) as error:
+        raise DataError(f"{path} is no plain file of weights ({type(error).__name__}): a state dict of tensors is expected.") from error
+    if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
+        raise DataError(f"{path} is no state dict of tensors: save `model.state_dict()`.")
+    return state
+
+
+def digest_with(digest: str, feeding: str) -> str:
+    return hashlib.sha256(f"{digest} {feeding}".encode()).hexdigest()

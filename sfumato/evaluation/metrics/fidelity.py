@@ -1,0 +1,68 @@
+"""How near a set of images comes to another, in one feature space: all metrics of `evaluate.fidelity` for one set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from sfumato.config import Evaluate
+from sfumato.evaluation.extractors import Extractor
+from sfumato.evaluation.metrics.fld import feature_likelihood
+from sfumato.evaluation.metrics.frechet import frechet_distance
+from sfumato.evaluation.metrics.inception_score import inception_score
+from sfumato.evaluation.metrics.kid import kernel_distance
+from sfumato.evaluation.metrics.neighbours import authenticity, precision_recall
+
+MEMORISED = -20.0  # a generalisation gap below this looks like copies
+
+
+def fidelity(
+    name: str,
+    compared: np.ndarray,
+    reference: np.ndarray,
+    novel: tuple[np.ndarray, np.ndarray, np.ndarray],
+    extractor: Extractor,
+    config: Evaluate,
+    warn: Callable[[str], None],
+) -> dict:
+    """The metrics that `config` asks for, of the set called `name`.
+
+    compared, reference: (N, D) and (M, D) features; `novel`: (features to test for copies, training, hold-out). Returns {"space",
+    "reference", "images", "reference_images", "frechet", "mmd", "mmd_std", "precision", …}. Distances are called "fid", "kid", "kid_std"
+    where the extractor is Inception with its published weights, and there alone. `warn` is told what limits a number's meaning.
+    """
+    wanted = config.metrics
+    found: dict = {"space": extractor.name, "reference": config.reference, "images": len(compared), "reference_images": len(reference)}
+    frechet, mmd = ("fid", "kid") if extractor.published else ("frechet", "mmd")
+    fewest = min(len(compared), len(reference))
+    if "frechet" in wanted:
+        found[frechet] = frechet_distance(compared, reference)
+        if fewest <= extractor.dimension:
+            warn(
+                f"{name}: {fewest} images in a space of {extractor.dimension} dimensions: their covariance is rank-deficient and the Fréchet distance "
+                f"too large. Compare it with distances of equally many images only; {mmd} has no such bias"
+            )
+    if "mmd" in wanted:
+        found[mmd], found[f"{mmd}_std"] = kernel_distance(compared, reference)
+    if "inception_score" in wanted:
+        score = "inception_score" if extractor.published else "class_score"
+        found[score], found[f"{score}_std"] = inception_score(extractor.probabilities(compared))
+    if "precision_recall" in wanted:
+        k = min(config.neighbours, fewest - 1)
+        if k < config.neighbours:
+            warn(f"{name}: precision and recall take {k} neighbours, not evaluate.neighbours={config.neighbours}: there are only {fewest} images")
+        found |= precision_recall(compared, reference, k) | {"neighbours": k}
+    if "fld" in wanted:
+        if min(map(len, novel)) < 4:
+            warn(f"{name}: no feature likelihood: it needs 4 images or more of each kind")
+        else:
+            found |= feature_likelihood(*novel)
+            if found["generalisation_gap"] < MEMORISED:
+                warn(
+                    f"{name}: training images are likelier than hold-out images by {-found['generalisation_gap']:.0f} hundredths of a nat per dimension, as "
+                    "when images were copied. Look at neighbours.png"
+                )
+    if "authenticity" in wanted:
+        found |= authenticity(*novel)
+    return found

@@ -1,0 +1,178 @@
+"""The longer utility protocol of DP-Diffusion (§5.6, §6): accuracy against the number of images, ensembles, model selection. All of it is local.
+
+Every training of a part has the same number of gradient steps, so that a curve shows what more images bring and not more training.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from sfumato.data.images import ImageSet
+from sfumato.errors import ConfigError
+from sfumato.evaluation.classifiers import build_classifier
+from sfumato.evaluation.downstream import Schedule, fast_bfloat16, fit, logits, optimizer_of, predict, score, summary, to_tensor
+
+KEPT = 0.1  # part of the synthetic images that a third party would rank models by
+SCORED = 5000  # at most so many of them
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One choice of hyper-parameters. `rate`: factor on the learning rate of the classifier's schedule."""
+
+    classifier: str
+    rate: float
+    weight_decay: float
+
+    def schedule(self, schedule: Schedule) -> Schedule:
+        return replace(schedule, learning_rate=self.rate * schedule.learning_rate, weight_decay=self.weight_decay)
+
+
+def grid(classifiers: Sequence[str], rates: Sequence[float], decays: Sequence[float]) -> list[Setting]:
+    """Every combination."""
+    return [Setting(classifier=name, rate=rate, weight_decay=decay) for name, rate, decay in itertools.product(classifiers, rates, decays)]
+
+
+def subset(image_set: ImageSet, count: int) -> ImageSet:
+    """`count` images drawn with a fixed seed; a smaller subset is part of a larger one."""
+    index = np.sort(np.random.default_rng(0).permutation(len(image_set))[:count])
+    return ImageSet(image_set.images[index], image_set.labels[index], image_set.classes)
+
+
+def accuracy_by_size(
+    name: str, synthetic: ImageSet, holdout: ImageSet, sizes: Sequence[int], schedule: Schedule, seeds: Sequence[int], progress: Progress = lambda _: None
+) -> list[dict]:
+    """What `score` finds for classifier `name` trained on so many of the synthetic images: a row a size, with "images".
+
+    sizes: rising, none above len(synthetic). Source: DP-Diffusion Figure 3.
+    """
+    rows = []
+    for size in sizes:
+        progress(f"{name} on {size} images")
+        rows.append({"images": size} | score(name, subset(synthetic, size), holdout, schedule, seeds))
+    return rows
+
+
+def ensemble(name: str, synthetic: ImageSet, holdout: ImageSet, schedule: Schedule, members: int, progress: Progress = lambda _: None) -> dict:
+    """Accuracy of `members` classifiers together, their class probabilities averaged: {"members", "images", "accuracy", "alone": {"mean", "std"}}.
+
+    The members differ in their seed: initialisation, order of the images, dropout. Source: DP-Diffusion §5.6 (five).
+    """
+    whole = np.zeros((len(holdout), len(holdout.classes)))
+    alone = []
+    for seed in range(members):
+        progress(f"{name}: member {seed + 1} of {members}")
+        model, _ = fit(name, synthetic.images, synthetic.labels, len(synthetic.classes), schedule, seed)
+        probabilities = torch.softmax(torch.from_numpy(logits(model, holdout.images)).double(), dim=1).numpy()
+        alone.append(float((probabilities.argmax(axis=1) == holdout.labels).mean()))
+        whole += probabilities
+    accuracy = float((whole.argmax(axis=1) == holdout.labels).mean())
+    return {"members": members, "images": len(synthetic), "accuracy": accuracy, "alone": summary(alone)}
+
+
+def model_selection(
+    settings: Sequence[Setting],
+    schedules: Sequence[Schedule],
+    synthetic: ImageSet,
+    holdout: ImageSet,
+    train: ImageSet | None = None,
+    progress: Progress = lambda _: None,
+) -> dict:
+    """Whether the settings rank alike on synthetic and on real images (DP-Diffusion §6, Figure 4).
+
+    Each setting is trained on nine tenths of the synthetic images and scored on the rest ("synthetic") and on `holdout` ("real"); with
+    `train` it is also trained on as many real images and scored on `holdout` ("retrained"). schedules: of the settings' classifiers, before
+    `Setting.schedule`. Returns {"settings": a row each, "spearman", "kendall", "chosen": the best by "synthetic", "rank": of the chosen
+    one by "real", 1 the best, "regret": what its "real" lacks to the best, …_retrained: the same for "retrained"}. A correlation is 0
+    where all scores are equal.
+    """
+    order = np.random.default_rng(1).permutation(len(synthetic))
+    kept = min(max(1, round(KEPT * len(synthetic))), SCORED)
+    judged, learnt = (ImageSet(synthetic.images[part], synthetic.labels[part], synthetic.classes) for part in (order[:kept], np.sort(order[kept:])))
+    rows = []
+    for i, (setting, schedule) in enumerate(zip(settings, schedules, strict=True)):
+        progress(f"setting {i + 1} of {len(settings)}: {setting.classifier}, rate × {setting.rate:g}, weight decay {setting.weight_decay:g}")
+        row: dict = {"classifier": setting.classifier, "rate": setting.rate, "weight_decay": setting.weight_decay}
+        model, _ = fit(setting.classifier, learnt.images, learnt.labels, len(learnt.classes), setting.schedule(schedule), seed=0)
+        row["synthetic"] = float((predict(model, judged.images) == judged.labels).mean())
+        row["real"] = float((predict(model, holdout.images) == holdout.labels).mean())
+        if train is not None:
+            real = subset(train, min(len(train), len(learnt)))
+            model, _ = fit(setting.classifier, real.images, real.labels, len(real.classes), setting.schedule(schedule), seed=0)
+            row["retrained"] = float((predict(model, holdout.images) == holdout.labels).mean())
+        rows.append(row)
+    found: dict = {"settings": rows, "kept": len(judged)} | agreement(rows, "real")
+    if train is not None:
+        found |= {f"{key}_retrained": value for key, value in agreement(rows, "retrained").items()}
+    return found
+
+
+def agreement(rows: Sequence[dict], measure: str) -> dict:
+    """How far choosing by "synthetic" agrees with choosing by `measure`."""
+    from scipy.stats import kendalltau, spearmanr
+
+    synthetic, real = (np.array([row[key] for row in rows]) for key in ("synthetic", measure))
+    varied = len(set(synthetic)) > 1 and len(set(real)) > 1
+    chosen = int(synthetic.argmax())
+    return {
+        "spearman": float(spearmanr(synthetic, real).statistic) if varied else 0.0,
+        "kendall": float(kendalltau(synthetic, real).statistic) if varied else 0.0,
+        "chosen": chosen,
+        "rank": int((real > real[chosen]).sum()) + 1,
+        "regret": float(real.max() - real[chosen]),
+    }
+
+
+# --- how long it will take ------------------------------------------------------------------------------------------------------
+
+
+def check_time(trainings: Sequence[tuple[str, Schedule, int]], shape: tuple[int, int, int], classes: int, minutes: float) -> float:
+    """The minutes that the trainings, (classifier, schedule, how many), are expected to take. Raises ConfigError above `minutes`.
+
+    Timed on blank images, so it needs no data; scoring, a few per cent, is not counted.
+    """
+    step = {key: seconds_per_step(key[0], schedule, shape, classes) for key, schedule in {timed(name, s): s for name, s, _ in trainings}.items()}
+    expected = sum(step[timed(name, schedule)] * schedule.steps * times for name, schedule, times in trainings) / 60
+    if expected > minutes:
+        runs = sum(times for _, _, times in trainings)
+        raise ConfigError(
+            f"--minutes {minutes:g} is too little: {runs} trainings would take about {expected:.0f} minutes on this machine. Raise it, or lower --steps, "
+            "or name fewer sizes, classifiers or settings"
+        )
+    return expected
+
+
+def timed(name: str, schedule: Schedule) -> tuple[str, int, str]:
+    """What the time of a step depends on."""
+    return name, schedule.batch, schedule.size
+
+
+def seconds_per_step(name: str, schedule: Schedule, shape: tuple[int, int, int], classes: int, most: float = 3.0) -> float:
+    """Of one gradient step: the fastest of a few, after about `most` seconds no further one."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    channels, height, width = shape
+    blank = np.zeros((schedule.batch, height, width, channels), dtype=np.uint8)
+    targets = torch.arange(schedule.batch, device=device) % classes
+    took: list[float] = []
+    with torch.random.fork_rng():
+        model = build_classifier(name, shape, classes, schedule.size).to(device)
+        optimizer, _ = optimizer_of(model, schedule)
+        begun = time.perf_counter()
+        while len(took) < 4 and time.perf_counter() - begun < most:
+            start = time.perf_counter()
+            with torch.autocast(device, torch.bfloat16, enabled=fast_bfloat16(device)):
+                loss = F.cross_entropy(model(to_tensor(blank, device)), targets)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            loss.item()
+            took.append(time.perf_counter() - start)
+    return min(took)

@@ -1,0 +1,127 @@
+"""The evaluation of a release against real images. Everything here is outside the guarantee: `scope` says "local"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from sfumato.config import Evaluate
+from sfumato.data.images import ImageSet
+from sfumato.errors import DataError
+from sfumato.evaluation.cache import features_of
+from sfumato.evaluation.downstream import Schedule, schedule_of, score
+from sfumato.evaluation.extractors import Extractor
+from sfumato.evaluation.metrics.fidelity import fidelity
+
+COMPARED = 10_000  # at most so many images enter each side of a distance
+SEARCHED = 30_000  # at most so many training images are searched for copies
+
+
+def evaluate_release(
+    synthetic: Mapping[str, ImageSet],
+    train: ImageSet,
+    holdout: ImageSet,
+    config: Evaluate,
+    extractor: Extractor | None = None,
+    cache: Path | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict:
+    """Downstream accuracy and fidelity of each synthetic set, and of the real one as the bound.
+
+    synthetic: sets by name ("release", "auxiliary", …), of the classes and shape of `train`; "real" is taken. `extractor`: the feature
+    space; None only where `config` asks for no fidelity. `cache`: where features are kept. `progress` is told what comes next. Returns
+    {"scope": "local", "warnings": [...], name: {"lr": {"mean", "std", "per_seed", "per_class", …}, …, "fidelity": {…}}}, accuracies on `holdout` as
+    shares in [0, 1], fidelity as `sfumato.evaluation.metrics.fidelity` says, against `config.reference`. Under "real", real images are compared
+    with other real images: the values to aim for. Raises DataError where a set is empty, lacks a class or does not fit.
+    """
+    for name, image_set in {**synthetic, "real training": train, "hold-out": holdout}.items():
+        check_fits(name, image_set, train)
+    for name, image_set in synthetic.items():
+        check_classes(name, image_set)
+    if "real" in synthetic:
+        raise ValueError("a synthetic set cannot be named 'real': that is the bound")
+    metrics: dict = {"scope": "local", "warnings": []}
+    trained_on = {**synthetic, **({"real": train} if config.bound else {})}
+    for name, image_set in trained_on.items():
+        metrics[name] = {}
+        for classifier in config.classifiers:
+            progress(f"{name}: {classifier}")
+            metrics[name][classifier] = score(classifier, image_set, holdout, schedule_from(config, classifier, len(image_set)), config.seeds)
+    if not config.metrics:
+        return metrics
+    if extractor is None:
+        raise ValueError("evaluate.fidelity asks for features, and there is no extractor")
+
+    absent = sorted(set(range(len(train.classes))) - set(holdout.labels.tolist()))
+    if absent:
+        names = ", ".join(repr(train.classes[label]) for label in absent[:5])
+        metrics["warnings"].append(f"the hold-out has no image of {names}{' and others' if len(absent) > 5 else ''}: no number speaks for these classes")
+    progress(f"real: features in {extractor.name}")
+    searched = features_of(extractor, some(train, SEARCHED).images, cache)
+    fresh = features_of(extractor, some(holdout).images, cache)
+    known = searched[spread(len(searched), COMPARED)]
+    reference = {"holdout": fresh, "train": known}[config.reference]
+    for name, image_set in synthetic.items():
+        progress(f"{name}: features and fidelity")
+        features = features_of(extractor, some(image_set).images, cache)
+        metrics[name]["fidelity"] = fidelity(name, features, reference, (features, searched, fresh), extractor, config, metrics["warnings"].append)
+    if config.bound:
+        progress("real: fidelity")
+        order = np.random.default_rng(0).permutation(len(searched))
+        halves = searched[order[::2]], searched[order[1::2]]
+        compared = known if config.reference == "holdout" else fresh
+        # one half of the training images against the other: what copies nothing
+        metrics["real"]["fidelity"] = fidelity("real", compared, reference, (*halves, fresh), extractor, config, metrics["warnings"].append)
+    return metrics
+
+
+def schedule_from(config: Evaluate, classifier: str, count: int) -> Schedule:
+    """The schedule that `config` asks for, of a classifier trained on `count` images."""
+    kept = config.kept if config.choice == "synthetic" else 0.0
+    return schedule_of(classifier, count, config.epochs, config.schedule, config.steps, kept)
+
+
+def check_fits(name: str, image_set: ImageSet, train: ImageSet) -> None:
+    if len(image_set) < 2:
+        fix = "raise data.holdout_fraction or add images"
+        raise DataError(f"the {name} set holds {len(image_set)} images, evaluation needs two or more: {fix}.")
+    if image_set.images.dtype != np.uint8:
+        raise DataError(f"the {name} set has images of {image_set.images.dtype}, expected uint8 from 0 to 255: write it again.")
+    if image_set.shape != train.shape or image_set.classes != train.classes:
+        raise DataError(
+            f"the {name} set has shape {image_set.shape} and {len(image_set.classes)} classes, the real one {train.shape} and "
+            f"{len(train.classes)}: they were made for different data. Run the stages again."
+        )
+    lowest, highest = int(image_set.labels.min()), int(image_set.labels.max())
+    if len(image_set.labels) != len(image_set) or lowest < 0 or highest >= len(image_set.classes):
+        raise DataError(
+            f"the {name} set has {len(image_set)} images and {len(image_set.labels)} labels from {lowest} to {highest}, expected one label an image "
+            f"from 0 to {len(image_set.classes) - 1}: write it again."
+        )
+
+
+def check_classes(name: str, image_set: ImageSet) -> None:
+    """Raise DataError where a synthetic set has no image of some class: no classifier could learn it."""
+    absent = np.flatnonzero(np.bincount(image_set.labels, minlength=len(image_set.classes)) == 0)
+    if len(absent):
+        more = f" and of {len(absent) - 1} others" if len(absent) > 1 else ""
+        raise DataError(
+            f"the {name} set has no image of class {image_set.classes[absent[0]]!r}{more}: no classifier can learn it. Raise synthesize.count, or set "
+            "synthesize.labels: uniform and run `stage synthesize` again."
+        )
+
+
+def spread(count: int, most: int) -> np.ndarray:
+    """Indices of all, or of `most` drawn with a fixed seed, in rising order."""
+    return np.arange(count) if count <= most else np.sort(np.random.default_rng(0).choice(count, most, replace=False))
+
+
+def some(image_set: ImageSet, most: int | None = None) -> ImageSet:
+    """The set, or `most` (COMPARED) of it drawn with a fixed seed."""
+    most = COMPARED if most is None else most
+    if len(image_set) <= most:
+        return image_set
+    index = spread(len(image_set), most)
+    return ImageSet(image_set.images[index], image_set.labels[index], image_set.classes)

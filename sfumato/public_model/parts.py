@@ -1,0 +1,236 @@
+"""The frozen parts of a public text-to-image model and its untrained network, built by `diffusers` and `transformers`: the one place that imports them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sfumato.errors import DataError, SfumatoError
+from sfumato.public_model.directory import ModelDirectory, require_library, variant_of
+from sfumato.public_model.prompts import NO_LABEL
+
+LONGEST_T5 = 120  # tokens; class prompts are far shorter, and what is masked only costs time
+
+
+def class_named(name: str) -> Any:
+    """A class of `diffusers` or `transformers`, without their progress bars and advice."""
+    require_library()
+    import diffusers
+    import transformers
+
+    diffusers.utils.logging.set_verbosity_error()
+    diffusers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    found = getattr(diffusers, name, None) or getattr(transformers, name, None)
+    if found is None:
+        raise DataError(f"the installed diffusers and transformers have no {name}, which the model needs: update them")
+    return found
+
+
+def load_part(model: ModelDirectory, part: str) -> Any:
+    """A part with its weights, float32, frozen, in evaluation mode. Raises DataError where its files do not fit together."""
+    kind = class_named(model.classes[part])
+    options: dict[str, Any] = {"local_files_only": True}
+    if part not in ("tokenizer", "scheduler"):
+        options |= {"use_safetensors": True, "torch_dtype": torch.float32}
+        if variant := variant_of(model.path, part):
+            options["variant"] = variant.removeprefix(".")
+    try:
+        loaded = kind.from_pretrained(str(model.path / part), **options)
+    except SfumatoError:
+        raise
+    except Exception as error:  # of many kinds, by what is wrong with the files
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise DataError(f"{model.path / part} cannot be loaded as {model.classes[part]} ({reason}): download the model again") from error
+    if isinstance(loaded, nn.Module):
+        if odd := [name for name, value in loaded.named_parameters() if value.device.type == "meta"]:
+            raise DataError(f"{model.path / part} lacks the weights of {odd[0]}: download the model again")
+        loaded.eval().requires_grad_(False)
+    return loaded
+
+
+# --- the network that is trained --------------------------------------------------------------------------------------------------
+
+
+class PlainAttention:
+    """Attention of the network, spelled out: exact and without in-place updates under `vmap(grad)`; the fused one where nothing is differentiated."""
+
+    def __call__(
+        self, attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor | None = None, attention_mask: Tensor | None = None, *_: Any, **__: Any
+    ) -> Tensor:
+        """hidden_states: (B, n, D); encoder_hidden_states: (B, m, E), the prompt, or None for self-attention; attention_mask: (B, 1, m), added."""
+        context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
+        q, k, v = (
+            project(tokens).unflatten(-1, (attn.heads, -1)).transpose(1, 2)  # (B, heads, n or m, D/heads)
+            for project, tokens in ((attn.to_q, hidden_states), (attn.to_k, context), (attn.to_v, context))
+        )
+        bias = None if attention_mask is None else attention_mask[:, None]  # (B, 1, 1, m)
+        if torch.is_grad_enabled():
+            scores = q @ k.transpose(-2, -1) * attn.scale
+            weights = (scores if bias is None else scores + bias).softmax(dim=-1)
+            mixed = weights.to(v.dtype) @ v
+        else:
+            mixed = F.scaled_dot_product_attention(q, k, v, None if bias is None else bias.to(q.dtype), scale=attn.scale)
+        return attn.to_out[1](attn.to_out[0](mixed.transpose(1, 2).flatten(2))) / attn.rescale_output_factor
+
+
+class GroupNorm(nn.GroupNorm):
+    """The same numbers as `nn.GroupNorm`, computed as a layer norm over (group, ...).
+
+    Under vmap the backward pass of `F.group_norm` falls apart into many small operations, that of `F.layer_norm` does not.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (B, C, …)."""
+        grouped = x.reshape(x.shape[0], self.num_groups, -1)
+        normed = F.layer_norm(grouped, grouped.shape[-1:], eps=self.eps).reshape(x.shape)
+        shape = (-1, *[1] * (x.ndim - 2))
+        return torch.addcmul(self.bias.view(shape), normed, self.weight.view(shape))
+
+
+class LayerNorm(nn.LayerNorm):
+    """`nn.LayerNorm` in float32 at least, as autocast has it on a GPU; on a processor the backward pass of a mixed one fails under vmap."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x.to(torch.promote_types(x.dtype, torch.float32)), self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+class SiLU(torch.autograd.Function):
+    """x·sigmoid(x) with its backward pass in one kernel.
+
+    Under `torch.func.grad` the built-in one takes its twice-differentiable backward: five passes over temporaries of full size.
+    A second derivative is an error.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return F.silu(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return torch.ops.aten.silu_backward(gradient, *ctx.saved_tensors)
+
+
+class CheapSiLU(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return SiLU.apply(x)
+
+
+def build_network(model: ModelDirectory) -> nn.Module:
+    """The U-Net or the transformer without weights: on the device that is current, the meta device included."""
+    kind = class_named(model.classes[model.denoiser])
+    try:
+        return kind.from_config(model.configs[model.denoiser])
+    except Exception as error:
+        raise DataError(f"{model.path / model.denoiser}: config.json describes no {kind.__name__} ({error}): download the model again") from error
+
+
+def make_differentiable(network: Any) -> None:
+    """Make the network fit for `vmap(grad)`, in place: same weights, same names, same numbers. Raises DataError where it cannot be."""
+    for path, module in network.named_modules():
+        if hasattr(module, "to_q") and hasattr(module, "processor"):
+            odd = [name for name in ("group_norm", "spatial_norm", "norm_q", "norm_k", "norm_cross", "add_k_proj") if getattr(module, name, None)]
+            if odd or module.residual_connection:
+                raise DataError(f"the attention {path} has {(odd or ['residual_connection'])[0]}, which is not supported: take Stable Diffusion 1.x, 2.x or PixArt")
+    network.set_attn_processor(PlainAttention())
+    for path, module in list(network.named_modules()):
+        if type(module) is nn.GroupNorm and module.affine:
+            cheap = GroupNorm(module.num_groups, module.num_channels, module.eps, device="meta")
+            cheap.weight, cheap.bias = module.weight, module.bias
+            network.set_submodule(path, cheap)
+        elif type(module) is nn.LayerNorm:
+            wide = LayerNorm(module.normalized_shape, module.eps, module.elementwise_affine, module.bias is not None, device="meta")
+            wide.weight, wide.bias = module.weight, module.bias
+            network.set_submodule(path, wide)
+        elif type(module) is nn.SiLU:
+            network.set_submodule(path, CheapSiLU())
+    network.eval()
+
+
+# --- text and images --------------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def embed_prompts(model: ModelDirectory, prompts: Sequence[str], device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """What the text encoder makes of each prompt and, last, of the empty one; each is encoded once, alone.
+
+    Returns ((len(prompts) + 1, tokens, D) float32, (…, tokens) bool or None: which tokens count), on the CPU.
+    """
+    tokenizer, encoder = load_part(model, "tokenizer"), load_part(model, "text_encoder").to(device)
+    masked = model.denoiser == "transformer"
+    length = min(int(tokenizer.model_max_length), LONGEST_T5 if masked else 10**6)
+    rows, masks = [], []
+    for prompt in [*prompts, NO_LABEL]:
+        text = prompt.lower().strip() if masked else prompt
+        if len(tokenizer(text).input_ids) > length:
+            raise DataError(f"the prompt {prompt[:60]!r}… has more than the {length} tokens of this model: shorten it (model.prompt, model.prompts)")
+        tokens = tokenizer(text, padding="max_length", max_length=length, truncation=True, return_tensors="pt")
+        attended = tokens.attention_mask.to(device) if masked or getattr(encoder.config, "use_attention_mask", False) else None
+        rows.append(encoder(tokens.input_ids.to(device), attention_mask=attended)[0][0].float().cpu())
+        masks.append(tokens.attention_mask[0].bool())
+    return torch.stack(rows), torch.stack(masks) if masked else None
+
+
+class LatentCodec:
+    """The frozen VAE: images to latents and back, one image at a time, so that no image's latent depends on another."""
+
+    def __init__(self, model: ModelDirectory, image_size: int, device: torch.device) -> None:
+        self.vae, self.image_size, self.device = load_part(model, "vae").to(device), image_size, device
+        self.scale, self.shift = float(self.vae.config.scaling_factor), float(getattr(self.vae.config, "shift_factor", None) or 0.0)
+        self.channels = int(self.vae.config.in_channels)
+
+    @torch.no_grad()
+    def encode(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) float32 in [0, 1] to (B, c, h, w) float32: resized, grey as three channels, the mean of the posterior. No randomness.
+
+        Guarantee: row i depends on image i alone, bit for bit, whatever the others hold and however many there are.
+        """
+        rows = []
+        for image in images.to(self.device).split(1):
+            pixels = resize(with_channels(image, self.channels), self.image_size) * 2 - 1
+            rows.append((self.vae.encode(pixels).latent_dist.mode() - self.shift) * self.scale)
+        return torch.cat(rows)
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor, shape: tuple[int, int, int]) -> Tensor:
+        """(B, c, h, w) to images of `shape` (C, H, W): (B, C, H, W) float32 in [0, 1], on the CPU."""
+        channels, height, _ = shape
+        rows = [self.vae.decode(latent / self.scale + self.shift).sample.float() for latent in latents.to(self.device).split(1)]
+        images = ((torch.cat(rows) + 1) / 2).clamp(0, 1)
+        return resize(with_channels(images, channels), height).cpu()
+
+
+def with_channels(images: Tensor, channels: int) -> Tensor:
+    """(B, C, H, W) with so many channels: grey repeated, colour averaged."""
+    if images.shape[1] == channels:
+        return images
+    return images.mean(dim=1, keepdim=True).expand(-1, channels, -1, -1)
+
+
+def resize(images: Tensor, size: int) -> Tensor:
+    """(B, C, H, W) in [0, 1] to (B, C, size, size), smoothed where it shrinks."""
+    if images.shape[-2:] == (size, size):
+        return images
+    return F.interpolate(images, (size, size), mode="bicubic", antialias=True).clamp(0, 1)
+
+
+def make_scheduler(model: ModelDirectory) -> Any:
+    """The library's sampler that the model names. Raises DataError where it has no noise schedule of the kind that training needs."""
+    scheduler = load_part(model, "scheduler")
+    kept = getattr(scheduler, "alphas_cumprod", None)
+    if not isinstance(kept, Tensor) or kept.ndim != 1:
+        raise DataError(f"{model.path / 'scheduler'}: {type(scheduler).__name__} has no discrete noise schedule (alphas_cumprod): flow-matching models are not supported")
+    return scheduler
+
+

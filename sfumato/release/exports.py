@@ -1,0 +1,93 @@
+"""Other forms of an image set for other programs: one `.npz` archive, PNGs in a folder per class with a table, and one Parquet table."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sfumato.data.images import ImageSet, replace_file, save_png
+from sfumato.errors import ConfigError
+
+NPZ, PNG, METADATA = "images.npz", "png", "metadata.csv"
+PARQUET = "parquet/train-00000-of-00001.parquet"  # as dataset hubs name the parts of a split
+GROUP = 1000  # rows held in memory at a time, and read at a time by others
+
+
+def save_npz(path: Path, image_set: ImageSet) -> None:
+    """One compressed archive of `images` (N, H, W, C) uint8, `labels` (N,) int64 and `classes` (M,) strings; the same bytes each time."""
+    archive = io.BytesIO()
+    np.savez_compressed(archive, images=image_set.images, labels=image_set.labels, classes=np.array(image_set.classes, dtype=np.str_))
+    replace_file(path, archive.getvalue())
+
+
+def check_parquet() -> None:
+    """Raise ConfigError where there is nothing to write Parquet with."""
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise ConfigError("synthesize.export names parquet, which needs pyarrow: pip install 'sfumato[parquet]', or take it out") from error
+
+
+def save_parquet(path: Path, image_set: ImageSet) -> None:
+    """One table with a row an image: `image`, a struct of the PNG's bytes and an empty path, and `label`, int64. The same bytes each time.
+
+    The schema says that they are an image and a class label with these names, as Hugging Face's `datasets` writes it, so that
+    `load_dataset` gives back pictures and names; pandas and others read the bytes. Raises ConfigError without pyarrow.
+    """
+    check_parquet()
+    import pyarrow
+    from pyarrow import parquet
+
+    features = {"image": {"_type": "Image"}, "label": {"names": list(image_set.classes), "_type": "ClassLabel"}}
+    image = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    schema = pyarrow.schema(
+        [("image", image), ("label", pyarrow.int64())], metadata={"huggingface": json.dumps({"info": {"features": features}}, ensure_ascii=False)}
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file, parquet.ParquetWriter(file, schema, compression="none") as writer:  # PNGs are compressed already
+        for start in range(0, len(image_set), GROUP):
+            rows = [{"bytes": png_bytes(array), "path": None} for array in image_set.images[start : start + GROUP]]
+            labels = image_set.labels[start : start + GROUP].tolist()
+            writer.write_table(pyarrow.table([pyarrow.array(rows, image), pyarrow.array(labels, pyarrow.int64())], schema=schema))
+
+
+def png_bytes(array: np.ndarray) -> bytes:
+    """(H, W, 1 or 3) uint8 as a PNG."""
+    from PIL import Image
+
+    content = io.BytesIO()
+    Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array).save(content, format="PNG")
+    return content.getvalue()
+
+
+def save_png_folders(directory: Path, image_set: ImageSet) -> None:
+    """One PNG an image, `<class>/<index>.png`, and `metadata.csv` with a row for each: file_name, label, class.
+
+    Readers that number the folders by their sorted names, as torchvision's ImageFolder does, find the labels of the set, provided
+    each class has an image.
+    """
+    folders = folder_names(image_set.classes)
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(("file_name", "label", "class"))
+    for i, (image, label) in enumerate(zip(image_set.images, image_set.labels, strict=True)):
+        name = f"{folders[label]}/{i:06d}.png"
+        save_png(directory / name, image)
+        writer.writerow((name, int(label), image_set.classes[label]))
+    replace_file(directory / METADATA, table.getvalue().encode())
+
+
+def folder_names(classes: Sequence[str]) -> tuple[str, ...]:
+    """A folder for each class, named after it; all begin with the label where names alone would sort otherwise, clash or be no names."""
+    safe = [re.sub(r'[\x00-\x1f/\\:*?"<>|]', "_", name).strip(" .") for name in classes]
+    alike = {name.casefold() for name in safe}
+    if all(safe) and safe == sorted(safe) and len(alike) == len(safe):
+        return tuple(safe)
+    digits = len(str(len(classes) - 1))
+    return tuple(f"{label:0{digits}d}-{name}".rstrip("-") for label, name in enumerate(safe))

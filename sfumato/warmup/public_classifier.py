@@ -1,0 +1,100 @@
+"""The public classifier: a residual network trained on the labelled public images alone (RPGen stage 1, PrivImage).
+
+No sensitive image is read here. Later its answers on sensitive images are counted, and only that is charged (`sfumato.queries.histogram`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sfumato.config import Classifier
+from sfumato.data.images import ImageSet
+from sfumato.errors import DataError
+from sfumato.evaluation.downstream import fast_bfloat16
+from sfumato.features.public_network import ResNet
+
+LABEL_SMOOTHING = 0.1
+WEIGHT_DECAY = 0.02
+WARM_UP = 0.2  # part of the steps during which the learning rate rises
+SHIFT = 8  # an image moves by at most its side / SHIFT
+SCORED = 512  # images at a time when only the accuracy is asked for
+
+
+def train_public_classifier(
+    images: ImageSet, settings: Classifier, seed: int, progress: Callable[[int, int], None] | None = None
+) -> tuple[ResNet, float]:
+    """Train on a random part of the public images; the rest, `settings.validation`, tells how good the network is.
+
+    images: public, perhaps memory-mapped: read batch by batch, never as a whole. AdamW, one-cycle learning rate, smoothed labels,
+    random shifts, and mirroring of colour images (a mirrored letter is another letter). `seed` fixes the split, initialisation, order
+    and augmentation; the global generator is left as it was. progress: called with (steps done, steps).
+    Returns the network after its last step, in eval mode, and its accuracy on the validation part, in [0, 1].
+    Raises DataError where the set is too small to be split.
+    """
+    order = np.random.default_rng(seed)
+    chosen = order.permutation(len(images))
+    held = max(1, round(settings.validation * len(images)))
+    validation, training = np.sort(chosen[:held]), chosen[held:]
+    if len(training) < 2:
+        raise DataError(f"the public set holds {len(images)} images, the classifier needs two or more beside those for validation: give it more")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = ResNet(images.shape, len(images.classes), settings.width).to(device).train()
+        optimizer = torch.optim.AdamW(parameter_groups(model), lr=settings.learning_rate)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=settings.learning_rate, total_steps=settings.steps, pct_start=WARM_UP)
+        batches = shuffled(training, settings.batch, order)
+        for step in range(settings.steps):
+            pixels, labels = images.batch(next(batches))
+            pixels = augment(pixels, flip=images.shape[0] == 3)
+            with torch.autocast(device, torch.bfloat16, enabled=fast_bfloat16(device)):
+                loss = F.cross_entropy(model(pixels.to(device)), labels.to(device), label_smoothing=LABEL_SMOOTHING)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            if progress is not None:
+                progress(step + 1, settings.steps)
+    return model.eval(), accuracy(model, images, validation)
+
+
+def parameter_groups(model: nn.Module) -> list[dict]:
+    """Weight matrices decay; scales and offsets do not."""
+    parameters = list(model.parameters())
+    matrices, others = ([value for value in parameters if (value.ndim > 1) == wanted] for wanted in (True, False))
+    return [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
+
+
+def shuffled(indices: np.ndarray, batch: int, order: np.random.Generator) -> Iterator[np.ndarray]:
+    """Endless batches in a new order each pass; a pass leaves out what does not fill a batch. Each batch is sorted, for the disk's sake."""
+    batch = min(batch, len(indices))
+    while True:
+        indices = order.permutation(indices)
+        for start in range(0, len(indices) - batch + 1, batch):
+            yield np.sort(indices[start : start + batch])
+
+
+def augment(images: Tensor, flip: bool) -> Tensor:
+    """Each image of (B, C, H, W) shifted by up to 1/SHIFT of its side, edges repeated, and mirrored half of the time where `flip`."""
+    count, _, height, width = images.shape
+    rows, columns = (torch.arange(size) - torch.randint(-(size // SHIFT), size // SHIFT + 1, (count, 1)) for size in (height, width))
+    rows, columns = rows.clamp(0, height - 1), columns.clamp(0, width - 1)  # (B, H), (B, W): where each pixel comes from
+    if flip:
+        columns = torch.where(torch.rand(count, 1) < 0.5, columns.flip(1), columns)
+    shifted = images.gather(2, rows[:, None, :, None].expand(images.shape))
+    return shifted.gather(3, columns[:, None, None, :].expand(images.shape))
+
+
+@torch.no_grad()
+def accuracy(model: ResNet, images: ImageSet, indices: np.ndarray) -> float:
+    """Share of the images at `indices` that the model labels right, in [0, 1]."""
+    device, right = next(model.parameters()).device, 0
+    for start in range(0, len(indices), SCORED):
+        pixels, labels = images.batch(indices[start : start + SCORED])
+        right += int((model(pixels.to(device)).argmax(1).cpu() == labels).sum())
+    return right / len(indices)

@@ -1,0 +1,59 @@
+"""From the public set and a selection to a training set of the warm-up: which rows, and which row of the label table each belongs to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sfumato.data.images import ImageSet, load_array
+from sfumato.errors import DataError
+from sfumato.warmup.curriculum import Images, MappedImages
+
+AGAIN = "run `stage select` again"
+
+
+def public_training_set(public: ImageSet, selection: Path, classes: int) -> tuple[MappedImages, Tensor, int]:
+    """The selected images, left in their memory map, the label of each, and how many extra classes the model needs for them.
+
+    selection: directory that `stage select` wrote; classes: M, of the sensitive set. Labels are rows of the label table of
+    `UNet(extra_classes=k)`: sensitive classes 0..M-1 where the selection relabelled to them (PrivImage; k = 0), else M + 1 + j for
+    the j-th of its k public classes (RPGen).
+    Raises DataError where the selection is broken or belongs to another public set.
+    """
+    rows, labels = (np.array(load_array(selection / name)) for name in ("indices.npy", "labels.npy"))
+    try:
+        about = json.loads((selection / "selection.json").read_text(encoding="utf-8"))
+        own, kept = {"sensitive": True, "public": False}[about["labels"]], len(about["classes"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{selection / 'selection.json'} cannot be read ({error!r}): {AGAIN}") from error
+    check_rows(rows, labels, len(public), classes if own else kept, selection)
+    return MappedImages(public.images, rows), torch.from_numpy(labels) + (0 if own else classes + 1), 0 if own else kept
+
+
+def check_rows(rows: np.ndarray, labels: np.ndarray, images: int, classes: int, selection: Path) -> None:
+    """Raise DataError unless every row is one of the public images and every label a class."""
+    for name, array, end in (("indices.npy", rows, images), ("labels.npy", labels, classes)):
+        if array.dtype != np.int64 or array.ndim != 1:
+            raise DataError(f"{selection / name} is {array.dtype} {array.shape}, expected int64 (n,): {AGAIN}")
+        if len(array) and not (array.min() >= 0 and array.max() < end):
+            raise DataError(f"{selection / name} holds {array.min()}..{array.max()}, expected 0..{end - 1}: it fits another public set, {AGAIN}")
+    if not len(rows):
+        raise DataError(f"{selection} keeps no image: raise select.ratio, or prepare more public images")
+    if len(rows) != len(labels):
+        raise DataError(f"{selection} holds {len(rows)} indices but {len(labels)} labels: {AGAIN}")
+
+
+def some_of_each(images: Images, labels: Tensor, each: int = 10, most: int = 40) -> Tensor:
+    """The first `each` images of each label, for looking at: at most the `most` lowest labels. Returns (n, C, H, W), as the images are.
+
+    A label with fewer images is filled up with black, so that a grid of `each` columns has one label a row.
+    """
+    grid = []
+    for label in labels.unique()[:most]:
+        shown = images[(labels == label).nonzero().flatten()[:each]]
+        grid.append(torch.cat([shown, shown.new_zeros(each - len(shown), *shown.shape[1:])]))
+    return torch.cat(grid)

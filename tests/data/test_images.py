@@ -1,0 +1,123 @@
+import numpy as np
+import pytest
+import torch
+
+from sfumato.data.images import ImageSet, ImageWriter, load_images, save_images, save_png, to_grid
+from sfumato.errors import DataError
+
+
+def test_a_set_survives_the_disk_and_is_memory_mapped(digits, tmp_path):
+    save_images(tmp_path, digits)
+    loaded = load_images(tmp_path, digits.classes)
+    assert isinstance(loaded.images, np.memmap) and not loaded.images.flags.writeable
+    assert np.array_equal(loaded.images, digits.images) and np.array_equal(loaded.labels, digits.labels)
+    assert loaded.shape == (1, 8, 8) and len(loaded) == 1797
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["images.npy", "labels.npy"]
+
+
+def test_the_writer_makes_the_same_files_as_saving_whole(digits, tmp_path):
+    save_images(tmp_path / "whole", digits)
+    with ImageWriter(tmp_path / "one-by-one", digits.shape, digits.classes) as writer:
+        for image, label in zip(digits.images, digits.labels, strict=True):
+            writer.append(image, int(label))
+    for name in ("images.npy", "labels.npy"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "one-by-one" / name).read_bytes()
+
+
+def test_an_empty_set_can_be_written_and_read(tmp_path):
+    with ImageWriter(tmp_path, (3, 4, 5), ("a", "b")):
+        pass
+    loaded = load_images(tmp_path, ("a", "b"))
+    assert len(loaded) == 0 and loaded.shape == (3, 4, 5)
+
+
+def test_a_batch_is_channels_first_floats_in_the_unit_range():
+    images = np.arange(2 * 3 * 4 * 3, dtype=np.uint8).reshape(2, 3, 4, 3)
+    images[0, 0, 0, 0] = 255
+    image_set = ImageSet(images, np.array([1, 0]), ("a", "b"))
+    batch, labels = image_set.batch(np.array([1, 0, 1]))
+    assert batch.shape == (3, 3, 3, 4) and batch.dtype == torch.float32 and batch.is_contiguous()
+    assert labels.tolist() == [0, 1, 0] and labels.dtype == torch.int64
+    assert batch.max() == 1 and batch[0, 2, 1, 3] == images[1, 1, 3, 2] / np.float32(255)
+
+
+def test_an_empty_batch_is_a_batch(digits):
+    batch, labels = digits.batch(np.array([]))
+    assert batch.shape == (0, 1, 8, 8) and labels.shape == (0,)
+
+
+def test_a_batch_is_a_copy(digits):
+    before = digits.images[5].copy()
+    batch, labels = digits.batch(np.array([5]))
+    batch.zero_(), labels.zero_()
+    assert np.array_equal(digits.images[5], before) and digits.labels[5] == 5
+
+
+def test_without_drops_one_image_and_keeps_the_order(digits):
+    rest = digits.without(3)
+    assert len(rest) == len(digits) - 1
+    assert np.array_equal(rest.images[3], digits.images[4]) and rest.labels[3] == digits.labels[4]
+
+
+GOOD = np.zeros((3, 4, 4, 1), np.uint8)
+BAD = {
+    "float images": (GOOD.astype(np.float32), np.zeros(3, np.int64), "uint8"),
+    "no channel axis": (GOOD[..., 0], np.zeros(3, np.int64), "uint8"),
+    "two channels": (GOOD.repeat(2, axis=3), np.zeros(3, np.int64), "C 1 or 3"),
+    "float labels": (GOOD, np.full(3, np.nan), "int64"),
+    "label too large": (GOOD, np.array([0, 1, 2]), "0..1 for 2 classes"),
+    "label below zero": (GOOD, np.array([0, 1, -1]), "0..1 for 2 classes"),
+    "lengths differ": (GOOD, np.zeros(4, np.int64), "3 images but 4 labels"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_an_invalid_set_is_refused_on_loading_and_on_saving(case, tmp_path):
+    images, labels, message = BAD[case]
+    np.save(tmp_path / "images.npy", images)
+    np.save(tmp_path / "labels.npy", labels)
+    with pytest.raises(DataError, match=message):
+        load_images(tmp_path, ("a", "b"))
+    with pytest.raises(DataError, match=message):
+        save_images(tmp_path / "new", ImageSet(images, labels, ("a", "b")))
+    assert not (tmp_path / "new").exists()
+
+
+def test_missing_truncated_and_pickled_files_are_refused(tmp_path):
+    with pytest.raises(DataError, match=r"images\.npy is missing"):
+        load_images(tmp_path, ("a", "b"))
+    np.save(tmp_path / "images.npy", GOOD)
+    np.save(tmp_path / "labels.npy", np.array([{}, {}, {}]), allow_pickle=True)
+    with pytest.raises(DataError, match=r"labels\.npy is no whole"):
+        load_images(tmp_path, ("a", "b"))
+    np.save(tmp_path / "labels.npy", np.zeros(3, np.int64))
+    content = (tmp_path / "images.npy").read_bytes()
+    (tmp_path / "images.npy").write_bytes(content[:-5])
+    with pytest.raises(DataError, match=r"images\.npy is no whole"):
+        load_images(tmp_path, ("a", "b"))
+
+
+def test_a_set_with_groups_is_refused(digits, tmp_path):
+    save_images(tmp_path, digits)
+    np.save(tmp_path / "groups.npy", np.zeros(len(digits)))
+    with pytest.raises(DataError, match="group privacy"):
+        load_images(tmp_path, digits.classes)
+
+
+def test_a_grid_magnifies_small_images_and_shows_each_in_its_place(tmp_path):
+    images = torch.tensor([0.0, 1.0, float("nan"), 7.0]).view(4, 1, 1, 1).expand(4, 3, 8, 8)
+    grid = to_grid(images, columns=3)
+    assert grid.dtype == np.uint8 and grid.shape == (2 + 2 * 50, 2 + 3 * 50, 3)
+    centres = [grid[26 + 50 * (i // 3), 26 + 50 * (i % 3)].tolist() for i in range(4)]
+    assert centres == [[0] * 3, [255] * 3, [0] * 3, [255] * 3]
+    assert to_grid(images[:, :1].repeat(1, 1, 16, 16), columns=4).shape[0] == 128 + 4
+
+
+def test_a_png_holds_the_pixels_it_was_given(tmp_path):
+    from PIL import Image
+
+    grey = np.arange(64, dtype=np.uint8).reshape(8, 8, 1)
+    save_png(tmp_path / "new" / "grey.png", grey)
+    save_png(tmp_path / "colour.png", grey.repeat(3, axis=2))
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "new" / "grey.png")), grey[:, :, 0])
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "colour.png")), grey.repeat(3, axis=2))

@@ -1,0 +1,401 @@
+import json
+import stat
+import sys
+import tracemalloc
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+from test_sources import write_folder, write_idx, write_imagenet32, write_mnist
+
+from sfumato.artifacts import read_artifact
+from sfumato.config import Data, Public
+from sfumato.data import prepare
+from sfumato.data.prepare import is_held_out, prepare_public, prepare_sensitive, refuse_sensitive_as_public
+from sfumato.data.store import load_prepared, load_public, read_card
+from sfumato.errors import ConfigError, DataError
+from stages.cli import main
+
+KEY = bytes(range(32))
+
+
+@pytest.fixture
+def images():
+    return np.random.default_rng(0).integers(0, 256, (300, 5, 6), dtype=np.uint8)
+
+
+class Owner:
+    """A data owner with a state directory, a project, and one npz file that may change."""
+
+    def __init__(self, folder):
+        self.state, self.card, self.raw = folder / "state", folder / "project" / "card.json", folder / "raw"
+        self.file = folder / "set.npz"
+
+    def prepare(self, images, labels=None, **changes):
+        labels = np.arange(len(images)) % 3 if labels is None else labels
+        np.savez(self.file, images=images, labels=labels, classes=np.array(["a", "b", "c"]))
+        data = Data(**{"dataset_id": "set", "source": "npz", "path": str(self.file), **changes})
+        returned = prepare_sensitive(data, self.state, self.card, self.raw)
+        assert json.loads(self.card.read_text()) == json.loads(json.dumps(returned))
+        return read_card(self.card)
+
+    def part(self, name):
+        return load_prepared(self.state, read_card(self.card), name)
+
+    def files(self):
+        return {path: path.read_bytes() for path in sorted(self.state.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture
+def owner(tmp_path):
+    return Owner(tmp_path)
+
+
+def rows(image_set):
+    return {(image.tobytes(), int(label)) for image, label in zip(image_set.images, image_set.labels, strict=True)}
+
+
+def test_every_image_goes_to_one_part_in_its_order(owner, images):
+    owner.prepare(images)
+    sensitive, holdout = owner.part("sensitive"), owner.part("holdout")
+    everything = {(image.tobytes(), i % 3) for i, image in enumerate(images)}
+    assert rows(sensitive) | rows(holdout) == everything and not rows(sensitive) & rows(holdout)
+    kept = [image for image in images if (image.tobytes()) in {row for row, _ in rows(sensitive)}]
+    assert np.array_equal(sensitive.images[..., 0], np.stack(kept))
+
+
+def test_an_image_is_held_out_whatever_the_others_are(owner, images):
+    owner.prepare(images)
+    before = rows(owner.part("holdout"))
+    owner.prepare(images[::-1][:150], labels=(np.arange(300) % 3)[::-1][:150])
+    assert rows(owner.part("holdout")) == {row for row in before if row[0] in {image.tobytes() for image in images[150:]}}
+
+
+def test_duplicates_land_together_even_with_other_labels(owner, images):
+    owner.prepare(np.concatenate([images, images]), labels=np.arange(600) % 3 * (np.arange(600) < 300))
+    parts = [{image for image, _ in rows(owner.part(name))} for name in ("sensitive", "holdout")]
+    assert not parts[0] & parts[1] and len(owner.part("sensitive")) + len(owner.part("holdout")) == 600
+
+
+def test_the_held_out_share_is_the_asked_fraction():
+    # 4000 independent draws at 0.2: standard deviation 25; five of them: false alarm in 1.7 million
+    images = np.random.default_rng(0).integers(0, 256, (4000, 4, 4, 1), dtype=np.uint8)
+    assert abs(sum(is_held_out(image, KEY, 0.2) for image in images) - 800) < 5 * 25.3
+    assert not any(is_held_out(image, KEY, 0.0) for image in images)
+
+
+def test_another_key_holds_out_other_images_and_the_shape_counts(images):
+    a, b, c = (
+        [is_held_out(image.reshape(shape), key, 0.5) for image in images]
+        for key, shape in ((KEY, (5, 6, 1)), (KEY[::-1], (5, 6, 1)), (KEY, (6, 5, 1)))
+    )
+    assert a != b and a != c
+
+
+def test_the_card_holds_the_public_facts_and_no_number_of_images(owner, images):
+    texts = []
+    for count in (300, 211):
+        owner.prepare(images[:count])
+        card = json.loads(owner.card.read_text())
+        texts.append(owner.card.read_text().replace(card.pop("fingerprint"), ""))
+        facts = {"dataset_id": "set", "source": "npz", "shape": [1, 5, 6], "range": [0, 255], "classes": ["a", "b", "c"], "split": "keyed"}
+        assert card == facts
+    assert texts[0] == texts[1]  # but for the fingerprint, sets of any size have one card
+
+
+def test_the_fingerprint_follows_every_sensitive_pixel_and_label_and_no_other(owner, images):
+    labels = np.arange(300) % 3
+    first = owner.prepare(images, labels).fingerprint
+    assert owner.prepare(images, labels).fingerprint == first
+    held = {image for image, _ in rows(owner.part("holdout"))}
+    out = next(i for i, image in enumerate(images) if image.tobytes() in held)
+    inside = next(i for i, image in enumerate(images) if image.tobytes() not in held)
+    assert owner.prepare(np.delete(images, out, axis=0), np.delete(labels, out)).fingerprint == first
+    assert owner.prepare(np.delete(images, inside, axis=0), np.delete(labels, inside)).fingerprint != first
+    other = labels.copy()
+    other[inside] = (other[inside] + 1) % 3
+    assert owner.prepare(images, other).fingerprint != first
+    pixel = images.copy()
+    pixel[inside, 2, 2] ^= 1
+    assert owner.prepare(pixel, labels).fingerprint != first
+
+
+def test_the_fingerprint_needs_the_key(tmp_path, images):
+    a, b = Owner(tmp_path / "a"), Owner(tmp_path / "b")
+    for each in (a, b):
+        each.file.parent.mkdir()
+    assert a.prepare(images).fingerprint != b.prepare(images).fingerprint
+
+
+def test_the_key_is_drawn_once_and_survives_preparing_again(owner, images):
+    owner.prepare(images)
+    key = (owner.state / "keys" / "set").read_bytes()
+    owner.prepare(images[:100], size=4, channels=3)
+    assert (owner.state / "keys" / "set").read_bytes() == key and len(key) == 32
+    assert owner.part("sensitive").shape == (3, 4, 4)
+    (owner.state / "keys" / "set").write_bytes(key[:7])
+    with pytest.raises(DataError, match="7 bytes"):
+        owner.prepare(images)
+
+
+def test_only_the_owner_may_read_what_is_stored(owner, images):
+    owner.prepare(images)
+    found = {path: stat.S_IMODE(path.stat().st_mode) for path in (owner.state, *owner.state.rglob("*")) if not path.name.endswith(".lock")}
+    assert {mode for path, mode in found.items() if path.is_dir()} == {0o700}
+    assert {mode for path, mode in found.items() if path.is_file()} == {0o600}
+    assert sum(path.is_file() for path in found) == 6  # two parts of two files, the card, the key
+
+
+def test_an_official_test_image_changes_neither_card_nor_sensitive_set(owner):
+    owner.file.parent.mkdir(exist_ok=True)
+    arrays = write_mnist(owner.raw / "mnist")
+    data = Data(dataset_id="m", source="mnist")
+    card = prepare_sensitive(data, owner.state, owner.card, owner.raw)
+    sensitive, holdout = rows(owner.part("sensitive")), rows(owner.part("holdout"))
+    assert card["split"] == "official" and len(sensitive) == 5 and len(holdout) == 3
+    arrays["t10k"][0][1, 3, 3] ^= 1
+    write_idx(owner.raw / "mnist" / "t10k-images-idx3-ubyte.gz", arrays["t10k"][0])
+    assert prepare_sensitive(data, owner.state, owner.card, owner.raw) == card
+    assert rows(owner.part("sensitive")) == sensitive and rows(owner.part("holdout")) != holdout
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_failure_leaves_what_was_there_and_nothing_half_written(owner, images, monkeypatch, earlier):
+    if earlier:
+        owner.prepare(images)
+    before, card = owner.files(), owner.card.exists() and owner.card.read_bytes()
+
+    def breaks_off(source, key, fraction):
+        for number, example in enumerate(source.train):
+            if number == 100:
+                raise DataError("unreadable image")
+            yield False, example
+
+    with monkeypatch.context() as patch, pytest.raises(DataError, match="unreadable"):
+        patch.setattr(prepare, "assigned", breaks_off)
+        owner.prepare(images[:200])
+    after = {path: content for path, content in owner.files().items() if path.suffix != ".lock" and path.parent.name != "keys"}
+    assert after == {path: content for path, content in before.items() if path.suffix != ".lock" and path.parent.name != "keys"}
+    assert (owner.card.exists() and owner.card.read_bytes()) == card
+    assert [path.name for path in (owner.state / "data").iterdir() if path.is_dir()] == ["set"] * earlier
+
+
+def test_a_kill_between_the_two_renames_is_mended(owner, images):
+    owner.prepare(images)
+    before = rows(owner.part("sensitive"))
+    home = owner.state / "data" / "set"
+    home.rename(home.with_name(".set.old"))
+    home.with_name(".set.new.abc").mkdir()
+    with pytest.raises(DataError, match="expected uint8"):
+        owner.prepare(images.astype(np.float32))
+    assert rows(owner.part("sensitive")) == before
+    assert {path.name for path in home.parent.iterdir()} == {"set", ".set.lock"}
+
+
+def test_a_card_of_other_images_is_refused(owner, images):
+    owner.prepare(images)
+    text = owner.card.read_text()
+    owner.prepare(images[:200])
+    owner.card.write_text(text)
+    with pytest.raises(DataError, match="prepare sensitive"):
+        owner.part("sensitive")
+    owner.card.unlink()
+    with pytest.raises(DataError, match=r"card\.json is missing"):
+        owner.part("sensitive")
+
+
+def test_a_set_without_sensitive_images_is_refused(owner, images):
+    with pytest.raises(DataError, match="no sensitive image"):
+        owner.prepare(images[:1], labels=np.array([0]), holdout_fraction=0.9999999999)
+
+
+# ---- public sets
+
+
+def contents(directory):
+    return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
+
+
+@pytest.mark.parametrize("source", ["glyphs", "procedural", "photos"])
+def test_a_public_set_is_an_artifact_of_the_same_bytes_every_time(tmp_path, source):
+    public = Public(enabled=True, source=source, per_class=2)
+    card = prepare_public(public, (1, 8, 8), tmp_path / "a", tmp_path, seed=3)
+    prepare_public(public, (1, 8, 8), tmp_path / "b", tmp_path, seed=3)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert set(contents(tmp_path / "a")) == {"images.npy", "labels.npy", "card.json", "grid.png", "privacy.json"}
+    artifact = read_artifact(tmp_path / "a", "public")
+    assert artifact.records == {} and not artifact.local
+    written = json.loads((tmp_path / "a" / "card.json").read_text())
+    assert written == json.loads(json.dumps(card)) and set(written) == {"enabled", "source", "shape", "classes", "images"}
+    prepare_public(public, (1, 8, 8), tmp_path / "b", tmp_path, seed=4)  # replaces the older set
+    assert contents(tmp_path / "a")["images.npy"] != contents(tmp_path / "b")["images.npy"]
+
+
+def test_switched_off_the_set_is_its_card_alone_whatever_else_is_asked(tmp_path):
+    prepare_public(Public(), (1, 8, 8), tmp_path / "a", tmp_path, seed=0)
+    prepare_public(Public(source="imagenet32", per_class=7), (3, 32, 32), tmp_path / "b", tmp_path / "raw", seed=9)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b") and set(contents(tmp_path / "a")) == {"card.json", "privacy.json"}
+    off = {"enabled": False, "source": None, "shape": None, "classes": [], "images": 0}
+    assert json.loads((tmp_path / "a" / "card.json").read_text()) == off
+    read_artifact(tmp_path / "a", "public")
+
+
+def test_the_picture_shows_the_first_images_of_the_first_classes(tmp_path):
+    prepare_public(Public(enabled=True, per_class=12), (3, 48, 48), tmp_path / "public", tmp_path, seed=0)
+    grid = np.asarray(Image.open(tmp_path / "public" / "grid.png"))
+    images = load_public(tmp_path / "public", (3, 48, 48))
+    assert grid.shape == (20 * 50 + 2, 10 * 50 + 2, 3)
+    assert np.array_equal(grid[52:100, 102:150], images.images[images.labels == 1][2])
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_public_source_that_fails_leaves_what_was_there(tmp_path, earlier):
+    root = write_folder(tmp_path / "in")
+    public = Public(enabled=True, source="imagefolder", path=str(root))
+    if earlier:
+        prepare_public(public, (3, 6, 6), tmp_path / "public", tmp_path, seed=0)
+    before = contents(tmp_path / "public") if earlier else None
+    (root / "dog" / "2.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match="repair or remove"):
+        prepare_public(public, (3, 6, 6), tmp_path / "public", tmp_path, seed=0)
+    assert {path.name for path in tmp_path.iterdir()} == ({"in", "public"} if earlier else {"in"})
+    assert not earlier or contents(tmp_path / "public") == before
+
+
+def test_a_public_set_needs_images_of_two_classes(tmp_path):
+    write_imagenet32(tmp_path / "train_data_batch_1.npz", 3, labels=np.array([5, 5, 5]))
+    for public in (
+        Public(enabled=True, source="imagenet32", path=str(tmp_path)),
+        Public(enabled=True, source="imagefolder", path=str(write_folder(tmp_path / "in", classes=("cat",)))),
+    ):
+        with pytest.raises(DataError, match=r"two or more|one class only"):
+            prepare_public(public, (3, 8, 8), tmp_path / "public", tmp_path, seed=0)
+    assert not (tmp_path / "public").exists()
+
+
+def test_nothing_of_the_user_s_is_overwritten(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("x")
+    for public in (Public(), Public(enabled=True, source="photos")):
+        with pytest.raises(ConfigError, match="--out"):
+            prepare_public(public, (1, 8, 8), tmp_path / "mine", tmp_path, seed=0)
+    assert (tmp_path / "mine" / "thesis.tex").exists()
+
+
+def test_a_large_public_set_passes_through_little_memory(tmp_path):
+    for i in (1, 2):
+        write_imagenet32(tmp_path / f"train_data_batch_{i}.npz", 6000, seed=i)  # 18 MB each
+    public = Public(enabled=True, source="imagenet32", path=str(tmp_path))
+    tracemalloc.start()
+    card = prepare_public(public, (3, 32, 32), tmp_path / "public", tmp_path, seed=0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert card["images"] == 12000 and peak < 12e6  # of 37 MB: a piece of 512 images, the picture, the headers
+
+
+@pytest.mark.parametrize(
+    ("data", "public", "refused"),
+    [
+        (Data(source="cifar10"), Public(enabled=True, source="cifar10"), True),
+        (Data(source="cifar10"), Public(enabled=False, source="cifar10"), False),
+        (Data(source="cifar10"), Public(enabled=True, source="cifar100"), False),
+        (Data(source="imagefolder", path="a/b"), Public(enabled=True, source="imagefolder", path="./a/b/"), True),
+        (Data(source="imagefolder", path="a/b"), Public(enabled=True, source="imagefolder", path="a/c"), False),
+        (Data(source="npz", path="a"), Public(enabled=True), False),
+        (Data(), Public(enabled=True), False),
+    ],
+)
+def test_the_sensitive_images_are_never_taken_for_public_ones(data, public, refused):
+    if refused:
+        with pytest.raises(ConfigError, match="sensitive images themselves"):
+            refuse_sensitive_as_public(data, public)
+    else:
+        refuse_sensitive_as_public(data, public)
+
+
+# ---- the commands
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch, capsys):
+    """A working folder with one recipe and a state directory; `stage` as a function: (exit code, output)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
+    (tmp_path / "pipelines").mkdir()
+    (tmp_path / "pipelines" / "one.yaml").write_text("description: one\n")
+
+    def stage(*words, **params):
+        (tmp_path / "params.yaml").write_text(yaml.safe_dump({"recipe": "one", "profile": None, **params}))
+        monkeypatch.setattr(sys, "argv", ["stage", *words])
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        output = capsys.readouterr()
+        return code, output.out + output.err
+
+    return stage
+
+
+def test_the_command_takes_the_shape_from_the_card_and_says_what_it_made(desk, tmp_path):
+    code, text = desk("prepare", "public", public={"enabled": True, "per_class": 1})
+    assert code == 4 and "stage prepare sensitive" in text and not (tmp_path / "data").exists()
+    assert desk("prepare", "sensitive")[0] == 0
+    code, text = desk("prepare", "public", public={"enabled": True, "per_class": 1})
+    assert code == 0 and "62 images of glyphs, shape [1, 8, 8], 62 classes" in text
+    assert len(load_public(tmp_path / "data" / "public", (1, 8, 8))) == 62
+    code, text = desk("prepare", "public")
+    assert code == 0 and "switched off" in text and set(contents(tmp_path / "data" / "public")) == {"card.json", "privacy.json"}
+
+
+@pytest.mark.parametrize(
+    ("public", "code", "words"),
+    [
+        ({"source": "imagenet32", "path": "nowhere"}, 4, "nowhere"),
+        ({"source": "npz"}, 2, "public.path is missing"),
+        ({"source": "glyphs", "path": "x"}, 2, "leave it out"),
+        ({"source": "painting"}, 2, "public.source"),
+    ],
+)
+def test_a_mistake_in_the_public_section_is_one_sentence(desk, public, code, words):
+    desk("prepare", "sensitive")
+    found, text = desk("prepare", "public", public={"enabled": True, **public})
+    assert found == code and words in text and "Traceback" not in text
+
+
+def test_doctor_finds_public_images_among_the_real_ones_and_journals_that_it_looked(desk, tmp_path, images):
+    np.savez("real.npz", images=images, labels=np.arange(300) % 3, classes=np.array(["a", "b", "c"]))
+    other = np.random.default_rng(9).integers(0, 256, (30, 5, 6), dtype=np.uint8)
+    other[[4, 17]] = images[[3, 200]]
+    np.savez("public.npz", images=other, labels=np.arange(30) % 2, classes=np.array(["x", "y"]))
+    params = {
+        "data": {"dataset_id": "own", "source": "npz", "path": "real.npz", "holdout_fraction": 0.5},
+        "public": {"enabled": True, "source": "npz", "path": "public.npz"},
+    }
+    assert desk("prepare", "sensitive", **params)[0] == 0 and desk("prepare", "public", **params)[0] == 0
+    code, text = desk("doctor", "--overlap", **params)
+    assert code == 4 and "local" in text and "2 of the 30" in text and "4, 17" in text and "Traceback" not in text
+    journal = "".join(path.read_text() for path in (tmp_path / "state").rglob("*.jsonl"))
+    assert journal.count("overlap check") == 1
+    other[[4, 17]] ^= 1
+    np.savez("public.npz", images=other, labels=np.arange(30) % 2, classes=np.array(["x", "y"]))
+    desk("prepare", "public", **params)
+    code, text = desk("doctor", "--overlap", **params)
+    assert code == 0 and "local" in text and "none of the 30" in text
+    with (tmp_path / "data" / "public" / "images.npy").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"x")
+    code, text = desk("doctor", "--overlap", **params)
+    assert code == 4 and "images.npy no longer has the bytes" in text
+
+
+def test_doctor_compares_nothing_where_there_are_no_public_images(desk, tmp_path):
+    desk("prepare", "sensitive")
+    code, text = desk("doctor", "--overlap")
+    assert code == 4 and "data/public" in text
+    desk("prepare", "public")
+    code, text = desk("doctor", "--overlap")
+    assert code == 0 and "nothing to compare" in text
+    assert not any("overlap" in path.read_text() for path in (tmp_path / "state").rglob("*.jsonl"))

@@ -1,0 +1,165 @@
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from sfumato.diffusion.unet import Attention, GroupNorm, UNet, double, drop_extra_classes, halve, load_model, save_model
+from sfumato.errors import ConfigError, DataError
+
+TINY = {"width": 8, "multipliers": (1, 2), "attention": (1,), "blocks": 1}
+
+
+def awake(model: UNet, seed: int = 0) -> UNet:
+    """Zero-initialised layers hide mistakes: give every parameter a value."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("resolution", "channels", "options"),
+    [
+        (8, 1, {}),
+        (28, 1, {"unshuffle": 2}),
+        (28, 1, {"multipliers": (1, 1, 2), "attention": (1, 2)}),  # 28, 14, 7
+        (28, 1, {"multipliers": (1, 1, 1), "unshuffle": 2}),  # 14, 7, 4: odd sizes on the way up
+        (32, 3, {"blocks": 2, "attention": ()}),
+        (7, 2, {"multipliers": (1, 1, 1), "attention": (0, 1, 2)}),
+    ],
+)
+def test_every_size_comes_out_as_it_went_in(resolution, channels, options):
+    model = awake(UNet(resolution, channels, 4, **{**TINY, **options}))
+    x = torch.randn(3, channels, resolution, resolution)
+    output = model(x, torch.tensor([-1.0, 0.0, 1.0]), torch.tensor([0, 3, 4]))
+    assert output.shape == x.shape
+    assert output.isfinite().all()
+
+
+def test_a_new_network_answers_zero():
+    model = UNet(8, 1, 4, **TINY)
+    assert not model(torch.randn(2, 1, 8, 8), torch.zeros(2), torch.tensor([0, 4])).any()
+
+
+def test_noise_level_label_and_every_parameter_matter():
+    model = awake(UNet(8, 1, 4, **TINY))
+    x, c_noise = torch.randn(1, 1, 8, 8).expand(5, -1, -1, -1), torch.zeros(5)
+    outputs = model(x, c_noise, torch.arange(5)).flatten(1)
+    assert torch.pdist(outputs).min() > 1e-3  # four labels and none: all different
+    assert (model(x, c_noise + 0.3, torch.arange(5)).flatten(1) - outputs).norm(dim=1).min() > 1e-3
+    outputs.square().sum().backward()
+    idle = [name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()]
+    assert all(name.endswith("attention.k.bias") for name in idle)  # softmax does not see a constant added to all keys
+
+
+def test_images_of_a_batch_do_not_see_each_other():
+    model = awake(UNet(8, 1, 4, **TINY))
+    x, c_noise, labels = torch.randn(4, 1, 8, 8), torch.randn(4), torch.arange(4)
+    together = model(x, c_noise, labels)
+    alone = torch.cat([model(x[i : i + 1], c_noise[i : i + 1], labels[i : i + 1]) for i in range(4)])
+    assert torch.allclose(together, alone, atol=1e-5)
+
+
+def test_attention_agrees_with_the_fused_one():
+    layer = Attention(64)
+    torch.nn.init.normal_(layer.out.weight, std=0.1)
+    x = torch.randn(2, 64, 5, 5)
+    tokens = layer.norm(x).flatten(2).transpose(1, 2)
+    q, k, v = (layer.split(project(tokens)) for project in (layer.q, layer.k, layer.v))
+    fused = torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+    expected = (x + layer.out(fused).transpose(1, 2).reshape(x.shape)) / 2**0.5
+    assert torch.allclose(layer(x), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(4, 6), (7, 7), (1, 1), (2, 3)])
+def test_sizes_change_by_means_and_by_copies(size):
+    x = torch.randn(2, 3, *size)
+    assert torch.allclose(halve(x), torch.nn.functional.avg_pool2d(x, 2, ceil_mode=True), atol=1e-6)
+    whole = torch.nn.functional.interpolate(x, scale_factor=2.0)
+    for cropped in (2 * size[0], 2 * size[0] - 1):
+        assert torch.equal(double(x, cropped), whole[:, :, :cropped, :cropped])
+
+
+def test_a_norm_is_group_normalisation_with_its_own_or_a_given_scale():
+    x, scale, shift = torch.randn(3, 8, 4, 4), torch.randn(3, 8), torch.randn(3, 8)
+    norm = GroupNorm(8)
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    assert torch.allclose(norm(x), torch.nn.functional.group_norm(x, norm.groups, norm.weight, norm.bias), atol=1e-5)
+    plain = torch.nn.functional.group_norm(x, norm.groups)
+    expected = plain * scale[:, :, None, None] + shift[:, :, None, None]
+    assert torch.allclose(GroupNorm(8, affine=False)(x, scale, shift), expected, atol=1e-5)
+
+
+def test_attention_matrices_have_plain_names():
+    linear = [name for name, module in UNet(8, 1, 4, **TINY).named_modules() if isinstance(module, torch.nn.Linear)]
+    names = {name.rsplit(".", 1)[-1] for name in linear if "attention" in name}
+    assert names == {"q", "k", "v", "out"}
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [({"unshuffle": 4}, "unshuffle"), ({"width": 10}, "width"), ({"attention": (2,)}, "attention"), ({"width": 100}, "heads")],
+)
+def test_sizes_that_do_not_fit_are_refused(options, named):
+    with pytest.raises(ConfigError, match=named):
+        UNet(10, 1, 4, **{**TINY, "attention": (0,), **options})
+
+
+def test_a_saved_model_comes_back(tmp_path):
+    config = {"resolution": 8, "channels": 1, "classes": 4, **TINY, "sigma_data": 0.3}
+    model = awake(UNet(**config))
+    save_model(model, config, tmp_path / "model")
+    again = load_model(tmp_path / "model")
+    x = torch.randn(2, 1, 8, 8)
+    assert torch.equal(again(x, torch.zeros(2), torch.zeros(2).long()), model(x, torch.zeros(2), torch.zeros(2).long()))
+    assert again.sigma_data == 0.3
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["config.json", "weights.safetensors"]
+
+
+def test_a_broken_model_is_an_error_that_names_it(tmp_path):
+    with pytest.raises(DataError, match=r"config\.json is missing"):
+        load_model(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"resolution": 8, "channels": 1, "classes": 4}))
+    save_file({"x": torch.zeros(1)}, tmp_path / "weights.safetensors")
+    with pytest.raises(DataError, match="do not fit"):
+        load_model(tmp_path)
+
+
+def test_extra_classes_leave_every_other_weight_as_it_starts_without():
+    torch.manual_seed(3)
+    plain = UNet(8, 1, 4, **TINY).state_dict()
+    torch.manual_seed(3)
+    more = UNet(8, 1, 4, **TINY, extra_classes=6).state_dict()
+    assert list(plain) == list(more)
+    assert more["label.weight"].shape == (11, 32)
+    assert all(torch.equal(value, more[name][:5] if name == "label.weight" else more[name]) for name, value in plain.items())
+    extra = more["label.weight"][5:]
+    assert 0.35 < extra.std() < 0.65  # 192 normals of standard deviation 0.5: off by six of their own
+    assert torch.pdist(extra).min() > 0.1
+
+
+def test_dropped_classes_leave_the_plain_network_with_the_same_answers(tmp_path):
+    config = {"resolution": 8, "channels": 1, "classes": 4, **TINY}
+    model = awake(UNet(**config, extra_classes=6))
+    x, c_noise, labels = torch.randn(5, 1, 8, 8), torch.randn(5), torch.arange(5)
+    before = model(x, c_noise, labels)
+    assert model(x, c_noise, labels + 6).shape == before.shape  # 6..10 are public classes
+    assert drop_extra_classes(model) is model and model.extra_classes == 0
+    assert torch.equal(model(x, c_noise, labels), before)
+    with pytest.raises(IndexError):
+        model(x, c_noise, labels + 6)
+    save_model(model, config, tmp_path)
+    assert torch.equal(load_model(tmp_path)(x, c_noise, labels), before)
+
+
+def test_dropping_nothing_changes_nothing_and_a_frozen_table_stays_frozen():
+    model = UNet(8, 1, 4, **TINY)
+    table = model.label
+    assert drop_extra_classes(model).label is table
+    model = UNet(8, 1, 4, **TINY, extra_classes=2)
+    model.label.weight.requires_grad_(False)
+    assert not drop_extra_classes(model).label.weight.requires_grad
+    assert drop_extra_classes(UNet(8, 1, 4, **TINY, extra_classes=2)).label.weight.requires_grad

@@ -1,0 +1,267 @@
+"""Low-rank adapters: they start as nothing, reach what the network computes, and come back as plain weights."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+from sfumato.config import LogNormal, Lora
+from sfumato.diffusion.objective import per_image_loss
+from sfumato.diffusion.unet import UNet, save_model
+from sfumato.dpsgd.lora import LoraConv2d, LoraLinear, adapted_layers, add_lora, load_adapted, load_synthesizer, merge, save_adapter
+from sfumato.dpsgd.run import augment, draw, per_image_gradients
+from sfumato.dpsgd.trainable import candidates
+from sfumato.errors import ConfigError, DataError
+
+ARGUMENTS = {"resolution": 8, "channels": 1, "classes": 4, "width": 8, "multipliers": (1, 2), "attention": (0, 1)}
+NAMES = ["middle.0.attention.q.weight", "up.1.attention.v.weight", "down.1.block.shortcut.weight", "down.0.block.conv1.weight", "noise.2.weight"]
+RANK = Lora(rank=3, scale=0.5)
+
+
+def network(seed: int = 0) -> UNet:
+    torch.manual_seed(seed)
+    model = UNet(**ARGUMENTS)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def inputs(count: int = 3):
+    torch.manual_seed(1)
+    return torch.randn(count, 1, 8, 8), torch.randn(count), torch.randint(4, (count,))
+
+
+def fill(model: nn.Module) -> nn.Module:
+    """Adapters as training leaves them: B no longer zero."""
+    with torch.no_grad():
+        for layer in adapted_layers(model).values():
+            layer.B.normal_(std=0.1)
+    return model
+
+
+class Foreign(nn.Module):
+    """Names as public text-to-image models have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        attention = nn.Module()
+        attention.to_q, attention.to_out = nn.Linear(6, 6, bias=False), nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.0))
+        self.transformer_blocks = nn.ModuleList([nn.ModuleDict({"attn1": attention})])
+        self.conv = nn.Conv2d(6, 5, (3, 2), stride=2, padding=(1, 0), dilation=(2, 1))
+
+    def forward(self, x):
+        attention = self.transformer_blocks[0]["attn1"]
+        x = attention.to_out(attention.to_q(x))  # (B, 49, 6)
+        return self.conv(x.transpose(1, 2).unflatten(2, (7, 7)))
+
+
+FOREIGN = ["transformer_blocks.0.attn1.to_q.weight", "transformer_blocks.0.attn1.to_out.0.weight", "conv.weight"]
+
+
+def test_adapters_start_as_nothing():
+    model, foreign = network(), Foreign()
+    x = inputs()
+    shapes = {"down.1.block.shortcut.weight": (2, 8, 5, 5), "down.0.block.conv1.weight": (2, 8, 5, 5), "conv.weight": (2, 6, 7, 7)}
+    expected = model(*x)
+    for name in [*NAMES, *FOREIGN]:
+        net = foreign if name in FOREIGN else model
+        path = name.removesuffix(".weight")
+        plain = net.get_submodule(path)
+        row = torch.randn(shapes.get(name, (5, plain.weight.shape[1])))
+        answer = plain(row)
+        add_lora(net, [name], RANK, seed=0)
+        assert torch.equal(net.get_submodule(path)(row), answer), name  # to the last bit
+    torch.testing.assert_close(model(*x), expected, rtol=0, atol=1e-5)  # other layers round by where their memory lies
+    assert list(adapted_layers(model)) == sorted(NAMES, key=list(dict(model.named_parameters())).index)
+    for layer in adapted_layers(model).values():
+        assert not layer.B.any() and layer.A.shape[1] == layer.B.shape[0] == 3
+        assert layer.A.requires_grad and layer.B.requires_grad and not layer.weight.requires_grad and not layer.bias.requires_grad
+
+
+def test_weights_keep_their_names_and_are_the_very_same_tensors():
+    model = network()
+    before = dict(model.named_parameters())
+    add_lora(model, NAMES, RANK, seed=0)
+    after = dict(model.named_parameters())
+    assert all(after[name] is value for name, value in before.items())
+    assert after.keys() - before.keys() == {name.replace(".weight", part) for name in NAMES for part in (".A", ".B")}
+
+
+def test_the_seed_draws_the_adapters_and_nothing_else_does():
+    drawn = []
+    for seed, state in ((5, 1), (5, 2), (6, 1)):
+        model = network()
+        torch.manual_seed(state)
+        expected = torch.rand(1)
+        torch.manual_seed(state)
+        add_lora(model, NAMES, RANK, seed)
+        assert torch.equal(torch.rand(1), expected)  # the global generator is left alone
+        drawn.append([layer.A for layer in adapted_layers(model).values()])
+    assert all(torch.equal(a, b) for a, b in zip(drawn[0], drawn[1], strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(drawn[0], drawn[2], strict=True))
+
+
+@pytest.mark.parametrize("name", [*NAMES, *FOREIGN])
+def test_an_adapter_does_what_its_product_does(name):
+    foreign = name in FOREIGN
+    torch.manual_seed(0)
+    model, x = (Foreign(), (torch.randn(2, 49, 6),)) if foreign else (network(), inputs())
+    plain = model(*x)
+    add_lora(model, [name], RANK, seed=0)
+    fill(model)
+    adapted = model(*x)
+    assert (adapted - plain).abs().max() > 1e-4  # it reaches the output
+    layer = adapted_layers(model)[name]
+    with torch.no_grad():
+        weight = layer.weight + 0.5 * (layer.A @ layer.B).view_as(layer.weight)
+    merge(model)
+    assert not adapted_layers(model)
+    assert torch.equal(dict(model.named_parameters())[name], weight)
+    torch.testing.assert_close(model(*x), adapted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_merged_model_is_a_plain_one():
+    model, reference = network(), network()
+    add_lora(model, NAMES, RANK, seed=0)
+    merge(fill(model))
+    assert [(name, type(layer)) for name, layer in model.named_modules()] == [(name, type(layer)) for name, layer in reference.named_modules()]
+    assert model.state_dict().keys() == reference.state_dict().keys()
+    assert all(value.requires_grad and not value.is_meta for value in model.parameters())
+    changed = {name for name, value in model.named_parameters() if not torch.equal(value, reference.get_parameter(name))}
+    assert changed == set(NAMES)
+    merge(model)  # once more: nothing to do
+
+
+@pytest.mark.parametrize("draws", [1, 4])
+def test_per_image_gradients_are_those_of_a_loop(draws):
+    model = network()
+    add_lora(model, NAMES, RANK, seed=0)
+    fill(model)
+    generator = torch.Generator().manual_seed(0)
+    images, labels = torch.rand(5, 1, 8, 8, generator=generator), torch.randint(4, (5,), generator=generator)
+    drawn = draw(images, draws, LogNormal(), generator, label_dropout=0.2)
+    parameters = {name: value for name, value in model.named_parameters() if name.endswith((".A", ".B"))}
+    assert len(parameters) == 2 * len(NAMES)
+    rows = per_image_gradients(model, parameters, images, labels, drawn)
+    for i in range(5):
+        shown = torch.where(drawn.drop[i], model.classes, labels[i])
+        loss = per_image_loss(model, augment(images, drawn)[i], shown, drawn.sigma[i], drawn.noise[i]).mean()
+        expected = torch.autograd.grad(loss, list(parameters.values()))
+        for name, value in zip(parameters, expected, strict=True):
+            torch.testing.assert_close(rows[name][i], value, rtol=1e-3, atol=1e-5 * float(value.abs().max()))
+
+
+def test_per_image_gradients_of_foreign_layers_are_those_of_a_loop():
+    torch.manual_seed(0)
+    model = Foreign()
+    add_lora(model, FOREIGN, RANK, seed=0)
+    fill(model)
+    parameters = {name: value for name, value in model.named_parameters() if value.requires_grad and name.endswith(("A", "B"))}
+    x = torch.randn(4, 49, 6)
+
+    def loss(parameters, row):
+        return functional_call(model, parameters, (row[None],)).square().sum()
+
+    rows = vmap(grad(loss), in_dims=(None, 0))({name: value.detach() for name, value in parameters.items()}, x)
+    for i in range(4):
+        expected = torch.autograd.grad(model(x[i : i + 1]).square().sum(), list(parameters.values()))
+        for name, value in zip(parameters, expected, strict=True):
+            torch.testing.assert_close(rows[name][i], value, rtol=1e-3, atol=1e-4)
+
+
+def test_types_say_what_is_adapted():
+    model = Foreign()
+    add_lora(model, FOREIGN, RANK, seed=0)
+    assert [type(layer) for layer in adapted_layers(model).values()] == [LoraLinear, LoraLinear, LoraConv2d]
+
+
+def test_a_rank_above_the_matrix_is_refused_by_name_before_anything_changes():
+    model = network()
+    with pytest.raises(ConfigError, match=r"finetune\.lora\.rank=4 .*min\(1, 72\).*conv_out\.weight"):
+        add_lora(model, ["middle.0.attention.q.weight", "conv_out.weight"], Lora(rank=4), seed=0)
+    assert not adapted_layers(model)
+    assert all(value.requires_grad for value in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["middle.0.attention.z.weight", "middle.0.attention.q.bias", "middle.0.attention.q", "weight", "", "nowhere.weight"])
+def test_a_name_that_is_no_matrix_is_refused(name):
+    with pytest.raises(ConfigError, match="is no weight of a layer"):
+        add_lora(network(), [name], RANK, seed=0)
+
+
+def test_a_layer_whose_weight_is_used_past_it_is_refused():
+    # nn.MultiheadAttention reads out_proj.weight and never calls out_proj: an adapter there would train nothing
+    model = nn.ModuleDict({"attention": nn.MultiheadAttention(8, 2), "groups": nn.Conv2d(4, 4, 1, groups=2), "norm": nn.BatchNorm2d(4)})
+    for name in ("attention.out_proj.weight", "groups.weight", "norm.weight"):
+        with pytest.raises(ConfigError, match="can be adapted"):
+            add_lora(model, [name], Lora(rank=2), seed=0)
+    twice = network()
+    add_lora(twice, NAMES[:1], RANK, seed=0)
+    with pytest.raises(ConfigError, match="can be adapted"):
+        add_lora(twice, NAMES[:1], RANK, seed=1)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A base, adapters on it, and what the adapted network answers."""
+    model = network()
+    save_model(model, ARGUMENTS, tmp_path / "pretrain")
+    names = [name for parts in candidates(model).values() for name in parts]
+    add_lora(model, names, RANK, seed=0)
+    fill(model)
+    (tmp_path / "finetune").mkdir()
+    save_adapter(model, tmp_path / "finetune", tmp_path / "pretrain" / "weights.safetensors")
+    return tmp_path / "finetune", tmp_path / "pretrain", model(*inputs())
+
+
+def test_adapters_survive_the_disk(saved):
+    finetune, pretrain, expected = saved
+    content = json.loads((finetune / "adapter.json").read_text())
+    assert content.keys() == {"base_sha256", "rank", "scale", "matrices"} and content["rank"] == 3 and content["scale"] == 0.5
+    assert sorted(path.name for path in finetune.iterdir()) == ["adapter.json", "adapter.safetensors"]
+    assert (finetune / "adapter.safetensors").stat().st_size < 0.5 * (pretrain / "weights.safetensors").stat().st_size
+    for loaded in (load_adapted(finetune, pretrain), load_synthesizer(finetune, pretrain)):
+        assert type(loaded) is UNet and not adapted_layers(loaded)
+        torch.testing.assert_close(loaded(*inputs()), expected, rtol=1e-4, atol=1e-5)
+    plain = load_synthesizer(pretrain, saved[0])  # a directory with weights of its own needs no base
+    torch.testing.assert_close(plain(*inputs()), network()(*inputs()))
+
+
+def test_adapters_on_another_base_are_refused(saved):
+    finetune, pretrain, _ = saved
+    save_model(network(seed=1), ARGUMENTS, pretrain)
+    with pytest.raises(DataError, match=r"trained on a base with sha256 .*restore that base"):
+        load_adapted(finetune, pretrain)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda content: content.pop("scale"), "cannot be read"),
+        (lambda content: content["matrices"].pop(), "does not hold what"),
+        (lambda content: content.update(scale=float("nan")), "does not hold what"),
+        (lambda content: content.update(matrices="middle"), "does not hold what"),
+    ],
+)
+def test_an_edited_description_is_refused(saved, edit, message):
+    finetune, pretrain, _ = saved
+    content = json.loads((finetune / "adapter.json").read_text())
+    edit(content)
+    (finetune / "adapter.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match=message):
+        load_adapted(finetune, pretrain)
+
+
+def test_missing_or_damaged_files_are_refused(saved):
+    finetune, pretrain, _ = saved
+    (finetune / "adapter.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(DataError, match="cannot be read"):
+        load_adapted(finetune, pretrain)
+    (finetune / "adapter.safetensors").unlink()
+    with pytest.raises(DataError, match=r"adapter\.safetensors is missing"):
+        load_adapted(finetune, pretrain)
+    with pytest.raises(ValueError, match="no adapter to save"):
+        save_adapter(network(), finetune, pretrain / "weights.safetensors")

@@ -1,0 +1,70 @@
+"""The estimate of memory against what PyTorch's allocator saw, and the chunk that follows from it."""
+
+import pytest
+import torch
+
+pytest.importorskip("diffusers")
+pytest.importorskip("transformers")
+
+from tiny_diffusers import KINDS, save_references
+
+from sfumato.config import Finetune, Lora, Model, Saliency, TimestepMixture
+from sfumato.dpsgd.memory import estimate, settle_chunk
+from sfumato.dpsgd.run import clipped_gradient_sum, draw, levels_of
+from sfumato.dpsgd.trainable import candidates, choose_trainable
+from sfumato.public_model.network import load_latent, outline
+
+CLASSES = ("zero", "one", "two")
+UNIFORM = TimestepMixture(weights=(1,), bounds=(0, 1000))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    return save_references(tmp_path_factory.mktemp("models"), CLASSES)
+
+
+
+def measured_peak(work) -> int:
+    """The most bytes that PyTorch's CPU allocator held at a time for `work`, beyond what was there before."""
+    from torch.profiler import ProfilerActivity, profile
+
+    work()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        work()
+    live = peak = 0
+    events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    return peak
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("trainable", "chunk", "draws"), [("attention-lora", 8, 1), ("all", 4, 2), ("salient-lora", 2, 4)])
+def test_the_memory_estimate_is_within_a_quarter_of_what_was_measured(models, kind, trainable, chunk, draws):
+    settings = Finetune(trainable=trainable, draws=draws, chunk=chunk, lora=Lora(rank=2))
+    told = estimate(Model(directory=str(models / kind)), len(CLASSES), settings)
+    model = load_latent(models / f"{kind}-reference")
+    choose_trainable(model, settings, list(candidates(model).values()), 0)
+    parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    assert told.trained == sum(value.numel() for value in parameters.values())
+    generator = torch.Generator().manual_seed(0)
+
+    def step() -> None:
+        latents, labels = torch.zeros(chunk, 4, 8, 8), torch.zeros(chunk, dtype=torch.int64)
+        drawn = draw(latents, draws, UNIFORM, generator, levels=levels_of(model))
+        clipped_gradient_sum(model, parameters, latents, labels, drawn, 1.0, chunk)
+
+    assert told.activations + told.gradients == pytest.approx(measured_peak(step), rel=0.25)
+    assert told.weights == sum(value.numel() * value.element_size() for value in [*model.parameters(), *model.buffers()])
+
+
+def test_the_chunk_is_what_fits(models):
+    settings, model = Saliency(), Model(directory=str(models / "transformer"))
+    one = estimate(model, 3, settings, chunk=1).peak
+    assert estimate(model, 3, settings, budget=one // 2).chunk == 1
+    few, many = (estimate(model, 3, settings, budget=times * one) for times in (6, 100))
+    assert 1 < few.chunk < many.chunk == 32 and few.peak <= 6 * one
+    assert settle_chunk(settings, model, 3).chunk == 32 and settle_chunk(settings.model_copy(update={"chunk": 3}), model, 3).chunk == 3
+    assert settle_chunk(settings, Model(), 3) is settings
+    assert all(value.device.type == "meta" for value in outline(model, 3).parameters())

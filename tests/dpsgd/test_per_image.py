@@ -1,0 +1,178 @@
+"""Per-image gradients in the layers agree with one backward pass per image, and no use of a weight is passed over."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from sfumato.config import LogNormal, Lora
+from sfumato.diffusion.unet import GroupNorm, UNet
+from sfumato.dpsgd.lora import add_lora
+from sfumato.dpsgd.per_image import NoRuleError, PerImage
+from sfumato.dpsgd.run import by_layers, by_vmap, draw, per_image_gradients
+
+IMAGES, DRAWS = 3, 2
+
+
+def rows_of(module: nn.Module, x: Tensor, use=None, names: set[str] | None = None) -> dict[str, Tensor]:
+    """Gradients per image of a sum of squares; x: (K·B, ...), the k-th row of image b at k·B + b."""
+    parameters = {name: value.detach() for name, value in module.named_parameters() if names is None or name in names}
+    mode = PerImage(parameters, IMAGES)
+    with mode:
+        y = functional_call(module, parameters, (x,)) if use is None else use(module, parameters, x)
+    return dict(zip(parameters, torch.autograd.grad(y.square().sum(), list(mode.rows.values()), materialize_grads=True), strict=True))
+
+
+def loop_of(module: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    found: dict[str, list[Tensor]] = {name: [] for name, _ in module.named_parameters()}
+    for image in range(IMAGES):
+        module.zero_grad()
+        module(x[image::IMAGES]).square().sum().backward()
+        for name, value in module.named_parameters():
+            found[name].append(value.grad.clone())
+    return {name: torch.stack(parts) for name, parts in found.items()}
+
+
+class Indexed(nn.Embedding):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.long())
+
+
+LAYERS = {
+    "linear": (lambda: nn.Linear(4, 5), (4,)),
+    "linear without a bias, on tokens": (lambda: nn.Linear(4, 5, bias=False), (7, 4)),
+    "linear on a grid": (lambda: nn.Linear(4, 5), (2, 3, 4)),
+    "convolution": (lambda: nn.Conv2d(4, 20, 3, padding=1), (4, 5, 5)),
+    "convolution to few channels": (lambda: nn.Conv2d(4, 3, 3, padding=1), (4, 5, 5)),
+    "convolution with a stride": (lambda: nn.Conv2d(4, 6, (3, 2), stride=2, padding=(1, 0), dilation=(1, 2)), (4, 8, 9)),
+    "convolution of single pixels": (lambda: nn.Conv2d(4, 6, 1), (4, 5, 5)),
+    "single pixels with a stride": (lambda: nn.Conv2d(4, 6, 1, stride=2), (4, 5, 5)),
+    "norm": (lambda: GroupNorm(8), (8, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
+def test_the_gradients_of_a_layer_are_those_of_a_loop(name, layout):
+    make, shape = LAYERS[name]
+    torch.manual_seed(0)
+    module, x = make().double(), torch.randn(DRAWS * IMAGES, *shape, dtype=torch.float64)
+    if layout == "channels last":
+        x = x.movedim(1, -1).contiguous().movedim(-1, 1)
+    expected = loop_of(module, x)
+    for name, rows in rows_of(module, x).items():
+        assert torch.allclose(rows, expected[name], atol=1e-10), name
+
+
+def test_each_image_has_its_own_rows_of_a_table_also_those_of_one_label():
+    torch.manual_seed(0)
+    table, index = Indexed(5, 3).double(), torch.tensor([0, 4, 4, 0, 2, 4])
+    expected = loop_of(table, index.double())["weight"]
+    assert torch.allclose(rows_of(table, index.double())["weight"], expected, atol=1e-12)
+    assert not expected[1, :2].any()  # image 1 has labels 4 and 2
+
+
+@pytest.mark.parametrize("trained", [{"weight"}, {"bias"}])
+def test_a_frozen_part_of_a_layer_stays_so(trained):
+    torch.manual_seed(0)
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(DRAWS * IMAGES, 4, 5, 5)
+    expected = loop_of(layer, x)
+    rows = rows_of(layer, x, names=trained)
+    assert set(rows) == trained and all(torch.allclose(value, expected[name], atol=1e-4) for name, value in rows.items())
+
+
+def test_a_weight_used_twice_has_both_gradients():
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 4).double()
+    twice, x = nn.Sequential(layer, nn.Tanh(), layer), torch.randn(DRAWS * IMAGES, 4, dtype=torch.float64)
+    expected = loop_of(twice, x)
+    assert all(torch.allclose(rows, expected[name], atol=1e-12) for name, rows in rows_of(twice, x).items())
+
+
+def test_a_weight_that_is_not_used_has_no_gradient():
+    layer, x = nn.Linear(4, 5), torch.randn(DRAWS * IMAGES, 4)
+    rows = rows_of(layer, x, use=lambda module, weights, x: F.linear(x, weights["weight"]))
+    assert not rows["bias"].any() and rows["weight"].any()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda weight, x: x * weight.sum(),
+        lambda weight, x: F.linear(x, weight * 2),
+        lambda weight, x: F.linear(x, weight.t()),
+        lambda weight, x: F.linear(x, weight[:2]),
+        lambda weight, x: F.linear(x, torch.cat([weight, weight])),
+        lambda weight, x: F.linear(input=x, weight=torch.stack(tensors=(weight,))[0]),
+        lambda weight, x: x @ weight,
+        lambda weight, x: weight.expand(4, 4).sum() * x,
+        lambda weight, x: sum(part.sum() for part in weight.unbind()) * x,
+        lambda weight, x: sum(part.sum() for part in weight) * x,
+        lambda weight, x: F.conv2d(x[:, :, None, None], weight[:, :, None, None][:, :1], groups=4),
+    ],
+)
+def test_a_use_without_a_rule_is_refused(use):
+    """A weight whose gradient was lost here would be trained less, and nobody would notice."""
+    with pytest.raises(NoRuleError, match="no per-image gradient"):
+        rows_of(nn.Linear(4, 4, bias=False), torch.randn(DRAWS * IMAGES, 4), use=lambda module, weights, x: use(weights["weight"], x))
+
+
+def test_asking_for_a_shape_is_no_use():
+    layer, x = nn.Linear(4, 4, bias=False), torch.randn(DRAWS * IMAGES, 4)
+    use = lambda module, weights, x: F.linear(x, weights["weight"]) * weights["weight"].shape[0] * weights["weight"].dtype.itemsize  # noqa: E731
+    assert rows_of(layer, x, use=use)["weight"].any()
+
+
+NETWORKS = {
+    "digits": {"resolution": 8, "channels": 1, "width": 32, "multipliers": (1, 2), "attention": (1,)},
+    "unshuffled": {"resolution": 12, "channels": 3, "width": 8, "multipliers": (1, 2, 2), "attention": (0, 2), "unshuffle": 2},  # 6, 3, 2
+    "deep": {"resolution": 7, "channels": 2, "width": 8, "multipliers": (1, 1), "attention": (), "blocks": 2},
+}
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_network_has_the_gradients_that_vmap_finds(name, adapted):
+    """vmap keeps images apart by itself: where both agree, the network does too."""
+    torch.manual_seed(0)
+    model = UNet(classes=4, **NETWORKS[name])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    if adapted:
+        layers = [f"{path}.weight" for path, layer in model.named_modules() if type(layer) in (nn.Linear, nn.Conv2d)]
+        add_lora(model, [layer for layer in layers if min(model.get_parameter(layer).shape[:2]) >= 2], Lora(rank=2), seed=0)
+        with torch.no_grad():
+            for path, value in model.named_parameters():
+                if path.endswith(".B"):
+                    value.normal_(std=0.1)
+    parameters = {path: value for path, value in model.named_parameters() if value.requires_grad}
+    shape = (model.channels, model.resolution, model.resolution)
+    images, noise = torch.rand(IMAGES, DRAWS, *shape), torch.randn(IMAGES, DRAWS, *shape)
+    batch = (images, torch.randint(5, (IMAGES, DRAWS)), torch.rand(IMAGES, DRAWS) + 0.1, noise)
+    rows, expected = by_layers(model, parameters, *batch), by_vmap(model, parameters, *batch)
+    assert list(rows) == list(parameters)
+    for path, value in expected.items():
+        assert torch.allclose(rows[path], value, atol=1e-5 * max(1, float(value.detach().abs().max()))), path
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_an_image_has_the_same_gradient_in_every_place_and_in_any_company(autocast):
+    """Where one image leaves, others move up. If rounding told places apart, thousands of them together would exceed the clip."""
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    model = UNet(28, 1, 10, width=32, multipliers=(1, 2), attention=(1,), unshuffle=2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    parameters, count = dict(model.named_parameters()), 16
+    image, drawn = torch.rand(1, 1, 28, 28, generator=generator), draw(torch.empty(count, 1, 28, 28), DRAWS, LogNormal(), generator)
+    labels = torch.randint(10, (count,), generator=generator)
+    found = []
+    for place in (0, 1, 7, count - 1):
+        images = torch.cat([image, torch.rand(count - 1, 1, 28, 28, generator=generator)])
+        order = torch.arange(count).roll(place)
+        rows = per_image_gradients(model, parameters, images[order], labels[order], drawn.rows(order), autocast)
+        found.append(torch.cat([value[place].flatten() for value in rows.values()]))
+    assert all(torch.linalg.vector_norm(other - found[0]) <= 1e-6 * torch.linalg.vector_norm(found[0]) for other in found[1:])

@@ -1,0 +1,231 @@
+"""The trainable sets: exactly the chosen parameters, by every name a network may have, and a check that catches any other outcome."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from sfumato.config import SALIENT, Finetune, Lora
+from sfumato.diffusion.unet import UNet
+from sfumato.dpsgd.lora import adapted_layers
+from sfumato.dpsgd.run import DPSGD
+from sfumato.dpsgd.trainable import ADAPTED, candidates, check_trained, choose_trainable, flat, how_many, synflow_scores
+from sfumato.errors import ConfigError, DataError, SfumatoError
+
+PLACES = ["down.0", "down.1", "middle.0", "up.0", "up.1"]
+QKV = [f"{place}.attention.{part}.weight" for place in PLACES for part in "qkv"]
+CHOSEN = [f"{place}.attention.{part}.weight" for place, part in zip(PLACES, "vqkkv", strict=True)]
+
+
+def network(attention: tuple[int, ...] = (0, 1)) -> UNet:
+    torch.manual_seed(0)
+    model = UNet(8, 1, 4, width=8, multipliers=(1, 2), attention=attention)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def settings(trainable: str, **more) -> Finetune:
+    return Finetune(trainable=trainable, lora=Lora(rank=2), chunk=4, draws=1, learning_rate=1e-3, **more)
+
+
+def adapters(names: list[str]) -> list[str]:
+    return [name.replace(".weight", part) for name in names for part in (".A", ".B")]
+
+
+def test_candidates_by_pattern():
+    model = network()
+    assert flat(candidates(model)) == QKV == flat(candidates(model, "qkv"))
+    assert list(candidates(model)) == [name.removesuffix(".weight") for name in QKV]
+    assert flat(candidates(model, "qkvo")) == [f"{place}.attention.{part}.weight" for place in PLACES for part in ("q", "k", "v", "out")]
+    matrices = flat(candidates(model, "matrices"))
+    assert set(matrices) == {f"{path}.weight" for path, layer in model.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d))}
+    assert {"conv_in.weight", "noise.2.weight", "up.0.block.shortcut.weight"} <= set(matrices) and "label.weight" not in matrices
+
+
+def test_layers_share_all_parameters_out():
+    model = network()
+    layers = candidates(model, "layers")
+    assert sorted(flat(layers)) == sorted(name for name, _ in model.named_parameters())
+    assert set(layers) == {"noise", "label", "conv_in", "norm_out", "conv_out", "middle.1.block"} | {
+        f"{place}.{part}" for place in PLACES for part in ("block", "attention")
+    }
+    assert set(layers["middle.0.attention"]) == {f"middle.0.attention.{name}" for name, _ in model.middle[0].attention.named_parameters()}
+
+
+def test_candidates_of_a_public_text_to_image_model():
+    block = nn.ModuleDict({"attn1": nn.Module(), "attn2": nn.Module(), "ff": nn.Linear(4, 4)})
+    for part in ("attn1", "attn2"):
+        for name in ("to_q", "to_k", "to_v"):
+            setattr(block[part], name, nn.Linear(4, 4, bias=False))
+        block[part].to_out = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0))
+    model = nn.Module()
+    model.down_blocks = nn.ModuleList([nn.ModuleDict({"transformer_blocks": nn.ModuleList([block])})])
+    path = "down_blocks.0.transformer_blocks.0"
+    assert list(candidates(model, "qkv")) == [f"{path}.{part}.{name}" for part in ("attn1", "attn2") for name in ("to_q", "to_k", "to_v")]
+    assert f"{path}.attn2.to_out.0" in candidates(model, "qkvo") and len(candidates(model, "qkvo")) == 8
+    assert list(candidates(model, "layers")) == [f"{path}.attn1", f"{path}.attn2", "down_blocks"]
+
+
+@pytest.mark.parametrize("pattern", ["qkv", "qkvo"])
+def test_a_pattern_that_matches_nothing_is_refused(pattern):
+    with pytest.raises(ConfigError, match=f"candidates '{pattern}': nothing in this model matches"):
+        candidates(network(attention=()), pattern)
+    with pytest.raises(ConfigError, match=r"expected qkv, qkvo, matrices or layers"):
+        candidates(network(), "attention")
+
+
+@pytest.mark.parametrize(("ratio", "total", "count"), [(0.3, 15, 5), (0.01, 15, 1), (1.0, 15, 15), (0.5, 5, 3), (0.5, 1, 1), (0.3, 10, 3)])
+def test_a_part_is_rounded_and_at_least_one(ratio, total, count):
+    assert how_many(ratio, total) == count
+
+
+def ranked(chosen: list[str], pool: list[str] = QKV) -> list[list[str]]:
+    """A ranking of single parameters, the chosen ones first."""
+    return [[name] for name in [*chosen, *(name for name in pool if name not in chosen)]]
+
+
+def expected(kind: str, model: UNet) -> list[str] | None:
+    """The trained parameters; None where they are drawn or scored."""
+    everything = [name for name, _ in model.named_parameters()]
+    return {
+        "all": everything,
+        "attention": [name for name in everything if ".attention." in name],
+        "attention-lora": adapters(QKV),
+        "salient": CHOSEN,
+        "salient-lora": adapters(CHOSEN),
+        "noisy": adapters(CHOSEN),
+    }.get(kind)
+
+
+@pytest.mark.parametrize("kind", ["all", "attention", "attention-lora", "salient", "salient-lora", "random-lora", "synflow-lora", "noisy"])
+def test_exactly_the_chosen_parameters_are_trained(kind):
+    model = network()
+    wanted = expected(kind, model)
+    names = choose_trainable(model, settings(kind), ranked(CHOSEN[::-1]), seed=0)  # in whatever order they are named
+    assert names == [name for name, value in model.named_parameters() if value.requires_grad]
+    assert sorted(names) == sorted(wanted) if wanted is not None else len(names) == 2 * how_many(0.3, len(QKV))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    run = DPSGD(model, settings(kind), public_batch=16.0, autocast=False)
+    assert list(run.parameters) == names
+    run.update(torch.randn(len(run.first), generator=torch.Generator().manual_seed(0)))
+    check_trained(before, model, names)  # by any other outcome it raises
+    moved = [name for name, value in model.state_dict().items() if not torch.equal(value, before[name])]
+    assert moved == names
+    with pytest.raises(SfumatoError, match="did not change"):
+        check_trained(model.state_dict(), model, names)
+
+
+def test_selected_layers_are_trained_whole_and_adapted_on_their_matrices():
+    layers = candidates(network(), "layers")
+    salient = [*layers["down.0.attention"], *layers["noise"]]
+    model = network()
+    ranking = [layers["down.0.attention"], layers["noise"], *(layers[name] for name in layers if name not in ("down.0.attention", "noise"))]
+    two = 2 / len(ranking)
+    assert sorted(choose_trainable(model, settings("salient", ratio=two), ranking, 0)) == sorted(salient)
+    model = network()
+    matrices = [name for name in salient if name.endswith("weight") and "norm" not in name]
+    assert sorted(choose_trainable(model, settings("salient-lora", ratio=two), ranking, 0)) == sorted(adapters(matrices))
+    with pytest.raises(ConfigError, match="holds no matrix"):
+        choose_trainable(network(), settings("salient-lora"), [layers["norm_out"]], 0)
+
+
+@pytest.mark.parametrize("kind", SALIENT)
+def test_salient_sets_need_a_saliency_release_of_this_model(kind):
+    with pytest.raises(ConfigError, match=rf"trainable={kind} .*switch saliency on"):
+        choose_trainable(network(), settings(kind), None, 0)
+    with pytest.raises(DataError, match=r"names down\.7\.attention\.q\.weight, which this model has not"):
+        choose_trainable(network(), settings(kind), ranked([*CHOSEN, "down.7.attention.q.weight"]), 0)
+
+
+@pytest.mark.parametrize("kind", ["attention", "attention-lora", "random-lora", "synflow-lora"])
+def test_a_model_without_attention_has_nothing_for_these_sets(kind):
+    with pytest.raises(ConfigError, match=r"model\.attention"):
+        choose_trainable(network(attention=()), settings(kind), None, 0)
+
+
+def test_a_random_choice_follows_its_seed_alone():
+    drawn = []
+    for seed, state in ((1, 0), (1, 9), (2, 0)):
+        model = network()
+        torch.manual_seed(state)
+        drawn.append(choose_trainable(model, settings("random-lora", ratio=0.4), None, seed))
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert len(drawn[0]) == 2 * 6
+
+
+def test_synflow_needs_no_data_and_ranks_by_its_scores():
+    model = network()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    scores = synflow_scores(model, QKV)
+    assert scores == pytest.approx(synflow_scores(model, QKV), rel=1e-9)  # nothing random
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(math.isfinite(score) and score > 0 for score in scores.values())
+    choose_trainable(model, settings("synflow-lora", ratio=0.2), None, seed=7)
+    assert set(adapted_layers(model)) == set(sorted(QKV, key=lambda name: -scores[name])[:3])
+    with torch.no_grad():  # a matrix that nothing flows through
+        silent = network()
+        silent.get_parameter(QKV[2]).zero_()
+        negated = network()
+        negated.get_parameter(QKV[2]).neg_()
+    assert synflow_scores(silent, QKV)[QKV[2]] == 0
+    assert synflow_scores(negated, QKV) == pytest.approx(scores, rel=1e-9)  # absolute weights
+
+
+def test_a_noisy_model_has_random_matrices_where_none_was_selected():
+    model, reference = network(), network()
+    choose_trainable(model, settings("noisy"), ranked(CHOSEN), seed=3)
+    changed = {name for name, value in reference.named_parameters() if not torch.equal(value, model.get_parameter(name))}
+    assert changed == set(QKV) - set(CHOSEN)
+    for name in changed:
+        value = model.get_parameter(name)
+        assert not value.requires_grad and 0.5 < float(value.abs().max()) * math.sqrt(value.shape[1]) <= 1
+    wide = network()
+    pool = flat(candidates(wide, "layers"))
+    choose_trainable(wide, settings("noisy", ratio=len(CHOSEN) / len(pool)), ranked(CHOSEN, pool), seed=3)
+    changed = {name for name, value in reference.named_parameters() if not torch.equal(value, wide.get_parameter(name))}
+    assert changed == {name for name, value in reference.named_parameters() if value.ndim >= 2} - set(CHOSEN)
+
+
+def test_the_result_of_adapters_is_theirs_alone():
+    # these sets are saved as adapters on the untouched base; a set that changes the base must not be among them
+    for kind in ADAPTED:
+        model, reference = network(), network()
+        choose_trainable(model, settings(kind), ranked(CHOSEN), seed=0)
+        assert all(torch.equal(value, model.get_parameter(name)) for name, value in reference.named_parameters())
+
+
+def trained(names: list[str]):
+    model = network()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        for name in names:
+            model.get_parameter(name).add_(1)
+    return before, model
+
+
+def test_a_selection_that_was_dropped_is_caught():
+    before, model = trained(CHOSEN[:4])
+    check_trained(before, model, CHOSEN[:4])
+    with pytest.raises(SfumatoError, match=r"up\.1\.attention\.v\.weight was to be trained and did not change"):
+        check_trained(before, model, CHOSEN)
+
+
+def test_a_frozen_weight_that_moved_is_caught_to_the_last_bit():
+    before, model = trained(CHOSEN)
+    with torch.no_grad():
+        bias = model.get_parameter("down.0.attention.q.bias")
+        bias[0] = torch.nextafter(bias[0], torch.tensor(math.inf))
+    with pytest.raises(SfumatoError, match=r"down\.0\.attention\.q\.bias was frozen and changed"):
+        check_trained(before, model, CHOSEN)
+
+
+def test_a_name_outside_the_model_is_caught():
+    before, model = trained(CHOSEN)
+    with pytest.raises(SfumatoError, match="attention is not in the model"):
+        check_trained(before, model, [*CHOSEN, "attention"])
+    before.pop("conv_in.weight")
+    with pytest.raises(SfumatoError, match=r"conv_in\.weight is not in the model"):
+        check_trained(before, model, CHOSEN)

@@ -1,0 +1,248 @@
+"""Runs side by side: where they come from, what marks them, and `stage compare` as a user meets it."""
+
+import csv
+import json
+import os
+import stat
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from sfumato.errors import BudgetError, DataError
+from sfumato.evaluation.comparison import (
+    comparison_csv,
+    comparison_rows,
+    directory_hash,
+    experiments,
+    find_evaluation,
+    keep_evaluation,
+    marked,
+    read_run,
+    runs_of_experiments,
+)
+from sfumato.evaluation.plots import plot_comparison
+from sfumato.privacy.events import Mechanism, event_to_json
+from sfumato.privacy.ledger import build_ledger, ledger_text
+from stages.cli import main
+
+IDENTITY = {"dataset": "digits", "data": "f" * 64, "holdout": "h" * 64, "extractor": "e" * 64, "reference": "holdout", "training": "light, 12 epochs, last epoch", "networks": "none"}
+
+
+def ledger_of(recipe: str, target: float, sigma: float, key: str = "0") -> dict:
+    record = {
+        "id": key * 32,
+        "stage": "count",
+        "dataset_id": "digits",
+        "fingerprint": IDENTITY["data"],
+        "unit": "one (image, label)",
+        "adjacency": "add-or-remove-one",
+        "event": event_to_json(Mechanism(noise_multiplier=sigma).event),
+        "released": "class counts",
+        "sensitivity": "1",
+        "noise_source": "os-entropy, AES counter",
+        "plan": "p",
+        "versions": {},
+        "time": 0,
+    }
+    return build_ledger({"recipe": recipe, "accountant": "rdp", "delta": 1e-4, "size_hint": 1500, "target": target}, {record["id"]: record}, [])
+
+
+def metrics_of(accuracy: float, release: str = "a.dir", **identity) -> dict:
+    scored = {name: {"mean": accuracy + extra, "std": 0.004, "per_seed": [accuracy]} for name, extra in (("lr", -0.03), ("cnn", 0.0))}
+    values = scored | {"fidelity": {"space": "cnn-glyphs-128", "frechet": 10 * (1 - accuracy)}}
+    return {"scope": "local", "warnings": [], "release": values, "identity": IDENTITY | {"release": release} | identity}
+
+
+def write_run(folder: Path, recipe: str, target: float, accuracy: float, **identity) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "ledger.json").write_text(ledger_text(ledger_of(recipe, target, 10 / target)))
+    (folder / "metrics.json").write_text(json.dumps(metrics_of(accuracy, **identity)))
+    return folder
+
+
+def call(*words: str) -> tuple[int, str]:
+    out = StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["stage", *words])
+        patch.setattr(sys, "stdout", out)
+        patch.setattr(sys, "stderr", out)
+        with pytest.raises(SystemExit) as end:
+            main()
+            raise SystemExit(0)
+    return int(end.value.code or 0), " ".join(out.getvalue().split())
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("COLUMNS", "200")
+    return tmp_path
+
+
+RECIPES = ("dpdm", "dp-merf", "dp-feta", "feta-pro", "rpgen", "full")
+
+
+def test_six_recipes_at_two_budgets_become_one_table_and_one_plot(desk):
+    folders = [str(write_run(desk / f"{name}-{target}", name, target, 0.7 + 0.03 * i + 0.002 * target)) for i, name in enumerate(RECIPES) for target in (1, 10)]
+    code, text = call("compare", *folders)
+    assert code == 0 and "warning" not in text, text
+    rows = list(csv.DictReader((desk / "evaluation/comparison.csv").open()))
+    assert len(rows) == 12 and {row["recipe"] for row in rows} == set(RECIPES) and not any(row["differs"] for row in rows)
+    first = next(row for row in rows if row["recipe"] == "dpdm" and row["target"] == "1")
+    assert float(first["cnn"]) == pytest.approx(0.702) and float(first["distance"]) == pytest.approx(2.98)
+    assert 0.3 < float(first["epsilon"]) < 0.6  # recomputed from the record, σ = 10 at δ = 1e-4, and no figure of the file
+    assert (desk / "evaluation/comparison.png").stat().st_size > 10_000 and "local, not to be shared" in text
+
+
+def test_runs_of_another_hold_out_or_extractor_are_marked_and_drawn_hollow(desk):
+    folders = [write_run(desk / "a", "dpdm", 1, 0.7), write_run(desk / "b", "full", 1, 0.8), write_run(desk / "c", "full", 10, 0.9, holdout="x" * 64)]
+    folders.append(write_run(desk / "d", "rpgen", 10, 0.9, extractor="y" * 64, training="paper, 50 epochs, last epoch"))
+    runs, warnings = marked([read_run(folder) for folder in folders])
+    assert [run.marks for run in runs] == [(), (), ("hold-out",), ("extractor", "schedule")]
+    assert [warning.partition(": ")[2] for warning in warnings] == [
+        f"another {what} than the others: do not compare its numbers with theirs" for what in ("hold-out", "extractor", "schedule")
+    ]
+    plot_comparison(comparison_rows(runs), "cnn", desk / "plot.svg")
+    plot_comparison(comparison_rows(runs[:2]), "cnn", desk / "clean.svg")
+    assert "hollow" in (desk / "plot.svg").read_text() and "hollow" not in (desk / "clean.svg").read_text()
+    assert "local: not for release" in (desk / "plot.svg").read_text()
+    code, text = call("compare", *map(str, folders))
+    assert code == 0 and "c: another hold-out" in text and "d: another extractor" in text
+
+
+def test_an_evaluation_that_does_not_say_what_it_is_of_is_marked(desk):
+    folder = write_run(desk / "old", "dpdm", 1, 0.7)
+    content = json.loads((folder / "metrics.json").read_text())
+    del content["identity"]
+    (folder / "metrics.json").write_text(json.dumps(content))
+    runs, warnings = marked([read_run(folder), read_run(write_run(desk / "new", "full", 1, 0.8))])
+    assert "hold-out unknown" in runs[0].marks and "data unknown" not in runs[0].marks and not runs[1].marks  # its records name the data
+    assert any(warning.startswith(f"{folder}: the hold-out of its evaluation is not known") for warning in warnings)
+
+
+def test_a_ledger_that_was_edited_or_is_of_other_data_is_marked(desk):
+    folders = [write_run(desk / name, "full", 1, 0.8) for name in "abc"]
+    edited = json.loads((folders[0] / "ledger.json").read_text()) | {"target": 2.0}
+    (folders[0] / "ledger.json").write_text(json.dumps(edited))
+    (folders[1] / "metrics.json").write_text(json.dumps(metrics_of(0.8, data="0" * 64)))
+    runs, warnings = marked([read_run(folder) for folder in folders])
+    assert "ledger" in runs[0].marks and runs[1].marks == ("data", "ledger") and not runs[2].marks
+    assert any("edited" in warning for warning in warnings) and any("other data than its evaluation" in warning for warning in warnings)
+
+
+def test_what_is_missing_or_broken_is_one_sentence(desk):
+    assert call("compare") == (2, "error: nothing to compare: name folders that hold metrics.json and ledger.json, or give --dvc")
+    folder = write_run(desk / "a", "full", 1, 0.8)
+    (folder / "metrics.json").unlink()
+    for words, code in (((str(folder),), 4), ((str(desk),), 3), (("--rev", "main", str(folder)), 2)):
+        found, text = call("compare", *words)
+        assert found == code and text.startswith("error: ") and "Traceback" not in text
+    (folder / "metrics.json").write_text("[]")
+    with pytest.raises(DataError, match="no evaluation of a release"):
+        read_run(folder)
+    with pytest.raises(BudgetError, match="does not exist"):
+        read_run(desk)
+    (folder / "metrics.json").write_text(json.dumps(metrics_of(0.8)))
+    assert call("compare", str(folder), "--classifier", "wrn")[0] == 2
+
+
+def test_without_dvc_the_user_is_told(desk, monkeypatch):
+    def refuse(*_, **__):
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(subprocess, "run", refuse)
+    code, text = call("compare", "--dvc")
+    assert code == 2 and "dvc cannot be run" in text and "pip install dvc" in text and "Traceback" not in text
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 253, "", "ERROR: you are not inside of a DVC repository\n"))
+    code, text = call("compare", "--dvc")
+    assert code == 2 and "not inside of a DVC repository" in text
+
+
+def without_lists(value):
+    """As DVC shows a metrics file."""
+    return {key: without_lists(part) for key, part in value.items() if not isinstance(part, list)} if isinstance(value, dict) else value
+
+
+def shown(*rows: tuple[str | None, str, dict | None, str]) -> list[dict]:
+    """What `dvc exp show --json` prints: the first row is the workspace's, the others experiments of one commit."""
+
+    def data(revision: str, ledger: dict | None, release: str) -> dict:
+        metrics = {"ledger.json": {"data": without_lists(ledger)}} if ledger else {}
+        return {"rev": revision, "metrics": metrics, "deps": {"artifacts/synthesize": {"hash": release, "size": 1, "nfiles": 2}}}
+
+    found = [{"rev": rev, "name": name, "data": data(rev, ledger, release), "experiments": None} for name, rev, ledger, release in rows]
+    commit = {"rev": "c" * 40, "name": "main", "data": data("c" * 40, None, "none.dir"), "experiments": [{"revs": found[1:]}]}
+    failed = {"rev": "d" * 40, "name": "broken", "error": {"msg": "x"}, "experiments": None}
+    commit["experiments"].append({"revs": [failed], "executor": None, "name": "broken"})
+    return [found[0], commit]
+
+
+def test_experiments_are_joined_with_the_numbers_that_were_kept_of_their_releases(tmp_path):
+    one, two, other = (ledger_of(name, 1, 10, key) for name, key in (("feta-pro", "1"), ("rpgen", "2"), ("full", "3")))
+    keep_evaluation(tmp_path, metrics_of(0.8, "one.dir") | {"ledger": one})
+    keep_evaluation(tmp_path, metrics_of(0.9, "two.dir") | {"ledger": two})
+    keep_evaluation(tmp_path, metrics_of(0.1, "three.dir") | {"ledger": one})
+    rows = shown((None, "workspace", two, "two.dir"), ("calm-sea", "a" * 40, one, "one.dir"), ("red-fox", "b" * 40, two, "two.dir"), ("new", "e" * 40, other, "three.dir"))
+    assert [name for name, _ in experiments(rows)] == ["main", "calm-sea", "red-fox", "new", "workspace"]
+    runs, left_out = runs_of_experiments(rows, tmp_path)
+    assert [(run.name, run.accuracy["cnn"]["mean"]) for run in runs] == [("calm-sea", 0.8), ("red-fox", 0.9)]
+    assert not any(run.problems for run in runs) and 0.3 < runs[0].epsilon < 0.6
+    assert [line.split(":")[0] for line in left_out] == ["main", "new"]
+    assert runs_of_experiments("nonsense", tmp_path) == ([], []) and runs_of_experiments([{"data": 3}, 4], tmp_path) == ([], [])
+
+
+def test_the_same_queries_released_twice_are_two_runs(tmp_path):
+    """A change after the noise keeps the records, and so the ledger: the release tells the runs apart."""
+    ledger = ledger_of("feta-pro", 1, 10)
+    for release, accuracy in (("one.dir", 0.8), ("two.dir", 0.9)):
+        keep_evaluation(tmp_path, metrics_of(accuracy, release) | {"ledger": ledger})
+    runs, _ = runs_of_experiments(shown((None, "workspace", ledger, "two.dir"), ("x", "a" * 40, ledger, "one.dir")), tmp_path)
+    assert [run.accuracy["cnn"]["mean"] for run in runs] == [0.8, 0.9]
+
+
+def test_kept_numbers_are_the_owners_alone(tmp_path):
+    ledger = ledger_of("full", 1, 10)
+    path = keep_evaluation(tmp_path, metrics_of(0.8, "one.dir") | {"ledger": ledger})
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert find_evaluation(tmp_path, "one.dir", ledger["digest"]) and find_evaluation(tmp_path, "one.dir", "other") is None
+    assert find_evaluation(tmp_path, "../../one.dir", ledger["digest"]) and find_evaluation(tmp_path, "none.dir", ledger["digest"]) is None
+
+
+def test_a_table_keeps_its_gaps(tmp_path):
+    write_run(tmp_path / "a", "full", 1, 0.8)
+    b = write_run(tmp_path / "b", "dpdm", 1, 0.7)
+    content = json.loads((b / "metrics.json").read_text())
+    del content["release"]["cnn"], content["release"]["fidelity"]
+    (b / "metrics.json").write_text(json.dumps(content))
+    rows = comparison_rows([read_run(tmp_path / "a"), read_run(b)])
+    assert rows[0]["recipe"] == "dpdm" and rows[0]["cnn"] is None and rows[0]["distance"] is None
+    assert ",,," in comparison_csv(rows).splitlines()[1]
+
+
+@pytest.mark.skipif(not (Path(sys.executable).parent / "dvc").exists(), reason="needs dvc beside the interpreter")
+def test_a_folder_has_the_hash_that_dvc_gives_it(tmp_path):
+    release = tmp_path / "artifacts" / "synthesize"
+    for name, content in {"a.npy": "one", "B.txt": "two", "png/0/1.png": "three", "png.json": "four", "été.txt": "five"}.items():
+        (release / name).parent.mkdir(parents=True, exist_ok=True)
+        (release / name).write_text(content)
+    dvc, environment = str(Path(sys.executable).parent / "dvc"), os.environ | {"DVC_NO_ANALYTICS": "1", "DVC_GLOBAL_CONFIG_DIR": str(tmp_path / "g")}
+    for words in (["init", "--no-scm", "-q"], ["add", "-q", "artifacts/synthesize"]):
+        subprocess.run([dvc, *words], cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=60)
+    assert f"md5: {directory_hash(release)}" in (tmp_path / "artifacts/synthesize.dvc").read_text()
+
+
+def test_the_table_shows_folders_as_they_are_named_without_what_all_share(capsys, monkeypatch):
+    from stages.compare import short_names, show
+
+    monkeypatch.setenv("COLUMNS", "160")
+    assert short_names(["/a/b/one", "/a/b/two/x"]) == ["one", "two/x"]
+    assert short_names(["/a/one", "/a"]) == ["one", "/a"]
+    assert short_names(["/a/b"]) == ["/a/b"] and short_names(["/a", "a"]) == ["/a", "a"]
+    row = {"recipe": "full", "target": 1.0, "epsilon": 1.0, "distance": None, "differs": ""}
+    show([row | {"run": "/runs/steps=[40]"}, row | {"run": "/runs/[red]"}], [])
+    text = capsys.readouterr().out
+    assert "steps=[40]" in text and "[red]" in text and "/runs" not in text

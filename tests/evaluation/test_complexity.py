@@ -1,0 +1,50 @@
+import math
+
+import numpy as np
+import pytest
+
+from sfumato.evaluation.metrics.complexity import complexity, entropy, grey, texture_complexity
+
+RNG = np.random.default_rng(0)
+
+
+def test_entropy_is_that_of_the_grey_levels():
+    flat, halves, every = np.full((16, 16), 9), np.repeat([[3, 200]], 128, axis=0).reshape(16, 16), np.arange(256).reshape(16, 16)
+    images = np.stack([flat, halves, every]).astype(np.uint8)[..., None]
+    assert entropy(images) == pytest.approx([0, math.log(2), math.log(256)])
+
+
+def pattern_entropy(plane):
+    """Local binary patterns pixel by pixel."""
+    counts = [0] * 10
+    circle = [(-1, -1), (-1, 0), (-1, 1), (0, 1), (1, 1), (1, 0), (1, -1), (0, -1)]
+    for i in range(1, plane.shape[0] - 1):
+        for j in range(1, plane.shape[1] - 1):
+            bits = [int(plane[i + a, j + b] >= plane[i, j]) for a, b in circle]
+            changes = sum(bits[n] != bits[n - 1] for n in range(8))
+            counts[sum(bits) if changes <= 2 else 9] += 1
+    shares = [c / sum(counts) for c in counts if c]
+    return -sum(p * math.log(p) for p in shares)
+
+
+def test_texture_is_the_entropy_of_local_patterns():
+    images = RNG.integers(0, 6, size=(4, 7, 9, 1)).astype(np.uint8)
+    assert texture_complexity(images) == pytest.approx([pattern_entropy(image[..., 0].astype(int)) for image in images])
+
+
+def test_smooth_images_are_simpler_than_busy_ones():
+    ramp = np.tile(np.arange(0, 240, 15), (16, 1)).astype(np.uint8)[None, ..., None]
+    noise = RNG.integers(0, 256, size=(1, 16, 16, 1)).astype(np.uint8)
+    assert texture_complexity(np.full_like(ramp, 7))[0] == 0 and texture_complexity(ramp)[0] < 0.1 < 1.5 < texture_complexity(noise)[0]
+
+
+def test_colour_is_read_as_luminance():
+    colour = np.zeros((1, 4, 4, 3), dtype=np.uint8)
+    colour[..., 1] = 100
+    assert (grey(colour) == 59).all() and grey(np.full((1, 4, 4, 3), 77, dtype=np.uint8)).tolist() == np.full((1, 4, 4), 77).tolist()
+    assert complexity(colour) == {"entropy": 0.0, "texture_complexity": 0.0, "images": 1}
+
+
+def test_tiny_images_are_refused():
+    with pytest.raises(ValueError, match="three pixels"):
+        texture_complexity(np.zeros((2, 2, 8, 1), dtype=np.uint8))

@@ -1,0 +1,239 @@
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sfumato.config import Evaluate
+from sfumato.data.images import ImageSet
+from sfumato.errors import ConfigError, DataError
+from sfumato.evaluation import downstream, extractors
+from sfumato.evaluation.extractors import build_extractor, embedded_extractor, inception_extractor, torchscript_extractor, torchvision_extractor
+
+RNG = np.random.default_rng(0)
+GREY, COLOUR = RNG.integers(0, 256, size=(5, 12, 12, 1), dtype=np.uint8), RNG.integers(0, 256, size=(5, 12, 12, 3), dtype=np.uint8)
+
+
+def sha256(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def no_public():
+    raise AssertionError("images were drawn that nobody needs")
+
+
+@pytest.fixture(scope="module")
+def inception_file(tmp_path_factory):
+    """pytorch-fid's network with weights drawn at random, in the format of its published file."""
+    from pytorch_fid import inception
+
+    torch.manual_seed(0)
+    kept = {}
+
+    def capture(*_, **__):
+        raise StopIteration
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inception, "load_state_dict_from_url", capture)
+        build = inception._inception_v3
+        patch.setattr(inception, "_inception_v3", lambda *a, **k: kept.setdefault("model", build(*a, **k)))
+        with pytest.raises(StopIteration):
+            inception.fid_inception_v3()
+    path = tmp_path_factory.mktemp("weights") / "inception.pth"
+    torch.save(kept["model"].state_dict(), path)
+    return path
+
+
+def test_inception_gives_what_pytorch_fid_gives(inception_file, monkeypatch):
+    from pytorch_fid import inception
+
+    extractor = inception_extractor(inception_file, sha256(inception_file))
+    found = extractor(COLOUR)
+    state = torch.load(inception_file, weights_only=True)
+    monkeypatch.setattr(inception, "load_state_dict_from_url", lambda *_, **__: state)
+    theirs = inception.InceptionV3([3]).eval()(torch.from_numpy(COLOUR).permute(0, 3, 1, 2).float() / 255)[0].flatten(1)
+    assert found.shape == (5, 2048) and found.dtype == np.float32 and np.allclose(found, theirs.numpy(), rtol=1e-3, atol=1e-4)
+    probabilities = extractor.probabilities(found)
+    assert probabilities.shape == (5, 1008) and np.allclose(probabilities.sum(axis=1), 1)
+    assert np.allclose(probabilities, (theirs @ state["fc.weight"].T).softmax(dim=1).numpy(), atol=1e-5)
+
+
+def test_grey_images_are_repeated_to_three_channels(inception_file):
+    extractor = inception_extractor(inception_file, sha256(inception_file))
+    assert np.allclose(extractor(GREY[:2]), extractor(np.repeat(GREY[:2], 3, axis=3)), atol=1e-5)
+
+
+def test_only_the_published_weights_are_called_published(inception_file, monkeypatch):
+    with pytest.raises(DataError, match=f"{sha256(inception_file)}, expected 6726825d…"):
+        inception_extractor(inception_file)
+    other = inception_extractor(inception_file, sha256(inception_file).upper())
+    assert not other.published and other.name.startswith("inception-") and "2015" not in other.name
+    monkeypatch.setattr(extractors, "PUBLISHED", sha256(inception_file)[:8])
+    assert inception_extractor(inception_file).published
+
+
+def test_the_download_is_left_as_it_was(inception_file):
+    from pytorch_fid import inception
+
+    before = inception.load_state_dict_from_url
+    inception_extractor(inception_file, sha256(inception_file))
+    assert inception.load_state_dict_from_url is before
+
+
+def test_a_wrong_file_is_named_with_its_hash(tmp_path, inception_file):
+    with pytest.raises(DataError, match="does not exist"):
+        inception_extractor(tmp_path / "none.pth")
+    with pytest.raises(DataError, match=f"{sha256(inception_file)}, expected {'0' * 64}"):
+        inception_extractor(inception_file, "0" * 64)
+    small = tmp_path / "small.pth"
+    torch.save({"fc.weight": torch.zeros(2, 2)}, small)
+    with pytest.raises(DataError, match="does not hold pytorch-fid's Inception"):
+        inception_extractor(small, sha256(small))
+    (tmp_path / "text.pth").write_text("no weights")
+    with pytest.raises(DataError, match="no plain file of weights"):
+        inception_extractor(tmp_path / "text.pth", sha256(tmp_path / "text.pth"))
+
+
+class Calls:
+    def __reduce__(self):
+        return (print, ("code ran",))
+
+
+def test_a_file_that_would_run_code_is_not_loaded(tmp_path, capsys):
+    path = tmp_path / "evil.pth"
+    torch.save({"fc.weight": Calls()}, path)
+    with pytest.raises(DataError, match="no plain file of weights"):
+        torchvision_extractor("resnet18", path)
+    assert "code ran" not in capsys.readouterr().out
+
+
+def test_torchvision_gives_what_the_last_linear_layer_sees(tmp_path):
+    import torchvision
+
+    torch.manual_seed(0)
+    network = torchvision.models.resnet18().eval()
+    path = tmp_path / "resnet18.pth"
+    torch.save(network.state_dict(), path)
+    extractor = torchvision_extractor("resnet18", path, sha256(path))
+    assert extractor.name == "resnet18-512" and extractor.head is None and not extractor.published
+    found = extractor(COLOUR)
+    seen = []
+    network.fc.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    as_published = torchvision.models.ResNet18_Weights.DEFAULT.transforms(resize_size=224, crop_size=224)
+    network(as_published(torch.from_numpy(COLOUR).permute(0, 3, 1, 2)))
+    assert found.shape == (5, 512) and np.allclose(found, seen[0].detach().numpy(), atol=0.02)  # theirs resizes in 8 bits
+    with pytest.raises(DataError, match="does not hold the weights of resnet34"):
+        torchvision_extractor("resnet34", path)
+    with pytest.raises(ConfigError, match="did you mean 'resnet18'"):
+        torchvision_extractor("resnet81", path)
+
+
+@pytest.mark.parametrize(("model", "dimension"), [("mobilenet_v3_small", 1024), ("squeezenet1_1", None)])
+def test_other_families_are_cut_before_their_last_linear_layer(tmp_path, model, dimension):
+    import torchvision
+
+    path = tmp_path / "weights.pth"
+    torch.save(torchvision.models.get_model(model).state_dict(), path)
+    if dimension is None:
+        with pytest.raises(ConfigError, match="no linear layer"):
+            torchvision_extractor(model, path)
+    else:
+        assert torchvision_extractor(model, path)(GREY[:2]).shape == (2, dimension)
+
+
+def test_torchscript_gives_its_flattened_output(tmp_path):
+    path = tmp_path / "pooled.pt"
+    torch.jit.trace(nn.AvgPool2d(6), torch.zeros(2, 3, 12, 12)).save(str(path))
+    extractor = torchscript_extractor(path, sha256(path), (3, 12, 12))
+    assert extractor.name == "pooled-12"
+    expected = COLOUR.reshape(5, 2, 6, 2, 6, 3).mean(axis=(2, 4)).transpose(0, 3, 1, 2).reshape(5, 12) / 255
+    assert np.allclose(extractor(COLOUR), expected, atol=1e-6)
+    with pytest.raises(ConfigError, match="sha256 is missing"):
+        torchscript_extractor(path, None, (3, 12, 12))
+    with pytest.raises(DataError, match="3×4×4"):
+        torchscript_extractor(path, sha256(path), (3, 4, 4))
+
+
+@pytest.fixture(scope="module")
+def embedded(digits):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(downstream, "MIN_STEPS", 60)
+        patch.setattr(extractors, "EPOCHS", 1)
+        small = ImageSet(digits.images[:600], digits.labels[:600], digits.classes)
+        return [embedded_extractor(small, "digits") for _ in range(2)], embedded_extractor(ImageSet(small.images[:300], small.labels[:300], small.classes), "digits")
+
+
+def test_the_embedded_space_is_deterministic_and_named_for_what_it_is(embedded, digits):
+    (first, again), other = embedded
+    assert first.name == "cnn-digits-128" and first.dimension == 128 and not first.published
+    assert first.digest == again.digest != other.digest
+    assert np.array_equal(first(digits.images[:50]), again(digits.images[:50]))
+
+
+def test_the_embedded_features_have_unit_size_on_the_images_that_trained_them(embedded, digits):
+    assert np.sqrt(np.mean(embedded[0][0](digits.images[:600]) ** 2)) == pytest.approx(1, rel=1e-3)
+
+
+def test_the_embedded_space_puts_images_of_a_class_together(embedded, digits):
+    """Nearest neighbours among unseen digits share the label far more often than by chance (0.1)."""
+    from sfumato.evaluation.metrics.neighbours import nearest
+
+    features, labels = embedded[0][0](digits.images[600:1400]), digits.labels[600:1400]
+    index, _ = nearest(features[:200], features[200:])
+    assert (labels[200:][index] == labels[:200]).mean() > 0.8
+
+
+def test_images_that_are_none_are_refused(embedded):
+    extractor = embedded[0][0]
+    for bad in (GREY.astype(np.float32), np.full((3, 8, 8, 1), np.nan), GREY[..., 0], np.zeros((2, 8, 8, 4), dtype=np.uint8)):
+        with pytest.raises(DataError, match="expected uint8"):
+            extractor(bad)
+    assert extractor(np.zeros((0, 8, 8, 1), dtype=np.uint8)).shape == (0, 128)
+    with pytest.raises(ValueError, match="no classes"):
+        extractor.probabilities(np.zeros((2, 128)))
+
+
+def test_features_that_are_not_finite_are_refused(tmp_path):
+    path = tmp_path / "broken.pt"
+
+    class Broken(nn.Module):
+        def forward(self, images):
+            return images.flatten(1) / 0.0
+
+    torch.jit.script(Broken()).save(str(path))
+    with pytest.raises(DataError, match="not finite"):
+        torchscript_extractor(path, sha256(path), (3, 12, 12))(COLOUR)
+
+
+def test_the_configured_extractor_is_built_and_draws_only_if_it_must(tmp_path, monkeypatch):
+    path = tmp_path / "pooled.pt"
+    torch.jit.trace(nn.AvgPool2d(6), torch.zeros(2, 3, 12, 12)).save(str(path))
+    config = Evaluate(extractor="torchscript", weights=str(path), sha256=sha256(path))
+    assert build_extractor(config, (1, 12, 12), no_public).name == "pooled-12"
+    with pytest.raises(ConfigError, match="two or more of each"):
+        build_extractor(Evaluate(), (1, 12, 12), lambda: (ImageSet(GREY, np.zeros(5, dtype=np.int64), ("a",)), "one"))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"extractor": "torchvision", "model": "resnet18"}, "needs evaluate.weights"),
+        ({"extractor": "torchvision", "weights": "w.pth"}, "evaluate.model=None"),
+        ({"extractor": "torchscript", "weights": "w.pt"}, "needs evaluate.sha256"),
+        ({"weights": "w.pth"}, "no weights file"),
+        ({"model": "resnet18"}, "do not fit"),
+        ({"fidelity": ["inception_score"]}, "does not have"),
+        ({"fidelity": ["fid"]}, "frechet"),
+        ({"sha256": "abc"}, "pattern"),
+        ({"neighbours": 0}, "greater than 0"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(values, words):
+    with pytest.raises(ValueError, match=words):
+        Evaluate(**values)
+
+
+def test_the_metrics_left_out_are_those_the_extractor_has():
+    assert "inception_score" not in Evaluate().metrics and "inception_score" in Evaluate(extractor="inception").metrics
+    assert Evaluate(fidelity=()).metrics == () and Evaluate(fidelity=["fld"]).metrics == ("fld",)

@@ -1,0 +1,77 @@
+import numpy as np
+import pytest
+
+from sfumato.evaluation.metrics import neighbours
+from sfumato.evaluation.metrics.neighbours import authenticity, nearest, precision_recall, radii
+
+
+def distance(x, y):
+    return float(np.sqrt(((x - y) ** 2).sum()))
+
+
+def kth(points, i, k):
+    return sorted(distance(points[i], points[j]) for j in range(len(points)) if j != i)[k - 1]
+
+
+def by_loops(synthetic, real, k):
+    real_balls = [kth(real, i, k) for i in range(len(real))]
+    synthetic_balls = [kth(synthetic, i, k) for i in range(len(synthetic))]
+    inside = [[distance(s, r) <= ball for r, ball in zip(real, real_balls, strict=True)] for s in synthetic]
+    recalled = [any(distance(s, r) <= ball for s, ball in zip(synthetic, synthetic_balls, strict=True)) for r in real]
+    return {
+        "precision": sum(map(any, inside)) / len(synthetic),
+        "recall": sum(recalled) / len(real),
+        "density": sum(map(sum, inside)) / (k * len(synthetic)),
+        "coverage": sum(any(row[j] for row in inside) for j in range(len(real))) / len(real),
+    }
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+@pytest.mark.parametrize("cells", [1, 170, 10**6])
+def test_they_agree_with_the_definitions_in_blocks_of_any_size(monkeypatch, k, cells):
+    monkeypatch.setattr(neighbours, "CELLS", cells)
+    rng = np.random.default_rng(k)
+    synthetic, real = rng.normal(0.5, 1.2, size=(35, 3)).astype(np.float32), rng.normal(size=(50, 3)).astype(np.float32)
+    expected = by_loops(synthetic.astype(float), real.astype(float), k)
+    assert 0 < expected["precision"] < 1 and 0 < expected["recall"] < 1
+    assert precision_recall(synthetic, real, k) == pytest.approx(expected)
+
+
+def test_equal_sets_are_perfect_and_far_sets_worthless():
+    points = np.random.default_rng(0).normal(size=(60, 4))
+    same = precision_recall(points, points.copy())
+    assert same["precision"] == same["recall"] == same["coverage"] == 1 and same["density"] > 1
+    assert precision_recall(points + 100, points) == {"precision": 0, "recall": 0, "density": 0, "coverage": 0}
+
+
+def test_a_set_of_one_kind_is_precise_but_recalls_little():
+    rng = np.random.default_rng(0)
+    real = np.concatenate([rng.normal(0, 1, (100, 4)), rng.normal(30, 1, (100, 4))])
+    found = precision_recall(rng.normal(0, 1, (200, 4)), real)
+    assert found["precision"] > 0.8 and found["recall"] < 0.6 and found["coverage"] < 0.6
+
+
+def test_nearest_finds_index_and_distance(monkeypatch):
+    monkeypatch.setattr(neighbours, "CELLS", 30)
+    rng = np.random.default_rng(2)
+    a, b = rng.normal(size=(25, 3)), rng.normal(size=(11, 3))
+    index, found = nearest(a, b)
+    table = np.array([[distance(x, y) for y in b] for x in a])
+    assert np.array_equal(index, table.argmin(axis=1)) and found == pytest.approx(table.min(axis=1))
+
+
+def test_duplicates_have_radius_zero_and_too_few_images_are_refused():
+    points = np.repeat(np.random.default_rng(0).normal(size=(4, 3)), 3, axis=0)
+    assert radii(points, 2) == pytest.approx(np.zeros(12), abs=1e-12) and (radii(points, 3) > 0.01).all()
+    with pytest.raises(ValueError, match="from 1 to 11"):
+        radii(points, 12)
+
+
+def test_copies_are_not_authentic_and_fresh_images_are():
+    rng = np.random.default_rng(3)
+    train, holdout, fresh = rng.normal(size=(400, 6)), rng.normal(size=(300, 6)), rng.normal(size=(400, 6))
+    expected = [distance(x, train[j]) > kth(train, j, 1) for x in fresh[:40] for j in [int(((train - x) ** 2).sum(axis=1).argmin())]]
+    assert authenticity(fresh[:40], train, holdout)["authenticity"] == pytest.approx(np.mean(expected))
+    real, copied = authenticity(fresh, train, holdout), authenticity(train[:200] + 1e-9, train, holdout)
+    assert 0.4 < real["authenticity"] < 0.75 and 0.9 < real["distance_ratio"] < 1.1
+    assert copied["authenticity"] == 0 and copied["distance_ratio"] < 1e-6

@@ -1,0 +1,192 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sfumato.scores.scores import evaluate_release
+
+from sfumato.config import Evaluate
+from sfumato.data.images import ImageSet
+from sfumato.errors import DataError
+from sfumato.evaluation import downstream, scores
+from sfumato.evaluation.extractors import Extractor
+from sfumato.evaluation.metrics.frechet import frechet_distance
+
+CONFIG = Evaluate(classifiers=("lr", "mlp"), seeds=(0, 1), epochs=1)
+PIXELS = Extractor(name="pixels-64", digest="pixels", dimension=64, embed=lambda images: images.flatten(1))
+
+
+@pytest.fixture(scope="module")
+def sets(digits):
+    """Real training and hold-out digits, a good synthetic set (other digits) and a bad one (inverted, their labels moved by one)."""
+    order = np.random.default_rng(0).permutation(len(digits))
+    train, holdout, good = (ImageSet(digits.images[part], digits.labels[part], digits.classes) for part in np.array_split(order, 3))
+    bad = ImageSet(255 - good.images, (good.labels + 1) % 10, good.classes)
+    return train, holdout, good, bad
+
+
+@pytest.fixture(scope="module")
+def told():
+    return []
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def metrics(sets, told, cache):
+    train, holdout, good, bad = sets
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(downstream, "MIN_STEPS", 120)
+        return evaluate_release({"release": good, "auxiliary": bad}, train, holdout, CONFIG, PIXELS, cache, told.append)
+
+
+def quick(monkeypatch, **values) -> Evaluate:
+    monkeypatch.setattr(downstream, "MIN_STEPS", 20)
+    return Evaluate(**{"classifiers": ("lr",), "seeds": (0,), "epochs": 1, **values})
+
+
+def test_the_metrics_are_marked_local_and_survive_json(metrics):
+    assert metrics["scope"] == "local" and list(metrics) == ["scope", "warnings", "release", "auxiliary", "real"]
+    assert json.loads(json.dumps(metrics, allow_nan=False)) == metrics
+    assert all(list(metrics[name]) == ["lr", "mlp", "fidelity"] and len(metrics[name]["lr"]["per_seed"]) == 2 for name in list(metrics)[2:])
+
+
+def test_a_good_set_scores_near_the_bound_and_a_bad_one_far_from_it(metrics):
+    assert abs(metrics["release"]["mlp"]["mean"] - metrics["real"]["mlp"]["mean"]) < 0.08
+    assert metrics["auxiliary"]["mlp"]["mean"] < 0.3 < 0.8 < metrics["release"]["mlp"]["mean"]
+    good, bad, real = (metrics[name]["fidelity"] for name in ("release", "auxiliary", "real"))
+    assert abs(good["frechet"] / real["frechet"] - 1) < 0.3 and bad["frechet"] > 10 * good["frechet"]
+    assert good["precision"] > 0.7 and good["recall"] > 0.7 and bad["precision"] < 0.05 and bad["coverage"] < 0.05
+    assert abs(good["fld"]) < 5 and bad["fld"] > 30 and abs(real["fld"]) < 5
+
+
+def test_the_space_of_the_distances_is_named_and_none_of_it_is_called_fid(metrics):
+    assert metrics["release"]["fidelity"]["space"] == "pixels-64"
+    text = json.dumps(metrics).lower()
+    assert not any(name in text for name in ('"fid"', '"kid"', "inception"))
+
+
+def test_synthetic_images_are_compared_with_the_named_reference(sets, monkeypatch, cache):
+    train, holdout, good, _ = sets
+    pixels = {name: rows.images.reshape(len(rows), -1) / 255 for name, rows in (("train", train), ("holdout", holdout), ("good", good))}
+    for reference, other in (("holdout", "train"), ("train", "holdout")):
+        config = quick(monkeypatch, reference=reference, fidelity=("frechet",))
+        found = evaluate_release({"release": good}, train, holdout, config, PIXELS, cache)
+        assert found["release"]["fidelity"]["frechet"] == pytest.approx(frechet_distance(pixels["good"], pixels[reference]), rel=1e-4)
+        assert found["real"]["fidelity"]["frechet"] == pytest.approx(frechet_distance(pixels[other], pixels[reference]), rel=1e-4)
+        assert found["real"]["fidelity"]["reference"] == reference
+
+
+def test_a_release_of_training_images_is_flagged(sets, monkeypatch, cache):
+    train, holdout, good, _ = sets
+    copies = ImageSet(np.concatenate([train.images[:300], good.images[:300]]), np.concatenate([train.labels[:300], good.labels[:300]]), good.classes)
+    found = evaluate_release({"copies": copies, "fresh": good}, train, holdout, quick(monkeypatch), PIXELS, cache)
+    assert [line for line in found["warnings"] if line.startswith("copies:")] == found["warnings"] and "copied" in found["warnings"][0]
+    assert found["copies"]["fidelity"]["authenticity"] < found["fresh"]["fidelity"]["authenticity"] - 0.2
+
+
+def test_progress_is_told_of_every_training(metrics, told):
+    trainings = [f"{name}: {classifier}" for name in ("release", "auxiliary", "real") for classifier in ("lr", "mlp")]
+    assert told[:6] == trainings and told[6] == "real: features in pixels-64" and told[-1] == "real: fidelity"
+
+
+def test_features_are_kept_and_found_again(metrics, sets, cache, monkeypatch):
+    train, holdout, good, _ = sets
+    assert len(list(cache.glob("*.npy"))) >= 4
+
+    def refuse(images):
+        raise AssertionError("computed again")
+
+    again = Extractor(name=PIXELS.name, digest=PIXELS.digest, dimension=64, embed=refuse)
+    found = evaluate_release({"release": good}, train, holdout, quick(monkeypatch), again, cache)
+    assert found["release"]["fidelity"] == metrics["release"]["fidelity"]
+    changed = ImageSet(holdout.images.copy(), holdout.labels, holdout.classes)
+    changed.images[0, 0, 0, 0] ^= 1
+    with pytest.raises(AssertionError, match="computed again"):
+        evaluate_release({"release": good}, train, changed, quick(monkeypatch), again, cache)
+
+
+def test_without_a_bound_no_classifier_is_scored_on_real_images(sets, monkeypatch):
+    train, holdout, good, _ = sets
+    found = evaluate_release({"release": good}, train, holdout, quick(monkeypatch, bound=False), PIXELS)
+    assert list(found) == ["scope", "warnings", "release"]
+
+
+def test_without_fidelity_no_extractor_is_needed(sets, monkeypatch):
+    train, holdout, good, _ = sets
+    found = evaluate_release({"release": good}, train, holdout, quick(monkeypatch, fidelity=()))
+    assert list(found["release"]) == list(found["real"]) == ["lr"]
+    with pytest.raises(ValueError, match="no extractor"):
+        evaluate_release({"release": good}, train, holdout, quick(monkeypatch))
+
+
+def test_a_poisoned_hold_out_moves_no_choice(sets, monkeypatch):
+    """The epoch and the model are the same whatever the real images say, for the release and for the bound."""
+    train, holdout, good, _ = sets
+    poisoned = ImageSet(255 - holdout.images, (holdout.labels + 1) % 10, holdout.classes)
+    config = quick(monkeypatch, classifiers=("mlp",), seeds=(0, 1), steps=60, choice="synthetic", fidelity=())
+    monkeypatch.setattr(downstream, "CHOSEN_ON", 12)  # so few that the best epoch is seldom the last
+    trained = []
+    original = downstream.fit
+
+    def watched(*arguments):
+        trained.append(original(*arguments))
+        return trained[-1]
+
+    monkeypatch.setattr(downstream, "fit", watched)
+    found = [evaluate_release({"release": good}, train, real, config) for real in (holdout, poisoned)]
+    half = len(trained) // 2
+    assert len(trained) == 8 and any(epoch != 13 for _, epoch in trained)
+    for (a, epoch_a), (b, epoch_b) in zip(trained[:half], trained[half:], strict=True):
+        assert epoch_a == epoch_b and all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+    assert found[0]["release"]["mlp"]["epochs"] == found[1]["release"]["mlp"]["epochs"] and found[0]["real"]["mlp"]["epochs"] == found[1]["real"]["mlp"]["epochs"]
+    assert found[0]["release"]["mlp"]["mean"] > 0.6 > 0.3 > found[1]["release"]["mlp"]["mean"]
+
+
+def test_the_bound_is_trained_under_the_same_schedule(sets, monkeypatch):
+    train, holdout, good, _ = sets
+    fewer = ImageSet(good.images[:200], good.labels[:200], good.classes)
+    found = evaluate_release({"release": fewer}, train, holdout, quick(monkeypatch, steps=7, fidelity=()))
+    assert found["release"]["lr"]["steps"] == found["real"]["lr"]["steps"] == 7
+
+
+def test_a_hold_out_without_a_class_is_warned_of(sets, monkeypatch):
+    train, holdout, good, _ = sets
+    kept = holdout.labels != 4
+    part = ImageSet(holdout.images[kept], holdout.labels[kept], holdout.classes)
+    found = evaluate_release({"release": good}, train, part, quick(monkeypatch, fidelity=("frechet",)), PIXELS)
+    assert any("no image of '4'" in line for line in found["warnings"])
+
+
+def test_a_large_set_is_thinned_for_the_distance(sets, monkeypatch):
+    monkeypatch.setattr(scores, "COMPARED", 50)
+    thinned = scores.some(sets[0])
+    rows = {(image.tobytes(), label) for image, label in zip(sets[0].images, sets[0].labels, strict=True)}
+    assert len(thinned) == 50 and all((image.tobytes(), label) in rows for image, label in zip(thinned.images, thinned.labels, strict=True))
+    assert len(scores.some(sets[0], 60)) == 60
+
+
+def test_sets_that_do_not_fit_are_refused_before_any_training(sets, monkeypatch):
+    monkeypatch.setattr(scores, "score", None)
+    train, holdout, good, _ = sets
+    empty = ImageSet(holdout.images[:0], holdout.labels[:0], holdout.classes)
+    with pytest.raises(DataError, match="hold-out set holds 0 images"):
+        evaluate_release({"release": good}, train, empty, CONFIG, PIXELS)
+    for other in (ImageSet(good.images[:, :7], good.labels, good.classes), ImageSet(good.images, good.labels, good.classes[::-1])):
+        with pytest.raises(DataError, match="release set has shape"):
+            evaluate_release({"release": other}, train, holdout, CONFIG, PIXELS)
+    nan = np.full(good.images.shape, np.nan, dtype=np.float32)
+    with pytest.raises(DataError, match="images of float32, expected uint8"):
+        evaluate_release({"release": ImageSet(nan, good.labels, good.classes)}, train, holdout, CONFIG, PIXELS)
+    for labels in (good.labels + 1, good.labels - 1, good.labels[:-1]):
+        with pytest.raises(DataError, match="expected one label an image from 0 to 9"):
+            evaluate_release({"release": ImageSet(good.images, labels, good.classes)}, train, holdout, CONFIG, PIXELS)
+    kept = ~np.isin(good.labels, (3, 7))
+    with pytest.raises(DataError, match="no image of class '3' and of 1 others"):
+        evaluate_release({"release": ImageSet(good.images[kept], good.labels[kept], good.classes)}, train, holdout, CONFIG, PIXELS)
+    with pytest.raises(ValueError, match="'real'"):
+        evaluate_release({"real": good}, train, holdout, CONFIG, PIXELS)

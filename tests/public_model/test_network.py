@@ -1,0 +1,396 @@
+"""Public text-to-image models on tiny random ones: the same numbers as the library's, bad directories, prompts, latents."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+pytest.importorskip("diffusers")
+pytest.importorskip("transformers")
+
+from tiny_diffusers import KINDS, save_references
+
+from sfumato.config import Finetune, LogNormal, Lora, Model, TimestepMixture
+from sfumato.dpsgd.lora import load_synthesizer, merge, save_adapter
+from sfumato.dpsgd.run import clipped_gradient_sum, draw, levels_of
+from sfumato.dpsgd.trainable import candidates, check_trained, choose_trainable, flat
+from sfumato.errors import ConfigError, DataError
+from sfumato.public_model.directory import HUB, locate, read_model_directory
+from sfumato.public_model.network import LatentDiffusion, load_codec, load_latent, read_reference, save_reference, save_trained
+from sfumato.public_model.parts import embed_prompts
+
+ROOT = Path(__file__).resolve().parents[2]
+CPU = torch.device("cpu")
+CLASSES = ("zero", "one", "two")
+PART = {"unet-epsilon": "unet", "unet-v": "unet", "transformer": "transformer"}
+UNIFORM = TimestepMixture(weights=(1,), bounds=(0, 1000))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Path:
+    return save_references(tmp_path_factory.mktemp("models"), CLASSES)
+
+
+def reference(models: Path, kind: str) -> Path:
+    return models / f"{kind}-reference"
+
+
+@pytest.fixture
+def copied(models, tmp_path) -> Path:
+    """A model to spoil."""
+    return Path(shutil.copytree(models / "unet-epsilon", tmp_path / "spoiled"))
+
+
+# --- the same numbers as the library's ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_network_is_the_librarys_number_for_number(models, kind):
+    import diffusers
+
+    model = load_latent(reference(models, kind))
+    own = getattr(diffusers, type(model.network).__name__).from_pretrained(models / kind / PART[kind]).eval()
+    x, t, labels = torch.randn(3, 4, 8, 8), torch.tensor([0, 400, 999]), torch.tensor([0, 2, 3])
+    more = {}
+    if kind == "transformer":
+        assert model.mask is not None and not model.mask.all()
+        more = {"encoder_attention_mask": model.mask[labels].float(), "added_cond_kwargs": {"resolution": None, "aspect_ratio": None}}
+    with torch.no_grad():
+        expected = own(x, encoder_hidden_states=model.prompts[labels], timestep=t, **more).sample[:, :4]
+        torch.testing.assert_close(model(x, t, labels), expected, rtol=1e-4, atol=1e-5)  # fused attention
+    with torch.enable_grad():
+        torch.testing.assert_close(model(x, t, labels), expected, rtol=1e-4, atol=1e-5)  # spelled-out attention
+    assert float(expected.std()) > 0.01
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_prompts_are_encoded_as_the_librarys_pipeline_does_and_once_per_class(models, kind, monkeypatch):
+    import diffusers
+
+    calls = []
+    encoder = "T5EncoderModel" if kind == "transformer" else "CLIPTextModel"
+    import transformers
+
+    forward = getattr(transformers, encoder).forward
+    monkeypatch.setattr(getattr(transformers, encoder), "forward", lambda self, *rest, **more: (calls.append(None), forward(self, *rest, **more))[1])
+    found = read_model_directory(str(models / kind))
+    texts = ["An image of an airplane", "An image of a bird"]
+    embeddings, mask = embed_prompts(found, texts, CPU)
+    assert len(calls) == 3  # two classes and no label
+    if kind == "transformer":
+        pipe = diffusers.PixArtAlphaPipeline.from_pretrained(models / kind)
+        expected, attended, *_ = pipe.encode_prompt(texts, do_classifier_free_guidance=False, device=CPU, max_sequence_length=64, clean_caption=False)
+        assert torch.equal(mask[:2].long(), attended.long())
+        torch.testing.assert_close((embeddings[:2] * mask[:2, :, None]), (expected * attended[:, :, None]).float(), rtol=1e-4, atol=1e-5)
+    else:
+        pipe = diffusers.StableDiffusionPipeline.from_pretrained(models / kind, safety_checker=None)
+        expected, none = pipe.encode_prompt(texts, CPU, 1, True)
+        torch.testing.assert_close(embeddings, torch.cat([expected, none[:1]]), rtol=1e-4, atol=1e-5)
+    calls.clear()
+    load_latent(reference(models, kind))
+    assert not calls  # later stages need no text encoder
+
+
+@pytest.mark.parametrize("kind", ["unet-epsilon", "unet-v"])
+def test_guided_samples_are_the_pipelines(models, kind):
+    import diffusers
+
+    from sfumato.public_model.network import load_scheduler
+    from sfumato.public_model.sampler import sample_latents
+
+    model, codec = load_latent(reference(models, kind)), load_codec(reference(models, kind), CPU)
+    generator = torch.Generator().manual_seed(3)
+    start = torch.stack([torch.randn(4, 8, 8, generator=generator) for _ in range(2)])
+    drawn = sample_latents(model, load_scheduler(reference(models, kind)), torch.tensor([1, 2]), 6, 1.5, torch.Generator().manual_seed(3))
+    pipe = diffusers.StableDiffusionPipeline.from_pretrained(models / kind, safety_checker=None)
+    pipe.set_progress_bar_config(disable=True)
+    texts = [read_reference(reference(models, kind))["prompts"][name] for name in CLASSES[1:]]
+    expected = pipe(texts, height=16, width=16, num_inference_steps=6, guidance_scale=2.5, latents=start, output_type="pt").images
+    torch.testing.assert_close(codec.decode(drawn, (3, 16, 16)), expected.float(), rtol=1e-3, atol=1e-3)
+
+
+def test_a_transformer_that_is_told_the_size_is_told_it_under_vmap_too():
+    import diffusers
+
+    torch.manual_seed(0)
+    network = diffusers.PixArtTransformer2DModel(
+        num_attention_heads=3, attention_head_dim=4, in_channels=4, out_channels=8, num_layers=1, cross_attention_dim=12,
+        sample_size=8, patch_size=2, caption_channels=6, norm_num_groups=4, use_additional_conditions=True,
+    )  # fmt: skip
+    prompts, mask = torch.randn(3, 5, 6), torch.ones(3, 5, dtype=torch.bool)
+    models = [LatentDiffusion(network, prompts, mask, torch.linspace(0.99, 0.01, 1000), "epsilon", 8, size) for size in (16, 32)]
+    x, t, labels = torch.randn(2, 4, 8, 8), torch.tensor([3, 700]), torch.tensor([0, 1])
+    assert not torch.equal(*(model(x, t, labels) for model in models))
+    drawn = draw(x, 2, UNIFORM, torch.Generator().manual_seed(0), levels=levels_of(models[0]))
+    assert clipped_gradient_sum(models[0], dict(models[0].named_parameters()), x, labels, drawn, 1.0, 2).isfinite().all()
+
+
+def test_what_is_learned_is_read_from_the_scheduler(models):
+    latents, noise = torch.randn(2, 4, 8, 8), torch.randn(2, 4, 8, 8)
+    t, labels = torch.tensor([10, 700]), torch.tensor([0, 3])
+    for kind in KINDS:
+        model = load_latent(reference(models, kind))
+        kept = model.kept[t][:, None, None, None]
+        target = kept.sqrt() * noise - (1 - kept).sqrt() * latents if kind == "unet-v" else noise
+        seen = []
+
+        def perfect(x, timesteps, labels, seen=seen, target=target):
+            seen.append(x)
+            return target
+
+        assert model.per_image_loss(perfect, latents, labels, t, noise).abs().max() < 1e-10
+        torch.testing.assert_close(seen[0], kept.sqrt() * latents + (1 - kept).sqrt() * noise)
+        assert model.per_image_loss(model, latents, labels, t, noise).min() > 0.1
+
+
+def test_timesteps_follow_the_law(models):
+    model = load_latent(reference(models, "unet-epsilon"))
+    generator = torch.Generator().manual_seed(0)
+    t = model.draw_levels(UNIFORM, 20_000, generator)
+    assert t.dtype == torch.int64 and t.min() == 0 and t.max() == 999
+    assert float(t.float().mean()) == pytest.approx(499.5, abs=6 * 288.7 / 20_000**0.5)  # six standard errors: false alarm 2e-9
+    t = model.draw_levels(TimestepMixture(weights=(1, 3), bounds=(0, 100, 1000)), 20_000, generator)
+    assert float((t < 100).float().mean()) == pytest.approx(0.25, abs=6 * (0.1875 / 20_000) ** 0.5)
+    t = model.draw_levels(LogNormal(mean=0, std=1e-6), 5, generator)
+    assert set(t.tolist()) == {int((model.kept >= 0.5).sum())}  # σ = 1 where half of the variance is kept
+    assert len(model.draw_levels(UNIFORM, 0, generator)) == 0
+
+
+@pytest.mark.parametrize("size", [8, 16, 28])
+def test_a_latent_depends_on_its_own_image_alone_bit_for_bit(models, size):
+    codec = load_codec(reference(models, "unet-epsilon"), CPU)
+    images = torch.rand(5, 1, size, size)
+    whole = codec.encode(images)
+    assert whole.shape == (5, 4, 8, 8)
+    for i in range(5):
+        assert torch.equal(whole[i], codec.encode(images[i : i + 1])[0])
+        rest = torch.arange(5) != i
+        assert torch.equal(whole[rest], codec.encode(images[rest]))
+    assert torch.equal(whole, codec.encode(images))  # no randomness
+    back = codec.decode(whole, (1, size, size))
+    assert back.shape == images.shape and back.min() >= 0 and back.max() <= 1
+
+
+# --- what is trained, saved and loaded ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("trainable", ["salient-lora", "attention-lora", "attention", "all", "synflow-lora", "noisy"])
+def test_frozen_parts_stay_bit_identical_and_the_result_reads_back(models, tmp_path, kind, trainable):
+    model = load_latent(reference(models, kind))
+    ranking = list(candidates(model).values())
+    pool = flat(ranking)
+    names = choose_trainable(model, Finetune(trainable=trainable, lora=Lora(rank=2)), [*ranking[::3], *ranking[1::3], *ranking[2::3]], 0)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    optimiser = torch.optim.Adam([value for value in model.parameters() if value.requires_grad], lr=0.01)
+    for _ in range(2):  # B starts at zero, so A moves from the second step on
+        loss = model.per_image_loss(model, torch.randn(4, 4, 8, 8), torch.tensor([0, 1, 2, 3]), torch.tensor([5, 100, 500, 900]), torch.randn(4, 4, 8, 8))
+        loss.mean().backward()
+        optimiser.step()
+    after = model.state_dict()
+    for name in before:
+        assert name in names or torch.equal(before[name], after[name])
+    if trainable != "all":  # of all, some have no gradient: the class-independent parts of a tiny model
+        check_trained(before, model, names)
+    if trainable.endswith("-lora"):
+        save_adapter(model, tmp_path, reference(models, kind) / "config.json")
+    else:
+        merge(model)
+        save_trained(model, pool if trainable == "noisy" else names, tmp_path, reference(models, kind))
+    merge(model)
+    again = load_synthesizer(tmp_path, reference(models, kind))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name]), name
+
+
+def test_layers_of_a_public_network_are_blocks_and_attentions(models):
+    names = set(candidates(load_latent(reference(models, "unet-epsilon")), "layers"))
+    assert "network.down_blocks.0.resnets.0" in names and "network.down_blocks.0.attentions.0.transformer_blocks.0.attn2" in names
+    assert "network.conv_in" in names and "network" not in names
+
+
+def test_adapters_on_another_base_are_refused(models, tmp_path):
+    model = load_latent(reference(models, "unet-epsilon"))
+    choose_trainable(model, Finetune(trainable="attention-lora", lora=Lora(rank=2)), None, 0)
+    save_adapter(model, tmp_path, reference(models, "unet-epsilon") / "config.json")
+    with pytest.raises(DataError, match="were trained on a base with sha256"):
+        load_synthesizer(tmp_path, reference(models, "unet-v"))
+
+
+# --- prompts ------------------------------------------------------------------------------------------------------------------------
+
+
+def prompts(dataset_id: str, classes, **more) -> list[str]:
+    from sfumato.public_model.prompts import class_prompts
+
+    return class_prompts(Model(directory="somewhere", **more), dataset_id, classes)
+
+
+def test_the_four_datasets_of_the_paper_get_its_prompts():
+    from sfumato.data.sources.cifar import CIFAR10_CLASSES
+
+    said = "airplane an, automobile an, bird a, cat a, deer a, dog a, frog a, horse a, ship a, truck a"
+    expected = [f"An image of {article} {name}" for name, article in (pair.split() for pair in said.split(", "))]
+    assert prompts("cifar10", CIFAR10_CLASSES) == expected
+    assert prompts("celeba", ("female", "male")) == ["An image of a female face", "An image of a male face"]
+    assert prompts("camelyon", ("normal", "tumor")) == ["A normal lymph node image", "A lymph node histopathology image"]
+    retina = [f"An optical coherence tomography (OCT) image for retinal disease {i}" for i in (1, 2, 3, 4)]
+    assert prompts("octmnist", ("CNV", "DME", "drusen", "normal")) == retina
+
+
+def test_templates_and_overrides():
+    assert prompts("clinic", ("old_cat", "owl")) == ["An image of a old cat".replace("a old", "an old"), "An image of an owl"]
+    assert prompts("clinic", ("x", "y"), prompt="{number}: {class}", prompts={"y": "Something else"}) == ["1: x", "Something else"]
+    assert prompts("octmnist", ("x", "y"), prompts={"x": "A scan"})[0] == "A scan"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"prompt": "An image"}, "two classes"),
+        ({"prompt": "A {kind}"}, r"field \{kind\}.*\{class\}"),
+        ({"prompt": "A {class.__doc__}"}, "field"),
+        ({"prompt": "A {class"}, "no template"),
+        ({"prompts": {"ca": "A cat"}}, "did you mean 'cat'"),
+    ],
+)
+def test_prompts_that_cannot_be_made_are_named(more, message):
+    with pytest.raises(ConfigError, match=message):
+        prompts("clinic", ("cat", "dog"), **more)
+
+
+def test_a_prompt_too_long_for_the_model_is_refused(models, tmp_path):
+    with pytest.raises(DataError, match="77 tokens"):
+        save_reference(Model(directory=str(models / "unet-epsilon"), prompt="{class} " * 90), "some", ("aa", "bb"), tmp_path, CPU)
+
+
+# --- bad input ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_missing_part_is_named(models, tmp_path, kind):
+    for part in ("tokenizer", "text_encoder", "vae", "scheduler", PART[kind]):
+        spoiled = Path(shutil.copytree(models / kind, tmp_path / part))
+        shutil.rmtree(spoiled / part)
+        with pytest.raises(DataError, match=rf"{part}.*is missing"):
+            read_model_directory(str(spoiled))
+
+
+def spoil_json(path: Path, **change) -> None:
+    content = json.loads(path.read_text())
+    content.update(change)
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+def test_directories_that_cannot_be_used_are_refused_in_one_sentence(copied, tmp_path):
+    with pytest.raises(ConfigError, match=r"does not exist.*docs/public-models"):
+        read_model_directory(str(tmp_path / "nowhere"))
+    (tmp_path / "model.ckpt").write_bytes(b"")
+    with pytest.raises(DataError, match="single file"):
+        read_model_directory(str(tmp_path / "model.ckpt"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"model_index.json is missing"):
+        read_model_directory(str(tmp_path / "empty"))
+    spoil_json(copied / "model_index.json", unet=["diffusers", "UNet3DConditionModel"])
+    with pytest.raises(DataError, match="UNet3DConditionModel, which is not supported"):
+        read_model_directory(str(copied))
+    spoil_json(copied / "model_index.json", unet=["diffusers", "UNet2DConditionModel"])
+    spoil_json(copied / "scheduler" / "scheduler_config.json", prediction_type="flow")
+    with pytest.raises(DataError, match="prediction_type is 'flow'"):
+        read_model_directory(str(copied))
+    spoil_json(copied / "scheduler" / "scheduler_config.json", prediction_type="sample")
+    with pytest.raises(DataError, match="expected epsilon or v_prediction"):
+        read_model_directory(str(copied))
+
+
+@pytest.mark.parametrize("part", ["unet", "vae", "text_encoder"])
+def test_a_pickle_is_never_opened(copied, part):
+    weights = next((copied / part).glob("*.safetensors"))
+    weights.rename(weights.with_suffix(".bin"))
+    with pytest.raises(DataError, match=r"only as .*\.bin, a pickle"):
+        read_model_directory(str(copied))
+    weights.with_suffix(".bin").unlink()
+    with pytest.raises(DataError, match="holds no weights"):
+        read_model_directory(str(copied))
+
+
+def test_half_precision_and_sharded_files_are_read_as_they_are(models, copied):
+    network = load_file(copied / "unet" / "diffusion_pytorch_model.safetensors")
+    (copied / "unet" / "diffusion_pytorch_model.safetensors").unlink()
+    save_file({name: value.half() for name, value in network.items()}, copied / "unet" / "diffusion_pytorch_model.fp16.safetensors", {"format": "pt"})
+    from sfumato.public_model.parts import load_part
+
+    loaded = load_part(read_model_directory(str(copied)), "unet")
+    assert all(value.dtype == torch.float32 for value in loaded.parameters())
+    assert torch.equal(loaded.conv_in.weight, network["conv_in.weight"].half().float())
+    loaded.save_pretrained(copied / "unet", max_shard_size="100KB")
+    (copied / "unet" / "diffusion_pytorch_model.fp16.safetensors").unlink()
+    assert len(list((copied / "unet").glob("*.safetensors"))) > 1
+    assert torch.equal(load_part(read_model_directory(str(copied)), "unet").conv_in.weight, loaded.conv_in.weight)
+    next((copied / "unet").glob("*-00002-*.safetensors")).unlink()
+    with pytest.raises(DataError, match="is missing"):
+        read_model_directory(str(copied))
+
+
+def test_another_hash_is_refused(models, copied, tmp_path):
+    known = read_reference(reference(models, "unet-epsilon"))["sha256"]
+    (tmp_path / "out").mkdir()
+    assert save_reference(Model(directory=str(copied), sha256=known), "some", CLASSES, tmp_path / "out", CPU)["sha256"] == known
+    weights = copied / "unet" / "diffusion_pytorch_model.safetensors"
+    tensors = load_file(weights)
+    tensors["conv_in.bias"] += 1e-3
+    save_file(tensors, weights, {"format": "pt"})
+    with pytest.raises(DataError, match="model.sha256 is"):
+        save_reference(Model(directory=str(copied), sha256=known), "some", CLASSES, tmp_path / "out", CPU)
+    with pytest.raises(DataError, match="no longer has the bytes"):
+        load_latent(tmp_path / "out")
+    (copied / "vae" / "config.json").write_text((copied / "vae" / "config.json").read_text() + " ")
+    with pytest.raises(DataError, match=r"vae no longer has the bytes"):
+        load_codec(tmp_path / "out", CPU)
+
+
+def test_damaged_weights_are_named(copied, tmp_path):
+    weights = copied / "unet" / "diffusion_pytorch_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    (tmp_path / "out").mkdir()
+    save_reference(Model(directory=str(copied)), "some", CLASSES, tmp_path / "out", CPU)
+    with pytest.raises(DataError, match=r"unet cannot be loaded as UNet2DConditionModel"):
+        load_latent(tmp_path / "out")
+
+
+@pytest.mark.parametrize(("kind", "size"), [("unet-epsilon", 18), ("unet-epsilon", 15), ("transformer", 18)])
+def test_a_size_that_the_vae_cannot_take_is_refused(models, tmp_path, kind, size):
+    with pytest.raises(ConfigError, match=f"model.image_size={size} .* multiples of 4, such as"):
+        save_reference(Model(directory=str(models / kind), image_size=size), "some", CLASSES, tmp_path, CPU)
+
+
+def test_other_sizes_than_the_models_own_work(models, tmp_path):
+    for kind in ("unet-epsilon", "transformer"):
+        out = tmp_path / kind
+        out.mkdir()
+        save_reference(Model(directory=str(models / kind), image_size=24), "some", CLASSES, out, CPU)
+        model = load_latent(out)
+        assert model.resolution == 12
+        assert model(torch.randn(2, 4, 12, 12), torch.tensor([1, 2]), torch.tensor([0, 1])).shape == (2, 4, 12, 12)
+
+
+def test_the_hub_is_asked_by_name_and_revision_and_its_failure_is_one_sentence(models, monkeypatch):
+    import huggingface_hub
+
+    asked = []
+
+    def there(name, revision, allow_patterns):
+        asked.append((name, revision, allow_patterns))
+        return str(models / "unet-epsilon")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", there)
+    assert read_model_directory(f"{HUB}owner/name@abc").denoiser == "unet"
+    assert asked[0][:2] == ("owner/name", "abc") and not any(pattern.endswith((".bin", ".ckpt", "*")) for pattern in asked[0][2])
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *rest, **more: (_ for _ in ()).throw(OSError("no network")))
+    with pytest.raises(ConfigError, match="no network"):
+        locate("hub:owner/name")
+    with pytest.raises(ConfigError, match="hub:owner/name"):
+        locate("hub:name")

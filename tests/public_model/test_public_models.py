@@ -1,0 +1,191 @@
+"""The `stage` program on tiny public models: all of it, from images to a ledger; a user's mistakes; and life without the extra."""
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CLASSES = ("zero", "one", "two")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Path:
+    pytest.importorskip("diffusers")
+    pytest.importorskip("transformers")
+    from tiny_diffusers import save_references
+
+    return save_references(tmp_path_factory.mktemp("models"), CLASSES)
+
+
+@pytest.fixture
+def copied(models, tmp_path) -> Path:
+    """A model to spoil."""
+    return Path(shutil.copytree(models / "unet-epsilon", tmp_path / "spoiled"))
+
+
+SMALL = {
+    "profile": None,
+    "data": {"dataset_id": "tiny", "source": "npz", "path": "source.npz"},
+    "privacy": {"epsilon": 10.0, "size_hint": 60},
+    "saliency": {"chunk": 8},
+    "finetune": {"steps": 3, "batch": 12, "chunk": 4, "lora": {"rank": 2}, "checkpoint_every": 1},
+    "synthesize": {"count": 12, "steps": 3},
+    "evaluate": {"enabled": False},
+}
+
+
+def stage(folder: Path, *words: str, code: int = 0) -> str:
+    """One command of the `stage` program, in this process."""
+    from typer.testing import CliRunner
+
+    from sfumato.errors import SfumatoError
+    from stages.cli import app
+
+    with contextlib.chdir(folder), contextlib.redirect_stderr(io.StringIO()):
+        result = CliRunner().invoke(app, list(words))
+    if isinstance(result.exception, SfumatoError):
+        assert result.exception.exit_code == code, result.exception
+        return str(result.exception)
+    assert result.exit_code == code, (result.output, result.exception)
+    return result.output
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch) -> Path:
+    """Sixty grey images of 8×8 in three classes, and an empty project."""
+    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "source.npz", images=rng.integers(0, 256, (60, 8, 8)).astype(np.uint8), labels=np.arange(60) % 3, classes=np.array(CLASSES))
+    (tmp_path / "pipelines").symlink_to(ROOT / "pipelines")
+    return tmp_path
+
+
+def set_up(repository: Path, directory: Path, recipe: str, **more) -> None:
+    from sfumato.plan import overlaid
+
+    content = overlaid(SMALL | {"recipe": recipe, "model": {"directory": str(directory)}}, more)
+    (repository / "params.yaml").write_text(yaml.safe_dump(content))
+
+
+RUN = ("count", "central", "frequency", "auxiliary", "histogram", "pretrain", "saliency", "finetune", "synthesize")
+
+
+@pytest.mark.parametrize(
+    ("kind", "recipe"), [("unet-epsilon", "dp-sapf"), ("unet-v", "dp-sapf"), ("transformer", "dp-sapf"), ("unet-epsilon", "dp-finetune"), ("unet-v", "dp-ldm"), ("transformer", "dp-lora")]
+)
+def test_the_whole_pipeline_ends_in_labelled_images_with_a_ledger(models, repository, kind, recipe):
+    from sfumato.digest import digest_of_file
+    from sfumato.dpsgd.lora import load_synthesizer
+    from sfumato.public_model.network import load_latent
+
+    set_up(repository, models / kind, recipe)
+    before = {file: digest_of_file(file) for file in sorted((models / kind).rglob("*")) if file.is_file()}
+    stage(repository, "prepare", "sensitive")
+    stage(repository, "prepare", "public")
+    if recipe == "dp-sapf":
+        said = stage(repository, "plan", "--dry-run")
+        assert "finetune: memory about" in said and "per-image gradients of" in said
+    stage(repository, "plan")
+    if recipe == "dp-sapf":
+        assert "memory  about" in stage(repository, "finetune", "--dry-run")
+    for name in RUN:
+        stage(repository, name)
+    artifacts = repository / "artifacts"
+    images, labels = np.load(artifacts / "synthesize/images.npy"), np.load(artifacts / "synthesize/labels.npy")
+    assert images.shape == (12, 8, 8, 1) and images.dtype == np.uint8 and set(labels) <= {0, 1, 2} and images.std() > 1
+    stage(repository, "ledger", "write")
+    assert "9." in stage(repository, "ledger", "check", "--epsilon", "10", "--artifacts")
+    ledger = json.loads((repository / "ledger.json").read_text())
+    queries = ["count", "saliency", "finetune"] if recipe == "dp-sapf" else ["count", "finetune"]
+    records = ledger["records"]
+    assert sorted(record["stage"] for record in records) == sorted(queries)
+    assert before == {file: digest_of_file(file) for file in before}  # the model's own files are untouched
+    assert not list((artifacts / "pretrain").glob("*weights*")) and sum(f.stat().st_size for f in (artifacts / "pretrain").iterdir()) < 200_000
+    base, tuned = load_latent(artifacts / "pretrain"), load_synthesizer(artifacts / "finetune", artifacts / "pretrain")
+    moved = {name for name, value in base.named_parameters() if not torch.equal(value, tuned.get_parameter(name))}
+    trained = json.loads((artifacts / "finetune/trainable.json").read_text())["trained"]
+    assert moved == {name.removesuffix(".A").removesuffix(".B") + (".weight" if name.endswith((".A", ".B")) else "") for name in trained}
+    # The latents are private, made once and journalled once.
+    (home,) = (repository / "state/data/tiny").glob("latents-*")
+    assert home.stat().st_mode & 0o777 == 0o700 and all(file.stat().st_mode & 0o777 == 0o600 for file in home.iterdir())
+    journal = (repository / "state/odometer/tiny.jsonl").read_text()
+    assert journal.count('"latents"') == 1
+    assert not any(b"latents.npy" in file.read_bytes() for file in artifacts.rglob("*.json"))
+
+
+def test_the_mistakes_of_a_user_are_one_sentence_and_an_exit_code(models, repository, copied, monkeypatch):
+    from importlib.util import find_spec
+
+    for name in ("sensitive", "public"):
+        set_up(repository, models / "unet-epsilon", "dp-sapf")
+        stage(repository, "prepare", name)
+    assert "does not exist" in stage_with(repository, repository / "nowhere", code=2)
+    assert "multiples of 4" in stage_with(repository, models / "unet-epsilon", code=2, model={"image_size": 18})
+    assert "a public model has no warm-up" in stage_with(repository, models / "unet-epsilon", code=2, recipe="dpdm", pretrain={"phases": [{"sources": {"public": 1}}]}, **PUBLIC)
+    assert "convergence does not go" in stage_with(repository, models / "unet-epsilon", code=2, finetune={"convergence": [1]})
+    assert "encoded once" in stage_with(repository, models / "unet-epsilon", code=2, finetune={"flip": True})
+    assert "model.directory names none" in stage_with(repository, None, code=2, recipe="dpdm", model={"prompt": "A {class}"})
+    weights = copied / "unet" / "diffusion_pytorch_model.safetensors"
+    weights.rename(weights.with_suffix(".bin"))
+    assert "a pickle" in stage_with(repository, copied, code=4)
+    weights.with_suffix(".bin").rename(weights)
+    set_up(repository, copied, "dp-sapf", model={"sha256": "0" * 64})
+    stage(repository, "plan")
+    assert "model.sha256" in stage(repository, "pretrain", code=4)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == "diffusers" else find_spec(name, *rest))
+    assert "pip install 'sfumato[diffusers]'" in stage_with(repository, copied, code=2)
+    assert not (repository / "state/odometer/tiny.jsonl").exists() or '"open"' not in (repository / "state/odometer/tiny.jsonl").read_text()
+
+
+PUBLIC = {"public": {"enabled": True}, "select": {"enabled": True, "ratio": 1}}
+
+
+def stage_with(repository: Path, directory: Path | None, code: int, recipe: str = "dp-sapf", **more) -> str:
+    set_up(repository, directory or Path(), recipe, **more)
+    if directory is None:
+        content = yaml.safe_load((repository / "params.yaml").read_text())
+        del content["model"]["directory"]
+        (repository / "params.yaml").write_text(yaml.safe_dump(content))
+    return stage(repository, "plan", code=code)
+
+
+# --- without the extra --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_base_install_imports_nothing_of_it_and_the_doctor_says_what_it_would_add(tmp_path):
+    code = """
+import sys
+class Absent:
+    def find_spec(self, name, *rest):
+        if name.split(".")[0] in ("diffusers", "transformers", "accelerate", "huggingface_hub"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Absent())
+import importlib, importlib.util, pkgutil, sfumato, stages
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name in ("diffusers", "transformers") else found(name, *rest)
+for package in (sfumato, stages):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
+from stages.doctor import show_machine
+from pathlib import Path
+show_machine(Path("nowhere"))
+"""
+    environment = os.environ | {"SFUMATO_STATE": str(tmp_path), "PYTHONPATH": str(ROOT), "COLUMNS": "400", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "sfumato[diffusers]" in done.stdout and "dp-sapf" in done.stdout
+
+
+def test_the_recipes_differ_in_what_they_train():
+    kinds = {name: yaml.safe_load((ROOT / f"pipelines/{name}.yaml").read_text())["finetune"]["trainable"] for name in ("dp-sapf", "dp-lora", "dp-ldm", "dp-finetune")}
+    assert kinds == {"dp-sapf": "salient-lora", "dp-lora": "attention-lora", "dp-ldm": "attention", "dp-finetune": "all"}

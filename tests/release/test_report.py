@@ -1,0 +1,379 @@
+"""The page that people read: the public edition holds the release and the ledger and nothing else, the owner's says that it is local."""
+
+import hashlib
+import json
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from PIL import Image
+from typer.testing import CliRunner
+
+from sfumato.artifacts import PRIVACY, read_artifact, writing
+from sfumato.data.images import ImageSet, save_images, save_png
+from sfumato.digest import digest_of
+from sfumato.errors import BudgetError, ConfigError, DataError
+from sfumato.privacy.accountant import default_delta
+from sfumato.privacy.events import SECRET, Mechanism, event_to_json
+from sfumato.privacy.ledger import build_ledger, ledger_text
+from sfumato.privacy.meaning import bound_text
+from sfumato.release.report import Local, mechanisms, metric_tables, percent_up, picture, read_local, report_page, scientific
+from stages.report import report
+
+HINT = 1500
+BUDGET = {"recipe": "feta-pro", "accountant": "rdp", "delta": default_delta(HINT), "size_hint": HINT, "target": 10.0}
+METRICS = {
+    "scope": "local",
+    "warnings": ["release: only 12 images"],
+    "release": {
+        "cnn": {"mean": 0.8317, "std": 0.0123, "per_seed": [0.8317]},
+        "fidelity": {"space": "cnn-x", "reference": "holdout", "images": 6000, "frechet": 7.654321, "mmd": 0.4567, "mmd_std": 0.0321},
+    },
+    "real": {"cnn": {"mean": 0.9731, "std": 0.0048}, "fidelity": {"space": "cnn-x", "reference": "holdout", "frechet": 5.4321}},
+    "complexity": {"central": {"entropy": 1.2345}, "real": {"entropy": 4.5678}},
+}
+
+
+def record(stage: str, number: int, mechanism: Mechanism) -> dict:
+    return {
+        "id": f"{number:032x}",
+        "stage": stage,
+        "dataset_id": "clinic-2026",
+        "fingerprint": "f",
+        "unit": "one (image, label)",
+        "adjacency": "add-or-remove-one",
+        "event": event_to_json(mechanism.event),
+        "released": f"what {stage} gave",
+        "sensitivity": "1",
+        "noise_source": SECRET,
+        "plan": "p" * 64,
+        "versions": {"numpy": "2.4.6"},
+        "time": 1_795_243_189 + number,
+    }
+
+
+RECORDS = [record("count", 1, Mechanism(noise_multiplier=5)), record("frequency", 2, Mechanism(noise_multiplier=1.5))]
+
+
+def write_release(path: Path, classes=("benign", "<script>alert(1)</script>"), **more) -> Path:
+    with writing(path, "synthesize", records=RECORDS, **more) as directory:
+        images = np.arange(12 * 64, dtype=np.uint8).reshape(12, 8, 8, 1)
+        save_images(directory, ImageSet(images, np.arange(12) % 2, tuple(classes)))
+        save_png(directory / "grid.png", images.reshape(96, 8))
+        card = {"images": 12, "shape": [1, 8, 8], "classes": list(classes), "sources": {"finetune": 4, "auxiliary": 8}}
+        (directory / "card.json").write_text(json.dumps(card))
+        save_png(directory / "png" / "0" / "0.png", images[0])
+    return path
+
+
+def write_ledger(path: Path, records=RECORDS, change=None, **budget) -> Path:
+    ledger = build_ledger(BUDGET | budget, {r["id"]: dict(r) for r in records}, [])
+    if change:
+        change(ledger)
+        ledger["digest"] = digest_of({key: value for key, value in ledger.items() if key != "digest"})
+    path.write_text(ledger_text(ledger))
+    return path
+
+
+def write_evaluation(folder: Path, seed: int) -> None:
+    """Numbers and a plot from real images that only the owner may see."""
+    folder.mkdir(parents=True, exist_ok=True)
+    metrics = json.loads(json.dumps(METRICS).replace("0.8317", f"0.{8317 + seed}"))
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+    save_png(folder / "evaluation" / "accuracy.png", np.full((4, 4), seed, np.uint8))
+    (folder / "data").mkdir(exist_ok=True)
+    np.save(folder / "data" / "holdout.npy", np.full(7 + seed, seed))
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch):
+    """A working folder with a release, its ledger and an evaluation, and `stage report` as a function that raises what it raises."""
+    write_release(tmp_path / "artifacts" / "synthesize")
+    write_ledger(tmp_path / "ledger.json")
+    write_evaluation(tmp_path, 0)
+    monkeypatch.chdir(tmp_path)
+    app = typer.Typer()
+    app.command()(report)
+
+    def stage(*words: str) -> str:
+        result = CliRunner().invoke(app, list(words), catch_exceptions=True)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result.output
+
+    return stage
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory) -> dict[str, str]:
+    path = tmp_path_factory.mktemp("pages")
+    release, ledger = write_release(path / "artifacts" / "synthesize"), write_ledger(path / "ledger.json")
+    write_evaluation(path, 0)
+    local = read_local(path / "metrics.json", path / "evaluation", path / "artifacts")
+    return {"public": report_page(release, ledger), "owner": report_page(release, ledger, local)}
+
+
+class Elements(HTMLParser):
+    """Every element with its attributes; an error where tags do not nest."""
+
+    VOID = frozenset({"meta", "img", "br", "rect"})
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict]] = []
+        self.open: list[str] = []
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+# --- the public edition ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_public_edition_is_the_same_bytes_whatever_the_evaluation_and_the_real_images(desk, tmp_path):
+    found = []
+    for seed in (0, 3):
+        write_evaluation(tmp_path, seed)
+        desk()
+        found.append({path.name: path.read_bytes() for path in (tmp_path / "artifacts" / "report").iterdir()})
+    assert found[0] == found[1] and set(found[0]) == {"index.html", PRIVACY}
+    (tmp_path / "metrics.json").unlink()
+    desk()
+    assert (tmp_path / "artifacts" / "report" / "index.html").read_bytes() == found[0]["index.html"]
+
+
+opened: list[str] | None = None
+
+
+def note_open(event: str, arguments: tuple) -> None:
+    if opened is not None and event in ("open", "os.listdir", "os.scandir"):
+        opened.append(str(arguments[0]))
+
+
+def test_the_public_edition_opens_nothing_but_the_release_and_the_ledger(desk, tmp_path):
+    global opened
+    sys.addaudithook(note_open)
+    try:
+        opened = []
+        report_page(tmp_path / "artifacts" / "synthesize", tmp_path / "ledger.json")
+        inside = {name for name in opened if str(tmp_path) in name}
+        opened = []
+        read_local(tmp_path / "metrics.json", tmp_path / "evaluation", tmp_path / "artifacts")
+        assert any("metrics.json" in name for name in opened)  # the watch works
+    finally:
+        opened = None
+    allowed = (str(tmp_path / "artifacts" / "synthesize"), str(tmp_path / "ledger.json"))
+    assert inside and all(name.startswith(allowed) for name in inside), inside
+
+
+def test_the_public_edition_holds_no_number_of_the_evaluation(pages):
+    numbers = re.findall(r"\d+\.\d+", json.dumps(METRICS))
+    rounded = {f"{float(n) * scale:.{digits}f}" for n in numbers for scale in (1, 100) for digits in (1, 2, 3, 4)} | set(numbers)
+    rounded = {n for n in rounded if len(n.replace(".", "").lstrip("0")) >= 3}  # fewer digits meet by chance
+    text = re.sub(r"<style>.*?</style>|data:[^\"]*", "", pages["public"], flags=re.S)
+    words = set(re.findall(r"\d+\.\d+", text))
+    assert words and not words & rounded, words & rounded
+    assert set(re.findall(r"\d+\.\d+", pages["owner"])) & rounded
+    assert "local" not in re.sub(r"<style>.*?</style>", "", pages["public"], flags=re.S).lower()
+
+
+def test_the_public_page_is_an_artifact_that_holds_and_lists_its_charges(desk, tmp_path):
+    assert "may be shared" in desk()
+    found = read_artifact(tmp_path / "artifacts" / "report", "report")
+    assert not found.local and set(found.records) == {r["id"] for r in RECORDS}
+
+
+@pytest.mark.parametrize("audience", ["public", "owner"])
+def test_neither_edition_takes_a_local_release_or_one_that_was_changed(desk, tmp_path, audience):
+    labels = tmp_path / "artifacts" / "synthesize" / "labels.npy"
+    np.save(labels, np.zeros(12, np.int64))
+    with pytest.raises(DataError, match=r"labels\.npy"):
+        desk("--audience", audience)
+    write_release(tmp_path / "artifacts" / "synthesize", local=True)
+    with pytest.raises(DataError, match="local"):
+        desk("--audience", audience)
+    assert not (tmp_path / "artifacts" / "report").exists() and not (tmp_path / "evaluation" / "report.html").exists()
+
+
+def test_a_ledger_that_does_not_hold_or_belongs_elsewhere_is_refused(desk, tmp_path):
+    for change, words in (
+        (lambda ledger: ledger["epsilon"].update(rdp=0.1), "records come to"),
+        (lambda ledger: ledger["records"][0].update(noise_source="seeded"), "replayed"),
+    ):
+        write_ledger(tmp_path / "ledger.json", change=change)
+        with pytest.raises(BudgetError, match=words):
+            desk()
+    write_ledger(tmp_path / "ledger.json", records=RECORDS[:1])
+    with pytest.raises(BudgetError, match="lacks charge"):
+        desk()
+    odd = [{**r, "time": "yesterday"} for r in RECORDS]
+    release = json.loads((tmp_path / "artifacts" / "synthesize" / PRIVACY).read_text()) | {"records": {r["id"]: r for r in odd}}
+    (tmp_path / "artifacts" / "synthesize" / PRIVACY).write_text(json.dumps(release))
+    write_ledger(tmp_path / "ledger.json", records=odd)
+    with pytest.raises(BudgetError, match="cannot be shown"):
+        desk()
+    (tmp_path / "ledger.json").unlink()
+    with pytest.raises(BudgetError, match="ledger write"):
+        desk()
+    assert BudgetError.exit_code == 3 and not (tmp_path / "artifacts" / "report").exists()
+
+
+# --- the owner's edition --------------------------------------------------------------------------------------------------------
+
+
+def test_the_owners_edition_says_that_it_is_local_on_top_and_on_every_printed_page(pages):
+    body = pages["owner"].split("<body", 1)[1]
+    assert re.sub(r"<[^>]*>", "", body.split(">", 1)[1]).strip().startswith("local: not to be shared")
+    style = pages["owner"].split("@media print", 1)[1].split("</style>")[0]
+    assert re.search(r"\.local \{[^}]*table-header-group", style) and re.search(r"\.mark \{[^}]*position: fixed", style)
+    assert 'class="mark"' in body and 'class="mark"' not in pages["public"]
+
+
+def test_the_owners_edition_shows_the_evaluation_and_is_no_artifact(desk, tmp_path):
+    assert "not to be shared" in desk("--audience", "owner")
+    text = (tmp_path / "evaluation" / "report.html").read_text()
+    assert "83.2 ± 1.2" in text and "7.654" in text and "only 12 images" in text and text.count("data:image/png") == 2
+    assert not (tmp_path / "evaluation" / PRIVACY).exists() and not (tmp_path / "artifacts" / "report").exists()
+
+
+def test_the_owners_edition_never_lands_in_an_artifact(desk, tmp_path):
+    desk()
+    before = (tmp_path / "artifacts" / "report" / "index.html").read_bytes()
+    for name in ("report/index.html", "report/new/page.html", "synthesize/report.html"):
+        with pytest.raises(ConfigError, match="may be shared"):
+            desk("--audience", "owner", "--out", f"artifacts/{name}")
+    assert (tmp_path / "artifacts" / "report" / "index.html").read_bytes() == before
+    read_artifact(tmp_path / "artifacts" / "synthesize", "synthesize")
+
+
+def test_a_page_never_replaces_what_is_not_a_report(desk, tmp_path):
+    for out, words in (("artifacts/synthesize/x.html", "something else"), ("page.html", "something else"), ("artifacts", "is a folder")):
+        with pytest.raises(ConfigError, match=words):
+            desk("--out", out)
+    assert (tmp_path / "ledger.json").exists()
+
+
+def test_pictures_of_noisy_releases_are_shown_only_while_whole(desk, tmp_path):
+    with writing(tmp_path / "artifacts" / "pretrain", "pretrain", records=RECORDS) as directory:
+        save_png(directory / "central.png", np.zeros((4, 4), np.uint8))
+    arguments = (tmp_path / "metrics.json", tmp_path / "evaluation", tmp_path / "artifacts")
+    assert [item.title for item in read_local(*arguments).pictures] == ["pretrain: central"]
+    save_png(tmp_path / "artifacts" / "pretrain" / "central.png", np.ones((4, 4), np.uint8))
+    assert read_local(*arguments).pictures == ()
+    (tmp_path / "metrics.json").write_text("{")
+    with pytest.raises(DataError, match=r"metrics\.json"):
+        read_local(*arguments)
+
+
+def test_dry_run_writes_nothing(desk, tmp_path):
+    text = desk("--dry-run")
+    assert "charges nothing" in text and "metrics.json" not in text and not (tmp_path / "artifacts" / "report").exists()
+    assert "metrics.json" in desk("--dry-run", "--audience", "owner")
+
+
+# --- both -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("edition", ["public", "owner"])
+def test_the_page_fetches_nothing_and_runs_nothing(pages, edition):
+    page = pages[edition]
+    elements = Elements(page).found
+    assert not {tag for tag, _ in elements} & {"script", "link", "iframe", "object", "embed", "base", "form"}
+    for tag, attributes in elements:
+        for name in ("src", "href", "srcset", "xlink:href", "action", "data"):
+            assert attributes.get(name, "data:").startswith("data:"), (tag, attributes)
+        assert not any(name.startswith("on") or name == "style" for name in attributes)
+    assert not re.search(r"https?://|url\(|@import|//cdn", page)
+    assert "default-src 'none'; img-src data:; style-src 'unsafe-inline'" in page
+
+
+@pytest.mark.parametrize("edition", ["public", "owner"])
+def test_the_page_can_be_read_aloud(pages, edition):
+    elements = Elements(pages[edition]).found
+    assert all(attributes.get("alt") for tag, attributes in elements if tag == "img")
+    assert all(attributes.get("role") == "img" and attributes.get("aria-label") for tag, attributes in elements if tag == "svg")
+    ids = [attributes["id"] for _, attributes in elements if "id" in attributes]
+    assert len(ids) == len(set(ids)) and {a["aria-labelledby"] for _, a in elements if "aria-labelledby" in a} <= set(ids)
+    assert ("html", {"lang": "en"}) in elements and sum(tag == "h1" for tag, _ in elements) == 1
+    for media in ("prefers-color-scheme: dark", "@media print", "width=device-width"):
+        assert media in pages[edition]
+
+
+def test_names_from_the_data_are_text(pages):
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in pages["public"] and "<script" not in pages["public"]
+
+
+def test_the_numbers_are_recomputed_and_the_hashes_are_those_of_the_files(tmp_path, pages):
+    release = write_release(tmp_path / "synthesize")
+
+    def lie(ledger: dict) -> None:
+        ledger["stages"]["count"].update(epsilon=0.001, share=0.0)
+
+    page = report_page(release, write_ledger(tmp_path / "ledger.json", change=lie))
+    true = build_ledger(BUDGET, {r["id"]: r for r in RECORDS}, [])
+    for value in (true["epsilon"]["rdp"], true["epsilon"]["pld"], true["stages"]["count"]["epsilon"], true["stages"]["frequency"]["epsilon"]):
+        assert bound_text(value) in page
+    assert f"{100 * true['stages']['count']['share']:.1f} %" in page and "0.001" not in page
+    for name in ("images.npy", "labels.npy", "grid.png", "card.json", PRIVACY):
+        assert hashlib.sha256((release / name).read_bytes()).hexdigest() in page
+    assert hashlib.sha256((tmp_path / "ledger.json").read_bytes()).hexdigest() in page and "1 files, each listed" in page
+
+
+def test_a_declared_size_is_said(tmp_path):
+    records = [{**r, "adjacency": "zero-out-one"} for r in RECORDS]
+    release = write_release(tmp_path / "synthesize")
+    content = json.loads((release / PRIVACY).read_text())
+    content["records"] = {r["id"]: r for r in records}
+    (release / PRIVACY).write_text(json.dumps(content))
+    page = report_page(release, write_ledger(tmp_path / "ledger.json", records=records))
+    assert "declares that the set holds exactly 1\u202f500 images" in page and "put a blank in its place" in page
+    assert "is not disclosed" not in page
+
+
+def test_printed_ceilings_and_costs_are_never_below_the_true_ones():
+    assert [percent_up(x) for x in (0, 0.01, 0.0101, 0.99999, 1.0, 0.8437)] == ["0", "1", "1.1", "100", "100", "84.4"]
+    assert [scientific(x) for x in (9.115e-5, 9.999e-5, 1.0, 22000.5)] == ["9.12 × 10⁻⁵", "1 × 10⁻⁴", "1 × 10⁰", "2.21 × 10⁴"]
+    assert [bound_text(x) for x in (0.0, 9.99811, float("inf"), 0.12341)] == ["0", "9.999", "∞", "0.1235"]
+
+
+def test_mechanisms_are_read_through_their_nesting():
+    dpsgd = event_to_json(Mechanism(noise_multiplier=1.5, sample_rate=0.25, uses=2000).event)
+    both = {"type": "Composed", "events": [dpsgd, {"type": "Gaussian", "noise_multiplier": 5.0}]}
+    assert mechanisms(both) == [("1.5", "0.25", "2\u202f000"), ("5", "1", "1")]
+    assert mechanisms({"type": "SelfComposed", "count": 3, "event": both})[0] == ("1.5", "0.25", "6\u202f000")
+
+
+def test_metrics_become_tables_with_a_cell_for_each_set():
+    accuracy, fidelity, complexity = metric_tables(METRICS)
+    assert accuracy.columns == ("release", "real") and accuracy.rows == (("cnn", ("83.2 ± 1.2", "97.3 ± 0.5")),)
+    assert fidelity.title == "Fidelity, features cnn-x, against holdout"
+    assert fidelity.rows == (("images", ("6\u202f000", "–")), ("frechet", ("7.654", "5.432")), ("mmd", ("0.4567 ± 0.0321", "–")))
+    assert complexity.columns == ("central", "real") and complexity.rows == (("entropy", ("1.234", "4.568")),)
+    assert metric_tables({"scope": "local"}) == () and Local() == Local((), (), (), ())
+
+
+def test_a_picture_that_is_too_large_for_a_page_is_shrunk(tmp_path):
+    import base64
+    import io
+
+    noise = np.random.default_rng(0).integers(0, 256, (1500, 1500), dtype=np.uint8)
+    save_png(tmp_path / "large.png", noise)
+    content = base64.b64decode(picture(tmp_path / "large.png", "t", "c").uri.removeprefix("data:image/png;base64,"))
+    assert max(Image.open(io.BytesIO(content)).size) == 1200 and len(content) < (tmp_path / "large.png").stat().st_size
+    save_png(tmp_path / "small.png", noise[:10, :10])
+    small = picture(tmp_path / "small.png", "t", "c").uri
+    assert base64.b64decode(small.removeprefix("data:image/png;base64,")) == (tmp_path / "small.png").read_bytes()

@@ -1,0 +1,47 @@
+import pytest
+import torch
+
+from sfumato.config import Synthesize
+from sfumato.diffusion.unet import UNet, save_model
+from sfumato.release.synthesis import draw_mixture, sorted_examples
+from sfumato.warmup.generator import save_generator
+from sfumato.warmup.generator_network import Generator
+
+SHAPE = {"resolution": 8, "channels": 1, "classes": 3}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models")
+    torch.manual_seed(0)
+    for name in ("finetune", "auxiliary"):
+        (path / name).mkdir()
+    arguments = SHAPE | {"width": 8, "multipliers": [1, 1]}
+    save_model(UNet(**arguments), arguments, path / "finetune")
+    save_generator(Generator(**SHAPE, latent=4, width=8), path / "auxiliary")
+    return {name: path / name for name in ("finetune", "pretrain", "auxiliary")}
+
+
+def test_a_mixture_has_each_sources_part_and_the_asked_number(models):
+    settings = Synthesize(count=31, sources={"finetune": 1, "auxiliary": 2}, steps=2)
+    images, labels, parts = draw_mixture(models, settings, None, seed=0)
+    assert parts == {"auxiliary": 21, "finetune": 10}
+    assert images.shape == (31, 1, 8, 8) and labels.shape == (31,) and images.min() >= 0 and images.max() <= 1
+
+
+def test_the_release_is_fixed_by_its_public_seed(models):
+    settings = Synthesize(count=12, sources={"finetune": 1, "auxiliary": 1}, steps=2)
+    first, again, other = (draw_mixture(models, settings, None, seed)[0] for seed in (1, 1, 2))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+def test_labels_follow_the_priors(models):
+    priors = torch.tensor([0.5, 0.5, 0.0]).double()
+    _, labels, _ = draw_mixture(models, Synthesize(count=40, sources={"auxiliary": 1}), priors, seed=0)
+    assert abs(labels.bincount(minlength=3) - torch.tensor([20, 20, 0])).max() <= 1
+
+
+def test_examples_are_sorted_by_class_with_blanks_where_there_are_too_few():
+    images = torch.arange(4.0).view(4, 1, 1, 1) / 10
+    grid = sorted_examples(images, torch.tensor([1, 0, 1, 1]), classes=2, per_class=2).flatten().tolist()
+    assert grid == pytest.approx([0.1, 1.0, 0.0, 0.2])

@@ -1,0 +1,166 @@
+"""`stage evaluate` on a small release: what it writes, where, and what it refuses."""
+
+import json
+import stat
+import sys
+from hashlib import sha256
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from sfumato.artifacts import write_empty, writing
+from sfumato.data.images import ImageSet, save_images
+from sfumato.data.store import read_card
+from sfumato.evaluation import downstream, extractors
+from sfumato.privacy.ledger import build_ledger, ledger_text
+from sfumato.resolved import read_stage_plan
+from stages import evaluate as stage_module
+from stages.cli import main
+
+SETTINGS = {"classifiers": ["lr"], "seeds": [0], "epochs": 1, "stages": [], "bound": True}
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch, digits):
+    """A folder with prepared digits, a release that is other digits, and `stage evaluate` as a function: (exit code, output)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(downstream, "MIN_STEPS", 20)
+    monkeypatch.setattr(extractors, "EPOCHS", 1)
+    monkeypatch.setattr(stage_module, "DRAWN_PER_CLASS", {"glyphs": 4, "procedural": 4})
+    np.savez("source.npz", images=digits.images[:500, ..., 0], labels=digits.labels[:500], classes=np.array(digits.classes))
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["stage", *words])
+        out = StringIO()
+        with pytest.MonkeyPatch.context() as capture:
+            capture.setattr(sys, "stdout", out)
+            capture.setattr(sys, "stderr", out)
+            with pytest.raises(SystemExit) as end:
+                main()
+                raise SystemExit(0)
+        return int(end.value.code or 0), out.getvalue()
+
+    (tmp_path / "pipelines").mkdir()
+    data = {"dataset_id": "digits", "source": "npz", "path": str(tmp_path / "source.npz")}
+    Path("params.yaml").write_text(yaml.safe_dump({"recipe": "r", "profile": None, "data": data, "privacy": {"size_hint": 400}}))
+    Path("pipelines/r.yaml").write_text("{}\n")
+    assert call("prepare", "sensitive")[0] == 0
+    card = read_card(Path("data/sensitive/card.json"))
+    release(digits, slice(900, 1200), card.classes)
+
+    def evaluate(*words, **settings):
+        plan = {"stage": "evaluate", "enabled": True, "dataset_id": "digits", "shape": list(card.shape), "classes": list(card.classes)}
+        Path("evaluate.yaml").write_text(yaml.safe_dump({**plan, "size_hint": 400, "settings": {**SETTINGS, **settings}}))
+        return call("evaluate", "--config", "evaluate.yaml", *words)
+
+    return evaluate
+
+
+def release(digits, rows, classes, labels=None):
+    with writing(Path("artifacts/synthesize"), "synthesize") as directory:
+        save_images(directory, ImageSet(digits.images[rows], digits.labels[rows] if labels is None else labels, classes))
+
+
+def test_numbers_and_pictures_are_written_and_features_are_kept_privately(desk):
+    code, text = desk()
+    assert code == 0, text
+    found = json.loads(Path("metrics.json").read_text())
+    assert found["scope"] == "local" and found["release"]["fidelity"]["space"] == "cnn-glyphs-128" and "frechet" in found["real"]["fidelity"]
+    assert {p.name for p in Path("evaluation").iterdir()} == {"accuracy.png", "accuracy.csv", "per_class.csv", "neighbours.png", "embedding.png"}
+    assert Path("evaluation/accuracy.csv").read_text().startswith("model,trained_on,accuracy,std\nrelease: lr,release,0.")
+    cache = Path("state/cache/features")
+    assert len(list(cache.glob("*.npy"))) == 3 and stat.S_IMODE(cache.stat().st_mode) == 0o700
+    assert "evaluate: release: lr" in text and "evaluate: feature network on drawn images (glyphs)" in text and "Fidelity" in text
+    journal = [json.loads(line) for line in Path("state/odometer/digits.jsonl").read_text().splitlines()]
+    assert [entry["kind"] for entry in journal] == ["local"]
+
+
+def test_warnings_are_shown_and_kept(desk):
+    code, text = desk(fidelity=["frechet"])
+    assert code == 0 and "warning: real: " in text and "rank-deficient" in text
+    assert json.loads(Path("metrics.json").read_text())["warnings"]
+
+
+def test_without_fidelity_there_is_no_network_and_no_picture_of_features(desk):
+    code, text = desk(fidelity=[])
+    assert code == 0 and "feature network" not in text and not Path("state/cache").exists()
+    assert {p.name for p in Path("evaluation").iterdir()} == {"accuracy.png", "accuracy.csv", "per_class.csv"}
+
+
+def test_complexity_is_a_table_of_the_steps_that_are_on(desk, digits):
+    write_empty(Path("artifacts/central"), "central")
+    with writing(Path("artifacts/auxiliary"), "auxiliary") as directory:
+        save_images(directory, ImageSet(digits.images[:20], digits.labels[:20], digits.classes))
+    code, text = desk("--complexity", fidelity=[])
+    assert code == 0, text
+    found = json.loads(Path("metrics.json").read_text())["complexity"]
+    assert list(found) == ["auxiliary", "release", "real"] and found["auxiliary"]["images"] == 20 and "texture complexity" in text
+
+
+def test_a_release_that_lacks_a_class_exits_4_and_writes_nothing(desk, digits):
+    release(digits, digits.labels != 6, digits.classes)
+    code, text = desk()
+    assert code == 4 and "no image of class '6'" in text and "synthesize.count" in text and "Traceback" not in text
+    assert not Path("metrics.json").exists()
+
+
+def test_a_missing_or_other_weights_file_exits_4_before_real_images_are_read(desk):
+    Path("w.pth").write_text("other")
+    for settings, words in (({"weights": "none.pth"}, "does not exist"), ({"weights": "w.pth", "sha256": "0" * 64}, "has sha256 d9298a10d1b0735837dc4bd85dac641b")):
+        code, text = desk(extractor="inception", **settings)
+        assert code == 4 and words in " ".join(text.split()) and "Traceback" not in text
+    assert not Path("state/odometer").exists()
+
+
+def test_settings_that_do_not_fit_exit_2(desk):
+    code, text = desk(extractor="torchscript", weights="w.pt")
+    assert code == 2 and "evaluate.sha256" in text and "Traceback" not in text
+
+
+def test_the_plan_reads_back_what_was_asked(desk):
+    desk(fidelity=["fld"], reference="train", neighbours=3)
+    settings = read_stage_plan(Path("evaluate.yaml"), "evaluate").settings
+    assert settings.metrics == ("fld",) and settings.reference == "train" and settings.neighbours == 3
+
+
+def test_the_numbers_say_what_they_belong_to_and_no_digest_of_real_images_is_without_a_key(desk, digits):
+    assert desk(fidelity=[])[0] == 0
+    first = json.loads(Path("metrics.json").read_text())["identity"]
+    assert first["dataset"] == "digits" and first["data"] == read_card(Path("data/sensitive/card.json")).fingerprint
+    assert first["extractor"] == "none" and first["training"] == "light, 1 epochs, last epoch" and first["release"].endswith(".dir")
+    holdout = np.load("state/data/digits/holdout/images.npy")
+    labels = np.load("state/data/digits/holdout/labels.npy")
+    plain = {sha256(part).hexdigest() for part in (holdout.tobytes(), labels.tobytes(), holdout.tobytes() + labels.tobytes())}
+    assert first["holdout"] not in plain
+    np.save("state/data/digits/holdout/labels.npy", labels[::-1].copy())
+    assert desk(fidelity=[], steps=5, choice="synthetic", classifiers=["lr", "resnet"])[0] == 0
+    second = json.loads(Path("metrics.json").read_text())["identity"]
+    assert {key for key in first if first[key] != second[key]} == {"holdout", "training", "networks"} and "ResNet-20" in second["networks"]
+
+
+def test_a_copy_is_kept_for_the_ledger_of_the_release_and_only_then(desk):
+    assert desk(fidelity=[])[0] == 0 and not Path("state/evaluations").exists()
+    ledger = build_ledger({"recipe": "r", "accountant": "rdp", "delta": 1e-4, "size_hint": 400, "target": 1.0}, {}, [])
+    Path("ledger.json").write_text(ledger_text(ledger))
+    assert desk(fidelity=[])[0] == 0
+    kept = next(Path("state/evaluations").iterdir())
+    found = json.loads(kept.read_text())
+    assert found["ledger"] == ledger and kept.name == f"{found['identity']['release']}.json"
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600 and stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
+    assert found["release"] == json.loads(Path("metrics.json").read_text())["release"]
+
+
+def test_the_accuracies_of_the_classes_are_a_table(desk):
+    code, text = desk(fidelity=[], seeds=[0, 1])
+    lines = Path("evaluation/per_class.csv").read_text().splitlines()
+    assert code == 0 and lines[0] == "trained_on,classifier,class,accuracy,std" and len(lines) == 1 + 2 * 10
+    assert "The release, class by class" in " ".join(text.split())
+
+
+def test_no_seeds_exit_2_before_real_images_are_read(desk):
+    code, text = desk(seeds=[])
+    assert code == 2 and "seeds" in text and "Traceback" not in text and not Path("state/odometer").exists()

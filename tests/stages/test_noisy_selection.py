@@ -1,0 +1,49 @@
+"""A class histogram that is nothing but noise: the selection is random, and the pipeline ends in a release all the same."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+SMALL = {
+    "profile": "digits",
+    "privacy": {"epsilon": 5.0},
+    "model": {"width": 16, "multipliers": [1, 1]},
+    "public": {"per_class": 4},
+    "classifier": {"steps": 15, "width": 8},
+    "histogram": {"noise": 1e6},
+    "select": {"count": 10},
+    "pretrain": {"steps": 10, "batch": 16},
+    "finetune": {"steps": 2, "batch": 60, "draws": 1},
+    "synthesize": {"count": 60, "steps": 2},
+}
+STAGES = ("count", "central", "frequency", "auxiliary", "classifier", "histogram", "select", "pretrain", "saliency", "finetune", "synthesize")
+
+
+@pytest.mark.parametrize(("recipe", "label"), [("privimage", "sensitive"), ("rpgen", "public")])
+def test_pure_noise_selects_at_random_and_the_pipeline_completes(recipe, label, tmp_path, monkeypatch):
+    from stages.cli import app
+
+    def stage(*words: str) -> None:
+        app(list(words), standalone_mode=False)
+
+    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
+    (tmp_path / "pipelines").symlink_to(Path(__file__).resolve().parents[2] / "pipelines")
+    monkeypatch.chdir(tmp_path)
+    Path("params.yaml").write_text(yaml.safe_dump(SMALL | {"recipe": recipe}))
+    for words in (["prepare", "sensitive"], ["prepare", "public"], ["plan"], *([name] for name in STAGES), ["ledger", "write"]):
+        stage(*words)
+    stage("ledger", "check", "--epsilon", "5", "--artifacts")
+    selection = json.loads(Path("artifacts/select/selection.json").read_text())
+    assert selection["labels"] == label and len(selection["kept"]) == 10
+    with Path("artifacts/select/selection.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert any(abs(float(row["noisy_count"])) > 1e5 for row in rows), "1437 images cannot have given so many votes"
+    right = sum(row["public_class"] == row["relabelled_as"] for row in rows)
+    if label == "sensitive":
+        assert right <= 3, f"{right} digits kept for themselves"  # by chance 1 in 62 each: more than 3 about once in 70 000 runs
+    labels = np.load("artifacts/synthesize/labels.npy")
+    assert np.load("artifacts/synthesize/images.npy").shape == (60, 8, 8, 1) and set(labels) <= set(range(10))

@@ -1,0 +1,163 @@
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from sfumato.config import Amp, Phase, Pretrain
+from sfumato.diffusion.unet import UNet
+from sfumato.warmup.amp import amp_gradient, ascend
+from sfumato.warmup.curriculum import warm_up
+
+CURVATURE = torch.tensor([1.0, 4.0])  # L(θ) = Σ c·θ²/2, so ∇L = c·θ
+START = torch.tensor([0.3, -0.2])
+SOURCES = {"auxiliary": (torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 3)}
+
+
+def bowl() -> Tensor:
+    return START.clone().requires_grad_()
+
+
+def tiny() -> UNet:
+    """Not a fresh network, whose zero-initialised layers hide most gradients."""
+    torch.manual_seed(0)
+    model = UNet(8, 1, 3, width=8, multipliers=(1,), attention=(0,))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def phase(**options) -> Phase:
+    return Phase(**{"sources": {"auxiliary": 1.0}, "steps": 3, "batch": 8, "learning_rate": 2e-3, **options})
+
+
+def run(model: UNet, **options) -> dict[str, Tensor]:
+    autocast = options.pop("autocast", False)
+    return warm_up(model, [phase(**options)], SOURCES, Pretrain(ema=0.9), 7, autocast=autocast)
+
+
+def inside(delta: Tensor, radius: float) -> Tensor:
+    """The projection, as one does it by hand."""
+    norm = math.sqrt(float((delta.double() ** 2).sum()))
+    return delta if norm <= radius else delta * (radius / norm)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize(("radius", "active"), [(0.05, True), (10.0, False)])
+def test_a_quadratic_loss_gives_what_the_hand_calculates(steps, radius, active):
+    theta, delta, clipped = bowl(), torch.zeros(2), False
+    value = amp_gradient([theta], lambda: (CURVATURE * theta**2).sum() / 2, Amp(radius=radius, rate=0.4, steps=steps))
+    for _ in range(steps):
+        raised = delta + 0.4 * CURVATURE * (START + delta)
+        delta = inside(raised, radius)
+        clipped |= not torch.equal(delta, raised)
+    assert clipped == active
+    assert torch.allclose(theta.grad, CURVATURE * (START + delta), rtol=1e-6)
+    assert float(value) == pytest.approx(float((CURVATURE * (START + delta) ** 2).sum() / 2), rel=1e-6)
+    assert float(value) > float((CURVATURE * START**2).sum() / 2)  # uphill
+    assert torch.equal(theta, START)
+
+
+def test_the_norm_is_that_of_all_parameters_together():
+    parts = [torch.tensor([0.3], requires_grad=True), torch.tensor([-0.2], requires_grad=True)]
+    amp_gradient(parts, lambda: (CURVATURE * torch.cat(parts) ** 2).sum() / 2, Amp(radius=0.05, rate=0.4, steps=2))
+    theta = bowl()
+    amp_gradient([theta], lambda: (CURVATURE * theta**2).sum() / 2, Amp(radius=0.05, rate=0.4, steps=2))
+    assert torch.allclose(torch.cat([part.grad for part in parts]), theta.grad, rtol=1e-6)
+
+
+@pytest.mark.parametrize("amp", [{"radius": 0.2, "rate": 0.4}, {"radius": 0.01, "rate": 100.0, "steps": 4}, {"radius": 5.0, "rate": 0.4, "steps": 3}])
+def test_the_perturbation_never_leaves_the_ball(amp):
+    model, seen = tiny(), []
+    start = torch.cat([p.detach().flatten().double() for p in model.parameters()])
+
+    def moved(module, inputs):
+        seen.append(torch.linalg.vector_norm(torch.cat([p.detach().flatten().double() for p in model.parameters()]) - start))
+
+    model.register_forward_pre_hook(moved)
+    run(model, steps=1, amp=amp)
+    assert len(seen) == amp.get("steps", 1) + 1
+    assert seen[0] == 0 and all(norm > 0 for norm in seen[1:])
+    rounding = 1e-7 * float(start.norm())  # of θ + Δ in float32
+    assert max(seen) <= amp["radius"] * (1 + 1e-6) + rounding
+
+
+def test_radius_zero_is_plain_training_bit_for_bit():
+    plain, zero, amp = tiny(), tiny(), tiny()
+    averages = [run(plain), run(zero, amp=Amp(radius=0.0, steps=3)), run(amp, amp=Amp())]
+    for name, value in plain.state_dict().items():
+        assert torch.equal(value, zero.state_dict()[name]) and torch.equal(averages[0][name], averages[1][name])
+    assert any(not torch.equal(averages[0][name], averages[2][name]) for name in averages[0])
+
+
+def test_an_optimiser_that_stands_still_leaves_every_bit():
+    model, steps = tiny(), 5
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
+    images, labels = SOURCES["auxiliary"][0], SOURCES["auxiliary"][1]
+    for _ in range(steps):
+        amp_gradient(model.parameters(), lambda: model(images, torch.zeros(20), labels).square().mean(), Amp(radius=0.5, rate=3.0, steps=2))
+        optimiser.step()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_an_exception_on_the_way_leaves_every_bit():
+    theta, calls = bowl(), []
+
+    def loss() -> Tensor:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return (theta**2).sum()
+
+    with pytest.raises(KeyboardInterrupt):
+        amp_gradient([theta], loss, Amp())
+    assert torch.equal(theta, START)
+
+
+def test_all_passes_of_a_step_see_the_same_draws_and_those_of_plain_training():
+    draws = {}
+    for steps in (0, 2):
+        model, seen = tiny(), []
+        model.register_forward_pre_hook(lambda module, inputs, seen=seen: seen.append([tensor.clone() for tensor in inputs]))
+        run(model, steps=4, augment=2, amp=Amp(steps=steps) if steps else None)
+        draws[steps] = seen
+    assert len(draws[2]) == 3 * len(draws[0]) == 12
+    for number, passes in enumerate(draws[2]):
+        assert all(torch.equal(a, b) for a, b in zip(passes, draws[0][number // 3], strict=True))
+
+
+def test_bfloat16_does_not_swallow_the_perturbation():
+    plain, amp = (run(tiny(), amp=amp, autocast=True) for amp in (None, Amp()))
+    assert any(not torch.equal(plain[name], amp[name]) for name in plain)
+    assert all(value.isfinite().all() for value in amp.values())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])
+def test_an_ascent_without_a_finite_norm_is_left_out(bad):
+    before = [torch.tensor([0.1, 0.0]), torch.tensor([0.05])]
+    after = ascend(before, [torch.tensor([1.0, bad]), torch.tensor([1.0])], Amp())
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_a_flat_loss_is_no_division_by_zero():
+    theta = bowl()
+    amp_gradient([theta], lambda: 0 * theta.sum(), Amp())
+    assert torch.equal(theta.grad, torch.zeros(2))
+
+
+def test_a_parameter_that_the_loss_does_not_see_stays_out_of_it():
+    theta, idle = bowl(), torch.ones(3, requires_grad=True)
+    amp_gradient([theta, idle], lambda: (CURVATURE * theta**2).sum() / 2, Amp())
+    assert idle.grad is None and torch.equal(idle, torch.ones(3))
+    assert theta.grad.any()
+
+
+def test_frozen_parameters_are_neither_moved_nor_trained():
+    model = tiny()
+    model.label.weight.requires_grad_(False)
+    before, seen = model.label.weight.clone(), []
+    model.register_forward_pre_hook(lambda module, inputs: seen.append(model.label.weight.clone()))
+    run(model, amp=Amp(radius=1.0))
+    assert all(torch.equal(weight, before) for weight in [*seen, model.label.weight])

@@ -1,0 +1,216 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from sfumato.config import Amp, Phase, Pretrain
+from sfumato.data.images import ImageSet
+from sfumato.diffusion.ema import ema_model
+from sfumato.diffusion.unet import UNet, drop_extra_classes
+from sfumato.errors import ConfigError, DataError
+from sfumato.warmup.curriculum import MappedImages, mixed_batch, rand_augment, warm_up
+from sfumato.warmup.public_images import public_training_set, some_of_each
+
+CONFIG = Pretrain(ema=0.99)
+SOURCES = {
+    "central": (torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3),
+    "auxiliary": (torch.full((9, 1, 8, 8), 255, dtype=torch.uint8), torch.full((9,), 2)),
+}
+
+
+def tiny() -> UNet:
+    torch.manual_seed(0)
+    return UNet(8, 1, 3, width=8, multipliers=(1,), attention=(0,))
+
+
+def phase(**options) -> Phase:
+    return Phase(**{"sources": {"central": 1.0, "auxiliary": 1.0}, "steps": 3, "batch": 8, "learning_rate": 2e-3, **options})
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others():
+    torch.manual_seed(1)
+    first = warm_up(tiny(), [phase(augment=2)], SOURCES, CONFIG, 7, autocast=False)
+    torch.manual_seed(2)  # the global generator has no say
+    second = warm_up(tiny(), [phase(augment=2)], SOURCES, CONFIG, 7, autocast=False)
+    third = warm_up(tiny(), [phase(augment=2)], SOURCES, CONFIG, 8, autocast=False)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert any(not torch.equal(first[name], third[name]) for name in first)
+
+
+def test_the_loss_falls_and_progress_is_reported():
+    rows = []
+    warm_up(
+        tiny(), [phase(steps=1), phase(steps=300, batch=32)], SOURCES, CONFIG, 0, lambda *row: rows.append(row), autocast=False
+    )
+    assert [row[:3] for row in rows[:2]] == [(0, 1, 1), (1, 20, 300)]
+    assert rows[-1][:3] == (1, 300, 300)
+    early, late = [row[3] for row in rows[1:4]], [row[3] for row in rows[-3:]]
+    assert sum(late) < 0.6 * sum(early)
+
+
+def test_sources_are_mixed_by_weight():
+    generator = torch.Generator().manual_seed(0)
+    images, labels = mixed_batch(phase(sources={"central": 1.0, "auxiliary": 3.0}, batch=4000), SOURCES, generator)
+    white = (images == 1).all(dim=(1, 2, 3))
+    assert float(white.double().mean()) == pytest.approx(0.75, abs=5 * (0.75 * 0.25 / 4000) ** 0.5)  # false alarm below 1e-6
+    assert (labels[white] == 2).all()
+    assert images.dtype == torch.float32
+    assert images.max() <= 1
+
+
+def test_augmentation_changes_images_keeps_range_order_and_the_global_generator():
+    images = SOURCES["central"][0].repeat(20, 1, 1, 1)
+    before = torch.random.get_rng_state()
+    changed = rand_augment(images, 2, torch.Generator().manual_seed(0))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert changed.shape == images.shape
+    assert changed.min() >= 0
+    assert changed.max() <= 1
+    moved = (changed - images).abs().amax(dim=(1, 2, 3)) > 0.01
+    assert 0.5 < moved.double().mean() <= 1
+    assert len(torch.unique(changed, dim=0)) > 60  # not one operation for all
+
+    # order: dim images stay dim, bright ones bright (brightness changes by at most a third)
+    pair = torch.cat([torch.full((40, 1, 8, 8), 0.1), torch.full((40, 1, 8, 8), 0.6)])
+    out = rand_augment(pair, 1, torch.Generator().manual_seed(0)).amax(dim=(1, 2, 3))
+    assert out[:40].median() < 0.3 < out[40:].median()
+
+
+def test_colour_images_can_be_augmented():
+    assert rand_augment(torch.rand(5, 3, 12, 12), 14, torch.Generator().manual_seed(0)).shape == (5, 3, 12, 12)
+
+
+def test_labels_are_dropped_at_the_given_rate():
+    model = tiny()
+    seen = []
+    model.label.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
+    warm_up(model, [phase(steps=20, batch=100)], SOURCES, CONFIG, 0, label_dropout=0.3, autocast=False)
+    dropped = (torch.cat(seen) == 3).double()
+    assert float(dropped.mean()) == pytest.approx(0.3, abs=5 * (0.3 * 0.7 / 2000) ** 0.5)  # false alarm below 1e-6
+
+
+def test_a_missing_source_is_named():
+    with pytest.raises(ConfigError, match=r"phases\[0\] wants images from 'central'"):
+        warm_up(tiny(), [phase()], {"auxiliary": SOURCES["auxiliary"]}, CONFIG, 0)
+
+
+def test_frozen_parameters_stay():
+    model = tiny()
+    model.label.weight.requires_grad_(False)
+    before = model.label.weight.clone()
+    average = warm_up(model, [phase()], SOURCES, CONFIG, 0, autocast=False)
+    assert torch.equal(model.label.weight, before)
+    assert "label.weight" not in average
+
+
+# --- public images ------------------------------------------------------------------------------------------------------------
+
+
+def public(images: int = 30) -> ImageSet:
+    """Image i is grey all over, of value i."""
+    pixels = np.broadcast_to(np.arange(images, dtype=np.uint8)[:, None, None, None], (images, 8, 8, 1))
+    return ImageSet(pixels, np.arange(images) % 5, tuple("abcde"))
+
+
+def selection(directory, rows, labels, kind="public", classes=("a", "d")):
+    directory.mkdir(exist_ok=True)
+    np.save(directory / "indices.npy", np.array(rows))
+    np.save(directory / "labels.npy", np.array(labels))
+    (directory / "selection.json").write_text(json.dumps({"labels": kind, "classes": list(classes), "images": len(rows)}))
+    return directory
+
+
+def test_public_classes_get_rows_of_their_own_and_relabelled_ones_do_not(tmp_path):
+    images, labels, extra = public_training_set(public(), selection(tmp_path / "s", [3, 5, 8], [1, 0, 1]), classes=3)
+    assert extra == 2 and labels.tolist() == [5, 4, 5]  # 0..2 sensitive, 3 no label
+    assert images[torch.tensor([2, 0])].flatten(1).float().mean(dim=1).tolist() == [8, 3]
+    assert images[torch.tensor([2, 0])].shape == (2, 1, 8, 8)
+    _, labels, extra = public_training_set(public(), selection(tmp_path / "s", [3, 5, 8], [2, 0, 1], "sensitive"), classes=3)
+    assert extra == 0 and labels.tolist() == [2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "labels", "kind", "named"),
+    [
+        ([3, 30], [0, 1], "public", r"indices\.npy holds 3\.\.30, expected 0\.\.29"),
+        ([-1, 3], [0, 1], "public", r"indices\.npy"),
+        ([3, 4], [0, 2], "public", r"labels\.npy holds 0\.\.2, expected 0\.\.1"),
+        ([3, 4], [0, 3], "sensitive", r"labels\.npy holds 0\.\.3, expected 0\.\.2"),
+        ([3, 4], [0], "public", "2 indices but 1 labels"),
+        ([3.0, 4.0], [0, 1], "public", "float64"),
+        ([3, 4], [0, 1], "private", "selection\\.json"),
+        (np.empty(0, np.int64), np.empty(0, np.int64), "public", "keeps no image"),
+    ],
+)
+def test_a_selection_that_does_not_fit_is_refused(tmp_path, rows, labels, kind, named):
+    with pytest.raises(DataError, match=named):
+        public_training_set(public(), selection(tmp_path / "s", rows, labels, kind), classes=3)
+
+
+def test_a_mixture_with_public_images_keeps_weights_rows_and_labels(tmp_path):
+    images, labels, _ = public_training_set(public(), selection(tmp_path / "s", [0, 7, 11], [0, 1, 1]), classes=3)
+    sources = {**SOURCES, "public": (images, labels)}
+    weights = {"central": 1.0, "auxiliary": 2.0, "public": 5.0}
+    batch, labels = mixed_batch(phase(sources=weights, batch=4000), sources, torch.Generator().manual_seed(0))
+    shown = labels > 3
+    assert float(shown.double().mean()) == pytest.approx(5 / 8, abs=5 * (15 / 64 / 4000) ** 0.5)  # false alarm below 1e-6
+    values = (batch[shown].flatten(1) * 255).round().unique()
+    assert values.tolist() == [0, 7, 11]  # the selected rows and no others
+    assert ((labels[shown] == 4) == (batch[shown].amax(dim=(1, 2, 3)) == 0)).all()
+    assert set(labels[~shown].tolist()) == {0, 1, 2}
+
+
+def test_a_memory_map_is_read_row_by_row_and_never_copied(tmp_path):
+    """64 GiB on paper: a copy of the whole would not fit."""
+    size = 64 * 2**30 // 64
+    pixels = np.lib.format.open_memmap(tmp_path / "images.npy", "w+", np.uint8, (size, 8, 8, 1))  # a file of holes
+    pixels[size - 1], pixels[5] = 200, 100
+    pixels.flush()
+    mapped = np.load(tmp_path / "images.npy", mmap_mode="r")
+    images = MappedImages(mapped, np.array([5, size - 1]))
+    assert len(images) == 2 and len(MappedImages(mapped)) == size
+    assert np.shares_memory(images.images, mapped)
+    found = MappedImages(mapped)[torch.tensor([size - 1, 0, 5])]
+    assert found.dtype == torch.uint8 and found.amax(dim=(1, 2, 3)).tolist() == [200, 0, 100]
+    whole = {"public": (MappedImages(mapped), torch.zeros(1, dtype=torch.int64).expand(size))}
+    batch, _ = mixed_batch(phase(sources={"public": 1.0}, batch=16), whole, torch.Generator().manual_seed(0))
+    assert batch.shape == (16, 1, 8, 8)
+    batch, _ = mixed_batch(
+        phase(sources={"public": 1.0}, batch=16), {"public": (images, torch.tensor([0, 1]))}, torch.Generator().manual_seed(0)
+    )
+    assert set((batch.amax(dim=(1, 2, 3)) * 255).round().tolist()) == {100, 200}
+
+
+def test_mapped_images_train_as_the_same_images_in_memory_do():
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 8, 8, 1), dtype=np.uint8)
+    mapped = {**SOURCES, "auxiliary": (MappedImages(pixels), SOURCES["auxiliary"][1])}
+    held = {**SOURCES, "auxiliary": (torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(), SOURCES["auxiliary"][1])}
+    first, second = (warm_up(tiny(), [phase(augment=1)], sources, CONFIG, 7, autocast=False) for sources in (mapped, held))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_public_classes_are_trained_and_leave_with_their_rows():
+    torch.manual_seed(0)
+    model = UNet(8, 1, 3, width=8, multipliers=(1,), attention=(0,), extra_classes=2)
+    start = model.label.weight.detach().clone()
+    sources = {"public": (torch.rand(6, 1, 8, 8), torch.tensor([4, 5, 4, 5, 4, 5]))}
+    seen = []
+    model.label.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
+    phases = [phase(sources={"public": 1.0}, steps=20, amp=Amp(steps=2)), phase(sources={"public": 1.0}, steps=5)]
+    average = warm_up(model, phases, sources, CONFIG, 0, label_dropout=0.3, autocast=False)
+    assert set(torch.cat(seen).tolist()) == {3, 4, 5}  # none of the sensitive classes; 3 is no label
+    moved = (average["label.weight"] != start).any(dim=1)
+    assert moved.tolist() == [False, False, False, True, True, True]
+    ema_model(model, average)
+    plain = drop_extra_classes(model)
+    assert plain.label.weight.shape == (4, 32)
+    assert torch.equal(plain.label.weight, average["label.weight"][:4])
+
+
+def test_a_few_of_each_label_are_shown_a_row_each():
+    images, labels = SOURCES["central"][0], torch.tensor([7, 1, 7, 1, 7, 9])
+    shown = some_of_each(images, labels, each=2)
+    assert torch.equal(shown[:4], images[[1, 3, 0, 2]])
+    assert torch.equal(shown[4], images[5]) and not shown[5].any()
+    assert len(some_of_each(images, labels, each=2, most=1)) == 2

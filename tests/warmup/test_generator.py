@@ -1,0 +1,116 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sfumato.config import Auxiliary, FeatureMap
+from sfumato.queries.frequency import FourierFeatures
+from sfumato.warmup.generator import balanced_labels, draw_images, fit_generator, load_generator, save_generator
+
+SHAPE = (1, 8, 8)
+FEATURES = FourierFeatures(SHAPE, [FeatureMap()], 1000, seed=0)
+CONFIG = Auxiliary(latent=8, width=8, steps=150, batch=100)
+
+
+def joint_embedding(images, labels, classes):
+    with torch.no_grad():
+        return FEATURES.embed(images, F.one_hot(labels, classes).float()) / len(images)
+
+
+@pytest.fixture(scope="module")
+def three_digits(digits):
+    """Zeros, ones and twos, the twos ten times rarer."""
+    images, labels = digits.batch(range(len(digits)))
+    keep = torch.cat([(labels == m).nonzero()[:count, 0] for m, count in ((0, 170), (1, 170), (2, 17))])
+    return images[keep], labels[keep]
+
+
+@pytest.mark.parametrize("law", ["uniform", "prior"])
+def test_the_fit_meets_the_target_of_unequal_classes(law, three_digits):
+    images, labels = three_digits
+    target, priors = joint_embedding(images, labels, 3), torch.bincount(labels) / len(labels)
+    generator = fit_generator(target, FEATURES, CONFIG.model_copy(update={"labels": law}), priors, SHAPE, 3, seed=0)
+    drawn, drawn_labels = draw_images(generator, 2000, seed=1)
+    for m in range(3):
+        mine = joint_embedding(drawn[drawn_labels == m], torch.zeros((drawn_labels == m).sum(), dtype=torch.int64), 1)[:, 0]
+        goal = target[:, m] / priors[m]
+        others = [target[:, k] / priors[k] for k in range(3) if k != m]
+        error = torch.linalg.vector_norm(mine - goal)
+        assert error < 0.4 * torch.linalg.vector_norm(goal)
+        assert all(error < 0.7 * torch.linalg.vector_norm(mine - other) for other in others)
+
+
+def test_images_of_one_class_differ(three_digits):
+    images, labels = three_digits
+    target, priors = joint_embedding(images, labels, 3), torch.bincount(labels) / len(labels)
+    drawn, drawn_labels = draw_images(fit_generator(target, FEATURES, CONFIG, priors, SHAPE, 3, seed=0), 600)
+    assert drawn[drawn_labels == 0].std(0).mean() > 0.3 * images[labels == 0].std(0).mean()
+
+
+def test_the_seed_fixes_the_generator_and_the_images():
+    target, priors = torch.randn(1000, 3, generator=torch.Generator().manual_seed(0)) / 1000, torch.full((3,), 1 / 3)
+    short = CONFIG.model_copy(update={"steps": 3})
+    before = torch.get_rng_state()
+    first, second, third = (fit_generator(target, FEATURES, short, priors, SHAPE, 3, seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True))
+    assert torch.equal(draw_images(first, 10, seed=4)[0], draw_images(second, 10, seed=4)[0])
+    assert not torch.equal(draw_images(first, 10, seed=4)[0], draw_images(first, 10, seed=5)[0])
+    assert not torch.equal(draw_images(first, 10, seed=4)[0], draw_images(third, 10, seed=4)[0])
+
+
+def test_a_class_of_prior_zero_and_a_batch_that_misses_classes_stay_finite():
+    target = torch.zeros(1000, 3)
+    for law, batch in (("prior", 4), ("uniform", 2)):
+        config = CONFIG.model_copy(update={"steps": 3, "labels": law, "batch": batch})
+        generator = fit_generator(target, FEATURES, config, torch.tensor([0.5, 0.5, 0.0]), SHAPE, 3, seed=0)
+        assert all(p.isfinite().all() for p in generator.parameters())
+
+
+def test_progress_hears_every_step():
+    heard = []
+    config = CONFIG.model_copy(update={"steps": 3})
+    priors = torch.full((3,), 1 / 3)
+    fit_generator(torch.zeros(1000, 3), FEATURES, config, priors, SHAPE, 3, 0, lambda done, steps: heard.append((done, steps)))
+    assert heard == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_label_shares_are_met_to_within_one():
+    random = torch.Generator().manual_seed(0)
+    priors = torch.tensor([0.5, 0.3, 0.0, 0.2])
+    for count in (1, 7, 1000):
+        labels = balanced_labels(count, priors, 4, random)
+        counts = torch.bincount(labels, minlength=4)
+        assert len(labels) == count and (counts - count * priors).abs().max() <= 1
+    assert torch.bincount(balanced_labels(30, None, 3, random)).tolist() == [10, 10, 10]
+
+
+def test_label_shares_are_right_on_average():
+    """1000 draws of 2 labels at prior 0.3: 600 ± 5 standard deviations (false alarm under 1e-6)."""
+    random = torch.Generator().manual_seed(0)
+    rare = sum((balanced_labels(2, torch.tensor([0.7, 0.3]), 2, random) == 1).sum().item() for _ in range(1000))
+    assert abs(rare - 600) < 5 * math.sqrt(2000 * 0.3 * 0.7)
+
+
+def test_a_saved_generator_draws_the_same_images(tmp_path):
+    target = torch.zeros(1000, 3)
+    generator = fit_generator(target, FEATURES, CONFIG.model_copy(update={"steps": 2}), torch.full((3,), 1 / 3), SHAPE, 3, seed=0)
+    save_generator(generator, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "generator.safetensors"]
+    assert torch.equal(draw_images(load_generator(tmp_path), 5)[0], draw_images(generator, 5)[0])
+
+
+def test_mismatched_targets_and_oblong_images_are_refused():
+    priors = torch.full((3,), 1 / 3)
+    with pytest.raises(ValueError, match="target of shape"):
+        fit_generator(torch.zeros(999, 3), FEATURES, CONFIG, priors, SHAPE, 3, seed=0)
+    with pytest.raises(ValueError, match="square"):
+        fit_generator(torch.zeros(1000, 3), FEATURES, CONFIG, priors, (1, 8, 9), 3, seed=0)
+
+
+def test_no_images_can_be_drawn_too():
+    config = CONFIG.model_copy(update={"steps": 1})
+    generator = fit_generator(torch.zeros(1000, 3), FEATURES, config, torch.full((3,), 1 / 3), SHAPE, 3, seed=0)
+    images, labels = draw_images(generator, 0)
+    assert images.shape == (0, 1, 8, 8) and len(labels) == 0

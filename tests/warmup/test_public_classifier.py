@@ -1,0 +1,83 @@
+import numpy as np
+import pytest
+import torch
+
+from sfumato.config import Classifier
+from sfumato.data.images import ImageSet, load_images, save_images
+from sfumato.errors import DataError
+from sfumato.warmup.public_classifier import SHIFT, augment, shuffled, train_public_classifier
+
+SETTINGS = Classifier(width=8, steps=120)
+
+
+def test_digits_are_learnt_and_the_accuracy_is_that_of_images_not_trained_on(digits):
+    model, accuracy = train_public_classifier(digits, SETTINGS, seed=0)
+    assert not model.training and model.classes == 10
+    assert accuracy > 0.85
+    scrambled = ImageSet(digits.images, np.random.default_rng(0).integers(0, 10, len(digits)), digits.classes)
+    _, chance = train_public_classifier(scrambled, SETTINGS.model_copy(update={"steps": 60}), seed=0)
+    assert chance < 0.25, "labels that mean nothing were predicted: the validation images were trained on"
+
+
+def test_the_seed_fixes_the_network_and_spares_the_global_generator(digits):
+    before = torch.get_rng_state()
+    short = SETTINGS.model_copy(update={"steps": 3})
+    (first, a), (second, b), (third, _) = (train_public_classifier(digits, short, seed) for seed in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert a == b and all(torch.equal(x, y) for x, y in zip(first.state_dict().values(), second.state_dict().values(), strict=True))
+    assert not torch.equal(first.head.weight, third.head.weight)
+
+
+class Watched(np.memmap):
+    """A memory map that notes how many rows are asked for at a time."""
+
+    largest = 0
+
+    def __getitem__(self, index):
+        Watched.largest = max(Watched.largest, len(index))
+        return np.asarray(self)[index]
+
+
+def test_memory_mapped_images_are_read_batch_by_batch(digits, tmp_path):
+    save_images(tmp_path, digits)
+    mapped = load_images(tmp_path, digits.classes)
+    watched = ImageSet(mapped.images.view(Watched), mapped.labels, mapped.classes)
+    seen = []
+    train_public_classifier(watched, SETTINGS.model_copy(update={"steps": 2, "batch": 32}), 0, lambda *at: seen.append(at))
+    assert 0 < Watched.largest <= 512
+    assert seen == [(1, 2), (2, 2)]
+
+
+def test_a_pass_shows_each_image_once_and_the_next_in_another_order():
+    batches = shuffled(np.arange(100, 140), 10, np.random.default_rng(0))
+    first, second = ([next(batches) for _ in range(4)] for _ in range(2))
+    for passed in (first, second):
+        assert sorted(np.concatenate(passed)) == list(range(100, 140))
+        assert all((np.diff(batch) > 0).all() for batch in passed)
+    assert not np.array_equal(first, second)
+    assert len(next(shuffled(np.arange(3), 10, np.random.default_rng(0)))) == 3
+
+
+def test_augmentation_shifts_by_up_to_an_eighth_and_mirrors_only_if_asked():
+    torch.manual_seed(0)
+    images = torch.zeros(400, 1, 16, 16)
+    images[:, 0, 8, 5] = 1.0
+    for flip in (False, True):
+        places = augment(images, flip)[:, 0].nonzero()
+        assert len(places) == 400
+        rows, columns = places[:, 1], places[:, 2]
+        assert set(rows.tolist()) == set(range(8 - 16 // SHIFT, 8 + 16 // SHIFT + 1))
+        near = set(range(5 - 16 // SHIFT, 5 + 16 // SHIFT + 1))
+        assert set(columns.tolist()) == (near | {15 - place for place in near} if flip else near)
+
+
+@pytest.mark.parametrize("shape", [(8, 8, 1), (8, 8, 3)])
+def test_edges_are_repeated(shape):
+    flat = torch.full((20, shape[2], 8, 8), 0.7)
+    assert torch.equal(augment(flat, flip=shape[2] == 3), flat)
+
+
+def test_a_set_too_small_to_split_is_refused(digits):
+    few = ImageSet(digits.images[:2], digits.labels[:2], digits.classes)
+    with pytest.raises(DataError, match="2 images"):
+        train_public_classifier(few, SETTINGS, seed=0)

@@ -1,0 +1,227 @@
+"""Selection from a noisy histogram, and the three stages classifier, histogram and select in a row."""
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sfumato.artifacts import read_artifact, writing
+from sfumato.config import Data, Select
+from sfumato.data.images import ImageSet, save_images
+from sfumato.data.prepare import prepare_sensitive
+from sfumato.errors import ConfigError, DataError
+from sfumato.warmup.selection import Kept, number_to_keep, plot_selection, relabel, select_all, select_classes, selection_rows
+from stages.classifier import classifier
+from stages.histogram import histogram
+from stages.select import select
+
+# ------------------------------------------------------------------------------------------------------------------ which classes
+
+
+def test_one_row_keeps_the_most_voted_equal_ones_in_their_order():
+    kept = select_classes(np.array([[3.0, 9.0, -2.0, 9.0, 3.0]]), 4)
+    assert kept == [Kept(1, 0, 9.0), Kept(3, 0, 9.0), Kept(0, 0, 3.0), Kept(4, 0, 3.0)]
+
+
+def test_a_class_goes_to_the_row_that_votes_most_for_it_and_to_no_other():
+    votes = np.array([[10.0, 9.0, 1.0, 0.0], [8.0, 7.0, 6.0, 5.0]])
+    assert select_classes(votes, 4) == [Kept(0, 0, 10.0), Kept(1, 0, 9.0), Kept(2, 1, 6.0), Kept(3, 1, 5.0)]
+    assert select_classes(votes, 2) == [Kept(0, 0, 10.0), Kept(1, 1, 7.0)]
+
+
+def test_what_does_not_divide_goes_to_the_most_voted():
+    votes = np.array([[1.0, 2.0, 3.0, 4.0, 5.0], [10.0, 9.0, 8.0, 7.0, 6.0]])
+    assert [choice.row for choice in select_classes(votes, 3)] == [1, 1, 0]
+
+
+@given(st.data())
+def test_whatever_the_noise_every_row_is_served_equally_and_no_class_twice(data):
+    rows = data.draw(st.integers(1, 6))
+    public = data.draw(st.integers(rows, 20))
+    keep = data.draw(st.integers(rows, public))
+    seed, scale = data.draw(st.integers(0, 2**32 - 1)), data.draw(st.sampled_from([0.0, 1.0, 1e12]))
+    votes = np.random.default_rng(seed).normal(0, scale, (rows, public)).round(2)
+    kept = select_classes(votes, keep)
+    assert len(kept) == keep == len({choice.public for choice in kept})
+    share = np.bincount([choice.row for choice in kept], minlength=rows)
+    assert share.min() >= keep // rows and share.max() <= math.ceil(keep / rows)
+    assert [choice.votes for choice in kept] == [votes[choice.row, choice.public] for choice in kept]
+    assert kept == sorted(kept, key=lambda choice: -choice.votes)
+    assert kept == select_classes(votes.copy(), keep)
+
+
+def test_how_many_to_keep():
+    assert number_to_keep(Select(ratio=0.05), 62) == 3
+    assert number_to_keep(Select(ratio=0.001), 62) == 1
+    assert number_to_keep(Select(ratio=1.0), 62) == 62
+    assert number_to_keep(Select(ratio=0.05, count=7), 62) == 7
+    with pytest.raises(ConfigError, match="select.count=63"):
+        number_to_keep(Select(count=63), 62)
+
+
+@pytest.mark.parametrize(("rows", "public", "keep", "message"), [(3, 2, 2, "more classes"), (3, 9, 2, "select.count"), (1, 4, 5, "lower select.count")])
+def test_what_cannot_be_kept_is_refused_with_what_to_do(rows, public, keep, message):
+    with pytest.raises(ConfigError, match=message):
+        select_classes(np.zeros((rows, public)), keep)
+
+
+def test_without_a_histogram_all_classes_or_none_can_be_kept():
+    assert [choice.public for choice in select_all(4, 4)] == [0, 1, 2, 3]
+    with pytest.raises(ConfigError, match="histogram.enabled"):
+        select_all(4, 3)
+
+
+# ---------------------------------------------------------------------------------------------------------------------- relabelling
+
+LABELS = np.array([4, 0, 2, 2, 1, 4, 3], dtype=np.int64)
+KEPT = [Kept(2, 1, 9.0), Kept(4, 0, 8.0), Kept(1, 1, 7.0)]
+
+
+def test_images_of_kept_classes_take_their_rank_or_the_sensitive_class():
+    indices, labels = relabel(LABELS, KEPT, 5, per_class=False)
+    assert indices.tolist() == [0, 2, 3, 4, 5] and labels.tolist() == [1, 0, 0, 2, 1]
+    indices, labels = relabel(LABELS, KEPT, 5, per_class=True)
+    assert indices.tolist() == [0, 2, 3, 4, 5] and labels.tolist() == [0, 1, 1, 1, 0]
+    assert indices.dtype == labels.dtype == np.int64
+
+
+def test_all_classes_keep_all_images_and_their_labels():
+    indices, labels = relabel(LABELS, select_all(5, 5), 5, per_class=False)
+    assert indices.tolist() == [*range(7)] and labels.tolist() == LABELS.tolist()
+
+
+def test_the_table_names_what_each_class_became():
+    public, sensitive = list("abcde"), ["cat", "dog"]
+    assert selection_rows(KEPT, public, sensitive)[1:] == [["c", "9.00", "1", "dog"], ["e", "8.00", "2", "cat"], ["b", "7.00", "3", "dog"]]
+    assert selection_rows(select_all(2, 2), public, None)[1:] == [["a", "", "1", "a"], ["b", "", "2", "b"]]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("classes", "rows"), [(3, 1), (70, 1), (8, 2), (70, None)])
+def test_the_picture_is_drawn_from_few_images(channels, classes, rows, tmp_path):
+    """Every class but the first has one image; the first has none."""
+    random = np.random.default_rng(0)
+    labels = np.arange(1, classes, dtype=np.int64)
+    images = ImageSet(random.integers(0, 255, (len(labels), 8, 6, channels), dtype=np.uint8), labels, tuple(f"class {i} " * 3 for i in range(classes)))
+    votes = None if rows is None else random.normal(0, 9, (rows, classes))
+    kept = select_all(classes, classes) if votes is None else select_classes(votes, classes)
+    plot_selection(tmp_path / "selection.png", images, kept, votes, ["cat", "dog"] if rows == 2 else None)
+    assert (tmp_path / "selection.png").read_bytes()[:4] == b"\x89PNG"
+
+
+# ----------------------------------------------------------------------------------------------------------- the stages, in a row
+
+
+@pytest.fixture(scope="module")
+def public(digits, tmp_path_factory):
+    """A public set: the same digits, upside down counted as ten classes more."""
+    images = np.concatenate([digits.images, 255 - digits.images])
+    labels = np.concatenate([digits.labels, digits.labels + 10])
+    both = ImageSet(images, labels, tuple("0123456789") + tuple(f"dark {i}" for i in range(10)))
+    out = tmp_path_factory.mktemp("public") / "public"
+    with writing(out, "public") as directory:
+        save_images(directory, both)
+        card = {"enabled": True, "source": "digits twice", "shape": [1, 8, 8], "classes": both.classes, "images": len(both)}
+        (directory / "card.json").write_text(json.dumps(card))
+    return out
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch, public):
+    """A working folder with prepared digits; a function that writes the plan of a stage and runs it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
+    prepare_sensitive(Data(), tmp_path / "state", tmp_path / "data/sensitive/card.json", tmp_path / "raw")
+    plans = tmp_path / "artifacts/plan"
+    plans.mkdir(parents=True)
+    (plans / "permission.json").write_text(json.dumps({"delta": 1e-5}))
+    commands = {"classifier": lambda: classifier(public=public), "histogram": histogram, "select": lambda: select(public=public)}
+
+    def run(stage: str, *, enabled: bool = True, noise: float | None = None, sample_rate: float = 1.0, shape=(1, 8, 8), **settings):
+        content = {"stage": stage, "enabled": enabled, "settings": {"enabled": enabled, **settings}, "shape": list(shape), "seed": 0}
+        content |= {"dataset_id": "digits", "classes": list("0123456789"), "size_hint": 1400, "delta": 1e-5}
+        if noise is not None:
+            content["mechanism"] = {"noise_multiplier": noise, "sample_rate": sample_rate, "uses": 1}
+        (plans / f"{stage}.yaml").write_text(yaml.safe_dump(content))
+        commands[stage]()
+        return tmp_path / "artifacts" / stage
+
+    return run
+
+
+QUICK = {"width": 8, "steps": 80}
+
+
+def test_relabelled_by_class_the_public_digits_take_the_labels_of_the_sensitive_ones(desk, public):
+    about = json.loads((desk("classifier", **QUICK) / "card.json").read_text())
+    assert about["public_validation_accuracy"] > 0.8 and len(about["classes"]) == 20 and about["source"] == "digits twice"
+    counted = desk("histogram", noise=5.0, sample_rate=0.7, votes=1, per_class=True)
+    votes = np.load(counted / "histogram.npy", allow_pickle=False)
+    assert votes.shape == (10, 20) and votes.dtype == np.float64
+    assert json.loads((counted / "histogram.json").read_text()) == {"public_classes": about["classes"], "votes": 1, "per_class": True}
+    (record,) = read_artifact(counted, "histogram").records.values()
+    assert record["sensitivity"].startswith("√1") and record["event"]["type"] == "PoissonSampled"
+    out = desk("select", count=10)
+    indices, labels = (np.load(out / name, allow_pickle=False) for name in ("indices.npy", "labels.npy"))
+    original = np.load(public / "labels.npy")[indices]
+    assert (np.diff(indices) > 0).all() and len(indices) == 1797
+    assert np.array_equal(original, labels), "each digit's own class has the most votes of it"
+    chosen = json.loads((out / "selection.json").read_text())
+    assert chosen["labels"] == "sensitive" and chosen["classes"] == list("0123456789") and sorted(chosen["kept"]) == chosen["classes"]
+    assert chosen["images"] == len(indices) and (out / "selection.png").is_file()
+    assert list(read_artifact(out, "select").records.values()) == [record], "the selection carries the histogram's cost"
+    with (out / "selection.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["rank"] for row in rows] == [str(i) for i in range(1, 11)] and all(row["public_class"] == row["relabelled_as"] for row in rows)
+
+
+def test_in_one_row_the_kept_classes_are_renumbered_by_rank(desk, public):
+    desk("classifier", **QUICK)
+    desk("histogram", noise=5.0, votes=5)
+    out = desk("select", ratio=0.25)
+    chosen = json.loads((out / "selection.json").read_text())
+    assert chosen["labels"] == "public" and len(chosen["classes"]) == 5 and chosen["kept"] == chosen["classes"]
+    names = json.loads((public / "card.json").read_text())["classes"]
+    indices, labels = (np.load(out / name, allow_pickle=False) for name in ("indices.npy", "labels.npy"))
+    assert [chosen["classes"][label] for label in labels] == [names[label] for label in np.load(public / "labels.npy")[indices]]
+    files = {path.name: path.read_bytes() for path in out.iterdir()}
+    desk("select", ratio=0.25)
+    assert files == {path.name: path.read_bytes() for path in out.iterdir()}, "the same plan selects the same bytes"
+
+
+def test_switched_off_stages_write_empty_artifacts_and_selection_then_keeps_all(desk):
+    for stage in ("classifier", "histogram"):
+        assert [path.name for path in desk(stage, enabled=False).iterdir()] == ["privacy.json"]
+    out = desk("select", ratio=1.0)
+    assert json.loads((out / "selection.json").read_text())["images"] == 2 * 1797 and not read_artifact(out, "select").records
+    with pytest.raises(ConfigError, match="histogram.enabled"):
+        desk("select", ratio=0.5)
+    assert [path.name for path in desk("select", enabled=False).iterdir()] == ["privacy.json"]
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_spent(desk, tmp_path):
+    desk("classifier", enabled=False)
+    with pytest.raises(ConfigError, match="classifier.enabled"):
+        desk("histogram", noise=5.0)
+    desk("classifier", width=4, steps=2)
+    with pytest.raises(ConfigError, match="histogram.votes=21"):
+        desk("histogram", noise=5.0, votes=21)
+    with pytest.raises(DataError, match="stage classifier"):
+        desk("histogram", noise=5.0, shape=(1, 9, 9))
+    with pytest.raises(DataError, match="prepare public"):
+        desk("classifier", shape=(1, 9, 9))
+    assert not list((tmp_path / "state" / "runs").glob("*")) and not (tmp_path / "artifacts/histogram").exists()
+    desk("histogram", noise=5.0)
+    file = tmp_path / "artifacts/histogram/histogram.json"
+    about = json.loads(file.read_text())
+    votes = np.load(file.with_name("histogram.npy"))
+    with writing(tmp_path / "artifacts/histogram", "histogram") as directory:
+        np.save(directory / "histogram.npy", votes)
+        (directory / "histogram.json").write_text(json.dumps(about | {"public_classes": about["public_classes"][::-1]}))
+    with pytest.raises(DataError, match="other classes"):
+        desk("select", count=2)
