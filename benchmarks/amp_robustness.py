@@ -52,7 +52,12 @@ def train(images: Tensor, labels: Tensor, steps: int, rate: float, amp: Amp | No
 
 def held_out_batch(images: Tensor, labels: Tensor) -> list[Tensor]:
     generator = torch.Generator().manual_seed(1)
-    return [images, labels, draw_noise_levels(LogNormal(), len(images), generator), torch.randn(images.shape, generator=generator)]
+    return [
+        images,
+        labels,
+        draw_noise_levels(LogNormal(), len(images), generator),
+        torch.randn(images.shape, generator=generator),
+    ]
 
 
 def losses_under_noise(model: UNet, batch: Sequence[Tensor], norms: Sequence[float]) -> list[list[float]]:
@@ -101,13 +106,20 @@ def plot(curves: dict[str, Tensor], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-    for axis, title, scale, part in zip(axes, ("random directions", "the worst direction found"), ("linear", "log"), (0, 1), strict=True):
+    for axis, title, scale, part in zip(
+        axes, ("random directions", "the worst direction found"), ("linear", "log"), (0, 1), strict=True
+    ):
         for name, curve in curves.items():
             means = curve[part].mean(dim=0)
             means = means[~means.isnan()]
             axis.plot(range(len(means)), means, marker="o", label=name)
         axis.set_xticks(range(len(means)), [f"{factor:g}" for factor in FACTORS[: len(means)]])
-        axis.set(title=title, xlabel="norm of the noise in the weights, in units of γ", ylabel="denoising loss, held out", yscale=scale)
+        axis.set(
+            title=title,
+            xlabel="norm of the noise in the weights, in units of γ",
+            ylabel="denoising loss, held out",
+            yscale=scale,
+        )
     axes[0].legend(frameon=False)
     figure.savefig(path, dpi=120)
 
@@ -142,13 +154,20 @@ def main() -> None:
                 if FACTORS[index] <= WORST:
                     worst[name][seed, index] = worst_loss(model, batch, norms[index]) if norms[index] else row[0]
 
-    print(f"{sum(p.numel() for p in model.parameters())} weights, {amp}, {options.steps} steps, {len(batch[0])} images held out")
-    print(f"Denoising loss: mean ± standard deviation over {options.seeds} seeds, random noise averaged over {DIRECTIONS} directions\n")
+    print(
+        f"{sum(p.numel() for p in model.parameters())} weights, {amp}, {options.steps} steps, {len(batch[0])} images held out"
+    )
+    print(
+        f"Denoising loss: mean ± standard deviation over {options.seeds} seeds, random noise averaged over {DIRECTIONS} directions\n"
+    )
     for title, losses in (("random", {name: value.mean(dim=2) for name, value in random.items()}), ("worst", worst)):
         print(f"{title + ' noise of norm':>22} " + " ".join(f"{name:>20}" for name in ways))
         for index, factor in enumerate(FACTORS):
             if not losses["plain"][:, index].isnan().any():
-                print(f"{factor:>8g} γ = {norms[index]:>8.3f} " + " ".join(f"{spread(losses[name][:, index]):>20}" for name in ways))
+                print(
+                    f"{factor:>8g} γ = {norms[index]:>8.3f} "
+                    + " ".join(f"{spread(losses[name][:, index]):>20}" for name in ways)
+                )
         print()
     print(f"{time.process_time() - start:.0f} s of processor time")
     if options.plot:

@@ -44,7 +44,9 @@ class Setting:
 
     def network(self) -> UNet:
         torch.manual_seed(0)
-        model = UNet(self.size, self.channels, 10, width=self.width, multipliers=(2, 2), attention=(1,), unshuffle=self.unshuffle)
+        model = UNet(
+            self.size, self.channels, 10, width=self.width, multipliers=(2, 2), attention=(1,), unshuffle=self.unshuffle
+        )
         with torch.no_grad():
             for parameter in model.parameters():  # off the zero initialisation, where most gradients vanish
                 parameter.add_(0.02 * torch.randn_like(parameter))
@@ -52,7 +54,9 @@ class Setting:
 
     def data(self, images: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(0)
-        return torch.rand(images, self.channels, self.size, self.size, generator=generator), torch.randint(10, (images,), generator=generator)
+        return torch.rand(images, self.channels, self.size, self.size, generator=generator), torch.randint(
+            10, (images,), generator=generator
+        )
 
 
 def plain(setting: Setting, autocast: bool) -> Callable[[], object]:
@@ -76,7 +80,9 @@ def ours(setting: Setting, draws: int, autocast: bool) -> Callable[[], object]:
     images, labels = setting.data(setting.passes // draws)
     parameters = dict(model.named_parameters())
     chunk = choose_chunk(sum(value.numel() for value in parameters.values()), draws)
-    return lambda: clipped_gradient_sum(model, parameters, images, labels, draw(images, draws, LogNormal(), generator), CLIP, chunk, autocast)
+    return lambda: clipped_gradient_sum(
+        model, parameters, images, labels, draw(images, draws, LogNormal(), generator), CLIP, chunk, autocast
+    )
 
 
 class OpacusNorm(nn.Module):
@@ -108,7 +114,12 @@ def opacus(setting: Setting, draws: int) -> Callable[[], object]:
     images, labels = (tensor.repeat_interleave(draws, 0) for tensor in setting.data(passes // draws))
     generator = torch.Generator().manual_seed(0)
     parameters = list(wrapped.parameters())
-    optimizer = DPOptimizer(torch.optim.SGD(parameters, lr=0.0), noise_multiplier=0.0, max_grad_norm=CLIP, expected_batch_size=passes // draws)
+    optimizer = DPOptimizer(
+        torch.optim.SGD(parameters, lr=0.0),
+        noise_multiplier=0.0,
+        max_grad_norm=CLIP,
+        expected_batch_size=passes // draws,
+    )
 
     def step() -> None:
         for start in range(0, passes, rows):
@@ -125,7 +136,9 @@ def opacus(setting: Setting, draws: int) -> Callable[[], object]:
     return step
 
 
-VARIANTS: dict[str, tuple[str, Callable[[Setting], Callable[[], object]]]] = {  # name -> plain step to compare with, maker
+VARIANTS: dict[
+    str, tuple[str, Callable[[Setting], Callable[[], object]]]
+] = {  # name -> plain step to compare with, maker
     "plain fp32": ("plain fp32", lambda setting: plain(setting, False)),
     "plain bf16": ("plain bf16", lambda setting: plain(setting, True)),
     "ours K=1 fp32": ("plain fp32", lambda setting: ours(setting, 1, False)),
@@ -169,11 +182,16 @@ def precision(setting: Setting, images: int = 32) -> None:
         drawn = draw(x, draws, LogNormal(), torch.Generator().manual_seed(0))
         parameters = dict(model.named_parameters())
         exact, rounded = (
-            torch.cat([part.flatten(1) for part in per_image_gradients(model, parameters, x, y, drawn, autocast).values()], dim=1)
+            torch.cat(
+                [part.flatten(1) for part in per_image_gradients(model, parameters, x, y, drawn, autocast).values()],
+                dim=1,
+            )
             for autocast in (False, True)
         )
         cosine = nn.functional.cosine_similarity(exact.double(), rounded.double())
-        print(f"cosine of bf16 and fp32 gradients per image, K={draws}: median {cosine.median():.5f}, worst {cosine.min():.5f}")
+        print(
+            f"cosine of bf16 and fp32 gradients per image, K={draws}: median {cosine.median():.5f}, worst {cosine.min():.5f}"
+        )
 
 
 def main() -> None:
@@ -182,7 +200,9 @@ def main() -> None:
         parser.add_argument(flag(field.name), type=int, default=field.default)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--only", default="", help="text that the names of the measured variants hold, besides the plain steps")
+    parser.add_argument(
+        "--only", default="", help="text that the names of the measured variants hold, besides the plain steps"
+    )
     parser.add_argument("--alone", choices=VARIANTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     setting = Setting(**{field.name: getattr(options, field.name) for field in fields(Setting)})

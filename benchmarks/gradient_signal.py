@@ -43,13 +43,22 @@ def main() -> None:
     norms, halves = gradients(plan, clips, arguments.images)
     weights = halves.shape[-1]
     quantiles = ", ".join(f"{value:.2f}" for value in np.quantile(norms, (0.05, 0.5, 0.95)))
-    print(f"{weights} weights, batch {batch:.0f}, {settings.draws} draws, σ = {plan.mechanism.noise_multiplier}; 5, 50, 95 % of images' norms: {quantiles}\n")
+    print(
+        f"{weights} weights, batch {batch:.0f}, {settings.draws} draws, σ = {plan.mechanism.noise_multiplier}; 5, 50, 95 % of images' norms: {quantiles}\n"
+    )
     print("| C | clipped | signal | noise | signal / noise | chance / signal |\n|---|---|---|---|---|---|")
     for clip, (first, second) in zip(clips, halves, strict=True):
         signal = math.sqrt(max(float(first @ second), 0.0))
         noise = clip * step_noise(plan.mechanism.noise_multiplier, weights, batch)
         chance = float((first - second).norm()) / 2 * math.sqrt(len(norms) / batch)
-        row = (f"{clip:g}", f"{100 * float((norms > clip).mean()):.0f} %", f"{signal:.3g}", f"{noise:.3g}", f"{signal / noise:.2f}", f"{chance / signal:.2f}")
+        row = (
+            f"{clip:g}",
+            f"{100 * float((norms > clip).mean()):.0f} %",
+            f"{signal:.3g}",
+            f"{noise:.3g}",
+            f"{signal / noise:.2f}",
+            f"{chance / signal:.2f}",
+        )
         print(f"| {' | '.join(row)} |")
 
 
@@ -65,8 +74,12 @@ def gradients(plan, clips: list[float], count: int) -> tuple[np.ndarray, torch.T
     norms, sums = [], torch.zeros(len(clips), 2, sum(parameter.numel() for parameter in parameters.values()))
     for number, piece in enumerate(pieces):
         images, labels = sensitive.batch(np.sort(piece))
-        draws = draw(images, plan.settings.draws, plan.settings.noise_levels, generator, label_dropout=plan.model.label_dropout)
-        rows = torch.cat([row.flatten(1) for row in per_image_gradients(model, parameters, images, labels, draws).values()], 1)
+        draws = draw(
+            images, plan.settings.draws, plan.settings.noise_levels, generator, label_dropout=plan.model.label_dropout
+        )
+        rows = torch.cat(
+            [row.flatten(1) for row in per_image_gradients(model, parameters, images, labels, draws).values()], 1
+        )
         norms.append(rows.norm(dim=1))
         for i, clip in enumerate(clips):
             sums[i, number % 2] += (clip / norms[-1]).clamp(max=1) @ rows

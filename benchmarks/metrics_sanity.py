@@ -24,7 +24,18 @@ from sfumato.evaluation.metrics.fidelity import fidelity
 from sfumato.evaluation.plots import plot_embedding, plot_neighbours
 
 CLASSES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
-SHOWN = ("frechet", "mmd", "precision", "recall", "density", "coverage", "fld", "generalisation_gap", "authenticity", "distance_ratio")
+SHOWN = (
+    "frechet",
+    "mmd",
+    "precision",
+    "recall",
+    "density",
+    "coverage",
+    "fld",
+    "generalisation_gap",
+    "authenticity",
+    "distance_ratio",
+)
 
 
 def read_idx(path: Path, header: int) -> np.ndarray:
@@ -32,7 +43,9 @@ def read_idx(path: Path, header: int) -> np.ndarray:
         return np.frombuffer(file.read(), dtype=np.uint8, offset=header)
 
 
-def rows_of_known_quality(train: np.ndarray, fresh: np.ndarray, labels: np.ndarray, random: np.random.Generator) -> dict[str, np.ndarray]:
+def rows_of_known_quality(
+    train: np.ndarray, fresh: np.ndarray, labels: np.ndarray, random: np.random.Generator
+) -> dict[str, np.ndarray]:
     """train, fresh: (N, 28, 28, 1) uint8; labels: (N,) of `fresh`."""
     noisy = np.clip(fresh + random.normal(0, 25, fresh.shape), 0, 255).astype(np.uint8)
     padded = np.pad(fresh.astype(float), ((0, 0), (1, 1), (1, 1), (0, 0)), mode="edge")
@@ -53,7 +66,9 @@ def rows_of_known_quality(train: np.ndarray, fresh: np.ndarray, labels: np.ndarr
 def main(
     images: Annotated[int, typer.Option(help="Of each of: training, hold-out, synthetic.")] = 5000,
     folder: Annotated[Path, typer.Option(help="Holds the four .gz files.")] = Path("/usr/share/datasets/fashion-mnist"),
-    plots: Annotated[Path | None, typer.Option(help="Also write neighbours.png and embedding.png for the half copies.")] = None,
+    plots: Annotated[
+        Path | None, typer.Option(help="Also write neighbours.png and embedding.png for the half copies.")
+    ] = None,
 ) -> None:
     pixels = read_idx(folder / "train-images-idx3-ubyte.gz", 16).reshape(-1, 28, 28, 1)
     labels = read_idx(folder / "train-labels-idx1-ubyte.gz", 8).astype(np.int64)
@@ -64,14 +79,23 @@ def main(
     extractor = embedded_extractor(drawn_set("glyphs", (1, 28, 28), 200), "glyphs")
     print(f"{extractor.name} drawn and trained in {time.perf_counter() - start:.0f} s, digest {extractor.digest[:8]}")
     train_features, holdout_features = extractor(train), extractor(holdout)
-    table = Table("set", *(name.replace("_", " ") for name in SHOWN), "s", title=f"{images} Fashion-MNIST images a side, against the hold-out, {extractor.name}")
+    table = Table(
+        "set",
+        *(name.replace("_", " ") for name in SHOWN),
+        "s",
+        title=f"{images} Fashion-MNIST images a side, against the hold-out, {extractor.name}",
+    )
     for name, array in rows_of_known_quality(train, fresh, labels[np.sort(parts[2])], random).items():
         start = time.perf_counter()
         features = extractor(array)
-        found = fidelity(name, features, holdout_features, (features, train_features, holdout_features), extractor, Evaluate(), print)
+        found = fidelity(
+            name, features, holdout_features, (features, train_features, holdout_features), extractor, Evaluate(), print
+        )
         table.add_row(name, *(f"{found[key]:.3g}" for key in SHOWN), f"{time.perf_counter() - start:.0f}")
         if plots and name.startswith("half"):
-            labelled = np.concatenate([labels[np.sort(parts[2])][: images // 2], labels[np.sort(parts[0])][: images // 2]])
+            labelled = np.concatenate(
+                [labels[np.sort(parts[2])][: images // 2], labels[np.sort(parts[0])][: images // 2]]
+            )
             synthetic, real = ImageSet(array, labelled, CLASSES), ImageSet(train, labels[np.sort(parts[0])], CLASSES)
             plot_neighbours(synthetic, real, features, train_features, plots / "neighbours.png")
             plot_embedding(synthetic, real, features, train_features, plots / "embedding.png", extractor.name)

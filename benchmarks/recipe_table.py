@@ -27,7 +27,19 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "recipes.csv"
 BEFORE_PLAN = (["prepare", "public"], ["plan"])
-STAGES = ("count", "central", "frequency", "auxiliary", "classifier", "histogram", "select", "pretrain", "saliency", "finetune", "synthesize")
+STAGES = (
+    "count",
+    "central",
+    "frequency",
+    "auxiliary",
+    "classifier",
+    "histogram",
+    "select",
+    "pretrain",
+    "saliency",
+    "finetune",
+    "synthesize",
+)
 
 
 def main() -> None:
@@ -36,7 +48,13 @@ def main() -> None:
     parser.add_argument("--recipes", default="dpdm,feta-pro,pdp-diffusion,privimage,rpgen,full")
     parser.add_argument("--epsilons", default="1,3,10")
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a parameter of every run, such as finetune.trainable=attention")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a parameter of every run, such as finetune.trainable=attention",
+    )
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--keep", type=Path, help="keep the folders of the runs here, for `stage compare`")
     parser.add_argument("--show", action="store_true", help="print the table of the results so far, and stop")
@@ -49,7 +67,13 @@ def main() -> None:
     for epsilon in map(float, arguments.epsilons.split(",")):
         for seed in map(int, arguments.seeds.split(",")):
             for recipe in arguments.recipes.split(","):
-                key = {"profile": arguments.profile, "recipe": recipe, "change": " ".join(arguments.set), "epsilon": epsilon, "seed": seed}
+                key = {
+                    "profile": arguments.profile,
+                    "recipe": recipe,
+                    "change": " ".join(arguments.set),
+                    "epsilon": epsilon,
+                    "seed": seed,
+                }
                 if not done(results, key):
                     row = run(key, arguments.set, work.resolve(), shared)
                     append(results, row)
@@ -62,7 +86,13 @@ def run(key: dict, changes: list[str], work: Path, shared: Path) -> dict:
     """One run of the pipeline in a folder of its own. Returns the row of the table."""
     change = f"-{digest_of_text(key['change'])[:8]}" if key["change"] else ""
     folder = work / f"{key['profile']}-{key['recipe']}-{key['epsilon']:g}-{key['seed']}{change}"
-    params: dict = {"recipe": key["recipe"], "profile": key["profile"], "seed": key["seed"], "privacy": {"epsilon": key["epsilon"]}, "evaluate": {"bound": False}}
+    params: dict = {
+        "recipe": key["recipe"],
+        "profile": key["profile"],
+        "seed": key["seed"],
+        "privacy": {"epsilon": key["epsilon"]},
+        "evaluate": {"bound": False},
+    }
     for change in changes:
         path, value = change.split("=", 1)
         *sections, last = path.split(".")
@@ -73,7 +103,11 @@ def run(key: dict, changes: list[str], work: Path, shared: Path) -> dict:
     prepare_folder(folder, shared, params)
     times = {" ".join(command): stage(*command) for command in BEFORE_PLAN}
     for name in STAGES:
-        kept = shared / "classifier" / digest(Path("artifacts/plan/classifier.yaml"), Path("data/public/privacy.json")) if name == "classifier" else None
+        kept = (
+            shared / "classifier" / digest(Path("artifacts/plan/classifier.yaml"), Path("data/public/privacy.json"))
+            if name == "classifier"
+            else None
+        )
         if kept is not None and kept.exists():  # trained once for each public set
             shutil.copytree(kept, "artifacts/classifier")
             continue
@@ -149,10 +183,17 @@ def append(results: Path, row: dict) -> None:
 def show(results: Path) -> None:
     """Mean ± standard deviation over the seeds, as a Markdown table."""
     table = pd.read_csv(results, keep_default_na=False)
-    print("| profile | recipe | change | ε | seeds | LR | MLP | CNN | Fréchet | minutes |\n|---|---|---|---|---|---|---|---|---|---|")
+    print(
+        "| profile | recipe | change | ε | seeds | LR | MLP | CNN | Fréchet | minutes |\n|---|---|---|---|---|---|---|---|---|---|"
+    )
     for names, group in table.groupby(["profile", "recipe", "change", "epsilon"], sort=True):
-        spread = [f"{group[name].mean():.1f} ± {group[name].std(ddof=1) if len(group) > 1 else 0:.1f}" for name in ("lr", "mlp", "cnn", "frechet")]
-        print(f"| {' | '.join(f'{name:g}' if isinstance(name, float) else name for name in names)} | {len(group)} | {' | '.join(spread)} | {group['minutes'].mean():.1f} |")
+        spread = [
+            f"{group[name].mean():.1f} ± {group[name].std(ddof=1) if len(group) > 1 else 0:.1f}"
+            for name in ("lr", "mlp", "cnn", "frechet")
+        ]
+        print(
+            f"| {' | '.join(f'{name:g}' if isinstance(name, float) else name for name in names)} | {len(group)} | {' | '.join(spread)} | {group['minutes'].mean():.1f} |"
+        )
 
 
 if __name__ == "__main__":

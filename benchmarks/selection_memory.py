@@ -40,14 +40,22 @@ def prepare(folder: Path, images: int, classes: int, side: int) -> None:
     names = [f"class-{i:04d}" for i in range(classes)]
     random = np.random.default_rng(0)
     with writing(folder / "public", "public") as directory:
-        np.lib.format.open_memmap(directory / "images.npy", mode="w+", dtype=np.uint8, shape=(images, side, side, 3)).flush()
+        np.lib.format.open_memmap(
+            directory / "images.npy", mode="w+", dtype=np.uint8, shape=(images, side, side, 3)
+        ).flush()
         np.save(directory / "labels.npy", random.integers(0, classes, images))
         card = {"enabled": True, "source": "benchmark", "shape": [3, side, side], "classes": names, "images": images}
         (directory / "card.json").write_text(json.dumps(card))
     with writing(folder / "histogram", "histogram") as directory:
         np.save(directory / "histogram.npy", random.normal(50, 50, (10, classes)))
         (directory / "histogram.json").write_text(json.dumps({"public_classes": names, "votes": 1, "per_class": True}))
-    plan = {"stage": "select", "enabled": True, "settings": {"enabled": True, "ratio": 0.2}, "shape": [3, side, side], "classes": list("0123456789")}
+    plan = {
+        "stage": "select",
+        "enabled": True,
+        "settings": {"enabled": True, "ratio": 0.2},
+        "shape": [3, side, side],
+        "classes": list("0123456789"),
+    }
     (folder / "select.yaml").write_text(yaml.safe_dump(plan | {"dataset_id": "benchmark", "size_hint": 50_000}))
 
 
@@ -56,19 +64,30 @@ def main() -> None:
     arguments.add_argument("--images", type=int, default=1_281_167)
     arguments.add_argument("--classes", type=int, default=1000)
     arguments.add_argument("--side", type=int, default=32)
-    arguments.add_argument("--scratch", type=Path, default=None, help="Where the set is written. Default: the system's temporary directory.")
+    arguments.add_argument(
+        "--scratch",
+        type=Path,
+        default=None,
+        help="Where the set is written. Default: the system's temporary directory.",
+    )
     chosen = arguments.parse_args()
     with tempfile.TemporaryDirectory(dir=chosen.scratch) as folder:
         prepare(Path(folder), chosen.images, chosen.classes, chosen.side)
         start = time.perf_counter()
         environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
-        done = subprocess.run([sys.executable, "-c", SELECT], cwd=folder, env=environment, check=True, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", SELECT], cwd=folder, env=environment, check=True, capture_output=True, text=True
+        )
         seconds = time.perf_counter() - start
         kept = json.loads((Path(folder) / "select" / "selection.json").read_text())
     before, peak, own = map(float, done.stdout.split())
-    print(f"{chosen.images} images of {chosen.side}×{chosen.side}×3, {kept['images']} kept of {len(kept['kept'])} classes")
+    print(
+        f"{chosen.images} images of {chosen.side}×{chosen.side}×3, {kept['images']} kept of {len(kept['kept'])} classes"
+    )
     print(f"peak resident memory {peak:.0f} MiB, of which {before:.0f} MiB after the imports; {seconds:.0f} s in all")
-    print(f"{own:.0f} MiB of it are the process's own, the rest are pages of mapped files, which the system takes back when it needs them")
+    print(
+        f"{own:.0f} MiB of it are the process's own, the rest are pages of mapped files, which the system takes back when it needs them"
+    )
 
 
 if __name__ == "__main__":

@@ -34,7 +34,11 @@ SETS: dict[str, dict] = {
 }
 SCAN = {
     f"{name} {rate:g}": {"trainable": name, "learning_rate": rate}
-    for name, rates in {"all": (1e-3, 3e-3, 1e-2, 3e-2), "attention": (1e-3, 1e-2, 3e-2, 1e-1), "attention-lora": (1e-3, 1e-2, 3e-2, 1e-1)}.items()
+    for name, rates in {
+        "all": (1e-3, 3e-3, 1e-2, 3e-2),
+        "attention": (1e-3, 1e-2, 3e-2, 1e-1),
+        "attention-lora": (1e-3, 1e-2, 3e-2, 1e-1),
+    }.items()
     for rate in rates
 }
 STAGES = ("count", "central", "frequency", "auxiliary", "classifier", "histogram", "select", "pretrain", "saliency")
@@ -46,7 +50,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epsilons", default="1,3,10")
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--scan", action="store_true", help="learning rates of three sets instead of the sets themselves")
+    parser.add_argument(
+        "--scan", action="store_true", help="learning rates of three sets instead of the sets themselves"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--show", action="store_true", help="print the table of the results so far, and stop")
     arguments = parser.parse_args()
@@ -57,7 +63,11 @@ def main() -> None:
     work = Path(tempfile.mkdtemp(prefix="sets-"))
     for seed in map(int, arguments.seeds.split(",")):
         for epsilon in map(float, arguments.epsilons.split(",")):
-            left = {name: own for name, own in sets.items() if not done(results, {"epsilon": epsilon, "seed": seed, "set": name})}
+            left = {
+                name: own
+                for name, own in sets.items()
+                if not done(results, {"epsilon": epsilon, "seed": seed, "set": name})
+            }
             if left:
                 compare(epsilon, seed, left, work, results)
     shutil.rmtree(work)
@@ -85,17 +95,32 @@ def compare(epsilon: float, seed: int, sets: dict[str, dict], work: Path, result
             changed |= {"synthesize": {"count": 2000, "sources": {"pretrain": 1}}}
         Path("params.yaml").write_text(yaml.safe_dump(changed))
         stage("plan")
-        assert kept == {upstream: Path(f"artifacts/plan/{upstream}.yaml").read_text() for upstream in STAGES}, "the sets must share what is before them"
+        assert kept == {upstream: Path(f"artifacts/plan/{upstream}.yaml").read_text() for upstream in STAGES}, (
+            "the sets must share what is before them"
+        )
         reset_peak()
         seconds = stage("finetune") if name != "none" else 0.0
         memory = peak()
         stage("synthesize")
         stage("evaluate")
         found = json.loads(Path("metrics.json").read_text())["release"]
-        trained = json.loads(Path("artifacts/finetune/trainable.json").read_text()) if name != "none" else {"parameters": 0, "trained": []}
+        trained = (
+            json.loads(Path("artifacts/finetune/trainable.json").read_text())
+            if name != "none"
+            else {"parameters": 0, "trained": []}
+        )
         row = {"epsilon": epsilon, "seed": seed, "set": name, "cnn": round(100 * found["cnn"]["mean"], 2)}
-        row |= {"frechet": round(found["fidelity"]["frechet"], 3), "parameters": trained["parameters"], "seconds": round(seconds, 1), "peak_mib": round(memory)}
-        picked = sorted({part.removesuffix(".A").removesuffix(".B") for part in trained["trained"]}) if "lora" in name else []
+        row |= {
+            "frechet": round(found["fidelity"]["frechet"], 3),
+            "parameters": trained["parameters"],
+            "seconds": round(seconds, 1),
+            "peak_mib": round(memory),
+        }
+        picked = (
+            sorted({part.removesuffix(".A").removesuffix(".B") for part in trained["trained"]})
+            if "lora" in name
+            else []
+        )
         append(results, row | {"picked": " ".join(picked)})
         print(row, flush=True)
 
@@ -106,7 +131,11 @@ def reset_peak() -> None:
 
 def peak() -> float:
     """Peak resident memory in MiB since the reset."""
-    return next(int(line.split()[1]) / 1024 for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return next(
+        int(line.split()[1]) / 1024
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmHWM")
+    )
 
 
 def show(results: Path) -> None:
@@ -117,8 +146,12 @@ def show(results: Path) -> None:
     print(f"| set | parameters | {' | '.join(heads)} | seconds | peak MiB |\n|---|---|{'---|' * (len(heads) + 2)}")
     for name in dict.fromkeys(table["set"]):
         rows = table[table["set"] == name]
-        cells = [spread(rows[rows["epsilon"] == epsilon][column]) for epsilon in epsilons for column in ("cnn", "frechet")]
-        print(f"| {name} | {rows['parameters'].max()} | {' | '.join(cells)} | {rows['seconds'].median():.0f} | {rows['peak_mib'].median():.0f} |")
+        cells = [
+            spread(rows[rows["epsilon"] == epsilon][column]) for epsilon in epsilons for column in ("cnn", "frechet")
+        ]
+        print(
+            f"| {name} | {rows['parameters'].max()} | {' | '.join(cells)} | {rows['seconds'].median():.0f} | {rows['peak_mib'].median():.0f} |"
+        )
 
 
 def spread(values: pd.Series) -> str:

@@ -43,19 +43,27 @@ def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = F
     file = path / PRIVACY
     if not file.is_file():
         wanted = {"public": "prepare public"}.get(stage or path.name, stage or path.name)
-        raise DataError(f"{path} is no artifact: {PRIVACY} is missing. Run `stage {wanted}` first, or name the directory that holds it")
+        raise DataError(
+            f"{path} is no artifact: {PRIVACY} is missing. Run `stage {wanted}` first, or name the directory that holds it"
+        )
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         artifact = Artifact(path, content["stage"], content["records"], content["local"], content["enabled"])
         files = dict(content["files"])
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{file} cannot be read ({error}): run the stage again or restore it (`dvc checkout`)") from error
+        raise DataError(
+            f"{file} cannot be read ({error}): run the stage again or restore it (`dvc checkout`)"
+        ) from error
     if stage is not None and artifact.stage != stage:
         raise DataError(f"{path} was written by `{artifact.stage}`, not by `{stage}`: name another directory")
     if problems := changed_files(path, files):
-        raise DataError(f"{path}: {problems[0]}. Restore it (`dvc checkout {path}`) or run `stage {artifact.stage}` again")
+        raise DataError(
+            f"{path}: {problems[0]}. Restore it (`dvc checkout {path}`) or run `stage {artifact.stage}` again"
+        )
     if artifact.local and not allow_local:
-        raise DataError(f"{path} is local: it holds numbers from real images that no noise covers, so nothing to be released may use it")
+        raise DataError(
+            f"{path} is local: it holds numbers from real images that no noise covers, so nothing to be released may use it"
+        )
     return artifact
 
 
@@ -64,7 +72,11 @@ def changed_files(path: Path, files: dict[str, str]) -> list[str]:
     present = {str(p.relative_to(path)) for p in path.rglob("*") if p.is_file()} - {PRIVACY}
     problems = [f"{name} is missing" for name in sorted(files.keys() - present)]
     problems += [f"{name} is not among the files that {PRIVACY} lists" for name in sorted(present - files.keys())]
-    problems += [f"{name} no longer has the bytes that {PRIVACY} lists" for name in sorted(files.keys() & present) if digest_of_file(path / name) != files[name]]
+    problems += [
+        f"{name} no longer has the bytes that {PRIVACY} lists"
+        for name in sorted(files.keys() & present)
+        if digest_of_file(path / name) != files[name]
+    ]
     return problems
 
 
@@ -74,12 +86,16 @@ def merge_records(inputs: Sequence[Artifact], own: Sequence[dict] = ()) -> dict[
     for artifact in inputs:
         for key, record in artifact.records.items():
             if merged.setdefault(key, record) != record:
-                raise DataError(f"record {key} of {artifact.path} differs from the same record elsewhere: one of the two was edited")
+                raise DataError(
+                    f"record {key} of {artifact.path} differs from the same record elsewhere: one of the two was edited"
+                )
     return dict(sorted(merged.items()))
 
 
 @contextmanager
-def writing(out: Path, stage: str, inputs: Sequence[Artifact] = (), records: Sequence[dict] = (), *, local: bool = False) -> Iterator[Path]:
+def writing(
+    out: Path, stage: str, inputs: Sequence[Artifact] = (), records: Sequence[dict] = (), *, local: bool = False
+) -> Iterator[Path]:
     """A fresh directory that becomes `out`, with its `privacy.json`, when the block ends well; otherwise nothing is left.
 
     An artifact of the same stage at `out` is replaced; anything else there raises ConfigError.
@@ -96,7 +112,9 @@ def writing(out: Path, stage: str, inputs: Sequence[Artifact] = (), records: Seq
             "stage": stage,
             "enabled": True,
             "local": local or any(artifact.local for artifact in inputs),
-            "files": {str(p.relative_to(temporary)): digest_of_file(p) for p in sorted(temporary.rglob("*")) if p.is_file()},
+            "files": {
+                str(p.relative_to(temporary)): digest_of_file(p) for p in sorted(temporary.rglob("*")) if p.is_file()
+            },
             "records": merge_records(inputs, records),
         }
         _finish(temporary, out, content)

@@ -12,7 +12,10 @@ import torch.nn.functional as F
 
 GAIN = 1.3  # all threads must be at least so much faster than one
 ROUNDS = 4
-MALLOC_OPTIONS = ((-1, 2**31 - 1), (-3, 2**25))  # glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, in bytes, at their largest
+MALLOC_OPTIONS = (
+    (-1, 2**31 - 1),
+    (-3, 2**25),
+)  # glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, in bytes, at their largest
 
 
 def device() -> torch.device:

@@ -41,26 +41,31 @@ class Strict(BaseModel):
 class Data(Strict):
     """Where the sensitive images come from. Everything here is public."""
 
-    dataset_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None  # None: as the source is called
+    dataset_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = (
+        None  # None: as the source is called
+    )
     source: Literal["digits", "fashion-mnist", "mnist", "cifar10", "imagefolder", "npz"] = "digits"
     path: str | None = None
     size: Positive | None = None  # height and width after resizing; None: as the source has them
     channels: Literal[1, 3] | None = None  # None: as the source has them
     holdout_fraction: Fraction = 0.2  # ignored where the source has an official test split
 
-
     @property
     def name(self) -> str:
         """The id that the odometer counts by. An image folder or an archive must be given one."""
         if self.dataset_id is None and self.source in ("imagefolder", "npz"):
-            raise ConfigError(f"data.dataset_id is missing: name the images of this {self.source} once and for ever, such as clinic-2026")
+            raise ConfigError(
+                f"data.dataset_id is missing: name the images of this {self.source} once and for ever, such as clinic-2026"
+            )
         return self.dataset_id or self.source
 
 
 class Privacy(Strict):
     epsilon: PositiveFloat = 10.0
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None  # None: 1 / (size_hint · ln size_hint)
-    size_hint: Annotated[int, Field(ge=3)] | None = None  # a public, rounded idea of N: fixes q, T, σ and δ; must be given
+    size_hint: Annotated[int, Field(ge=3)] | None = (
+        None  # a public, rounded idea of N: fixes q, T, σ and δ; must be given
+    )
     declared_size: bool = False  # N is exactly size_hint and public: records then say zero-out-one
     accountant: Literal["rdp", "pld"] = "rdp"
     spend_again: bool = False
@@ -70,7 +75,9 @@ class Privacy(Strict):
     def size(self) -> int:
         """`size_hint`, which must be known by now."""
         if self.size_hint is None:
-            raise ConfigError("privacy.size_hint is missing: give a public, rounded idea of how many sensitive images there are, such as 50000")
+            raise ConfigError(
+                "privacy.size_hint is missing: give a public, rounded idea of how many sensitive images there are, such as 50000"
+            )
         return self.size_hint
 
 
@@ -98,7 +105,10 @@ class FeatureMap(Strict):
     """One public map of an image, whose random Fourier features are released."""
 
     map: Literal["pixels", "scattering"] = "pixels"
-    length_scales: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (0.366, 0.183)  # in units of √d: ℓ = 10.25 at 28×28
+    length_scales: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (
+        0.366,
+        0.183,
+    )  # in units of √d: ℓ = 10.25 at 28×28
     weight: PositiveFloat = 1.0  # share of the squared norm, relative to the other maps
 
 
@@ -118,7 +128,9 @@ class Public(Strict):
     """Labelled public images: free to use, and without any guarantee of their own (METHODS §5)."""
 
     enabled: bool = False
-    source: Literal["glyphs", "procedural", "photos", "emnist", "kmnist", "cifar10", "cifar100", "imagenet32", "imagefolder", "npz"] = "glyphs"
+    source: Literal[
+        "glyphs", "procedural", "photos", "emnist", "kmnist", "cifar10", "cifar100", "imagenet32", "imagefolder", "npz"
+    ] = "glyphs"
     path: str | None = None
     per_class: Positive = 300  # images of each class, for the sources that are drawn: glyphs, procedural, photos
     fonts: Literal["matplotlib", "system"] = "matplotlib"  # glyphs only: which fonts are drawn
@@ -180,10 +192,18 @@ class Model(Strict):
     unshuffle: Literal[1, 2, 4] = 1  # pixel-unshuffle stem: train at resolution / unshuffle
     sigma_data: PositiveFloat = 0.5
     label_dropout: Fraction = 0.1
-    directory: str | None = None  # a latent diffusion model as diffusers lays it out, or hub:owner/name[@revision]; None: our own network
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = None  # of that model, as `stage pretrain` prints it
-    image_size: Positive | None = None  # side that images are resized to before they are encoded; None: what the model was trained at
-    prompt: str | None = None  # the class prompts' template, with {class}, {article} or {number}; None: by data.dataset_id (sfumato/public_model/prompts.py)
+    directory: str | None = (
+        None  # a latent diffusion model as diffusers lays it out, or hub:owner/name[@revision]; None: our own network
+    )
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = (
+        None  # of that model, as `stage pretrain` prints it
+    )
+    image_size: Positive | None = (
+        None  # side that images are resized to before they are encoded; None: what the model was trained at
+    )
+    prompt: str | None = (
+        None  # the class prompts' template, with {class}, {article} or {number}; None: by data.dataset_id (sfumato/public_model/prompts.py)
+    )
     prompts: dict[str, str] = {}  # class name -> its whole prompt, instead of the template
 
     def network(self) -> dict[str, Any]:
@@ -192,7 +212,11 @@ class Model(Strict):
 
     def resolved(self) -> dict[str, Any]:
         """What the stages that train may depend on: the keys of the network in use, and no others."""
-        return self.model_dump(mode="json", include={"label_dropout", *PUBLIC_MODEL}) if self.directory else self.network() | {"label_dropout": self.label_dropout}
+        return (
+            self.model_dump(mode="json", include={"label_dropout", *PUBLIC_MODEL})
+            if self.directory
+            else self.network() | {"label_dropout": self.label_dropout}
+        )
 
 
 PUBLIC_MODEL = ("directory", "sha256", "image_size", "prompt", "prompts")  # the keys of a public model
@@ -235,7 +259,9 @@ class Amp(Strict):
 class Phase(Strict):
     """One phase of the warm-up: denoising training on released or public images."""
 
-    sources: Annotated[dict[Literal["central", "auxiliary", "public"], PositiveFloat], Field(min_length=1)]  # name -> weight
+    sources: Annotated[
+        dict[Literal["central", "auxiliary", "public"], PositiveFloat], Field(min_length=1)
+    ]  # name -> weight
     steps: Positive
     batch: Positive = 64
     learning_rate: PositiveFloat = 3e-4
@@ -263,7 +289,10 @@ class Pretrain(Strict):
         phases = values.get("phases") if isinstance(values, dict) else None
         if not isinstance(phases, (list, tuple)) or not all(isinstance(phase, dict) for phase in phases):
             return values
-        for name, number in [("pretrain.steps", values.get("steps", 2000)), *(("part", phase.get("part", 1)) for phase in phases)]:
+        for name, number in [
+            ("pretrain.steps", values.get("steps", 2000)),
+            *(("part", phase.get("part", 1)) for phase in phases),
+        ]:
             if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < math.inf:
                 raise ValueError(f"{name}={number!r}: expected a positive number")
         whole = sum(phase.get("part", 1) for phase in phases if "steps" not in phase)
@@ -298,7 +327,9 @@ class Lora(Strict):
     scale: PositiveFloat = 1.0  # α/r
 
 
-Trainable = Literal["all", "attention", "attention-lora", "salient", "salient-lora", "random-lora", "synflow-lora", "noisy"]
+Trainable = Literal[
+    "all", "attention", "attention-lora", "salient", "salient-lora", "random-lora", "synflow-lora", "noisy"
+]
 
 
 SALIENT = ("salient", "salient-lora", "noisy")  # those that the saliency query chooses
@@ -324,12 +355,16 @@ class Finetune(Strict):
     ema: Fraction = 0.999
     chunk: Positive | None = None  # images whose gradients are taken together; None: chosen from the model's size
     checkpoint_every: Positive = 10
-    convergence: tuple[Positive, ...] = ()  # steps after which a sample is compared with real images: the run is then local, nothing of it is released
+    convergence: tuple[
+        Positive, ...
+    ] = ()  # steps after which a sample is compared with real images: the run is then local, nothing of it is released
 
     @model_validator(mode="after")
     def convergence_within_the_run(self) -> Finetune:
         if self.convergence and max(self.convergence) > self.steps:
-            raise ValueError(f"finetune.convergence names step {max(self.convergence)}, and finetune.steps is {self.steps}: name steps from 1 to {self.steps}")
+            raise ValueError(
+                f"finetune.convergence names step {max(self.convergence)}, and finetune.steps is {self.steps}: name steps from 1 to {self.steps}"
+            )
         return self
 
 
@@ -344,7 +379,9 @@ class Synthesize(Strict):
     steps: Positive = 18  # Heun steps
     guidance: Annotated[float, Field(ge=0)] = 0.0  # 0: none; g: D + g·(D − D_unconditional)
     labels: Literal["prior", "uniform"] = "prior"
-    export: tuple[Literal["png", "npz", "parquet"], ...] = ()  # further forms beside the arrays: a folder of PNGs a class, one archive, one table
+    export: tuple[
+        Literal["png", "npz", "parquet"], ...
+    ] = ()  # further forms beside the arrays: a folder of PNGs a class, one archive, one table
 
 
 Fidelity = Literal["frechet", "mmd", "inception_score", "precision_recall", "fld", "authenticity"]
@@ -354,17 +391,27 @@ class Evaluate(Strict):
     """The release measured on real images: local, outside the guarantee (METHODS §9)."""
 
     enabled: bool = True
-    classifiers: Annotated[tuple[Literal["lr", "mlp", "cnn", "wrn", "resnet", "resnext"], ...], Field(min_length=1)] = ("lr", "mlp", "cnn")
+    classifiers: Annotated[tuple[Literal["lr", "mlp", "cnn", "wrn", "resnet", "resnext"], ...], Field(min_length=1)] = (
+        "lr",
+        "mlp",
+        "cnn",
+    )
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0, 1, 2)
     stages: tuple[Drawable, ...] = ()  # also score these models, each alone
     images: Positive = 10_000  # drawn per model scored alone
     epochs: Positive = 12
     steps: Positive | None = None  # gradient steps of every training, instead of epochs
-    schedule: Literal["light", "paper"] = "light"  # of wrn, resnet, resnext: small networks for a CPU, or DPImageBench's for a GPU
-    choice: Literal["last", "synthetic"] = "last"  # the epoch: the last, or the best on a part of the training images kept apart; never on real ones
+    schedule: Literal["light", "paper"] = (
+        "light"  # of wrn, resnet, resnext: small networks for a CPU, or DPImageBench's for a GPU
+    )
+    choice: Literal["last", "synthetic"] = (
+        "last"  # the epoch: the last, or the best on a part of the training images kept apart; never on real ones
+    )
     kept: Annotated[float, Field(gt=0, le=0.5)] = 0.1  # that part
     bound: bool = True  # also train on real images: the upper bound
-    extractor: Literal["embedded", "inception", "torchvision", "torchscript"] = "embedded"  # the feature space of all fidelity metrics
+    extractor: Literal["embedded", "inception", "torchvision", "torchscript"] = (
+        "embedded"  # the feature space of all fidelity metrics
+    )
     weights: str | None = None  # local weights file; inception: None for pytorch-fid's own download
     sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = None  # of that file
     model: str | None = None  # torchvision only: the model's name
@@ -378,13 +425,21 @@ class Evaluate(Strict):
         if self.extractor in ("torchvision", "torchscript") and self.weights is None:
             raise ValueError(f"{named} needs evaluate.weights, the path of a local weights file")
         if self.extractor == "torchscript" and self.sha256 is None:
-            raise ValueError(f"{named} needs evaluate.sha256: such a file is a program, and only the one that is meant may run")
+            raise ValueError(
+                f"{named} needs evaluate.sha256: such a file is a program, and only the one that is meant may run"
+            )
         if self.extractor == "embedded" and (self.weights or self.sha256):
-            raise ValueError(f"{named} has no weights file: leave out evaluate.weights and evaluate.sha256, or name another extractor")
+            raise ValueError(
+                f"{named} has no weights file: leave out evaluate.weights and evaluate.sha256, or name another extractor"
+            )
         if (self.model is not None) != (self.extractor == "torchvision"):
-            raise ValueError(f"evaluate.model={self.model!r} and {named} do not fit: torchvision needs a model's name, the others have none")
+            raise ValueError(
+                f"evaluate.model={self.model!r} and {named} do not fit: torchvision needs a model's name, the others have none"
+            )
         if self.fidelity and "inception_score" in self.fidelity and self.extractor != "inception":
-            raise ValueError(f"evaluate.fidelity names inception_score, which {named} does not have: set it to inception, or take the score out")
+            raise ValueError(
+                f"evaluate.fidelity names inception_score, which {named} does not have: set it to inception, or take the score out"
+            )
         return self
 
     @property

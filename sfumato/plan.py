@@ -64,7 +64,10 @@ def load_params(path: Path, recipes: Path, recipe: str | None = None) -> Params:
     own = read_yaml(path)
     if recipe is not None:
         own["recipe"] = recipe
-    recipe_name, profile = own.get("recipe", Params.model_fields["recipe"].default), own.get("profile", Params.model_fields["profile"].default)
+    recipe_name, profile = (
+        own.get("recipe", Params.model_fields["recipe"].default),
+        own.get("profile", Params.model_fields["profile"].default),
+    )
     overlays = [(recipes / "profiles", profile, "profile"), (recipes, recipe_name, "recipe")]
     merged: dict[str, Any] = {}
     for folder, name, kind in overlays:
@@ -80,7 +83,9 @@ def read_overlay(folder: Path, name: object, kind: str) -> dict:
     known = sorted(p.stem for p in folder.glob("*.yaml"))
     if name not in known:
         near = difflib.get_close_matches(str(name), known, 1)
-        raise ConfigError(f"{kind}={name!r} does not exist{f': did you mean {near[0]!r}?' if near else '.'} Known: {', '.join(known) or 'none'}")
+        raise ConfigError(
+            f"{kind}={name!r} does not exist{f': did you mean {near[0]!r}?' if near else '.'} Known: {', '.join(known) or 'none'}"
+        )
     overlay = read_yaml(folder / f"{name}.yaml")
     overlay.pop("description", None)
     return overlay
@@ -90,7 +95,9 @@ def read_yaml(path: Path) -> dict:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ConfigError(f"{path} does not exist: run from the project's folder, or name the file with --params") from error
+        raise ConfigError(
+            f"{path} does not exist: run from the project's folder, or name the file with --params"
+        ) from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if content is not None and not isinstance(content, dict):
@@ -199,10 +206,20 @@ def make_plan(params: Params, card: Card, code: Path, public: PublicCard | None 
         "target": privacy.epsilon,
         "epsilon": epsilon(every, delta, privacy.accountant, adjacency),
         "stages": {
-            name: {**vars(m), "epsilon": epsilon([m.event], delta, privacy.accountant, adjacency), "share": shares[name]} for name, m in mechanisms.items()
+            name: {
+                **vars(m),
+                "epsilon": epsilon([m.event], delta, privacy.accountant, adjacency),
+                "share": shares[name],
+            }
+            for name, m in mechanisms.items()
         },
     }
-    return Plan(params, {stage: stage_file(stage, params, card, mechanisms.get(stage), code) for stage in STAGES}, mechanisms, budget)
+    return Plan(
+        params,
+        {stage: stage_file(stage, params, card, mechanisms.get(stage), code) for stage in STAGES},
+        mechanisms,
+        budget,
+    )
 
 
 def stage_file(stage: str, params: Params, card: Card, mechanism: Mechanism | None, code: Path) -> dict:
@@ -228,7 +245,9 @@ def stage_file(stage: str, params: Params, card: Card, mechanism: Mechanism | No
     if mechanism is not None:
         content["mechanism"] = dict(vars(mechanism))
     if not enabled:
-        content = {key: content[key] for key in ("stage", "enabled", "dataset_id", "shape", "classes", "size_hint")} | {"settings": {}}
+        content = {key: content[key] for key in ("stage", "enabled", "dataset_id", "shape", "classes", "size_hint")} | {
+            "settings": {}
+        }
     return {key: value for key, value in content.items() if stage != "classifier" or key not in OF_THE_SENSITIVE_SET}
 
 
@@ -239,29 +258,52 @@ def check_consistent(params: Params, card: Card) -> None:
             f"data.dataset_id={params.data.name!r}, but the prepared card is of {card.dataset_id!r}: run `stage prepare sensitive`, or mend params.yaml"
         )
     data = params.data
-    for key, asked, prepared in (("source", data.source, card.source), ("size", data.size, card.shape[1]), ("channels", data.channels, card.shape[0])):
+    for key, asked, prepared in (
+        ("source", data.source, card.source),
+        ("size", data.size, card.shape[1]),
+        ("channels", data.channels, card.shape[0]),
+    ):
         if asked not in (None, prepared):
-            raise ConfigError(f"data.{key}={asked}, but {prepared} was prepared: run `stage prepare sensitive`, or mend params.yaml")
+            raise ConfigError(
+                f"data.{key}={asked}, but {prepared} was prepared: run `stage prepare sensitive`, or mend params.yaml"
+            )
     select = params.select
     needs: list[tuple[str, bool, str, bool]] = [
         ("auxiliary", params.auxiliary.enabled, "frequency", params.frequency.enabled),
         ("classifier", params.classifier.enabled, "public", params.public.enabled),
         ("histogram", params.histogram.enabled, "classifier", params.classifier.enabled),
         ("select", select.enabled, "public", params.public.enabled),
-        ("select.ratio below 1", select.enabled and (select.ratio < 1 or select.count is not None), "histogram", params.histogram.enabled),
+        (
+            "select.ratio below 1",
+            select.enabled and (select.ratio < 1 or select.count is not None),
+            "histogram",
+            params.histogram.enabled,
+        ),
         ("saliency", params.saliency.enabled, "pretrain", params.pretrain.enabled),
         ("finetune", params.finetune.enabled, "pretrain", params.pretrain.enabled),
-        (f"finetune.trainable={params.finetune.trainable}", params.finetune.enabled and params.finetune.trainable in SALIENT, "saliency", params.saliency.enabled),
+        (
+            f"finetune.trainable={params.finetune.trainable}",
+            params.finetune.enabled and params.finetune.trainable in SALIENT,
+            "saliency",
+            params.saliency.enabled,
+        ),
     ]
     for phase in params.pretrain.phases if params.pretrain.enabled else ():
         for source in phase.sources:
             stage = "select" if source == "public" else source
             needs.append(("a phase of pretrain", True, stage, getattr(params, stage).enabled))
-    needs += [("synthesize.sources", True, source, getattr(params, source).enabled) for source in params.synthesize.sources]
-    needs += [("evaluate.stages", params.evaluate.enabled, source, getattr(params, source).enabled) for source in params.evaluate.stages]
+    needs += [
+        ("synthesize.sources", True, source, getattr(params, source).enabled) for source in params.synthesize.sources
+    ]
+    needs += [
+        ("evaluate.stages", params.evaluate.enabled, source, getattr(params, source).enabled)
+        for source in params.evaluate.stages
+    ]
     for who, on, whom, there in needs:
         if on and not there:
-            raise ConfigError(f"recipe={params.recipe!r}: {who} needs {whom}, which is switched off. Set {whom}.enabled: true, or take it out of {who}")
+            raise ConfigError(
+                f"recipe={params.recipe!r}: {who} needs {whom}, which is switched off. Set {whom}.enabled: true, or take it out of {who}"
+            )
     for wrong, message in shape_mistakes(params, card):
         if wrong:
             raise ConfigError(message)
@@ -284,11 +326,19 @@ def check_public(params: Params, public: PublicCard, sensitive: int) -> None:
 
         kept = number_to_keep(params.select, classes)
         if kept < sensitive:
-            key = f"select.count={params.select.count}" if params.select.count else f"select.ratio={params.select.ratio:g}"
+            key = (
+                f"select.count={params.select.count}"
+                if params.select.count
+                else f"select.ratio={params.select.ratio:g}"
+            )
             raise ConfigError(
                 f"{key} keeps {kept} of {classes} public classes, but each of the {sensitive} sensitive ones needs its own: "
                 f"select.count must be at least {sensitive}"
-                + ("" if classes >= sensitive else ", which this public set cannot give: take another, or histogram.per_class: false")
+                + (
+                    ""
+                    if classes >= sensitive
+                    else ", which this public set cannot give: take another, or histogram.per_class: false"
+                )
             )
     votes, count = params.histogram.votes, params.select.count
     for wrong, key, value in (
@@ -338,7 +388,10 @@ def public_model_mistakes(params: Params) -> list[tuple[bool, str]]:
     model, finetune = params.model, params.finetune
     given = ", ".join(f"model.{name}" for name in PUBLIC_MODEL if getattr(model, name) and name != "directory")
     return [
-        (model.directory is None and bool(given), f"{given} are of a public model, but model.directory names none: set it, or leave them out"),
+        (
+            model.directory is None and bool(given),
+            f"{given} are of a public model, but model.directory names none: set it, or leave them out",
+        ),
         (
             model.directory is not None and params.pretrain.enabled and bool(params.pretrain.phases),
             f"model.directory={model.directory}: a public model has no warm-up, but pretrain has {len(params.pretrain.phases)} phase(s). "

@@ -59,11 +59,15 @@ def read_stage_plan(path: Path, stage: str) -> StagePlan:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ConfigError(f"{path} is missing: run `stage plan` first, or name a resolved configuration with --config") from error
+        raise ConfigError(
+            f"{path} is missing: run `stage plan` first, or name a resolved configuration with --config"
+        ) from error
     except (OSError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict) or content.get("stage") != stage:
-        raise ConfigError(f"{path} is no resolved configuration of `{stage}`: run `stage plan`, or name the right file with --config")
+        raise ConfigError(
+            f"{path} is no resolved configuration of `{stage}`: run `stage plan`, or name the right file with --config"
+        )
     try:
         digest = digest_of(content)
         mechanism, model = content.get("mechanism"), content.get("model")

@@ -6,7 +6,17 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-from stages.common import ARTIFACTS, Config, DryRun, Out, describe, input_option, load_plan, progress, read_public_counts
+from stages.common import (
+    ARTIFACTS,
+    Config,
+    DryRun,
+    Out,
+    describe,
+    input_option,
+    load_plan,
+    progress,
+    read_public_counts,
+)
 
 
 def auxiliary(
@@ -35,11 +45,15 @@ def auxiliary(
     settle_processor()
     inputs = [read_artifact(frequency, "frequency"), read_artifact(count, "count")]
     about = json.loads((frequency / "features.json").read_text(encoding="utf-8"))
-    features = FourierFeatures(tuple(about["shape"]), [FeatureMap(**f) for f in about["features"]], about["size"], about["seed"])
+    features = FourierFeatures(
+        tuple(about["shape"]), [FeatureMap(**f) for f in about["features"]], about["size"], about["seed"]
+    )
     target = load_file(frequency / "embedding.safetensors")["embedding"].to(device())
     priors = read_public_counts(inputs[1], plan).priors
     with progress("auxiliary") as report:
-        generator = fit_generator(target, features, plan.settings, priors, plan.shape, len(plan.classes), plan.seed, report)
+        generator = fit_generator(
+            target, features, plan.settings, priors, plan.shape, len(plan.classes), plan.seed, report
+        )
     images, labels = draw_images(generator, plan.settings.images, priors, plan.seed + 1)
     with writing(out, "auxiliary", inputs) as directory:
         save_generator(generator, directory)

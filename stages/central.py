@@ -49,7 +49,9 @@ def central(
         [counts],
         out,
         f"{settings.statistic} images: {settings.repeats} of each class",
-        "max_norm of one image, clipped after pooling" if settings.statistic == "mean" else "√d of one image's histogram, one bin of each pixel",
+        "max_norm of one image, clipped after pooling"
+        if settings.statistic == "mean"
+        else "√d of one image's histogram, one bin of each pixel",
     )
     if charge is None:
         return

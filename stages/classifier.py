@@ -29,8 +29,15 @@ def classifier(config: Config = None, out: Out = None, public: PublicPath = PUBL
     images = load_public(public, plan.shape)
     with progress("classifier") as report:
         model, accuracy = train_public_classifier(images, plan.settings, plan.seed, report)
-    typer.echo(f"classifier: {100 * accuracy:.1f} % of the public images kept for validation are named right, of {len(images.classes)} classes", err=True)
+    typer.echo(
+        f"classifier: {100 * accuracy:.1f} % of the public images kept for validation are named right, of {len(images.classes)} classes",
+        err=True,
+    )
     with writing(out, "classifier", inputs) as directory:
         save_resnet(model, directory)
-        content = {"public_validation_accuracy": round(accuracy, 4), "classes": images.classes, "source": read_public_card(public / "card.json").source}
+        content = {
+            "public_validation_accuracy": round(accuracy, 4),
+            "classes": images.classes,
+            "source": read_public_card(public / "card.json").source,
+        }
         (directory / "card.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

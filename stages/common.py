@@ -30,7 +30,12 @@ CARD = Path("data/sensitive/card.json")
 PUBLIC = Path("data/public")
 RELEASED = "released"  # in a run's directory: the copy of its release
 
-Config = Annotated[Path | None, typer.Option("--config", help="Resolved configuration. Default: artifacts/plan/<stage>.yaml, which `stage plan` writes.")]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", help="Resolved configuration. Default: artifacts/plan/<stage>.yaml, which `stage plan` writes."
+    ),
+]
 Out = Annotated[Path | None, typer.Option("--out", help="Directory to write. Default: artifacts/<stage>.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be read, written and charged, and stop.")]
 CardPath = Annotated[Path, typer.Option("--card", help="Public card of the sensitive set.")]
@@ -48,7 +53,9 @@ def state_dir() -> Path:
     """Where sensitive bytes, keys, journals and checkpoints live: $SFUMATO_STATE, or the user's state directory."""
     if named := os.environ.get("SFUMATO_STATE"):
         if not Path(named).is_absolute():
-            raise ConfigError(f"SFUMATO_STATE={named} is relative: from another folder it would be another odometer. Give the whole path")
+            raise ConfigError(
+                f"SFUMATO_STATE={named} is relative: from another folder it would be another odometer. Give the whole path"
+            )
         return Path(named)
     from platformdirs import user_state_path
 
@@ -64,7 +71,9 @@ def load_plan(stage: str, config: Path | None) -> StagePlan:
 def describe(plan: StagePlan, reads: Mapping[str, Path], out: Path) -> None:
     """The answer to --dry-run."""
     if not plan.enabled:
-        typer.echo(f"{plan.stage} is switched off by its recipe: it writes an empty artifact to {out} and charges nothing")
+        typer.echo(
+            f"{plan.stage} is switched off by its recipe: it writes an empty artifact to {out} and charges nothing"
+        )
         return
     for name, path in reads.items():
         typer.echo(f"reads   {path} ({name}{'' if path.exists() else ': not there yet'})")
@@ -73,7 +82,15 @@ def describe(plan: StagePlan, reads: Mapping[str, Path], out: Path) -> None:
 
 
 def open_stage_charge(
-    plan: StagePlan, card: Path, inputs: Sequence[Artifact], out: Path, released: str, sensitivity: str, *, resumable: bool = False, latents: str | None = None
+    plan: StagePlan,
+    card: Path,
+    inputs: Sequence[Artifact],
+    out: Path,
+    released: str,
+    sensitivity: str,
+    *,
+    resumable: bool = False,
+    latents: str | None = None,
 ) -> Charge | None:
     """The charge that a query stage's plan asks for; None where nothing is left to do.
 
@@ -88,7 +105,9 @@ def open_stage_charge(
 
     public = read_card(card)
     if (public.dataset_id, public.shape, public.classes) != (plan.dataset_id, plan.shape, plan.classes):
-        raise ConfigError(f"the plan of {plan.stage} was made for another data card than {card}: run `stage plan` again")
+        raise ConfigError(
+            f"the plan of {plan.stage} was made for another data card than {card}: run `stage plan` again"
+        )
     if plan.mechanism is None:
         raise ConfigError(f"the plan of {plan.stage} holds no mechanism: run `stage plan` again")
     permission = PLAN / "permission.json"
@@ -115,7 +134,10 @@ def open_stage_charge(
         if out.exists() or not kept.exists():
             raise
         put_copy(kept, out)
-        typer.echo(f"{plan.stage}: released as {refusal.record_id[:8]} before it was taken over: put back, nothing is charged", err=True)
+        typer.echo(
+            f"{plan.stage}: released as {refusal.record_id[:8]} before it was taken over: put back, nothing is charged",
+            err=True,
+        )
         return None
 
 
@@ -153,9 +175,15 @@ def read_public_counts(count: Artifact, plan: StagePlan) -> PublicCounts:
 
     classes = len(plan.classes)
     if not count.enabled:
-        return PublicCounts(float(plan.size_hint), torch.full((classes,), plan.size_hint / classes).double(), torch.full((classes,), 1 / classes).double())
+        return PublicCounts(
+            float(plan.size_hint),
+            torch.full((classes,), plan.size_hint / classes).double(),
+            torch.full((classes,), 1 / classes).double(),
+        )
     content = json.loads((count.path / "counts.json").read_text(encoding="utf-8"))
-    return PublicCounts(content["total"], torch.tensor(content["per_class"]).double(), torch.tensor(content["priors"]).double())
+    return PublicCounts(
+        content["total"], torch.tensor(content["per_class"]).double(), torch.tensor(content["priors"]).double()
+    )
 
 
 def table_console() -> Console:
@@ -179,7 +207,12 @@ def progress(name: str, *, clock: bool = True) -> Iterator[Report]:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *([TimeRemainingColumn()] if clock else [])]
+        columns = [
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            *([TimeRemainingColumn()] if clock else []),
+        ]
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task(name, total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -17,10 +17,18 @@ if TYPE_CHECKING:
 
 def compare(
     runs: Annotated[list[Path] | None, typer.Argument(help="Folders that hold metrics.json and ledger.json.")] = None,
-    dvc: Annotated[bool, typer.Option("--dvc", help="Also the experiments of this repository, as `dvc exp show` lists them.")] = False,
-    revisions: Annotated[list[str] | None, typer.Option("--rev", help="With --dvc: experiments of this commit, branch or tag. May be repeated.")] = None,
+    dvc: Annotated[
+        bool, typer.Option("--dvc", help="Also the experiments of this repository, as `dvc exp show` lists them.")
+    ] = False,
+    revisions: Annotated[
+        list[str] | None,
+        typer.Option("--rev", help="With --dvc: experiments of this commit, branch or tag. May be repeated."),
+    ] = None,
     every: Annotated[bool, typer.Option("--all-commits", help="With --dvc: experiments of all commits.")] = False,
-    classifier: Annotated[str | None, typer.Option("--classifier", help="Which accuracy to plot. Default: cnn, or the first that the runs have.")] = None,
+    classifier: Annotated[
+        str | None,
+        typer.Option("--classifier", help="Which accuracy to plot. Default: cnn, or the first that the runs have."),
+    ] = None,
     out: Annotated[Path, typer.Option("--out", help="Directory for comparison.csv and comparison.png.")] = EVALUATION,
     dry_run: DryRun = False,
 ) -> None:
@@ -45,7 +53,9 @@ def compare(
 
     found = [read_run(folder) for folder in folders] + (experiments(revisions or [], every) if dvc else [])
     if not found:
-        raise DataError("no run is left to compare: run `stage evaluate` in one (`dvc repro`, `dvc exp run`) and try again")
+        raise DataError(
+            "no run is left to compare: run `stage evaluate` in one (`dvc repro`, `dvc exp run`) and try again"
+        )
     found, warnings = marked(found)
     rows, names = comparison_rows(found), classifiers_of(found)
     chosen = classifier or ("cnn" if "cnn" in names else names[0])
@@ -60,7 +70,14 @@ def compare(
 
 
 def dvc_command(revisions: list[str], every: bool) -> list[str]:
-    return ["dvc", "exp", "show", "--json", *(["--all-commits"] if every else []), *(word for name in revisions for word in ("--rev", name))]
+    return [
+        "dvc",
+        "exp",
+        "show",
+        "--json",
+        *(["--all-commits"] if every else []),
+        *(word for name in revisions for word in ("--rev", name)),
+    ]
 
 
 def experiments(revisions: list[str], every: bool) -> list[Run]:
@@ -72,18 +89,24 @@ def experiments(revisions: list[str], every: bool) -> list[Run]:
     from sfumato.evaluation.comparison import runs_of_experiments
 
     command = dvc_command(revisions, every)
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # the dvc of this installation first
+    path = os.pathsep.join(
+        [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    )  # the dvc of this installation first
     try:
         done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PATH": path}, check=False)
     except OSError as error:
-        raise ConfigError(f"--dvc: the program dvc cannot be run ({error.strerror}): pip install dvc, or name the folders of the runs instead") from error
+        raise ConfigError(
+            f"--dvc: the program dvc cannot be run ({error.strerror}): pip install dvc, or name the folders of the runs instead"
+        ) from error
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[0].removeprefix("ERROR: ")
         raise ConfigError(f"`{' '.join(command)}` failed ({reason}): run it in the repository of the experiments")
     try:
         shown = json.loads(done.stdout)
     except ValueError as error:
-        raise ConfigError(f"`{' '.join(command)}` printed no JSON ({error}): another version of dvc may be needed") from error
+        raise ConfigError(
+            f"`{' '.join(command)}` printed no JSON ({error}): another version of dvc may be needed"
+        ) from error
     runs, left_out = runs_of_experiments(shown, state_dir())
     for reason in left_out:
         typer.echo(f"left out: {reason}", err=True)
@@ -95,12 +118,25 @@ def show(rows: list[dict], classifiers: list[str]) -> None:
 
     table = Table(title="Runs (local). Accuracy on the real hold-out, %", title_justify="left")
     for heading in ("run", "recipe", "target", "ε", *classifiers, "distance", "differs in"):
-        table.add_column(heading, justify="left" if heading in ("run", "recipe", "differs in") else "right", overflow="fold")
+        table.add_column(
+            heading, justify="left" if heading in ("run", "recipe", "differs in") else "right", overflow="fold"
+        )
     shown = short_names([row["run"] for row in rows])
     for row, name_of_run in zip(rows, shown, strict=True):
-        accuracies = [f"{100 * row[name]:.1f} ± {100 * row[f'{name}_std']:.1f}" if row[name] is not None else "–" for name in classifiers]
+        accuracies = [
+            f"{100 * row[name]:.1f} ± {100 * row[f'{name}_std']:.1f}" if row[name] is not None else "–"
+            for name in classifiers
+        ]
         distance = f"{row['distance']:.4g}" if row["distance"] is not None else "–"
-        table.add_row(name_of_run, row["recipe"], f"{row['target']:g}", f"{row['epsilon']:.4g}", *accuracies, distance, row["differs"])
+        table.add_row(
+            name_of_run,
+            row["recipe"],
+            f"{row['target']:g}",
+            f"{row['epsilon']:.4g}",
+            *accuracies,
+            distance,
+            row["differs"],
+        )
     table_console().print(table)
 
 

@@ -28,12 +28,19 @@ def open_curve(plan: StagePlan, card: Path) -> Convergence:
     from stages.evaluate import feature_space
 
     if plan.model is not None and plan.model.directory:
-        raise ConfigError("finetune.convergence is for our own network, and model.directory names a public model: take one of them out")
+        raise ConfigError(
+            "finetune.convergence is for our own network, and model.directory names a public model: take one of them out"
+        )
     evaluate = load_plan("evaluate", None)
     extractor = feature_space(evaluate)
     if extractor is None:
-        raise ConfigError("finetune.convergence needs a feature space, and evaluate.fidelity is empty: set it to null, or take finetune.convergence out")
+        raise ConfigError(
+            "finetune.convergence needs a feature space, and evaluate.fidelity is empty: set it to null, or take finetune.convergence out"
+        )
     train, holdout = open_local(state_dir(), read_card(card), "convergence")
     compared = some(holdout if evaluate.settings.reference == "holdout" else train)
-    typer.echo("finetune: convergence is measured on real images: this run is local, and nothing of it can be released", err=True)
+    typer.echo(
+        "finetune: convergence is measured on real images: this run is local, and nothing of it can be released",
+        err=True,
+    )
     return Convergence(extractor, features_of(extractor, compared.images, state_dir() / "cache" / "features"))

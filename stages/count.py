@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import json
 
-from stages.common import ARTIFACTS, CARD, CardPath, Config, DryRun, Out, close_charge, describe, load_plan, open_stage_charge
+from stages.common import (
+    ARTIFACTS,
+    CARD,
+    CardPath,
+    Config,
+    DryRun,
+    Out,
+    close_charge,
+    describe,
+    load_plan,
+    open_stage_charge,
+)
 
 
 def count(config: Config = None, out: Out = None, card: CardPath = CARD, dry_run: DryRun = False) -> None:
@@ -26,6 +37,11 @@ def count(config: Config = None, out: Out = None, card: CardPath = CARD, dry_run
     assert plan.mechanism is not None
     counts = public_counts(noisy, plan.mechanism.noise_multiplier)
     with writing(out, "count", records=[charge.record]) as directory:
-        content = {"total": counts.total, "per_class": counts.per_class.tolist(), "priors": counts.priors.tolist(), "noisy": noisy.tolist()}
+        content = {
+            "total": counts.total,
+            "per_class": counts.per_class.tolist(),
+            "priors": counts.priors.tolist(),
+            "noisy": noisy.tolist(),
+        }
         (directory / "counts.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     close_charge(charge, out)

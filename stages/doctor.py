@@ -13,7 +13,10 @@ from stages.common import CARD, PUBLIC, CardPath, PublicPath, state_dir, table_c
 def doctor(
     card: CardPath = CARD,
     public: PublicPath = PUBLIC,
-    overlap: Annotated[bool, typer.Option("--overlap", help="Local: look for public images among the sensitive and hold-out ones instead.")] = False,
+    overlap: Annotated[
+        bool,
+        typer.Option("--overlap", help="Local: look for public images among the sensitive and hold-out ones instead."),
+    ] = False,
 ) -> None:
     """What is here: device, threads, libraries, data, state, DVC."""
     if overlap:
@@ -47,7 +50,9 @@ def show_machine(card: Path) -> None:
     prepared = sorted(p.parent.name for p in state.glob("data/*/card.json"))
     table.add_row("prepared datasets", ", ".join(prepared) or "none: `stage prepare sensitive`")
     table.add_row("data card", card_in_words(card))
-    table.add_row("fashion-mnist", "system package" if DEBIAN_FASHION_MNIST.is_dir() else "not installed: data/raw or a download")
+    table.add_row(
+        "fashion-mnist", "system package" if DEBIAN_FASHION_MNIST.is_dir() else "not installed: data/raw or a download"
+    )
     table.add_row("DVC repository", "yes" if os.path.isdir(".dvc") else "no")
     table_console().print(table)
 
@@ -83,4 +88,6 @@ def check_overlap(card: Path, public: Path) -> None:
             f"local, not to be shared: {len(found)} of the {len(images)} public images are sensitive or hold-out images too, byte for byte "
             f"(public images {shown}). What is public has no guarantee: take them out of the public source, or choose another"
         )
-    typer.echo(f"local, not to be shared: none of the {len(images)} public images is among the sensitive or hold-out images, byte for byte")
+    typer.echo(
+        f"local, not to be shared: none of the {len(images)} public images is among the sensitive or hold-out images, byte for byte"
+    )

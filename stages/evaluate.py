@@ -45,8 +45,14 @@ def evaluate(
     finetune: Annotated[Path, input_option("finetune")] = ARTIFACTS / "finetune",
     count: Annotated[Path, input_option("count")] = ARTIFACTS / "count",
     central: Annotated[Path, input_option("central")] = ARTIFACTS / "central",
-    ledger: Annotated[Path, typer.Option("--ledger", help="Ledger of the release, by which `stage compare` finds these numbers again.")] = Path("ledger.json"),
-    complexity: Annotated[bool, typer.Option("--complexity", help="Also entropy and texture of central, auxiliary, released and real images.")] = False,
+    ledger: Annotated[
+        Path,
+        typer.Option("--ledger", help="Ledger of the release, by which `stage compare` finds these numbers again."),
+    ] = Path("ledger.json"),
+    complexity: Annotated[
+        bool,
+        typer.Option("--complexity", help="Also entropy and texture of central, auxiliary, released and real images."),
+    ] = False,
     dry_run: DryRun = False,
 ) -> None:
     """Local: train classifiers on synthetic images, test them on the real hold-out, compare features. Nothing of it may be released."""
@@ -54,7 +60,17 @@ def evaluate(
     models = {"auxiliary": auxiliary, "pretrain": pretrain, "finetune": finetune}
     if dry_run:
         real = state_dir() / "data" / plan.dataset_id
-        describe(plan, {"card": card, "synthesize": synthesize, **{name: models[name] for name in plan.settings.stages}, "real images": real, "ledger": ledger}, metrics)
+        describe(
+            plan,
+            {
+                "card": card,
+                "synthesize": synthesize,
+                **{name: models[name] for name in plan.settings.stages},
+                "real images": real,
+                "ledger": ledger,
+            },
+            metrics,
+        )
         return typer.echo(f"and the folder {out}: local, not to be shared")
     if not plan.enabled:
         metrics.unlink(missing_ok=True)
@@ -113,7 +129,9 @@ def feature_space(plan: StagePlan) -> Extractor | None:
     return build_extractor(plan.settings, plan.shape, drawn)
 
 
-def identity(plan: StagePlan, train: ImageSet, holdout: ImageSet, extractor: Extractor | None, synthesize: Path) -> dict[str, str]:
+def identity(
+    plan: StagePlan, train: ImageSet, holdout: ImageSet, extractor: Extractor | None, synthesize: Path
+) -> dict[str, str]:
     """What the numbers belong to: equal entries, comparable numbers. Digests of real images are keyed: without the key they say nothing."""
     from sfumato.data.prepare import fingerprint, secret_key
     from sfumato.evaluation.classifiers import DEEP, NETWORKS
@@ -121,7 +139,13 @@ def identity(plan: StagePlan, train: ImageSet, holdout: ImageSet, extractor: Ext
 
     settings, key = plan.settings, secret_key(state_dir(), plan.dataset_id)
     deep = {name: network for name, network in NETWORKS[settings.schedule].items() if name in settings.classifiers}
-    amount = f"{settings.steps} steps" if settings.steps else "50 epochs" if settings.schedule == "paper" and deep else f"{settings.epochs} epochs"
+    amount = (
+        f"{settings.steps} steps"
+        if settings.steps
+        else "50 epochs"
+        if settings.schedule == "paper" and deep
+        else f"{settings.epochs} epochs"
+    )
     return {
         "dataset": plan.dataset_id,
         "data": fingerprint(train, key),
@@ -172,7 +196,9 @@ def complexity_table(plan: StagePlan, train: ImageSet, release: ImageSet, centra
     images = {}
     if read_artifact(central, "central").enabled:
         found = sorted(central.glob("*.npy"))[0]  # mean.npy or mode.npy
-        images["central"] = as_uint8(central_training_set(torch.from_numpy(np.load(found, allow_pickle=False)), found.stem, plan.shape, 0)[0])
+        images["central"] = as_uint8(
+            central_training_set(torch.from_numpy(np.load(found, allow_pickle=False)), found.stem, plan.shape, 0)[0]
+        )
     if read_artifact(auxiliary, "auxiliary").enabled:
         images["auxiliary"] = some(load_images(auxiliary, plan.classes)).images
     images |= {"release": some(release).images, "real": some(train).images}
@@ -209,7 +235,9 @@ def class_table(found: dict) -> str:
     writer.writerow(("trained_on", "classifier", "class", "accuracy", "std"))
     for name, values in scored(found).items():
         for model, row in values.items():
-            writer.writerows((name, model, one["class"], f"{one['mean']:.4f}", f"{one['std']:.4f}") for one in row["per_class"])
+            writer.writerows(
+                (name, model, one["class"], f"{one['mean']:.4f}", f"{one['std']:.4f}") for one in row["per_class"]
+            )
     return table.getvalue()
 
 
@@ -217,7 +245,9 @@ def scored(found: dict) -> dict[str, dict]:
     """The accuracies of every set of images, by the set's name."""
     from sfumato.evaluation.plots import accuracies
 
-    return {name: accuracies(values) for name, values in found.items() if isinstance(values, dict) and accuracies(values)}
+    return {
+        name: accuracies(values) for name, values in found.items() if isinstance(values, dict) and accuracies(values)
+    }
 
 
 def show(found: dict) -> None:
@@ -239,9 +269,13 @@ def show(found: dict) -> None:
     if compared:
         first = next(iter(compared.values()))
         shown = [key for key, value in first.items() if isinstance(value, float) and not key.endswith("_std")]
-        table = Table("metric", *compared, title=f"Fidelity to the real {first['reference']} images in {first['space']} (local)")
+        table = Table(
+            "metric", *compared, title=f"Fidelity to the real {first['reference']} images in {first['space']} (local)"
+        )
         for key in shown:
-            table.add_row(key.replace("_", " "), *(f"{values[key]:.4g}" if key in values else "–" for values in compared.values()))
+            table.add_row(
+                key.replace("_", " "), *(f"{values[key]:.4g}" if key in values else "–" for values in compared.values())
+            )
         console.print(table)
     if "complexity" in found:
         table = Table("images", "entropy", "texture complexity", title="Complexity, nats (local)")

@@ -57,7 +57,11 @@ def finetune(
 
     salient = plan.settings.trainable in SALIENT
     if dry_run:
-        describe(plan, {"card": card, "pretrain": pretrain, "count": count} | ({"saliency": saliency} if salient else {}), out)
+        describe(
+            plan,
+            {"card": card, "pretrain": pretrain, "count": count} | ({"saliency": saliency} if salient else {}),
+            out,
+        )
         return show_memory(plan)
     from sfumato.artifacts import check_out, read_artifact, write_empty, writing
     from sfumato.data.images import replace_file
@@ -74,7 +78,11 @@ def finetune(
     from sfumato.public_model.network import LatentDiffusion, save_trained
 
     settle_processor()
-    inputs = [read_artifact(pretrain, "pretrain"), read_artifact(count, "count"), *([read_artifact(saliency, "saliency")] if salient else [])]
+    inputs = [
+        read_artifact(pretrain, "pretrain"),
+        read_artifact(count, "count"),
+        *([read_artifact(saliency, "saliency")] if salient else []),
+    ]
     check_out(out, "finetune")
     latents = ensure_latents(card, pretrain)
     model = load_base(pretrain).to(device())
@@ -96,21 +104,35 @@ def finetune(
     ema_model(model, trainer.ema.average)
     check_trained(before, model, names)
     with writing(out, "finetune", inputs, [charge.record], local=curve is not None) as directory:
-        content = {"set": plan.settings.trainable, "trained": names, "parameters": sum(before[name].numel() for name in names)}
+        content = {
+            "set": plan.settings.trainable,
+            "trained": names,
+            "parameters": sum(before[name].numel() for name in names),
+        }
         (directory / "trainable.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         if plan.settings.trainable in ADAPTED:
             save_adapter(model, directory, base_file(pretrain))
         else:
             merge(model)  # of the set "noisy", whose base is no longer that of pretrain
             if isinstance(model, LatentDiffusion):
-                save_trained(model, flat(ranking) if ranking and plan.settings.trainable == "noisy" else names, directory, pretrain)
+                save_trained(
+                    model,
+                    flat(ranking) if ranking and plan.settings.trainable == "noisy" else names,
+                    directory,
+                    pretrain,
+                )
             else:
                 save_model(model, arguments, directory)
         lines = ["step,learning_rate,noised_gradient_norm,epsilon"]
-        lines += [f"{row['step']},{row['learning_rate']:g},{row['noised_gradient_norm']:.6g},{row['epsilon']:.6g}" for row in log]
+        lines += [
+            f"{row['step']},{row['learning_rate']:g},{row['noised_gradient_norm']:.6g},{row['epsilon']:.6g}"
+            for row in log
+        ]
         (directory / "log.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     if curve is not None:
-        replace_file(EVALUATION / "convergence.csv", curve.text().encode())  # not into the artifact: DVC would put its hash into git
+        replace_file(
+            EVALUATION / "convergence.csv", curve.text().encode()
+        )  # not into the artifact: DVC would put its hash into git
     close_charge(charge, out)
     drop_checkpoints(charge.run)
 
@@ -129,7 +151,9 @@ def read_ranking(saliency: Artifact, debias: bool) -> list[list[str]] | None:
         raise DataError(f"{file} cannot be read ({error}): run `stage saliency` again") from error
 
 
-def resume_or_open(plan: StagePlan, card: Path, inputs: list[Artifact], out: Path, trainer: DPSGD, latents: str | None) -> tuple[Charge, list[dict]] | None:
+def resume_or_open(
+    plan: StagePlan, card: Path, inputs: list[Artifact], out: Path, trainer: DPSGD, latents: str | None
+) -> tuple[Charge, list[dict]] | None:
     """The charge and the public log so far. A run that a kill left open goes on at its last durable step; from anywhere else it is a new charge."""
     from sfumato.dpsgd.checkpoint import load_checkpoint
 
@@ -151,9 +175,15 @@ def resume_or_open(plan: StagePlan, card: Path, inputs: list[Artifact], out: Pat
         found = load_checkpoint(charge.run, charge.record["id"], charge.used)
         if found is not None:
             trainer.load_state(found[0])
-            typer.echo(f"finetune: resuming run {charge.record['id'][:8]} after step {charge.used}: no further charge", err=True)
+            typer.echo(
+                f"finetune: resuming run {charge.record['id'][:8]} after step {charge.used}: no further charge",
+                err=True,
+            )
             return charge, found[1]
-        typer.echo(f"finetune: run {charge.record['id'][:8]} has lost its checkpoint of step {charge.used}: it stays spent, a new charge starts", err=True)
+        typer.echo(
+            f"finetune: run {charge.record['id'][:8]} has lost its checkpoint of step {charge.used}: it stays spent, a new charge starts",
+            err=True,
+        )
         charge.abandon()
 
 
@@ -174,7 +204,9 @@ def train(plan: StagePlan, charge: Charge, trainer: DPSGD, log: list[dict], curv
 
     mechanism = plan.mechanism
     assert mechanism is not None and plan.delta is not None
-    per_step = rdp_curve(Mechanism(noise_multiplier=mechanism.noise_multiplier, sample_rate=mechanism.sample_rate).event)
+    per_step = rdp_curve(
+        Mechanism(noise_multiplier=mechanism.noise_multiplier, sample_rate=mechanism.sample_rate).event
+    )
     with progress("finetune", clock=False) as report:
         report(charge.used, charge.uses)
         while charge.used < charge.uses:

@@ -46,13 +46,23 @@ def frequency(
     settings = plan.settings
     features = FourierFeatures(plan.shape, settings.features, settings.size, plan.seed)
     charge = open_stage_charge(
-        plan, card, [counts], out, f"joint embedding: {settings.size} Fourier features by class", "1: the features of an image have norm 1"
+        plan,
+        card,
+        [counts],
+        out,
+        f"joint embedding: {settings.size} Fourier features by class",
+        "1: the features of an image have norm 1",
     )
     if charge is None:
         return
     released = query_frequency(charge, features, len(plan.classes), read_public_counts(counts, plan).total)
     with writing(out, "frequency", [counts], [charge.record]) as directory:
         save_file({"embedding": released.contiguous()}, directory / "embedding.safetensors")
-        content = {"shape": plan.shape, "size": settings.size, "seed": plan.seed, "features": [f.model_dump(mode="json") for f in settings.features]}
+        content = {
+            "shape": plan.shape,
+            "size": settings.size,
+            "seed": plan.seed,
+            "features": [f.model_dump(mode="json") for f in settings.features],
+        }
         (directory / "features.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     close_charge(charge, out)

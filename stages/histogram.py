@@ -6,7 +6,19 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-from stages.common import ARTIFACTS, CARD, CardPath, Config, DryRun, Out, close_charge, describe, input_option, load_plan, open_stage_charge
+from stages.common import (
+    ARTIFACTS,
+    CARD,
+    CardPath,
+    Config,
+    DryRun,
+    Out,
+    close_charge,
+    describe,
+    input_option,
+    load_plan,
+    open_stage_charge,
+)
 
 
 def histogram(
@@ -34,16 +46,22 @@ def histogram(
     trained = read_artifact(classifier, "classifier")
     check_out(out, "histogram")
     if not trained.enabled:
-        raise ConfigError(f"the histogram needs a public classifier, but {classifier} is empty: set classifier.enabled: true")
+        raise ConfigError(
+            f"the histogram needs a public classifier, but {classifier} is empty: set classifier.enabled: true"
+        )
     model = load_resnet(classifier).to(device())
     names = json.loads((classifier / "card.json").read_text(encoding="utf-8"))["classes"]
     votes, rows = plan.settings.votes, len(plan.classes) if plan.settings.per_class else None
     if model.shape != plan.shape:
-        raise DataError(f"{classifier} was trained on images of shape {model.shape}, the sensitive ones have {plan.shape}: run `stage classifier` again")
+        raise DataError(
+            f"{classifier} was trained on images of shape {model.shape}, the sensitive ones have {plan.shape}: run `stage classifier` again"
+        )
     if votes > model.classes:
         raise ConfigError(f"histogram.votes={votes} exceeds the {model.classes} public classes: lower it")
     released = f"votes of each image for {votes} of {model.classes} public classes" + (", by class" if rows else "")
-    charge = open_stage_charge(plan, card, [trained], out, released, f"√{votes}: an image adds 1 to {votes} different counts")
+    charge = open_stage_charge(
+        plan, card, [trained], out, released, f"√{votes}: an image adds 1 to {votes} different counts"
+    )
     if charge is None:
         return
     noisy = query_histogram(charge, model, votes, rows)

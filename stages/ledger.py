@@ -11,14 +11,20 @@ import typer
 
 from stages.common import ARTIFACTS, CARD, PLAN, CardPath, run_directory, state_dir, table_console
 
-app = typer.Typer(no_args_is_help=True, help="The privacy ledger: write it, check it, show it, and everything ever spent.")
+app = typer.Typer(
+    no_args_is_help=True, help="The privacy ledger: write it, check it, show it, and everything ever spent."
+)
 LEDGER = Path("ledger.json")
 LedgerPath = Annotated[Path, typer.Option("--ledger", help="The ledger file.")]
 Folder = Annotated[Path, typer.Option("--artifacts", help="Folder of artifact directories.")]
 
 
 @app.command()
-def write(folder: Folder = ARTIFACTS, card: CardPath = CARD, out: Annotated[Path, typer.Option("--out", help="File to write.")] = LEDGER) -> None:
+def write(
+    folder: Folder = ARTIFACTS,
+    card: CardPath = CARD,
+    out: Annotated[Path, typer.Option("--out", help="File to write.")] = LEDGER,
+) -> None:
     """Compose the records of the release and of every query into the ledger, and check it."""
     from sfumato.artifacts import merge_records, read_artifact
     from sfumato.data.images import replace_file
@@ -33,14 +39,20 @@ def write(folder: Folder = ARTIFACTS, card: CardPath = CARD, out: Annotated[Path
         budget = json.loads(budget_file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{budget_file} cannot be read ({error}): run `stage plan`") from error
-    artifacts = [read_artifact(folder / "synthesize", "synthesize"), *(read_artifact(folder / stage, stage) for stage in QUERIES)]
+    artifacts = [
+        read_artifact(folder / "synthesize", "synthesize"),
+        *(read_artifact(folder / stage, stage) for stage in QUERIES),
+    ]
     records = merge_records(artifacts)
     odometer = Odometer(state_dir(), read_card(card).dataset_id)
     ledger = build_ledger(budget, records, odometer.events())
     spent, problems = check_ledger(ledger)
     fail(out, problems)
     if records.keys() - {record["id"] for record in odometer.opened()}:
-        typer.echo(f"note: {odometer.path} does not know every charge of this ledger: they were opened with another state directory", err=True)
+        typer.echo(
+            f"note: {odometer.path} does not know every charge of this ledger: they were opened with another state directory",
+            err=True,
+        )
     replace_file(out, ledger_text(ledger).encode())
     for key in by_id(ledger):  # taken over: the copies that a kill would have needed can go
         shutil.rmtree(run_directory(key), ignore_errors=True)
@@ -52,8 +64,12 @@ def check(
     ledger: LedgerPath = LEDGER,
     epsilon: Annotated[float | None, typer.Option(help="Fail above this epsilon.")] = None,
     delta: Annotated[float | None, typer.Option(help="Compute at this delta instead of the ledger's.")] = None,
-    artifacts: Annotated[bool, typer.Option("--artifacts", help="Also verify the files on disk and their records.")] = False,
-    folder: Annotated[Path, typer.Option("--folder", help="Folder of artifact directories, for --artifacts.")] = ARTIFACTS,
+    artifacts: Annotated[
+        bool, typer.Option("--artifacts", help="Also verify the files on disk and their records.")
+    ] = False,
+    folder: Annotated[
+        Path, typer.Option("--folder", help="Folder of artifact directories, for --artifacts.")
+    ] = ARTIFACTS,
     lock: Annotated[Path, typer.Option("--lock", help="DVC's lock file.")] = Path("dvc.lock"),
 ) -> None:
     """Recompute epsilon from the records alone; exit 3 if anything does not hold. Needs no data and no GPU."""
@@ -73,7 +89,9 @@ def check(
         problems += artifact_problems(content, folder)
     fail(ledger, problems)
     bound = f" ≤ {epsilon:g}" if epsilon is not None else ""
-    typer.echo(f"{ledger} holds: ε = {spent:.4f}{bound} at δ = {delta or content['delta']:.3g}, {len(content['records'])} charges, {content['adjacency']}")
+    typer.echo(
+        f"{ledger} holds: ε = {spent:.4f}{bound} at δ = {delta or content['delta']:.3g}, {len(content['records'])} charges, {content['adjacency']}"
+    )
 
 
 def artifact_problems(ledger: dict, folder: Path) -> list[str]:
@@ -113,7 +131,10 @@ def show(ledger: LedgerPath = LEDGER) -> None:
 
     content = read_ledger(ledger)
     records = by_id(content)
-    table = Table(title=f"{content['recipe']}: ε = {content['epsilon'][content['accountant']]:.4f} at δ = {content['delta']:.3g}", title_justify="left")
+    table = Table(
+        title=f"{content['recipe']}: ε = {content['epsilon'][content['accountant']]:.4f} at δ = {content['delta']:.3g}",
+        title_justify="left",
+    )
     for heading in ("stage", "charge", "released", "mechanism", "ε alone", "share"):
         table.add_column(heading)
     for name, row in content["stages"].items():
@@ -124,7 +145,9 @@ def show(ledger: LedgerPath = LEDGER) -> None:
     table_console().print(table)
     by = ", ".join(f"{name} {value:.4f}" for name, value in content["epsilon"].items())
     odometer = content["odometer"]
-    typer.echo(f"ε by accountant: {by}. {content['adjacency']}. Ever opened on this dataset: {odometer['charges']} charges, ε = {odometer['epsilon']:.4f}")
+    typer.echo(
+        f"ε by accountant: {by}. {content['adjacency']}. Ever opened on this dataset: {odometer['charges']} charges, ε = {odometer['epsilon']:.4f}"
+    )
 
 
 @app.command()
@@ -160,7 +183,9 @@ def history(
         when = utc(entry["time"])
         if entry["kind"] == OPEN:
             key = entry["record"]["id"]
-            state = {CLOSE: "released", ABANDON: "given up"}.get(ended.get(key, ""), f"open, {durable.get(key, 0)} uses on disk")
+            state = {CLOSE: "released", ABANDON: "given up"}.get(
+                ended.get(key, ""), f"open, {durable.get(key, 0)} uses on disk"
+            )
             table.add_row(when, entry["record"]["stage"], key[:8], mechanism_text(entry["record"]["event"]), state)
         elif entry["kind"] == LOCAL:
             table.add_row(when, "local", "", entry["purpose"], "outside the guarantee")

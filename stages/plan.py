@@ -27,7 +27,9 @@ def plan(
     card: CardPath = CARD,
     public: PublicPath = PUBLIC,
     out: Annotated[Path, typer.Option("--out", help="Directory to write.")] = PLAN,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the budget and what would be spent again; write nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the budget and what would be spent again; write nothing.")
+    ] = False,
 ) -> None:
     """Free: one resolved configuration per stage, and the budget table."""
     from sfumato.data.store import read_card, read_public_card
@@ -65,7 +67,9 @@ def show_memory_of(made: Plan) -> None:
     params = made.params
     for stage in ("saliency", "finetune"):
         if params.model.directory is not None and getattr(params, stage).enabled:
-            typer.echo(f"{stage}: memory {memory_line(params.model, len(made.files[stage]['classes']), getattr(params, stage))}")
+            typer.echo(
+                f"{stage}: memory {memory_line(params.model, len(made.files[stage]['classes']), getattr(params, stage))}"
+            )
 
 
 def show_step_noise(made: Plan) -> None:
@@ -83,13 +87,26 @@ def show_step_noise(made: Plan) -> None:
 
     (channels, resolution, _), classes = made.files["finetune"]["shape"], len(made.files["finetune"]["classes"])
     with torch.device("meta"):
-        own = None if params.model.directory else UNet(resolution=resolution, channels=channels, classes=classes, **params.model.network())
+        own = (
+            None
+            if params.model.directory
+            else UNet(resolution=resolution, channels=channels, classes=classes, **params.model.network())
+        )
     model = own or outline(params.model, classes)
-    weights = sum(value.numel() for value in trained_parameters(model, params.finetune, params.seed, params.saliency.candidates).values())
-    length = step_noise(mechanism.noise_multiplier, weights, mechanism.sample_rate * made.files["finetune"]["size_hint"])
+    weights = sum(
+        value.numel()
+        for value in trained_parameters(model, params.finetune, params.seed, params.saliency.candidates).values()
+    )
+    length = step_noise(
+        mechanism.noise_multiplier, weights, mechanism.sample_rate * made.files["finetune"]["size_hint"]
+    )
     about = "about " if params.finetune.trainable in SALIENT else ""
-    hint = ": mostly noise. A larger share or ε, a larger batch or fewer trained weights shorten it" if length > 1 else ""
-    typer.echo(f"finetune: the noise of a step is {length:.2g} times as long as its signal can be, over {about}{weights:,} trained weights{hint}")
+    hint = (
+        ": mostly noise. A larger share or ε, a larger batch or fewer trained weights shorten it" if length > 1 else ""
+    )
+    typer.echo(
+        f"finetune: the noise of a step is {length:.2g} times as long as its signal can be, over {about}{weights:,} trained weights{hint}"
+    )
 
 
 def write_texts(out: Path, texts: dict[str, str]) -> None:
@@ -118,7 +135,12 @@ def show_budget(made: Plan) -> None:
         table.add_column(heading, justify="left" if heading == "stage" else "right")
     for name, row in budget["stages"].items():
         table.add_row(
-            name, f"{row['noise_multiplier']:g}", f"{row['sample_rate']:.4g}", str(row["uses"]), f"{row['epsilon']:.3f}", f"{row['share']:.1%}"
+            name,
+            f"{row['noise_multiplier']:g}",
+            f"{row['sample_rate']:.4g}",
+            str(row["uses"]),
+            f"{row['epsilon']:.3f}",
+            f"{row['share']:.1%}",
         )
     table.add_section()
     table.add_row("together", "", "", "", f"{budget['epsilon']:.3f}", f"target {budget['target']:g}")
@@ -177,7 +199,9 @@ def check_lifetime_of(made: Plan, card: Card, spending: Sequence[Spending]) -> N
     from sfumato.privacy.odometer import Odometer
 
     privacy = made.params.privacy
-    permission = Permission(delta=made.budget["delta"], lifetime_epsilon=privacy.lifetime_epsilon, declared_size=privacy.declared_size)
+    permission = Permission(
+        delta=made.budget["delta"], lifetime_epsilon=privacy.lifetime_epsilon, declared_size=privacy.declared_size
+    )
     events = [entry.mechanism.event for entry in spending if entry.cause and not entry.left_open]
     if events:
         check_lifetime(Odometer(state_dir(), card.dataset_id), events, permission)
@@ -197,5 +221,9 @@ def show_spending(made: Plan, card: Card, spending: Sequence[Spending]) -> None:
             continue
         row = made.budget["stages"][stage]
         why = "is new or was changed" if cause == stage else f"depends on {cause}, which was changed"
-        again = "re-spend" if entry.done or (odometer.closed(card.fingerprint) and any(r["stage"] == stage for r in odometer.opened())) else "spend"
+        again = (
+            "re-spend"
+            if entry.done or (odometer.closed(card.fingerprint) and any(r["stage"] == stage for r in odometer.opened()))
+            else "spend"
+        )
         typer.echo(f"{stage}: would {again} ε = {row['epsilon']:.3f} alone ({entry.mechanism}): it {why}")

@@ -13,15 +13,14 @@ from stages.plan import Params, Recipes
 Raw = Annotated[Path, typer.Option("--raw", help="Where downloads are looked for and kept.")]
 RAW = Path("data/raw")
 
-app = typer.Typer(no_args_is_help=True, help="Take images from their source; the sensitive ones never enter the repository.")
+app = typer.Typer(
+    no_args_is_help=True, help="Take images from their source; the sensitive ones never enter the repository."
+)
 
 
 @app.command()
 def sensitive(
-    params: Params = Path("params.yaml"),
-    recipes: Recipes = Path("pipelines"),
-    card: CardPath = CARD,
-    raw: Raw = RAW,
+    params: Params = Path("params.yaml"), recipes: Recipes = Path("pipelines"), card: CardPath = CARD, raw: Raw = RAW
 ) -> None:
     """Local: store sensitive and hold-out images under $SFUMATO_STATE, and write the public card."""
     from sfumato.data.prepare import prepare_sensitive
@@ -29,7 +28,9 @@ def sensitive(
 
     data = load_params(params, recipes).data
     content = prepare_sensitive(data, state_dir(), card, raw)
-    typer.echo(f"{card}: dataset {content['dataset_id']!r}, shape {content['shape']}, {len(content['classes'])} classes, {content['split']} hold-out")
+    typer.echo(
+        f"{card}: dataset {content['dataset_id']!r}, shape {content['shape']}, {len(content['classes'])} classes, {content['split']} hold-out"
+    )
 
 
 @app.command()
@@ -51,4 +52,6 @@ def public(
     if not content["enabled"]:
         typer.echo(f"public images are switched off (public.enabled: false): {out} says so and holds none")
         return
-    typer.echo(f"{out}: {content['images']} images of {content['source']}, shape {list(content['shape'])}, {len(content['classes'])} classes")
+    typer.echo(
+        f"{out}: {content['images']} images of {content['source']}, shape {list(content['shape'])}, {len(content['classes'])} classes"
+    )

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stages.common import ARTIFACTS, PUBLIC, Config, DryRun, Out, PublicPath, describe, input_option, load_plan, progress
+from stages.common import (
+    ARTIFACTS,
+    PUBLIC,
+    Config,
+    DryRun,
+    Out,
+    PublicPath,
+    describe,
+    input_option,
+    load_plan,
+    progress,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,7 +76,9 @@ def pretrain(
         def report(phase: int, step: int, steps: int, loss: float) -> None:
             show(ends[phase] + step, ends[-1])
 
-        average = warm_up(model, settings.phases, sources, settings, plan.seed, report, label_dropout=plan.model.label_dropout)
+        average = warm_up(
+            model, settings.phases, sources, settings, plan.seed, report, label_dropout=plan.model.label_dropout
+        )
     ema_model(model, average)
     with writing(out, "pretrain", inputs) as directory:
         save_model(drop_extra_classes(model), arguments, directory)
@@ -83,13 +96,20 @@ def refer_to_public_model(plan: StagePlan, out: Path) -> None:
     assert plan.model is not None
     with writing(out, "pretrain") as directory:
         found = save_reference(plan.model, plan.dataset_id, plan.classes, directory, device())
-    typer.echo(f"pretrain: {found['directory']} has sha256 {found['sha256']}; set model.sha256 to it, and no other model will be taken", err=True)
+    typer.echo(
+        f"pretrain: {found['directory']} has sha256 {found['sha256']}; set model.sha256 to it, and no other model will be taken",
+        err=True,
+    )
 
 
 def wanted(phases: Sequence[Phase]) -> list[str]:
     """The artifacts that the phases need; public images need the selection too, which is read first, for it may be empty."""
     sources = {name for phase in phases for name in phase.sources}
-    return [name for name in ("central", "auxiliary", "select", "public") if ("public" if name == "select" else name) in sources]
+    return [
+        name
+        for name in ("central", "auxiliary", "select", "public")
+        if ("public" if name == "select" else name) in sources
+    ]
 
 
 def read_inputs(paths: Mapping[str, Path]) -> list[Artifact]:
@@ -101,11 +121,15 @@ def read_inputs(paths: Mapping[str, Path]) -> list[Artifact]:
     for name, path in paths.items():
         inputs.append(read_artifact(path, name))
         if name == "select" and not inputs[-1].enabled:
-            raise ConfigError(f"a phase of pretrain wants public images, but none are selected: {path} is empty. Set select.enabled: true, or drop the source")
+            raise ConfigError(
+                f"a phase of pretrain wants public images, but none are selected: {path} is empty. Set select.enabled: true, or drop the source"
+            )
     return inputs
 
 
-def training_sets(plan: StagePlan, paths: Mapping[str, Path]) -> tuple[dict[str, tuple[Images, Tensor]], int, dict[str, np.ndarray]]:
+def training_sets(
+    plan: StagePlan, paths: Mapping[str, Path]
+) -> tuple[dict[str, tuple[Images, Tensor]], int, dict[str, np.ndarray]]:
     """What the phases show: images and labels by source, the extra classes they need, and pictures of central and public ones."""
     import numpy as np
     import torch
@@ -121,7 +145,9 @@ def training_sets(plan: StagePlan, paths: Mapping[str, Path]) -> tuple[dict[str,
     pictures = {}
     if "central" in paths:
         found = sorted(paths["central"].glob("*.npy"))[0]  # mean.npy or mode.npy
-        images, labels = central_training_set(torch.from_numpy(np.load(found)), found.stem, plan.shape, plan.settings.median)
+        images, labels = central_training_set(
+            torch.from_numpy(np.load(found)), found.stem, plan.shape, plan.settings.median
+        )
         sources["central"] = images, labels
         pictures["central"] = to_grid(images, classes)
     if "auxiliary" in paths:

@@ -27,7 +27,9 @@ def list_recipes(recipes: Recipes = Path("pipelines")) -> None:
         raise ConfigError(f"{recipes} holds no recipes: name the folder `pipelines` of your clone with --recipes")
     for path in found:
         content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        table.add_row(("profile " if path.parent.name == "profiles" else "") + path.stem, content.get("description", ""))
+        table.add_row(
+            ("profile " if path.parent.name == "profiles" else "") + path.stem, content.get("description", "")
+        )
     table_console().print(table)
 
 

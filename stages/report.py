@@ -22,15 +22,27 @@ PAGES = {Audience.public: ARTIFACTS / "report" / "index.html", Audience.owner: P
 
 
 def report(
-    audience: Annotated[Audience, typer.Option("--audience", help="public: made of the release and the ledger alone. owner: also numbers from real images.")] = (
-        Audience.public
-    ),
-    out: Annotated[Path | None, typer.Option("--out", help="HTML file. Default: artifacts/report/index.html; evaluation/report.html for the owner.")] = None,
+    audience: Annotated[
+        Audience,
+        typer.Option(
+            "--audience", help="public: made of the release and the ledger alone. owner: also numbers from real images."
+        ),
+    ] = (Audience.public),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="HTML file. Default: artifacts/report/index.html; evaluation/report.html for the owner."
+        ),
+    ] = None,
     synthesize: Annotated[Path, input_option("synthesize")] = ARTIFACTS / "synthesize",
     ledger: Annotated[Path, typer.Option("--ledger", help="The ledger file.")] = Path("ledger.json"),
-    metrics: Annotated[Path, typer.Option("--metrics", help="Owner only: numbers of `stage evaluate`.")] = Path("metrics.json"),
+    metrics: Annotated[Path, typer.Option("--metrics", help="Owner only: numbers of `stage evaluate`.")] = Path(
+        "metrics.json"
+    ),
     evaluation: Annotated[Path, typer.Option("--evaluation", help="Owner only: folder of its plots.")] = EVALUATION,
-    artifacts: Annotated[Path, typer.Option("--artifacts", help="Owner only: folder of artifacts whose pictures to show.")] = ARTIFACTS,
+    artifacts: Annotated[
+        Path, typer.Option("--artifacts", help="Owner only: folder of artifacts whose pictures to show.")
+    ] = ARTIFACTS,
     dry_run: DryRun = False,
 ) -> None:
     """Free: what was released, what it cost and what that means, as one HTML page. The owner's edition is local."""
@@ -55,6 +67,8 @@ def report(
     else:
         for folder in page.absolute().parents:
             if (folder / PRIVACY).is_file():
-                raise ConfigError(f"--out {page} lies in the artifact {folder}, which may be shared, and the owner's edition may not: name a file elsewhere")
+                raise ConfigError(
+                    f"--out {page} lies in the artifact {folder}, which may be shared, and the owner's edition may not: name a file elsewhere"
+                )
         replace_file(page, report_page(synthesize, ledger, read_local(metrics, evaluation, artifacts)).encode())
     typer.echo(f"{page}: {'may be shared with the release' if public else 'local: not to be shared'}")

@@ -53,12 +53,24 @@ def saliency(
     pool = candidates(model, settings.candidates)
     public_size = read_public_counts(inputs[1], plan).total
     released = f"gradient of {len(pool)} candidates ({settings.candidates}, score {settings.score})"
-    charge = open_stage_charge(plan, card, inputs, out, released, "max_norm: the jointly clipped gradient of one image", latents=latents)
+    charge = open_stage_charge(
+        plan, card, inputs, out, released, "max_norm: the jointly clipped gradient of one image", latents=latents
+    )
     if charge is None:
         return
     assert plan.mechanism is not None and plan.model is not None
-    vectors = query_saliency(charge, model, pool, settings, public_size, label_dropout=plan.model.label_dropout, autocast=None if latents else False)
-    noise_std = plan.mechanism.noise_multiplier * settings.max_norm / public_size  # public; the noise itself was added by the charge
+    vectors = query_saliency(
+        charge,
+        model,
+        pool,
+        settings,
+        public_size,
+        label_dropout=plan.model.label_dropout,
+        autocast=None if latents else False,
+    )
+    noise_std = (
+        plan.mechanism.noise_multiplier * settings.max_norm / public_size
+    )  # public; the noise itself was added by the charge
     rows = rank_candidates(vectors, noise_std)
     with writing(out, "saliency", inputs, [charge.record]) as directory:
         (directory / "saliency.csv").write_text(saliency_table(rows), encoding="utf-8")
@@ -66,7 +78,10 @@ def saliency(
             "candidates": settings.candidates,
             "score": settings.score,
             "noise_std": noise_std,
-            "ranked": {"debiased": [pool[name] for name in ranked(rows, True)], "raw": [pool[name] for name in ranked(rows, False)]},
+            "ranked": {
+                "debiased": [pool[name] for name in ranked(rows, True)],
+                "raw": [pool[name] for name in ranked(rows, False)],
+            },
         }
         (directory / "saliency.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         plot_saliency(rows, directory / "saliency.png")

@@ -31,7 +31,14 @@ def select(
     from sfumato.data.images import load_array
     from sfumato.data.store import load_public
     from sfumato.errors import DataError
-    from sfumato.warmup.selection import number_to_keep, plot_selection, relabel, select_all, select_classes, selection_rows
+    from sfumato.warmup.selection import (
+        number_to_keep,
+        plot_selection,
+        relabel,
+        select_all,
+        select_classes,
+        selection_rows,
+    )
 
     check_out(out, "select")
     counted, inputs = read_artifact(histogram, "histogram"), [read_artifact(public, "public")]
@@ -43,15 +50,22 @@ def select(
         votes = load_array(histogram / "histogram.npy")
         about = json.loads((histogram / "histogram.json").read_text(encoding="utf-8"))
         per_class = about["per_class"]
-        if tuple(about["public_classes"]) != names or votes.shape != (len(plan.classes) if per_class else 1, len(names)):
-            raise DataError(f"{histogram} counted votes for other classes than those of {public}: run `stage classifier` and `stage histogram` again")
+        if tuple(about["public_classes"]) != names or votes.shape != (
+            len(plan.classes) if per_class else 1,
+            len(names),
+        ):
+            raise DataError(
+                f"{histogram} counted votes for other classes than those of {public}: run `stage classifier` and `stage histogram` again"
+            )
     kept = select_all(len(names), keep) if votes is None else select_classes(votes, keep)
     indices, labels = relabel(images.labels, kept, len(names), per_class)
     with writing(out, "select", inputs) as directory:
         np.save(directory / "indices.npy", indices, allow_pickle=False)
         np.save(directory / "labels.npy", labels, allow_pickle=False)
         with (directory / "selection.csv").open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows(selection_rows(kept, names, plan.classes if per_class else None))
+            csv.writer(file, lineterminator="\n").writerows(
+                selection_rows(kept, names, plan.classes if per_class else None)
+            )
         chosen = [names[choice.public] for choice in kept]
         content = {
             "labels": "sensitive" if per_class else "public",

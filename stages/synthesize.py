@@ -6,7 +6,17 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-from stages.common import ARTIFACTS, Config, DryRun, Out, describe, input_option, load_plan, progress, read_public_counts
+from stages.common import (
+    ARTIFACTS,
+    Config,
+    DryRun,
+    Out,
+    describe,
+    input_option,
+    load_plan,
+    progress,
+    read_public_counts,
+)
 
 
 def synthesize(
@@ -40,7 +50,9 @@ def synthesize(
     inputs = {name: read_artifact(paths[name], name) for name in settings.sources}
     for name, artifact in inputs.items():
         if not artifact.enabled:
-            raise ConfigError(f"synthesize.sources names {name}, but {artifact.path} is the empty artifact of a stage that is switched off")
+            raise ConfigError(
+                f"synthesize.sources names {name}, but {artifact.path} is the empty artifact of a stage that is switched off"
+            )
     priors = read_public_counts(counts, plan).priors if settings.labels == "prior" else None
     with progress("synthesize") as report:
         images, labels, origins = draw_mixture(paths, settings, priors, plan.seed, report, plan.shape)

@@ -28,7 +28,9 @@ def test_an_artifact_copied_elsewhere_brings_its_cost_along(tmp_path):
 
     make(tmp_path / "a" / "count")
     shutil.copytree(tmp_path / "a" / "count", tmp_path / "b" / "count")
-    assert set(make(tmp_path / "b" / "pretrain", "pretrain", [read_artifact(tmp_path / "b" / "count")], []).records) == {"1"}
+    assert set(
+        make(tmp_path / "b" / "pretrain", "pretrain", [read_artifact(tmp_path / "b" / "count")], []).records
+    ) == {"1"}
 
 
 def test_the_same_query_run_twice_and_both_used_costs_twice(tmp_path):

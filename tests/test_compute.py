@@ -23,7 +23,10 @@ print(full - resident())
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
 def test_freed_memory_is_kept():
-    given_back = {word: int(subprocess.run([sys.executable, "-c", KEPT, word], capture_output=True, check=True, text=True).stdout) for word in ("keep", "no")}
+    given_back = {
+        word: int(subprocess.run([sys.executable, "-c", KEPT, word], capture_output=True, check=True, text=True).stdout)
+        for word in ("keep", "no")
+    }
     assert given_back["keep"] < 20_000 < 150_000 < given_back["no"]  # KiB, of 200 MiB
 
 

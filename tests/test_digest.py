@@ -24,7 +24,11 @@ def tree(tmp_path) -> Path:
 
 def test_comments_docstrings_and_blank_lines_change_nothing(tree):
     before = code_digest("stages.count", tree)
-    write(tree, "sfumato/formula.py", '"""Something else."""\n# why\n\n\ndef double(x):\n    """Two times.\n\n    Long."""\n    return 2 * x  # here\n')
+    write(
+        tree,
+        "sfumato/formula.py",
+        '"""Something else."""\n# why\n\n\ndef double(x):\n    """Two times.\n\n    Long."""\n    return 2 * x  # here\n',
+    )
     assert code_digest("stages.count", tree) == before
 
 
@@ -44,7 +48,16 @@ def test_a_module_that_is_not_imported_does_not_matter(tree):
 def test_queries_do_not_depend_on_what_comes_after_them(stage):
     """Editing training, sampling, metrics or the sources of images must not make a query spend again."""
     seen = import_closure(f"stages.{stage}", ROOT)
-    later = ("sfumato.dpsgd", "sfumato.warmup", "sfumato.diffusion", "sfumato.evaluation", "sfumato.data.sources", "sfumato.data.prepare", "sfumato.plan", "sfumato.release.synthesis")
+    later = (
+        "sfumato.dpsgd",
+        "sfumato.warmup",
+        "sfumato.diffusion",
+        "sfumato.evaluation",
+        "sfumato.data.sources",
+        "sfumato.data.prepare",
+        "sfumato.plan",
+        "sfumato.release.synthesis",
+    )
     assert "sfumato.privacy.charge" in seen
     assert [name for name in seen if name in later or name.startswith(tuple(f"{x}." for x in later))] == []
 

@@ -17,7 +17,14 @@ PROFILES = {"digits": (1, 8, 8), "fashion-mnist-cpu": (1, 28, 28)}
 
 
 def card(dataset_id="digits", shape=(1, 8, 8)) -> Card:
-    return Card(dataset_id=dataset_id, source=dataset_id, shape=shape, classes=tuple("0123456789"), split="keyed", fingerprint="f")
+    return Card(
+        dataset_id=dataset_id,
+        source=dataset_id,
+        shape=shape,
+        classes=tuple("0123456789"),
+        split="keyed",
+        fingerprint="f",
+    )
 
 
 def params(tmp_path, **content):
@@ -85,20 +92,28 @@ def test_an_edit_changes_the_files_of_its_own_stages_only(tmp_path, edit, change
 
 def test_the_public_classifier_knows_no_sensitive_set(tmp_path):
     loaded = params(tmp_path, recipe="full")
-    one, other = (make_plan(loaded, replace(card(), classes=classes), ROOT).files["classifier"] for classes in (("a", "b"), ("c", "d", "e")))
+    one, other = (
+        make_plan(loaded, replace(card(), classes=classes), ROOT).files["classifier"]
+        for classes in (("a", "b"), ("c", "d", "e"))
+    )
     assert one == other
     assert one == files(tmp_path, recipe="full", privacy={"size_hint": 777})["classifier"]
 
 
 def test_amp_is_of_the_phases_that_ask_for_it(tmp_path):
     phases = params(tmp_path, recipe="full", pretrain={"amp": {"radius": 0.05}}).pretrain.phases
-    assert [phase.amp.radius if phase.amp else None for phase in phases] == [0.05 if "public" in phase.sources else None for phase in phases]
+    assert [phase.amp.radius if phase.amp else None for phase in phases] == [
+        0.05 if "public" in phase.sources else None for phase in phases
+    ]
     assert all(phase.amp is None for phase in params(tmp_path, recipe="rpgen-no-amp").pretrain.phases)
 
 
 def test_no_more_public_classes_are_asked_for_than_there_are(tmp_path):
     public = PublicCard(enabled=True, source="glyphs", shape=(1, 8, 8), classes=tuple("abc"), images=30)
-    for content, message in (({"histogram": {"votes": 4}}, "histogram.votes=4"), ({"select": {"count": 4}}, "select.count=4")):
+    for content, message in (
+        ({"histogram": {"votes": 4}}, "histogram.votes=4"),
+        ({"select": {"count": 4}}, "select.count=4"),
+    ):
         with pytest.raises(ConfigError, match=message):
             make_plan(params(tmp_path, recipe="rpgen", **content), card(), ROOT, public)
     make_plan(params(tmp_path, recipe="rpgen", histogram={"votes": 3}, select={"count": 3}), card(), ROOT, public)
@@ -131,7 +146,10 @@ def test_phases_share_the_steps_by_their_parts(tmp_path):
         ({"finetune": {"steps": 0}}, "finetune.steps"),
         ({"pretrain": {"phases": [{"sources": {"central": 1}}], "steps": "ab"}}, r"pretrain\.steps='ab'.*positive"),
         ({"pretrain": {"phases": [{"sources": {"central": 1}, "part": "x"}]}}, "part='x'.*positive"),
-        ({"pretrain": {"phases": [{"sources": {"central": 1}, "part": -1}, {"sources": {"central": 1}, "part": 2}]}}, "part=-1.*positive"),
+        (
+            {"pretrain": {"phases": [{"sources": {"central": 1}, "part": -1}, {"sources": {"central": 1}, "part": 2}]}},
+            "part=-1.*positive",
+        ),
         ({"central": {"noise": "free"}}, "central.noise.*multiplier"),
         ({"central": {"noise": 0}}, "central.noise"),
         ({"frequency": {"noise": "rest"}}, "exactly one stage"),
@@ -167,7 +185,9 @@ def test_shapes_that_do_not_fit_are_refused_before_anything_is_spent(tmp_path, s
 
 
 def test_a_budget_that_cannot_be_met_names_the_stage_and_the_fix(tmp_path):
-    with pytest.raises(BudgetError, match=r"privacy\.epsilon=0\.01 cannot be met: central alone costs .*central\.enabled"):
+    with pytest.raises(
+        BudgetError, match=r"privacy\.epsilon=0\.01 cannot be met: central alone costs .*central\.enabled"
+    ):
         make_plan(params(tmp_path, central={"noise": 5.0}, privacy={"epsilon": 0.01}), card(), ROOT)
 
 
@@ -187,4 +207,7 @@ def test_sampling_rates_come_from_the_hint_alone(tmp_path):
 
 def test_overlays_merge_by_key_but_mixtures_are_replaced():
     under = {"a": {"x": 1, "y": 2}, "s": {"sources": {"finetune": 1}}}
-    assert overlaid(under, {"a": {"y": 3}, "s": {"sources": {"auxiliary": 1}}}) == {"a": {"x": 1, "y": 3}, "s": {"sources": {"auxiliary": 1}}}
+    assert overlaid(under, {"a": {"y": 3}, "s": {"sources": {"auxiliary": 1}}}) == {
+        "a": {"x": 1, "y": 3},
+        "s": {"sources": {"auxiliary": 1}},
+    }

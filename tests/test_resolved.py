@@ -15,7 +15,9 @@ def test_a_resolved_stage_is_typed_and_known_by_its_content(tmp_path):
     assert read_stage_plan(path, "count").digest != plan.digest
 
 
-@pytest.mark.parametrize("text", ["", "stage: [", "stage: count\n", WHOLE.replace("settings: {}", "settings: {colour: 1}")])
+@pytest.mark.parametrize(
+    "text", ["", "stage: [", "stage: count\n", WHOLE.replace("settings: {}", "settings: {colour: 1}")]
+)
 def test_what_cannot_be_used_is_named(tmp_path, text):
     path = tmp_path / "count.yaml"
     path.write_text(text)

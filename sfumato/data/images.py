@@ -17,7 +17,9 @@ from torch import Tensor
 from sfumato.errors import DataError
 
 IMAGES, LABELS, GROUPS = "images.npy", "labels.npy", "groups.npy"
-GROUPS_REFUSED = "holds one id per image (a patient, say): refused until group privacy exists. Remove it only if none share a person"
+GROUPS_REFUSED = (
+    "holds one id per image (a patient, say): refused until group privacy exists. Remove it only if none share a person"
+)
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,11 @@ class ImageWriter:
         # numpy pads the header so that it keeps its length while the first axis grows: it can be rewritten in place
         for file, dtype, row in ((self.images, np.uint8, self.row), (self.labels, np.int64, ())):
             file.seek(0)
-            header = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": (self.count, *row)}
+            header = {
+                "descr": np.lib.format.dtype_to_descr(np.dtype(dtype)),
+                "fortran_order": False,
+                "shape": (self.count, *row),
+            }
             np.lib.format.write_array_header_1_0(file, header)
 
     def append(self, image: np.ndarray, label: int) -> None:
@@ -81,7 +87,9 @@ class ImageWriter:
         if image.dtype != np.uint8 or image.shape != self.row:
             raise DataError(f"an image is {image.dtype} {image.shape}, expected uint8 {self.row}")
         if not 0 <= label < len(self.classes):
-            raise DataError(f"label {label} is out of range: there are {len(self.classes)} classes, so 0..{len(self.classes) - 1}")
+            raise DataError(
+                f"label {label} is out of range: there are {len(self.classes)} classes, so 0..{len(self.classes) - 1}"
+            )
         self.images.write(image.tobytes())
         self.labels.write(np.int64(label).tobytes())
         self.count += 1
@@ -89,7 +97,9 @@ class ImageWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         with self.images, self.labels:
             if kind is None:
                 self.write_headers()
@@ -150,14 +160,18 @@ def load_array(path: Path) -> np.ndarray:
 def check(images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], directory: Path) -> None:
     """Raise DataError unless the arrays are a valid set over `classes`."""
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3) or 0 in images.shape[1:]:
-        raise DataError(f"{directory / IMAGES} is {images.dtype} {images.shape}, expected uint8 (N, H, W, C) with C 1 or 3.")
+        raise DataError(
+            f"{directory / IMAGES} is {images.dtype} {images.shape}, expected uint8 (N, H, W, C) with C 1 or 3."
+        )
     if labels.dtype != np.int64 or labels.ndim != 1:
         raise DataError(f"{directory / LABELS} is {labels.dtype} {labels.shape}, expected int64 (N,).")
     if len(labels) != len(images):
         raise DataError(f"{directory} holds {len(images)} images but {len(labels)} labels: write both again.")
     if len(labels) and not (labels.min() >= 0 and labels.max() < len(classes)):
         found = f"{labels.min()}..{labels.max()}"
-        raise DataError(f"{directory / LABELS} has labels {found}, expected 0..{len(classes) - 1} for {len(classes)} classes.")
+        raise DataError(
+            f"{directory / LABELS} has labels {found}, expected 0..{len(classes) - 1} for {len(classes)} classes."
+        )
 
 
 def to_grid(images: Tensor | np.ndarray, columns: int, smallest: int = 48) -> np.ndarray:
@@ -186,7 +200,9 @@ def save_png(path: Path, array: np.ndarray) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        Image.fromarray(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array).save(temporary, format="PNG")
+        Image.fromarray(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array).save(
+            temporary, format="PNG"
+        )
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

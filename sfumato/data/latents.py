@@ -42,7 +42,9 @@ class LatentSet:
     def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
         """The latents at `indices` (none is fine) as ((B, c, h, w) float32, (B,) int64), copied out of any memory map."""
         indices = np.asarray(indices, dtype=np.int64)
-        return torch.from_numpy(np.array(self.latents[indices])).float(), torch.from_numpy(np.array(self.labels[indices]))
+        return torch.from_numpy(np.array(self.latents[indices])).float(), torch.from_numpy(
+            np.array(self.labels[indices])
+        )
 
 
 def latents_key(card: Card, encoder: str) -> str:
@@ -79,16 +81,24 @@ def write_latents(state: Path, card: Card, key: str, encode: Encode, progress: P
             shape = None
             with open_private(fresh / LATENTS) as file:
                 for start in range(0, len(images), CHUNK):
-                    rows = encode(images.batch(np.arange(start, min(start + CHUNK, len(images))))[0]).cpu().half().numpy()
+                    rows = (
+                        encode(images.batch(np.arange(start, min(start + CHUNK, len(images))))[0]).cpu().half().numpy()
+                    )
                     if shape is None:
                         shape = rows.shape[1:]
-                        header = {"descr": np.lib.format.dtype_to_descr(rows.dtype), "fortran_order": False, "shape": (len(images), *shape)}
+                        header = {
+                            "descr": np.lib.format.dtype_to_descr(rows.dtype),
+                            "fortran_order": False,
+                            "shape": (len(images), *shape),
+                        }
                         np.lib.format.write_array_header_1_0(file, header)
                     file.write(np.ascontiguousarray(rows).tobytes())
                     if progress:
                         progress(100 * (start + len(rows)) // len(images), 100)
             with open_private(fresh / META) as file:
-                file.write(json.dumps({"key": key, "fingerprint": card.fingerprint, "shape": list(shape or ())}).encode())
+                file.write(
+                    json.dumps({"key": key, "fingerprint": card.fingerprint, "shape": list(shape or ())}).encode()
+                )
             os.rename(fresh, home)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)

@@ -76,8 +76,12 @@ def prepare_public(public: Public, shape: tuple[int, int, int], out: Path, raw: 
             source = read_public(public, shape, raw, seed)
             counts = write_public(source, shape, directory)
             if np.count_nonzero(counts) < 2:
-                raise DataError(f"public.source={public.source} has images of {np.count_nonzero(counts)} class(es): two or more must have some.")
-            card = PublicCard(enabled=True, source=public.source, shape=shape, classes=source.classes, images=int(counts.sum()))
+                raise DataError(
+                    f"public.source={public.source} has images of {np.count_nonzero(counts)} class(es): two or more must have some."
+                )
+            card = PublicCard(
+                enabled=True, source=public.source, shape=shape, classes=source.classes, images=int(counts.sum())
+            )
         content = asdict(card)
         (directory / CARD).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return content
@@ -93,7 +97,9 @@ def write_public(source: Source, shape: tuple[int, int, int], directory: Path) -
             if label < len(first) and counts[label] < GRID_COLUMNS:
                 first[label, counts[label]] = image
             counts[label] += 1
-    save_png(directory / "grid.png", to_grid(first.reshape(-1, *first.shape[2:]).transpose(0, 3, 1, 2) / 255, GRID_COLUMNS))
+    save_png(
+        directory / "grid.png", to_grid(first.reshape(-1, *first.shape[2:]).transpose(0, 3, 1, 2) / 255, GRID_COLUMNS)
+    )
     return counts
 
 
@@ -102,7 +108,9 @@ def refuse_sensitive_as_public(data: Data, public: Public) -> None:
     paths = {Path(path).expanduser().resolve() for path in (data.path, public.path) if path is not None}
     same_files = len(paths) == 1 and None not in (data.path, public.path)
     if public.enabled and (same_files or public.source == data.source == "cifar10"):
-        raise ConfigError(f"public.source={public.source}, public.path={public.path} names the sensitive images themselves: choose others.")
+        raise ConfigError(
+            f"public.source={public.source}, public.path={public.path} names the sensitive images themselves: choose others."
+        )
 
 
 def secret_key(state: Path, dataset_id: str) -> bytes:
@@ -113,7 +121,9 @@ def secret_key(state: Path, dataset_id: str) -> bytes:
             file.write(os.urandom(KEY_BYTES))
     key = path.read_bytes()
     if len(key) != KEY_BYTES:
-        raise DataError(f"{path} holds {len(key)} bytes, expected {KEY_BYTES}: remove it; the hold-out is then drawn anew.")
+        raise DataError(
+            f"{path} holds {len(key)} bytes, expected {KEY_BYTES}: remove it; the hold-out is then drawn anew."
+        )
     return key
 
 
@@ -129,7 +139,9 @@ def split(source: Source, key: bytes, holdout_fraction: float, directory: Path) 
                 height, width, channels = image.shape
                 for part in (SENSITIVE, HOLDOUT):
                     (directory / part).mkdir(mode=0o700)
-                    writers[part] = stack.enter_context(ImageWriter(directory / part, (channels, height, width), source.classes))
+                    writers[part] = stack.enter_context(
+                        ImageWriter(directory / part, (channels, height, width), source.classes)
+                    )
             writers[HOLDOUT if held_out else SENSITIVE].append(image, label)
     if not writers or not writers[SENSITIVE].count:
         raise DataError("no sensitive image is left after the split: the source holds too few.")

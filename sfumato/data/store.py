@@ -61,7 +61,9 @@ def load_prepared(state: Path, card: Card, part: str) -> ImageSet:
     """
     home = dataset_directory(state, card.dataset_id)
     if not (home / CARD).is_file():
-        raise DataError(f"no prepared images of dataset {card.dataset_id!r} under {state}: {AGAIN}, or set SFUMATO_STATE to where they are")
+        raise DataError(
+            f"no prepared images of dataset {card.dataset_id!r} under {state}: {AGAIN}, or set SFUMATO_STATE to where they are"
+        )
     if read_card(home / CARD) != card:
         raise DataError(f"{home} holds other images than the data card stands for: {AGAIN} again")
     images = load_images(home / part, card.classes)
@@ -91,5 +93,7 @@ def load_public(directory: Path, shape: tuple[int, int, int]) -> ImageSet:
     if not card.enabled:
         raise DataError(f"{directory} holds no public images: set public.enabled: true and {AGAIN_PUBLIC}")
     if card.shape != tuple(shape):
-        raise DataError(f"{directory} has images of shape {card.shape}, the sensitive ones are {tuple(shape)}: {AGAIN_PUBLIC} again")
+        raise DataError(
+            f"{directory} has images of shape {card.shape}, the sensitive ones are {tuple(shape)}: {AGAIN_PUBLIC} again"
+        )
     return load_images(directory, card.classes)

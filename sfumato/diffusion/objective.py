@@ -43,7 +43,9 @@ def denoise(network: Network, noisy: Tensor, sigma: Tensor, labels: Tensor, sigm
     return noisy * (sigma_data / total) ** 2 + output * (s * sigma_data / total)
 
 
-def per_image_loss(network: Network, images: Tensor, labels: Tensor, sigma: Tensor, noise: Tensor, sigma_data: float = 0.5) -> Tensor:
+def per_image_loss(
+    network: Network, images: Tensor, labels: Tensor, sigma: Tensor, noise: Tensor, sigma_data: float = 0.5
+) -> Tensor:
     """Weighted denoising error λ(σ)·mean((D(x + σn; σ) − x)²) with λ = (σ² + σ_data²)/(σ·σ_data)².
 
     images: (B, C, H, W) float32 in [0, 1]; labels, sigma: (B,); noise: (B, C, H, W), standard normal. Returns (B,) float32.

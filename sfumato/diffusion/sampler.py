@@ -49,7 +49,11 @@ def sample(
     images = [torch.empty(0, *shape)]
     for part in labels.split(batch):
         # One image's noise at a time, so that the k-th image does not depend on `batch`.
-        start = torch.stack([torch.randn(shape, generator=generator) for _ in part]) if len(part) else torch.empty(0, *shape)
+        start = (
+            torch.stack([torch.randn(shape, generator=generator) for _ in part])
+            if len(part)
+            else torch.empty(0, *shape)
+        )
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
             images.append(to_image_range(solve(model, start.to(device), part.to(device), steps, guidance)).cpu())
     model.train(training)

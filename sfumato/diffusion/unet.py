@@ -73,7 +73,9 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = max(1, channels // HEAD_CHANNELS)
         if channels % self.heads:
-            raise ConfigError(f"{channels} channels do not split into {self.heads} heads: choose model.width as a multiple of {HEAD_CHANNELS}")
+            raise ConfigError(
+                f"{channels} channels do not split into {self.heads} heads: choose model.width as a multiple of {HEAD_CHANNELS}"
+            )
         self.norm = GroupNorm(channels)
         self.q = nn.Linear(channels, channels)
         self.k = nn.Linear(channels, channels)
@@ -86,7 +88,9 @@ class Attention(nn.Module):
         tokens = self.norm(x).flatten(2).transpose(1, 2).contiguous()  # (B, H*W, C)
         q, k, v = (self.split(project(tokens)) for project in (self.q, self.k, self.v))
         # Spelled out: on a CPU the fused attention takes ten times as long, forward and back, for so few pixels.
-        weights = (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).softmax(dim=-1, dtype=torch.float32)  # (B, heads, H*W, H*W)
+        weights = (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).softmax(
+            dim=-1, dtype=torch.float32
+        )  # (B, heads, H*W, H*W)
         tokens = (weights.to(v.dtype) @ v).transpose(1, 2).flatten(2)  # (B, H*W, C)
         return (x + self.out(tokens).transpose(1, 2).contiguous().view(x.shape)) * math.sqrt(0.5)
 
@@ -133,7 +137,9 @@ class UNet(nn.Module):
     ) -> None:
         super().__init__()
         if resolution % unshuffle:
-            raise ConfigError(f"model.unshuffle={unshuffle} does not divide the resolution {resolution}: use 1 or resize the images")
+            raise ConfigError(
+                f"model.unshuffle={unshuffle} does not divide the resolution {resolution}: use 1 or resize the images"
+            )
         if width % 4:
             raise ConfigError(f"model.width={width}: expected a multiple of 4")
         if not set(attention) <= set(range(len(multipliers))):
@@ -146,7 +152,11 @@ class UNet(nn.Module):
         nn.init.normal_(self.label.weight, std=0.5)
 
         folded = channels * unshuffle**2
-        levels = [(width * multiplier, level in attention) for level, multiplier in enumerate(multipliers) for _ in range(blocks)]
+        levels = [
+            (width * multiplier, level in attention)
+            for level, multiplier in enumerate(multipliers)
+            for _ in range(blocks)
+        ]
         current = levels[0][0]
         self.blocks = blocks
         self.conv_in = nn.Conv2d(folded, current, 3, padding=1)
@@ -155,7 +165,9 @@ class UNet(nn.Module):
             self.down.append(Stage(current, size, embedding, attends))
             current = size
         attends = levels[-1][1]
-        self.middle = nn.ModuleList([Stage(current, current, embedding, attends), Stage(current, current, embedding, False)])
+        self.middle = nn.ModuleList(
+            [Stage(current, current, embedding, attends), Stage(current, current, embedding, False)]
+        )
         self.up = nn.ModuleList()  # and back, each with the output of its counterpart
         for size, attends in reversed(levels):
             self.up.append(Stage(current + size, size, embedding, attends))

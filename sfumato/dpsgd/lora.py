@@ -50,7 +50,9 @@ class LoraConv2d(nn.Conv2d):
         self.A, self.B, self.scale = nn.Parameter(a), nn.Parameter(b), scale
 
     def forward(self, x: Tensor) -> Tensor:
-        narrow = self.B.unflatten(1, self.weight.shape[1:])  # (r, in, height, width): B is the same convolution, to r channels
+        narrow = self.B.unflatten(
+            1, self.weight.shape[1:]
+        )  # (r, in, height, width): B is the same convolution, to r channels
         hidden = F.conv2d(x, narrow, None, self.stride, self.padding, self.dilation)
         return super().forward(x) + self.scale * F.conv2d(hidden, self.A[:, :, None, None])
 
@@ -79,13 +81,17 @@ def layer_of(model: nn.Module, name: str) -> nn.Linear | nn.Conv2d:
     except AttributeError:
         layer = None
     if layer is None:
-        raise ConfigError(f"{name} is no weight of a layer of this model: name a matrix such as middle.0.attention.q.weight")
+        raise ConfigError(
+            f"{name} is no weight of a layer of this model: name a matrix such as middle.0.attention.q.weight"
+        )
     # A subclass may use its weight without calling the layer (as nn.MultiheadAttention does): the adapter would then do nothing.
     if type(layer) is nn.Linear:
         return layer
     if type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros":
         return layer
-    raise ConfigError(f"{name} belongs to {type(layer).__name__}: only plain nn.Linear and nn.Conv2d (one group, zero padding) can be adapted")
+    raise ConfigError(
+        f"{name} belongs to {type(layer).__name__}: only plain nn.Linear and nn.Conv2d (one group, zero padding) can be adapted"
+    )
 
 
 def add_lora(model: nn.Module, names: Sequence[str], lora: Lora, seed: int) -> None:
@@ -119,7 +125,9 @@ def attach(model: nn.Module, name: str, layer: nn.Linear | nn.Conv2d, a: Tensor,
 
 def adapted_layers(model: nn.Module) -> dict[str, LoraLinear | LoraConv2d]:
     """The adapted layers by the name of their weight, in the order of the model."""
-    return {f"{path}.weight": layer for path, layer in model.named_modules() if isinstance(layer, (LoraLinear, LoraConv2d))}
+    return {
+        f"{path}.weight": layer for path, layer in model.named_modules() if isinstance(layer, (LoraLinear, LoraConv2d))
+    }
 
 
 @torch.no_grad()
@@ -141,9 +149,18 @@ def save_adapter(model: nn.Module, directory: Path, base: Path) -> None:
     layers = adapted_layers(model)
     if not layers:
         raise ValueError("the model has no adapter to save")
-    tensors = {f"{name}.{part}": getattr(layer, part).detach().cpu().contiguous() for name, layer in layers.items() for part in ("A", "B")}
+    tensors = {
+        f"{name}.{part}": getattr(layer, part).detach().cpu().contiguous()
+        for name, layer in layers.items()
+        for part in ("A", "B")
+    }
     first = next(iter(layers.values()))
-    content = {"base_sha256": digest_of_file(base), "rank": first.A.shape[1], "scale": first.scale, "matrices": list(layers)}
+    content = {
+        "base_sha256": digest_of_file(base),
+        "rank": first.A.shape[1],
+        "scale": first.scale,
+        "matrices": list(layers),
+    }
     save_file(tensors, directory / ADAPTER)
     (directory / ADAPTER_CONFIG).write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
@@ -169,10 +186,16 @@ def load_adapted(directory: Path, base_directory: Path) -> Denoiser:
     model = load_base(base_directory)
     try:
         content = json.loads((directory / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-        expected, scale, matrices = str(content["base_sha256"]), float(content["scale"]), [str(name) for name in content["matrices"]]
+        expected, scale, matrices = (
+            str(content["base_sha256"]),
+            float(content["scale"]),
+            [str(name) for name in content["matrices"]],
+        )
         tensors = load_file(directory / ADAPTER)
     except (ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise DataError(f"{directory}: {ADAPTER_CONFIG} and {ADAPTER} cannot be read ({error}): run `stage finetune` again") from error
+        raise DataError(
+            f"{directory}: {ADAPTER_CONFIG} and {ADAPTER} cannot be read ({error}): run `stage finetune` again"
+        ) from error
     if (found := digest_of_file(base_file(base_directory))) != expected:
         raise DataError(
             f"the adapters of {directory} were trained on a base with sha256 {expected[:12]}…, "
@@ -186,7 +209,11 @@ def load_adapted(directory: Path, base_directory: Path) -> Denoiser:
         except ConfigError as error:
             raise DataError(f"{directory} does not fit the model of {base_directory}: {error}") from error
         a, b = tensors[f"{name}.A"], tensors[f"{name}.B"]
-        if a.ndim != 2 or b.ndim != 2 or (len(a), a.shape[1], b.shape[1]) != (len(layer.weight), len(b), layer.weight[0].numel()):
+        if (
+            a.ndim != 2
+            or b.ndim != 2
+            or (len(a), a.shape[1], b.shape[1]) != (len(layer.weight), len(b), layer.weight[0].numel())
+        ):
             shapes = f"{tuple(a.shape)} and {tuple(b.shape)}, which do not fit {tuple(layer.weight.shape)}"
             raise DataError(f"{directory}: the adapter of {name} has shapes {shapes}: run `stage finetune` again")
         attach(model, name, layer, a.to(layer.weight), b.to(layer.weight), scale)

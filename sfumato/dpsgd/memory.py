@@ -21,7 +21,9 @@ from sfumato.dpsgd.run import Draws, per_image_gradients
 from sfumato.dpsgd.trainable import candidates, choose_trainable, flat
 from sfumato.public_model.network import Denoiser, LatentDiffusion, outline
 
-STEP_COPIES = 5  # float32 copies of the trained parameters beside the model: average, two moments, the sum, the noised gradient
+STEP_COPIES = (
+    5  # float32 copies of the trained parameters beside the model: average, two moments, the sum, the noised gradient
+)
 SALIENCY_COPIES = 8  # the sum and the released vectors in float64, the clipped sum and the noise of one batch
 IMAGES = 32  # per vmap, at most
 CPU_BYTES = 4 * 2**30  # for one chunk where there is no GPU
@@ -43,7 +45,9 @@ class Memory:
         return self.weights + self.copies + self.gradients + self.activations
 
     def __str__(self) -> str:
-        peak, weights, copies, gradients, activations = map(readable, (self.peak, self.weights, self.copies, self.gradients, self.activations))
+        peak, weights, copies, gradients, activations = map(
+            readable, (self.peak, self.weights, self.copies, self.gradients, self.activations)
+        )
         return (
             f"about {peak} at float32, {self.chunk} image{'s' * (self.chunk > 1)} at a time: {weights} for the network, {copies} for sums and moments, "
             f"{gradients} for per-image gradients of {self.trained:,} parameters, {activations} for activations"
@@ -63,7 +67,9 @@ class LiveBytes(TorchDispatchMode):
     def __init__(self, there: Iterable[Tensor]) -> None:
         super().__init__()
         self.live = self.peak = 0
-        self.there = [tensor.untyped_storage() for tensor in there]  # kept, so that no new one takes the place of one of them
+        self.there = [
+            tensor.untyped_storage() for tensor in there
+        ]  # kept, so that no new one takes the place of one of them
         self.known: dict[int, int] = {storage._cdata: 0 for storage in self.there}
 
     def __torch_dispatch__(self, operator: Any, types: Any, arguments: tuple = (), keywords: dict | None = None) -> Any:
@@ -87,7 +93,9 @@ class LiveBytes(TorchDispatchMode):
         self.live -= self.known.pop(key, 0)
 
 
-def gradient_memory(model: LatentDiffusion, parameters: Mapping[str, Tensor], chunk: int, draws: int, copies: int) -> Memory:
+def gradient_memory(
+    model: LatentDiffusion, parameters: Mapping[str, Tensor], chunk: int, draws: int, copies: int
+) -> Memory:
     """What one step takes at its largest. model: on the meta device, as `outline` gives it; draws: K."""
     shape = (model.channels, model.resolution, model.resolution)
     with torch.device("meta"), torch.no_grad():
@@ -106,11 +114,18 @@ def gradient_memory(model: LatentDiffusion, parameters: Mapping[str, Tensor], ch
     inputs = 4 * chunk * (1 + draws) * images[0].numel()
     most = max(counter.peak, gradients + 8 * trained)  # the clipped sum is made twice: in parts, and whole
     return Memory(
-        weights=weights, copies=4 * trained * copies, gradients=gradients, activations=most - gradients + inputs, trained=trained, chunk=chunk
+        weights=weights,
+        copies=4 * trained * copies,
+        gradients=gradients,
+        activations=most - gradients + inputs,
+        trained=trained,
+        chunk=chunk,
     )
 
 
-def trained_parameters(model: Denoiser, settings: Finetune | Saliency, seed: int = 0, pattern: str = "qkv") -> dict[str, Tensor]:
+def trained_parameters(
+    model: Denoiser, settings: Finetune | Saliency, seed: int = 0, pattern: str = "qkv"
+) -> dict[str, Tensor]:
     """The parameters whose per-image gradients a stage takes, of a model on the meta device, which this changes as the stage will.
 
     Which candidates of `pattern` `saliency` will select for `finetune` is not known before: so many of the first are taken.
@@ -125,7 +140,9 @@ def trained_parameters(model: Denoiser, settings: Finetune | Saliency, seed: int
     return {name: value for name, value in model.named_parameters() if name in trained}
 
 
-def estimate(settings: Model, classes: int, stage: Finetune | Saliency, chunk: int | None = None, budget: int | None = None) -> Memory:
+def estimate(
+    settings: Model, classes: int, stage: Finetune | Saliency, chunk: int | None = None, budget: int | None = None
+) -> Memory:
     """The memory of a stage on the public model that `settings` names, at `chunk` images at a time (default: the stage's own, or what fits)."""
     model = outline(settings, classes)
     parameters = trained_parameters(model, stage)

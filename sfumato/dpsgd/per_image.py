@@ -36,7 +36,9 @@ class PerImage(TorchFunctionMode):
     def __init__(self, weights: Mapping[str, Tensor], images: int) -> None:
         super().__init__()
         self.images = images
-        self.rows = {name: weight.detach().expand(images, *weight.shape).requires_grad_() for name, weight in weights.items()}
+        self.rows = {
+            name: weight.detach().expand(images, *weight.shape).requires_grad_() for name, weight in weights.items()
+        }
         self.of: dict[int, tuple[Tensor, Tensor]] = {}  # id -> (the tensor, which keeps its id; its rows)
         for name, weight in weights.items():
             self.follow(weight, self.rows[name])
@@ -48,16 +50,23 @@ class PerImage(TorchFunctionMode):
     def rows_of(self, weight: Tensor | None) -> Tensor | None:
         return self.of[id(weight)][1] if id(weight) in self.of else None
 
-    def __torch_function__(self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         values = [*args, *kwargs.values()]
-        if not any(id(value) in self.of for value in values + [part for value in values if isinstance(value, (list, tuple)) for part in value]):
+        if not any(
+            id(value) in self.of
+            for value in values + [part for value in values if isinstance(value, (list, tuple)) for part in value]
+        ):
             return function(*args, **kwargs)
         if function in RULES:
             return RULES[function](self, *args, **kwargs)
         result = function(*args, **kwargs)
         if isinstance(result, (Tensor, tuple, list)) and not isinstance(result, torch.Size):
-            raise NoRuleError(f"no per-image gradient for {getattr(function, '__name__', function)} of a trained weight")
+            raise NoRuleError(
+                f"no per-image gradient for {getattr(function, '__name__', function)} of a trained weight"
+            )
         return result  # a shape, a dtype
 
 
@@ -74,7 +83,15 @@ class Linear(torch.autograd.Function):
     """weights, biases: the rows of both, or None for one that is not trained; as below."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, weights: Tensor | None, biases: Tensor | None, images: int) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        weights: Tensor | None,
+        biases: Tensor | None,
+        images: int,
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.images = images
         return F.linear(x, weight, bias)
@@ -99,7 +116,15 @@ class Pointwise(torch.autograd.Function):
     """A convolution of single pixels, as a product of matrices."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, weights: Tensor | None, biases: Tensor | None, images: int) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        weights: Tensor | None,
+        biases: Tensor | None,
+        images: int,
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.images = images
         y = torch.bmm(weight.flatten(1).expand(len(x), -1, -1), x.flatten(2)).unflatten(2, x.shape[2:])
@@ -109,8 +134,16 @@ class Pointwise(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Gradients:
         x, weight = ctx.saved_tensors
         flat = gradient.flatten(2)
-        to_x = torch.bmm(weight.flatten(1).t().expand(len(x), -1, -1), flat).view(x.shape) if ctx.needs_input_grad[0] else None
-        to_weights = torch.bmm(flat, x.flatten(2).mT).view(-1, ctx.images, *weight.shape).sum(0) if ctx.needs_input_grad[3] else None
+        to_x = (
+            torch.bmm(weight.flatten(1).t().expand(len(x), -1, -1), flat).view(x.shape)
+            if ctx.needs_input_grad[0]
+            else None
+        )
+        to_weights = (
+            torch.bmm(flat, x.flatten(2).mT).view(-1, ctx.images, *weight.shape).sum(0)
+            if ctx.needs_input_grad[3]
+            else None
+        )
         to_biases = sum_of_pixels(gradient, ctx.images) if ctx.needs_input_grad[4] else None
         return to_x, None, None, to_weights, to_biases, None
 
@@ -158,7 +191,9 @@ def grouped_weight_gradients(gradient: Tensor, x: Tensor, weight: Tensor, geomet
     return rows.unflatten(0, (images, wide))[:, :outputs]
 
 
-def convolution_backward(gradient: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, groups: int, wanted: list[bool]) -> Gradients:
+def convolution_backward(
+    gradient: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, groups: int, wanted: list[bool]
+) -> Gradients:
     return torch.ops.aten.convolution_backward(gradient, x, weight, None, *geometry, False, [0, 0], groups, wanted)
 
 
@@ -193,11 +228,20 @@ def linear(mode: PerImage, x: Tensor, weight: Tensor, bias: Tensor | None = None
 
 
 def conv2d(
-    mode: PerImage, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+    mode: PerImage,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
 ) -> Tensor:
     if groups != 1 or isinstance(padding, str):
         raise NoRuleError("no per-image gradient for a convolution in groups, or one whose padding is a word")
-    both: list[list[int]] = [[value, value] if isinstance(value, int) else list(value) for value in (stride, padding, dilation)]
+    both: list[list[int]] = [
+        [value, value] if isinstance(value, int) else list(value) for value in (stride, padding, dilation)
+    ]
     geometry: Geometry = (both[0], both[1], both[2])
     value = computed(weight)
     offset = None if bias is None else computed(bias)
@@ -207,9 +251,18 @@ def conv2d(
     return Convolution.apply(*arguments, geometry)
 
 
-def embedding(mode: PerImage, index: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None, **_: Any) -> Tensor:
+def embedding(
+    mode: PerImage,
+    index: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    **_: Any,
+) -> Tensor:
     if index.ndim != 1 or padding_idx is not None or max_norm is not None:
-        raise NoRuleError("no per-image gradient for an embedding of more than one index each, with padding or a largest norm")
+        raise NoRuleError(
+            "no per-image gradient for an embedding of more than one index each, with padding or a largest norm"
+        )
     return Embedding.apply(index, weight.detach(), mode.rows_of(weight))
 
 

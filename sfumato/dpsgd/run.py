@@ -102,7 +102,11 @@ def levels_of(model: Denoiser) -> Levels:
 
 def loss_of(model: Denoiser) -> Callable[..., Tensor]:
     """(network, images, labels, levels, noise) -> (B,): the denoising loss that the network was made for."""
-    return model.per_image_loss if isinstance(model, LatentDiffusion) else functools.partial(per_image_loss, sigma_data=model.sigma_data)
+    return (
+        model.per_image_loss
+        if isinstance(model, LatentDiffusion)
+        else functools.partial(per_image_loss, sigma_data=model.sigma_data)
+    )
 
 
 def augment(images: Tensor, draws: Draws) -> Tensor:
@@ -112,14 +116,21 @@ def augment(images: Tensor, draws: Draws) -> Tensor:
         x = torch.where(draws.flip[:, :, None, None, None], x.flip(-1), x)
     if draws.shift is not None:
         for axis, size in ((0, x.shape[-2]), (1, x.shape[-1])):
-            source = (torch.arange(size, device=x.device) - draws.shift[:, :, axis, None]).clamp(0, size - 1)  # (B, K, size)
+            source = (torch.arange(size, device=x.device) - draws.shift[:, :, axis, None]).clamp(
+                0, size - 1
+            )  # (B, K, size)
             source = source[:, :, None, :, None] if axis == 0 else source[:, :, None, None, :]
             x = x.gather(3 + axis, source.expand(x.shape))
     return x
 
 
 def per_image_gradients(
-    model: Denoiser, parameters: Mapping[str, Tensor], images: Tensor, labels: Tensor, draws: Draws, autocast: bool = False
+    model: Denoiser,
+    parameters: Mapping[str, Tensor],
+    images: Tensor,
+    labels: Tensor,
+    draws: Draws,
+    autocast: bool = False,
 ) -> dict[str, Tensor]:
     """Gradient of each image's mean loss over its K draws, before any clip.
 
@@ -136,7 +147,9 @@ def per_image_gradients(
         return by_layers(model, detached, *batch) if isinstance(model, UNet) else by_vmap(model, detached, *batch)
 
 
-def by_layers(model: UNet, parameters: Mapping[str, Tensor], images: Tensor, labels: Tensor, sigma: Tensor, noise: Tensor) -> dict[str, Tensor]:
+def by_layers(
+    model: UNet, parameters: Mapping[str, Tensor], images: Tensor, labels: Tensor, sigma: Tensor, noise: Tensor
+) -> dict[str, Tensor]:
     """Per-image gradients of our own network, in which no image sees another: an ordinary backward pass, split by image in its layers."""
     count = len(images)
     mode = PerImage(parameters, count)
@@ -146,12 +159,18 @@ def by_layers(model: UNet, parameters: Mapping[str, Tensor], images: Tensor, lab
             return functional_call(model, dict(parameters), (x, c_noise, labels))
 
     with torch.enable_grad():
-        losses = loss_of(model)(network, *(tensor.transpose(0, 1).flatten(0, 1) for tensor in (images, labels, sigma, noise)))  # (K·B,)
+        losses = loss_of(model)(
+            network, *(tensor.transpose(0, 1).flatten(0, 1) for tensor in (images, labels, sigma, noise))
+        )  # (K·B,)
         loss = losses.view(-1, count).mean(0).sum()  # of each image the mean over its K draws
-        return dict(zip(parameters, torch.autograd.grad(loss, list(mode.rows.values()), materialize_grads=True), strict=True))
+        return dict(
+            zip(parameters, torch.autograd.grad(loss, list(mode.rows.values()), materialize_grads=True), strict=True)
+        )
 
 
-def by_vmap(model: Denoiser, parameters: Mapping[str, Tensor], images: Tensor, labels: Tensor, sigma: Tensor, noise: Tensor) -> dict[str, Tensor]:
+def by_vmap(
+    model: Denoiser, parameters: Mapping[str, Tensor], images: Tensor, labels: Tensor, sigma: Tensor, noise: Tensor
+) -> dict[str, Tensor]:
     """Per-image gradients of any network: vmap keeps the images apart."""
     of_each = loss_of(model)
 
@@ -266,7 +285,9 @@ class DPSGD:
         if not public_batch > 0:
             raise ValueError(f"public_batch={public_batch}: expected the public denominator q·N̄ > 0")
         self.model, self.config, self.public_batch, self.label_dropout = model, config, public_batch, label_dropout
-        self.parameters: dict[str, Tensor] = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        self.parameters: dict[str, Tensor] = {
+            name: value for name, value in model.named_parameters() if value.requires_grad
+        }
         if not self.parameters:
             raise ValueError("the model has no parameter to train: all have requires_grad=False")
         self.device = next(iter(self.parameters.values())).device
@@ -330,7 +351,9 @@ class DPSGD:
         draws = self.draw(images)
         key = ("per-image", self.device, images.shape, self.config.draws, len(self.first))
         return bfloat16_is_faster(
-            lambda autocast: per_image_gradients(model, self.parameters, images, labels, draws, autocast), key, self.device
+            lambda autocast: per_image_gradients(model, self.parameters, images, labels, draws, autocast),
+            key,
+            self.device,
         )
 
     def state(self) -> dict[str, Tensor]:
@@ -345,8 +368,14 @@ class DPSGD:
         """Continue from `state()`. The draws are fresh. Raises ValueError when the state is of another model."""
         shapes = {name: value.shape for name, value in self.state().items()}
         if {name: value.shape for name, value in state.items()} != shapes:
-            odd = sorted(name for name in shapes.keys() | state.keys() if name not in state or state[name].shape != shapes.get(name))
-            raise ValueError(f"the checkpoint is of another model: {', '.join(odd[:5])} missing, unknown or of another shape")
+            odd = sorted(
+                name
+                for name in shapes.keys() | state.keys()
+                if name not in state or state[name].shape != shapes.get(name)
+            )
+            raise ValueError(
+                f"the checkpoint is of another model: {', '.join(odd[:5])} missing, unknown or of another shape"
+            )
         for name, value in self.parameters.items():
             value.copy_(state[f"parameters.{name}"])
             self.ema.average[name].copy_(state[f"ema.{name}"])

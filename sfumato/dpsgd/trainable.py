@@ -21,7 +21,12 @@ from sfumato.public_model.network import Denoiser
 
 ATTENTION = r"(.*\.)?(attention|attn\d*)\."  # ours, and what public text-to-image models call theirs
 PATTERNS = {"qkv": ATTENTION + r"(to_)?[qkv]\.weight", "qkvo": ATTENTION + r"((to_)?[qkv]|out|to_out\.0)\.weight"}
-ADAPTED = ("attention-lora", "salient-lora", "random-lora", "synflow-lora")  # the sets whose result is adapters on an untouched base
+ADAPTED = (
+    "attention-lora",
+    "salient-lora",
+    "random-lora",
+    "synflow-lora",
+)  # the sets whose result is adapters on an untouched base
 
 
 def candidates(model: nn.Module, pattern: str = "qkv") -> dict[str, list[str]]:
@@ -36,14 +41,20 @@ def candidates(model: nn.Module, pattern: str = "qkv") -> dict[str, list[str]]:
         for name, _ in model.named_parameters():
             found.setdefault(layer_name(name), []).append(name)
     elif pattern == "matrices":
-        found = {path: [f"{path}.weight"] for path, layer in model.named_modules() if path and isinstance(layer, (nn.Linear, nn.Conv2d))}
+        found = {
+            path: [f"{path}.weight"]
+            for path, layer in model.named_modules()
+            if path and isinstance(layer, (nn.Linear, nn.Conv2d))
+        }
     elif pattern in PATTERNS:
         names = [name for name, _ in model.named_parameters() if re.fullmatch(PATTERNS[pattern], name)]
         found = {name.removesuffix(".weight"): [name] for name in names}
     else:
         raise ConfigError(f"saliency.candidates={pattern!r}: expected qkv, qkvo, matrices or layers")
     if not found:
-        raise ConfigError(f"candidates {pattern!r}: nothing in this model matches. Give it attention (model.attention), or choose matrices or layers")
+        raise ConfigError(
+            f"candidates {pattern!r}: nothing in this model matches. Give it attention (model.attention), or choose matrices or layers"
+        )
     return found
 
 
@@ -60,7 +71,9 @@ def how_many(ratio: float, total: int) -> int:
     return max(1, math.floor(ratio * total + 0.5))
 
 
-def choose_trainable(model: Denoiser, settings: Finetune, ranking: Sequence[Sequence[str]] | None, seed: int) -> list[str]:
+def choose_trainable(
+    model: Denoiser, settings: Finetune, ranking: Sequence[Sequence[str]] | None, seed: int
+) -> list[str]:
     """Make exactly the chosen parameters trainable, in place, and return their names, in the order of the model.
 
     ranking: the parameters of each candidate of `stage saliency`, the most salient first; None without it. Of these, the first
@@ -82,11 +95,15 @@ def choose_trainable(model: Denoiser, settings: Finetune, ranking: Sequence[Sequ
     chosen: list[str]
     if kind in SALIENT:
         if ranking is None:
-            raise ConfigError(f"finetune.trainable={kind} needs the choice that saliency makes: switch saliency on (saliency.enabled: true)")
+            raise ConfigError(
+                f"finetune.trainable={kind} needs the choice that saliency makes: switch saliency on (saliency.enabled: true)"
+            )
         selected = {name for names in ranking[: how_many(settings.ratio, len(ranking))] for name in names}
         others = {name for names in ranking for name in names} - selected
         if missing := sorted((selected | others) - set(everything)):
-            raise DataError(f"the saliency artifact names {missing[0]}, which this model has not: run `stage saliency` on the same pretrain artifact")
+            raise DataError(
+                f"the saliency artifact names {missing[0]}, which this model has not: run `stage saliency` on the same pretrain artifact"
+            )
         chosen = [name for name in everything if name in selected]
     elif kind == "all":
         chosen = everything
@@ -99,7 +116,9 @@ def choose_trainable(model: Denoiser, settings: Finetune, ranking: Sequence[Sequ
         randomise(model, [name for name in everything if name in others], seed)
     if kind in ADAPTED or kind == "noisy":
         if not (adaptable := [name for name in chosen if name in set(flat(candidates(model, "matrices")))]):
-            raise ConfigError(f"finetune.trainable={kind}: what was selected holds no matrix that an adapter could go on. Use trainable: salient")
+            raise ConfigError(
+                f"finetune.trainable={kind}: what was selected holds no matrix that an adapter could go on. Use trainable: salient"
+            )
         add_lora(model, adaptable, settings.lora, seed)
     else:
         named = dict(model.named_parameters())
@@ -107,7 +126,9 @@ def choose_trainable(model: Denoiser, settings: Finetune, ranking: Sequence[Sequ
             named[name].requires_grad_(True)
     trained = [name for name, value in model.named_parameters() if value.requires_grad]
     if not trained:
-        raise ConfigError(f"finetune.trainable={kind}: this model has nothing to train. Give it attention (model.attention), or use trainable: all")
+        raise ConfigError(
+            f"finetune.trainable={kind}: this model has nothing to train. Give it attention (model.attention), or use trainable: all"
+        )
     return trained
 
 
@@ -125,7 +146,9 @@ def matrices_to_adapt(model: Denoiser, settings: Finetune, seed: int) -> list[st
         return [names[i] for i in sorted(chosen)]
     if settings.trainable == "synflow-lora":
         scores = synflow_scores(model, names)
-        kept = set(sorted(names, key=lambda name: -scores[name])[:count])  # a stable sort: equal scores in the order of the model
+        kept = set(
+            sorted(names, key=lambda name: -scores[name])[:count]
+        )  # a stable sort: equal scores in the order of the model
         return [name for name in names if name in kept]
     return names
 
@@ -137,11 +160,18 @@ def synflow_scores(model: Denoiser, names: Sequence[str]) -> dict[str, float]:
     Source: Tanaka et al. 2020 (SynFlow), one round.
     """
     linear = copy.deepcopy(model).cpu().double()
-    weights = {name: value.detach().abs().requires_grad_(name in set(names)) for name, value in linear.named_parameters()}
+    weights = {
+        name: value.detach().abs().requires_grad_(name in set(names)) for name, value in linear.named_parameters()
+    }
     ones = torch.ones(1, model.channels, model.resolution, model.resolution, dtype=torch.float64)
-    output = functional_call(linear, weights, (ones, torch.zeros(1, dtype=torch.float64), torch.tensor([model.classes])))
+    output = functional_call(
+        linear, weights, (ones, torch.zeros(1, dtype=torch.float64), torch.tensor([model.classes]))
+    )
     gradients = torch.autograd.grad(output.sum(), [weights[name] for name in names])
-    return {name: float((gradient * weights[name]).detach().abs().sum()) for name, gradient in zip(names, gradients, strict=True)}
+    return {
+        name: float((gradient * weights[name]).detach().abs().sum())
+        for name, gradient in zip(names, gradients, strict=True)
+    }
 
 
 @torch.no_grad()
@@ -164,9 +194,15 @@ def check_trained(before: Mapping[str, Tensor], model: nn.Module, names: Sequenc
     after = model.state_dict()
     if before.keys() != after.keys() or not set(names) <= after.keys():
         odd = (before.keys() ^ after.keys()) | (set(names) - after.keys())
-        raise SfumatoError(f"internal error: {min(odd)} is not in the model both before and after training. Nothing is written: please report it")
+        raise SfumatoError(
+            f"internal error: {min(odd)} is not in the model both before and after training. Nothing is written: please report it"
+        )
     same = {name for name, value in after.items() if torch.equal(value.to(before[name].device), before[name])}
     if idle := [name for name in names if name in same]:
-        raise SfumatoError(f"internal error: {idle[0]} was to be trained and did not change ({len(idle)} such). Nothing is written: please report it")
+        raise SfumatoError(
+            f"internal error: {idle[0]} was to be trained and did not change ({len(idle)} such). Nothing is written: please report it"
+        )
     if moved := sorted(after.keys() - same - set(names)):
-        raise SfumatoError(f"internal error: {moved[0]} was frozen and changed ({len(moved)} such). Nothing is written: please report it")
+        raise SfumatoError(
+            f"internal error: {moved[0]} was frozen and changed ({len(moved)} such). Nothing is written: please report it"
+        )

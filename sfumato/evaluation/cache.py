@@ -44,7 +44,12 @@ def read_features(path: Path, shape: tuple[int, int]) -> np.ndarray | None:
         features = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
-    if not isinstance(features, np.ndarray) or features.shape != shape or features.dtype != np.float32 or not np.isfinite(features).all():
+    if (
+        not isinstance(features, np.ndarray)
+        or features.shape != shape
+        or features.dtype != np.float32
+        or not np.isfinite(features).all()
+    ):
         return None
     path.touch()  # used: pruned last
     return features

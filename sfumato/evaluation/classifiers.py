@@ -42,7 +42,14 @@ def build_classifier(name: str, shape: tuple[int, int, int], classes: int, size:
     if name == "lr":
         return Classifier(nn.Flatten(), pixels, classes)
     if name == "mlp":
-        layers = [nn.Flatten(), nn.Linear(pixels, 2 * FEATURES), nn.ReLU(), nn.Dropout(0.2), nn.Linear(2 * FEATURES, FEATURES), nn.ReLU()]
+        layers = [
+            nn.Flatten(),
+            nn.Linear(pixels, 2 * FEATURES),
+            nn.ReLU(),
+            nn.Dropout(0.2),
+            nn.Linear(2 * FEATURES, FEATURES),
+            nn.ReLU(),
+        ]
         return Classifier(nn.Sequential(*layers), FEATURES, classes)
     if name == "cnn":
         return Classifier(convolutions(channels, height, width), FEATURES, classes)
@@ -54,7 +61,11 @@ def build_classifier(name: str, shape: tuple[int, int, int], classes: int, size:
 def deep(name: str, channels: int, side: int, size: str) -> tuple[nn.Sequential, int]:
     """The body of a deep network and the width of its features. A light one reads images of 16 pixels a side and more at half resolution."""
     if size == "paper":
-        return {"wrn": lambda: wide_resnet(channels, 40, 4), "resnet": lambda: plain_resnet(channels, 110), "resnext": lambda: resnext(channels, 29, 8, 64)}[name]()
+        return {
+            "wrn": lambda: wide_resnet(channels, 40, 4),
+            "resnet": lambda: plain_resnet(channels, 110),
+            "resnext": lambda: resnext(channels, 29, 8, 64),
+        }[name]()
     stride = 2 if side >= 16 else 1
     light = {"wrn": lambda: wide_resnet(channels, 16, 2, stride), "resnet": lambda: plain_resnet(channels, 20, stride)}
     return light[name]() if name in light else resnext(channels, 20, 4, 16, stride)

@@ -51,7 +51,11 @@ class Run:
     @property
     def accuracy(self) -> dict[str, dict]:
         """{classifier: {"mean", "std", …}} of the release."""
-        return accuracies(dict(self.metrics["release"])) if self.metrics and isinstance(self.metrics.get("release"), Mapping) else {}
+        return (
+            accuracies(dict(self.metrics["release"]))
+            if self.metrics and isinstance(self.metrics.get("release"), Mapping)
+            else {}
+        )
 
 
 # --- where runs come from -------------------------------------------------------------------------------------------------------
@@ -114,7 +118,14 @@ def experiments(shown: object) -> list[tuple[str, dict]]:
 def run_of(name: str, ledger: Mapping, metrics: Mapping) -> Run:
     spent, problems = check_ledger(ledger, delta=ledger["delta"])
     records = ledger["records"]
-    known = {"dataset": joined(record["dataset_id"] for record in records), "data": joined(record["fingerprint"] for record in records)} if not problems else {}
+    known = (
+        {
+            "dataset": joined(record["dataset_id"] for record in records),
+            "data": joined(record["fingerprint"] for record in records),
+        }
+        if not problems
+        else {}
+    )
     identity = {**known, **{key: str(value) for key, value in metrics.get("identity", {}).items()}}
     if known and "data" in metrics.get("identity", {}) and known["data"] not in ("", identity["data"]):
         problems = [*problems, "its ledger is of other data than its evaluation"]
@@ -140,7 +151,10 @@ def joined(values: Iterable) -> str:
 def directory_hash(directory: Path) -> str:
     """The hash that DVC 3 gives a directory: md5 over the md5 and the path of each file, and ".dir"."""
     files = sorted((path.relative_to(directory).as_posix(), path) for path in directory.rglob("*") if path.is_file())
-    entries = [{"md5": hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest(), "relpath": name} for name, path in files]
+    entries = [
+        {"md5": hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest(), "relpath": name}
+        for name, path in files
+    ]
     return hashlib.md5(json.dumps(entries, sort_keys=True).encode(), usedforsecurity=False).hexdigest() + ".dir"
 
 
@@ -191,8 +205,14 @@ def marked(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
         warnings += [f"{run.name}: its ledger does not hold: {problem}" for problem in run.problems]
     for mark in dict.fromkeys(mark for run in found for mark in run.marks if mark != "ledger"):
         names = [run.name for run in found if mark in run.marks]
-        what = f"the {mark.removesuffix(' unknown')} of its evaluation is not known" if mark.endswith("unknown") else f"another {mark} than the others"
-        warnings.append(f"{', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}: {what}: do not compare its numbers with theirs")
+        what = (
+            f"the {mark.removesuffix(' unknown')} of its evaluation is not known"
+            if mark.endswith("unknown")
+            else f"another {mark} than the others"
+        )
+        warnings.append(
+            f"{', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}: {what}: do not compare its numbers with theirs"
+        )
     return found, warnings
 
 
@@ -217,12 +237,20 @@ def comparison_rows(runs: Sequence[Run]) -> list[dict]:
     """One row a run, by recipe and then ε: what the table, the CSV file and the plot show. Accuracies are shares in [0, 1]."""
     rows = []
     for run in sorted(runs, key=lambda run: (run.recipe, run.target, run.name)):
-        row: dict = {"run": run.name, "recipe": run.recipe, "target": run.target, "epsilon": run.epsilon, "delta": run.delta}
+        row: dict = {
+            "run": run.name,
+            "recipe": run.recipe,
+            "target": run.target,
+            "epsilon": run.epsilon,
+            "delta": run.delta,
+        }
         for name in classifiers_of(runs):
             scored = run.accuracy.get(name, {})
             row[name], row[f"{name}_std"] = scored.get("mean"), scored.get("std")
         distance = distance_of(run)
-        row["distance"], row["space"] = (distance[1], run.metrics["release"]["fidelity"].get("space")) if distance and run.metrics else (None, None)
+        row["distance"], row["space"] = (
+            (distance[1], run.metrics["release"]["fidelity"].get("space")) if distance and run.metrics else (None, None)
+        )
         rows.append(row | {"differs": ", ".join(run.marks)})
     return rows
 
@@ -231,5 +259,11 @@ def comparison_csv(rows: Sequence[Mapping]) -> str:
     table = StringIO()
     writer = csv.DictWriter(table, list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows({key: f"{value:.6g}" if isinstance(value, float) else "" if value is None else value for key, value in row.items()} for row in rows)
+    writer.writerows(
+        {
+            key: f"{value:.6g}" if isinstance(value, float) else "" if value is None else value
+            for key, value in row.items()
+        }
+        for row in rows
+    )
     return table.getvalue()

@@ -55,4 +55,9 @@ class Convergence:
     def text(self) -> str:
         """The curve as CSV."""
         lines = ["step,frechet,images,space"]
-        return "\n".join(lines + [f"{row['step']},{row['frechet']:.6g},{row['images']},{row['space']}" for row in self.rows]) + "\n"
+        return (
+            "\n".join(
+                lines + [f"{row['step']},{row['frechet']:.6g},{row['images']},{row['space']}" for row in self.rows]
+            )
+            + "\n"
+        )

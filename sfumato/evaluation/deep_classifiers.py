@@ -40,11 +40,17 @@ class Residual(nn.Module):
         depth, left = inputs, stride
         for kernel, out, groups in sizes:
             step, left = (left, 1) if kernel == 3 else (1, left)
-            layers += [nn.Conv2d(depth, out, kernel, step, kernel // 2, groups=groups, bias=False), nn.BatchNorm2d(out), nn.ReLU()]
+            layers += [
+                nn.Conv2d(depth, out, kernel, step, kernel // 2, groups=groups, bias=False),
+                nn.BatchNorm2d(out),
+                nn.ReLU(),
+            ]
             depth = out
         self.layers = nn.Sequential(*layers[:-1])
         moved = inputs != depth or stride > 1
-        self.shortcut = nn.Sequential(nn.Conv2d(inputs, depth, 1, stride, bias=False), nn.BatchNorm2d(depth)) if moved else None
+        self.shortcut = (
+            nn.Sequential(nn.Conv2d(inputs, depth, 1, stride, bias=False), nn.BatchNorm2d(depth)) if moved else None
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.layers(x) + (x if self.shortcut is None else self.shortcut(x)))
@@ -55,12 +61,16 @@ def wide_resnet(channels: int, depth: int, widen: int, stride: int = 1) -> tuple
     widths = [16 * widen * 2**i for i in range(3)]
     stages = three_stages(16, widths, (depth - 4) // 6, PreActivated)
     stem = nn.Conv2d(channels, 16, 3, stride, 1, bias=False)
-    return nn.Sequential(stem, *stages, nn.BatchNorm2d(widths[-1]), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()), widths[-1]
+    return nn.Sequential(
+        stem, *stages, nn.BatchNorm2d(widths[-1]), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    ), widths[-1]
 
 
 def plain_resnet(channels: int, depth: int, stride: int = 1) -> tuple[nn.Sequential, int]:
     """ResNet-depth for small images, depth = 6n + 2, of 16, 32 and 64 channels."""
-    stages = three_stages(16, [16, 32, 64], (depth - 2) // 6, lambda a, b, step: Residual(a, [(3, b, 1), (3, b, 1)], step))
+    stages = three_stages(
+        16, [16, 32, 64], (depth - 2) // 6, lambda a, b, step: Residual(a, [(3, b, 1), (3, b, 1)], step)
+    )
     return nn.Sequential(*normed_stem(channels, 16, stride), *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten()), 64
 
 
@@ -74,14 +84,21 @@ def resnext(channels: int, depth: int, cardinality: int, width: int, stride: int
         return Residual(inputs, [(1, 2 * outputs, 1), (3, 2 * outputs, cardinality), (1, outputs, 1)], step)
 
     widths = [cardinality * width // 2 * 2**i for i in range(3)]
-    return nn.Sequential(*normed_stem(channels, 64, stride), *three_stages(64, widths, (depth - 2) // 9, block), nn.AdaptiveAvgPool2d(1), nn.Flatten()), widths[-1]
+    return nn.Sequential(
+        *normed_stem(channels, 64, stride),
+        *three_stages(64, widths, (depth - 2) // 9, block),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    ), widths[-1]
 
 
 def normed_stem(channels: int, width: int, stride: int) -> list[nn.Module]:
     return [nn.Conv2d(channels, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
 
 
-def three_stages(depth: int, widths: list[int], blocks: int, block: Callable[[int, int, int], nn.Module]) -> list[nn.Module]:
+def three_stages(
+    depth: int, widths: list[int], blocks: int, block: Callable[[int, int, int], nn.Module]
+) -> list[nn.Module]:
     layers: list[nn.Module] = []
     for i, width in enumerate(widths):
         for j in range(blocks):

@@ -43,7 +43,9 @@ class Schedule:
     kept: float = 0.0
 
 
-def schedule_of(name: str, count: int, epochs: int, kind: str = "light", steps: int | None = None, kept: float = 0.0) -> Schedule:
+def schedule_of(
+    name: str, count: int, epochs: int, kind: str = "light", steps: int | None = None, kept: float = 0.0
+) -> Schedule:
     """The schedule of classifier `name` on `count` images: `epochs` passes, or exactly `steps` gradient steps where they are given.
 
     kind: "light", for a CPU; "paper": the deep networks as DPImageBench trains them (Adam at 1e-4, batches of 512, 50 epochs, averaged
@@ -51,8 +53,22 @@ def schedule_of(name: str, count: int, epochs: int, kind: str = "light", steps: 
     """
     if kind == "paper" and name in DEEP:
         passes = steps or 50 * math.ceil(count / 512)
-        return Schedule(steps=passes, learning_rate=1e-4, weight_decay=0.0, batch=512, one_cycle=False, size="paper", ema=0.9999, kept=kept)
-    return Schedule(steps=steps or steps_of(count, epochs), learning_rate=PEAK_RATE[name], weight_decay=WEIGHT_DECAY[name], kept=kept)
+        return Schedule(
+            steps=passes,
+            learning_rate=1e-4,
+            weight_decay=0.0,
+            batch=512,
+            one_cycle=False,
+            size="paper",
+            ema=0.9999,
+            kept=kept,
+        )
+    return Schedule(
+        steps=steps or steps_of(count, epochs),
+        learning_rate=PEAK_RATE[name],
+        weight_decay=WEIGHT_DECAY[name],
+        kept=kept,
+    )
 
 
 def steps_of(count: int, epochs: int) -> int:
@@ -60,12 +76,16 @@ def steps_of(count: int, epochs: int) -> int:
     return max(epochs * math.ceil(count / BATCH), MIN_STEPS)
 
 
-def train_classifier(name: str, images: np.ndarray, labels: np.ndarray, classes: int, epochs: int, seed: int) -> Classifier:
+def train_classifier(
+    name: str, images: np.ndarray, labels: np.ndarray, classes: int, epochs: int, seed: int
+) -> Classifier:
     """`fit` under the light schedule, last epoch: the model, in evaluation mode."""
     return fit(name, images, labels, classes, schedule_of(name, len(images), epochs), seed)[0]
 
 
-def fit(name: str, images: np.ndarray, labels: np.ndarray, classes: int, schedule: Schedule, seed: int) -> tuple[Classifier, int]:
+def fit(
+    name: str, images: np.ndarray, labels: np.ndarray, classes: int, schedule: Schedule, seed: int
+) -> tuple[Classifier, int]:
     """Train a classifier, NAMES in `sfumato.evaluation.classifiers`: shuffled passes, cross-entropy; no augmentation.
 
     images: (N, H, W, C) uint8; labels: (N,) integers below `classes`. `seed` fixes initialisation, order, dropout and the images kept
@@ -107,7 +127,11 @@ def fit(name: str, images: np.ndarray, labels: np.ndarray, classes: int, schedul
                 candidate = averaged(model, average)
                 found = float((predict(candidate, images[judged]) == labels[judged]).mean())
                 if found >= best:
-                    best, best_epoch, best_state = found, epoch, {key: value.clone() for key, value in candidate.state_dict().items()}
+                    best, best_epoch, best_state = (
+                        found,
+                        epoch,
+                        {key: value.clone() for key, value in candidate.state_dict().items()},
+                    )
     if best_state:
         model.load_state_dict(best_state)
         return model.eval(), best_epoch
@@ -121,13 +145,17 @@ def kept_apart(count: int, part: float, seed: int) -> tuple[Tensor, np.ndarray]:
     return torch.from_numpy(order[kept:]), order[:kept]
 
 
-def optimizer_of(model: Classifier, schedule: Schedule) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler | None]:
+def optimizer_of(
+    model: Classifier, schedule: Schedule
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler | None]:
     if not schedule.one_cycle:
         return torch.optim.Adam(model.parameters(), lr=schedule.learning_rate, weight_decay=schedule.weight_decay), None
     optimizer = torch.optim.AdamW(model.parameters(), lr=schedule.learning_rate, weight_decay=schedule.weight_decay)
     if schedule.steps <= 5:  # no room for a rise
         return optimizer, None
-    return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=schedule.learning_rate, total_steps=schedule.steps, pct_start=0.2)
+    return optimizer, torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=schedule.learning_rate, total_steps=schedule.steps, pct_start=0.2
+    )
 
 
 def averaged(model: Classifier, average: EMA | None) -> Classifier:
@@ -149,7 +177,9 @@ def to_tensor(images: np.ndarray, device: str) -> Tensor:
 @torch.no_grad()
 def apply(function: Callable[[Tensor], Tensor], images: np.ndarray, device: str, size: int = 1000) -> np.ndarray:
     """`function` over (N, H, W, C) uint8 images in batches; returns its rows as one float32 array."""
-    return np.concatenate([function(to_tensor(images[i : i + size], device)).float().cpu().numpy() for i in range(0, len(images), size)])
+    return np.concatenate(
+        [function(to_tensor(images[i : i + size], device)).float().cpu().numpy() for i in range(0, len(images), size)]
+    )
 
 
 def predict(model: Classifier, images: np.ndarray) -> np.ndarray:
@@ -194,7 +224,11 @@ def score(name: str, train: ImageSet, holdout: ImageSet, schedule: Schedule, see
         overall.append(float((predicted == holdout.labels).mean()))
         classwise.append(per_class(predicted, holdout))
         epochs.append(epoch)
-    by_class = [{"class": name} | summary([row[i] for row in classwise]) for i, name in enumerate(train.classes) if classwise[0][i] is not None]
+    by_class = [
+        {"class": name} | summary([row[i] for row in classwise])
+        for i, name in enumerate(train.classes)
+        if classwise[0][i] is not None
+    ]
     return summary(overall) | {"per_seed": overall, "per_class": by_class, "steps": schedule.steps, "epochs": epochs}
 
 

@@ -52,12 +52,16 @@ class Extractor:
     def __call__(self, images: np.ndarray) -> np.ndarray:
         """(N, H, W, C) uint8, C 1 or 3 -> (N, dimension) float32. Raises DataError for other images, and for features that are not finite."""
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3):
-            raise DataError(f"images are {images.dtype} {images.shape}, expected uint8 (N, H, W, C) with C 1 or 3: write the set again.")
+            raise DataError(
+                f"images are {images.dtype} {images.shape}, expected uint8 (N, H, W, C) with C 1 or 3: write the set again."
+            )
         if not len(images):
             return np.zeros((0, self.dimension), dtype=np.float32)
         features = apply(self.embed, images, self.device, self.batch)
         if features.shape != (len(images), self.dimension) or not np.isfinite(features).all():
-            raise DataError(f"{self.name} gave features of shape {features.shape} or some that are not finite: check its weights file.")
+            raise DataError(
+                f"{self.name} gave features of shape {features.shape} or some that are not finite: check its weights file."
+            )
         return features
 
     def probabilities(self, features: np.ndarray) -> np.ndarray:
@@ -69,7 +73,9 @@ class Extractor:
         return np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
 
 
-def build_extractor(config: Evaluate, shape: tuple[int, int, int], public: Callable[[], tuple[ImageSet, str]]) -> Extractor:
+def build_extractor(
+    config: Evaluate, shape: tuple[int, int, int], public: Callable[[], tuple[ImageSet, str]]
+) -> Extractor:
     """The extractor that `config` names, for images of `shape` (C, H, W).
 
     `public` draws the images that `embedded` is trained on, and says what they are called; it is called for that alone.
@@ -94,7 +100,9 @@ def embedded_extractor(public: ImageSet, name: str) -> Extractor:
     (`digest` tells). A fixed seed makes it deterministic on one machine. Features are in units of their root mean square on `public`.
     """
     if len(public) < 2 or len(public.classes) < 2:
-        raise ConfigError(f"{len(public)} images of {len(public.classes)} classes cannot train a feature network: two or more of each are needed")
+        raise ConfigError(
+            f"{len(public)} images of {len(public.classes)} classes cannot train a feature network: two or more of each are needed"
+        )
     network = train_classifier("cnn", public.images, public.labels, len(public.classes), EPOCHS, seed=0)
     digest = hashlib.sha256(b"embedded")
     for key, value in sorted(network.state_dict().items()):
@@ -137,7 +145,9 @@ def inception_extractor(path: Path | None = None, sha256: str | None = None) -> 
         try:
             network = inception.InceptionV3([inception.InceptionV3.BLOCK_INDEX_BY_DIM[2048]]).eval()
         except (RuntimeError, TypeError, AttributeError) as error:
-            raise DataError(f"{path} does not hold pytorch-fid's Inception: fetch it from {inception.FID_WEIGHTS_URL}.") from error
+            raise DataError(
+                f"{path} does not hold pytorch-fid's Inception: fetch it from {inception.FID_WEIGHTS_URL}."
+            ) from error
         finally:
             inception.load_state_dict_from_url = download
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -167,7 +177,9 @@ def torchvision_extractor(model: str, path: Path, sha256: str | None = None) -> 
         import difflib
 
         near = difflib.get_close_matches(model, known, 1)
-        raise ConfigError(f"evaluate.model={model!r} is no classifier of torchvision{f': did you mean {near[0]!r}?' if near else ': see torchvision.models'}")
+        raise ConfigError(
+            f"evaluate.model={model!r} is no classifier of torchvision{f': did you mean {near[0]!r}?' if near else ': see torchvision.models'}"
+        )
     digest = check_weights(path, sha256)
     state = read_state(path)
     own = {"init_weights": False} if model in ("inception_v3", "googlenet") else {}
@@ -175,10 +187,18 @@ def torchvision_extractor(model: str, path: Path, sha256: str | None = None) -> 
     try:
         network.load_state_dict(state)
     except RuntimeError as error:
-        raise DataError(f"{path} does not hold the weights of {model}: download those that torchvision publishes, or name another evaluate.model.") from error
-    linear = [(name, module) for name, module in network.named_modules() if isinstance(module, nn.Linear) and not name.startswith(("aux", "Aux"))]
+        raise DataError(
+            f"{path} does not hold the weights of {model}: download those that torchvision publishes, or name another evaluate.model."
+        ) from error
+    linear = [
+        (name, module)
+        for name, module in network.named_modules()
+        if isinstance(module, nn.Linear) and not name.startswith(("aux", "Aux"))
+    ]
     if not linear:
-        raise ConfigError(f"evaluate.model={model!r} has no linear layer to cut off: name another classifier, such as resnet50")
+        raise ConfigError(
+            f"evaluate.model={model!r} has no linear layer to cut off: name another classifier, such as resnet50"
+        )
     name, last = linear[-1]
     network.set_submodule(name, nn.Identity())
     side = 299 if model == "inception_v3" else 224
@@ -187,11 +207,20 @@ def torchvision_extractor(model: str, path: Path, sha256: str | None = None) -> 
     mean, std = (torch.tensor(value, device=device).view(3, 1, 1) for value in (IMAGENET_MEAN, IMAGENET_STD))
 
     def embed(images: Tensor) -> Tensor:
-        larger = F.interpolate(three_channels(images), size=(side, side), mode="bilinear", align_corners=False, antialias=True)
+        larger = F.interpolate(
+            three_channels(images), size=(side, side), mode="bilinear", align_corners=False, antialias=True
+        )
         return network((larger - mean) / std).flatten(1)
 
     digest = digest_with(digest, f"{model} before {name}, bilinear {side}")
-    return Extractor(name=f"{model}-{last.in_features}", digest=digest, dimension=last.in_features, embed=embed, device=device, batch=32)
+    return Extractor(
+        name=f"{model}-{last.in_features}",
+        digest=digest,
+        dimension=last.in_features,
+        embed=embed,
+        device=device,
+        batch=32,
+    )
 
 
 def torchscript_extractor(path: Path, sha256: str | None, shape: tuple[int, int, int]) -> Extractor:
@@ -210,7 +239,9 @@ def torchscript_extractor(path: Path, sha256: str | None, shape: tuple[int, int,
             dimension = network(torch.zeros(2, 3, *shape[1:])).flatten(1).shape[1]
     except (RuntimeError, AttributeError, TypeError, ValueError) as error:
         reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-        raise DataError(f"{path} cannot be used as TorchScript on images of 3×{shape[1]}×{shape[2]}: {reason}.") from error
+        raise DataError(
+            f"{path} cannot be used as TorchScript on images of 3×{shape[1]}×{shape[2]}: {reason}."
+        ) from error
     return Extractor(
         name=f"{path.stem}-{dimension}",
         digest=digest_with(digest, "torchscript [0, 1]"),
@@ -231,7 +262,9 @@ def check_weights(path: Path, expected: str | None) -> str:
         raise DataError(f"evaluate.weights={path} does not exist: name a local weights file.")
     found = digest_of_file(path)
     if expected is not None and not found.startswith(expected.lower()):
-        raise DataError(f"{path} has sha256 {found}, expected {expected}{'…' if len(expected) < 64 else ''}: it is another file, or damaged.")
+        raise DataError(
+            f"{path} has sha256 {found}, expected {expected}{'…' if len(expected) < 64 else ''}: it is another file, or damaged."
+        )
     return found
 
 
@@ -247,7 +280,9 @@ def read_state(path: Path) -> dict[str, Tensor]:
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, ValueError, UnpicklingError) as error:
-        raise DataError(f"{path} is no plain file of weights ({type(error).__name__}): a state dict of tensors is expected.") from error
+        raise DataError(
+            f"{path} is no plain file of weights ({type(error).__name__}): a state dict of tensors is expected."
+        ) from error
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise DataError(f"{path} is no state dict of tensors: save `model.state_dict()`.")
     return state

@@ -32,7 +32,16 @@ def plot_accuracy(metrics: dict, path: Path) -> None:
     for i, classifier in enumerate(classifiers):
         places = np.arange(len(sets)) + (i - (len(classifiers) - 1) / 2) * width
         heights, spread = ([100 * metrics[name][classifier][key] for name in sets] for key in ("mean", "std"))
-        bars = axes.bar(places, heights, width * 0.92, yerr=spread, capsize=3, label=classifier, color=colours[i % 6], ecolor="#444444")
+        bars = axes.bar(
+            places,
+            heights,
+            width * 0.92,
+            yerr=spread,
+            capsize=3,
+            label=classifier,
+            color=colours[i % 6],
+            ecolor="#444444",
+        )
         axes.bar_label(bars, fmt="%.1f", padding=2, fontsize=8)
     axes.set_xticks(range(len(sets)), sets)
     axes.set_ylim(0, 110)
@@ -65,16 +74,38 @@ def plot_comparison(rows: Sequence[Mapping], classifier: str, path: Path) -> Non
         for row in own:
             if row["differs"]:
                 hollow = True
-                axes.errorbar(row["epsilon"], 100 * row[classifier], marker=marker, color=colour, markerfacecolor="white", linestyle="none", markersize=7)
+                axes.errorbar(
+                    row["epsilon"],
+                    100 * row[classifier],
+                    marker=marker,
+                    color=colour,
+                    markerfacecolor="white",
+                    linestyle="none",
+                    markersize=7,
+                )
             else:
                 groups.setdefault(row["target"], []).append(row)
         points = []
         for target in sorted(groups):
             values = [100 * row[classifier] for row in groups[target]]
-            spread = float(np.std(values, ddof=1)) if len(values) > 1 else 100 * (groups[target][0].get(f"{classifier}_std") or 0.0)
+            spread = (
+                float(np.std(values, ddof=1))
+                if len(values) > 1
+                else 100 * (groups[target][0].get(f"{classifier}_std") or 0.0)
+            )
             points.append((float(np.mean([row["epsilon"] for row in groups[target]])), float(np.mean(values)), spread))
         places, heights, spreads = (list(values) for values in zip(*points, strict=True)) if points else ([], [], [])
-        axes.errorbar(places, heights, yerr=spreads, marker=marker, color=colour, capsize=3, linewidth=1.3, markersize=6, label=recipe)
+        axes.errorbar(
+            places,
+            heights,
+            yerr=spreads,
+            marker=marker,
+            color=colour,
+            capsize=3,
+            linewidth=1.3,
+            markersize=6,
+            label=recipe,
+        )
     axes.set_xscale("log")
     ticks = sorted({round(row["target"], 6) for row in rows})
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
@@ -85,7 +116,13 @@ def plot_comparison(rows: Sequence[Mapping], classifier: str, path: Path) -> Non
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(f"Accuracy against privacy, by recipe ({LOCAL})", fontsize=10)
-    figure.legend(loc="outside right upper", frameon=False, fontsize=8, title="hollow: not comparable" if hollow else None, title_fontsize=8)
+    figure.legend(
+        loc="outside right upper",
+        frameon=False,
+        fontsize=8,
+        title="hollow: not comparable" if hollow else None,
+        title_fontsize=8,
+    )
     save(figure, path)
 
 
@@ -100,11 +137,27 @@ def plot_protocol(found: Mapping, path: Path) -> None:
         if panel == "sizes":
             for i, (name, rows) in enumerate(found["sizes"].items()):
                 counts, means, spreads = ([row[key] for row in rows] for key in ("images", "mean", "std"))
-                axes.errorbar(counts, [100 * v for v in means], yerr=[100 * v for v in spreads], marker="o", capsize=3, color=colours[i % 6], label=name)
+                axes.errorbar(
+                    counts,
+                    [100 * v for v in means],
+                    yerr=[100 * v for v in spreads],
+                    marker="o",
+                    capsize=3,
+                    color=colours[i % 6],
+                    label=name,
+                )
                 ensemble = found.get("ensemble", {}).get(name)
                 if ensemble:
                     label = f"{name}, ensemble of {ensemble['members']}"
-                    axes.plot(ensemble["images"], 100 * ensemble["accuracy"], marker="*", markersize=12, linestyle="none", color=colours[i % 6], label=label)
+                    axes.plot(
+                        ensemble["images"],
+                        100 * ensemble["accuracy"],
+                        marker="*",
+                        markersize=12,
+                        linestyle="none",
+                        color=colours[i % 6],
+                        label=label,
+                    )
             axes.set_xscale("log")
             ticks = sorted({row["images"] for rows in found["sizes"].values() for row in rows})
             axes.set_xticks(ticks, [f"{tick / 1000:g} K" if tick >= 1000 else str(tick) for tick in ticks])
@@ -116,7 +169,13 @@ def plot_protocol(found: Mapping, path: Path) -> None:
             settings = found["selection"]["settings"]
             for i, name in enumerate(dict.fromkeys(row["classifier"] for row in settings)):
                 own = [row for row in settings if row["classifier"] == name]
-                axes.scatter([100 * row["synthetic"] for row in own], [100 * row["real"] for row in own], color=colours[i % 6], s=28, label=name)
+                axes.scatter(
+                    [100 * row["synthetic"] for row in own],
+                    [100 * row["real"] for row in own],
+                    color=colours[i % 6],
+                    s=28,
+                    label=name,
+                )
             axes.set_xlabel("accuracy on synthetic images kept apart, %")
             axes.set_ylabel("accuracy on real hold-out, %")
             axes.set_title(f"Model selection: rank correlation {found['selection']['spearman']:.2f}", fontsize=10)
@@ -128,7 +187,9 @@ def plot_protocol(found: Mapping, path: Path) -> None:
     save(figure, path)
 
 
-def plot_neighbours(synthetic: ImageSet, train: ImageSet, features: np.ndarray, train_features: np.ndarray, path: Path, pairs: int = 6) -> None:
+def plot_neighbours(
+    synthetic: ImageSet, train: ImageSet, features: np.ndarray, train_features: np.ndarray, path: Path, pairs: int = 6
+) -> None:
     """For each class, the synthetic images that come nearest to any training image, each beside that one.
 
     features, train_features: (N, D) and (M, D), row by row those of the two sets. If anything was copied, it is in this picture. The
@@ -150,7 +211,9 @@ def plot_neighbours(synthetic: ImageSet, train: ImageSet, features: np.ndarray, 
         for column, i in enumerate(closest):
             left = column * (2 * tile_width + gap)
             canvas[top : top + tile_height, left : left + tile_width] = framed(synthetic.images[i], scale, SYNTHETIC)
-            canvas[top : top + tile_height, left + tile_width : left + 2 * tile_width] = framed(train.images[index[i]], scale, REAL)
+            canvas[top : top + tile_height, left + tile_width : left + 2 * tile_width] = framed(
+                train.images[index[i]], scale, REAL
+            )
         ends.append(f"{distance[closest[0]]:.3g}" if len(closest) else "")
     figure = Figure(figsize=(canvas.shape[1] / 100 + 1.9, canvas.shape[0] / 100 + 0.8), layout="constrained")
     axes = figure.subplots()
@@ -178,7 +241,13 @@ def framed(image: np.ndarray, scale: int, colour: tuple[int, int, int]) -> np.nd
 
 
 def plot_embedding(
-    synthetic: ImageSet, real: ImageSet, features: np.ndarray, real_features: np.ndarray, path: Path, space: str, most: int = 1000
+    synthetic: ImageSet,
+    real: ImageSet,
+    features: np.ndarray,
+    real_features: np.ndarray,
+    path: Path,
+    space: str,
+    most: int = 1000,
 ) -> None:
     """t-SNE of synthetic and real features together, at most `most` of each, drawn side by side on the same axes, by class."""
     from matplotlib import colormaps
@@ -188,15 +257,22 @@ def plot_embedding(
     random = np.random.default_rng(0)
     chosen = [np.sort(random.permutation(len(rows))[:most]) for rows in (features, real_features)]
     together = np.concatenate([features[chosen[0]], real_features[chosen[1]]]).astype(np.float64)
-    together = together / max(float(together.std()), 1e-12) + 1e-6 * random.normal(size=together.shape)  # equal points alone would crash it
+    together = together / max(float(together.std()), 1e-12) + 1e-6 * random.normal(
+        size=together.shape
+    )  # equal points alone would crash it
     perplexity = min(30.0, max(1.0, (len(together) - 1) / 4))
-    places = TSNE(perplexity=perplexity, init="pca" if together.shape[1] > 1 else "random", random_state=0).fit_transform(together)
+    places = TSNE(
+        perplexity=perplexity, init="pca" if together.shape[1] > 1 else "random", random_state=0
+    ).fit_transform(together)
     first = len(chosen[0])
     count = len(synthetic.classes)
     colours = colormaps["tab10" if count <= 10 else "tab20" if count <= 20 else "gist_rainbow"]
     figure = Figure(figsize=(10, 5.4), layout="constrained")
     panels = figure.subplots(1, 2, sharex=True, sharey=True)
-    sides = (("real", places[first:], real.labels[chosen[1]]), ("synthetic", places[:first], synthetic.labels[chosen[0]]))
+    sides = (
+        ("real", places[first:], real.labels[chosen[1]]),
+        ("synthetic", places[:first], synthetic.labels[chosen[0]]),
+    )
     for axes, (title, own, labels) in zip(panels, sides, strict=True):
         axes.scatter(*places.T, s=4, color="#e3e3e3", linewidths=0)  # the other set, as a ground
         for label in range(count):
@@ -208,7 +284,16 @@ def plot_embedding(
         axes.spines[:].set_color("#cccccc")
     if count <= MOST_CLASSES:
         handles, names = panels[0].get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside lower center", ncols=min(count, 10), frameon=False, fontsize=8, markerscale=2.5, handletextpad=0.1)
+        figure.legend(
+            handles,
+            names,
+            loc="outside lower center",
+            ncols=min(count, 10),
+            frameon=False,
+            fontsize=8,
+            markerscale=2.5,
+            handletextpad=0.1,
+        )
     figure.suptitle(f"t-SNE of features in {space}, in colour by class, grey: the other set ({LOCAL})", fontsize=10)
     save(figure, path)
 

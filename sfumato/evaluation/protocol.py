@@ -17,7 +17,17 @@ import torch.nn.functional as F
 from sfumato.data.images import ImageSet
 from sfumato.errors import ConfigError
 from sfumato.evaluation.classifiers import build_classifier
-from sfumato.evaluation.downstream import Schedule, fast_bfloat16, fit, logits, optimizer_of, predict, score, summary, to_tensor
+from sfumato.evaluation.downstream import (
+    Schedule,
+    fast_bfloat16,
+    fit,
+    logits,
+    optimizer_of,
+    predict,
+    score,
+    summary,
+    to_tensor,
+)
 
 KEPT = 0.1  # part of the synthetic images that a third party would rank models by
 SCORED = 5000  # at most so many of them
@@ -38,7 +48,10 @@ class Setting:
 
 def grid(classifiers: Sequence[str], rates: Sequence[float], decays: Sequence[float]) -> list[Setting]:
     """Every combination."""
-    return [Setting(classifier=name, rate=rate, weight_decay=decay) for name, rate, decay in itertools.product(classifiers, rates, decays)]
+    return [
+        Setting(classifier=name, rate=rate, weight_decay=decay)
+        for name, rate, decay in itertools.product(classifiers, rates, decays)
+    ]
 
 
 def subset(image_set: ImageSet, count: int) -> ImageSet:
@@ -48,7 +61,13 @@ def subset(image_set: ImageSet, count: int) -> ImageSet:
 
 
 def accuracy_by_size(
-    name: str, synthetic: ImageSet, holdout: ImageSet, sizes: Sequence[int], schedule: Schedule, seeds: Sequence[int], progress: Progress = lambda _: None
+    name: str,
+    synthetic: ImageSet,
+    holdout: ImageSet,
+    sizes: Sequence[int],
+    schedule: Schedule,
+    seeds: Sequence[int],
+    progress: Progress = lambda _: None,
 ) -> list[dict]:
     """What `score` finds for classifier `name` trained on so many of the synthetic images: a row a size, with "images".
 
@@ -61,7 +80,14 @@ def accuracy_by_size(
     return rows
 
 
-def ensemble(name: str, synthetic: ImageSet, holdout: ImageSet, schedule: Schedule, members: int, progress: Progress = lambda _: None) -> dict:
+def ensemble(
+    name: str,
+    synthetic: ImageSet,
+    holdout: ImageSet,
+    schedule: Schedule,
+    members: int,
+    progress: Progress = lambda _: None,
+) -> dict:
     """Accuracy of `members` classifiers together, their class probabilities averaged: {"members", "images", "accuracy", "alone": {"mean", "std"}}.
 
     The members differ in their seed: initialisation, order of the images, dropout. Source: DP-Diffusion §5.6 (five).
@@ -96,17 +122,26 @@ def model_selection(
     """
     order = np.random.default_rng(1).permutation(len(synthetic))
     kept = min(max(1, round(KEPT * len(synthetic))), SCORED)
-    judged, learnt = (ImageSet(synthetic.images[part], synthetic.labels[part], synthetic.classes) for part in (order[:kept], np.sort(order[kept:])))
+    judged, learnt = (
+        ImageSet(synthetic.images[part], synthetic.labels[part], synthetic.classes)
+        for part in (order[:kept], np.sort(order[kept:]))
+    )
     rows = []
     for i, (setting, schedule) in enumerate(zip(settings, schedules, strict=True)):
-        progress(f"setting {i + 1} of {len(settings)}: {setting.classifier}, rate × {setting.rate:g}, weight decay {setting.weight_decay:g}")
+        progress(
+            f"setting {i + 1} of {len(settings)}: {setting.classifier}, rate × {setting.rate:g}, weight decay {setting.weight_decay:g}"
+        )
         row: dict = {"classifier": setting.classifier, "rate": setting.rate, "weight_decay": setting.weight_decay}
-        model, _ = fit(setting.classifier, learnt.images, learnt.labels, len(learnt.classes), setting.schedule(schedule), seed=0)
+        model, _ = fit(
+            setting.classifier, learnt.images, learnt.labels, len(learnt.classes), setting.schedule(schedule), seed=0
+        )
         row["synthetic"] = float((predict(model, judged.images) == judged.labels).mean())
         row["real"] = float((predict(model, holdout.images) == holdout.labels).mean())
         if train is not None:
             real = subset(train, min(len(train), len(learnt)))
-            model, _ = fit(setting.classifier, real.images, real.labels, len(real.classes), setting.schedule(schedule), seed=0)
+            model, _ = fit(
+                setting.classifier, real.images, real.labels, len(real.classes), setting.schedule(schedule), seed=0
+            )
             row["retrained"] = float((predict(model, holdout.images) == holdout.labels).mean())
         rows.append(row)
     found: dict = {"settings": rows, "kept": len(judged)} | agreement(rows, "real")
@@ -134,12 +169,17 @@ def agreement(rows: Sequence[dict], measure: str) -> dict:
 # --- how long it will take ------------------------------------------------------------------------------------------------------
 
 
-def check_time(trainings: Sequence[tuple[str, Schedule, int]], shape: tuple[int, int, int], classes: int, minutes: float) -> float:
+def check_time(
+    trainings: Sequence[tuple[str, Schedule, int]], shape: tuple[int, int, int], classes: int, minutes: float
+) -> float:
     """The minutes that the trainings, (classifier, schedule, how many), are expected to take. Raises ConfigError above `minutes`.
 
     Timed on blank images, so it needs no data; scoring, a few per cent, is not counted.
     """
-    step = {key: seconds_per_step(key[0], schedule, shape, classes) for key, schedule in {timed(name, s): s for name, s, _ in trainings}.items()}
+    step = {
+        key: seconds_per_step(key[0], schedule, shape, classes)
+        for key, schedule in {timed(name, s): s for name, s, _ in trainings}.items()
+    }
     expected = sum(step[timed(name, schedule)] * schedule.steps * times for name, schedule, times in trainings) / 60
     if expected > minutes:
         runs = sum(times for _, _, times in trainings)
@@ -155,7 +195,9 @@ def timed(name: str, schedule: Schedule) -> tuple[str, int, str]:
     return name, schedule.batch, schedule.size
 
 
-def seconds_per_step(name: str, schedule: Schedule, shape: tuple[int, int, int], classes: int, most: float = 3.0) -> float:
+def seconds_per_step(
+    name: str, schedule: Schedule, shape: tuple[int, int, int], classes: int, most: float = 3.0
+) -> float:
     """Of one gradient step: the fastest of a few, after about `most` seconds no further one."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     channels, height, width = shape

@@ -48,7 +48,9 @@ def evaluate_release(
         metrics[name] = {}
         for classifier in config.classifiers:
             progress(f"{name}: {classifier}")
-            metrics[name][classifier] = score(classifier, image_set, holdout, schedule_from(config, classifier, len(image_set)), config.seeds)
+            metrics[name][classifier] = score(
+                classifier, image_set, holdout, schedule_from(config, classifier, len(image_set)), config.seeds
+            )
     if not config.metrics:
         return metrics
     if extractor is None:
@@ -57,7 +59,9 @@ def evaluate_release(
     absent = sorted(set(range(len(train.classes))) - set(holdout.labels.tolist()))
     if absent:
         names = ", ".join(repr(train.classes[label]) for label in absent[:5])
-        metrics["warnings"].append(f"the hold-out has no image of {names}{' and others' if len(absent) > 5 else ''}: no number speaks for these classes")
+        metrics["warnings"].append(
+            f"the hold-out has no image of {names}{' and others' if len(absent) > 5 else ''}: no number speaks for these classes"
+        )
     progress(f"real: features in {extractor.name}")
     searched = features_of(extractor, some(train, SEARCHED).images, cache)
     fresh = features_of(extractor, some(holdout).images, cache)
@@ -66,14 +70,18 @@ def evaluate_release(
     for name, image_set in synthetic.items():
         progress(f"{name}: features and fidelity")
         features = features_of(extractor, some(image_set).images, cache)
-        metrics[name]["fidelity"] = fidelity(name, features, reference, (features, searched, fresh), extractor, config, metrics["warnings"].append)
+        metrics[name]["fidelity"] = fidelity(
+            name, features, reference, (features, searched, fresh), extractor, config, metrics["warnings"].append
+        )
     if config.bound:
         progress("real: fidelity")
         order = np.random.default_rng(0).permutation(len(searched))
         halves = searched[order[::2]], searched[order[1::2]]
         compared = known if config.reference == "holdout" else fresh
         # one half of the training images against the other: what copies nothing
-        metrics["real"]["fidelity"] = fidelity("real", compared, reference, (*halves, fresh), extractor, config, metrics["warnings"].append)
+        metrics["real"]["fidelity"] = fidelity(
+            "real", compared, reference, (*halves, fresh), extractor, config, metrics["warnings"].append
+        )
     return metrics
 
 
@@ -88,7 +96,9 @@ def check_fits(name: str, image_set: ImageSet, train: ImageSet) -> None:
         fix = "raise data.holdout_fraction or add images"
         raise DataError(f"the {name} set holds {len(image_set)} images, evaluation needs two or more: {fix}.")
     if image_set.images.dtype != np.uint8:
-        raise DataError(f"the {name} set has images of {image_set.images.dtype}, expected uint8 from 0 to 255: write it again.")
+        raise DataError(
+            f"the {name} set has images of {image_set.images.dtype}, expected uint8 from 0 to 255: write it again."
+        )
     if image_set.shape != train.shape or image_set.classes != train.classes:
         raise DataError(
             f"the {name} set has shape {image_set.shape} and {len(image_set.classes)} classes, the real one {train.shape} and "

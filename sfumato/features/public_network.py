@@ -33,7 +33,9 @@ class Block(nn.Module):
         self.second_norm = nn.BatchNorm2d(outputs)
         nn.init.zeros_(self.second_norm.weight)  # the block starts as its shortcut
         shortcut: list[nn.Module] = [nn.AvgPool2d(2, ceil_mode=True)] if stride == 2 else []
-        self.shortcut = nn.Sequential(*shortcut, *([nn.Conv2d(inputs, outputs, 1, bias=False)] if inputs != outputs else []))
+        self.shortcut = nn.Sequential(
+            *shortcut, *([nn.Conv2d(inputs, outputs, 1, bias=False)] if inputs != outputs else [])
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = F.relu(self.first_norm(self.first(x)))
@@ -52,10 +54,14 @@ class ResNet(nn.Module):
         channels, height, width_of_image = shape
         side = min(height, width_of_image)
         if side < SMALLEST:
-            raise ValueError(f"images of {height}×{width_of_image} are too small for the classifier: expected {SMALLEST} pixels a side or more")
+            raise ValueError(
+                f"images of {height}×{width_of_image} are too small for the classifier: expected {SMALLEST} pixels a side or more"
+            )
         self.shape, self.classes, self.width = (channels, height, width_of_image), classes, width
         stride = 2 if side >= (16 if channels == 1 else 64) else 1
-        self.stem = nn.Sequential(nn.Conv2d(channels, width, 3, stride=stride, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
+        self.stem = nn.Sequential(
+            nn.Conv2d(channels, width, 3, stride=stride, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
+        )
         side = -(-side // stride)
         blocks, depth = [Block(width, width)], width
         while len(blocks) < STAGES and side > SMALLEST:
@@ -76,8 +82,13 @@ class ResNet(nn.Module):
 
 def save_resnet(model: ResNet, directory: Path) -> None:
     """Write `weights.safetensors` and `config.json` into an existing directory, each under a temporary name first."""
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}, directory / f"{WEIGHTS}.tmp")
-    (directory / f"{CONFIG}.tmp").write_text(json.dumps(model.config(), indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    save_file(
+        {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()},
+        directory / f"{WEIGHTS}.tmp",
+    )
+    (directory / f"{CONFIG}.tmp").write_text(
+        json.dumps(model.config(), indent=2, sort_keys=True) + "\n", encoding="utf-8"
+    )
     for name in (WEIGHTS, CONFIG):
         os.replace(directory / f"{name}.tmp", directory / name)
 
@@ -92,5 +103,7 @@ def load_resnet(directory: Path) -> ResNet:
         model = ResNet(tuple(arguments.pop("shape")), **arguments)
         model.load_state_dict(load_file(directory / WEIGHTS))
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
-        raise DataError(f"{directory}: {CONFIG} and {WEIGHTS} do not fit together ({error}): run `stage classifier` again") from error
+        raise DataError(
+            f"{directory}: {CONFIG} and {WEIGHTS} do not fit together ({error}): run `stage classifier` again"
+        ) from error
     return model.eval()

@@ -33,7 +33,10 @@ ORDERS: tuple[float, ...] = (
     3072,
     4096,
 )
-RELATIONS = {ADD_OR_REMOVE_ONE: NeighboringRelation.ADD_OR_REMOVE_ONE, ZERO_OUT_ONE: NeighboringRelation.REPLACE_SPECIAL}
+RELATIONS = {
+    ADD_OR_REMOVE_ONE: NeighboringRelation.ADD_OR_REMOVE_ONE,
+    ZERO_OUT_ONE: NeighboringRelation.REPLACE_SPECIAL,
+}
 ACCOUNTANTS = ("rdp", "rdp_classic", "pld")
 
 
@@ -60,7 +63,9 @@ def rdp_curve(event: DpEvent, orders: Sequence[float] = ORDERS) -> np.ndarray:
 def _computed_curve(event: DpEvent, orders: Sequence[float]) -> np.ndarray:
     accountant = _Curve(list(orders), NeighboringRelation.ADD_OR_REMOVE_ONE)
     verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)  # one warning for each order that does not converge; such orders are infinite here
+    logging.set_verbosity(
+        logging.ERROR
+    )  # one warning for each order that does not converge; such orders are infinite here
     try:
         with np.errstate(all="ignore"):
             accountant.compose(event)
@@ -87,14 +92,18 @@ def conversion(order: float, delta: float, classic: bool = False) -> float:
     return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
-def epsilon_and_order(curve: np.ndarray, delta: float, classic: bool = False, orders: Sequence[float] = ORDERS) -> tuple[float, float]:
+def epsilon_and_order(
+    curve: np.ndarray, delta: float, classic: bool = False, orders: Sequence[float] = ORDERS
+) -> tuple[float, float]:
     """The smallest epsilon over the orders, and its order."""
     values = curve + np.array([conversion(a, delta, classic) for a in orders])
     best = int(np.argmin(values))
     return max(0.0, float(values[best])), float(orders[best])
 
 
-def epsilon(events: Iterable[DpEvent], delta: float, accountant: str = "rdp", adjacency: str = ADD_OR_REMOVE_ONE) -> float:
+def epsilon(
+    events: Iterable[DpEvent], delta: float, accountant: str = "rdp", adjacency: str = ADD_OR_REMOVE_ONE
+) -> float:
     """Epsilon of the composition of all events at `delta`, by `rdp`, `rdp_classic` or `pld`.
 
     Infinite if nothing finite can be said. No event costs 0.
@@ -146,14 +155,18 @@ class Ask:
         return Mechanism(noise_multiplier=noise_multiplier, sample_rate=self.sample_rate, uses=self.uses)
 
 
-def calibrate(asks: Mapping[str, Ask], target: float, delta: float, accountant: str = "rdp", adjacency: str = ADD_OR_REMOVE_ONE) -> dict[str, Mechanism]:
+def calibrate(
+    asks: Mapping[str, Ask], target: float, delta: float, accountant: str = "rdp", adjacency: str = ADD_OR_REMOVE_ONE
+) -> dict[str, Mechanism]:
     """The mechanisms whose composition costs at most `target` at `delta` (METHODS §1).
 
     For each order the RDP allowed is `target` less the conversion. Fixed multipliers are subtracted, shares take their part of the
     whole, the one stage without either takes the rest; the order is kept that gives the rest the least noise. Multipliers are rounded
     up to 4 digits. Raises BudgetError, naming the stage that costs most, if the budget cannot be met.
     """
-    fixed = {name: ask.with_noise(ask.noise_multiplier) for name, ask in asks.items() if ask.noise_multiplier is not None}
+    fixed = {
+        name: ask.with_noise(ask.noise_multiplier) for name, ask in asks.items() if ask.noise_multiplier is not None
+    }
     shares = {name: ask for name, ask in asks.items() if ask.share is not None}
     rests = [name for name in asks if name not in fixed and name not in shares]
     if len(rests) != 1:
@@ -200,13 +213,19 @@ def calibrate(asks: Mapping[str, Ask], target: float, delta: float, accountant: 
     return {name: solved[name] for name in asks}
 
 
-def _infeasible(fixed: Mapping[str, Mechanism], shares: Mapping[str, Ask], rest: str, target: float, delta: float) -> str:
+def _infeasible(
+    fixed: Mapping[str, Mechanism], shares: Mapping[str, Ask], rest: str, target: float, delta: float
+) -> str:
     if not fixed:
         return f"privacy.epsilon={target:g} cannot be met at delta={delta:.3g}, however much noise {rest} adds. Raise privacy.epsilon"
     alone = {name: epsilon([m.event], delta) for name, m in fixed.items()}
     most = max(alone, key=lambda name: alone[name])
     together = epsilon([m.event for m in fixed.values()], delta)
-    excess = f"; the stages of fixed noise cost {together:.4g} together, {together - target:.3g} too much" if together > target else ""
+    excess = (
+        f"; the stages of fixed noise cost {together:.4g} together, {together - target:.3g} too much"
+        if together > target
+        else ""
+    )
     return (
         f"privacy.epsilon={target:g} cannot be met: {most} alone costs {alone[most]:.4g} ({fixed[most]}){excess}. "
         f"Raise {most}.noise, give it as a share such as '5%', or drop {most} ({most}.enabled: false)"
@@ -215,7 +234,10 @@ def _infeasible(fixed: Mapping[str, Mechanism], shares: Mapping[str, Ask], rest:
 
 def shares_of_rdp(mechanisms: Mapping[str, Sequence[DpEvent]], delta: float) -> dict[str, float]:
     """Each stage's share of the RDP at the order that converts the whole best; the shares add up to 1."""
-    curves = {name: rdp_curve(ComposedDpEvent(list(events))) if events else np.zeros(len(ORDERS)) for name, events in mechanisms.items()}
+    curves = {
+        name: rdp_curve(ComposedDpEvent(list(events))) if events else np.zeros(len(ORDERS))
+        for name, events in mechanisms.items()
+    }
     total = sum(curves.values(), np.zeros(len(ORDERS)))
     order = ORDERS.index(epsilon_and_order(total, delta)[1])
     return {name: float(curve[order] / total[order]) if total[order] > 0 else 0.0 for name, curve in curves.items()}

@@ -59,11 +59,27 @@ class Charge:
     Made by `open_charge` alone. Not thread-safe; not to be copied (its noise source refuses).
     """
 
-    def __init__(self, images: ImageSet | LatentSet, mechanism: Mechanism, record: dict, odometer: Odometer, noise: NoiseSource, used: int, run: Path, lock: ExitStack):
+    def __init__(
+        self,
+        images: ImageSet | LatentSet,
+        mechanism: Mechanism,
+        record: dict,
+        odometer: Odometer,
+        noise: NoiseSource,
+        used: int,
+        run: Path,
+        lock: ExitStack,
+    ):
         self.record = record
         self.used = used  # uses completed, those of an earlier process included
         self.run = run
-        self._images, self._mechanism, self._odometer, self._noise, self._lock = images, mechanism, odometer, noise, lock
+        self._images, self._mechanism, self._odometer, self._noise, self._lock = (
+            images,
+            mechanism,
+            odometer,
+            noise,
+            lock,
+        )
         self._drawn = False
         self._closed = False
 
@@ -83,7 +99,9 @@ class Charge:
         Raises BudgetError when all uses are spent or the last draw was not released.
         """
         if self._closed or self.used >= self.uses:
-            raise BudgetError(f"{self.record['stage']}: the charge covers {self.uses} releases and all are used; a further draw needs a new charge")
+            raise BudgetError(
+                f"{self.record['stage']}: the charge covers {self.uses} releases and all are used; a further draw needs a new charge"
+            )
         if self._drawn:
             raise BudgetError(f"{self.record['stage']}: the last draw was not released: one draw, one release")
         self._drawn = True
@@ -167,7 +185,9 @@ def open_charge(
         try:
             stack.enter_context(FileLock(run / "lock", blocking=False))
         except Timeout as error:
-            raise BudgetError(f"{stage}: run {record['id']} is held by another process: wait for it, or stop it") from error
+            raise BudgetError(
+                f"{stage}: run {record['id']} is held by another process: wait for it, or stop it"
+            ) from error
         if not resumed:
             odometer.append(OPEN, plan=plan, work=work, record=record)
         return Charge(images, mechanism, record, odometer, noise, used, run, stack.pop_all())
@@ -180,7 +200,16 @@ def open_local(state: Path, card: Card, purpose: str) -> tuple[ImageSet, ImageSe
     return sensitive, holdout
 
 
-def _new_record(card: Card, stage: str, plan: str, mechanism: Mechanism, permission: Permission, released: str, sensitivity: str, noise: str) -> dict:
+def _new_record(
+    card: Card,
+    stage: str,
+    plan: str,
+    mechanism: Mechanism,
+    permission: Permission,
+    released: str,
+    sensitivity: str,
+    noise: str,
+) -> dict:
     return {
         "id": secrets.token_hex(16),
         "stage": stage,

@@ -31,7 +31,9 @@ class Mechanism:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
-            raise BudgetError(f"noise_multiplier={self.noise_multiplier} gives no guarantee: it must be positive and finite")
+            raise BudgetError(
+                f"noise_multiplier={self.noise_multiplier} gives no guarantee: it must be positive and finite"
+            )
         if not 0 < self.sample_rate <= 1:
             raise BudgetError(f"sample_rate={self.sample_rate} is outside (0, 1]")
         if self.uses < 1 or self.uses != int(self.uses):
@@ -53,7 +55,11 @@ def event_to_json(event: DpEvent) -> dict:
     if isinstance(event, GaussianDpEvent):
         return {"type": "Gaussian", "noise_multiplier": float(event.noise_multiplier)}
     if isinstance(event, PoissonSampledDpEvent):
-        return {"type": "PoissonSampled", "sampling_probability": float(event.sampling_probability), "event": event_to_json(event.event)}
+        return {
+            "type": "PoissonSampled",
+            "sampling_probability": float(event.sampling_probability),
+            "event": event_to_json(event.event),
+        }
     if isinstance(event, SelfComposedDpEvent):
         return {"type": "SelfComposed", "count": int(event.count), "event": event_to_json(event.event)}
     if isinstance(event, ComposedDpEvent):
@@ -80,7 +86,9 @@ def event_from_json(data: object) -> DpEvent:
         inner = event_from_json(data["event"])
         if not isinstance(inner, GaussianDpEvent):
             raise BudgetError("only a Gaussian can be Poisson-sampled")
-        return PoissonSampledDpEvent(_number(data["sampling_probability"], "sampling_probability", low=0, high=1), inner)
+        return PoissonSampledDpEvent(
+            _number(data["sampling_probability"], "sampling_probability", low=0, high=1), inner
+        )
     if kind == "SelfComposed":
         count = data["count"]
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
@@ -92,6 +100,11 @@ def event_from_json(data: object) -> DpEvent:
 
 
 def _number(value: object, name: str, low: float, high: float = math.inf) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low < value <= high or not math.isfinite(value):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not low < value <= high
+        or not math.isfinite(value)
+    ):
         raise BudgetError(f"{name}={value!r} of a mechanism is outside ({low:g}, {high:g}]")
     return float(value)

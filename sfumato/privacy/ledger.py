@@ -22,8 +22,35 @@ from sfumato.privacy.events import ADD_OR_REMOVE_ONE, SECRET, ZERO_OUT_ONE, even
 from sfumato.resolved import QUERIES
 
 SCHEMA = 2  # 1 held the records by id, and DVC showed every field of each as a metric: it passes over lists
-KEYS = {"schema", "recipe", "accountant", "adjacency", "delta", "size_hint", "target", "epsilon", "stages", "records", "odometer", "digest"}
-RECORD_KEYS = {"id", "stage", "dataset_id", "fingerprint", "unit", "adjacency", "event", "released", "sensitivity", "noise_source", "plan", "versions", "time"}
+KEYS = {
+    "schema",
+    "recipe",
+    "accountant",
+    "adjacency",
+    "delta",
+    "size_hint",
+    "target",
+    "epsilon",
+    "stages",
+    "records",
+    "odometer",
+    "digest",
+}
+RECORD_KEYS = {
+    "id",
+    "stage",
+    "dataset_id",
+    "fingerprint",
+    "unit",
+    "adjacency",
+    "event",
+    "released",
+    "sensitivity",
+    "noise_source",
+    "plan",
+    "versions",
+    "time",
+}
 RECORD_ID = re.compile("[0-9a-f]{32}")  # it names a directory
 TOLERANCE = 1e-6  # relative, on stored against recomputed epsilon
 
@@ -84,18 +111,26 @@ def read_ledger(path: Path) -> dict:
     except FileNotFoundError as error:
         raise BudgetError(f"{path} does not exist: run `stage ledger write` (or `dvc repro`)") from error
     except (OSError, ValueError) as error:
-        raise BudgetError(f"{path} is truncated or no JSON ({error}): restore it from git, or run `stage ledger write`") from error
+        raise BudgetError(
+            f"{path} is truncated or no JSON ({error}): restore it from git, or run `stage ledger write`"
+        ) from error
     if not isinstance(ledger, dict) or set(ledger) != KEYS:
         found = set(ledger) if isinstance(ledger, dict) else set()
         raise BudgetError(f"{path} is no ledger: missing {sorted(KEYS - found)}, unknown {sorted(found - KEYS)}")
     if ledger["schema"] != SCHEMA or not isinstance(ledger["records"], list):
-        raise BudgetError(f"{path} has schema {ledger['schema']!r}, this version reads {SCHEMA}: run `stage ledger write` (or `dvc repro`)")
+        raise BudgetError(
+            f"{path} has schema {ledger['schema']!r}, this version reads {SCHEMA}: run `stage ledger write` (or `dvc repro`)"
+        )
     return ledger
 
 
 def by_id(ledger: Mapping) -> dict[str, dict]:
     """The records of a ledger by id, without those that name none: `check_ledger` tells of these."""
-    return {record["id"]: record for record in ledger["records"] if isinstance(record, dict) and isinstance(record.get("id"), str)}
+    return {
+        record["id"]: record
+        for record in ledger["records"]
+        if isinstance(record, dict) and isinstance(record.get("id"), str)
+    }
 
 
 def check_ledger(ledger: Mapping, *, limit: float | None = None, delta: float | None = None) -> tuple[float, list[str]]:
@@ -124,11 +159,17 @@ def check_ledger(ledger: Mapping, *, limit: float | None = None, delta: float | 
     if listed(ledger["stages"]) != listed(stored["stages"]):
         problems.append("its table of stages does not list the records it holds: one was added or trimmed")
     if ledger["accountant"] not in ACCOUNTANTS or ledger["adjacency"] not in RELATIONS:
-        return float("inf"), [*problems, f"accountant={ledger['accountant']!r}, adjacency={ledger['adjacency']!r}: unknown"]
+        return float("inf"), [
+            *problems,
+            f"accountant={ledger['accountant']!r}, adjacency={ledger['adjacency']!r}: unknown",
+        ]
     events = [event_from_json(record["event"]) for record in records]
     spent = epsilon(events, delta, ledger["accountant"], stored["adjacency"])
     at_its_own = stored["epsilon"][ledger["accountant"]]
-    for what, bound, found, at in (("its own target", ledger["target"], at_its_own, ledger["delta"]), ("--epsilon", limit, spent, delta)):
+    for what, bound, found, at in (
+        ("its own target", ledger["target"], at_its_own, ledger["delta"]),
+        ("--epsilon", limit, spent, delta),
+    ):
         if bound is not None and not found <= bound:
             problems.append(f"epsilon={found:.4f} at delta={at:.3g} exceeds {what} {bound:g}")
     return spent, problems
@@ -136,7 +177,9 @@ def check_ledger(ledger: Mapping, *, limit: float | None = None, delta: float | 
 
 def listed(stages: Mapping) -> dict[str, list[str]]:
     """The record ids of each stage that has any: a stage that is switched off may be absent, as in the ledger of an older version."""
-    return {name: entry["records"] for name, entry in stages.items() if isinstance(entry, dict) and entry.get("records")}
+    return {
+        name: entry["records"] for name, entry in stages.items() if isinstance(entry, dict) and entry.get("records")
+    }
 
 
 def record_problems(place: str, record: object) -> list[str]:
@@ -152,7 +195,9 @@ def record_problems(place: str, record: object) -> list[str]:
     if record["adjacency"] not in RELATIONS:
         problems.append(f"{name} has adjacency {record['adjacency']!r}, which is unknown")
     if record["noise_source"] != SECRET:
-        problems.append(f"{name} ({record['stage']}) has noise that can be replayed ({record['noise_source']}): it protects nobody")
+        problems.append(
+            f"{name} ({record['stage']}) has noise that can be replayed ({record['noise_source']}): it protects nobody"
+        )
     try:
         event_from_json(record["event"])
     except BudgetError as error:
@@ -172,12 +217,21 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
     if md5 is None:
         problems.append(f"{lock} knows no {ledger_path.name}: the pipeline that wrote it never finished (`dvc repro`)")
     elif md5 != hashlib.md5(ledger_path.read_bytes(), usedforsecurity=False).hexdigest():
-        problems.append(f"{lock} has another md5 for {ledger_path.name}: one of the two was edited, or belongs to another run")
+        problems.append(
+            f"{lock} has another md5 for {ledger_path.name}: one of the two was edited, or belongs to another run"
+        )
     recorded = {record["stage"] for record in ledger["records"]}
     for path, (_, md5) in outs.items():
         stage = path.rsplit("/", 1)[-1]
-        if path.startswith("artifacts/") and stage in QUERIES and stage not in recorded and md5 != empty_artifact_md5(stage):
-            problems.append(f"stage {stage} ran (it is in {lock}), but the ledger holds no record of it: a record was trimmed")
+        if (
+            path.startswith("artifacts/")
+            and stage in QUERIES
+            and stage not in recorded
+            and md5 != empty_artifact_md5(stage)
+        ):
+            problems.append(
+                f"stage {stage} ran (it is in {lock}), but the ledger holds no record of it: a record was trimmed"
+            )
     return problems
 
 

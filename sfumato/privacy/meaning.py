@@ -60,7 +60,9 @@ def privacy_profile(events: Iterable[DpEvent], adjacency: str = ADD_OR_REMOVE_ON
 def deltas_of_rdp(curve: np.ndarray) -> np.ndarray:
     """(E,) delta at each of EPSILONS from an RDP curve over ORDERS: the inverse of `accountant.conversion`, best order each."""
     orders = np.array(ORDERS)[:, None]
-    exponents = (orders - 1) * (curve[:, None] + np.log1p(-1 / orders) - EPSILONS) - np.log(orders)  # (orders, E), ln delta
+    exponents = (orders - 1) * (curve[:, None] + np.log1p(-1 / orders) - EPSILONS) - np.log(
+        orders
+    )  # (orders, E), ln delta
     return np.exp(np.minimum(exponents.min(axis=0), 0.0))
 
 

@@ -10,7 +10,9 @@ from randomgen import AESCounter
 
 from sfumato.privacy.events import SECRET, SEEDED
 
-TWISTER = slice(24, 24 + 8 * 624)  # the words of a Mersenne twister in the state of a CPU generator of torch, 32 bits in 64 each
+TWISTER = slice(
+    24, 24 + 8 * 624
+)  # the words of a Mersenne twister in the state of a CPU generator of torch, 32 bits in 64 each
 
 
 class NoiseSource:
@@ -69,5 +71,7 @@ def secret_generator(device: torch.device | str = "cpu") -> torch.Generator:
     twin.state = {"bit_generator": "MT19937", "state": {"key": words, "pos": 624}}
     drawn = torch.rand(4, generator=torch.Generator().set_state(state))
     if drawn.tolist() != [int(word) % 2**24 / 2**24 for word in twin.random_raw(4)]:
-        raise RuntimeError("this release of torch keeps the state of its generators otherwise: install one that constraints.txt names")
+        raise RuntimeError(
+            "this release of torch keeps the state of its generators otherwise: install one that constraints.txt names"
+        )
     return generator.set_state(state)

@@ -55,7 +55,9 @@ class Odometer:
                 entry = json.loads(line)
                 found.append({**entry, "kind": str(entry["kind"])})
             except (ValueError, KeyError, TypeError) as error:
-                raise BudgetError(f"{self.path}, line {number}, cannot be read: what was spent is unknown, so nothing more is. Restore the journal") from error
+                raise BudgetError(
+                    f"{self.path}, line {number}, cannot be read: what was spent is unknown, so nothing more is. Restore the journal"
+                ) from error
         return found
 
     def append(self, kind: str, **fields: object) -> None:
@@ -76,7 +78,9 @@ class Odometer:
                 end = os.pread(descriptor, size, 0).rfind(b"\n") + 1
                 os.ftruncate(descriptor, end)
             if os.write(descriptor, line) != len(line):  # a full disk: the next append gives the piece up
-                raise BudgetError(f"{self.path} could not be written whole: is its disk full? Nothing was drawn on its strength; make room and run again")
+                raise BudgetError(
+                    f"{self.path} could not be written whole: is its disk full? Nothing was drawn on its strength; make room and run again"
+                )
             os.fsync(descriptor)
             if size == 0:
                 self._keep_name()
@@ -101,7 +105,11 @@ class Odometer:
     def closed(self, fingerprint: str, **same: str) -> str | None:
         """The id of the last charge that was released on these images with the same `plan` (or the same `work`), or None."""
         entries = self.entries()
-        alike = {e["record"]["id"] for e in entries if e["kind"] == OPEN and e["record"]["fingerprint"] == fingerprint and same.items() <= e.items()}
+        alike = {
+            e["record"]["id"]
+            for e in entries
+            if e["kind"] == OPEN and e["record"]["fingerprint"] == fingerprint and same.items() <= e.items()
+        }
         done = [entry["id"] for entry in entries if entry["kind"] == CLOSE and entry["id"] in alike]
         return done[-1] if done else None
 
@@ -110,14 +118,22 @@ class Odometer:
         entries = self.entries()
         over = {entry["id"] for entry in entries if entry["kind"] in (CLOSE, ABANDON)}
         return any(
-            e["kind"] == OPEN and e["plan"] == plan and e["record"]["fingerprint"] == fingerprint and e["record"]["id"] not in over for e in entries
+            e["kind"] == OPEN
+            and e["plan"] == plan
+            and e["record"]["fingerprint"] == fingerprint
+            and e["record"]["id"] not in over
+            for e in entries
         )
 
     def unfinished(self, work: str, fingerprint: str) -> tuple[dict, int] | None:
         """The newest charge of this work on these images that is open but not closed: its record and its last durable use."""
         entries = self.entries()
         over = {entry["id"] for entry in entries if entry["kind"] in (CLOSE, ABANDON)}
-        open_ones = [e["record"] for e in entries if e["kind"] == OPEN and e["work"] == work and e["record"]["fingerprint"] == fingerprint]
+        open_ones = [
+            e["record"]
+            for e in entries
+            if e["kind"] == OPEN and e["work"] == work and e["record"]["fingerprint"] == fingerprint
+        ]
         if not open_ones or open_ones[-1]["id"] in over:
             return None
         record = open_ones[-1]

@@ -13,5 +13,9 @@ def poisson_draw(generator: np.random.Generator, size: int, sample_rate: float) 
     """
     if sample_rate >= 1:
         return np.arange(size, dtype=np.int64)
-    chosen = generator.choice(size, size=generator.binomial(size, sample_rate), replace=False, shuffle=False) if size else np.empty(0)
+    chosen = (
+        generator.choice(size, size=generator.binomial(size, sample_rate), replace=False, shuffle=False)
+        if size
+        else np.empty(0)
+    )
     return np.sort(chosen).astype(np.int64)

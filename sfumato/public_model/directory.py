@@ -25,7 +25,12 @@ KNOWN = {  # the classes that this package can load, by part
     "transformer": ("PixArtTransformer2DModel",),
 }
 CONFIG_OF = {"tokenizer": "tokenizer_config.json", "scheduler": "scheduler_config.json"}  # the others: config.json
-WEIGHTS_OF = {"text_encoder": "model", "vae": "diffusion_pytorch_model", "unet": "diffusion_pytorch_model", "transformer": "diffusion_pytorch_model"}
+WEIGHTS_OF = {
+    "text_encoder": "model",
+    "vae": "diffusion_pytorch_model",
+    "unet": "diffusion_pytorch_model",
+    "transformer": "diffusion_pytorch_model",
+}
 VARIANTS = ("", ".fp16")  # half-precision files are taken where there are no others
 PICKLED = (".bin", ".ckpt", ".pt", ".pth", ".pkl")
 HUB = "hub:"
@@ -60,7 +65,9 @@ class ModelDirectory:
     def multiple(self) -> int:
         """What divides every image size that the VAE and the network take."""
         config = self.configs[self.denoiser]
-        inside = 2 ** (len(config["block_out_channels"]) - 1) if self.denoiser == "unet" else config.get("patch_size", 2)
+        inside = (
+            2 ** (len(config["block_out_channels"]) - 1) if self.denoiser == "unet" else config.get("patch_size", 2)
+        )
         return self.factor * inside
 
     @property
@@ -86,22 +93,36 @@ def locate(directory: str) -> Path:
     if not directory.startswith(HUB):
         path = Path(directory).expanduser()
         if path.is_file():
-            raise DataError(f"model.directory={directory} is a single file: {LAYOUT}; convert it with diffusers, and name the directory")
+            raise DataError(
+                f"model.directory={directory} is a single file: {LAYOUT}; convert it with diffusers, and name the directory"
+            )
         if not path.is_dir():
-            raise ConfigError(f"model.directory={directory} does not exist: {LAYOUT}. Download one (docs/public-models.md), or name where it is")
+            raise ConfigError(
+                f"model.directory={directory} does not exist: {LAYOUT}. Download one (docs/public-models.md), or name where it is"
+            )
         return path
     require_library()
     found = re.fullmatch(r"hub:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", directory)
     if not found:
-        raise ConfigError(f"model.directory={directory} is no model of the hub: write hub:owner/name or hub:owner/name@revision")
+        raise ConfigError(
+            f"model.directory={directory} is no model of the hub: write hub:owner/name or hub:owner/name@revision"
+        )
     from huggingface_hub import snapshot_download
 
-    parts = [INDEX, *(f"{part}/*.json" for part in (*KNOWN, "scheduler")), *(f"{part}/*.safetensors" for part in WEIGHTS_OF), "tokenizer/*.txt", "tokenizer/*.model"]
+    parts = [
+        INDEX,
+        *(f"{part}/*.json" for part in (*KNOWN, "scheduler")),
+        *(f"{part}/*.safetensors" for part in WEIGHTS_OF),
+        "tokenizer/*.txt",
+        "tokenizer/*.model",
+    ]
     try:
         return Path(snapshot_download(found[1], revision=found[2], allow_patterns=parts))
     except Exception as error:  # of many kinds, by what fails: network, name, permission
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ConfigError(f"model.directory={directory} cannot be had from the hub ({reason}): download it elsewhere and name the directory") from error
+        raise ConfigError(
+            f"model.directory={directory} cannot be had from the hub ({reason}): download it elsewhere and name the directory"
+        ) from error
 
 
 def read_model_directory(directory: str) -> ModelDirectory:
@@ -119,7 +140,9 @@ def read_model_directory(directory: str) -> ModelDirectory:
             raise DataError(f"{path / INDEX} does not name the part {part}: {LAYOUT}")
     for part, name in classes.items():
         if part in KNOWN and name not in KNOWN[part]:
-            raise DataError(f"{path}: the {part} is a {name}, which is not supported: expected {' or '.join(KNOWN[part])}, as in Stable Diffusion 1.x and 2.x or PixArt")
+            raise DataError(
+                f"{path}: the {part} is a {name}, which is not supported: expected {' or '.join(KNOWN[part])}, as in Stable Diffusion 1.x and 2.x or PixArt"
+            )
     configs = {part: read_json(path / part / CONFIG_OF.get(part, "config.json")) for part in classes}
     for part in classes:
         part_files(path, part)
@@ -127,9 +150,13 @@ def read_model_directory(directory: str) -> ModelDirectory:
     try:
         _ = model.factor, model.multiple, model.image_size
     except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path}: the config.json of vae and {model.denoiser} lack {error}: download the model again") from error
+        raise DataError(
+            f"{path}: the config.json of vae and {model.denoiser} lack {error}: download the model again"
+        ) from error
     if model.prediction not in ("epsilon", "v_prediction"):
-        raise DataError(f"{path}: the scheduler's prediction_type is {model.prediction!r}: expected epsilon or v_prediction")
+        raise DataError(
+            f"{path}: the scheduler's prediction_type is {model.prediction!r}: expected epsilon or v_prediction"
+        )
     return model
 
 
@@ -149,7 +176,10 @@ def variant_of(path: Path, part: str) -> str | None:
     """Which weight files of a part are used: "" or ".fp16"; None where there are none in safetensors."""
     stem = WEIGHTS_OF[part]
     for variant in VARIANTS:
-        if any((path / part / name).is_file() for name in (f"{stem}{variant}.safetensors", f"{stem}.safetensors.index{variant}.json")):
+        if any(
+            (path / part / name).is_file()
+            for name in (f"{stem}{variant}.safetensors", f"{stem}.safetensors.index{variant}.json")
+        ):
             return variant
     return None
 
@@ -165,14 +195,19 @@ def part_files(path: Path, part: str) -> list[Path]:
         if variant is None:
             pickles = sorted(file.name for file in directory.iterdir() if file.suffix in PICKLED)
             if pickles:
-                raise DataError(f"{directory} holds its weights only as {pickles[0]}, a pickle, which may run any program: take the model's safetensors files, or convert them")
+                raise DataError(
+                    f"{directory} holds its weights only as {pickles[0]}, a pickle, which may run any program: take the model's safetensors files, or convert them"
+                )
             raise DataError(f"{directory} holds no weights: {stem}.safetensors is missing; download the model again")
         whole, index = directory / f"{stem}{variant}.safetensors", directory / f"{stem}.safetensors.index{variant}.json"
         if whole.is_file():
             files.add(whole)
         else:
             named = read_json(index).get("weight_map")
-            files |= {index, *(directory / Path(str(name)).name for name in (named.values() if isinstance(named, dict) else ()))}
+            files |= {
+                index,
+                *(directory / Path(str(name)).name for name in (named.values() if isinstance(named, dict) else ())),
+            }
     for file in sorted(files):
         if not file.is_file():
             raise DataError(f"{file} is missing: download the model again")

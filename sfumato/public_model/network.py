@@ -28,7 +28,14 @@ from sfumato.public_model.directory import (
     read_model_directory,
     whole_digest,
 )
-from sfumato.public_model.parts import LatentCodec, build_network, embed_prompts, load_part, make_differentiable, make_scheduler
+from sfumato.public_model.parts import (
+    LatentCodec,
+    build_network,
+    embed_prompts,
+    load_part,
+    make_differentiable,
+    make_scheduler,
+)
 from sfumato.public_model.prompts import class_prompts
 
 KIND = "latent-diffusion"
@@ -47,7 +54,16 @@ class LatentDiffusion(nn.Module):
     prompts: Tensor
     mask: Tensor | None
 
-    def __init__(self, network: Any, prompts: Tensor, mask: Tensor | None, kept: Tensor, prediction: str, resolution: int, image_size: int) -> None:
+    def __init__(
+        self,
+        network: Any,
+        prompts: Tensor,
+        mask: Tensor | None,
+        kept: Tensor,
+        prediction: str,
+        resolution: int,
+        image_size: int,
+    ) -> None:
         super().__init__()
         make_differentiable(network)
         self.network = network
@@ -70,11 +86,18 @@ class LatentDiffusion(nn.Module):
                 sizes = {"resolution": side, "aspect_ratio": torch.ones_like(side[:, :1])}
             mask = None if self.mask is None else self.mask[labels].to(x.dtype)
             output = self.network(
-                x, encoder_hidden_states=context, timestep=timesteps, encoder_attention_mask=mask, added_cond_kwargs=sizes, return_dict=False
+                x,
+                encoder_hidden_states=context,
+                timestep=timesteps,
+                encoder_attention_mask=mask,
+                added_cond_kwargs=sizes,
+                return_dict=False,
             )[0]
         return output[:, : self.channels]  # some predict a variance too, which nothing here uses
 
-    def per_image_loss(self, network: Network, latents: Tensor, labels: Tensor, timesteps: Tensor, noise: Tensor) -> Tensor:
+    def per_image_loss(
+        self, network: Network, latents: Tensor, labels: Tensor, timesteps: Tensor, noise: Tensor
+    ) -> Tensor:
         """Mean squared error of the model's own prediction. latents, noise: (B, c, h, w); labels, timesteps: (B,) int64. Returns (B,) float32.
 
         x_t = √ᾱ·x + √(1 − ᾱ)·ε; the target is ε, or v = √ᾱ·ε − √(1 − ᾱ)·x. Source: Ho et al. 2020; Salimans & Ho 2022 for v.
@@ -118,7 +141,9 @@ def is_latent(directory: Path) -> bool:
         return False
 
 
-def save_reference(settings: Model, dataset_id: str, classes: Sequence[str], directory: Path, device: torch.device) -> dict[str, Any]:
+def save_reference(
+    settings: Model, dataset_id: str, classes: Sequence[str], directory: Path, device: torch.device
+) -> dict[str, Any]:
     """Check the model that `settings` names, encode the class prompts, write `config.json` and `prompts.safetensors`; returns the former's content.
 
     No weights are copied. Raises ConfigError or DataError: no such model, a part missing, another sha256, an image size it cannot take.
@@ -140,14 +165,18 @@ def save_reference(settings: Model, dataset_id: str, classes: Sequence[str], dir
         "image_size": image_size,
         "prompts": dict(zip(classes, texts, strict=True)),
     }
-    save_file({"embeddings": embeddings} | ({} if mask is None else {"mask": mask.to(torch.uint8)}), directory / PROMPTS)
+    save_file(
+        {"embeddings": embeddings} | ({} if mask is None else {"mask": mask.to(torch.uint8)}), directory / PROMPTS
+    )
     (directory / CONFIG).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return content
 
 
 def check_digest(model: ModelDirectory, found: str, expected: str | None) -> None:
     if expected is not None and found != expected.lower():
-        raise DataError(f"{model.path} has sha256 {found}, but model.sha256 is {expected.lower()}: this is another model, or a damaged one. Download it again, or mend model.sha256")
+        raise DataError(
+            f"{model.path} has sha256 {found}, but model.sha256 is {expected.lower()}: this is another model, or a damaged one. Download it again, or mend model.sha256"
+        )
 
 
 def read_reference(directory: Path) -> dict[str, Any]:
@@ -157,7 +186,11 @@ def read_reference(directory: Path) -> dict[str, Any]:
         content = json.loads(file.read_text(encoding="utf-8"))
         if content["kind"] != KIND:
             raise ValueError(f"it is of kind {content['kind']}")
-        _ = content["directory"], int(content["image_size"]), {part: (value["class"], value["sha256"]) for part, value in content["parts"].items()}
+        _ = (
+            content["directory"],
+            int(content["image_size"]),
+            {part: (value["class"], value["sha256"]) for part, value in content["parts"].items()},
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{file} refers to no public model ({error}): run `stage pretrain` again") from error
     return content
@@ -169,7 +202,9 @@ def referred(reference: Mapping[str, Any], *parts: str) -> ModelDirectory:
     for part in parts:
         part = model.denoiser if part == "denoiser" else part
         if part_digest(model.path, part) != reference["parts"].get(part, {}).get("sha256"):
-            raise DataError(f"{model.path / part} no longer has the bytes that `stage pretrain` saw: put that model back, or run `stage pretrain` on this one")
+            raise DataError(
+                f"{model.path / part} no longer has the bytes that `stage pretrain` saw: put that model back, or run `stage pretrain` on this one"
+            )
     return model
 
 
@@ -183,16 +218,31 @@ def load_latent(directory: Path) -> LatentDiffusion:
     except (OSError, KeyError, SafetensorError) as error:
         raise DataError(f"{directory / PROMPTS} cannot be read ({error}): run `stage pretrain` again") from error
     network = load_part(model, model.denoiser)
-    return assemble(model, network, int(reference["image_size"]), embeddings, None if mask is None else mask.bool(), make_scheduler(model).alphas_cumprod)
+    return assemble(
+        model,
+        network,
+        int(reference["image_size"]),
+        embeddings,
+        None if mask is None else mask.bool(),
+        make_scheduler(model).alphas_cumprod,
+    )
 
 
-def assemble(model: ModelDirectory, network: Any, image_size: int, embeddings: Tensor, mask: Tensor | None, kept: Tensor) -> LatentDiffusion:
-    expected = network.config.caption_channels if model.denoiser == "transformer" else network.config.cross_attention_dim
+def assemble(
+    model: ModelDirectory, network: Any, image_size: int, embeddings: Tensor, mask: Tensor | None, kept: Tensor
+) -> LatentDiffusion:
+    expected = (
+        network.config.caption_channels if model.denoiser == "transformer" else network.config.cross_attention_dim
+    )
     if isinstance(expected, int) and embeddings.shape[2] != expected:
-        raise DataError(f"{model.path}: its text encoder gives {embeddings.shape[2]} numbers a token, its {model.denoiser} takes {expected}: the parts are of different models")
+        raise DataError(
+            f"{model.path}: its text encoder gives {embeddings.shape[2]} numbers a token, its {model.denoiser} takes {expected}: the parts are of different models"
+        )
     if model.denoiser == "unet":
         mask = None  # these see every token, padding included: so they were trained
-    return LatentDiffusion(network, embeddings, mask, kept.float(), model.prediction, image_size // model.factor, image_size)
+    return LatentDiffusion(
+        network, embeddings, mask, kept.float(), model.prediction, image_size // model.factor, image_size
+    )
 
 
 def outline(settings: Model, classes: int) -> LatentDiffusion:
@@ -202,11 +252,15 @@ def outline(settings: Model, classes: int) -> LatentDiffusion:
     image_size = choose_image_size(model, settings)
     text = model.configs["text_encoder"]
     width = int(text.get("hidden_size") or text.get("d_model") or text.get("text_config", {}).get("hidden_size", 768))
-    tokens = int(min(model.configs["tokenizer"].get("model_max_length", 77), 120 if model.denoiser == "transformer" else 77))
+    tokens = int(
+        min(model.configs["tokenizer"].get("model_max_length", 77), 120 if model.denoiser == "transformer" else 77)
+    )
     with torch.device("meta"):
         network = build_network(model).to("meta")
         mask = torch.ones(classes + 1, tokens, dtype=torch.bool) if model.denoiser == "transformer" else None
-        return assemble(model, network, image_size, torch.empty(classes + 1, tokens, width), mask, torch.empty(TIMESTEPS)).requires_grad_(False)
+        return assemble(
+            model, network, image_size, torch.empty(classes + 1, tokens, width), mask, torch.empty(TIMESTEPS)
+        ).requires_grad_(False)
 
 
 def load_codec(directory: Path, device: torch.device) -> LatentCodec:
@@ -241,6 +295,8 @@ def load_trained(directory: Path) -> LatentDiffusion:
     named = dict(model.named_parameters())
     for name, value in tensors.items():
         if name not in named or named[name].shape != value.shape:
-            raise DataError(f"{directory / TRAINED} holds {name}, which does not fit the model: run `stage finetune` again")
+            raise DataError(
+                f"{directory / TRAINED} holds {name}, which does not fit the model: run `stage finetune` again"
+            )
         named[name].copy_(value)
     return model

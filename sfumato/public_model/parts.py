@@ -46,7 +46,9 @@ def load_part(model: ModelDirectory, part: str) -> Any:
         raise
     except Exception as error:  # of many kinds, by what is wrong with the files
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise DataError(f"{model.path / part} cannot be loaded as {model.classes[part]} ({reason}): download the model again") from error
+        raise DataError(
+            f"{model.path / part} cannot be loaded as {model.classes[part]} ({reason}): download the model again"
+        ) from error
     if isinstance(loaded, nn.Module):
         if odd := [name for name, value in loaded.named_parameters() if value.device.type == "meta"]:
             raise DataError(f"{model.path / part} lacks the weights of {odd[0]}: download the model again")
@@ -61,7 +63,13 @@ class PlainAttention:
     """Attention of the network, spelled out: exact and without in-place updates under `vmap(grad)`; the fused one where nothing is differentiated."""
 
     def __call__(
-        self, attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor | None = None, attention_mask: Tensor | None = None, *_: Any, **__: Any
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        *_: Any,
+        **__: Any,
     ) -> Tensor:
         """hidden_states: (B, n, D); encoder_hidden_states: (B, m, E), the prompt, or None for self-attention; attention_mask: (B, 1, m), added."""
         context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
@@ -75,7 +83,9 @@ class PlainAttention:
             weights = (scores if bias is None else scores + bias).softmax(dim=-1)
             mixed = weights.to(v.dtype) @ v
         else:
-            mixed = F.scaled_dot_product_attention(q, k, v, None if bias is None else bias.to(q.dtype), scale=attn.scale)
+            mixed = F.scaled_dot_product_attention(
+                q, k, v, None if bias is None else bias.to(q.dtype), scale=attn.scale
+            )
         return attn.to_out[1](attn.to_out[0](mixed.transpose(1, 2).flatten(2))) / attn.rescale_output_factor
 
 
@@ -97,7 +107,9 @@ class LayerNorm(nn.LayerNorm):
     """`nn.LayerNorm` in float32 at least, as autocast has it on a GPU; on a processor the backward pass of a mixed one fails under vmap."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x.to(torch.promote_types(x.dtype, torch.float32)), self.normalized_shape, self.weight, self.bias, self.eps)
+        return F.layer_norm(
+            x.to(torch.promote_types(x.dtype, torch.float32)), self.normalized_shape, self.weight, self.bias, self.eps
+        )
 
 
 class SiLU(torch.autograd.Function):
@@ -133,16 +145,24 @@ def build_network(model: ModelDirectory) -> nn.Module:
     try:
         return kind.from_config(model.configs[model.denoiser])
     except Exception as error:
-        raise DataError(f"{model.path / model.denoiser}: config.json describes no {kind.__name__} ({error}): download the model again") from error
+        raise DataError(
+            f"{model.path / model.denoiser}: config.json describes no {kind.__name__} ({error}): download the model again"
+        ) from error
 
 
 def make_differentiable(network: Any) -> None:
     """Make the network fit for `vmap(grad)`, in place: same weights, same names, same numbers. Raises DataError where it cannot be."""
     for path, module in network.named_modules():
         if hasattr(module, "to_q") and hasattr(module, "processor"):
-            odd = [name for name in ("group_norm", "spatial_norm", "norm_q", "norm_k", "norm_cross", "add_k_proj") if getattr(module, name, None)]
+            odd = [
+                name
+                for name in ("group_norm", "spatial_norm", "norm_q", "norm_k", "norm_cross", "add_k_proj")
+                if getattr(module, name, None)
+            ]
             if odd or module.residual_connection:
-                raise DataError(f"the attention {path} has {(odd or ['residual_connection'])[0]}, which is not supported: take Stable Diffusion 1.x, 2.x or PixArt")
+                raise DataError(
+                    f"the attention {path} has {(odd or ['residual_connection'])[0]}, which is not supported: take Stable Diffusion 1.x, 2.x or PixArt"
+                )
     network.set_attn_processor(PlainAttention())
     for path, module in list(network.named_modules()):
         if type(module) is nn.GroupNorm and module.affine:
@@ -150,7 +170,9 @@ def make_differentiable(network: Any) -> None:
             cheap.weight, cheap.bias = module.weight, module.bias
             network.set_submodule(path, cheap)
         elif type(module) is nn.LayerNorm:
-            wide = LayerNorm(module.normalized_shape, module.eps, module.elementwise_affine, module.bias is not None, device="meta")
+            wide = LayerNorm(
+                module.normalized_shape, module.eps, module.elementwise_affine, module.bias is not None, device="meta"
+            )
             wide.weight, wide.bias = module.weight, module.bias
             network.set_submodule(path, wide)
         elif type(module) is nn.SiLU:
@@ -174,9 +196,13 @@ def embed_prompts(model: ModelDirectory, prompts: Sequence[str], device: torch.d
     for prompt in [*prompts, NO_LABEL]:
         text = prompt.lower().strip() if masked else prompt
         if len(tokenizer(text).input_ids) > length:
-            raise DataError(f"the prompt {prompt[:60]!r}… has more than the {length} tokens of this model: shorten it (model.prompt, model.prompts)")
+            raise DataError(
+                f"the prompt {prompt[:60]!r}… has more than the {length} tokens of this model: shorten it (model.prompt, model.prompts)"
+            )
         tokens = tokenizer(text, padding="max_length", max_length=length, truncation=True, return_tensors="pt")
-        attended = tokens.attention_mask.to(device) if masked or getattr(encoder.config, "use_attention_mask", False) else None
+        attended = (
+            tokens.attention_mask.to(device) if masked or getattr(encoder.config, "use_attention_mask", False) else None
+        )
         rows.append(encoder(tokens.input_ids.to(device), attention_mask=attended)[0][0].float().cpu())
         masks.append(tokens.attention_mask[0].bool())
     return torch.stack(rows), torch.stack(masks) if masked else None
@@ -187,7 +213,10 @@ class LatentCodec:
 
     def __init__(self, model: ModelDirectory, image_size: int, device: torch.device) -> None:
         self.vae, self.image_size, self.device = load_part(model, "vae").to(device), image_size, device
-        self.scale, self.shift = float(self.vae.config.scaling_factor), float(getattr(self.vae.config, "shift_factor", None) or 0.0)
+        self.scale, self.shift = (
+            float(self.vae.config.scaling_factor),
+            float(getattr(self.vae.config, "shift_factor", None) or 0.0),
+        )
         self.channels = int(self.vae.config.in_channels)
 
     @torch.no_grad()
@@ -206,7 +235,10 @@ class LatentCodec:
     def decode(self, latents: Tensor, shape: tuple[int, int, int]) -> Tensor:
         """(B, c, h, w) to images of `shape` (C, H, W): (B, C, H, W) float32 in [0, 1], on the CPU."""
         channels, height, _ = shape
-        rows = [self.vae.decode(latent / self.scale + self.shift).sample.float() for latent in latents.to(self.device).split(1)]
+        rows = [
+            self.vae.decode(latent / self.scale + self.shift).sample.float()
+            for latent in latents.to(self.device).split(1)
+        ]
         images = ((torch.cat(rows) + 1) / 2).clamp(0, 1)
         return resize(with_channels(images, channels), height).cpu()
 
@@ -230,7 +262,7 @@ def make_scheduler(model: ModelDirectory) -> Any:
     scheduler = load_part(model, "scheduler")
     kept = getattr(scheduler, "alphas_cumprod", None)
     if not isinstance(kept, Tensor) or kept.ndim != 1:
-        raise DataError(f"{model.path / 'scheduler'}: {type(scheduler).__name__} has no discrete noise schedule (alphas_cumprod): flow-matching models are not supported")
+        raise DataError(
+            f"{model.path / 'scheduler'}: {type(scheduler).__name__} has no discrete noise schedule (alphas_cumprod): flow-matching models are not supported"
+        )
     return scheduler
-
-

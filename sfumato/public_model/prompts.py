@@ -41,18 +41,30 @@ def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list
     prompts = []
     for number, name in enumerate(classes, start=1):
         said = re.sub(r"[_\s]+", " ", name).strip()
-        fields = {"class": said, "article": "an" if said[:1].lower() in ("a", "e", "i", "o", "u") else "a", "number": str(number)}
+        fields = {
+            "class": said,
+            "article": "an" if said[:1].lower() in ("a", "e", "i", "o", "u") else "a",
+            "number": str(number),
+        }
         prompts.append(model.prompts.get(name) or whole.get(name) or template.format(**fields))
     if len(classes) > 1 and (same := [prompt for prompt in prompts if prompts.count(prompt) > 1]):
-        raise ConfigError(f"the prompt {same[0]!r} is that of two classes, which the model could not tell apart: put {{class}} into model.prompt")
+        raise ConfigError(
+            f"the prompt {same[0]!r} is that of two classes, which the model could not tell apart: put {{class}} into model.prompt"
+        )
     return prompts
 
 
 def check_template(template: str) -> None:
     try:
-        parsed = [(field, form, convert) for _, field, form, convert in string.Formatter().parse(template) if field is not None]
+        parsed = [
+            (field, form, convert)
+            for _, field, form, convert in string.Formatter().parse(template)
+            if field is not None
+        ]
     except ValueError as error:
         raise ConfigError(f"model.prompt={template!r} is no template ({error}): write it as {TEMPLATE!r}") from error
     for field, form, convert in parsed:
         if field not in FIELDS or form or convert:
-            raise ConfigError(f"model.prompt={template!r} has the field {{{field}}}: known are {', '.join(f'{{{name}}}' for name in FIELDS)}")
+            raise ConfigError(
+                f"model.prompt={template!r} has the field {{{field}}}: known are {', '.join(f'{{{name}}}' for name in FIELDS)}"
+            )

@@ -13,7 +13,13 @@ from sfumato.public_model.network import LatentDiffusion
 
 @torch.no_grad()
 def sample_latents(
-    model: LatentDiffusion, scheduler: Any, labels: Tensor, steps: int, guidance: float, generator: torch.Generator, autocast: bool = False
+    model: LatentDiffusion,
+    scheduler: Any,
+    labels: Tensor,
+    steps: int,
+    guidance: float,
+    generator: torch.Generator,
+    autocast: bool = False,
 ) -> Tensor:
     """One latent for each label.
 
@@ -25,7 +31,9 @@ def sample_latents(
     shape = (model.channels, model.resolution, model.resolution)
     labels = labels.to(device)
     scheduler.set_timesteps(steps, device=device)
-    start = torch.stack([torch.randn(shape, generator=generator) for _ in labels])  # one at a time: the k-th does not depend on the batch
+    start = torch.stack(
+        [torch.randn(shape, generator=generator) for _ in labels]
+    )  # one at a time: the k-th does not depend on the batch
     x = start.to(device) * float(scheduler.init_noise_sigma)
     own = {"generator": generator} if "generator" in inspect.signature(scheduler.step).parameters else {}
     for t in scheduler.timesteps:

@@ -26,7 +26,9 @@ def pooled_shape(shape: Shape, pool: int) -> Shape:
     """(C, H/pool, W/pool); ValueError where pool does not divide the image."""
     channels, height, width = shape
     if height % pool or width % pool:
-        raise ValueError(f"central.pool={pool} does not divide images of {height}×{width}: choose a divisor, or another data.size")
+        raise ValueError(
+            f"central.pool={pool} does not divide images of {height}×{width}: choose a divisor, or another data.size"
+        )
     return channels, height // pool, width // pool
 
 
@@ -88,7 +90,9 @@ def query_central(
         bound, rows = (largest if max_norm is None else max_norm), small
     elif statistic == "mode":
         if max_norm is not None:
-            raise ValueError(f"central.max_norm={max_norm} means nothing for the mode, whose bound is √d' = {largest:.4g}: leave it out")
+            raise ValueError(
+                f"central.max_norm={max_norm} means nothing for the mode, whose bound is √d' = {largest:.4g}: leave it out"
+            )
         bound, rows = largest, (bins, *small)
     else:
         raise ValueError(f"central.statistic={statistic!r}: expected mean or mode")

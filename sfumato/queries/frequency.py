@@ -52,7 +52,9 @@ class Scattering(nn.Module):
     def moduli(self, planes: Tensor) -> Tensor:
         """|plane * ψ_θ| for each of N planes: (N, 1, H, W) -> (N, orientations, H, W)."""
         real, imaginary = F.conv2d(planes, self.filters.to(planes), padding=3).chunk(2, dim=1)
-        return (real.square() + imaginary.square() + 1e-6).sqrt() - 1e-3  # smooth at zero, where a gradient would be undefined
+        return (
+            real.square() + imaginary.square() + 1e-6
+        ).sqrt() - 1e-3  # smooth at zero, where a gradient would be undefined
 
     def cells(self, planes: Tensor, octave: int) -> Tensor:
         return F.avg_pool2d(planes, 2 ** (self.scales - octave), ceil_mode=True)
@@ -68,7 +70,9 @@ class Scattering(nn.Module):
         return row * (math.sqrt(row.shape[1]) / (torch.linalg.vector_norm(row, dim=1, keepdim=True) + 1e-3))
 
 
-def morlet(orientations: int, size: int = 7, sigma: float = 0.8, slant: float = 0.5, frequency: float = 0.75 * math.pi) -> Tensor:
+def morlet(
+    orientations: int, size: int = 7, sigma: float = 0.8, slant: float = 0.5, frequency: float = 0.75 * math.pi
+) -> Tensor:
     """Morlet wavelets of zero mean: (2·orientations, 1, size, size), the real parts first, then the imaginary ones."""
     axis = torch.arange(size, dtype=torch.float32) - size // 2
     y, x = torch.meshgrid(axis, axis, indexing="ij")
@@ -98,7 +102,9 @@ class FourierFeatures(nn.Module):
         super().__init__()
         banks = sum(len(feature.length_scales) for feature in features)
         if size % 2 or size < 2 * banks:
-            raise ValueError(f"frequency.size={size}: expected an even number, at least two for each of the {banks} length-scales")
+            raise ValueError(
+                f"frequency.size={size}: expected an even number, at least two for each of the {banks} length-scales"
+            )
         self.shape, self.size = tuple(shape), size
         public = torch.Generator().manual_seed(seed)
         weights = sum(feature.weight for feature in features)
@@ -112,7 +118,9 @@ class FourierFeatures(nn.Module):
             for length_scale in feature.length_scales:
                 number = shares[bank]
                 columns.append(torch.randn(width, number, generator=public) / (length_scale * math.sqrt(width)))
-                amplitudes.append(torch.full((number,), math.sqrt(feature.weight / weights / len(feature.length_scales) / number)))
+                amplitudes.append(
+                    torch.full((number,), math.sqrt(feature.weight / weights / len(feature.length_scales) / number))
+                )
                 bank += 1
             self.maps.append(image_map)
             self.register_buffer(f"omega_{index}", torch.cat(columns, dim=1), persistent=False)
@@ -120,7 +128,9 @@ class FourierFeatures(nn.Module):
 
     def phases(self, images: Tensor) -> Tensor:
         """ωᵀ map(x) for every frequency of every map: (B, K/2)."""
-        return torch.cat([image_map(images) @ getattr(self, f"omega_{i}") for i, image_map in enumerate(self.maps)], dim=1)
+        return torch.cat(
+            [image_map(images) @ getattr(self, f"omega_{i}") for i, image_map in enumerate(self.maps)], dim=1
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         phase = self.phases(images)

@@ -31,7 +31,9 @@ def vote_sum(logits: Tensor, labels: Tensor, votes: int, classes: int | None = N
     check_votes(votes, logits.shape[1])
     finite = logits.isfinite().all(dim=1)
     likeliest = torch.where(finite[:, None], logits, 0).argsort(dim=1, descending=True, stable=True)[:, :votes]
-    ballots = torch.zeros(logits.shape, dtype=torch.float64, device=logits.device).scatter_(1, likeliest, 1) * finite[:, None]  # (B, P)
+    ballots = (
+        torch.zeros(logits.shape, dtype=torch.float64, device=logits.device).scatter_(1, likeliest, 1) * finite[:, None]
+    )  # (B, P)
     rows = torch.ones_like(ballots[:, :1]) if classes is None else membership(labels, classes)
     return rows.T @ ballots
 
@@ -45,7 +47,9 @@ def lone_logits(model: ResNet, images: Tensor) -> Tensor:
     An image with any non-finite pixel gives a row of NaN.
     """
     if model.training:
-        raise ValueError("the classifier is in training mode, where one image changes the next one's logits: call eval() first")
+        raise ValueError(
+            "the classifier is in training mode, where one image changes the next one's logits: call eval() first"
+        )
     weight = model.head.weight
     logits = torch.empty(len(images), model.classes, device=weight.device)
     seat = torch.empty(1, *model.shape, device=weight.device)

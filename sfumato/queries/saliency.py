@@ -68,20 +68,33 @@ def query_saliency(
     total = torch.zeros(size, dtype=torch.float64)
     for images, labels in charge.batches(size=4 * chunk):
         images, labels = images.to(device), labels.to(device)
-        draws = draw(images, settings.draws, settings.noise_levels, generator, label_dropout=label_dropout, levels=levels_of(model))
-        total += clipped_gradient_sum(model, parameters, images, labels, draws, settings.max_norm, chunk, autocast, factors).cpu()
+        draws = draw(
+            images,
+            settings.draws,
+            settings.noise_levels,
+            generator,
+            label_dropout=label_dropout,
+            levels=levels_of(model),
+        )
+        total += clipped_gradient_sum(
+            model, parameters, images, labels, draws, settings.max_norm, chunk, autocast, factors
+        ).cpu()
     released = unflatten(charge.release(total, max_norm=settings.max_norm).double() / public_size, parameters)
     return {name: torch.cat([released[part].flatten() for part in parts]) for name, parts in candidates.items()}
 
 
-def half_precision_pays(model: Denoiser, parameters: Mapping[str, Tensor], settings: Saliency, chunk: int, generator: torch.Generator) -> bool:
+def half_precision_pays(
+    model: Denoiser, parameters: Mapping[str, Tensor], settings: Saliency, chunk: int, generator: torch.Generator
+) -> bool:
     """Is bfloat16 faster here? Timed on blank images: neither the answer nor the time depends on data."""
     device = generator.device
     images = torch.zeros(chunk, model.channels, model.resolution, model.resolution, device=device)
     labels = torch.zeros(chunk, dtype=torch.int64, device=device)
     drawn = draw(images, settings.draws, settings.noise_levels, generator, levels=levels_of(model))
     key = ("saliency", device, images.shape, settings.draws, len(parameters))
-    return bfloat16_is_faster(lambda half: clipped_gradient_sum(model, parameters, images, labels, drawn, 1.0, chunk, half), key, device)
+    return bfloat16_is_faster(
+        lambda half: clipped_gradient_sum(model, parameters, images, labels, drawn, 1.0, chunk, half), key, device
+    )
 
 
 def rank_candidates(released: Mapping[str, Tensor], noise_std: float) -> list[Salience]:
@@ -94,9 +107,13 @@ def rank_candidates(released: Mapping[str, Tensor], noise_std: float) -> list[Sa
     norms = {name: float(torch.linalg.vector_norm(vector.double())) for name, vector in released.items()}
     debiased = {name: norms[name] ** 2 - len(vector) * noise_std**2 for name, vector in released.items()}
     ranks, raw_ranks = (
-        {name: place + 1 for place, name in enumerate(sorted(released, key=lambda name: -scores[name]))} for scores in (debiased, norms)
+        {name: place + 1 for place, name in enumerate(sorted(released, key=lambda name: -scores[name]))}
+        for scores in (debiased, norms)
     )
-    return [Salience(name, len(vector), norms[name], debiased[name], ranks[name], raw_ranks[name]) for name, vector in released.items()]
+    return [
+        Salience(name, len(vector), norms[name], debiased[name], ranks[name], raw_ranks[name])
+        for name, vector in released.items()
+    ]
 
 
 def ranked(rows: Sequence[Salience], debias: bool) -> list[str]:
@@ -132,7 +149,10 @@ def plot_saliency(rows: Sequence[Salience], path: Path) -> None:
     widest = max(map(len, blocks))
     turned = widest > 9
     margin = 0.075 * widest * turned
-    figure = Figure(figsize=(max(4.6, 2.6 + 0.62 * len(blocks)), max(2.3, 1.5 + 0.5 * len(projections) + margin)), layout="constrained")
+    figure = Figure(
+        figsize=(max(4.6, 2.6 + 0.62 * len(blocks)), max(2.3, 1.5 + 0.5 * len(projections) + margin)),
+        layout="constrained",
+    )
     axes = figure.subplots()
     axes.set_facecolor("#eeeeee")  # no such candidate
     largest = max(values.values()) or 1.0

@@ -88,7 +88,10 @@ def dataset_card(
             "Not covered: hold-out images, choices made by looking at numbers from real images, the fact that the sensitive set exists,"
             " its class names and image shape, several images of one person.",
             "",
-            *table(("mechanism of", "released"), sorted((record["stage"], record["released"]) for record in records.values())),
+            *table(
+                ("mechanism of", "released"),
+                sorted((record["stage"], record["released"]) for record in records.values()),
+            ),
             "",
             "## Files",
             "",
@@ -96,7 +99,10 @@ def dataset_card(
             "",
             "## Classes",
             "",
-            *table(("label", "class", "images"), [(str(i), name, str(n)) for i, (name, n) in enumerate(zip(classes, per_class, strict=True))]),
+            *table(
+                ("label", "class", "images"),
+                [(str(i), name, str(n)) for i, (name, n) in enumerate(zip(classes, per_class, strict=True))],
+            ),
             "",
             "## Use",
             "",
@@ -110,7 +116,9 @@ def dataset_card(
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of a Markdown table."""
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    return lines + [f"| {' | '.join(plain(cell) if not cell.startswith('`') else cell for cell in row)} |" for row in rows]
+    return lines + [
+        f"| {' | '.join(plain(cell) if not cell.startswith('`') else cell for cell in row)} |" for row in rows
+    ]
 
 
 def plain(text: str) -> str:

@@ -22,7 +22,9 @@ GROUP = 1000  # rows held in memory at a time, and read at a time by others
 def save_npz(path: Path, image_set: ImageSet) -> None:
     """One compressed archive of `images` (N, H, W, C) uint8, `labels` (N,) int64 and `classes` (M,) strings; the same bytes each time."""
     archive = io.BytesIO()
-    np.savez_compressed(archive, images=image_set.images, labels=image_set.labels, classes=np.array(image_set.classes, dtype=np.str_))
+    np.savez_compressed(
+        archive, images=image_set.images, labels=image_set.labels, classes=np.array(image_set.classes, dtype=np.str_)
+    )
     replace_file(path, archive.getvalue())
 
 
@@ -31,7 +33,9 @@ def check_parquet() -> None:
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:
-        raise ConfigError("synthesize.export names parquet, which needs pyarrow: pip install 'sfumato[parquet]', or take it out") from error
+        raise ConfigError(
+            "synthesize.export names parquet, which needs pyarrow: pip install 'sfumato[parquet]', or take it out"
+        ) from error
 
 
 def save_parquet(path: Path, image_set: ImageSet) -> None:
@@ -47,14 +51,20 @@ def save_parquet(path: Path, image_set: ImageSet) -> None:
     features = {"image": {"_type": "Image"}, "label": {"names": list(image_set.classes), "_type": "ClassLabel"}}
     image = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
     schema = pyarrow.schema(
-        [("image", image), ("label", pyarrow.int64())], metadata={"huggingface": json.dumps({"info": {"features": features}}, ensure_ascii=False)}
+        [("image", image), ("label", pyarrow.int64())],
+        metadata={"huggingface": json.dumps({"info": {"features": features}}, ensure_ascii=False)},
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file, parquet.ParquetWriter(file, schema, compression="none") as writer:  # PNGs are compressed already
+    with (
+        path.open("wb") as file,
+        parquet.ParquetWriter(file, schema, compression="none") as writer,
+    ):  # PNGs are compressed already
         for start in range(0, len(image_set), GROUP):
             rows = [{"bytes": png_bytes(array), "path": None} for array in image_set.images[start : start + GROUP]]
             labels = image_set.labels[start : start + GROUP].tolist()
-            writer.write_table(pyarrow.table([pyarrow.array(rows, image), pyarrow.array(labels, pyarrow.int64())], schema=schema))
+            writer.write_table(
+                pyarrow.table([pyarrow.array(rows, image), pyarrow.array(labels, pyarrow.int64())], schema=schema)
+            )
 
 
 def png_bytes(array: np.ndarray) -> bytes:

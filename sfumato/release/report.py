@@ -76,23 +76,35 @@ def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
     """
     artifact, content = read_artifact(release, "synthesize"), read_ledger(ledger)
     spent, problems = check_ledger(content)
-    problems += [f"it lacks charge {key[:8]} of {release}" for key, record in artifact.records.items() if by_id(content).get(key) != record]
+    problems += [
+        f"it lacks charge {key[:8]} of {release}"
+        for key, record in artifact.records.items()
+        if by_id(content).get(key) != record
+    ]
     if problems:
-        raise BudgetError(f"{ledger} does not hold: {'; '.join(problems)}. Run `stage ledger write`, or restore it from git")
+        raise BudgetError(
+            f"{ledger} does not hold: {'; '.join(problems)}. Run `stage ledger write`, or restore it from git"
+        )
     try:
         cost, proof = what_it_cost(content, spent), what_to_check(artifact, content, ledger)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:  # a field that no price depends on
-        raise BudgetError(f"{ledger} has a record that cannot be shown ({error!r}): run `stage ledger write`, or restore it from git") from error
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        OverflowError,
+    ) as error:  # a field that no price depends on
+        raise BudgetError(
+            f"{ledger} has a record that cannot be shown ({error!r}): run `stage ledger write`, or restore it from git"
+        ) from error
     from jinja2 import Environment, StrictUndefined
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
-        local=local,
-        release=what_was_released(artifact),
-        cost=cost,
-        attacker=what_it_means(content),
-        proof=proof,
+        local=local, release=what_was_released(artifact), cost=cost, attacker=what_it_means(content), proof=proof
     )
 
 
@@ -112,13 +124,18 @@ def what_was_released(artifact: Artifact) -> dict[str, Any]:
             "images": grouped(card["images"]),
             "shape": f"{height} × {width}",
             "colour": "grey" if channels == 1 else "colour",
-            "classes": [(label, name, grouped(n)) for label, (name, n) in enumerate(zip(card["classes"], per_class, strict=True))][:LISTED_CLASSES],
+            "classes": [
+                (label, name, grouped(n))
+                for label, (name, n) in enumerate(zip(card["classes"], per_class, strict=True))
+            ][:LISTED_CLASSES],
             "class_count": grouped(len(card["classes"])),
             "sources": [(name, grouped(number)) for name, number in sorted(card["sources"].items())],
             "grid": picture(artifact.path / "grid.png", "", "Ten synthetic images of each class, one class a row"),
         }
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{artifact.path} is no release that can be shown ({error!r}): run `stage synthesize` again") from error
+        raise DataError(
+            f"{artifact.path} is no release that can be shown ({error!r}): run `stage synthesize` again"
+        ) from error
 
 
 def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
@@ -137,7 +154,15 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
         share = 100 * entry["share"]
         tint = 1 + sum(other["share"] > entry["share"] for other in composed["stages"].values())
         place = {"start": f"{start:.2f}", "width": f"{share:.2f}", "tint": min(tint, 6)}
-        rows.append({"stage": stage, "charges": charges, "epsilon": bound_text(entry["epsilon"]), "share": f"{share:.1f}", **place})
+        rows.append(
+            {
+                "stage": stage,
+                "charges": charges,
+                "epsilon": bound_text(entry["epsilon"]),
+                "share": f"{share:.1f}",
+                **place,
+            }
+        )
         start += share
     delta = ledger["delta"]
     first: dict = next(iter(ledger["records"]), {})
@@ -153,7 +178,9 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
         "factor": scientific(math.exp(min(spent, 700)), 2) if spent > 6 else bound_text(math.exp(spent), 3),
         "target": f"{ledger['target']:g}",
         "size_hint": grouped(ledger["size_hint"]),
-        "accountant": {"rdp": "Rényi", "rdp_classic": "Rényi, older conversion", "pld": "privacy-loss distribution"}[ledger["accountant"]],
+        "accountant": {"rdp": "Rényi", "rdp_classic": "Rényi, older conversion", "pld": "privacy-loss distribution"}[
+            ledger["accountant"]
+        ],
         "accountants": [(name, bound_text(value)) for name, value in sorted(composed["epsilon"].items())],
         "stages": rows,
         "public_images": any(record["stage"] == "histogram" for record in ledger["records"]),
@@ -187,7 +214,12 @@ def what_it_means(ledger: Mapping) -> dict[str, Any]:
     profile = privacy_profile(events, ledger["adjacency"])
     advantage, hits = membership_advantage(profile), true_positive_rate(profile, FALSE_ALARMS)
     strength = "strong" if advantage <= 0.1 else "limited" if advantage <= 0.5 else "weak"
-    return {"guess": percent_up((1 + advantage) / 2), "hits": percent_up(hits), "advantage": percent_up(advantage), "strength": strength}
+    return {
+        "guess": percent_up((1 + advantage) / 2),
+        "hits": percent_up(hits),
+        "advantage": percent_up(advantage),
+        "strength": strength,
+    }
 
 
 def what_to_check(artifact: Artifact, ledger: Mapping, path: Path) -> dict[str, Any]:
@@ -204,7 +236,12 @@ def what_to_check(artifact: Artifact, ledger: Mapping, path: Path) -> dict[str, 
         "folders": [(folder, grouped(sum(name.startswith(f"{folder}/") for name in listed))) for folder in folders],
         "versions": [(package, ", ".join(sorted(found))) for package, found in sorted(versions.items())],
         "charges": [
-            (record["id"], record["stage"], datetime.fromtimestamp(record["time"], UTC).strftime("%Y-%m-%d"), record["plan"])
+            (
+                record["id"],
+                record["stage"],
+                datetime.fromtimestamp(record["time"], UTC).strftime("%Y-%m-%d"),
+                record["plan"],
+            )
             for record in sorted(ledger["records"], key=lambda record: (QUERIES.index(record["stage"]), record["id"]))
         ],
         "digest": ledger["digest"],
@@ -250,7 +287,13 @@ def metric_tables(metrics: Mapping) -> tuple[Table, ...]:
     tables = []
     for title, rows in cells.items():
         columns = tuple(dict.fromkeys(image_set for row in rows.values() for image_set in row))
-        tables.append(Table(title, columns, tuple((measure, tuple(row.get(c, "–") for c in columns)) for measure, row in rows.items())))
+        tables.append(
+            Table(
+                title,
+                columns,
+                tuple((measure, tuple(row.get(c, "–") for c in columns)) for measure, row in rows.items()),
+            )
+        )
     return tuple(tables)
 
 
@@ -261,7 +304,11 @@ def leaves(values: Mapping, title: str) -> Iterable[tuple[str, str, str]]:
         if isinstance(value, Mapping) and {"mean", "std"} <= value.keys():
             yield ACCURACY, measure, f"{100 * value['mean']:.1f} ± {100 * value['std']:.1f}"
         elif isinstance(value, Mapping):
-            space = "".join(f", {word} {value[name]}" for name, word in (("space", "features"), ("reference", "against")) if name in value)
+            space = "".join(
+                f", {word} {value[name]}"
+                for name, word in (("space", "features"), ("reference", "against"))
+                if name in value
+            )
             yield from leaves(value, f"{measure.capitalize()}{space}")
         elif isinstance(value, (int, float)) and not isinstance(value, bool) and not key.endswith("_std"):
             spread = f" ± {number(values[f'{key}_std'])}" if f"{key}_std" in values else ""

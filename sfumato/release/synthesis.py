@@ -90,9 +90,15 @@ def draw_mixture(
 ) -> tuple[Tensor, Tensor, dict[str, int]]:
     """The release: `settings.count` images, each source's part by weight, shuffled. Also returns how many came from each source."""
     whole = sum(settings.sources.values())
-    parts: dict[str, int] = {name: int(settings.count * weight / whole) for name, weight in sorted(settings.sources.items())}
+    parts: dict[str, int] = {
+        name: int(settings.count * weight / whole) for name, weight in sorted(settings.sources.items())
+    }
     parts[max(parts, key=lambda name: parts[name])] += settings.count - sum(parts.values())
-    drawn = [draw_from(name, paths, part, settings, priors, seed + i, progress, shape) for i, (name, part) in enumerate(parts.items()) if part]
+    drawn = [
+        draw_from(name, paths, part, settings, priors, seed + i, progress, shape)
+        for i, (name, part) in enumerate(parts.items())
+        if part
+    ]
     order = torch.randperm(settings.count, generator=torch.Generator().manual_seed(seed))
     images, labels = (torch.cat(tensors)[order] for tensors in zip(*drawn, strict=True))
     return images, labels, parts

@@ -7,7 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def central_training_set(released: Tensor, statistic: str, shape: tuple[int, int, int], median: int) -> tuple[Tensor, Tensor]:
+def central_training_set(
+    released: Tensor, statistic: str, shape: tuple[int, int, int], median: int
+) -> tuple[Tensor, Tensor]:
     """Images and labels of all releases.
 
     released: what `query_central` gave, (R, M, C, H', W') or, for the mode, (R, M, bins, C, H', W'); shape: (C, H, W) of the

@@ -77,7 +77,9 @@ def warm_up(
     for number, phase in enumerate(phases):
         for name in phase.sources:
             if name not in sources or not len(sources[name][0]):
-                raise ConfigError(f"pretrain.phases[{number}] wants images from {name!r}, but there are none: run it or drop the source")
+                raise ConfigError(
+                    f"pretrain.phases[{number}] wants images from {name!r}, but there are none: run it or drop the source"
+                )
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
@@ -160,7 +162,9 @@ def plain_autocast(model: UNet, batch: int) -> bool:
         images = torch.zeros(shape, device=device)
         labels = torch.zeros(batch, dtype=torch.int64, device=device)
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-            loss = per_image_loss(model, images, labels, torch.ones(batch, device=device), torch.ones_like(images)).mean()
+            loss = per_image_loss(
+                model, images, labels, torch.ones(batch, device=device), torch.ones_like(images)
+            ).mean()
         torch.autograd.grad(loss, parameters)
 
     return bfloat16_is_faster(step, ("plain", device, shape, sum(value.numel() for value in parameters)), device)

@@ -46,7 +46,9 @@ def fit_generator(
     if resolution != across:
         raise ValueError(f"shape={shape}: the generator draws square images; resize the set (data.size)")
     if target.shape != (features.size, classes):
-        raise ValueError(f"target of shape {tuple(target.shape)}: expected {(features.size, classes)}, its own features' size × classes")
+        raise ValueError(
+            f"target of shape {tuple(target.shape)}: expected {(features.size, classes)}, its own features' size × classes"
+        )
     random = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -59,7 +61,9 @@ def fit_generator(
     balance = 1 / priors.clamp(min=RARE / classes)
 
     for step in range(config.steps):
-        labels = balanced_labels(config.batch, priors.cpu() if config.labels == "prior" else None, classes, random).to(target.device)
+        labels = balanced_labels(config.batch, priors.cpu() if config.labels == "prior" else None, classes, random).to(
+            target.device
+        )
         z = torch.randn(config.batch, config.latent, generator=random).to(target.device)
         onehot = F.one_hot(labels, classes).to(target)
         counts = onehot.sum(0).clamp(min=1)
@@ -94,7 +98,9 @@ def balanced_labels(count: int, priors: Tensor | None, classes: int, random: tor
 
 
 @torch.no_grad()
-def draw_images(generator: Generator, count: int, priors: Tensor | None = None, seed: int = 0, batch: int = 1000) -> tuple[Tensor, Tensor]:
+def draw_images(
+    generator: Generator, count: int, priors: Tensor | None = None, seed: int = 0, batch: int = 1000
+) -> tuple[Tensor, Tensor]:
     """`count` images and their labels: (N, C, H, W) float32 in [0, 1] and (N,) int64. priors: label shares, None: uniform."""
     device = next(generator.parameters()).device
     random = torch.Generator().manual_seed(seed)
@@ -104,12 +110,17 @@ def draw_images(generator: Generator, count: int, priors: Tensor | None = None, 
     for part in labels.split(batch):
         z = torch.randn(len(part), generator.latent, generator=random)
         rows.append(generator(z.to(device), part.to(device)).cpu())
-    return torch.cat(rows) if rows else torch.zeros(0, generator.channels, generator.resolution, generator.resolution), labels
+    return torch.cat(rows) if rows else torch.zeros(
+        0, generator.channels, generator.resolution, generator.resolution
+    ), labels
 
 
 def save_generator(generator: Generator, directory: Path) -> None:
     """Write `generator.safetensors` and `config.json` into an existing directory."""
-    save_file({name: tensor.contiguous() for name, tensor in generator.state_dict().items()}, directory / "generator.safetensors")
+    save_file(
+        {name: tensor.contiguous() for name, tensor in generator.state_dict().items()},
+        directory / "generator.safetensors",
+    )
     (directory / "config.json").write_text(json.dumps(generator.config(), indent=2, sort_keys=True) + "\n")
 
 

@@ -15,17 +15,27 @@ class Generator(nn.Module):
 
     def __init__(self, resolution: int, channels: int, classes: int, latent: int = 60, width: int = 32) -> None:
         super().__init__()
-        self.resolution, self.channels, self.classes, self.latent, self.width = resolution, channels, classes, latent, width
+        self.resolution, self.channels, self.classes, self.latent, self.width = (
+            resolution,
+            channels,
+            classes,
+            latent,
+            width,
+        )
         start, doublings = resolution, 0
         while start > 8 or doublings == 0:
             start, doublings = (start + 1) // 2, doublings + 1
         self.start = start
-        wide = width * 2**min(doublings, 2)
+        wide = width * 2 ** min(doublings, 2)
         self.stem = nn.Linear(latent + classes, wide * start * start, bias=False)
         layers: list[nn.Module] = [nn.BatchNorm2d(wide), nn.ReLU()]
         for _ in range(doublings):
             narrow = max(wide // 2, width)
-            layers += [nn.ConvTranspose2d(wide, narrow, 4, stride=2, padding=1, bias=False), nn.BatchNorm2d(narrow), nn.ReLU()]
+            layers += [
+                nn.ConvTranspose2d(wide, narrow, 4, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(narrow),
+                nn.ReLU(),
+            ]
             wide = narrow
         layers += [nn.Conv2d(wide, channels, 3, padding=1)]
         self.body = nn.Sequential(*layers)

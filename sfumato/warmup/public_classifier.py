@@ -41,13 +41,17 @@ def train_public_classifier(
     held = max(1, round(settings.validation * len(images)))
     validation, training = np.sort(chosen[:held]), chosen[held:]
     if len(training) < 2:
-        raise DataError(f"the public set holds {len(images)} images, the classifier needs two or more beside those for validation: give it more")
+        raise DataError(
+            f"the public set holds {len(images)} images, the classifier needs two or more beside those for validation: give it more"
+        )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = ResNet(images.shape, len(images.classes), settings.width).to(device).train()
         optimizer = torch.optim.AdamW(parameter_groups(model), lr=settings.learning_rate)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=settings.learning_rate, total_steps=settings.steps, pct_start=WARM_UP)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, max_lr=settings.learning_rate, total_steps=settings.steps, pct_start=WARM_UP
+        )
         batches = shuffled(training, settings.batch, order)
         for step in range(settings.steps):
             pixels, labels = images.batch(next(batches))
@@ -82,8 +86,13 @@ def shuffled(indices: np.ndarray, batch: int, order: np.random.Generator) -> Ite
 def augment(images: Tensor, flip: bool) -> Tensor:
     """Each image of (B, C, H, W) shifted by up to 1/SHIFT of its side, edges repeated, and mirrored half of the time where `flip`."""
     count, _, height, width = images.shape
-    rows, columns = (torch.arange(size) - torch.randint(-(size // SHIFT), size // SHIFT + 1, (count, 1)) for size in (height, width))
-    rows, columns = rows.clamp(0, height - 1), columns.clamp(0, width - 1)  # (B, H), (B, W): where each pixel comes from
+    rows, columns = (
+        torch.arange(size) - torch.randint(-(size // SHIFT), size // SHIFT + 1, (count, 1)) for size in (height, width)
+    )
+    rows, columns = (
+        rows.clamp(0, height - 1),
+        columns.clamp(0, width - 1),
+    )  # (B, H), (B, W): where each pixel comes from
     if flip:
         columns = torch.where(torch.rand(count, 1) < 0.5, columns.flip(1), columns)
     shifted = images.gather(2, rows[:, None, :, None].expand(images.shape))

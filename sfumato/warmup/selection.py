@@ -32,7 +32,9 @@ def number_to_keep(settings: Select, public_classes: int) -> int:
     if settings.count is None:
         return max(1, round(settings.ratio * public_classes))
     if settings.count > public_classes:
-        raise ConfigError(f"select.count={settings.count} exceeds the {public_classes} public classes: lower it, or take a larger public set")
+        raise ConfigError(
+            f"select.count={settings.count} exceeds the {public_classes} public classes: lower it, or take a larger public set"
+        )
     return settings.count
 
 
@@ -51,7 +53,9 @@ def select_classes(histogram: np.ndarray, keep: int) -> list[Kept]:
             "or set histogram.per_class: false"
         )
     if keep < rows:
-        raise ConfigError(f"select keeps {keep} of {public_classes} public classes, too few for {rows} sensitive ones: set select.count to {rows} or more")
+        raise ConfigError(
+            f"select keeps {keep} of {public_classes} public classes, too few for {rows} sensitive ones: set select.count to {rows} or more"
+        )
     if keep > public_classes:
         raise ConfigError(f"select keeps {keep} public classes but there are {public_classes}: lower select.count")
     share, extra = divmod(keep, rows)
@@ -77,7 +81,9 @@ def select_all(public_classes: int, keep: int) -> list[Kept]:
     return [Kept(public, 0, math.nan) for public in range(public_classes)]
 
 
-def relabel(labels: np.ndarray, kept: Sequence[Kept], public_classes: int, per_class: bool) -> tuple[np.ndarray, np.ndarray]:
+def relabel(
+    labels: np.ndarray, kept: Sequence[Kept], public_classes: int, per_class: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """The public images to keep and their new labels: int64 indices, ascending, and int64 labels of the same length.
 
     labels: (N,) int64 below `public_classes`. per_class: an image takes the sensitive class that chose its class (PrivImage); else the
@@ -96,11 +102,15 @@ def selection_rows(kept: Sequence[Kept], public: Sequence[str], sensitive: Seque
     table = [["public_class", "noisy_count", "rank", "relabelled_as"]]
     for rank, choice in enumerate(kept, start=1):
         votes = "" if math.isnan(choice.votes) else f"{choice.votes:.2f}"
-        table.append([public[choice.public], votes, str(rank), sensitive[choice.row] if sensitive else public[choice.public]])
+        table.append(
+            [public[choice.public], votes, str(rank), sensitive[choice.row] if sensitive else public[choice.public]]
+        )
     return table
 
 
-def plot_selection(path: Path, images: ImageSet, kept: Sequence[Kept], histogram: np.ndarray | None, sensitive: Sequence[str] | None) -> None:
+def plot_selection(
+    path: Path, images: ImageSet, kept: Sequence[Kept], histogram: np.ndarray | None, sensitive: Sequence[str] | None
+) -> None:
     """Draw examples of each kept class beside its noisy votes, SHOWN classes at most; above, where the line was drawn among all classes.
 
     images: the public set, of which EXAMPLES images of each class shown are read; histogram: (R, P), or None; sensitive: names of the
@@ -111,14 +121,21 @@ def plot_selection(path: Path, images: ImageSet, kept: Sequence[Kept], histogram
     shown = list(kept[:SHOWN])
     if sensitive:
         shown.sort(key=lambda choice: choice.row)  # stable: by rank inside
-    names = [short(images.classes[choice.public]) + (f" → {short(sensitive[choice.row])}" if sensitive else "") for choice in shown]
+    names = [
+        short(images.classes[choice.public]) + (f" → {short(sensitive[choice.row])}" if sensitive else "")
+        for choice in shown
+    ]
     votes = [choice.votes for choice in shown]
     counted = histogram is not None
     low, high = min([0.0, *votes]), max([1.0, *votes])
     limits = (low - 0.25 * (high - low) * (low < 0), high + 0.3 * (high - low))  # room for the numbers
     columns = -(-len(shown) // TALLEST)
     tallest = -(-len(shown) // columns)
-    label, strip, bar = 0.15 + 0.075 * max(map(len, names)), CELL * EXAMPLES * images.shape[2] / images.shape[1], 1.9 if counted else 0.2
+    label, strip, bar = (
+        0.15 + 0.075 * max(map(len, names)),
+        CELL * EXAMPLES * images.shape[2] / images.shape[1],
+        1.9 if counted else 0.2,
+    )
     above = 0.4 + (1.6 if counted and not sensitive else 0.0)
     across, down = max(columns * (label + strip + bar), 4.0), above + CELL * tallest + 0.1
     figure = Figure(figsize=(across, down))
@@ -126,7 +143,9 @@ def plot_selection(path: Path, images: ImageSet, kept: Sequence[Kept], histogram
     def place(left: float, top: float, width: float, height: float):
         return figure.add_axes((left / across, 1 - (top + height) / down, width / across, height / down))
 
-    title = f"{len(kept)} of {len(images.classes)} public classes kept" + (f", {len(shown)} shown" if len(shown) < len(kept) else "")
+    title = f"{len(kept)} of {len(images.classes)} public classes kept" + (
+        f", {len(shown)} shown" if len(shown) < len(kept) else ""
+    )
     figure.text(0.5, 1 - 0.22 / down, title, ha="center", va="center", fontsize=11)
     if histogram is not None and not sensitive:
         draw_all_votes(place(0.7, 0.45, across - 0.9, 1.15), histogram[0], {choice.public for choice in kept})
@@ -137,7 +156,14 @@ def plot_selection(path: Path, images: ImageSet, kept: Sequence[Kept], histogram
         rows = np.arange(count) + 0.5
         pictures = place(left, above, strip, CELL * count)
         grid = example_grid(images, shown[part])
-        pictures.imshow(grid if grid.shape[2] == 3 else grid[..., 0], cmap="gray", vmin=0, vmax=255, aspect="auto", extent=(0, EXAMPLES, count, 0))
+        pictures.imshow(
+            grid if grid.shape[2] == 3 else grid[..., 0],
+            cmap="gray",
+            vmin=0,
+            vmax=255,
+            aspect="auto",
+            extent=(0, EXAMPLES, count, 0),
+        )
         pictures.set_yticks(rows, names[part], fontsize=8)
         pictures.set_xticks([])
         pictures.tick_params(length=0)

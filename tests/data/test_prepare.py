@@ -69,7 +69,9 @@ def test_an_image_is_held_out_whatever_the_others_are(owner, images):
     owner.prepare(images)
     before = rows(owner.part("holdout"))
     owner.prepare(images[::-1][:150], labels=(np.arange(300) % 3)[::-1][:150])
-    assert rows(owner.part("holdout")) == {row for row in before if row[0] in {image.tobytes() for image in images[150:]}}
+    assert rows(owner.part("holdout")) == {
+        row for row in before if row[0] in {image.tobytes() for image in images[150:]}
+    }
 
 
 def test_duplicates_land_together_even_with_other_labels(owner, images):
@@ -99,7 +101,14 @@ def test_the_card_holds_the_public_facts_and_no_number_of_images(owner, images):
         owner.prepare(images[:count])
         card = json.loads(owner.card.read_text())
         texts.append(owner.card.read_text().replace(card.pop("fingerprint"), ""))
-        facts = {"dataset_id": "set", "source": "npz", "shape": [1, 5, 6], "range": [0, 255], "classes": ["a", "b", "c"], "split": "keyed"}
+        facts = {
+            "dataset_id": "set",
+            "source": "npz",
+            "shape": [1, 5, 6],
+            "range": [0, 255],
+            "classes": ["a", "b", "c"],
+            "split": "keyed",
+        }
         assert card == facts
     assert texts[0] == texts[1]  # but for the fingerprint, sets of any size have one card
 
@@ -141,7 +150,11 @@ def test_the_key_is_drawn_once_and_survives_preparing_again(owner, images):
 
 def test_only_the_owner_may_read_what_is_stored(owner, images):
     owner.prepare(images)
-    found = {path: stat.S_IMODE(path.stat().st_mode) for path in (owner.state, *owner.state.rglob("*")) if not path.name.endswith(".lock")}
+    found = {
+        path: stat.S_IMODE(path.stat().st_mode)
+        for path in (owner.state, *owner.state.rglob("*"))
+        if not path.name.endswith(".lock")
+    }
     assert {mode for path, mode in found.items() if path.is_dir()} == {0o700}
     assert {mode for path, mode in found.items() if path.is_file()} == {0o600}
     assert sum(path.is_file() for path in found) == 6  # two parts of two files, the card, the key
@@ -175,8 +188,14 @@ def test_a_failure_leaves_what_was_there_and_nothing_half_written(owner, images,
     with monkeypatch.context() as patch, pytest.raises(DataError, match="unreadable"):
         patch.setattr(prepare, "assigned", breaks_off)
         owner.prepare(images[:200])
-    after = {path: content for path, content in owner.files().items() if path.suffix != ".lock" and path.parent.name != "keys"}
-    assert after == {path: content for path, content in before.items() if path.suffix != ".lock" and path.parent.name != "keys"}
+    after = {
+        path: content
+        for path, content in owner.files().items()
+        if path.suffix != ".lock" and path.parent.name != "keys"
+    }
+    assert after == {
+        path: content for path, content in before.items() if path.suffix != ".lock" and path.parent.name != "keys"
+    }
     assert (owner.card.exists() and owner.card.read_bytes()) == card
     assert [path.name for path in (owner.state / "data").iterdir() if path.is_dir()] == ["set"] * earlier
 
@@ -227,7 +246,13 @@ def test_a_public_set_is_an_artifact_of_the_same_bytes_every_time(tmp_path, sour
     artifact = read_artifact(tmp_path / "a", "public")
     assert artifact.records == {} and not artifact.local
     written = json.loads((tmp_path / "a" / "card.json").read_text())
-    assert written == json.loads(json.dumps(card)) and set(written) == {"enabled", "source", "shape", "classes", "images"}
+    assert written == json.loads(json.dumps(card)) and set(written) == {
+        "enabled",
+        "source",
+        "shape",
+        "classes",
+        "images",
+    }
     prepare_public(public, (1, 8, 8), tmp_path / "b", tmp_path, seed=4)  # replaces the older set
     assert contents(tmp_path / "a")["images.npy"] != contents(tmp_path / "b")["images.npy"]
 
@@ -235,7 +260,10 @@ def test_a_public_set_is_an_artifact_of_the_same_bytes_every_time(tmp_path, sour
 def test_switched_off_the_set_is_its_card_alone_whatever_else_is_asked(tmp_path):
     prepare_public(Public(), (1, 8, 8), tmp_path / "a", tmp_path, seed=0)
     prepare_public(Public(source="imagenet32", per_class=7), (3, 32, 32), tmp_path / "b", tmp_path / "raw", seed=9)
-    assert contents(tmp_path / "a") == contents(tmp_path / "b") and set(contents(tmp_path / "a")) == {"card.json", "privacy.json"}
+    assert contents(tmp_path / "a") == contents(tmp_path / "b") and set(contents(tmp_path / "a")) == {
+        "card.json",
+        "privacy.json",
+    }
     off = {"enabled": False, "source": None, "shape": None, "classes": [], "images": 0}
     assert json.loads((tmp_path / "a" / "card.json").read_text()) == off
     read_artifact(tmp_path / "a", "public")
@@ -347,7 +375,11 @@ def test_the_command_takes_the_shape_from_the_card_and_says_what_it_made(desk, t
     assert code == 0 and "62 images of glyphs, shape [1, 8, 8], 62 classes" in text
     assert len(load_public(tmp_path / "data" / "public", (1, 8, 8))) == 62
     code, text = desk("prepare", "public")
-    assert code == 0 and "switched off" in text and set(contents(tmp_path / "data" / "public")) == {"card.json", "privacy.json"}
+    assert (
+        code == 0
+        and "switched off" in text
+        and set(contents(tmp_path / "data" / "public")) == {"card.json", "privacy.json"}
+    )
 
 
 @pytest.mark.parametrize(

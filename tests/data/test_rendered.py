@@ -45,7 +45,14 @@ def test_what_is_not_drawn_is_named():
 def test_fonts_of_symbols_and_stand_ins_are_left_out():
     names = {path.name for path in font_files("matplotlib")}
     assert {"DejaVuSans.ttf", "cmr10.ttf", "STIXGeneral.ttf"} <= names and len(names) >= 15
-    assert not names & {"cmsy10.ttf", "cmex10.ttf", "LastResortHE-Regular.ttf", "STIXSizOneSymReg.ttf", "STIXNonUni.ttf", "DejaVuSansDisplay.ttf"}
+    assert not names & {
+        "cmsy10.ttf",
+        "cmex10.ttf",
+        "LastResortHE-Regular.ttf",
+        "STIXSizOneSymReg.ttf",
+        "STIXNonUni.ttf",
+        "DejaVuSansDisplay.ttf",
+    }
     assert names <= {path.name for path in font_files("system")}
 
 
@@ -104,7 +111,9 @@ def test_small_digits_resemble_handwritten_ones(digits):
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_texture_stays_in_range_and_varies(name, channels):
     images = [FAMILIES[name](np.random.default_rng(i), 24, 31, channels) for i in range(20)]
-    assert {image.shape for image in images} == {(24, 31, channels)} and all(np.isfinite(image).all() for image in images)
+    assert {image.shape for image in images} == {(24, 31, channels)} and all(
+        np.isfinite(image).all() for image in images
+    )
     assert np.mean([image.min() for image in images]) > -0.6 and np.mean([image.max() for image in images]) < 1.6
     assert np.std([image.mean() for image in images]) > 0.01
 

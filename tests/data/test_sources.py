@@ -136,7 +136,9 @@ def test_cifar10_binary_files_come_out_as_rows_of_rgb(tmp_path):
     folder = tmp_path / "cifar-10-batches-bin"
     folder.mkdir()
     images = rng.integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)
-    rows = np.concatenate([np.arange(12, dtype=np.uint8)[:, None] % 10, images.transpose(0, 3, 1, 2).reshape(12, -1)], axis=1)
+    rows = np.concatenate(
+        [np.arange(12, dtype=np.uint8)[:, None] % 10, images.transpose(0, 3, 1, 2).reshape(12, -1)], axis=1
+    )
     for i, name in enumerate((*CIFAR10.train, "test_batch.bin")):
         rows[2 * i : 2 * i + 2].tofile(folder / name)
     source, train, labels = read_all(Data(source="cifar10"), tmp_path)
@@ -166,7 +168,9 @@ def test_size_and_channels_convert_every_picture(tmp_path):
     Image.new("P", (3, 3)).save(root / "dog" / "palette.gif")
     for channels in (1, 3):
         _, images, _ = read_all(Data(source="imagefolder", path=str(root), size=5, channels=channels), tmp_path)
-        assert {image.shape for image in images} == {(5, 5, channels)} and {image.dtype for image in images} == {np.dtype(np.uint8)}
+        assert {image.shape for image in images} == {(5, 5, channels)} and {image.dtype for image in images} == {
+            np.dtype(np.uint8)
+        }
     assert np.abs(images[3].astype(int) - 77).max() <= 2
 
 
@@ -182,7 +186,9 @@ def test_an_oblong_picture_is_cropped_to_its_centre(tmp_path):
 def test_sixteen_bit_grey_keeps_its_scale_and_transparency_is_black(tmp_path):
     root = write_folder(tmp_path / "in", shape=(2, 2, 1))
     Image.fromarray(np.array([[0, 255], [256, 65535]], np.uint16)).save(root / "cat" / "0.png")
-    Image.fromarray(np.array([[[255, 0], [255, 255]], [[100, 255], [0, 255]]], np.uint8), "LA").save(root / "cat" / "1.png")
+    Image.fromarray(np.array([[[255, 0], [255, 255]], [[100, 255], [0, 255]]], np.uint8), "LA").save(
+        root / "cat" / "1.png"
+    )
     _, images, _ = read_all(Data(source="imagefolder", path=str(root)), tmp_path)
     assert images[0][..., 0].tolist() == [[0, 0], [1, 255]]
     assert images[1][..., 0].tolist() == [[0, 255], [100, 0]]
@@ -281,7 +287,11 @@ def archive(tmp_path, **changes):
 
 def test_an_npz_gives_grey_and_colour_images(tmp_path):
     source, images, labels = read_all(archive(tmp_path), tmp_path)
-    assert source.classes == ("a", "b") and labels == [0, 1, 0, 1] and np.array_equal(np.stack(images)[..., 0], NPZ["images"])
+    assert (
+        source.classes == ("a", "b")
+        and labels == [0, 1, 0, 1]
+        and np.array_equal(np.stack(images)[..., 0], NPZ["images"])
+    )
     _, images, _ = read_all(archive(tmp_path, images=np.zeros((4, 5, 3, 3), np.uint8)), tmp_path)
     assert images[0].shape == (5, 3, 3)
 
@@ -378,7 +388,11 @@ def test_kmnist_takes_the_training_part_alone(tmp_path):
     for file in (tmp_path / "kmnist").glob("t10k*"):
         file.unlink()
     source, images, labels = read_all_public(Public(source="kmnist"), (1, 28, 28), tmp_path)
-    assert np.array_equal(images[..., 0], arrays["train"][0]) and source.classes[:2] == ("o", "ki") and labels.tolist() == [0, 1, 2, 3, 4]
+    assert (
+        np.array_equal(images[..., 0], arrays["train"][0])
+        and source.classes[:2] == ("o", "ki")
+        and labels.tolist() == [0, 1, 2, 3, 4]
+    )
 
 
 @pytest.mark.parametrize(("known", "name"), [(CIFAR10, "cifar10"), (CIFAR100, "cifar100")])
@@ -387,7 +401,9 @@ def test_public_cifar_takes_the_finest_label_of_the_training_rows(tmp_path, know
     images = rng.integers(0, 256, (10, 32, 32, 3), dtype=np.uint8)
     labels = np.arange(10) * len(known.classes) // 10
     coarse = np.zeros((10, known.label_bytes - 1), np.uint8)
-    rows = np.concatenate([coarse, labels[:, None].astype(np.uint8), images.transpose(0, 3, 1, 2).reshape(10, -1)], axis=1)
+    rows = np.concatenate(
+        [coarse, labels[:, None].astype(np.uint8), images.transpose(0, 3, 1, 2).reshape(10, -1)], axis=1
+    )
     (tmp_path / known.folder).mkdir()
     for file, part in zip(known.train, np.array_split(rows, len(known.train)), strict=True):
         part.tofile(tmp_path / known.folder / file)
@@ -418,7 +434,9 @@ def test_imagenet32_batches_are_read_in_their_order(tmp_path):
 
 def test_imagenet32_is_named_by_the_list_beside_it_and_names_stay_distinct(tmp_path):
     write_imagenet32(tmp_path / "train_data_batch_1.npz", 3)
-    lines = [f"n{label:08d} {label} {'crane' if label in (7, 1000) else f'thing_{label}'}" for label in range(1000, 0, -1)]
+    lines = [
+        f"n{label:08d} {label} {'crane' if label in (7, 1000) else f'thing_{label}'}" for label in range(1000, 0, -1)
+    ]
     (tmp_path / "map_clsloc.txt").write_text("\n".join(lines) + "\n")
     public = Public(source="imagenet32", path=str(tmp_path))
     classes = read_public(public, (3, 32, 32), tmp_path, 0).classes
@@ -463,7 +481,9 @@ def test_a_batch_of_another_form_is_refused(tmp_path, changes, message):
     assert "train_data_batch_1.npz" in str(caught.value)
 
 
-@pytest.mark.parametrize("damage", [lambda whole: whole[:5000], lambda whole: whole.replace(whole[3000:3010], bytes(10)), lambda whole: b""])
+@pytest.mark.parametrize(
+    "damage", [lambda whole: whole[:5000], lambda whole: whole.replace(whole[3000:3010], bytes(10)), lambda whole: b""]
+)
 def test_a_damaged_batch_is_refused(tmp_path, damage):
     file = tmp_path / "train_data_batch_1.npz"
     write_imagenet32(file, 3)

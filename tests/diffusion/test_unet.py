@@ -101,7 +101,12 @@ def test_attention_matrices_have_plain_names():
 
 @pytest.mark.parametrize(
     ("options", "named"),
-    [({"unshuffle": 4}, "unshuffle"), ({"width": 10}, "width"), ({"attention": (2,)}, "attention"), ({"width": 100}, "heads")],
+    [
+        ({"unshuffle": 4}, "unshuffle"),
+        ({"width": 10}, "width"),
+        ({"attention": (2,)}, "attention"),
+        ({"width": 100}, "heads"),
+    ],
 )
 def test_sizes_that_do_not_fit_are_refused(options, named):
     with pytest.raises(ConfigError, match=named):
@@ -135,7 +140,9 @@ def test_extra_classes_leave_every_other_weight_as_it_starts_without():
     more = UNet(8, 1, 4, **TINY, extra_classes=6).state_dict()
     assert list(plain) == list(more)
     assert more["label.weight"].shape == (11, 32)
-    assert all(torch.equal(value, more[name][:5] if name == "label.weight" else more[name]) for name, value in plain.items())
+    assert all(
+        torch.equal(value, more[name][:5] if name == "label.weight" else more[name]) for name, value in plain.items()
+    )
     extra = more["label.weight"][5:]
     assert 0.35 < extra.std() < 0.65  # 192 normals of standard deviation 0.5: off by six of their own
     assert torch.pdist(extra).min() > 0.1

@@ -10,13 +10,28 @@ from torch.func import functional_call, grad, vmap
 from sfumato.config import LogNormal, Lora
 from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.unet import UNet, save_model
-from sfumato.dpsgd.lora import LoraConv2d, LoraLinear, adapted_layers, add_lora, load_adapted, load_synthesizer, merge, save_adapter
+from sfumato.dpsgd.lora import (
+    LoraConv2d,
+    LoraLinear,
+    adapted_layers,
+    add_lora,
+    load_adapted,
+    load_synthesizer,
+    merge,
+    save_adapter,
+)
 from sfumato.dpsgd.run import augment, draw, per_image_gradients
 from sfumato.dpsgd.trainable import candidates
 from sfumato.errors import ConfigError, DataError
 
 ARGUMENTS = {"resolution": 8, "channels": 1, "classes": 4, "width": 8, "multipliers": (1, 2), "attention": (0, 1)}
-NAMES = ["middle.0.attention.q.weight", "up.1.attention.v.weight", "down.1.block.shortcut.weight", "down.0.block.conv1.weight", "noise.2.weight"]
+NAMES = [
+    "middle.0.attention.q.weight",
+    "up.1.attention.v.weight",
+    "down.1.block.shortcut.weight",
+    "down.0.block.conv1.weight",
+    "noise.2.weight",
+]
 RANK = Lora(rank=3, scale=0.5)
 
 
@@ -64,7 +79,11 @@ FOREIGN = ["transformer_blocks.0.attn1.to_q.weight", "transformer_blocks.0.attn1
 def test_adapters_start_as_nothing():
     model, foreign = network(), Foreign()
     x = inputs()
-    shapes = {"down.1.block.shortcut.weight": (2, 8, 5, 5), "down.0.block.conv1.weight": (2, 8, 5, 5), "conv.weight": (2, 6, 7, 7)}
+    shapes = {
+        "down.1.block.shortcut.weight": (2, 8, 5, 5),
+        "down.0.block.conv1.weight": (2, 8, 5, 5),
+        "conv.weight": (2, 6, 7, 7),
+    }
     expected = model(*x)
     for name in [*NAMES, *FOREIGN]:
         net = foreign if name in FOREIGN else model
@@ -78,7 +97,12 @@ def test_adapters_start_as_nothing():
     assert list(adapted_layers(model)) == sorted(NAMES, key=list(dict(model.named_parameters())).index)
     for layer in adapted_layers(model).values():
         assert not layer.B.any() and layer.A.shape[1] == layer.B.shape[0] == 3
-        assert layer.A.requires_grad and layer.B.requires_grad and not layer.weight.requires_grad and not layer.bias.requires_grad
+        assert (
+            layer.A.requires_grad
+            and layer.B.requires_grad
+            and not layer.weight.requires_grad
+            and not layer.bias.requires_grad
+        )
 
 
 def test_weights_keep_their_names_and_are_the_very_same_tensors():
@@ -127,10 +151,14 @@ def test_a_merged_model_is_a_plain_one():
     model, reference = network(), network()
     add_lora(model, NAMES, RANK, seed=0)
     merge(fill(model))
-    assert [(name, type(layer)) for name, layer in model.named_modules()] == [(name, type(layer)) for name, layer in reference.named_modules()]
+    assert [(name, type(layer)) for name, layer in model.named_modules()] == [
+        (name, type(layer)) for name, layer in reference.named_modules()
+    ]
     assert model.state_dict().keys() == reference.state_dict().keys()
     assert all(value.requires_grad and not value.is_meta for value in model.parameters())
-    changed = {name for name, value in model.named_parameters() if not torch.equal(value, reference.get_parameter(name))}
+    changed = {
+        name for name, value in model.named_parameters() if not torch.equal(value, reference.get_parameter(name))
+    }
     assert changed == set(NAMES)
     merge(model)  # once more: nothing to do
 
@@ -159,7 +187,9 @@ def test_per_image_gradients_of_foreign_layers_are_those_of_a_loop():
     model = Foreign()
     add_lora(model, FOREIGN, RANK, seed=0)
     fill(model)
-    parameters = {name: value for name, value in model.named_parameters() if value.requires_grad and name.endswith(("A", "B"))}
+    parameters = {
+        name: value for name, value in model.named_parameters() if value.requires_grad and name.endswith(("A", "B"))
+    }
     x = torch.randn(4, 49, 6)
 
     def loss(parameters, row):
@@ -186,7 +216,17 @@ def test_a_rank_above_the_matrix_is_refused_by_name_before_anything_changes():
     assert all(value.requires_grad for value in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["middle.0.attention.z.weight", "middle.0.attention.q.bias", "middle.0.attention.q", "weight", "", "nowhere.weight"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "middle.0.attention.z.weight",
+        "middle.0.attention.q.bias",
+        "middle.0.attention.q",
+        "weight",
+        "",
+        "nowhere.weight",
+    ],
+)
 def test_a_name_that_is_no_matrix_is_refused(name):
     with pytest.raises(ConfigError, match="is no weight of a layer"):
         add_lora(network(), [name], RANK, seed=0)
@@ -194,7 +234,9 @@ def test_a_name_that_is_no_matrix_is_refused(name):
 
 def test_a_layer_whose_weight_is_used_past_it_is_refused():
     # nn.MultiheadAttention reads out_proj.weight and never calls out_proj: an adapter there would train nothing
-    model = nn.ModuleDict({"attention": nn.MultiheadAttention(8, 2), "groups": nn.Conv2d(4, 4, 1, groups=2), "norm": nn.BatchNorm2d(4)})
+    model = nn.ModuleDict(
+        {"attention": nn.MultiheadAttention(8, 2), "groups": nn.Conv2d(4, 4, 1, groups=2), "norm": nn.BatchNorm2d(4)}
+    )
     for name in ("attention.out_proj.weight", "groups.weight", "norm.weight"):
         with pytest.raises(ConfigError, match="can be adapted"):
             add_lora(model, [name], Lora(rank=2), seed=0)
@@ -220,7 +262,11 @@ def saved(tmp_path):
 def test_adapters_survive_the_disk(saved):
     finetune, pretrain, expected = saved
     content = json.loads((finetune / "adapter.json").read_text())
-    assert content.keys() == {"base_sha256", "rank", "scale", "matrices"} and content["rank"] == 3 and content["scale"] == 0.5
+    assert (
+        content.keys() == {"base_sha256", "rank", "scale", "matrices"}
+        and content["rank"] == 3
+        and content["scale"] == 0.5
+    )
     assert sorted(path.name for path in finetune.iterdir()) == ["adapter.json", "adapter.safetensors"]
     assert (finetune / "adapter.safetensors").stat().st_size < 0.5 * (pretrain / "weights.safetensors").stat().st_size
     for loaded in (load_adapted(finetune, pretrain), load_synthesizer(finetune, pretrain)):

@@ -23,7 +23,6 @@ def models(tmp_path_factory):
     return save_references(tmp_path_factory.mktemp("models"), CLASSES)
 
 
-
 def measured_peak(work) -> int:
     """The most bytes that PyTorch's CPU allocator held at a time for `work`, beyond what was there before."""
     from torch.profiler import ProfilerActivity, profile
@@ -40,7 +39,9 @@ def measured_peak(work) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("trainable", "chunk", "draws"), [("attention-lora", 8, 1), ("all", 4, 2), ("salient-lora", 2, 4)])
+@pytest.mark.parametrize(
+    ("trainable", "chunk", "draws"), [("attention-lora", 8, 1), ("all", 4, 2), ("salient-lora", 2, 4)]
+)
 def test_the_memory_estimate_is_within_a_quarter_of_what_was_measured(models, kind, trainable, chunk, draws):
     settings = Finetune(trainable=trainable, draws=draws, chunk=chunk, lora=Lora(rank=2))
     told = estimate(Model(directory=str(models / kind)), len(CLASSES), settings)
@@ -56,7 +57,9 @@ def test_the_memory_estimate_is_within_a_quarter_of_what_was_measured(models, ki
         clipped_gradient_sum(model, parameters, latents, labels, drawn, 1.0, chunk)
 
     assert told.activations + told.gradients == pytest.approx(measured_peak(step), rel=0.25)
-    assert told.weights == sum(value.numel() * value.element_size() for value in [*model.parameters(), *model.buffers()])
+    assert told.weights == sum(
+        value.numel() * value.element_size() for value in [*model.parameters(), *model.buffers()]
+    )
 
 
 def test_the_chunk_is_what_fits(models):
@@ -65,6 +68,9 @@ def test_the_chunk_is_what_fits(models):
     assert estimate(model, 3, settings, budget=one // 2).chunk == 1
     few, many = (estimate(model, 3, settings, budget=times * one) for times in (6, 100))
     assert 1 < few.chunk < many.chunk == 32 and few.peak <= 6 * one
-    assert settle_chunk(settings, model, 3).chunk == 32 and settle_chunk(settings.model_copy(update={"chunk": 3}), model, 3).chunk == 3
+    assert (
+        settle_chunk(settings, model, 3).chunk == 32
+        and settle_chunk(settings.model_copy(update={"chunk": 3}), model, 3).chunk == 3
+    )
     assert settle_chunk(settings, Model(), 3) is settings
     assert all(value.device.type == "meta" for value in outline(model, 3).parameters())

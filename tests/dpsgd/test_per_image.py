@@ -21,7 +21,13 @@ def rows_of(module: nn.Module, x: Tensor, use=None, names: set[str] | None = Non
     mode = PerImage(parameters, IMAGES)
     with mode:
         y = functional_call(module, parameters, (x,)) if use is None else use(module, parameters, x)
-    return dict(zip(parameters, torch.autograd.grad(y.square().sum(), list(mode.rows.values()), materialize_grads=True), strict=True))
+    return dict(
+        zip(
+            parameters,
+            torch.autograd.grad(y.square().sum(), list(mode.rows.values()), materialize_grads=True),
+            strict=True,
+        )
+    )
 
 
 def loop_of(module: nn.Module, x: Tensor) -> dict[str, Tensor]:
@@ -45,7 +51,10 @@ LAYERS = {
     "linear on a grid": (lambda: nn.Linear(4, 5), (2, 3, 4)),
     "convolution": (lambda: nn.Conv2d(4, 20, 3, padding=1), (4, 5, 5)),
     "convolution to few channels": (lambda: nn.Conv2d(4, 3, 3, padding=1), (4, 5, 5)),
-    "convolution with a stride": (lambda: nn.Conv2d(4, 6, (3, 2), stride=2, padding=(1, 0), dilation=(1, 2)), (4, 8, 9)),
+    "convolution with a stride": (
+        lambda: nn.Conv2d(4, 6, (3, 2), stride=2, padding=(1, 0), dilation=(1, 2)),
+        (4, 8, 9),
+    ),
     "convolution of single pixels": (lambda: nn.Conv2d(4, 6, 1), (4, 5, 5)),
     "single pixels with a stride": (lambda: nn.Conv2d(4, 6, 1, stride=2), (4, 5, 5)),
     "norm": (lambda: GroupNorm(8), (8, 3, 3)),
@@ -79,7 +88,9 @@ def test_a_frozen_part_of_a_layer_stays_so(trained):
     layer, x = nn.Conv2d(4, 6, 3), torch.randn(DRAWS * IMAGES, 4, 5, 5)
     expected = loop_of(layer, x)
     rows = rows_of(layer, x, names=trained)
-    assert set(rows) == trained and all(torch.allclose(value, expected[name], atol=1e-4) for name, value in rows.items())
+    assert set(rows) == trained and all(
+        torch.allclose(value, expected[name], atol=1e-4) for name, value in rows.items()
+    )
 
 
 def test_a_weight_used_twice_has_both_gradients():
@@ -115,18 +126,31 @@ def test_a_weight_that_is_not_used_has_no_gradient():
 def test_a_use_without_a_rule_is_refused(use):
     """A weight whose gradient was lost here would be trained less, and nobody would notice."""
     with pytest.raises(NoRuleError, match="no per-image gradient"):
-        rows_of(nn.Linear(4, 4, bias=False), torch.randn(DRAWS * IMAGES, 4), use=lambda module, weights, x: use(weights["weight"], x))
+        rows_of(
+            nn.Linear(4, 4, bias=False),
+            torch.randn(DRAWS * IMAGES, 4),
+            use=lambda module, weights, x: use(weights["weight"], x),
+        )
 
 
 def test_asking_for_a_shape_is_no_use():
     layer, x = nn.Linear(4, 4, bias=False), torch.randn(DRAWS * IMAGES, 4)
-    use = lambda module, weights, x: F.linear(x, weights["weight"]) * weights["weight"].shape[0] * weights["weight"].dtype.itemsize  # noqa: E731
+    use = lambda module, weights, x: (
+        F.linear(x, weights["weight"]) * weights["weight"].shape[0] * weights["weight"].dtype.itemsize
+    )
     assert rows_of(layer, x, use=use)["weight"].any()
 
 
 NETWORKS = {
     "digits": {"resolution": 8, "channels": 1, "width": 32, "multipliers": (1, 2), "attention": (1,)},
-    "unshuffled": {"resolution": 12, "channels": 3, "width": 8, "multipliers": (1, 2, 2), "attention": (0, 2), "unshuffle": 2},  # 6, 3, 2
+    "unshuffled": {
+        "resolution": 12,
+        "channels": 3,
+        "width": 8,
+        "multipliers": (1, 2, 2),
+        "attention": (0, 2),
+        "unshuffle": 2,
+    },  # 6, 3, 2
     "deep": {"resolution": 7, "channels": 2, "width": 8, "multipliers": (1, 1), "attention": (), "blocks": 2},
 }
 
@@ -142,7 +166,9 @@ def test_the_network_has_the_gradients_that_vmap_finds(name, adapted):
             parameter.add_(0.1 * torch.randn_like(parameter))
     if adapted:
         layers = [f"{path}.weight" for path, layer in model.named_modules() if type(layer) in (nn.Linear, nn.Conv2d)]
-        add_lora(model, [layer for layer in layers if min(model.get_parameter(layer).shape[:2]) >= 2], Lora(rank=2), seed=0)
+        add_lora(
+            model, [layer for layer in layers if min(model.get_parameter(layer).shape[:2]) >= 2], Lora(rank=2), seed=0
+        )
         with torch.no_grad():
             for path, value in model.named_parameters():
                 if path.endswith(".B"):
@@ -167,7 +193,10 @@ def test_an_image_has_the_same_gradient_in_every_place_and_in_any_company(autoca
         for parameter in model.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
     parameters, count = dict(model.named_parameters()), 16
-    image, drawn = torch.rand(1, 1, 28, 28, generator=generator), draw(torch.empty(count, 1, 28, 28), DRAWS, LogNormal(), generator)
+    image, drawn = (
+        torch.rand(1, 1, 28, 28, generator=generator),
+        draw(torch.empty(count, 1, 28, 28), DRAWS, LogNormal(), generator),
+    )
     labels = torch.randint(10, (count,), generator=generator)
     found = []
     for place in (0, 1, 7, count - 1):
@@ -175,4 +204,6 @@ def test_an_image_has_the_same_gradient_in_every_place_and_in_any_company(autoca
         order = torch.arange(count).roll(place)
         rows = per_image_gradients(model, parameters, images[order], labels[order], drawn.rows(order), autocast)
         found.append(torch.cat([value[place].flatten() for value in rows.values()]))
-    assert all(torch.linalg.vector_norm(other - found[0]) <= 1e-6 * torch.linalg.vector_norm(found[0]) for other in found[1:])
+    assert all(
+        torch.linalg.vector_norm(other - found[0]) <= 1e-6 * torch.linalg.vector_norm(found[0]) for other in found[1:]
+    )

@@ -39,10 +39,16 @@ def test_candidates_by_pattern():
     model = network()
     assert flat(candidates(model)) == QKV == flat(candidates(model, "qkv"))
     assert list(candidates(model)) == [name.removesuffix(".weight") for name in QKV]
-    assert flat(candidates(model, "qkvo")) == [f"{place}.attention.{part}.weight" for place in PLACES for part in ("q", "k", "v", "out")]
+    assert flat(candidates(model, "qkvo")) == [
+        f"{place}.attention.{part}.weight" for place in PLACES for part in ("q", "k", "v", "out")
+    ]
     matrices = flat(candidates(model, "matrices"))
-    assert set(matrices) == {f"{path}.weight" for path, layer in model.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d))}
-    assert {"conv_in.weight", "noise.2.weight", "up.0.block.shortcut.weight"} <= set(matrices) and "label.weight" not in matrices
+    assert set(matrices) == {
+        f"{path}.weight" for path, layer in model.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d))
+    }
+    assert {"conv_in.weight", "noise.2.weight", "up.0.block.shortcut.weight"} <= set(
+        matrices
+    ) and "label.weight" not in matrices
 
 
 def test_layers_share_all_parameters_out():
@@ -52,7 +58,9 @@ def test_layers_share_all_parameters_out():
     assert set(layers) == {"noise", "label", "conv_in", "norm_out", "conv_out", "middle.1.block"} | {
         f"{place}.{part}" for place in PLACES for part in ("block", "attention")
     }
-    assert set(layers["middle.0.attention"]) == {f"middle.0.attention.{name}" for name, _ in model.middle[0].attention.named_parameters()}
+    assert set(layers["middle.0.attention"]) == {
+        f"middle.0.attention.{name}" for name, _ in model.middle[0].attention.named_parameters()
+    }
 
 
 def test_candidates_of_a_public_text_to_image_model():
@@ -64,7 +72,9 @@ def test_candidates_of_a_public_text_to_image_model():
     model = nn.Module()
     model.down_blocks = nn.ModuleList([nn.ModuleDict({"transformer_blocks": nn.ModuleList([block])})])
     path = "down_blocks.0.transformer_blocks.0"
-    assert list(candidates(model, "qkv")) == [f"{path}.{part}.{name}" for part in ("attn1", "attn2") for name in ("to_q", "to_k", "to_v")]
+    assert list(candidates(model, "qkv")) == [
+        f"{path}.{part}.{name}" for part in ("attn1", "attn2") for name in ("to_q", "to_k", "to_v")
+    ]
     assert f"{path}.attn2.to_out.0" in candidates(model, "qkvo") and len(candidates(model, "qkvo")) == 8
     assert list(candidates(model, "layers")) == [f"{path}.attn1", f"{path}.attn2", "down_blocks"]
 
@@ -77,7 +87,9 @@ def test_a_pattern_that_matches_nothing_is_refused(pattern):
         candidates(network(), "attention")
 
 
-@pytest.mark.parametrize(("ratio", "total", "count"), [(0.3, 15, 5), (0.01, 15, 1), (1.0, 15, 15), (0.5, 5, 3), (0.5, 1, 1), (0.3, 10, 3)])
+@pytest.mark.parametrize(
+    ("ratio", "total", "count"), [(0.3, 15, 5), (0.01, 15, 1), (1.0, 15, 15), (0.5, 5, 3), (0.5, 1, 1), (0.3, 10, 3)]
+)
 def test_a_part_is_rounded_and_at_least_one(ratio, total, count):
     assert how_many(ratio, total) == count
 
@@ -100,7 +112,9 @@ def expected(kind: str, model: UNet) -> list[str] | None:
     }.get(kind)
 
 
-@pytest.mark.parametrize("kind", ["all", "attention", "attention-lora", "salient", "salient-lora", "random-lora", "synflow-lora", "noisy"])
+@pytest.mark.parametrize(
+    "kind", ["all", "attention", "attention-lora", "salient", "salient-lora", "random-lora", "synflow-lora", "noisy"]
+)
 def test_exactly_the_chosen_parameters_are_trained(kind):
     model = network()
     wanted = expected(kind, model)
@@ -122,12 +136,18 @@ def test_selected_layers_are_trained_whole_and_adapted_on_their_matrices():
     layers = candidates(network(), "layers")
     salient = [*layers["down.0.attention"], *layers["noise"]]
     model = network()
-    ranking = [layers["down.0.attention"], layers["noise"], *(layers[name] for name in layers if name not in ("down.0.attention", "noise"))]
+    ranking = [
+        layers["down.0.attention"],
+        layers["noise"],
+        *(layers[name] for name in layers if name not in ("down.0.attention", "noise")),
+    ]
     two = 2 / len(ranking)
     assert sorted(choose_trainable(model, settings("salient", ratio=two), ranking, 0)) == sorted(salient)
     model = network()
     matrices = [name for name in salient if name.endswith("weight") and "norm" not in name]
-    assert sorted(choose_trainable(model, settings("salient-lora", ratio=two), ranking, 0)) == sorted(adapters(matrices))
+    assert sorted(choose_trainable(model, settings("salient-lora", ratio=two), ranking, 0)) == sorted(
+        adapters(matrices)
+    )
     with pytest.raises(ConfigError, match="holds no matrix"):
         choose_trainable(network(), settings("salient-lora"), [layers["norm_out"]], 0)
 
@@ -177,7 +197,9 @@ def test_synflow_needs_no_data_and_ranks_by_its_scores():
 def test_a_noisy_model_has_random_matrices_where_none_was_selected():
     model, reference = network(), network()
     choose_trainable(model, settings("noisy"), ranked(CHOSEN), seed=3)
-    changed = {name for name, value in reference.named_parameters() if not torch.equal(value, model.get_parameter(name))}
+    changed = {
+        name for name, value in reference.named_parameters() if not torch.equal(value, model.get_parameter(name))
+    }
     assert changed == set(QKV) - set(CHOSEN)
     for name in changed:
         value = model.get_parameter(name)

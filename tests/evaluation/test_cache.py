@@ -39,9 +39,13 @@ def test_other_images_other_weights_or_another_shape_are_other_features(counted)
     changed = IMAGES.copy()
     changed[4, 2, 1, 0] ^= 1
     other = dataclasses.replace(extractor, digest="weights-2")
-    keys = {key_of(extractor, rows) for rows in (IMAGES, changed, IMAGES[:8], IMAGES.reshape(9, 2, 8, 1), IMAGES[::-1])} | {key_of(other, IMAGES)}
+    keys = {
+        key_of(extractor, rows) for rows in (IMAGES, changed, IMAGES[:8], IMAGES.reshape(9, 2, 8, 1), IMAGES[::-1])
+    } | {key_of(other, IMAGES)}
     assert len(keys) == 6
-    assert key_of(dataclasses.replace(extractor, name="renamed"), np.asfortranarray(IMAGES)) == key_of(extractor, IMAGES)
+    assert key_of(dataclasses.replace(extractor, name="renamed"), np.asfortranarray(IMAGES)) == key_of(
+        extractor, IMAGES
+    )
 
 
 def test_the_key_does_not_depend_on_where_the_images_lie(counted, tmp_path):

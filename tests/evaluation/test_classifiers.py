@@ -14,7 +14,10 @@ def test_every_shape_gives_logits_and_gradients(name, shape):
     assert logits.shape == (2, 7)
     logits.sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
-    assert model.features(torch.rand(2, *shape)).shape == (2, shape[0] * shape[1] * shape[2] if name == "lr" else FEATURES)
+    assert model.features(torch.rand(2, *shape)).shape == (
+        2,
+        shape[0] * shape[1] * shape[2] if name == "lr" else FEATURES,
+    )
 
 
 @pytest.mark.parametrize("name", SHALLOW)

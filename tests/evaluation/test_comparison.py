@@ -28,7 +28,15 @@ from sfumato.privacy.events import Mechanism, event_to_json
 from sfumato.privacy.ledger import build_ledger, ledger_text
 from stages.cli import main
 
-IDENTITY = {"dataset": "digits", "data": "f" * 64, "holdout": "h" * 64, "extractor": "e" * 64, "reference": "holdout", "training": "light, 12 epochs, last epoch", "networks": "none"}
+IDENTITY = {
+    "dataset": "digits",
+    "data": "f" * 64,
+    "holdout": "h" * 64,
+    "extractor": "e" * 64,
+    "reference": "holdout",
+    "training": "light, 12 epochs, last epoch",
+    "networks": "none",
+}
 
 
 def ledger_of(recipe: str, target: float, sigma: float, key: str = "0") -> dict:
@@ -47,11 +55,18 @@ def ledger_of(recipe: str, target: float, sigma: float, key: str = "0") -> dict:
         "versions": {},
         "time": 0,
     }
-    return build_ledger({"recipe": recipe, "accountant": "rdp", "delta": 1e-4, "size_hint": 1500, "target": target}, {record["id"]: record}, [])
+    return build_ledger(
+        {"recipe": recipe, "accountant": "rdp", "delta": 1e-4, "size_hint": 1500, "target": target},
+        {record["id"]: record},
+        [],
+    )
 
 
 def metrics_of(accuracy: float, release: str = "a.dir", **identity) -> dict:
-    scored = {name: {"mean": accuracy + extra, "std": 0.004, "per_seed": [accuracy]} for name, extra in (("lr", -0.03), ("cnn", 0.0))}
+    scored = {
+        name: {"mean": accuracy + extra, "std": 0.004, "per_seed": [accuracy]}
+        for name, extra in (("lr", -0.03), ("cnn", 0.0))
+    }
     values = scored | {"fidelity": {"space": "cnn-glyphs-128", "frechet": 10 * (1 - accuracy)}}
     return {"scope": "local", "warnings": [], "release": values, "identity": IDENTITY | {"release": release} | identity}
 
@@ -87,24 +102,37 @@ RECIPES = ("dpdm", "dp-merf", "dp-feta", "feta-pro", "rpgen", "full")
 
 
 def test_six_recipes_at_two_budgets_become_one_table_and_one_plot(desk):
-    folders = [str(write_run(desk / f"{name}-{target}", name, target, 0.7 + 0.03 * i + 0.002 * target)) for i, name in enumerate(RECIPES) for target in (1, 10)]
+    folders = [
+        str(write_run(desk / f"{name}-{target}", name, target, 0.7 + 0.03 * i + 0.002 * target))
+        for i, name in enumerate(RECIPES)
+        for target in (1, 10)
+    ]
     code, text = call("compare", *folders)
     assert code == 0 and "warning" not in text, text
     rows = list(csv.DictReader((desk / "evaluation/comparison.csv").open()))
-    assert len(rows) == 12 and {row["recipe"] for row in rows} == set(RECIPES) and not any(row["differs"] for row in rows)
+    assert (
+        len(rows) == 12 and {row["recipe"] for row in rows} == set(RECIPES) and not any(row["differs"] for row in rows)
+    )
     first = next(row for row in rows if row["recipe"] == "dpdm" and row["target"] == "1")
     assert float(first["cnn"]) == pytest.approx(0.702) and float(first["distance"]) == pytest.approx(2.98)
-    assert 0.3 < float(first["epsilon"]) < 0.6  # recomputed from the record, σ = 10 at δ = 1e-4, and no figure of the file
+    assert (
+        0.3 < float(first["epsilon"]) < 0.6
+    )  # recomputed from the record, σ = 10 at δ = 1e-4, and no figure of the file
     assert (desk / "evaluation/comparison.png").stat().st_size > 10_000 and "local, not to be shared" in text
 
 
 def test_runs_of_another_hold_out_or_extractor_are_marked_and_drawn_hollow(desk):
-    folders = [write_run(desk / "a", "dpdm", 1, 0.7), write_run(desk / "b", "full", 1, 0.8), write_run(desk / "c", "full", 10, 0.9, holdout="x" * 64)]
+    folders = [
+        write_run(desk / "a", "dpdm", 1, 0.7),
+        write_run(desk / "b", "full", 1, 0.8),
+        write_run(desk / "c", "full", 10, 0.9, holdout="x" * 64),
+    ]
     folders.append(write_run(desk / "d", "rpgen", 10, 0.9, extractor="y" * 64, training="paper, 50 epochs, last epoch"))
     runs, warnings = marked([read_run(folder) for folder in folders])
     assert [run.marks for run in runs] == [(), (), ("hold-out",), ("extractor", "schedule")]
     assert [warning.partition(": ")[2] for warning in warnings] == [
-        f"another {what} than the others: do not compare its numbers with theirs" for what in ("hold-out", "extractor", "schedule")
+        f"another {what} than the others: do not compare its numbers with theirs"
+        for what in ("hold-out", "extractor", "schedule")
     ]
     plot_comparison(comparison_rows(runs), "cnn", desk / "plot.svg")
     plot_comparison(comparison_rows(runs[:2]), "cnn", desk / "clean.svg")
@@ -120,7 +148,9 @@ def test_an_evaluation_that_does_not_say_what_it_is_of_is_marked(desk):
     del content["identity"]
     (folder / "metrics.json").write_text(json.dumps(content))
     runs, warnings = marked([read_run(folder), read_run(write_run(desk / "new", "full", 1, 0.8))])
-    assert "hold-out unknown" in runs[0].marks and "data unknown" not in runs[0].marks and not runs[1].marks  # its records name the data
+    assert (
+        "hold-out unknown" in runs[0].marks and "data unknown" not in runs[0].marks and not runs[1].marks
+    )  # its records name the data
     assert any(warning.startswith(f"{folder}: the hold-out of its evaluation is not known") for warning in warnings)
 
 
@@ -131,11 +161,16 @@ def test_a_ledger_that_was_edited_or_is_of_other_data_is_marked(desk):
     (folders[1] / "metrics.json").write_text(json.dumps(metrics_of(0.8, data="0" * 64)))
     runs, warnings = marked([read_run(folder) for folder in folders])
     assert "ledger" in runs[0].marks and runs[1].marks == ("data", "ledger") and not runs[2].marks
-    assert any("edited" in warning for warning in warnings) and any("other data than its evaluation" in warning for warning in warnings)
+    assert any("edited" in warning for warning in warnings) and any(
+        "other data than its evaluation" in warning for warning in warnings
+    )
 
 
 def test_what_is_missing_or_broken_is_one_sentence(desk):
-    assert call("compare") == (2, "error: nothing to compare: name folders that hold metrics.json and ledger.json, or give --dvc")
+    assert call("compare") == (
+        2,
+        "error: nothing to compare: name folders that hold metrics.json and ledger.json, or give --dvc",
+    )
     folder = write_run(desk / "a", "full", 1, 0.8)
     (folder / "metrics.json").unlink()
     for words, code in (((str(folder),), 4), ((str(desk),), 3), (("--rev", "main", str(folder)), 2)):
@@ -157,14 +192,22 @@ def test_without_dvc_the_user_is_told(desk, monkeypatch):
     monkeypatch.setattr(subprocess, "run", refuse)
     code, text = call("compare", "--dvc")
     assert code == 2 and "dvc cannot be run" in text and "pip install dvc" in text and "Traceback" not in text
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 253, "", "ERROR: you are not inside of a DVC repository\n"))
+    monkeypatch.setattr(
+        subprocess,
+        "run",
+        lambda *_, **__: subprocess.CompletedProcess([], 253, "", "ERROR: you are not inside of a DVC repository\n"),
+    )
     code, text = call("compare", "--dvc")
     assert code == 2 and "not inside of a DVC repository" in text
 
 
 def without_lists(value):
     """As DVC shows a metrics file."""
-    return {key: without_lists(part) for key, part in value.items() if not isinstance(part, list)} if isinstance(value, dict) else value
+    return (
+        {key: without_lists(part) for key, part in value.items() if not isinstance(part, list)}
+        if isinstance(value, dict)
+        else value
+    )
 
 
 def shown(*rows: tuple[str | None, str, dict | None, str]) -> list[dict]:
@@ -172,10 +215,22 @@ def shown(*rows: tuple[str | None, str, dict | None, str]) -> list[dict]:
 
     def data(revision: str, ledger: dict | None, release: str) -> dict:
         metrics = {"ledger.json": {"data": without_lists(ledger)}} if ledger else {}
-        return {"rev": revision, "metrics": metrics, "deps": {"artifacts/synthesize": {"hash": release, "size": 1, "nfiles": 2}}}
+        return {
+            "rev": revision,
+            "metrics": metrics,
+            "deps": {"artifacts/synthesize": {"hash": release, "size": 1, "nfiles": 2}},
+        }
 
-    found = [{"rev": rev, "name": name, "data": data(rev, ledger, release), "experiments": None} for name, rev, ledger, release in rows]
-    commit = {"rev": "c" * 40, "name": "main", "data": data("c" * 40, None, "none.dir"), "experiments": [{"revs": found[1:]}]}
+    found = [
+        {"rev": rev, "name": name, "data": data(rev, ledger, release), "experiments": None}
+        for name, rev, ledger, release in rows
+    ]
+    commit = {
+        "rev": "c" * 40,
+        "name": "main",
+        "data": data("c" * 40, None, "none.dir"),
+        "experiments": [{"revs": found[1:]}],
+    }
     failed = {"rev": "d" * 40, "name": "broken", "error": {"msg": "x"}, "experiments": None}
     commit["experiments"].append({"revs": [failed], "executor": None, "name": "broken"})
     return [found[0], commit]
@@ -186,13 +241,20 @@ def test_experiments_are_joined_with_the_numbers_that_were_kept_of_their_release
     keep_evaluation(tmp_path, metrics_of(0.8, "one.dir") | {"ledger": one})
     keep_evaluation(tmp_path, metrics_of(0.9, "two.dir") | {"ledger": two})
     keep_evaluation(tmp_path, metrics_of(0.1, "three.dir") | {"ledger": one})
-    rows = shown((None, "workspace", two, "two.dir"), ("calm-sea", "a" * 40, one, "one.dir"), ("red-fox", "b" * 40, two, "two.dir"), ("new", "e" * 40, other, "three.dir"))
+    rows = shown(
+        (None, "workspace", two, "two.dir"),
+        ("calm-sea", "a" * 40, one, "one.dir"),
+        ("red-fox", "b" * 40, two, "two.dir"),
+        ("new", "e" * 40, other, "three.dir"),
+    )
     assert [name for name, _ in experiments(rows)] == ["main", "calm-sea", "red-fox", "new", "workspace"]
     runs, left_out = runs_of_experiments(rows, tmp_path)
     assert [(run.name, run.accuracy["cnn"]["mean"]) for run in runs] == [("calm-sea", 0.8), ("red-fox", 0.9)]
     assert not any(run.problems for run in runs) and 0.3 < runs[0].epsilon < 0.6
     assert [line.split(":")[0] for line in left_out] == ["main", "new"]
-    assert runs_of_experiments("nonsense", tmp_path) == ([], []) and runs_of_experiments([{"data": 3}, 4], tmp_path) == ([], [])
+    assert runs_of_experiments("nonsense", tmp_path) == ([], []) and runs_of_experiments(
+        [{"data": 3}, 4], tmp_path
+    ) == ([], [])
 
 
 def test_the_same_queries_released_twice_are_two_runs(tmp_path):
@@ -200,7 +262,9 @@ def test_the_same_queries_released_twice_are_two_runs(tmp_path):
     ledger = ledger_of("feta-pro", 1, 10)
     for release, accuracy in (("one.dir", 0.8), ("two.dir", 0.9)):
         keep_evaluation(tmp_path, metrics_of(accuracy, release) | {"ledger": ledger})
-    runs, _ = runs_of_experiments(shown((None, "workspace", ledger, "two.dir"), ("x", "a" * 40, ledger, "one.dir")), tmp_path)
+    runs, _ = runs_of_experiments(
+        shown((None, "workspace", ledger, "two.dir"), ("x", "a" * 40, ledger, "one.dir")), tmp_path
+    )
     assert [run.accuracy["cnn"]["mean"] for run in runs] == [0.8, 0.9]
 
 
@@ -208,8 +272,13 @@ def test_kept_numbers_are_the_owners_alone(tmp_path):
     ledger = ledger_of("full", 1, 10)
     path = keep_evaluation(tmp_path, metrics_of(0.8, "one.dir") | {"ledger": ledger})
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    assert find_evaluation(tmp_path, "one.dir", ledger["digest"]) and find_evaluation(tmp_path, "one.dir", "other") is None
-    assert find_evaluation(tmp_path, "../../one.dir", ledger["digest"]) and find_evaluation(tmp_path, "none.dir", ledger["digest"]) is None
+    assert (
+        find_evaluation(tmp_path, "one.dir", ledger["digest"]) and find_evaluation(tmp_path, "one.dir", "other") is None
+    )
+    assert (
+        find_evaluation(tmp_path, "../../one.dir", ledger["digest"])
+        and find_evaluation(tmp_path, "none.dir", ledger["digest"]) is None
+    )
 
 
 def test_a_table_keeps_its_gaps(tmp_path):
@@ -226,10 +295,19 @@ def test_a_table_keeps_its_gaps(tmp_path):
 @pytest.mark.skipif(not (Path(sys.executable).parent / "dvc").exists(), reason="needs dvc beside the interpreter")
 def test_a_folder_has_the_hash_that_dvc_gives_it(tmp_path):
     release = tmp_path / "artifacts" / "synthesize"
-    for name, content in {"a.npy": "one", "B.txt": "two", "png/0/1.png": "three", "png.json": "four", "été.txt": "five"}.items():
+    for name, content in {
+        "a.npy": "one",
+        "B.txt": "two",
+        "png/0/1.png": "three",
+        "png.json": "four",
+        "été.txt": "five",
+    }.items():
         (release / name).parent.mkdir(parents=True, exist_ok=True)
         (release / name).write_text(content)
-    dvc, environment = str(Path(sys.executable).parent / "dvc"), os.environ | {"DVC_NO_ANALYTICS": "1", "DVC_GLOBAL_CONFIG_DIR": str(tmp_path / "g")}
+    dvc, environment = (
+        str(Path(sys.executable).parent / "dvc"),
+        os.environ | {"DVC_NO_ANALYTICS": "1", "DVC_GLOBAL_CONFIG_DIR": str(tmp_path / "g")},
+    )
     for words in (["init", "--no-scm", "-q"], ["add", "-q", "artifacts/synthesize"]):
         subprocess.run([dvc, *words], cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=60)
     assert f"md5: {directory_hash(release)}" in (tmp_path / "artifacts/synthesize.dvc").read_text()

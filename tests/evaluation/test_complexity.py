@@ -9,7 +9,11 @@ RNG = np.random.default_rng(0)
 
 
 def test_entropy_is_that_of_the_grey_levels():
-    flat, halves, every = np.full((16, 16), 9), np.repeat([[3, 200]], 128, axis=0).reshape(16, 16), np.arange(256).reshape(16, 16)
+    flat, halves, every = (
+        np.full((16, 16), 9),
+        np.repeat([[3, 200]], 128, axis=0).reshape(16, 16),
+        np.arange(256).reshape(16, 16),
+    )
     images = np.stack([flat, halves, every]).astype(np.uint8)[..., None]
     assert entropy(images) == pytest.approx([0, math.log(2), math.log(256)])
 
@@ -35,13 +39,18 @@ def test_texture_is_the_entropy_of_local_patterns():
 def test_smooth_images_are_simpler_than_busy_ones():
     ramp = np.tile(np.arange(0, 240, 15), (16, 1)).astype(np.uint8)[None, ..., None]
     noise = RNG.integers(0, 256, size=(1, 16, 16, 1)).astype(np.uint8)
-    assert texture_complexity(np.full_like(ramp, 7))[0] == 0 and texture_complexity(ramp)[0] < 0.1 < 1.5 < texture_complexity(noise)[0]
+    assert (
+        texture_complexity(np.full_like(ramp, 7))[0] == 0
+        and texture_complexity(ramp)[0] < 0.1 < 1.5 < texture_complexity(noise)[0]
+    )
 
 
 def test_colour_is_read_as_luminance():
     colour = np.zeros((1, 4, 4, 3), dtype=np.uint8)
     colour[..., 1] = 100
-    assert (grey(colour) == 59).all() and grey(np.full((1, 4, 4, 3), 77, dtype=np.uint8)).tolist() == np.full((1, 4, 4), 77).tolist()
+    assert (grey(colour) == 59).all() and grey(np.full((1, 4, 4, 3), 77, dtype=np.uint8)).tolist() == np.full(
+        (1, 4, 4), 77
+    ).tolist()
     assert complexity(colour) == {"entropy": 0.0, "texture_complexity": 0.0, "images": 1}
 
 

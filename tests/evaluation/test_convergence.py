@@ -41,12 +41,20 @@ def test_measuring_leaves_the_model_its_mode_and_the_generator_alone(model, digi
     first, second = (curve.measure(model.train(), average, step) for step in (1, 2))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items()) and model.training
     assert torch.equal(random, torch.get_rng_state()) and first["frechet"] == second["frechet"] > 0
-    assert curve.measure(model, {name: value.detach() for name, value in model.named_parameters()}, 3)["frechet"] != first["frechet"]
-    assert curve.text().splitlines()[0] == "step,frechet,images,space" and curve.text().splitlines()[1].endswith(",20,pixels-64")
+    assert (
+        curve.measure(model, {name: value.detach() for name, value in model.named_parameters()}, 3)["frechet"]
+        != first["frechet"]
+    )
+    assert curve.text().splitlines()[0] == "step,frechet,images,space" and curve.text().splitlines()[1].endswith(
+        ",20,pixels-64"
+    )
 
 
 def test_a_resumed_run_keeps_the_rows_up_to_its_durable_step(model, digits, tmp_path):
-    real, average = digits.images[:100].reshape(100, -1) / 255, {name: value.detach() for name, value in model.named_parameters()}
+    real, average = (
+        digits.images[:100].reshape(100, -1) / 255,
+        {name: value.detach() for name, value in model.named_parameters()},
+    )
     curve = Convergence(PIXELS, real, images=10)
     curve.resume(tmp_path, 0)
     for step in (2, 4, 6):
@@ -81,7 +89,9 @@ def desk(tmp_path, monkeypatch, digits):
     monkeypatch.setattr(evaluate, "DRAWN_PER_CLASS", {"glyphs": 4, "procedural": 4})
     monkeypatch.setattr(convergence, "SOLVER_STEPS", 2)
     Path("pipelines").symlink_to(ROOT / "pipelines")
-    np.savez("source.npz", images=digits.images[:300, ..., 0], labels=digits.labels[:300], classes=np.array(digits.classes))
+    np.savez(
+        "source.npz", images=digits.images[:300, ..., 0], labels=digits.labels[:300], classes=np.array(digits.classes)
+    )
 
     def call(*words, **changes):
         if changes:
@@ -118,7 +128,12 @@ def test_a_run_with_a_curve_is_local_and_nothing_of_it_can_be_released(desk):
     assert not list(Path("artifacts/finetune").glob("conv*"))  # DVC would put its hash into git
     assert [line.split(",")[0] for line in lines] == ["step", "1", "3"]
     code, text = desk("synthesize")
-    assert code == 4 and "artifacts/finetune is local" in text and "Traceback" not in text and not Path("artifacts/synthesize").exists()
+    assert (
+        code == 4
+        and "artifacts/finetune is local" in text
+        and "Traceback" not in text
+        and not Path("artifacts/synthesize").exists()
+    )
     with writing(Path("artifacts/synthesize"), "synthesize"):
         pass  # even beside a release from elsewhere
     code, text = desk("ledger", "write")
@@ -131,8 +146,17 @@ def test_without_a_curve_fine_tuning_writes_what_the_noised_sums_give_and_no_mor
     run(desk)
     assert desk("finetune")[0] == 0
     assert json.loads(Path("artifacts/finetune/privacy.json").read_text())["local"] is False
-    assert {path.name for path in Path("artifacts/finetune").iterdir()} == {"config.json", "weights.safetensors", "trainable.json", "log.csv", "privacy.json"}
-    assert Path("artifacts/finetune/log.csv").read_text().splitlines()[0] == "step,learning_rate,noised_gradient_norm,epsilon"
+    assert {path.name for path in Path("artifacts/finetune").iterdir()} == {
+        "config.json",
+        "weights.safetensors",
+        "trainable.json",
+        "log.csv",
+        "privacy.json",
+    }
+    assert (
+        Path("artifacts/finetune/log.csv").read_text().splitlines()[0]
+        == "step,learning_rate,noised_gradient_norm,epsilon"
+    )
     journal = [json.loads(line) for line in Path("state/odometer/small.jsonl").read_text().splitlines()]
     assert not [entry for entry in journal if entry["kind"] == "local"] and not list(Path("state").rglob(ROWS))
     assert desk("synthesize")[0] == 0
@@ -141,7 +165,11 @@ def test_without_a_curve_fine_tuning_writes_what_the_noised_sums_give_and_no_mor
 def test_the_public_report_refuses_what_is_local(tmp_path, digits):
     with writing(tmp_path / "synthesize", "synthesize", local=True) as directory:
         save_images(directory, digits)
-    (tmp_path / "ledger.json").write_text(ledger_text(build_ledger({"recipe": "r", "accountant": "rdp", "delta": 1e-4, "size_hint": 400, "target": 1.0}, {}, [])))
+    (tmp_path / "ledger.json").write_text(
+        ledger_text(
+            build_ledger({"recipe": "r", "accountant": "rdp", "delta": 1e-4, "size_hint": 400, "target": 1.0}, {}, [])
+        )
+    )
     with pytest.raises(DataError, match="is local"):
         report_page(tmp_path / "synthesize", tmp_path / "ledger.json")
     assert read_artifact(tmp_path / "synthesize", allow_local=True).local
@@ -155,7 +183,9 @@ def test_a_step_that_never_comes_and_a_missing_feature_space_are_refused(desk):
     plan = Path("artifacts/plan/evaluate.yaml")
     plan.write_text(plan.read_text().replace("fidelity: null", "fidelity: []"))
     code, text = desk("finetune")
-    assert code == 2 and "needs a feature space" in text and not Path("state/odometer").exists()  # before anything is spent
+    assert (
+        code == 2 and "needs a feature space" in text and not Path("state/odometer").exists()
+    )  # before anything is spent
 
 
 def test_a_public_model_has_no_curve(tmp_path):

@@ -11,13 +11,19 @@ def parameters(body, width, classes) -> int:
 
 
 # Published: WRN-40-4 8.9 M (Zagoruyko and Komodakis Table 4), ResNet-110 1.7 M (He et al. Table 6), ResNeXt-29 8×64d 34.4 M (Xie et al. Table 7).
-@pytest.mark.parametrize(("network", "millions"), [(wide_resnet(3, 40, 4), 8.95), (plain_resnet(3, 110), 1.73), (resnext(3, 29, 8, 64), 34.43)])
+@pytest.mark.parametrize(
+    ("network", "millions"),
+    [(wide_resnet(3, 40, 4), 8.95), (plain_resnet(3, 110), 1.73), (resnext(3, 29, 8, 64), 34.43)],
+)
 def test_the_networks_of_the_papers_have_their_published_size(network, millions):
     assert parameters(*network, classes=10) / 1e6 == pytest.approx(millions, abs=0.006)
 
 
 @pytest.mark.parametrize("name", DEEP)
-@pytest.mark.parametrize(("size", "expected"), [("paper", {"wrn": 40, "resnet": 110, "resnext": 29}), ("light", {"wrn": 16, "resnet": 20, "resnext": 20})])
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [("paper", {"wrn": 40, "resnet": 110, "resnext": 29}), ("light", {"wrn": 16, "resnet": 20, "resnext": 20})],
+)
 def test_a_network_is_as_deep_as_its_name_says(name, size, expected):
     """Depth counts the convolutions in a row and the head; 1×1 shortcuts are beside, and WRN counts 4 of stem, shortcuts and head (6n + 4)."""
     model = build_classifier(name, (1, 8, 8), 10, size)

@@ -22,7 +22,9 @@ from sfumato.evaluation.downstream import (
 @pytest.fixture(scope="module")
 def halves(digits):
     order = np.random.default_rng(0).permutation(len(digits))
-    return tuple(ImageSet(digits.images[part], digits.labels[part], digits.classes) for part in (order[:1437], order[1437:]))
+    return tuple(
+        ImageSet(digits.images[part], digits.labels[part], digits.classes) for part in (order[:1437], order[1437:])
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +49,10 @@ def test_shuffled_labels_teach_nothing(halves):
 def test_a_seed_fixes_the_result_and_the_global_generator_is_left_alone(halves):
     train, _ = halves
     before = torch.get_rng_state()
-    a, b, c = (cnn_features(train_classifier("cnn", train.images, train.labels, 10, 1, seed), train.images[:50]) for seed in (0, 0, 1))
+    a, b, c = (
+        cnn_features(train_classifier("cnn", train.images, train.labels, 10, 1, seed), train.images[:50])
+        for seed in (0, 0, 1)
+    )
     assert np.array_equal(a, b) and not np.allclose(a, c) and a.shape == (50, 128) and a.dtype == np.float32
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -59,7 +64,10 @@ def test_a_small_set_gets_as_many_steps_as_it_needs(monkeypatch):
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 6, 10])
 def test_any_number_of_steps_trains(halves, steps):
-    assert fit("lr", halves[0].images[:50], halves[0].labels[:50], 10, schedule_of("lr", 50, 1, steps=steps), seed=0)[1] == steps
+    assert (
+        fit("lr", halves[0].images[:50], halves[0].labels[:50], 10, schedule_of("lr", 50, 1, steps=steps), seed=0)[1]
+        == steps
+    )
 
 
 @pytest.mark.parametrize("count", [1, 2, 129])
@@ -124,28 +132,58 @@ def test_the_epoch_is_the_best_on_the_images_kept_apart(halves, monkeypatch):
 def test_the_images_kept_apart_are_not_learnt_from(halves):
     train, _ = halves
     learnt, judged = kept_apart(len(train), 0.1, 0)
-    assert not set(learnt.tolist()) & set(judged.tolist()) and len(judged) == 144 and len(learnt) + len(judged) == len(train)
+    assert (
+        not set(learnt.tolist()) & set(judged.tolist())
+        and len(judged) == 144
+        and len(learnt) + len(judged) == len(train)
+    )
     poisoned = train.images.copy()
     poisoned[judged] = 255 - poisoned[judged]  # changes which epoch is best at most, and here there is only one
     once = Schedule(steps=8, learning_rate=2e-3, weight_decay=0.0, kept=0.1)
     a, b = (fit("mlp", images, train.labels, 10, once, seed=0)[0] for images in (train.images, poisoned))
     assert np.array_equal(logits(a, train.images[:20]), logits(b, train.images[:20]))
-    assert kept_apart(5, 0.0, 0)[1].size == 0 and kept_apart(1, 0.5, 0)[0].tolist() == [0] and len(kept_apart(100_000, 0.5, 0)[1]) == downstream.CHOSEN_ON
+    assert (
+        kept_apart(5, 0.0, 0)[1].size == 0
+        and kept_apart(1, 0.5, 0)[0].tolist() == [0]
+        and len(kept_apart(100_000, 0.5, 0)[1]) == downstream.CHOSEN_ON
+    )
 
 
 def test_the_averaged_weights_are_the_result_where_asked_for(halves):
     train, _ = halves
     plain, averaged, slow = (
-        fit("mlp", train.images, train.labels, 10, Schedule(steps=20, learning_rate=2e-3, weight_decay=0.0, one_cycle=False, ema=decay), 0)[0] for decay in (0, 0.5, 0.9999)
+        fit(
+            "mlp",
+            train.images,
+            train.labels,
+            10,
+            Schedule(steps=20, learning_rate=2e-3, weight_decay=0.0, one_cycle=False, ema=decay),
+            0,
+        )[0]
+        for decay in (0, 0.5, 0.9999)
     )
     biases = [model.state_dict()["head.bias"] for model in (plain, averaged, slow)]
-    start = fit("mlp", train.images[:1], train.labels[:1], 10, Schedule(steps=1, learning_rate=1e-12, weight_decay=0.0, one_cycle=False), 0)[0].state_dict()["head.bias"]
+    start = fit(
+        "mlp",
+        train.images[:1],
+        train.labels[:1],
+        10,
+        Schedule(steps=1, learning_rate=1e-12, weight_decay=0.0, one_cycle=False),
+        0,
+    )[0].state_dict()["head.bias"]
     moved = [float((bias - start).norm()) for bias in biases]
     assert moved[0] > moved[1] > moved[2] > 0
 
 
 def test_the_papers_schedule_is_theirs_and_the_small_classifiers_keep_the_light_one():
     deep = schedule_of("wrn", 10_000, 12, "paper")
-    assert (deep.steps, deep.batch, deep.learning_rate, deep.ema, deep.size, deep.one_cycle) == (50 * 20, 512, 1e-4, 0.9999, "paper", False)
+    assert (deep.steps, deep.batch, deep.learning_rate, deep.ema, deep.size, deep.one_cycle) == (
+        50 * 20,
+        512,
+        1e-4,
+        0.9999,
+        "paper",
+        False,
+    )
     assert schedule_of("cnn", 10_000, 12, "paper") == schedule_of("cnn", 10_000, 12)
     assert schedule_of("wrn", 10_000, 12).size == "light" and schedule_of("lr", 10, 3, steps=7).steps == 7

@@ -9,10 +9,19 @@ from sfumato.config import Evaluate
 from sfumato.data.images import ImageSet
 from sfumato.errors import ConfigError, DataError
 from sfumato.evaluation import downstream, extractors
-from sfumato.evaluation.extractors import build_extractor, embedded_extractor, inception_extractor, torchscript_extractor, torchvision_extractor
+from sfumato.evaluation.extractors import (
+    build_extractor,
+    embedded_extractor,
+    inception_extractor,
+    torchscript_extractor,
+    torchvision_extractor,
+)
 
 RNG = np.random.default_rng(0)
-GREY, COLOUR = RNG.integers(0, 256, size=(5, 12, 12, 1), dtype=np.uint8), RNG.integers(0, 256, size=(5, 12, 12, 3), dtype=np.uint8)
+GREY, COLOUR = (
+    RNG.integers(0, 256, size=(5, 12, 12, 1), dtype=np.uint8),
+    RNG.integers(0, 256, size=(5, 12, 12, 3), dtype=np.uint8),
+)
 
 
 def sha256(path):
@@ -53,7 +62,11 @@ def test_inception_gives_what_pytorch_fid_gives(inception_file, monkeypatch):
     state = torch.load(inception_file, weights_only=True)
     monkeypatch.setattr(inception, "load_state_dict_from_url", lambda *_, **__: state)
     theirs = inception.InceptionV3([3]).eval()(torch.from_numpy(COLOUR).permute(0, 3, 1, 2).float() / 255)[0].flatten(1)
-    assert found.shape == (5, 2048) and found.dtype == np.float32 and np.allclose(found, theirs.numpy(), rtol=1e-3, atol=1e-4)
+    assert (
+        found.shape == (5, 2048)
+        and found.dtype == np.float32
+        and np.allclose(found, theirs.numpy(), rtol=1e-3, atol=1e-4)
+    )
     probabilities = extractor.probabilities(found)
     assert probabilities.shape == (5, 1008) and np.allclose(probabilities.sum(axis=1), 1)
     assert np.allclose(probabilities, (theirs @ state["fc.weight"].T).softmax(dim=1).numpy(), atol=1e-5)
@@ -122,7 +135,9 @@ def test_torchvision_gives_what_the_last_linear_layer_sees(tmp_path):
     network.fc.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     as_published = torchvision.models.ResNet18_Weights.DEFAULT.transforms(resize_size=224, crop_size=224)
     network(as_published(torch.from_numpy(COLOUR).permute(0, 3, 1, 2)))
-    assert found.shape == (5, 512) and np.allclose(found, seen[0].detach().numpy(), atol=0.02)  # theirs resizes in 8 bits
+    assert found.shape == (5, 512) and np.allclose(
+        found, seen[0].detach().numpy(), atol=0.02
+    )  # theirs resizes in 8 bits
     with pytest.raises(DataError, match="does not hold the weights of resnet34"):
         torchvision_extractor("resnet34", path)
     with pytest.raises(ConfigError, match="did you mean 'resnet18'"):
@@ -161,7 +176,9 @@ def embedded(digits):
         patch.setattr(downstream, "MIN_STEPS", 60)
         patch.setattr(extractors, "EPOCHS", 1)
         small = ImageSet(digits.images[:600], digits.labels[:600], digits.classes)
-        return [embedded_extractor(small, "digits") for _ in range(2)], embedded_extractor(ImageSet(small.images[:300], small.labels[:300], small.classes), "digits")
+        return [embedded_extractor(small, "digits") for _ in range(2)], embedded_extractor(
+            ImageSet(small.images[:300], small.labels[:300], small.classes), "digits"
+        )
 
 
 def test_the_embedded_space_is_deterministic_and_named_for_what_it_is(embedded, digits):
@@ -186,7 +203,12 @@ def test_the_embedded_space_puts_images_of_a_class_together(embedded, digits):
 
 def test_images_that_are_none_are_refused(embedded):
     extractor = embedded[0][0]
-    for bad in (GREY.astype(np.float32), np.full((3, 8, 8, 1), np.nan), GREY[..., 0], np.zeros((2, 8, 8, 4), dtype=np.uint8)):
+    for bad in (
+        GREY.astype(np.float32),
+        np.full((3, 8, 8, 1), np.nan),
+        GREY[..., 0],
+        np.zeros((2, 8, 8, 4), dtype=np.uint8),
+    ):
         with pytest.raises(DataError, match="expected uint8"):
             extractor(bad)
     assert extractor(np.zeros((0, 8, 8, 1), dtype=np.uint8)).shape == (0, 128)

@@ -21,7 +21,9 @@ WITH_SCORE = Evaluate(extractor="inception")
 
 def measured(extractor=EMBEDDED, config=ALL, compared=SYNTHETIC, reference=REAL, warn=None):
     told: list[str] = []
-    return fidelity("release", compared, reference, (compared, MORE, REAL), extractor, config, warn or told.append), told
+    return fidelity(
+        "release", compared, reference, (compared, MORE, REAL), extractor, config, warn or told.append
+    ), told
 
 
 def test_every_number_is_the_one_of_its_own_function():
@@ -29,13 +31,21 @@ def test_every_number_is_the_one_of_its_own_function():
     assert found["frechet"] == frechet_distance(SYNTHETIC, REAL)
     assert (found["mmd"], found["mmd_std"]) == kernel_distance(SYNTHETIC, REAL)
     assert precision_recall(SYNTHETIC, REAL, 3).items() <= found.items() and found["neighbours"] == 3
-    assert (found["space"], found["reference"], found["images"], found["reference_images"]) == ("cnn-glyphs-4", "holdout", 70, 90)
+    assert (found["space"], found["reference"], found["images"], found["reference_images"]) == (
+        "cnn-glyphs-4",
+        "holdout",
+        70,
+        90,
+    )
     assert {"fld", "generalisation_gap", "authenticity", "distance_ratio"} <= found.keys() and told == []
 
 
 def test_only_published_inception_has_fid_kid_and_inception_score():
     found, _ = measured(INCEPTION, WITH_SCORE)
-    assert found["fid"] == frechet_distance(SYNTHETIC, REAL) and found["inception_score"] == inception_score(INCEPTION.probabilities(SYNTHETIC))[0]
+    assert (
+        found["fid"] == frechet_distance(SYNTHETIC, REAL)
+        and found["inception_score"] == inception_score(INCEPTION.probabilities(SYNTHETIC))[0]
+    )
     assert "kid" in found and not {"frechet", "mmd"} & found.keys()
     other, _ = measured(dataclasses.replace(INCEPTION, published=False), WITH_SCORE)
     assert {"frechet", "mmd", "class_score"} <= other.keys() and not {"fid", "kid", "inception_score"} & other.keys()
@@ -43,7 +53,14 @@ def test_only_published_inception_has_fid_kid_and_inception_score():
     assert not {"fid", "kid", "inception_score", "class_score"} & plain.keys()
 
 
-@pytest.mark.parametrize(("name", "keys"), [("fld", {"fld", "generalisation_gap"}), ("authenticity", {"authenticity", "distance_ratio"}), ("frechet", {"frechet"})])
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("fld", {"fld", "generalisation_gap"}),
+        ("authenticity", {"authenticity", "distance_ratio"}),
+        ("frechet", {"frechet"}),
+    ],
+)
 def test_only_what_was_asked_for_is_computed(name, keys):
     found, _ = measured(config=Evaluate(fidelity=(name,)))
     assert found.keys() == {"space", "reference", "images", "reference_images"} | keys
@@ -51,7 +68,12 @@ def test_only_what_was_asked_for_is_computed(name, keys):
 
 def test_numbers_of_limited_meaning_are_warned_of():
     found, told = measured(compared=SYNTHETIC[:4])
-    assert len(told) == 1 and "4 images in a space of 4 dimensions" in told[0] and "rank-deficient" in told[0] and np.isfinite(found["frechet"])
+    assert (
+        len(told) == 1
+        and "4 images in a space of 4 dimensions" in told[0]
+        and "rank-deficient" in told[0]
+        and np.isfinite(found["frechet"])
+    )
     found, told = measured(compared=SYNTHETIC[:3])
     assert found["neighbours"] == 2 and any("take 2 neighbours, not evaluate.neighbours=3" in line for line in told)
     assert "fld" not in found and any("no feature likelihood" in line for line in told)

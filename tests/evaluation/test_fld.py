@@ -27,7 +27,9 @@ def by_loops(points, centres, variances):
     for x in points:
         density = 0.0
         for centre, v in zip(centres, variances, strict=True):
-            density += math.exp(-sum((p - q) ** 2 for p, q in zip(x, centre, strict=True)) / (2 * v)) / (2 * math.pi * v) ** (len(x) / 2)
+            density += math.exp(-sum((p - q) ** 2 for p, q in zip(x, centre, strict=True)) / (2 * v)) / (
+                2 * math.pi * v
+            ) ** (len(x) / 2)
         total += math.log(density / len(centres))
     return -total / (len(points) * points.shape[1])
 
@@ -54,7 +56,8 @@ def test_the_widths_are_as_likely_as_those_of_a_gradient_method(monkeypatch):
 
     def objective(log_variances, broad):
         parts = [
-            -0.5 * d / v.exp() - 5 * (math.log(2 * math.pi) + v) - w for d, v, w in ((distances, log_variances, math.log(30)), (far, broad, 0.0))
+            -0.5 * d / v.exp() - 5 * (math.log(2 * math.pi) + v) - w
+            for d, v, w in ((distances, log_variances, math.log(30)), (far, broad, 0.0))
         ]
         return torch.cat(parts, dim=1).logsumexp(dim=1).mean()
 
@@ -89,7 +92,10 @@ def test_unseen_real_images_score_near_zero_and_worse_sets_worse(real):
 
 def test_copies_of_training_images_are_found(real):
     train, holdout, unseen = real
-    copies, half = feature_likelihood(train, train, holdout), feature_likelihood(np.concatenate([unseen[:200], train[:200]]), train, holdout)
+    copies, half = (
+        feature_likelihood(train, train, holdout),
+        feature_likelihood(np.concatenate([unseen[:200], train[:200]]), train, holdout),
+    )
     fresh = feature_likelihood(unseen, train, holdout)
     assert copies["fld"] > 1000 and copies["generalisation_gap"] < -1000
     assert half["generalisation_gap"] < fresh["generalisation_gap"] - 30
@@ -99,7 +105,9 @@ def test_copies_of_training_images_are_found(real):
 def test_constant_features_are_left_out_and_units_do_not_matter(real):
     train, holdout, unseen = real
     plain = feature_likelihood(unseen, train, holdout)
-    wider = [np.concatenate([rows * 1000 + 7, np.full((len(rows), 2), 3.0)], axis=1) for rows in (unseen, train, holdout)]
+    wider = [
+        np.concatenate([rows * 1000 + 7, np.full((len(rows), 2), 3.0)], axis=1) for rows in (unseen, train, holdout)
+    ]
     assert feature_likelihood(*wider) == pytest.approx(plain, rel=1e-6, abs=1e-6)
     with pytest.raises(ValueError, match="constant"):
         feature_likelihood(np.zeros((9, 3)), np.zeros((9, 3)), np.zeros((9, 3)))

@@ -44,7 +44,9 @@ def pytorch_fid(monkeypatch):
     monkeypatch.setattr(fid_score, "linalg", Linalg)
 
     def distance(a, b):
-        return fid_score.calculate_frechet_distance(*(part for x in (a, b) for part in (x.mean(axis=0), np.cov(x, rowvar=False))))
+        return fid_score.calculate_frechet_distance(
+            *(part for x in (a, b) for part in (x.mean(axis=0), np.cov(x, rowvar=False)))
+        )
 
     return distance
 
@@ -78,7 +80,9 @@ def test_it_is_symmetric_zero_for_equals_and_the_shift_for_shifted():
     assert frechet_distance(a, b) == pytest.approx(frechet_distance(b, a))
     assert frechet_distance(a, a) == pytest.approx(0, abs=1e-9)
     assert frechet_distance(a, a + 3) == pytest.approx(9 * 8)
-    assert frechet_distance(a, (a - a.mean(0)) * 2 + a.mean(0)) == pytest.approx(np.trace(np.cov(a, rowvar=False)))  # (2 − 1)² tr A
+    assert frechet_distance(a, (a - a.mean(0)) * 2 + a.mean(0)) == pytest.approx(
+        np.trace(np.cov(a, rowvar=False))
+    )  # (2 − 1)² tr A
 
 
 def test_constant_features_have_a_distance():

@@ -9,7 +9,9 @@ from sfumato.evaluation.metrics.inception_score import inception_score
 def by_loops(p):
     """exp of the mean divergence of each row from the mean row."""
     mean = [sum(row[j] for row in p) / len(p) for j in range(len(p[0]))]
-    return math.exp(sum(sum(x * math.log(x / m) for x, m in zip(row, mean, strict=True) if x > 0) for row in p) / len(p))
+    return math.exp(
+        sum(sum(x * math.log(x / m) for x, m in zip(row, mean, strict=True) if x > 0) for row in p) / len(p)
+    )
 
 
 def test_it_agrees_with_the_definition():

@@ -41,7 +41,9 @@ def test_it_grows_with_a_shift_and_takes_float32_as_float64():
     distances = [kernel_distance(a, b + shift, subsets=5)[0] for shift in (0, 0.3, 0.6)]
     assert abs(distances[0]) < 0.1 < distances[1] < distances[2]
     huge = (a + 1000).astype(np.float32)
-    assert kernel_distance(huge, huge.copy(), subsets=2, size=300)[0] == pytest.approx(squared_mmd(huge.astype(float), huge.astype(float)))
+    assert kernel_distance(huge, huge.copy(), subsets=2, size=300)[0] == pytest.approx(
+        squared_mmd(huge.astype(float), huge.astype(float))
+    )
 
 
 def test_a_single_image_is_refused():

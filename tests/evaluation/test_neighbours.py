@@ -70,7 +70,11 @@ def test_duplicates_have_radius_zero_and_too_few_images_are_refused():
 def test_copies_are_not_authentic_and_fresh_images_are():
     rng = np.random.default_rng(3)
     train, holdout, fresh = rng.normal(size=(400, 6)), rng.normal(size=(300, 6)), rng.normal(size=(400, 6))
-    expected = [distance(x, train[j]) > kth(train, j, 1) for x in fresh[:40] for j in [int(((train - x) ** 2).sum(axis=1).argmin())]]
+    expected = [
+        distance(x, train[j]) > kth(train, j, 1)
+        for x in fresh[:40]
+        for j in [int(((train - x) ** 2).sum(axis=1).argmin())]
+    ]
     assert authenticity(fresh[:40], train, holdout)["authenticity"] == pytest.approx(np.mean(expected))
     real, copied = authenticity(fresh, train, holdout), authenticity(train[:200] + 1e-9, train, holdout)
     assert 0.4 < real["authenticity"] < 0.75 and 0.9 < real["distance_ratio"] < 1.1

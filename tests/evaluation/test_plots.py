@@ -10,7 +10,8 @@ RNG = np.random.default_rng(0)
 METRICS = {
     "scope": "local",
     "warnings": [],
-    "release": {name: {"mean": 0.8, "std": 0.01, "per_seed": [0.8]} for name in ("lr", "cnn")} | {"fidelity": {"space": "x", "frechet": 3.0}},
+    "release": {name: {"mean": 0.8, "std": 0.01, "per_seed": [0.8]} for name in ("lr", "cnn")}
+    | {"fidelity": {"space": "x", "frechet": 3.0}},
     "real": {name: {"mean": 0.9, "std": 0.01, "per_seed": [0.9]} for name in ("lr", "cnn")},
     "complexity": {"real": {"entropy": 1.0, "texture_complexity": 1.0, "images": 5}},
 }
@@ -46,9 +47,16 @@ def test_a_copied_image_is_shown_first_beside_its_source(tmp_path, monkeypatch):
     features, known = RNG.normal(size=(40, 5)), RNG.normal(size=(50, 5))
     features[9] = known[31]  # class 1
     shown = []
-    monkeypatch.setattr(plots, "framed", lambda image, scale, colour: shown.append((image.tobytes(), colour)) or framed(image, scale, colour))
+    monkeypatch.setattr(
+        plots,
+        "framed",
+        lambda image, scale, colour: shown.append((image.tobytes(), colour)) or framed(image, scale, colour),
+    )
     plot_neighbours(synthetic, real, features, known, tmp_path / "neighbours.png", pairs=3)
-    assert shown[6:8] == [(synthetic.images[9].tobytes(), plots.SYNTHETIC), (real.images[31].tobytes(), plots.REAL)] and len(shown) == 4 * 3 * 2
+    assert (
+        shown[6:8] == [(synthetic.images[9].tobytes(), plots.SYNTHETIC), (real.images[31].tobytes(), plots.REAL)]
+        and len(shown) == 4 * 3 * 2
+    )
 
 
 def test_identical_features_still_make_a_picture(tmp_path):

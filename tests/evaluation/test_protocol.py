@@ -10,7 +10,17 @@ from sfumato.errors import ConfigError
 from sfumato.evaluation import protocol
 from sfumato.evaluation.downstream import Schedule, schedule_of
 from sfumato.evaluation.plots import plot_protocol
-from sfumato.evaluation.protocol import Setting, accuracy_by_size, agreement, check_time, ensemble, grid, model_selection, seconds_per_step, subset
+from sfumato.evaluation.protocol import (
+    Setting,
+    accuracy_by_size,
+    agreement,
+    check_time,
+    ensemble,
+    grid,
+    model_selection,
+    seconds_per_step,
+    subset,
+)
 
 QUICK = Schedule(steps=60, learning_rate=1e-2, weight_decay=1e-4)
 
@@ -18,7 +28,9 @@ QUICK = Schedule(steps=60, learning_rate=1e-2, weight_decay=1e-4)
 @pytest.fixture(scope="module")
 def sets(digits):
     order = np.random.default_rng(0).permutation(len(digits))
-    return tuple(ImageSet(digits.images[part], digits.labels[part], digits.classes) for part in np.array_split(order, 3))
+    return tuple(
+        ImageSet(digits.images[part], digits.labels[part], digits.classes) for part in np.array_split(order, 3)
+    )
 
 
 def test_a_smaller_subset_is_part_of_a_larger_one(sets):
@@ -52,7 +64,9 @@ def test_an_ensemble_averages_the_probabilities_of_its_members(sets, monkeypatch
 def test_an_ensemble_of_real_classifiers_is_no_worse_than_its_members(sets):
     _, holdout, synthetic = sets
     found = ensemble("mlp", subset(synthetic, 120), holdout, dataclasses.replace(QUICK, learning_rate=2e-3), 3)
-    assert found["accuracy"] >= found["alone"]["mean"] - 0.02  # 599 images: the standard error of a difference is below 0.01
+    assert (
+        found["accuracy"] >= found["alone"]["mean"] - 0.02
+    )  # 599 images: the standard error of a difference is below 0.01
 
 
 def test_a_grid_is_every_combination():
@@ -64,8 +78,12 @@ def test_a_grid_is_every_combination():
 def test_settings_rank_alike_on_two_halves_of_the_same_digits(sets):
     train, holdout, synthetic = sets
     settings = grid(("lr", "mlp"), (1e-3, 0.03, 0.3, 1), (0,))
-    found = model_selection(settings, [schedule_of(setting.classifier, 500, 1, steps=40) for setting in settings], synthetic, holdout, train)
-    assert found["spearman"] > 0.7 and found["spearman_retrained"] > 0.7  # eight settings, from far too small a rate to a good one
+    found = model_selection(
+        settings, [schedule_of(setting.classifier, 500, 1, steps=40) for setting in settings], synthetic, holdout, train
+    )
+    assert (
+        found["spearman"] > 0.7 and found["spearman_retrained"] > 0.7
+    )  # eight settings, from far too small a rate to a good one
     assert found["regret"] < 0.05 and found["rank"] <= 3 and found["kept"] == 60
     assert all({"synthetic", "real", "retrained"} <= row.keys() for row in found["settings"])
 
@@ -74,7 +92,9 @@ def test_the_images_that_rank_the_settings_are_not_trained_on(sets, monkeypatch)
     _, holdout, synthetic = sets
     trained, scored = [], []
     monkeypatch.setattr(protocol, "fit", lambda name, images, *rest, **_: (trained.append(images), 0))
-    monkeypatch.setattr(protocol, "predict", lambda model, images: scored.append(images) or np.zeros(len(images), dtype=np.int64))
+    monkeypatch.setattr(
+        protocol, "predict", lambda model, images: scored.append(images) or np.zeros(len(images), dtype=np.int64)
+    )
     model_selection([Setting(classifier="lr", rate=1, weight_decay=0)], [QUICK], synthetic, holdout)
     learnt, judged = ({image.tobytes() for image in images} for images in (trained[0], scored[0]))
     assert not learnt & judged and len(trained[0]) + len(scored[0]) == len(synthetic) and scored[1] is holdout.images
@@ -107,7 +127,13 @@ def test_the_plot_says_that_it_is_local(tmp_path: Path):
     found = {
         "sizes": {"cnn": [{"images": 1000, "mean": 0.7, "std": 0.01}, {"images": 5000, "mean": 0.8, "std": 0.0}]},
         "ensemble": {"cnn": {"images": 5000, "members": 5, "accuracy": 0.82}},
-        "selection": {"settings": [{"classifier": "lr", "synthetic": 0.7, "real": 0.6}, {"classifier": "cnn", "synthetic": 0.8, "real": 0.7}], "spearman": 1.0},
+        "selection": {
+            "settings": [
+                {"classifier": "lr", "synthetic": 0.7, "real": 0.6},
+                {"classifier": "cnn", "synthetic": 0.8, "real": 0.7},
+            ],
+            "spearman": 1.0,
+        },
     }
     plot_protocol(found, tmp_path / "utility.svg")
     text = (tmp_path / "utility.svg").read_text()

@@ -4,7 +4,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sfumato.scores.scores import evaluate_release
 
 from sfumato.config import Evaluate
 from sfumato.data.images import ImageSet
@@ -12,6 +11,7 @@ from sfumato.errors import DataError
 from sfumato.evaluation import downstream, scores
 from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.metrics.frechet import frechet_distance
+from sfumato.evaluation.scores import evaluate_release
 
 CONFIG = Evaluate(classifiers=("lr", "mlp"), seeds=(0, 1), epochs=1)
 PIXELS = Extractor(name="pixels-64", digest="pixels", dimension=64, embed=lambda images: images.flatten(1))
@@ -21,7 +21,9 @@ PIXELS = Extractor(name="pixels-64", digest="pixels", dimension=64, embed=lambda
 def sets(digits):
     """Real training and hold-out digits, a good synthetic set (other digits) and a bad one (inverted, their labels moved by one)."""
     order = np.random.default_rng(0).permutation(len(digits))
-    train, holdout, good = (ImageSet(digits.images[part], digits.labels[part], digits.classes) for part in np.array_split(order, 3))
+    train, holdout, good = (
+        ImageSet(digits.images[part], digits.labels[part], digits.classes) for part in np.array_split(order, 3)
+    )
     bad = ImageSet(255 - good.images, (good.labels + 1) % 10, good.classes)
     return train, holdout, good, bad
 
@@ -52,7 +54,10 @@ def quick(monkeypatch, **values) -> Evaluate:
 def test_the_metrics_are_marked_local_and_survive_json(metrics):
     assert metrics["scope"] == "local" and list(metrics) == ["scope", "warnings", "release", "auxiliary", "real"]
     assert json.loads(json.dumps(metrics, allow_nan=False)) == metrics
-    assert all(list(metrics[name]) == ["lr", "mlp", "fidelity"] and len(metrics[name]["lr"]["per_seed"]) == 2 for name in list(metrics)[2:])
+    assert all(
+        list(metrics[name]) == ["lr", "mlp", "fidelity"] and len(metrics[name]["lr"]["per_seed"]) == 2
+        for name in list(metrics)[2:]
+    )
 
 
 def test_a_good_set_scores_near_the_bound_and_a_bad_one_far_from_it(metrics):
@@ -72,20 +77,33 @@ def test_the_space_of_the_distances_is_named_and_none_of_it_is_called_fid(metric
 
 def test_synthetic_images_are_compared_with_the_named_reference(sets, monkeypatch, cache):
     train, holdout, good, _ = sets
-    pixels = {name: rows.images.reshape(len(rows), -1) / 255 for name, rows in (("train", train), ("holdout", holdout), ("good", good))}
+    pixels = {
+        name: rows.images.reshape(len(rows), -1) / 255
+        for name, rows in (("train", train), ("holdout", holdout), ("good", good))
+    }
     for reference, other in (("holdout", "train"), ("train", "holdout")):
         config = quick(monkeypatch, reference=reference, fidelity=("frechet",))
         found = evaluate_release({"release": good}, train, holdout, config, PIXELS, cache)
-        assert found["release"]["fidelity"]["frechet"] == pytest.approx(frechet_distance(pixels["good"], pixels[reference]), rel=1e-4)
-        assert found["real"]["fidelity"]["frechet"] == pytest.approx(frechet_distance(pixels[other], pixels[reference]), rel=1e-4)
+        assert found["release"]["fidelity"]["frechet"] == pytest.approx(
+            frechet_distance(pixels["good"], pixels[reference]), rel=1e-4
+        )
+        assert found["real"]["fidelity"]["frechet"] == pytest.approx(
+            frechet_distance(pixels[other], pixels[reference]), rel=1e-4
+        )
         assert found["real"]["fidelity"]["reference"] == reference
 
 
 def test_a_release_of_training_images_is_flagged(sets, monkeypatch, cache):
     train, holdout, good, _ = sets
-    copies = ImageSet(np.concatenate([train.images[:300], good.images[:300]]), np.concatenate([train.labels[:300], good.labels[:300]]), good.classes)
+    copies = ImageSet(
+        np.concatenate([train.images[:300], good.images[:300]]),
+        np.concatenate([train.labels[:300], good.labels[:300]]),
+        good.classes,
+    )
     found = evaluate_release({"copies": copies, "fresh": good}, train, holdout, quick(monkeypatch), PIXELS, cache)
-    assert [line for line in found["warnings"] if line.startswith("copies:")] == found["warnings"] and "copied" in found["warnings"][0]
+    assert [line for line in found["warnings"] if line.startswith("copies:")] == found[
+        "warnings"
+    ] and "copied" in found["warnings"][0]
     assert found["copies"]["fidelity"]["authenticity"] < found["fresh"]["fidelity"]["authenticity"] - 0.2
 
 
@@ -142,8 +160,13 @@ def test_a_poisoned_hold_out_moves_no_choice(sets, monkeypatch):
     half = len(trained) // 2
     assert len(trained) == 8 and any(epoch != 13 for _, epoch in trained)
     for (a, epoch_a), (b, epoch_b) in zip(trained[:half], trained[half:], strict=True):
-        assert epoch_a == epoch_b and all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
-    assert found[0]["release"]["mlp"]["epochs"] == found[1]["release"]["mlp"]["epochs"] and found[0]["real"]["mlp"]["epochs"] == found[1]["real"]["mlp"]["epochs"]
+        assert epoch_a == epoch_b and all(
+            torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+        )
+    assert (
+        found[0]["release"]["mlp"]["epochs"] == found[1]["release"]["mlp"]["epochs"]
+        and found[0]["real"]["mlp"]["epochs"] == found[1]["real"]["mlp"]["epochs"]
+    )
     assert found[0]["release"]["mlp"]["mean"] > 0.6 > 0.3 > found[1]["release"]["mlp"]["mean"]
 
 
@@ -166,7 +189,9 @@ def test_a_large_set_is_thinned_for_the_distance(sets, monkeypatch):
     monkeypatch.setattr(scores, "COMPARED", 50)
     thinned = scores.some(sets[0])
     rows = {(image.tobytes(), label) for image, label in zip(sets[0].images, sets[0].labels, strict=True)}
-    assert len(thinned) == 50 and all((image.tobytes(), label) in rows for image, label in zip(thinned.images, thinned.labels, strict=True))
+    assert len(thinned) == 50 and all(
+        (image.tobytes(), label) in rows for image, label in zip(thinned.images, thinned.labels, strict=True)
+    )
     assert len(scores.some(sets[0], 60)) == 60
 
 
@@ -176,7 +201,10 @@ def test_sets_that_do_not_fit_are_refused_before_any_training(sets, monkeypatch)
     empty = ImageSet(holdout.images[:0], holdout.labels[:0], holdout.classes)
     with pytest.raises(DataError, match="hold-out set holds 0 images"):
         evaluate_release({"release": good}, train, empty, CONFIG, PIXELS)
-    for other in (ImageSet(good.images[:, :7], good.labels, good.classes), ImageSet(good.images, good.labels, good.classes[::-1])):
+    for other in (
+        ImageSet(good.images[:, :7], good.labels, good.classes),
+        ImageSet(good.images, good.labels, good.classes[::-1]),
+    ):
         with pytest.raises(DataError, match="release set has shape"):
             evaluate_release({"release": other}, train, holdout, CONFIG, PIXELS)
     nan = np.full(good.images.shape, np.nan, dtype=np.float32)
@@ -187,6 +215,8 @@ def test_sets_that_do_not_fit_are_refused_before_any_training(sets, monkeypatch)
             evaluate_release({"release": ImageSet(good.images, labels, good.classes)}, train, holdout, CONFIG, PIXELS)
     kept = ~np.isin(good.labels, (3, 7))
     with pytest.raises(DataError, match="no image of class '3' and of 1 others"):
-        evaluate_release({"release": ImageSet(good.images[kept], good.labels[kept], good.classes)}, train, holdout, CONFIG, PIXELS)
+        evaluate_release(
+            {"release": ImageSet(good.images[kept], good.labels[kept], good.classes)}, train, holdout, CONFIG, PIXELS
+        )
     with pytest.raises(ValueError, match="'real'"):
         evaluate_release({"real": good}, train, holdout, CONFIG, PIXELS)

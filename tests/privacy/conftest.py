@@ -24,9 +24,17 @@ class Owner:
     def odometer(self) -> Odometer:
         return Odometer(self.state, self.card.dataset_id)
 
-    def open(self, mechanism: Mechanism = Mechanism(noise_multiplier=2.0), plan: str = "plan", permission: Permission = Permission(delta=1e-5), **more) -> Charge:
+    def open(
+        self,
+        mechanism: Mechanism = Mechanism(noise_multiplier=2.0),
+        plan: str = "plan",
+        permission: Permission = Permission(delta=1e-5),
+        **more,
+    ) -> Charge:
         settings = {"stage": "count", "released": "counts", "sensitivity": "1"} | more
-        return open_charge(state=self.state, card=self.card, plan=plan, mechanism=mechanism, permission=permission, **settings)
+        return open_charge(
+            state=self.state, card=self.card, plan=plan, mechanism=mechanism, permission=permission, **settings
+        )
 
 
 @pytest.fixture

@@ -7,7 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfumato.errors import BudgetError
-from sfumato.privacy.accountant import ORDERS, Ask, calibrate, conversion, default_delta, epsilon, rdp_curve, round_up, shares_of_rdp
+from sfumato.privacy.accountant import (
+    ORDERS,
+    Ask,
+    calibrate,
+    conversion,
+    default_delta,
+    epsilon,
+    rdp_curve,
+    round_up,
+    shares_of_rdp,
+)
 from sfumato.privacy.events import Mechanism
 
 DPDM, FETA = [], [(5, 0.1091, 5)]
@@ -34,7 +44,9 @@ def test_published_settings_come_to_their_epsilon(size, rate, steps, target, que
 
 @pytest.mark.parametrize(("size", "rate", "steps", "target", "queries", "noise"), FIXTURES)
 def test_calibration_finds_the_published_noise_and_never_exceeds_the_target(size, rate, steps, target, queries, noise):
-    asks = {f"q{i}": Ask(noise_multiplier=s, sample_rate=q, uses=n) for i, (s, q, n) in enumerate(queries)} | {"dpsgd": Ask(sample_rate=rate, uses=steps)}
+    asks = {f"q{i}": Ask(noise_multiplier=s, sample_rate=q, uses=n) for i, (s, q, n) in enumerate(queries)} | {
+        "dpsgd": Ask(sample_rate=rate, uses=steps)
+    }
     solved = calibrate(asks, target, default_delta(size))
     assert solved["dpsgd"].noise_multiplier == pytest.approx(noise, rel=3e-3)
     assert epsilon([m.event for m in solved.values()], default_delta(size)) <= target
@@ -53,7 +65,10 @@ def test_cheap_queries_cost_what_methods_says():
 
 
 mechanisms = st.builds(
-    Mechanism, noise_multiplier=st.floats(0.6, 30), sample_rate=st.one_of(st.just(1.0), st.floats(0.005, 0.5)), uses=st.integers(1, 400)
+    Mechanism,
+    noise_multiplier=st.floats(0.6, 30),
+    sample_rate=st.one_of(st.just(1.0), st.floats(0.005, 0.5)),
+    uses=st.integers(1, 400),
 )
 
 
@@ -120,10 +135,16 @@ def test_shares_come_out_as_asked(target, accountant):
 
 
 # METHODS §7: the honest shares of the selection at N = 162 770, T = 1000, q = 4096/N, in the shape of DP-SAPF's Table 10.
-SALIENCY_SHARES = {1: {5: 87.0, 10: 21.8, 20: 5.4, 25: 3.5}, 5: {5: 4.6, 10: 1.15, 20: 0.29, 25: 0.18}, 10: {5: 1.4, 10: 0.36, 20: 0.09, 25: 0.06}}
+SALIENCY_SHARES = {
+    1: {5: 87.0, 10: 21.8, 20: 5.4, 25: 3.5},
+    5: {5: 4.6, 10: 1.15, 20: 0.29, 25: 0.18},
+    10: {5: 1.4, 10: 0.36, 20: 0.09, 25: 0.06},
+}
 
 
-@pytest.mark.parametrize(("target", "noise", "percent"), [(e, s, p) for e, row in SALIENCY_SHARES.items() for s, p in row.items()])
+@pytest.mark.parametrize(
+    ("target", "noise", "percent"), [(e, s, p) for e, row in SALIENCY_SHARES.items() for s, p in row.items()]
+)
 def test_saliency_takes_the_honest_share_of_the_budget(target, noise, percent):
     size = 162_770
     delta = default_delta(size)
@@ -140,10 +161,21 @@ def test_shares_of_rdp_add_up_to_one():
 
 def test_rest_after_the_shares_meets_a_budget_that_one_query_overspends():
     with pytest.raises(BudgetError, match=r"central alone costs .* Raise central\.noise"):
-        calibrate({"count": Ask(noise_multiplier=500), "central": Ask(noise_multiplier=5, sample_rate=0.1, uses=5), "finetune": Ask()}, 0.01, 1e-6)
+        calibrate(
+            {
+                "count": Ask(noise_multiplier=500),
+                "central": Ask(noise_multiplier=5, sample_rate=0.1, uses=5),
+                "finetune": Ask(),
+            },
+            0.01,
+            1e-6,
+        )
 
 
-@pytest.mark.parametrize("asks", [{"a": Ask(noise_multiplier=1)}, {"a": Ask(), "b": Ask()}, {"a": Ask(share=0.6), "b": Ask(share=0.5), "c": Ask()}])
+@pytest.mark.parametrize(
+    "asks",
+    [{"a": Ask(noise_multiplier=1)}, {"a": Ask(), "b": Ask()}, {"a": Ask(share=0.6), "b": Ask(share=0.5), "c": Ask()}],
+)
 def test_budgets_without_one_rest_are_refused(asks):
     with pytest.raises(BudgetError):
         calibrate(asks, 1, 1e-5)

@@ -47,7 +47,9 @@ def batch(model: UNet, draws: int, seed: int = 0, **options):
 
 def matrix(model: UNet, parameters: dict[str, Tensor], *rest, **options) -> Tensor:
     """Per-image gradients as rows of one matrix, (B, P)."""
-    return torch.cat([part.flatten(1) for part in per_image_gradients(model, parameters, *rest, **options).values()], dim=1)
+    return torch.cat(
+        [part.flatten(1) for part in per_image_gradients(model, parameters, *rest, **options).values()], dim=1
+    )
 
 
 def summed(rows: Tensor, max_norm: float) -> Tensor:
@@ -74,7 +76,9 @@ def test_the_draws_of_an_image_are_averaged_before_the_clip(model):
     images, labels, drawn = batch(model, 8)
     each = [
         matrix(model, names(model), images, labels, drawn_k)
-        for drawn_k in (dataclasses.replace(drawn, **{n: v[:, k : k + 1] for n, v in drawn.tensors().items()}) for k in range(8))
+        for drawn_k in (
+            dataclasses.replace(drawn, **{n: v[:, k : k + 1] for n, v in drawn.tensors().items()}) for k in range(8)
+        )
     ]
     total = clipped_gradient_sum(model, names(model), images, labels, drawn, C, chunk=4)
     averaged_first = summed(torch.stack(each).mean(0), C)
@@ -118,7 +122,9 @@ def test_one_image_moves_the_sum_by_at_most_the_clip_in_bfloat16(model):
     assert whole.dtype == torch.float32
     for i in range(B):
         rest = torch.arange(B) != i
-        without = clipped_gradient_sum(model, names(model), images[rest], labels[rest], drawn.rows(rest), C, 4, autocast=True)
+        without = clipped_gradient_sum(
+            model, names(model), images[rest], labels[rest], drawn.rows(rest), C, 4, autocast=True
+        )
         assert torch.linalg.vector_norm(whole - without) <= C * (1 + 1e-5)
 
 
@@ -129,7 +135,9 @@ def test_an_image_s_gradient_does_not_depend_on_how_many_were_drawn(model, autoc
     first = torch.arange(B) < 1
     alone = clipped_gradient_sum(model, names(model), images[:1], labels[:1], drawn.rows(first), C, 4, autocast)
     copies = torch.zeros(B, dtype=torch.int64)  # the same image and draws in every place
-    together = clipped_gradient_sum(model, names(model), images[copies], labels[copies], drawn.rows(copies), C, 4, autocast)
+    together = clipped_gradient_sum(
+        model, names(model), images[copies], labels[copies], drawn.rows(copies), C, 4, autocast
+    )
     assert torch.allclose(together, B * alone, rtol=1e-5, atol=1e-6 * C)
 
 
@@ -191,7 +199,9 @@ def test_draws_have_their_rates_and_shapes(model):
 
 def test_augmentation_mirrors_and_shifts_as_drawn(model):
     images, _, drawn = batch(model, 1)
-    drawn = dataclasses.replace(drawn, flip=torch.ones(B, 1, dtype=torch.bool), shift=torch.tensor([2, -1]).expand(B, 1, 2))
+    drawn = dataclasses.replace(
+        drawn, flip=torch.ones(B, 1, dtype=torch.bool), shift=torch.tensor([2, -1]).expand(B, 1, 2)
+    )
     out, mirrored = augment(images, drawn)[:, 0], images.flip(-1)
     assert torch.equal(out[:, :, 2:, :-1], mirrored[:, :, :-2, 1:])
     assert torch.equal(out[:, :, 0, :-1], mirrored[:, :, 0, 1:])  # the edge is repeated
@@ -254,9 +264,13 @@ def test_the_noise_of_a_step_is_as_long_as_announced():
     model = UNet(8, 1, 2, width=8, multipliers=(1,), attention=(0,))
     trainer = DPSGD(model, Finetune(max_grad_norm=0.5, steps=1, draws=1), public_batch=20.0, autocast=False)
     weights = len(trainer.first)
-    noise = 3.0 * 0.5 * torch.randn(weights, generator=torch.Generator().manual_seed(0))  # what a charge adds to an empty draw
+    noise = (
+        3.0 * 0.5 * torch.randn(weights, generator=torch.Generator().manual_seed(0))
+    )  # what a charge adds to an empty draw
     assert weights > 10_000
-    assert trainer.update(noise)["noised_gradient_norm"] / 0.5 == pytest.approx(step_noise(3.0, weights, 20.0), rel=0.04)
+    assert trainer.update(noise)["noised_gradient_norm"] / 0.5 == pytest.approx(
+        step_noise(3.0, weights, 20.0), rel=0.04
+    )
 
 
 def test_the_denominator_is_public():
@@ -304,7 +318,9 @@ def test_draws_are_secret():
     states = []
     for _ in range(2):
         torch.manual_seed(0)
-        run = DPSGD(UNet(8, 1, 4, width=8, multipliers=(1,), attention=()), Finetune(chunk=4), public_batch=16.0, autocast=False)
+        run = DPSGD(
+            UNet(8, 1, 4, width=8, multipliers=(1,), attention=()), Finetune(chunk=4), public_batch=16.0, autocast=False
+        )
         states.append(run.generator.get_state())
     assert not torch.equal(states[0], states[1])
     assert not any("generator" in name for name in run.state())

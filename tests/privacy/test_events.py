@@ -5,7 +5,14 @@ from sfumato.errors import BudgetError
 from sfumato.privacy.events import Mechanism, event_from_json, event_to_json
 
 
-@pytest.mark.parametrize("mechanism", [Mechanism(noise_multiplier=2.5), Mechanism(noise_multiplier=5, sample_rate=0.1, uses=5), Mechanism(noise_multiplier=1, uses=3)])
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        Mechanism(noise_multiplier=2.5),
+        Mechanism(noise_multiplier=5, sample_rate=0.1, uses=5),
+        Mechanism(noise_multiplier=1, uses=3),
+    ],
+)
 def test_json_gives_the_event_back(mechanism):
     event = ComposedDpEvent([mechanism.event])
     assert event_from_json(event_to_json(event)) == event
@@ -40,7 +47,15 @@ def test_an_event_of_another_type_cannot_be_written():
         event_to_json(LaplaceDpEvent(1.0))
 
 
-@pytest.mark.parametrize("bad", [{"noise_multiplier": 0}, {"noise_multiplier": -1}, {"noise_multiplier": 1, "sample_rate": 0}, {"noise_multiplier": 1, "uses": 0}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"noise_multiplier": 0},
+        {"noise_multiplier": -1},
+        {"noise_multiplier": 1, "sample_rate": 0},
+        {"noise_multiplier": 1, "uses": 0},
+    ],
+)
 def test_a_mechanism_without_a_guarantee_is_refused(bad):
     with pytest.raises(BudgetError):
         Mechanism(**bad)

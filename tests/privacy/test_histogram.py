@@ -46,7 +46,10 @@ def undecided(trained) -> ResNet:
     model.classes = 8 * CLASSES
     head = torch.nn.Linear(model.head.in_features, model.classes)
     with torch.no_grad():
-        head.weight.copy_(trained.head.weight.repeat(8, 1) * (1 + 6e-8 * torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(0))))
+        head.weight.copy_(
+            trained.head.weight.repeat(8, 1)
+            * (1 + 6e-8 * torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(0)))
+        )
         head.bias.copy_(trained.head.bias.repeat(8))
     model.head = head
     return model.eval()
@@ -57,7 +60,9 @@ def sample(digits) -> tuple[Tensor, Tensor]:
     return digits.batch(range(90))
 
 
-def total(model: ResNet, images: Tensor, labels: Tensor, votes: int = 1, classes: int | None = None, size: int | None = None) -> Tensor:
+def total(
+    model: ResNet, images: Tensor, labels: Tensor, votes: int = 1, classes: int | None = None, size: int | None = None
+) -> Tensor:
     charge = Recorder(images, labels, size)
     query_histogram(charge, model, votes, classes)
     ((released, max_norm),) = charge.released
@@ -65,7 +70,9 @@ def total(model: ResNet, images: Tensor, labels: Tensor, votes: int = 1, classes
     return released
 
 
-def moves(model, images: Tensor, labels: Tensor, left_out, votes: int = 1, classes: int | None = None, size: int | None = None) -> list[Tensor]:
+def moves(
+    model, images: Tensor, labels: Tensor, left_out, votes: int = 1, classes: int | None = None, size: int | None = None
+) -> list[Tensor]:
     whole = total(model, images, labels, votes, classes, size)
     assert whole.isfinite().all()
     rest = [torch.arange(len(images)) != i for i in left_out]
@@ -150,7 +157,9 @@ def test_a_broken_image_moves_the_votes_by_at_most_the_bound(value, classes, tra
 
 
 def test_a_logit_that_is_not_finite_votes_nowhere():
-    logits = torch.tensor([[0.0, float("inf"), 1.0], [float("nan"), 0.0, 1.0], [0.0, -float("inf"), 1.0], [1.0, 0.0, 0.0]])
+    logits = torch.tensor(
+        [[0.0, float("inf"), 1.0], [float("nan"), 0.0, 1.0], [0.0, -float("inf"), 1.0], [1.0, 0.0, 0.0]]
+    )
     assert vote_sum(logits, torch.zeros(4, dtype=torch.int64), 1).tolist() == [[1.0, 0.0, 0.0]]
 
 
@@ -202,7 +211,9 @@ def test_a_rate_below_one_draws_a_part(trained, owner):
 
 def test_the_release_is_noised_by_the_bound(trained, owner):
     """Standard deviation of 100 cells whose true values are known, within 45 % (false alarms: about 1e-8)."""
-    images, labels = load_prepared(owner.state, owner.card, "sensitive").batch(range(len(load_prepared(owner.state, owner.card, "sensitive"))))
+    images, labels = load_prepared(owner.state, owner.card, "sensitive").batch(
+        range(len(load_prepared(owner.state, owner.card, "sensitive")))
+    )
     exact = total(trained, images, labels, 4, CLASSES)
     noisy = query_histogram(owner.open(Mechanism(noise_multiplier=50.0)), trained, 4, CLASSES)
     assert noisy.shape == exact.shape and noisy.dtype == torch.float64

@@ -62,10 +62,18 @@ def test_per_image_gradients_are_those_of_a_plain_loop(models, kind, trainable):
     for i in range(B):
         label = int(labels[i]) if 0 <= int(labels[i]) < 3 else 3  # out of range: no label
         said = torch.where(drawn.drop[i], 3, torch.tensor([label, label]))
-        loss = model.per_image_loss(model, latents[i].expand(2, -1, -1, -1), said, drawn.sigma[i], drawn.noise[i]).mean()
+        loss = model.per_image_loss(
+            model, latents[i].expand(2, -1, -1, -1), said, drawn.sigma[i], drawn.noise[i]
+        ).mean()
         alone = torch.autograd.grad(loss, list(parameters.values()))
         for name, gradient in zip(parameters, alone, strict=True):
-            torch.testing.assert_close(rows[name][i], gradient, rtol=1e-3, atol=1e-4 * max(1e-3, float(gradient.abs().max())), msg=lambda text, name=name: f"{name}: {text}")
+            torch.testing.assert_close(
+                rows[name][i],
+                gradient,
+                rtol=1e-3,
+                atol=1e-4 * max(1e-3, float(gradient.abs().max())),
+                msg=lambda text, name=name: f"{name}: {text}",
+            )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -73,7 +81,9 @@ def test_per_image_gradients_are_those_of_a_plain_loop(models, kind, trainable):
 def test_half_precision_gives_nearly_the_same_sum_in_float32_under_the_same_bound(models, kind, trainable):
     model, parameters = network(models, kind, trainable)
     latents, labels, drawn = batch(model, 1)
-    whole, half = (clipped_gradient_sum(model, parameters, latents, labels, drawn, C, 2, autocast) for autocast in (False, True))
+    whole, half = (
+        clipped_gradient_sum(model, parameters, latents, labels, drawn, C, 2, autocast) for autocast in (False, True)
+    )
     assert half.dtype == torch.float32 and 0 < float((whole - half).norm() / whole.norm()) < 0.2
     for i in range(2):
         rest = torch.arange(B) != i
@@ -213,7 +223,9 @@ def test_changed_images_or_another_encoder_have_latents_of_their_own(encoded, tm
     other = latents_key(encoded.card, "another encoder")
     assert other != encoded.key and not have_latents(encoded.state, encoded.card, other)
     write_latents(encoded.state, encoded.card, other, encode)
-    assert have_latents(encoded.state, encoded.card, other) and not have_latents(encoded.state, encoded.card, encoded.key)  # the old ones are gone
+    assert have_latents(encoded.state, encoded.card, other) and not have_latents(
+        encoded.state, encoded.card, encoded.key
+    )  # the old ones are gone
     prepare_sensitive(Data(holdout_fraction=0.5), encoded.state, tmp_path / "other.json", tmp_path / "raw")
     changed = read_card(tmp_path / "other.json")
     key = latents_key(changed, "another encoder")
@@ -240,5 +252,3 @@ def test_an_interrupted_encoding_leaves_nothing(owner):
     assert seen[-1] == (100, 100) and {whole for _, whole in seen} == {100}  # never the number of images
     write_latents(owner.state, owner.card, key, killed)  # there: nothing is encoded again
     assert len(calls) == 3
-
-

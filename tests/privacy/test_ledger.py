@@ -11,7 +11,14 @@ from sfumato.digest import digest_of
 from sfumato.errors import BudgetError
 from sfumato.privacy.accountant import default_delta
 from sfumato.privacy.events import SECRET, SEEDED, Mechanism, event_to_json
-from sfumato.privacy.ledger import build_ledger, check_ledger, empty_artifact_md5, ledger_text, lock_problems, read_ledger
+from sfumato.privacy.ledger import (
+    build_ledger,
+    check_ledger,
+    empty_artifact_md5,
+    ledger_text,
+    lock_problems,
+    read_ledger,
+)
 
 HINT = 1500
 BUDGET = {"recipe": "feta-pro", "accountant": "rdp", "delta": default_delta(HINT), "size_hint": HINT, "target": 10.0}
@@ -83,7 +90,10 @@ def record_in(ledger: dict, of: dict) -> dict:
 EDITS = {
     "epsilon lowered": (lambda x: x["epsilon"].update(rdp=0.1), "records come to"),
     "record trimmed": (lambda x: x["records"].remove(STEPS), "records come to|table of stages"),
-    "noise raised": (lambda x: record_in(x, STEPS)["event"]["event"]["event"].update(noise_multiplier=50.0), "records come to"),
+    "noise raised": (
+        lambda x: record_in(x, STEPS)["event"]["event"]["event"].update(noise_multiplier=50.0),
+        "records come to",
+    ),
     "seeded noise": (lambda x: record_in(x, COUNT).update(noise_source=SEEDED), "replayed"),
     "unknown mechanism": (lambda x: record_in(x, COUNT).update(event={"type": "Free"}), "not a mechanism"),
     "no noise": (lambda x: record_in(x, COUNT)["event"].update(noise_multiplier=0), "outside"),
@@ -142,8 +152,14 @@ def test_a_ledger_of_another_version_says_what_to_do(tmp_path):
 def locked(tmp_path, ledger: dict, **outs: str):
     path = tmp_path / "ledger.json"
     path.write_text(ledger_text(ledger))
-    stages = {name: {"cmd": f"stage {name}", "outs": [{"path": f"artifacts/{name}", "md5": md5}]} for name, md5 in outs.items()}
-    stages["ledger"] = {"cmd": "stage ledger write", "outs": [{"path": "ledger.json", "md5": hashlib.md5(path.read_bytes()).hexdigest()}]}
+    stages = {
+        name: {"cmd": f"stage {name}", "outs": [{"path": f"artifacts/{name}", "md5": md5}]}
+        for name, md5 in outs.items()
+    }
+    stages["ledger"] = {
+        "cmd": "stage ledger write",
+        "outs": [{"path": "ledger.json", "md5": hashlib.md5(path.read_bytes()).hexdigest()}],
+    }
     (tmp_path / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": stages}))
     return path, tmp_path / "dvc.lock"
 
@@ -177,4 +193,8 @@ def test_dvc_gives_an_empty_artifact_the_hash_that_we_expect(tmp_path):
 
 
 def test_the_stored_table_is_plain_json():
-    assert json.loads(ledger_text(ledger_of(COUNT)))["stages"]["finetune"] == {"epsilon": 0.0, "share": 0.0, "records": []}
+    assert json.loads(ledger_text(ledger_of(COUNT)))["stages"]["finetune"] == {
+        "epsilon": 0.0,
+        "share": 0.0,
+        "records": [],
+    }

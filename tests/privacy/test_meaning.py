@@ -59,7 +59,9 @@ def test_the_renyi_curve_alone_bounds_from_above_and_says_something(sigma):
     known = profile_of(gaussian(sigma), pld=False)
     assert exact_advantage(sigma) <= membership_advantage(known) < 1
     assert exact_rate(sigma, 0.01) <= true_positive_rate(known) < 1
-    assert membership_advantage(known) < 1.4 * exact_advantage(sigma)  # Pinsker is √(π/2) ≈ 1.25 above, and the lowest order 1.05 adds 3 %
+    assert membership_advantage(known) < 1.4 * exact_advantage(
+        sigma
+    )  # Pinsker is √(π/2) ≈ 1.25 above, and the lowest order 1.05 adds 3 %
 
 
 def test_the_profile_goes_through_the_epsilon_of_the_ledger():

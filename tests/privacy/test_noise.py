@@ -25,7 +25,11 @@ def test_noise_has_the_stated_standard_deviation_and_shape():
 
 def test_two_sources_and_two_draws_differ():
     source, zeros = NoiseSource(), torch.zeros(64)
-    first, second, other = source.gaussian_like(zeros, 1.0), source.gaussian_like(zeros, 1.0), NoiseSource().gaussian_like(zeros, 1.0)
+    first, second, other = (
+        source.gaussian_like(zeros, 1.0),
+        source.gaussian_like(zeros, 1.0),
+        NoiseSource().gaussian_like(zeros, 1.0),
+    )
     assert not torch.equal(first, second) and not torch.equal(first, other)
 
 
@@ -60,7 +64,9 @@ def test_a_seed_is_told_in_the_label():
     assert NoiseSource().label == SECRET
     seeded = NoiseSource(seed=1)
     assert seeded.label == SEEDED
-    assert torch.equal(seeded.gaussian_like(torch.zeros(4), 1.0), NoiseSource(seed=1).gaussian_like(torch.zeros(4), 1.0))
+    assert torch.equal(
+        seeded.gaussian_like(torch.zeros(4), 1.0), NoiseSource(seed=1).gaussian_like(torch.zeros(4), 1.0)
+    )
 
 
 def test_a_secret_generator_differs_each_time_and_draws_standard_normals():

@@ -37,8 +37,12 @@ QUERIES = {
     "mean": lambda charge: query_central(charge, torch.full((10,), 30.0), (1, 8, 8), repeats=2, max_norm=2.0),
     "mean-unclipped": lambda charge: query_central(charge, torch.full((10,), 30.0), (1, 8, 8), repeats=1),
     "mean-pooled": lambda charge: query_central(charge, torch.full((10,), 30.0), (1, 8, 8), repeats=1, pool=2),
-    "mode": lambda charge: query_central(charge, torch.full((10,), 30.0), (1, 8, 8), repeats=1, statistic="mode", bins=4),
-    "mode-pooled": lambda charge: query_central(charge, torch.full((10,), 30.0), (1, 8, 8), repeats=1, statistic="mode", pool=2),
+    "mode": lambda charge: query_central(
+        charge, torch.full((10,), 30.0), (1, 8, 8), repeats=1, statistic="mode", bins=4
+    ),
+    "mode-pooled": lambda charge: query_central(
+        charge, torch.full((10,), 30.0), (1, 8, 8), repeats=1, statistic="mode", pool=2
+    ),
     "frequency": lambda charge: query_frequency(charge, FEATURES, 10, 300.0),
 }
 BOUNDS = {"count": 1, "mean": 2, "mean-unclipped": 8, "mean-pooled": 4, "mode": 8, "mode-pooled": 4, "frequency": 1}
@@ -75,7 +79,9 @@ def test_one_image_moves_the_total_by_at_most_the_bound(name, layout, sample):
     images, labels = sample
     move = largest_move(QUERIES[name], images.to(memory_format=layout), labels, [*range(0, 100, 9)])
     assert move <= BOUNDS[name] + ROUNDING
-    assert move >= 0.5 * BOUNDS[name], "the bound is far from met: more noise than the guarantee needs, or the image never entered"
+    assert move >= 0.5 * BOUNDS[name], (
+        "the bound is far from met: more noise than the guarantee needs, or the image never entered"
+    )
 
 
 @pytest.mark.parametrize("name", QUERIES)
@@ -161,5 +167,8 @@ def test_sums_of_a_batch_are_the_sums_of_its_images(sample):
 def test_every_mode_vector_has_the_norm_it_is_charged_for(sample):
     images, labels = sample
     for pool in (1, 2):
-        norms = [torch.linalg.vector_norm(mode_sum(images[i : i + 1], labels[i : i + 1], 10, 5, pool)).item() for i in range(10)]
+        norms = [
+            torch.linalg.vector_norm(mode_sum(images[i : i + 1], labels[i : i + 1], 10, 5, pool)).item()
+            for i in range(10)
+        ]
         assert norms == pytest.approx([math.sqrt(64) / pool] * 10)

@@ -76,7 +76,10 @@ def total(monkeypatch):
     return total
 
 
-@pytest.mark.parametrize(("score", "draws", "chunk"), [("gradient", 1, 1), ("gradient", 4, 4), ("gradient", 1, 8), ("snip", 4, 1), ("snip", 1, 4)])
+@pytest.mark.parametrize(
+    ("score", "draws", "chunk"),
+    [("gradient", 1, 1), ("gradient", 4, 4), ("gradient", 1, 8), ("snip", 4, 1), ("snip", 1, 4)],
+)
 def test_one_image_moves_the_sum_of_all_candidates_by_at_most_the_clip(total, score, draws, chunk):
     settings = Saliency(max_norm=C, draws=draws, chunk=chunk, score=score)
     everything = torch.arange(B)
@@ -94,7 +97,9 @@ def test_the_bound_is_that_of_all_candidates_together_whatever_they_are(total, c
     whole = total(settings, everything, candidate=candidate)
     assert len(whole) == sum(MODEL.get_parameter(name).numel() for name in flat(candidates(MODEL, candidate)))
     for i in range(2):
-        moved = float(torch.linalg.vector_norm(whole - total(settings, everything[everything != i], candidate=candidate)))
+        moved = float(
+            torch.linalg.vector_norm(whole - total(settings, everything[everything != i], candidate=candidate))
+        )
         assert 0.95 * C < moved <= C * (1 + 1e-5)
 
 
@@ -150,7 +155,9 @@ def test_the_vectors_are_the_one_release_cut_up_over_the_public_size(total):
         ((released, _),) = charge.released
         assert list(vectors) == list(groups)
         torch.testing.assert_close(torch.cat(list(vectors.values())), (released + 0.25) / N)
-        assert [len(vector) for vector in vectors.values()] == [sum(MODEL.get_parameter(name).numel() for name in names) for names in groups.values()]
+        assert [len(vector) for vector in vectors.values()] == [
+            sum(MODEL.get_parameter(name).numel() for name in names) for names in groups.values()
+        ]
 
 
 def test_snip_weighs_each_image_before_the_clip(total):
@@ -167,7 +174,9 @@ def test_the_draws_of_the_query_are_secret():
     answers = []
     for _ in range(2):
         torch.manual_seed(0)  # nothing public fixes them
-        vectors = query_saliency(Recorder(images, labels, torch.arange(B)), MODEL, candidates(MODEL), Saliency(chunk=4), N)
+        vectors = query_saliency(
+            Recorder(images, labels, torch.arange(B)), MODEL, candidates(MODEL), Saliency(chunk=4), N
+        )
         answers.append(torch.cat(list(vectors.values())))
     assert not torch.equal(*answers)
 
@@ -195,11 +204,17 @@ def test_the_debiased_squared_norm_is_unbiased():
     # Gaussian noise on known vectors, 2000 trials, fixed seed; five standard errors of the mean, false alarm below 1e-6 under another.
     std, trials = 0.3, 2000
     generator = torch.Generator().manual_seed(0)
-    truth = {"small": torch.randn(12, generator=generator).double(), "large": 0.05 * torch.randn(900, generator=generator).double()}
+    truth = {
+        "small": torch.randn(12, generator=generator).double(),
+        "large": 0.05 * torch.randn(900, generator=generator).double(),
+    }
     found: dict[str, list[float]] = {name: [] for name in truth}
     raw: dict[str, list[float]] = {name: [] for name in truth}
     for _ in range(trials):
-        noisy = {name: vector + std * torch.randn(len(vector), generator=generator, dtype=torch.float64) for name, vector in truth.items()}
+        noisy = {
+            name: vector + std * torch.randn(len(vector), generator=generator, dtype=torch.float64)
+            for name, vector in truth.items()
+        }
         for row in rank_candidates(noisy, std):
             found[row.name].append(row.debiased)
             raw[row.name].append(row.raw_norm**2)
@@ -212,7 +227,10 @@ def test_the_debiased_squared_norm_is_unbiased():
 
 def test_noise_alone_lifts_a_large_matrix_and_the_debiased_rank_does_not_fall_for_it():
     generator = torch.Generator().manual_seed(0)
-    noisy = {"large, no signal": torch.randn(10_000, generator=generator), "small, signal": torch.randn(16, generator=generator) + 30}
+    noisy = {
+        "large, no signal": torch.randn(10_000, generator=generator),
+        "small, signal": torch.randn(16, generator=generator) + 30,
+    }
     assert [row.raw_rank for row in rank_candidates(noisy, 1.0)] == [2, 1]  # 120 against 101: only just
     noisy["large, no signal"] = torch.randn(40_000, generator=generator)
     rows = rank_candidates(noisy, 1.0)
@@ -225,7 +243,11 @@ def test_candidates_are_ranked_by_their_norms():
     rows = rank_candidates(released, 0.01)
     assert [row.name for row in rows] == list(released)
     assert sorted(row.rank for row in rows) == list(range(1, 11))
-    assert ranked(rows, debias=True) == ranked(rows, debias=False) == sorted(released, key=lambda name: -float(released[name][0]))
+    assert (
+        ranked(rows, debias=True)
+        == ranked(rows, debias=False)
+        == sorted(released, key=lambda name: -float(released[name][0]))
+    )
 
 
 @pytest.mark.parametrize(
@@ -274,7 +296,12 @@ def test_adapters_cost_what_full_training_costs(owner):
 @pytest.mark.parametrize("kind", ["attention-lora", "salient-lora"])
 def test_one_image_moves_the_sum_of_adapter_gradients_by_at_most_the_clip(kind):
     model = network(channels=3, classes=4)
-    choose_trainable(model, Finetune(trainable=kind, lora=Lora(rank=2)), [names for names in list(candidates(model).values())[::4]], 0)
+    choose_trainable(
+        model,
+        Finetune(trainable=kind, lora=Lora(rank=2)),
+        [names for names in list(candidates(model).values())[::4]],
+        0,
+    )
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
     generator = torch.Generator().manual_seed(0)
     images, labels = torch.rand(B, 3, 8, 8, generator=generator), torch.randint(4, (B,), generator=generator)
@@ -299,10 +326,25 @@ def desk(owner, tmp_path, monkeypatch):
     with writing(artifacts / "pretrain", "pretrain") as directory:
         save_model(network(), ARGUMENTS, directory)
     write_empty(artifacts / "count", "count")
-    public = {"dataset_id": owner.card.dataset_id, "shape": owner.card.shape, "classes": owner.card.classes, "size_hint": 1400, "seed": 3}
+    public = {
+        "dataset_id": owner.card.dataset_id,
+        "shape": owner.card.shape,
+        "classes": owner.card.classes,
+        "size_hint": 1400,
+        "seed": 3,
+    }
 
     def run(stage: str, settings, mechanism: Mechanism) -> None:
-        plan = StagePlan(stage=stage, enabled=True, settings=settings, digest=str(settings), mechanism=mechanism, model=Model(), delta=1e-5, **public)
+        plan = StagePlan(
+            stage=stage,
+            enabled=True,
+            settings=settings,
+            digest=str(settings),
+            mechanism=mechanism,
+            model=Model(),
+            delta=1e-5,
+            **public,
+        )
         module = getattr(stages, stage)
         monkeypatch.setattr(module, "load_plan", lambda *rest: plan)
         getattr(module, stage)(card=tmp_path / "card.json")
@@ -315,7 +357,16 @@ ONCE, STEPS = Mechanism(noise_multiplier=0.5), Mechanism(noise_multiplier=1.0, s
 
 
 def training(kind: str) -> Finetune:
-    return Finetune(trainable=kind, steps=4, batch=14, draws=1, chunk=8, lora=Lora(rank=2, scale=0.5), checkpoint_every=1, max_grad_norm=0.1)
+    return Finetune(
+        trainable=kind,
+        steps=4,
+        batch=14,
+        draws=1,
+        chunk=8,
+        lora=Lora(rank=2, scale=0.5),
+        checkpoint_every=1,
+        max_grad_norm=0.1,
+    )
 
 
 def test_the_release_chooses_what_is_trained(desk, owner, monkeypatch):
@@ -323,15 +374,24 @@ def test_the_release_chooses_what_is_trained(desk, owner, monkeypatch):
     directory = desk.artifacts / "saliency"
     choice = json.loads((directory / "saliency.json").read_text())
     order = [name for (name,) in choice["ranked"]["debiased"]]
-    selected = sorted(order[:5], key=flat(candidates(network())).index)  # 30 % of 15, as the default says, in the order of the model
+    selected = sorted(
+        order[:5], key=flat(candidates(network())).index
+    )  # 30 % of 15, as the default says, in the order of the model
     table = list(csv.DictReader((directory / "saliency.csv").read_text().splitlines()))
-    assert sorted(path.name for path in directory.iterdir()) == ["privacy.json", "saliency.csv", "saliency.json", "saliency.png"]
+    assert sorted(path.name for path in directory.iterdir()) == [
+        "privacy.json",
+        "saliency.csv",
+        "saliency.json",
+        "saliency.png",
+    ]
     assert list(table[0]) == ["matrix", "size", "raw_norm", "debiased", "rank", "raw_rank"]
     assert [f"{row['matrix']}.weight" for row in table] == flat(candidates(network()))
     assert [f"{row['matrix']}.weight" for row in sorted(table, key=lambda row: int(row["rank"]))] == order
     assert choice["noise_std"] == 0.5 / 1400 and choice["candidates"] == "qkv" and choice["score"] == "gradient"
     for row in table:
-        assert float(row["debiased"]) == pytest.approx(float(row["raw_norm"]) ** 2 - int(row["size"]) * choice["noise_std"] ** 2, rel=1e-3, abs=1e-9)
+        assert float(row["debiased"]) == pytest.approx(
+            float(row["raw_norm"]) ** 2 - int(row["size"]) * choice["noise_std"] ** 2, rel=1e-3, abs=1e-9
+        )
 
     stepped, step = [], DPSGD.step
 
@@ -349,7 +409,13 @@ def test_the_release_chooses_what_is_trained(desk, owner, monkeypatch):
     opened = owner.odometer.opened()
     assert [record["stage"] for record in opened] == ["saliency", "finetune"]  # resumed: no further charge
     finetune, pretrain = desk.artifacts / "finetune", desk.artifacts / "pretrain"
-    assert sorted(path.name for path in finetune.iterdir()) == ["adapter.json", "adapter.safetensors", "log.csv", "privacy.json", "trainable.json"]
+    assert sorted(path.name for path in finetune.iterdir()) == [
+        "adapter.json",
+        "adapter.safetensors",
+        "log.csv",
+        "privacy.json",
+        "trainable.json",
+    ]
     assert json.loads((finetune / "adapter.json").read_text())["matrices"] == selected
     said = json.loads((finetune / "trainable.json").read_text())
     assert said["set"] == "salient-lora"
@@ -357,18 +423,32 @@ def test_the_release_chooses_what_is_trained(desk, owner, monkeypatch):
     shapes = [network().get_parameter(name).shape for name in selected]
     assert said["parameters"] == sum(2 * sum(shape) for shape in shapes)
     assert len((finetune / "log.csv").read_text().splitlines()) == 5
-    assert set(json.loads((finetune / "privacy.json").read_text())["records"]) == {record["id"] for record in opened}  # both are paid for
+    assert set(json.loads((finetune / "privacy.json").read_text())["records"]) == {
+        record["id"] for record in opened
+    }  # both are paid for
     base, result = load_model(pretrain), load_synthesizer(finetune, pretrain)
-    assert {name for name, value in base.named_parameters() if not torch.equal(value, result.get_parameter(name))} == set(selected)
+    assert {
+        name for name, value in base.named_parameters() if not torch.equal(value, result.get_parameter(name))
+    } == set(selected)
 
     desk("finetune", training("salient"), STEPS)  # in full: weights, and no adapter left beside them
-    assert {path.name for path in finetune.iterdir()} == {"config.json", "weights.safetensors", "log.csv", "privacy.json", "trainable.json"}
+    assert {path.name for path in finetune.iterdir()} == {
+        "config.json",
+        "weights.safetensors",
+        "log.csv",
+        "privacy.json",
+        "trainable.json",
+    }
     result = load_synthesizer(finetune, pretrain)
-    assert {name for name, value in base.named_parameters() if not torch.equal(value, result.get_parameter(name))} == set(selected)
+    assert {
+        name for name, value in base.named_parameters() if not torch.equal(value, result.get_parameter(name))
+    } == set(selected)
 
     desk("finetune", training("noisy"), STEPS)  # its base is not that of pretrain: weights of its own
     result = load_synthesizer(finetune, desk.artifacts / "nowhere")
-    assert {name for name, value in base.named_parameters() if not torch.equal(value, result.get_parameter(name))} == set(order)
+    assert {
+        name for name, value in base.named_parameters() if not torch.equal(value, result.get_parameter(name))
+    } == set(order)
 
 
 def test_a_lost_selection_is_never_written(desk, monkeypatch):

@@ -16,7 +16,9 @@ def test_every_image_enters_independently_at_the_rate():
     assert np.all(np.abs(seen / draws - rate) < 6 * np.sqrt(rate * (1 - rate) / draws))
     assert abs(pairs / draws - rate**2) < 6 * np.sqrt(rate**2 / draws)
     variance = size * rate * (1 - rate)
-    assert abs(np.var(lengths) / variance - 1) < 6 * np.sqrt(2.2 / draws)  # a shuffled fixed-size batch would have variance 0
+    assert abs(np.var(lengths) / variance - 1) < 6 * np.sqrt(
+        2.2 / draws
+    )  # a shuffled fixed-size batch would have variance 0
 
 
 def test_indices_are_distinct_ascending_and_in_range():

@@ -19,7 +19,14 @@ from sfumato.dpsgd.run import clipped_gradient_sum, draw, levels_of
 from sfumato.dpsgd.trainable import candidates, check_trained, choose_trainable, flat
 from sfumato.errors import ConfigError, DataError
 from sfumato.public_model.directory import HUB, locate, read_model_directory
-from sfumato.public_model.network import LatentDiffusion, load_codec, load_latent, read_reference, save_reference, save_trained
+from sfumato.public_model.network import (
+    LatentDiffusion,
+    load_codec,
+    load_latent,
+    read_reference,
+    save_reference,
+    save_trained,
+)
 from sfumato.public_model.parts import embed_prompts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,7 +64,10 @@ def test_the_network_is_the_librarys_number_for_number(models, kind):
     more = {}
     if kind == "transformer":
         assert model.mask is not None and not model.mask.all()
-        more = {"encoder_attention_mask": model.mask[labels].float(), "added_cond_kwargs": {"resolution": None, "aspect_ratio": None}}
+        more = {
+            "encoder_attention_mask": model.mask[labels].float(),
+            "added_cond_kwargs": {"resolution": None, "aspect_ratio": None},
+        }
     with torch.no_grad():
         expected = own(x, encoder_hidden_states=model.prompts[labels], timestep=t, **more).sample[:, :4]
         torch.testing.assert_close(model(x, t, labels), expected, rtol=1e-4, atol=1e-5)  # fused attention
@@ -75,16 +85,24 @@ def test_the_prompts_are_encoded_as_the_librarys_pipeline_does_and_once_per_clas
     import transformers
 
     forward = getattr(transformers, encoder).forward
-    monkeypatch.setattr(getattr(transformers, encoder), "forward", lambda self, *rest, **more: (calls.append(None), forward(self, *rest, **more))[1])
+    monkeypatch.setattr(
+        getattr(transformers, encoder),
+        "forward",
+        lambda self, *rest, **more: (calls.append(None), forward(self, *rest, **more))[1],
+    )
     found = read_model_directory(str(models / kind))
     texts = ["An image of an airplane", "An image of a bird"]
     embeddings, mask = embed_prompts(found, texts, CPU)
     assert len(calls) == 3  # two classes and no label
     if kind == "transformer":
         pipe = diffusers.PixArtAlphaPipeline.from_pretrained(models / kind)
-        expected, attended, *_ = pipe.encode_prompt(texts, do_classifier_free_guidance=False, device=CPU, max_sequence_length=64, clean_caption=False)
+        expected, attended, *_ = pipe.encode_prompt(
+            texts, do_classifier_free_guidance=False, device=CPU, max_sequence_length=64, clean_caption=False
+        )
         assert torch.equal(mask[:2].long(), attended.long())
-        torch.testing.assert_close((embeddings[:2] * mask[:2, :, None]), (expected * attended[:, :, None]).float(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            (embeddings[:2] * mask[:2, :, None]), (expected * attended[:, :, None]).float(), rtol=1e-4, atol=1e-5
+        )
     else:
         pipe = diffusers.StableDiffusionPipeline.from_pretrained(models / kind, safety_checker=None)
         expected, none = pipe.encode_prompt(texts, CPU, 1, True)
@@ -104,11 +122,15 @@ def test_guided_samples_are_the_pipelines(models, kind):
     model, codec = load_latent(reference(models, kind)), load_codec(reference(models, kind), CPU)
     generator = torch.Generator().manual_seed(3)
     start = torch.stack([torch.randn(4, 8, 8, generator=generator) for _ in range(2)])
-    drawn = sample_latents(model, load_scheduler(reference(models, kind)), torch.tensor([1, 2]), 6, 1.5, torch.Generator().manual_seed(3))
+    drawn = sample_latents(
+        model, load_scheduler(reference(models, kind)), torch.tensor([1, 2]), 6, 1.5, torch.Generator().manual_seed(3)
+    )
     pipe = diffusers.StableDiffusionPipeline.from_pretrained(models / kind, safety_checker=None)
     pipe.set_progress_bar_config(disable=True)
     texts = [read_reference(reference(models, kind))["prompts"][name] for name in CLASSES[1:]]
-    expected = pipe(texts, height=16, width=16, num_inference_steps=6, guidance_scale=2.5, latents=start, output_type="pt").images
+    expected = pipe(
+        texts, height=16, width=16, num_inference_steps=6, guidance_scale=2.5, latents=start, output_type="pt"
+    ).images
     torch.testing.assert_close(codec.decode(drawn, (3, 16, 16)), expected.float(), rtol=1e-3, atol=1e-3)
 
 
@@ -121,11 +143,16 @@ def test_a_transformer_that_is_told_the_size_is_told_it_under_vmap_too():
         sample_size=8, patch_size=2, caption_channels=6, norm_num_groups=4, use_additional_conditions=True,
     )  # fmt: skip
     prompts, mask = torch.randn(3, 5, 6), torch.ones(3, 5, dtype=torch.bool)
-    models = [LatentDiffusion(network, prompts, mask, torch.linspace(0.99, 0.01, 1000), "epsilon", 8, size) for size in (16, 32)]
+    models = [
+        LatentDiffusion(network, prompts, mask, torch.linspace(0.99, 0.01, 1000), "epsilon", 8, size)
+        for size in (16, 32)
+    ]
     x, t, labels = torch.randn(2, 4, 8, 8), torch.tensor([3, 700]), torch.tensor([0, 1])
     assert not torch.equal(*(model(x, t, labels) for model in models))
     drawn = draw(x, 2, UNIFORM, torch.Generator().manual_seed(0), levels=levels_of(models[0]))
-    assert clipped_gradient_sum(models[0], dict(models[0].named_parameters()), x, labels, drawn, 1.0, 2).isfinite().all()
+    assert (
+        clipped_gradient_sum(models[0], dict(models[0].named_parameters()), x, labels, drawn, 1.0, 2).isfinite().all()
+    )
 
 
 def test_what_is_learned_is_read_from_the_scheduler(models):
@@ -151,7 +178,9 @@ def test_timesteps_follow_the_law(models):
     generator = torch.Generator().manual_seed(0)
     t = model.draw_levels(UNIFORM, 20_000, generator)
     assert t.dtype == torch.int64 and t.min() == 0 and t.max() == 999
-    assert float(t.float().mean()) == pytest.approx(499.5, abs=6 * 288.7 / 20_000**0.5)  # six standard errors: false alarm 2e-9
+    assert float(t.float().mean()) == pytest.approx(
+        499.5, abs=6 * 288.7 / 20_000**0.5
+    )  # six standard errors: false alarm 2e-9
     t = model.draw_levels(TimestepMixture(weights=(1, 3), bounds=(0, 100, 1000)), 20_000, generator)
     assert float((t < 100).float().mean()) == pytest.approx(0.25, abs=6 * (0.1875 / 20_000) ** 0.5)
     t = model.draw_levels(LogNormal(mean=0, std=1e-6), 5, generator)
@@ -183,11 +212,19 @@ def test_frozen_parts_stay_bit_identical_and_the_result_reads_back(models, tmp_p
     model = load_latent(reference(models, kind))
     ranking = list(candidates(model).values())
     pool = flat(ranking)
-    names = choose_trainable(model, Finetune(trainable=trainable, lora=Lora(rank=2)), [*ranking[::3], *ranking[1::3], *ranking[2::3]], 0)
+    names = choose_trainable(
+        model, Finetune(trainable=trainable, lora=Lora(rank=2)), [*ranking[::3], *ranking[1::3], *ranking[2::3]], 0
+    )
     before = {name: value.clone() for name, value in model.state_dict().items()}
     optimiser = torch.optim.Adam([value for value in model.parameters() if value.requires_grad], lr=0.01)
     for _ in range(2):  # B starts at zero, so A moves from the second step on
-        loss = model.per_image_loss(model, torch.randn(4, 4, 8, 8), torch.tensor([0, 1, 2, 3]), torch.tensor([5, 100, 500, 900]), torch.randn(4, 4, 8, 8))
+        loss = model.per_image_loss(
+            model,
+            torch.randn(4, 4, 8, 8),
+            torch.tensor([0, 1, 2, 3]),
+            torch.tensor([5, 100, 500, 900]),
+            torch.randn(4, 4, 8, 8),
+        )
         loss.mean().backward()
         optimiser.step()
     after = model.state_dict()
@@ -208,7 +245,10 @@ def test_frozen_parts_stay_bit_identical_and_the_result_reads_back(models, tmp_p
 
 def test_layers_of_a_public_network_are_blocks_and_attentions(models):
     names = set(candidates(load_latent(reference(models, "unet-epsilon")), "layers"))
-    assert "network.down_blocks.0.resnets.0" in names and "network.down_blocks.0.attentions.0.transformer_blocks.0.attn2" in names
+    assert (
+        "network.down_blocks.0.resnets.0" in names
+        and "network.down_blocks.0.attentions.0.transformer_blocks.0.attn2" in names
+    )
     assert "network.conv_in" in names and "network" not in names
 
 
@@ -236,14 +276,23 @@ def test_the_four_datasets_of_the_paper_get_its_prompts():
     expected = [f"An image of {article} {name}" for name, article in (pair.split() for pair in said.split(", "))]
     assert prompts("cifar10", CIFAR10_CLASSES) == expected
     assert prompts("celeba", ("female", "male")) == ["An image of a female face", "An image of a male face"]
-    assert prompts("camelyon", ("normal", "tumor")) == ["A normal lymph node image", "A lymph node histopathology image"]
+    assert prompts("camelyon", ("normal", "tumor")) == [
+        "A normal lymph node image",
+        "A lymph node histopathology image",
+    ]
     retina = [f"An optical coherence tomography (OCT) image for retinal disease {i}" for i in (1, 2, 3, 4)]
     assert prompts("octmnist", ("CNV", "DME", "drusen", "normal")) == retina
 
 
 def test_templates_and_overrides():
-    assert prompts("clinic", ("old_cat", "owl")) == ["An image of a old cat".replace("a old", "an old"), "An image of an owl"]
-    assert prompts("clinic", ("x", "y"), prompt="{number}: {class}", prompts={"y": "Something else"}) == ["1: x", "Something else"]
+    assert prompts("clinic", ("old_cat", "owl")) == [
+        "An image of a old cat".replace("a old", "an old"),
+        "An image of an owl",
+    ]
+    assert prompts("clinic", ("x", "y"), prompt="{number}: {class}", prompts={"y": "Something else"}) == [
+        "1: x",
+        "Something else",
+    ]
     assert prompts("octmnist", ("x", "y"), prompts={"x": "A scan"})[0] == "A scan"
 
 
@@ -264,7 +313,9 @@ def test_prompts_that_cannot_be_made_are_named(more, message):
 
 def test_a_prompt_too_long_for_the_model_is_refused(models, tmp_path):
     with pytest.raises(DataError, match="77 tokens"):
-        save_reference(Model(directory=str(models / "unet-epsilon"), prompt="{class} " * 90), "some", ("aa", "bb"), tmp_path, CPU)
+        save_reference(
+            Model(directory=str(models / "unet-epsilon"), prompt="{class} " * 90), "some", ("aa", "bb"), tmp_path, CPU
+        )
 
 
 # --- bad input ----------------------------------------------------------------------------------------------------------------------
@@ -320,7 +371,11 @@ def test_a_pickle_is_never_opened(copied, part):
 def test_half_precision_and_sharded_files_are_read_as_they_are(models, copied):
     network = load_file(copied / "unet" / "diffusion_pytorch_model.safetensors")
     (copied / "unet" / "diffusion_pytorch_model.safetensors").unlink()
-    save_file({name: value.half() for name, value in network.items()}, copied / "unet" / "diffusion_pytorch_model.fp16.safetensors", {"format": "pt"})
+    save_file(
+        {name: value.half() for name, value in network.items()},
+        copied / "unet" / "diffusion_pytorch_model.fp16.safetensors",
+        {"format": "pt"},
+    )
     from sfumato.public_model.parts import load_part
 
     loaded = load_part(read_model_directory(str(copied)), "unet")
@@ -338,7 +393,10 @@ def test_half_precision_and_sharded_files_are_read_as_they_are(models, copied):
 def test_another_hash_is_refused(models, copied, tmp_path):
     known = read_reference(reference(models, "unet-epsilon"))["sha256"]
     (tmp_path / "out").mkdir()
-    assert save_reference(Model(directory=str(copied), sha256=known), "some", CLASSES, tmp_path / "out", CPU)["sha256"] == known
+    assert (
+        save_reference(Model(directory=str(copied), sha256=known), "some", CLASSES, tmp_path / "out", CPU)["sha256"]
+        == known
+    )
     weights = copied / "unet" / "diffusion_pytorch_model.safetensors"
     tensors = load_file(weights)
     tensors["conv_in.bias"] += 1e-3
@@ -388,8 +446,12 @@ def test_the_hub_is_asked_by_name_and_revision_and_its_failure_is_one_sentence(m
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", there)
     assert read_model_directory(f"{HUB}owner/name@abc").denoiser == "unet"
-    assert asked[0][:2] == ("owner/name", "abc") and not any(pattern.endswith((".bin", ".ckpt", "*")) for pattern in asked[0][2])
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *rest, **more: (_ for _ in ()).throw(OSError("no network")))
+    assert asked[0][:2] == ("owner/name", "abc") and not any(
+        pattern.endswith((".bin", ".ckpt", "*")) for pattern in asked[0][2]
+    )
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda *rest, **more: (_ for _ in ()).throw(OSError("no network"))
+    )
     with pytest.raises(ConfigError, match="no network"):
         locate("hub:owner/name")
     with pytest.raises(ConfigError, match="hub:owner/name"):

@@ -65,7 +65,12 @@ def repository(tmp_path, monkeypatch) -> Path:
     """Sixty grey images of 8×8 in three classes, and an empty project."""
     monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
     rng = np.random.default_rng(0)
-    np.savez(tmp_path / "source.npz", images=rng.integers(0, 256, (60, 8, 8)).astype(np.uint8), labels=np.arange(60) % 3, classes=np.array(CLASSES))
+    np.savez(
+        tmp_path / "source.npz",
+        images=rng.integers(0, 256, (60, 8, 8)).astype(np.uint8),
+        labels=np.arange(60) % 3,
+        classes=np.array(CLASSES),
+    )
     (tmp_path / "pipelines").symlink_to(ROOT / "pipelines")
     return tmp_path
 
@@ -81,7 +86,15 @@ RUN = ("count", "central", "frequency", "auxiliary", "histogram", "pretrain", "s
 
 
 @pytest.mark.parametrize(
-    ("kind", "recipe"), [("unet-epsilon", "dp-sapf"), ("unet-v", "dp-sapf"), ("transformer", "dp-sapf"), ("unet-epsilon", "dp-finetune"), ("unet-v", "dp-ldm"), ("transformer", "dp-lora")]
+    ("kind", "recipe"),
+    [
+        ("unet-epsilon", "dp-sapf"),
+        ("unet-v", "dp-sapf"),
+        ("transformer", "dp-sapf"),
+        ("unet-epsilon", "dp-finetune"),
+        ("unet-v", "dp-ldm"),
+        ("transformer", "dp-lora"),
+    ],
 )
 def test_the_whole_pipeline_ends_in_labelled_images_with_a_ledger(models, repository, kind, recipe):
     from sfumato.digest import digest_of_file
@@ -110,11 +123,17 @@ def test_the_whole_pipeline_ends_in_labelled_images_with_a_ledger(models, reposi
     records = ledger["records"]
     assert sorted(record["stage"] for record in records) == sorted(queries)
     assert before == {file: digest_of_file(file) for file in before}  # the model's own files are untouched
-    assert not list((artifacts / "pretrain").glob("*weights*")) and sum(f.stat().st_size for f in (artifacts / "pretrain").iterdir()) < 200_000
+    assert (
+        not list((artifacts / "pretrain").glob("*weights*"))
+        and sum(f.stat().st_size for f in (artifacts / "pretrain").iterdir()) < 200_000
+    )
     base, tuned = load_latent(artifacts / "pretrain"), load_synthesizer(artifacts / "finetune", artifacts / "pretrain")
     moved = {name for name, value in base.named_parameters() if not torch.equal(value, tuned.get_parameter(name))}
     trained = json.loads((artifacts / "finetune/trainable.json").read_text())["trained"]
-    assert moved == {name.removesuffix(".A").removesuffix(".B") + (".weight" if name.endswith((".A", ".B")) else "") for name in trained}
+    assert moved == {
+        name.removesuffix(".A").removesuffix(".B") + (".weight" if name.endswith((".A", ".B")) else "")
+        for name in trained
+    }
     # The latents are private, made once and journalled once.
     (home,) = (repository / "state/data/tiny").glob("latents-*")
     assert home.stat().st_mode & 0o777 == 0o700 and all(file.stat().st_mode & 0o777 == 0o600 for file in home.iterdir())
@@ -131,10 +150,21 @@ def test_the_mistakes_of_a_user_are_one_sentence_and_an_exit_code(models, reposi
         stage(repository, "prepare", name)
     assert "does not exist" in stage_with(repository, repository / "nowhere", code=2)
     assert "multiples of 4" in stage_with(repository, models / "unet-epsilon", code=2, model={"image_size": 18})
-    assert "a public model has no warm-up" in stage_with(repository, models / "unet-epsilon", code=2, recipe="dpdm", pretrain={"phases": [{"sources": {"public": 1}}]}, **PUBLIC)
-    assert "convergence does not go" in stage_with(repository, models / "unet-epsilon", code=2, finetune={"convergence": [1]})
+    assert "a public model has no warm-up" in stage_with(
+        repository,
+        models / "unet-epsilon",
+        code=2,
+        recipe="dpdm",
+        pretrain={"phases": [{"sources": {"public": 1}}]},
+        **PUBLIC,
+    )
+    assert "convergence does not go" in stage_with(
+        repository, models / "unet-epsilon", code=2, finetune={"convergence": [1]}
+    )
     assert "encoded once" in stage_with(repository, models / "unet-epsilon", code=2, finetune={"flip": True})
-    assert "model.directory names none" in stage_with(repository, None, code=2, recipe="dpdm", model={"prompt": "A {class}"})
+    assert "model.directory names none" in stage_with(
+        repository, None, code=2, recipe="dpdm", model={"prompt": "A {class}"}
+    )
     weights = copied / "unet" / "diffusion_pytorch_model.safetensors"
     weights.rename(weights.with_suffix(".bin"))
     assert "a pickle" in stage_with(repository, copied, code=4)
@@ -142,9 +172,14 @@ def test_the_mistakes_of_a_user_are_one_sentence_and_an_exit_code(models, reposi
     set_up(repository, copied, "dp-sapf", model={"sha256": "0" * 64})
     stage(repository, "plan")
     assert "model.sha256" in stage(repository, "pretrain", code=4)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == "diffusers" else find_spec(name, *rest))
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name, *rest: None if name == "diffusers" else find_spec(name, *rest)
+    )
     assert "pip install 'sfumato[diffusers]'" in stage_with(repository, copied, code=2)
-    assert not (repository / "state/odometer/tiny.jsonl").exists() or '"open"' not in (repository / "state/odometer/tiny.jsonl").read_text()
+    assert (
+        not (repository / "state/odometer/tiny.jsonl").exists()
+        or '"open"' not in (repository / "state/odometer/tiny.jsonl").read_text()
+    )
 
 
 PUBLIC = {"public": {"enabled": True}, "select": {"enabled": True, "ratio": 1}}
@@ -180,12 +215,25 @@ from stages.doctor import show_machine
 from pathlib import Path
 show_machine(Path("nowhere"))
 """
-    environment = os.environ | {"SFUMATO_STATE": str(tmp_path), "PYTHONPATH": str(ROOT), "COLUMNS": "400", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {
+        "SFUMATO_STATE": str(tmp_path),
+        "PYTHONPATH": str(ROOT),
+        "COLUMNS": "400",
+        "OMP_NUM_THREADS": "1",
+    }
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "sfumato[diffusers]" in done.stdout and "dp-sapf" in done.stdout
 
 
 def test_the_recipes_differ_in_what_they_train():
-    kinds = {name: yaml.safe_load((ROOT / f"pipelines/{name}.yaml").read_text())["finetune"]["trainable"] for name in ("dp-sapf", "dp-lora", "dp-ldm", "dp-finetune")}
-    assert kinds == {"dp-sapf": "salient-lora", "dp-lora": "attention-lora", "dp-ldm": "attention", "dp-finetune": "all"}
+    kinds = {
+        name: yaml.safe_load((ROOT / f"pipelines/{name}.yaml").read_text())["finetune"]["trainable"]
+        for name in ("dp-sapf", "dp-lora", "dp-ldm", "dp-finetune")
+    }
+    assert kinds == {
+        "dp-sapf": "salient-lora",
+        "dp-lora": "attention-lora",
+        "dp-ldm": "attention",
+        "dp-finetune": "all",
+    }

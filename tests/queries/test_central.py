@@ -41,7 +41,9 @@ def test_every_repeat_is_a_use_of_the_charge(sample):
 def test_pooling_averages_before_the_clip(sample):
     images, labels = sample
     pooled = mean_sum(images[:1], labels[:1], 10, max_norm=100.0, pool=4)[labels[0]]
-    by_hand = torch.stack([images[0, 0, 4 * i : 4 * i + 4, 4 * j : 4 * j + 4].mean() for i in range(2) for j in range(2)])
+    by_hand = torch.stack(
+        [images[0, 0, 4 * i : 4 * i + 4, 4 * j : 4 * j + 4].mean() for i in range(2) for j in range(2)]
+    )
     torch.testing.assert_close(pooled.float(), by_hand)
 
 
@@ -55,7 +57,9 @@ def test_the_mode_of_repeated_images_is_the_image_up_to_half_a_bin(sample):
     images = sample[0][:10].repeat(3, 1, 1, 1)
     labels = torch.arange(10).repeat(3)
     for bins in (2, 5, 16):
-        histograms = query_central(Noiseless(images, labels), torch.full((10,), 3.0), (1, 8, 8), repeats=1, statistic="mode", bins=bins)
+        histograms = query_central(
+            Noiseless(images, labels), torch.full((10,), 3.0), (1, 8, 8), repeats=1, statistic="mode", bins=bins
+        )
         assert histograms.shape == (1, 10, bins, 1, 8, 8)
         assert (mode_images(histograms)[0] - images[:10]).abs().max() <= 0.5 / bins + 1e-6
 

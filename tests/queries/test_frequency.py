@@ -20,10 +20,14 @@ def random_images(count, shape, seed=0):
 @pytest.mark.parametrize("size", [6, 200, 334])
 def test_every_row_has_norm_one(shape, size):
     features = FourierFeatures(shape, BOTH, size, seed=1)
-    images = torch.cat([random_images(5, shape), torch.zeros(1, *shape), torch.ones(1, *shape), torch.full((1, *shape), 1e3)])
+    images = torch.cat(
+        [random_images(5, shape), torch.zeros(1, *shape), torch.ones(1, *shape), torch.full((1, *shape), 1e3)]
+    )
     rows = features(images)
     assert rows.shape == (8, size)
-    torch.testing.assert_close(torch.linalg.vector_norm(rows.double(), dim=1), torch.ones(8, dtype=torch.float64), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        torch.linalg.vector_norm(rows.double(), dim=1), torch.ones(8, dtype=torch.float64), rtol=0, atol=1e-6
+    )
     assert (torch.linalg.vector_norm(clip_rows(rows.double(), 1.0), dim=1) <= 1).all()
 
 
@@ -65,7 +69,9 @@ def test_the_fast_embedding_is_the_sum_of_rows(digits):
     images, labels = digits.batch(range(64))
     features = FourierFeatures((1, 8, 8), BOTH, 100, seed=0)
     onehot = torch.nn.functional.one_hot(labels, 10).float()
-    torch.testing.assert_close(features.embed(images, onehot), embedding_sum(features, images, labels, 10).float(), rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        features.embed(images, onehot), embedding_sum(features, images, labels, 10).float(), rtol=0, atol=1e-4
+    )
 
 
 def test_a_gradient_reaches_the_images():
@@ -82,7 +88,9 @@ def test_the_gradient_is_finite_where_the_image_is_flat():
 
 def test_scattering_has_the_fixed_scale():
     rows = Scattering((3, 32, 32))(random_images(4, (3, 32, 32)))
-    torch.testing.assert_close(torch.linalg.vector_norm(rows, dim=1), torch.full((4,), math.sqrt(rows.shape[1])), rtol=1e-3, atol=0)
+    torch.testing.assert_close(
+        torch.linalg.vector_norm(rows, dim=1), torch.full((4,), math.sqrt(rows.shape[1])), rtol=1e-3, atol=0
+    )
 
 
 def test_scattering_tells_orientations_apart_and_pixels_stripes_shifted():
@@ -94,7 +102,9 @@ def test_scattering_tells_orientations_apart_and_pixels_stripes_shifted():
     across = scattering(vertical.transpose(2, 3).contiguous())
     stays, turns = scattering(vertical) - scattering(shifted), scattering(vertical) - across
     assert torch.linalg.vector_norm(stays) < 0.5 * torch.linalg.vector_norm(turns)
-    assert (vertical[middle] - shifted[middle]).square().mean() >= (vertical[middle] - vertical.transpose(2, 3)[middle]).square().mean()
+    assert (vertical[middle] - shifted[middle]).square().mean() >= (
+        vertical[middle] - vertical.transpose(2, 3)[middle]
+    ).square().mean()
 
 
 def test_sizes_that_cannot_be_dealt_are_refused():

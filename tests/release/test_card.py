@@ -14,18 +14,33 @@ from sfumato.privacy.events import Mechanism, event_to_json
 from sfumato.release.card import dataset_card
 from sfumato.release.exports import METADATA, folder_names, save_npz, save_png_folders
 
-MECHANISMS = {"count": Mechanism(noise_multiplier=5), "finetune": Mechanism(noise_multiplier=2, sample_rate=0.3, uses=20)}
+MECHANISMS = {
+    "count": Mechanism(noise_multiplier=5),
+    "finetune": Mechanism(noise_multiplier=2, sample_rate=0.3, uses=20),
+}
 
 
 def records(adjacency: str = "add-or-remove-one") -> dict[str, dict]:
     return {
-        name: {"id": name, "stage": name, "released": f"what | {name} gave", "adjacency": adjacency, "event": event_to_json(mechanism.event)}
+        name: {
+            "id": name,
+            "stage": name,
+            "released": f"what | {name} gave",
+            "adjacency": adjacency,
+            "event": event_to_json(mechanism.event),
+        }
         for name, mechanism in MECHANISMS.items()
     }
 
 
 def card(**more) -> str:
-    given = {"dataset_id": "clinic-2026", "shape": (1, 8, 8), "classes": ("benign", "mal|ignant"), "per_class": [700, 500], "size_hint": 1500}
+    given = {
+        "dataset_id": "clinic-2026",
+        "shape": (1, 8, 8),
+        "classes": ("benign", "mal|ignant"),
+        "per_class": [700, 500],
+        "size_hint": 1500,
+    }
     return dataset_card(**given | {"sources": {"finetune": 1200}, "records": records()} | more)
 
 
@@ -40,7 +55,11 @@ def test_the_front_matter_is_what_hubs_expect():
     assert found["size_categories"] == ["1K<n<10K"] and set(found["tags"]) == {"synthetic", "differential-privacy"}
     assert "configs" not in found and front(card(export=("png",)))["configs"][0]["data_dir"] == "png"
     assert front(card(dataset_id="yes"))["pretty_name"].startswith("yes")
-    assert [front(card(per_class=[n, 0]))["size_categories"] for n in (999, 1000, 10**7)] == [["n<1K"], ["1K<n<10K"], ["n>10M"]]
+    assert [front(card(per_class=[n, 0]))["size_categories"] for n in (999, 1000, 10**7)] == [
+        ["n<1K"],
+        ["1K<n<10K"],
+        ["n>10M"],
+    ]
 
 
 def test_the_card_states_the_cost_of_its_own_records_and_never_less():
@@ -73,7 +92,10 @@ def test_an_archive_gives_back_pixels_labels_and_classes(release, tmp_path):
     source = read_source(Data(dataset_id="x", source="npz", path=str(tmp_path / "a.npz")), tmp_path / "raw")
     examples = list(source.train)
     assert source.classes == release.classes
-    assert np.array_equal(np.stack([image for image, _ in examples]), release.images) and [label for _, label in examples] == release.labels.tolist()
+    assert (
+        np.array_equal(np.stack([image for image, _ in examples]), release.images)
+        and [label for _, label in examples] == release.labels.tolist()
+    )
 
 
 def test_folders_of_pngs_load_with_torchvision(release, tmp_path):
@@ -86,7 +108,9 @@ def test_folders_of_pngs_load_with_torchvision(release, tmp_path):
     for path, label in found.samples:
         name = path.removeprefix(f"{tmp_path}/")
         index = int(name[-10:-4])
-        assert label == release.labels[index] == int(rows[name]["label"]) and rows[name]["class"] == release.classes[label]
+        assert (
+            label == release.labels[index] == int(rows[name]["label"]) and rows[name]["class"] == release.classes[label]
+        )
         assert np.array_equal(np.asarray(found.loader(path))[..., :1], release.images[index])
 
 

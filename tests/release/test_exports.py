@@ -58,7 +58,9 @@ def test_the_same_release_gives_the_same_bytes(release, tmp_path):
 def test_hugging_face_datasets_gives_back_pictures_and_names(release, tmp_path):
     datasets = pytest.importorskip("datasets")
     save_parquet(tmp_path / "a.parquet", release)
-    found = datasets.load_dataset("parquet", data_files=str(tmp_path / "a.parquet"), cache_dir=str(tmp_path / "cache"))["train"]
+    found = datasets.load_dataset("parquet", data_files=str(tmp_path / "a.parquet"), cache_dir=str(tmp_path / "cache"))[
+        "train"
+    ]
     assert found.features["label"].names == list(NAMES) and found["label"][:] == release.labels.tolist()
     pixels = np.stack([np.asarray(image).reshape(release.images.shape[1:]) for image in found["image"]])
     assert np.array_equal(pixels, release.images)

@@ -21,7 +21,16 @@ from sfumato.privacy.accountant import default_delta
 from sfumato.privacy.events import SECRET, Mechanism, event_to_json
 from sfumato.privacy.ledger import build_ledger, ledger_text
 from sfumato.privacy.meaning import bound_text
-from sfumato.release.report import Local, mechanisms, metric_tables, percent_up, picture, read_local, report_page, scientific
+from sfumato.release.report import (
+    Local,
+    mechanisms,
+    metric_tables,
+    percent_up,
+    picture,
+    read_local,
+    report_page,
+    scientific,
+)
 from stages.report import report
 
 HINT = 1500
@@ -31,9 +40,19 @@ METRICS = {
     "warnings": ["release: only 12 images"],
     "release": {
         "cnn": {"mean": 0.8317, "std": 0.0123, "per_seed": [0.8317]},
-        "fidelity": {"space": "cnn-x", "reference": "holdout", "images": 6000, "frechet": 7.654321, "mmd": 0.4567, "mmd_std": 0.0321},
+        "fidelity": {
+            "space": "cnn-x",
+            "reference": "holdout",
+            "images": 6000,
+            "frechet": 7.654321,
+            "mmd": 0.4567,
+            "mmd_std": 0.0321,
+        },
     },
-    "real": {"cnn": {"mean": 0.9731, "std": 0.0048}, "fidelity": {"space": "cnn-x", "reference": "holdout", "frechet": 5.4321}},
+    "real": {
+        "cnn": {"mean": 0.9731, "std": 0.0048},
+        "fidelity": {"space": "cnn-x", "reference": "holdout", "frechet": 5.4321},
+    },
     "complexity": {"central": {"entropy": 1.2345}, "real": {"entropy": 4.5678}},
 }
 
@@ -182,7 +201,9 @@ def test_the_public_edition_opens_nothing_but_the_release_and_the_ledger(desk, t
 
 def test_the_public_edition_holds_no_number_of_the_evaluation(pages):
     numbers = re.findall(r"\d+\.\d+", json.dumps(METRICS))
-    rounded = {f"{float(n) * scale:.{digits}f}" for n in numbers for scale in (1, 100) for digits in (1, 2, 3, 4)} | set(numbers)
+    rounded = {
+        f"{float(n) * scale:.{digits}f}" for n in numbers for scale in (1, 100) for digits in (1, 2, 3, 4)
+    } | set(numbers)
     rounded = {n for n in rounded if len(n.replace(".", "").lstrip("0")) >= 3}  # fewer digits meet by chance
     text = re.sub(r"<style>.*?</style>|data:[^\"]*", "", pages["public"], flags=re.S)
     words = set(re.findall(r"\d+\.\d+", text))
@@ -221,7 +242,9 @@ def test_a_ledger_that_does_not_hold_or_belongs_elsewhere_is_refused(desk, tmp_p
     with pytest.raises(BudgetError, match="lacks charge"):
         desk()
     odd = [{**r, "time": "yesterday"} for r in RECORDS]
-    release = json.loads((tmp_path / "artifacts" / "synthesize" / PRIVACY).read_text()) | {"records": {r["id"]: r for r in odd}}
+    release = json.loads((tmp_path / "artifacts" / "synthesize" / PRIVACY).read_text()) | {
+        "records": {r["id"]: r for r in odd}
+    }
     (tmp_path / "artifacts" / "synthesize" / PRIVACY).write_text(json.dumps(release))
     write_ledger(tmp_path / "ledger.json", records=odd)
     with pytest.raises(BudgetError, match="cannot be shown"):
@@ -261,7 +284,11 @@ def test_the_owners_edition_never_lands_in_an_artifact(desk, tmp_path):
 
 
 def test_a_page_never_replaces_what_is_not_a_report(desk, tmp_path):
-    for out, words in (("artifacts/synthesize/x.html", "something else"), ("page.html", "something else"), ("artifacts", "is a folder")):
+    for out, words in (
+        ("artifacts/synthesize/x.html", "something else"),
+        ("page.html", "something else"),
+        ("artifacts", "is a folder"),
+    ):
         with pytest.raises(ConfigError, match=words):
             desk("--out", out)
     assert (tmp_path / "ledger.json").exists()
@@ -305,9 +332,13 @@ def test_the_page_fetches_nothing_and_runs_nothing(pages, edition):
 def test_the_page_can_be_read_aloud(pages, edition):
     elements = Elements(pages[edition]).found
     assert all(attributes.get("alt") for tag, attributes in elements if tag == "img")
-    assert all(attributes.get("role") == "img" and attributes.get("aria-label") for tag, attributes in elements if tag == "svg")
+    assert all(
+        attributes.get("role") == "img" and attributes.get("aria-label") for tag, attributes in elements if tag == "svg"
+    )
     ids = [attributes["id"] for _, attributes in elements if "id" in attributes]
-    assert len(ids) == len(set(ids)) and {a["aria-labelledby"] for _, a in elements if "aria-labelledby" in a} <= set(ids)
+    assert len(ids) == len(set(ids)) and {a["aria-labelledby"] for _, a in elements if "aria-labelledby" in a} <= set(
+        ids
+    )
     assert ("html", {"lang": "en"}) in elements and sum(tag == "h1" for tag, _ in elements) == 1
     for media in ("prefers-color-scheme: dark", "@media print", "width=device-width"):
         assert media in pages[edition]
@@ -325,12 +356,19 @@ def test_the_numbers_are_recomputed_and_the_hashes_are_those_of_the_files(tmp_pa
 
     page = report_page(release, write_ledger(tmp_path / "ledger.json", change=lie))
     true = build_ledger(BUDGET, {r["id"]: r for r in RECORDS}, [])
-    for value in (true["epsilon"]["rdp"], true["epsilon"]["pld"], true["stages"]["count"]["epsilon"], true["stages"]["frequency"]["epsilon"]):
+    for value in (
+        true["epsilon"]["rdp"],
+        true["epsilon"]["pld"],
+        true["stages"]["count"]["epsilon"],
+        true["stages"]["frequency"]["epsilon"],
+    ):
         assert bound_text(value) in page
     assert f"{100 * true['stages']['count']['share']:.1f} %" in page and "0.001" not in page
     for name in ("images.npy", "labels.npy", "grid.png", "card.json", PRIVACY):
         assert hashlib.sha256((release / name).read_bytes()).hexdigest() in page
-    assert hashlib.sha256((tmp_path / "ledger.json").read_bytes()).hexdigest() in page and "1 files, each listed" in page
+    assert (
+        hashlib.sha256((tmp_path / "ledger.json").read_bytes()).hexdigest() in page and "1 files, each listed" in page
+    )
 
 
 def test_a_declared_size_is_said(tmp_path):
@@ -346,7 +384,12 @@ def test_a_declared_size_is_said(tmp_path):
 
 def test_printed_ceilings_and_costs_are_never_below_the_true_ones():
     assert [percent_up(x) for x in (0, 0.01, 0.0101, 0.99999, 1.0, 0.8437)] == ["0", "1", "1.1", "100", "100", "84.4"]
-    assert [scientific(x) for x in (9.115e-5, 9.999e-5, 1.0, 22000.5)] == ["9.12 × 10⁻⁵", "1 × 10⁻⁴", "1 × 10⁰", "2.21 × 10⁴"]
+    assert [scientific(x) for x in (9.115e-5, 9.999e-5, 1.0, 22000.5)] == [
+        "9.12 × 10⁻⁵",
+        "1 × 10⁻⁴",
+        "1 × 10⁰",
+        "2.21 × 10⁴",
+    ]
     assert [bound_text(x) for x in (0.0, 9.99811, float("inf"), 0.12341)] == ["0", "9.999", "∞", "0.1235"]
 
 
@@ -361,7 +404,11 @@ def test_metrics_become_tables_with_a_cell_for_each_set():
     accuracy, fidelity, complexity = metric_tables(METRICS)
     assert accuracy.columns == ("release", "real") and accuracy.rows == (("cnn", ("83.2 ± 1.2", "97.3 ± 0.5")),)
     assert fidelity.title == "Fidelity, features cnn-x, against holdout"
-    assert fidelity.rows == (("images", ("6\u202f000", "–")), ("frechet", ("7.654", "5.432")), ("mmd", ("0.4567 ± 0.0321", "–")))
+    assert fidelity.rows == (
+        ("images", ("6\u202f000", "–")),
+        ("frechet", ("7.654", "5.432")),
+        ("mmd", ("0.4567 ± 0.0321", "–")),
+    )
     assert complexity.columns == ("central", "real") and complexity.rows == (("entropy", ("1.234", "4.568")),)
     assert metric_tables({"scope": "local"}) == () and Local() == Local((), (), (), ())
 

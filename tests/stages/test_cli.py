@@ -60,7 +60,12 @@ def folder(classes=("cat", "dog"), count=6, size=(9, 9)) -> Path:
 
 
 def own(**data) -> dict:
-    return {"recipe": "dpdm", "profile": None, "privacy": {"size_hint": 100}, "data": {"dataset_id": "own", "source": "imagefolder", "path": "images", **data}}
+    return {
+        "recipe": "dpdm",
+        "profile": None,
+        "privacy": {"size_hint": 100},
+        "data": {"dataset_id": "own", "source": "imagefolder", "path": "images", **data},
+    }
 
 
 def test_every_command_explains_itself_without_reading_anything(desk):
@@ -70,7 +75,9 @@ def test_every_command_explains_itself_without_reading_anything(desk):
 
 
 def test_help_loads_nothing_heavy():
-    code = "import sys; sys.argv=['stage','--help']\nimport stages.cli\ntry: stages.cli.main()\nexcept SystemExit: pass\n"
+    code = (
+        "import sys; sys.argv=['stage','--help']\nimport stages.cli\ntry: stages.cli.main()\nexcept SystemExit: pass\n"
+    )
     code += "print([m for m in ('torch','torchvision','dvc','opacus','sklearn','dp_accounting','pandas') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip().endswith("[]")
@@ -109,7 +116,11 @@ def test_budget_that_cannot_be_met_exits_3_and_writes_nothing(desk):
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [({"privacy": {"epsilonn": 1}}, "privacy.epsilon"), ({"recipe": "nope"}, "recipe"), ({"finetune": {"steps": "many"}}, "finetune.steps")],
+    [
+        ({"privacy": {"epsilonn": 1}}, "privacy.epsilon"),
+        ({"recipe": "nope"}, "recipe"),
+        ({"finetune": {"steps": "many"}}, "finetune.steps"),
+    ],
 )
 def test_bad_configuration_exits_2(desk, content, words):
     write_params(**content)
@@ -122,7 +133,9 @@ def test_unknown_options_and_commands_exit_2(desk):
     assert desk("sharpen")[0] == 2
 
 
-@pytest.mark.parametrize("stage", ["count", "central", "frequency", "auxiliary", "pretrain", "finetune", "synthesize", "evaluate"])
+@pytest.mark.parametrize(
+    "stage", ["count", "central", "frequency", "auxiliary", "pretrain", "finetune", "synthesize", "evaluate"]
+)
 def test_a_stage_without_a_plan_says_so(desk, stage):
     code, text = desk(stage)
     assert code == 2 and "stage plan" in text
@@ -140,18 +153,24 @@ def test_an_image_folder_is_prepared_and_planned(desk):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "finetune", "least"), [("feta-pro", {"trainable": "all"}, 20_000), ("feta-pro", {"trainable": "attention-lora"}, 1), ("dp-merf", {}, 0)]
+    ("recipe", "finetune", "least"),
+    [("feta-pro", {"trainable": "all"}, 20_000), ("feta-pro", {"trainable": "attention-lora"}, 1), ("dp-merf", {}, 0)],
 )
 def test_the_dry_run_says_how_much_of_a_step_of_dpsgd_is_noise(desk, recipe, finetune, least):
     import re
 
     from sfumato.dpsgd.run import step_noise
 
-    write_params(recipe=recipe, finetune={"batch": 300, "steps": 7, **finetune}, synthesize={"sources": {"auxiliary": 1}})
+    write_params(
+        recipe=recipe, finetune={"batch": 300, "steps": 7, **finetune}, synthesize={"sources": {"auxiliary": 1}}
+    )
     desk("prepare", "sensitive")
     code, text = desk("plan", "--dry-run")
     assert code == 0, text
-    found = re.search(r"the noise of a step is ([\d.]+) times as long as its signal can be, over ([\d,]+) trained weights(: mostly noise)?", text)
+    found = re.search(
+        r"the noise of a step is ([\d.]+) times as long as its signal can be, over ([\d,]+) trained weights(: mostly noise)?",
+        text,
+    )
     assert bool(found) == bool(least)
     if found:
         multiplier = float(re.search(r"finetune: would spend .*noise_multiplier=([\d.]+)", text)[1])
@@ -191,7 +210,13 @@ def spoil_missing():
 
 @pytest.mark.parametrize(
     ("spoil", "words"),
-    [(spoil_empty, "images"), (spoil_corrupt, "3.png"), (spoil_one_class, "cat"), (spoil_sizes, "odd.png|data.size"), (spoil_missing, "images")],
+    [
+        (spoil_empty, "images"),
+        (spoil_corrupt, "3.png"),
+        (spoil_one_class, "cat"),
+        (spoil_sizes, "odd.png|data.size"),
+        (spoil_missing, "images"),
+    ],
 )
 def test_bad_images_exit_4_name_the_file_and_leave_nothing(desk, spoil, words):
     import re
@@ -294,7 +319,9 @@ def test_the_doctor_survives_what_it_diagnoses(desk):
         assert code == 0 and "is no data card" in "".join(text.replace("│", "").split("\n")).replace("  ", "")
 
 
-@pytest.mark.parametrize("words", [("--epsilon", "nan"), ("--epsilon", "-1"), ("--epsilon", "inf"), ("--delta", "0"), ("--delta", "nan")])
+@pytest.mark.parametrize(
+    "words", [("--epsilon", "nan"), ("--epsilon", "-1"), ("--epsilon", "inf"), ("--delta", "0"), ("--delta", "nan")]
+)
 def test_a_bound_that_is_none_is_refused(desk, words):
     code, text = desk("ledger", "check", *words)
     assert code == 2 and words[0] in text and "positive number" in text

@@ -31,7 +31,9 @@ def desk(tmp_path, monkeypatch, digits):
     monkeypatch.setattr(downstream, "MIN_STEPS", 20)
     monkeypatch.setattr(extractors, "EPOCHS", 1)
     monkeypatch.setattr(stage_module, "DRAWN_PER_CLASS", {"glyphs": 4, "procedural": 4})
-    np.savez("source.npz", images=digits.images[:500, ..., 0], labels=digits.labels[:500], classes=np.array(digits.classes))
+    np.savez(
+        "source.npz", images=digits.images[:500, ..., 0], labels=digits.labels[:500], classes=np.array(digits.classes)
+    )
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["stage", *words])
@@ -46,15 +48,25 @@ def desk(tmp_path, monkeypatch, digits):
 
     (tmp_path / "pipelines").mkdir()
     data = {"dataset_id": "digits", "source": "npz", "path": str(tmp_path / "source.npz")}
-    Path("params.yaml").write_text(yaml.safe_dump({"recipe": "r", "profile": None, "data": data, "privacy": {"size_hint": 400}}))
+    Path("params.yaml").write_text(
+        yaml.safe_dump({"recipe": "r", "profile": None, "data": data, "privacy": {"size_hint": 400}})
+    )
     Path("pipelines/r.yaml").write_text("{}\n")
     assert call("prepare", "sensitive")[0] == 0
     card = read_card(Path("data/sensitive/card.json"))
     release(digits, slice(900, 1200), card.classes)
 
     def evaluate(*words, **settings):
-        plan = {"stage": "evaluate", "enabled": True, "dataset_id": "digits", "shape": list(card.shape), "classes": list(card.classes)}
-        Path("evaluate.yaml").write_text(yaml.safe_dump({**plan, "size_hint": 400, "settings": {**SETTINGS, **settings}}))
+        plan = {
+            "stage": "evaluate",
+            "enabled": True,
+            "dataset_id": "digits",
+            "shape": list(card.shape),
+            "classes": list(card.classes),
+        }
+        Path("evaluate.yaml").write_text(
+            yaml.safe_dump({**plan, "size_hint": 400, "settings": {**SETTINGS, **settings}})
+        )
         return call("evaluate", "--config", "evaluate.yaml", *words)
 
     return evaluate
@@ -62,19 +74,37 @@ def desk(tmp_path, monkeypatch, digits):
 
 def release(digits, rows, classes, labels=None):
     with writing(Path("artifacts/synthesize"), "synthesize") as directory:
-        save_images(directory, ImageSet(digits.images[rows], digits.labels[rows] if labels is None else labels, classes))
+        save_images(
+            directory, ImageSet(digits.images[rows], digits.labels[rows] if labels is None else labels, classes)
+        )
 
 
 def test_numbers_and_pictures_are_written_and_features_are_kept_privately(desk):
     code, text = desk()
     assert code == 0, text
     found = json.loads(Path("metrics.json").read_text())
-    assert found["scope"] == "local" and found["release"]["fidelity"]["space"] == "cnn-glyphs-128" and "frechet" in found["real"]["fidelity"]
-    assert {p.name for p in Path("evaluation").iterdir()} == {"accuracy.png", "accuracy.csv", "per_class.csv", "neighbours.png", "embedding.png"}
-    assert Path("evaluation/accuracy.csv").read_text().startswith("model,trained_on,accuracy,std\nrelease: lr,release,0.")
+    assert (
+        found["scope"] == "local"
+        and found["release"]["fidelity"]["space"] == "cnn-glyphs-128"
+        and "frechet" in found["real"]["fidelity"]
+    )
+    assert {p.name for p in Path("evaluation").iterdir()} == {
+        "accuracy.png",
+        "accuracy.csv",
+        "per_class.csv",
+        "neighbours.png",
+        "embedding.png",
+    }
+    assert (
+        Path("evaluation/accuracy.csv").read_text().startswith("model,trained_on,accuracy,std\nrelease: lr,release,0.")
+    )
     cache = Path("state/cache/features")
     assert len(list(cache.glob("*.npy"))) == 3 and stat.S_IMODE(cache.stat().st_mode) == 0o700
-    assert "evaluate: release: lr" in text and "evaluate: feature network on drawn images (glyphs)" in text and "Fidelity" in text
+    assert (
+        "evaluate: release: lr" in text
+        and "evaluate: feature network on drawn images (glyphs)" in text
+        and "Fidelity" in text
+    )
     journal = [json.loads(line) for line in Path("state/odometer/digits.jsonl").read_text().splitlines()]
     assert [entry["kind"] for entry in journal] == ["local"]
 
@@ -98,7 +128,11 @@ def test_complexity_is_a_table_of_the_steps_that_are_on(desk, digits):
     code, text = desk("--complexity", fidelity=[])
     assert code == 0, text
     found = json.loads(Path("metrics.json").read_text())["complexity"]
-    assert list(found) == ["auxiliary", "release", "real"] and found["auxiliary"]["images"] == 20 and "texture complexity" in text
+    assert (
+        list(found) == ["auxiliary", "release", "real"]
+        and found["auxiliary"]["images"] == 20
+        and "texture complexity" in text
+    )
 
 
 def test_a_release_that_lacks_a_class_exits_4_and_writes_nothing(desk, digits):
@@ -110,7 +144,10 @@ def test_a_release_that_lacks_a_class_exits_4_and_writes_nothing(desk, digits):
 
 def test_a_missing_or_other_weights_file_exits_4_before_real_images_are_read(desk):
     Path("w.pth").write_text("other")
-    for settings, words in (({"weights": "none.pth"}, "does not exist"), ({"weights": "w.pth", "sha256": "0" * 64}, "has sha256 d9298a10d1b0735837dc4bd85dac641b")):
+    for settings, words in (
+        ({"weights": "none.pth"}, "does not exist"),
+        ({"weights": "w.pth", "sha256": "0" * 64}, "has sha256 d9298a10d1b0735837dc4bd85dac641b"),
+    ):
         code, text = desk(extractor="inception", **settings)
         assert code == 4 and words in " ".join(text.split()) and "Traceback" not in text
     assert not Path("state/odometer").exists()
@@ -131,15 +168,25 @@ def test_the_numbers_say_what_they_belong_to_and_no_digest_of_real_images_is_wit
     assert desk(fidelity=[])[0] == 0
     first = json.loads(Path("metrics.json").read_text())["identity"]
     assert first["dataset"] == "digits" and first["data"] == read_card(Path("data/sensitive/card.json")).fingerprint
-    assert first["extractor"] == "none" and first["training"] == "light, 1 epochs, last epoch" and first["release"].endswith(".dir")
+    assert (
+        first["extractor"] == "none"
+        and first["training"] == "light, 1 epochs, last epoch"
+        and first["release"].endswith(".dir")
+    )
     holdout = np.load("state/data/digits/holdout/images.npy")
     labels = np.load("state/data/digits/holdout/labels.npy")
-    plain = {sha256(part).hexdigest() for part in (holdout.tobytes(), labels.tobytes(), holdout.tobytes() + labels.tobytes())}
+    plain = {
+        sha256(part).hexdigest() for part in (holdout.tobytes(), labels.tobytes(), holdout.tobytes() + labels.tobytes())
+    }
     assert first["holdout"] not in plain
     np.save("state/data/digits/holdout/labels.npy", labels[::-1].copy())
     assert desk(fidelity=[], steps=5, choice="synthetic", classifiers=["lr", "resnet"])[0] == 0
     second = json.loads(Path("metrics.json").read_text())["identity"]
-    assert {key for key in first if first[key] != second[key]} == {"holdout", "training", "networks"} and "ResNet-20" in second["networks"]
+    assert {key for key in first if first[key] != second[key]} == {
+        "holdout",
+        "training",
+        "networks",
+    } and "ResNet-20" in second["networks"]
 
 
 def test_a_copy_is_kept_for_the_ledger_of_the_release_and_only_then(desk):

@@ -20,7 +20,19 @@ SMALL = {
     "finetune": {"steps": 2, "batch": 60, "draws": 1},
     "synthesize": {"count": 60, "steps": 2},
 }
-STAGES = ("count", "central", "frequency", "auxiliary", "classifier", "histogram", "select", "pretrain", "saliency", "finetune", "synthesize")
+STAGES = (
+    "count",
+    "central",
+    "frequency",
+    "auxiliary",
+    "classifier",
+    "histogram",
+    "select",
+    "pretrain",
+    "saliency",
+    "finetune",
+    "synthesize",
+)
 
 
 @pytest.mark.parametrize(("recipe", "label"), [("privimage", "sensitive"), ("rpgen", "public")])
@@ -34,7 +46,13 @@ def test_pure_noise_selects_at_random_and_the_pipeline_completes(recipe, label, 
     (tmp_path / "pipelines").symlink_to(Path(__file__).resolve().parents[2] / "pipelines")
     monkeypatch.chdir(tmp_path)
     Path("params.yaml").write_text(yaml.safe_dump(SMALL | {"recipe": recipe}))
-    for words in (["prepare", "sensitive"], ["prepare", "public"], ["plan"], *([name] for name in STAGES), ["ledger", "write"]):
+    for words in (
+        ["prepare", "sensitive"],
+        ["prepare", "public"],
+        ["plan"],
+        *([name] for name in STAGES),
+        ["ledger", "write"],
+    ):
         stage(*words)
     stage("ledger", "check", "--epsilon", "5", "--artifacts")
     selection = json.loads(Path("artifacts/select/selection.json").read_text())
@@ -44,6 +62,8 @@ def test_pure_noise_selects_at_random_and_the_pipeline_completes(recipe, label, 
     assert any(abs(float(row["noisy_count"])) > 1e5 for row in rows), "1437 images cannot have given so many votes"
     right = sum(row["public_class"] == row["relabelled_as"] for row in rows)
     if label == "sensitive":
-        assert right <= 3, f"{right} digits kept for themselves"  # by chance 1 in 62 each: more than 3 about once in 70 000 runs
+        assert right <= 3, (
+            f"{right} digits kept for themselves"
+        )  # by chance 1 in 62 each: more than 3 about once in 70 000 runs
     labels = np.load("artifacts/synthesize/labels.npy")
     assert np.load("artifacts/synthesize/images.npy").shape == (60, 8, 8, 1) and set(labels) <= set(range(10))

@@ -19,7 +19,9 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = 317  # of the source: a number to search git for
-KEY = bytes(range(32))  # of the hold-out: with it the numbers searched for are always the same, and none is one that is public, as 62 glyphs are
+KEY = bytes(
+    range(32)
+)  # of the hold-out: with it the numbers searched for are always the same, and none is one that is public, as 62 glyphs are
 SMALL = {
     "recipe": "full",
     "profile": "digits",
@@ -79,7 +81,12 @@ class Repository:
 
         bunch = load_digits()
         images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
-        np.savez(self.path / "source.npz", images=images[:size], labels=bunch.target[:size], classes=np.array([str(i) for i in range(10)]))
+        np.savez(
+            self.path / "source.npz",
+            images=images[:size],
+            labels=bunch.target[:size],
+            classes=np.array([str(i) for i in range(10)]),
+        )
 
 
 def ran(text: str) -> set[str]:
@@ -112,16 +119,27 @@ AFTER = {"synthesize", "ledger", "report", "evaluate"}
 
 
 def test_a_first_run_ends_in_a_release_with_a_ledger_that_holds(repository):
-    assert ran(repository.repro()) >= {"prepare-sensitive", "plan", *QUERIES, "prepare-public", "auxiliary", "classifier", "select", "pretrain"} | AFTER
+    assert (
+        ran(repository.repro())
+        >= {"prepare-sensitive", "plan", *QUERIES, "prepare-public", "auxiliary", "classifier", "select", "pretrain"}
+        | AFTER
+    )
     images = np.load(repository.path / "artifacts/synthesize/images.npy")
     labels = np.load(repository.path / "artifacts/synthesize/labels.npy")
-    assert images.shape == (120, 8, 8, 1) and images.dtype == np.uint8 and labels.shape == (120,) and set(labels) <= set(range(10))
+    assert (
+        images.shape == (120, 8, 8, 1)
+        and images.dtype == np.uint8
+        and labels.shape == (120,)
+        and set(labels) <= set(range(10))
+    )
     assert sorted(repository.opened()) == QUERIES
     code, text = repository.run("stage", "ledger", "check", "--epsilon", "10", "--artifacts")
     assert code == 0, text
     ledger = json.loads((repository.path / "ledger.json").read_text())
     assert 9 < ledger["epsilon"]["rdp"] <= 10 and len(ledger["records"]) == len(QUERIES)
-    assert (repository.path / "artifacts/report/index.html").stat().st_size > 10_000 and (repository.path / "evaluation/report.html").exists()
+    assert (repository.path / "artifacts/report/index.html").stat().st_size > 10_000 and (
+        repository.path / "evaluation/report.html"
+    ).exists()
 
 
 def test_a_ledger_over_the_limit_exits_3(repository):
@@ -143,11 +161,23 @@ def test_git_holds_no_size_no_counts_and_no_hash_of_sensitive_bytes(repository):
     import hashlib
 
     state = repository.path / "state" / "data" / "small"
-    tracked = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=repository.path, capture_output=True, text=True, check=True).stdout.split()
-    tracked = [name for name in tracked if not name.startswith(("state/", "source.npz", ".git/", "sfumato/", "stages/"))]
+    tracked = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"],
+        cwd=repository.path,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    tracked = [
+        name for name in tracked if not name.startswith(("state/", "source.npz", ".git/", "sfumato/", "stages/"))
+    ]
     assert {"dvc.lock", "ledger.json"} <= set(tracked)
     assert not any(name.startswith(("metrics.json", "evaluation", "artifacts")) for name in tracked)
-    written = {name: (repository.path / name).read_text() for name in tracked if name not in ("params.yaml",) and not name.startswith("pipelines/")}
+    written = {
+        name: (repository.path / name).read_text()
+        for name in tracked
+        if name not in ("params.yaml",) and not name.startswith("pipelines/")
+    }
     numbers, hashes = [SIZE], []
     for part in ("sensitive", "holdout"):
         labels = np.load(state / part / "labels.npy")
@@ -174,15 +204,27 @@ def test_git_holds_no_size_no_counts_and_no_hash_of_sensitive_bytes(repository):
 
 def test_a_saved_experiment_holds_no_numbers_from_real_images(repository):
     """DVC puts every metric and plot that dvc.yaml names into the commit of a saved experiment, those that git ignores too."""
-    assert repository.run("git", "add", "dvc.yaml", "dvc.lock", "ledger.json", "params.yaml", ".gitignore", ".dvcignore")[0] == 0
-    assert repository.run("git", "-c", "user.name=owner", "-c", "user.email=owner@localhost", "commit", "-qm", "a first release")[0] == 0
+    assert (
+        repository.run("git", "add", "dvc.yaml", "dvc.lock", "ledger.json", "params.yaml", ".gitignore", ".dvcignore")[
+            0
+        ]
+        == 0
+    )
+    assert (
+        repository.run(
+            "git", "-c", "user.name=owner", "-c", "user.email=owner@localhost", "commit", "-qm", "a first release"
+        )[0]
+        == 0
+    )
     code, text = repository.run("dvc", "exp", "save", "--name", "kept")
     assert code == 0, text
     _, refs = repository.run("git", "for-each-ref", "--format=%(refname)", "refs/exps")
     saved = next(ref for ref in refs.split() if ref.endswith("/kept"))
     named = repository.run("git", "ls-tree", "-r", "--name-only", saved)[1].split()
     assert {"dvc.lock", "ledger.json"} <= set(named)
-    assert (repository.path / "metrics.json").exists() and not [name for name in named if name.startswith(("metrics.json", "evaluation", "dvc_plots"))]
+    assert (repository.path / "metrics.json").exists() and not [
+        name for name in named if name.startswith(("metrics.json", "evaluation", "dvc_plots"))
+    ]
     assert repository.run("dvc", "exp", "remove", "kept")[0] == 0
 
 
@@ -208,10 +250,18 @@ UPSTREAM, DOWNSTREAM = {"count", "central", "frequency", "histogram"}, ["finetun
 
 def test_what_the_warm_up_is_made_of_spends_downstream_only_and_the_plan_says_so_first(repository):
     before = len(repository.opened())
-    for stage, edit in (("select", {"count": 10}), ("auxiliary", {"steps": 22}), ("pretrain", {"amp": {"radius": 0.01}})):
+    for stage, edit in (
+        ("select", {"count": 10}),
+        ("auxiliary", {"steps": 22}),
+        ("pretrain", {"amp": {"radius": 0.01}}),
+    ):
         repository.edit(**{stage: edit})
         code, text = repository.run("stage", "plan", "--dry-run")
-        assert code == 0 and all(f"{query}: would re-spend" in text for query in DOWNSTREAM) and f"depends on {stage}" in text
+        assert (
+            code == 0
+            and all(f"{query}: would re-spend" in text for query in DOWNSTREAM)
+            and f"depends on {stage}" in text
+        )
         assert all(f"{query}: already released" in text for query in UPSTREAM)
     assert not UPSTREAM & ran(repository.repro())
     assert sorted(repository.opened()[before:]) == DOWNSTREAM
@@ -252,12 +302,20 @@ def wait_for(repository: Repository, uses: int, process: subprocess.Popen) -> No
 
 
 def test_a_killed_run_resumes_and_is_paid_for_once(repository):
-    repository.edit(finetune={"learning_rate": 1e-4, "ratio": 0.5})  # new work, on other matrices of the same saliency release
+    repository.edit(
+        finetune={"learning_rate": 1e-4, "ratio": 0.5}
+    )  # new work, on other matrices of the same saliency release
     before = len(repository.opened())
     assert repository.run("stage", "plan")[0] == 0
     for uses in (0, 5, 17):
         entries = len(repository.journal())
-        process = subprocess.Popen(["stage", "finetune"], cwd=repository.path, env=repository.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            ["stage", "finetune"],
+            cwd=repository.path,
+            env=repository.environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         while uses == 0 and len(repository.journal()) == entries and process.poll() is None:
             time.sleep(0.05)
         wait_for(repository, uses, process)

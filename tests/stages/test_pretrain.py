@@ -77,7 +77,10 @@ def test_public_images_leave_a_plain_model_a_picture_and_the_cost_of_their_selec
     model = load_model(out)
     assert model.classes == 3 and model.label.weight.shape == (4, 32)
     assert "extra_classes" not in json.loads((out / "config.json").read_text())
-    assert Image.open(out / "public.png").size == (10 * 48 + 11 * 2, 2 * 48 + 3 * 2)  # ten columns, a row for each of two labels
+    assert Image.open(out / "public.png").size == (
+        10 * 48 + 11 * 2,
+        2 * 48 + 3 * 2,
+    )  # ten columns, a row for each of two labels
     assert read_artifact(out, "pretrain").records == {"1": RECORD}
 
 
@@ -86,7 +89,9 @@ def test_all_sources_mix(stage, tmp_path):
     select(tmp_path / "select")
     central(tmp_path / "central")
     auxiliary(tmp_path / "auxiliary")
-    out = stage({"sources": {"central": 1.0}, "augment": 1}, {"sources": {"auxiliary": 1.0, "public": 1.0, "central": 1.0}})
+    out = stage(
+        {"sources": {"central": 1.0}, "augment": 1}, {"sources": {"auxiliary": 1.0, "public": 1.0, "central": 1.0}}
+    )
     assert sorted(path.name for path in out.glob("*.png")) == ["central.png", "public.png"]
 
 

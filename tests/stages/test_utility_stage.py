@@ -15,7 +15,22 @@ from sfumato.data.store import read_card
 from sfumato.evaluation import protocol
 from stages.cli import main
 
-QUICK = ("--steps", "20", "--sizes", "60,200", "--classifiers", "lr", "--ensemble", "2", "--grid-classifiers", "lr,mlp", "--rates", "0.1,1", "--weight-decays", "0")
+QUICK = (
+    "--steps",
+    "20",
+    "--sizes",
+    "60,200",
+    "--classifiers",
+    "lr",
+    "--ensemble",
+    "2",
+    "--grid-classifiers",
+    "lr,mlp",
+    "--rates",
+    "0.1,1",
+    "--weight-decays",
+    "0",
+)
 
 
 @pytest.fixture
@@ -24,7 +39,9 @@ def desk(tmp_path, monkeypatch, digits):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
     monkeypatch.setenv("COLUMNS", "200")
-    np.savez("source.npz", images=digits.images[:500, ..., 0], labels=digits.labels[:500], classes=np.array(digits.classes))
+    np.savez(
+        "source.npz", images=digits.images[:500, ..., 0], labels=digits.labels[:500], classes=np.array(digits.classes)
+    )
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["stage", *words])
@@ -39,12 +56,21 @@ def desk(tmp_path, monkeypatch, digits):
 
     (tmp_path / "pipelines").mkdir()
     data = {"dataset_id": "digits", "source": "npz", "path": str(tmp_path / "source.npz")}
-    Path("params.yaml").write_text(yaml.safe_dump({"recipe": "r", "profile": None, "data": data, "privacy": {"size_hint": 400}}))
+    Path("params.yaml").write_text(
+        yaml.safe_dump({"recipe": "r", "profile": None, "data": data, "privacy": {"size_hint": 400}})
+    )
     Path("pipelines/r.yaml").write_text("{}\n")
     assert call("prepare", "sensitive")[0] == 0
     card = read_card(Path("data/sensitive/card.json"))
     release(digits, slice(900, 1200), card.classes)
-    plan = {"stage": "evaluate", "enabled": True, "dataset_id": "digits", "shape": list(card.shape), "classes": list(card.classes), "size_hint": 400}
+    plan = {
+        "stage": "evaluate",
+        "enabled": True,
+        "dataset_id": "digits",
+        "shape": list(card.shape),
+        "classes": list(card.classes),
+        "size_hint": 400,
+    }
 
     def utility(*words, **settings):
         Path("evaluate.yaml").write_text(yaml.safe_dump({**plan, "settings": {"seeds": [0, 1], **settings}}))
@@ -62,11 +88,22 @@ def test_curve_ensemble_and_ranking_are_written_as_numbers_tables_and_a_plot(des
     code, text = desk(*QUICK, "--retrain")
     assert code == 0, text
     found = json.loads(Path("evaluation/utility.json").read_text())
-    assert found["scope"] == "local" and found["identity"]["training"] == "light, 20 steps, last epoch" and found["steps"] == {"lr": 20, "mlp": 20}
-    assert [row["images"] for row in found["sizes"]["lr"]] == [60, 200] and len(found["sizes"]["lr"][0]["per_seed"]) == 2
+    assert (
+        found["scope"] == "local"
+        and found["identity"]["training"] == "light, 20 steps, last epoch"
+        and found["steps"] == {"lr": 20, "mlp": 20}
+    )
+    assert [row["images"] for row in found["sizes"]["lr"]] == [60, 200] and len(
+        found["sizes"]["lr"][0]["per_seed"]
+    ) == 2
     assert found["ensemble"]["lr"]["members"] == 2 and found["ensemble"]["lr"]["images"] == 200
     assert len(found["selection"]["settings"]) == 4 and "spearman_retrained" in found["selection"]
-    assert {path.name for path in Path("evaluation").iterdir()} == {"utility.json", "utility.csv", "selection.csv", "utility.png"}
+    assert {path.name for path in Path("evaluation").iterdir()} == {
+        "utility.json",
+        "utility.csv",
+        "selection.csv",
+        "utility.png",
+    }
     assert Path("evaluation/utility.csv").read_text().splitlines()[0] == "classifier,images,members,accuracy,std"
     assert "utility: about" in text and "Spearman" in text and "2 together" in text
     journal = [json.loads(line) for line in Path("state/odometer/digits.jsonl").read_text().splitlines()]

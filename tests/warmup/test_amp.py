@@ -67,13 +67,22 @@ def test_the_norm_is_that_of_all_parameters_together():
     assert torch.allclose(torch.cat([part.grad for part in parts]), theta.grad, rtol=1e-6)
 
 
-@pytest.mark.parametrize("amp", [{"radius": 0.2, "rate": 0.4}, {"radius": 0.01, "rate": 100.0, "steps": 4}, {"radius": 5.0, "rate": 0.4, "steps": 3}])
+@pytest.mark.parametrize(
+    "amp",
+    [
+        {"radius": 0.2, "rate": 0.4},
+        {"radius": 0.01, "rate": 100.0, "steps": 4},
+        {"radius": 5.0, "rate": 0.4, "steps": 3},
+    ],
+)
 def test_the_perturbation_never_leaves_the_ball(amp):
     model, seen = tiny(), []
     start = torch.cat([p.detach().flatten().double() for p in model.parameters()])
 
     def moved(module, inputs):
-        seen.append(torch.linalg.vector_norm(torch.cat([p.detach().flatten().double() for p in model.parameters()]) - start))
+        seen.append(
+            torch.linalg.vector_norm(torch.cat([p.detach().flatten().double() for p in model.parameters()]) - start)
+        )
 
     model.register_forward_pre_hook(moved)
     run(model, steps=1, amp=amp)
@@ -97,7 +106,11 @@ def test_an_optimiser_that_stands_still_leaves_every_bit():
     optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
     images, labels = SOURCES["auxiliary"][0], SOURCES["auxiliary"][1]
     for _ in range(steps):
-        amp_gradient(model.parameters(), lambda: model(images, torch.zeros(20), labels).square().mean(), Amp(radius=0.5, rate=3.0, steps=2))
+        amp_gradient(
+            model.parameters(),
+            lambda: model(images, torch.zeros(20), labels).square().mean(),
+            Amp(radius=0.5, rate=3.0, steps=2),
+        )
         optimiser.step()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -120,7 +133,9 @@ def test_all_passes_of_a_step_see_the_same_draws_and_those_of_plain_training():
     draws = {}
     for steps in (0, 2):
         model, seen = tiny(), []
-        model.register_forward_pre_hook(lambda module, inputs, seen=seen: seen.append([tensor.clone() for tensor in inputs]))
+        model.register_forward_pre_hook(
+            lambda module, inputs, seen=seen: seen.append([tensor.clone() for tensor in inputs])
+        )
         run(model, steps=4, augment=2, amp=Amp(steps=steps) if steps else None)
         draws[steps] = seen
     assert len(draws[2]) == 3 * len(draws[0]) == 12

@@ -25,7 +25,9 @@ def tiny() -> UNet:
 
 
 def phase(**options) -> Phase:
-    return Phase(**{"sources": {"central": 1.0, "auxiliary": 1.0}, "steps": 3, "batch": 8, "learning_rate": 2e-3, **options})
+    return Phase(
+        **{"sources": {"central": 1.0, "auxiliary": 1.0}, "steps": 3, "batch": 8, "learning_rate": 2e-3, **options}
+    )
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others():
@@ -41,7 +43,13 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others():
 def test_the_loss_falls_and_progress_is_reported():
     rows = []
     warm_up(
-        tiny(), [phase(steps=1), phase(steps=300, batch=32)], SOURCES, CONFIG, 0, lambda *row: rows.append(row), autocast=False
+        tiny(),
+        [phase(steps=1), phase(steps=300, batch=32)],
+        SOURCES,
+        CONFIG,
+        0,
+        lambda *row: rows.append(row),
+        autocast=False,
     )
     assert [row[:3] for row in rows[:2]] == [(0, 1, 1), (1, 20, 300)]
     assert rows[-1][:3] == (1, 300, 300)
@@ -53,7 +61,9 @@ def test_sources_are_mixed_by_weight():
     generator = torch.Generator().manual_seed(0)
     images, labels = mixed_batch(phase(sources={"central": 1.0, "auxiliary": 3.0}, batch=4000), SOURCES, generator)
     white = (images == 1).all(dim=(1, 2, 3))
-    assert float(white.double().mean()) == pytest.approx(0.75, abs=5 * (0.75 * 0.25 / 4000) ** 0.5)  # false alarm below 1e-6
+    assert float(white.double().mean()) == pytest.approx(
+        0.75, abs=5 * (0.75 * 0.25 / 4000) ** 0.5
+    )  # false alarm below 1e-6
     assert (labels[white] == 2).all()
     assert images.dtype == torch.float32
     assert images.max() <= 1
@@ -117,7 +127,9 @@ def selection(directory, rows, labels, kind="public", classes=("a", "d")):
     directory.mkdir(exist_ok=True)
     np.save(directory / "indices.npy", np.array(rows))
     np.save(directory / "labels.npy", np.array(labels))
-    (directory / "selection.json").write_text(json.dumps({"labels": kind, "classes": list(classes), "images": len(rows)}))
+    (directory / "selection.json").write_text(
+        json.dumps({"labels": kind, "classes": list(classes), "images": len(rows)})
+    )
     return directory
 
 
@@ -126,7 +138,9 @@ def test_public_classes_get_rows_of_their_own_and_relabelled_ones_do_not(tmp_pat
     assert extra == 2 and labels.tolist() == [5, 4, 5]  # 0..2 sensitive, 3 no label
     assert images[torch.tensor([2, 0])].flatten(1).float().mean(dim=1).tolist() == [8, 3]
     assert images[torch.tensor([2, 0])].shape == (2, 1, 8, 8)
-    _, labels, extra = public_training_set(public(), selection(tmp_path / "s", [3, 5, 8], [2, 0, 1], "sensitive"), classes=3)
+    _, labels, extra = public_training_set(
+        public(), selection(tmp_path / "s", [3, 5, 8], [2, 0, 1], "sensitive"), classes=3
+    )
     assert extra == 0 and labels.tolist() == [2, 0, 1]
 
 
@@ -154,7 +168,9 @@ def test_a_mixture_with_public_images_keeps_weights_rows_and_labels(tmp_path):
     weights = {"central": 1.0, "auxiliary": 2.0, "public": 5.0}
     batch, labels = mixed_batch(phase(sources=weights, batch=4000), sources, torch.Generator().manual_seed(0))
     shown = labels > 3
-    assert float(shown.double().mean()) == pytest.approx(5 / 8, abs=5 * (15 / 64 / 4000) ** 0.5)  # false alarm below 1e-6
+    assert float(shown.double().mean()) == pytest.approx(
+        5 / 8, abs=5 * (15 / 64 / 4000) ** 0.5
+    )  # false alarm below 1e-6
     values = (batch[shown].flatten(1) * 255).round().unique()
     assert values.tolist() == [0, 7, 11]  # the selected rows and no others
     assert ((labels[shown] == 4) == (batch[shown].amax(dim=(1, 2, 3)) == 0)).all()
@@ -177,7 +193,9 @@ def test_a_memory_map_is_read_row_by_row_and_never_copied(tmp_path):
     batch, _ = mixed_batch(phase(sources={"public": 1.0}, batch=16), whole, torch.Generator().manual_seed(0))
     assert batch.shape == (16, 1, 8, 8)
     batch, _ = mixed_batch(
-        phase(sources={"public": 1.0}, batch=16), {"public": (images, torch.tensor([0, 1]))}, torch.Generator().manual_seed(0)
+        phase(sources={"public": 1.0}, batch=16),
+        {"public": (images, torch.tensor([0, 1]))},
+        torch.Generator().manual_seed(0),
     )
     assert set((batch.amax(dim=(1, 2, 3)) * 255).round().tolist()) == {100, 200}
 
@@ -185,8 +203,13 @@ def test_a_memory_map_is_read_row_by_row_and_never_copied(tmp_path):
 def test_mapped_images_train_as_the_same_images_in_memory_do():
     pixels = np.random.default_rng(0).integers(0, 256, (9, 8, 8, 1), dtype=np.uint8)
     mapped = {**SOURCES, "auxiliary": (MappedImages(pixels), SOURCES["auxiliary"][1])}
-    held = {**SOURCES, "auxiliary": (torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(), SOURCES["auxiliary"][1])}
-    first, second = (warm_up(tiny(), [phase(augment=1)], sources, CONFIG, 7, autocast=False) for sources in (mapped, held))
+    held = {
+        **SOURCES,
+        "auxiliary": (torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(), SOURCES["auxiliary"][1]),
+    }
+    first, second = (
+        warm_up(tiny(), [phase(augment=1)], sources, CONFIG, 7, autocast=False) for sources in (mapped, held)
+    )
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 

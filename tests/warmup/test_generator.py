@@ -33,7 +33,9 @@ def test_the_fit_meets_the_target_of_unequal_classes(law, three_digits):
     generator = fit_generator(target, FEATURES, CONFIG.model_copy(update={"labels": law}), priors, SHAPE, 3, seed=0)
     drawn, drawn_labels = draw_images(generator, 2000, seed=1)
     for m in range(3):
-        mine = joint_embedding(drawn[drawn_labels == m], torch.zeros((drawn_labels == m).sum(), dtype=torch.int64), 1)[:, 0]
+        mine = joint_embedding(drawn[drawn_labels == m], torch.zeros((drawn_labels == m).sum(), dtype=torch.int64), 1)[
+            :, 0
+        ]
         goal = target[:, m] / priors[m]
         others = [target[:, k] / priors[k] for k in range(3) if k != m]
         error = torch.linalg.vector_norm(mine - goal)
@@ -54,7 +56,9 @@ def test_the_seed_fixes_the_generator_and_the_images():
     before = torch.get_rng_state()
     first, second, third = (fit_generator(target, FEATURES, short, priors, SHAPE, 3, seed=seed) for seed in (0, 0, 1))
     assert torch.equal(torch.get_rng_state(), before)
-    assert all(torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True)
+    )
     assert torch.equal(draw_images(first, 10, seed=4)[0], draw_images(second, 10, seed=4)[0])
     assert not torch.equal(draw_images(first, 10, seed=4)[0], draw_images(first, 10, seed=5)[0])
     assert not torch.equal(draw_images(first, 10, seed=4)[0], draw_images(third, 10, seed=4)[0])
@@ -72,7 +76,9 @@ def test_progress_hears_every_step():
     heard = []
     config = CONFIG.model_copy(update={"steps": 3})
     priors = torch.full((3,), 1 / 3)
-    fit_generator(torch.zeros(1000, 3), FEATURES, config, priors, SHAPE, 3, 0, lambda done, steps: heard.append((done, steps)))
+    fit_generator(
+        torch.zeros(1000, 3), FEATURES, config, priors, SHAPE, 3, 0, lambda done, steps: heard.append((done, steps))
+    )
     assert heard == [(1, 3), (2, 3), (3, 3)]
 
 
@@ -95,7 +101,9 @@ def test_label_shares_are_right_on_average():
 
 def test_a_saved_generator_draws_the_same_images(tmp_path):
     target = torch.zeros(1000, 3)
-    generator = fit_generator(target, FEATURES, CONFIG.model_copy(update={"steps": 2}), torch.full((3,), 1 / 3), SHAPE, 3, seed=0)
+    generator = fit_generator(
+        target, FEATURES, CONFIG.model_copy(update={"steps": 2}), torch.full((3,), 1 / 3), SHAPE, 3, seed=0
+    )
     save_generator(generator, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "generator.safetensors"]
     assert torch.equal(draw_images(load_generator(tmp_path), 5)[0], draw_images(generator, 5)[0])

@@ -24,7 +24,9 @@ def test_the_seed_fixes_the_network_and_spares_the_global_generator(digits):
     short = SETTINGS.model_copy(update={"steps": 3})
     (first, a), (second, b), (third, _) = (train_public_classifier(digits, short, seed) for seed in (0, 0, 1))
     assert torch.equal(torch.get_rng_state(), before)
-    assert a == b and all(torch.equal(x, y) for x, y in zip(first.state_dict().values(), second.state_dict().values(), strict=True))
+    assert a == b and all(
+        torch.equal(x, y) for x, y in zip(first.state_dict().values(), second.state_dict().values(), strict=True)
+    )
     assert not torch.equal(first.head.weight, third.head.weight)
 
 
@@ -43,7 +45,9 @@ def test_memory_mapped_images_are_read_batch_by_batch(digits, tmp_path):
     mapped = load_images(tmp_path, digits.classes)
     watched = ImageSet(mapped.images.view(Watched), mapped.labels, mapped.classes)
     seen = []
-    train_public_classifier(watched, SETTINGS.model_copy(update={"steps": 2, "batch": 32}), 0, lambda *at: seen.append(at))
+    train_public_classifier(
+        watched, SETTINGS.model_copy(update={"steps": 2, "batch": 32}), 0, lambda *at: seen.append(at)
+    )
     assert 0 < Watched.largest <= 512
     assert seen == [(1, 2), (2, 2)]
 

@@ -15,7 +15,15 @@ from sfumato.config import Data, Select
 from sfumato.data.images import ImageSet, save_images
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.errors import ConfigError, DataError
-from sfumato.warmup.selection import Kept, number_to_keep, plot_selection, relabel, select_all, select_classes, selection_rows
+from sfumato.warmup.selection import (
+    Kept,
+    number_to_keep,
+    plot_selection,
+    relabel,
+    select_all,
+    select_classes,
+    selection_rows,
+)
 from stages.classifier import classifier
 from stages.histogram import histogram
 from stages.select import select
@@ -64,7 +72,10 @@ def test_how_many_to_keep():
         number_to_keep(Select(count=63), 62)
 
 
-@pytest.mark.parametrize(("rows", "public", "keep", "message"), [(3, 2, 2, "more classes"), (3, 9, 2, "select.count"), (1, 4, 5, "lower select.count")])
+@pytest.mark.parametrize(
+    ("rows", "public", "keep", "message"),
+    [(3, 2, 2, "more classes"), (3, 9, 2, "select.count"), (1, 4, 5, "lower select.count")],
+)
 def test_what_cannot_be_kept_is_refused_with_what_to_do(rows, public, keep, message):
     with pytest.raises(ConfigError, match=message):
         select_classes(np.zeros((rows, public)), keep)
@@ -97,7 +108,11 @@ def test_all_classes_keep_all_images_and_their_labels():
 
 def test_the_table_names_what_each_class_became():
     public, sensitive = list("abcde"), ["cat", "dog"]
-    assert selection_rows(KEPT, public, sensitive)[1:] == [["c", "9.00", "1", "dog"], ["e", "8.00", "2", "cat"], ["b", "7.00", "3", "dog"]]
+    assert selection_rows(KEPT, public, sensitive)[1:] == [
+        ["c", "9.00", "1", "dog"],
+        ["e", "8.00", "2", "cat"],
+        ["b", "7.00", "3", "dog"],
+    ]
     assert selection_rows(select_all(2, 2), public, None)[1:] == [["a", "", "1", "a"], ["b", "", "2", "b"]]
 
 
@@ -107,7 +122,11 @@ def test_the_picture_is_drawn_from_few_images(channels, classes, rows, tmp_path)
     """Every class but the first has one image; the first has none."""
     random = np.random.default_rng(0)
     labels = np.arange(1, classes, dtype=np.int64)
-    images = ImageSet(random.integers(0, 255, (len(labels), 8, 6, channels), dtype=np.uint8), labels, tuple(f"class {i} " * 3 for i in range(classes)))
+    images = ImageSet(
+        random.integers(0, 255, (len(labels), 8, 6, channels), dtype=np.uint8),
+        labels,
+        tuple(f"class {i} " * 3 for i in range(classes)),
+    )
     votes = None if rows is None else random.normal(0, 9, (rows, classes))
     kept = select_all(classes, classes) if votes is None else select_classes(votes, classes)
     plot_selection(tmp_path / "selection.png", images, kept, votes, ["cat", "dog"] if rows == 2 else None)
@@ -126,7 +145,13 @@ def public(digits, tmp_path_factory):
     out = tmp_path_factory.mktemp("public") / "public"
     with writing(out, "public") as directory:
         save_images(directory, both)
-        card = {"enabled": True, "source": "digits twice", "shape": [1, 8, 8], "classes": both.classes, "images": len(both)}
+        card = {
+            "enabled": True,
+            "source": "digits twice",
+            "shape": [1, 8, 8],
+            "classes": both.classes,
+            "images": len(both),
+        }
         (directory / "card.json").write_text(json.dumps(card))
     return out
 
@@ -140,10 +165,28 @@ def desk(tmp_path, monkeypatch, public):
     plans = tmp_path / "artifacts/plan"
     plans.mkdir(parents=True)
     (plans / "permission.json").write_text(json.dumps({"delta": 1e-5}))
-    commands = {"classifier": lambda: classifier(public=public), "histogram": histogram, "select": lambda: select(public=public)}
+    commands = {
+        "classifier": lambda: classifier(public=public),
+        "histogram": histogram,
+        "select": lambda: select(public=public),
+    }
 
-    def run(stage: str, *, enabled: bool = True, noise: float | None = None, sample_rate: float = 1.0, shape=(1, 8, 8), **settings):
-        content = {"stage": stage, "enabled": enabled, "settings": {"enabled": enabled, **settings}, "shape": list(shape), "seed": 0}
+    def run(
+        stage: str,
+        *,
+        enabled: bool = True,
+        noise: float | None = None,
+        sample_rate: float = 1.0,
+        shape=(1, 8, 8),
+        **settings,
+    ):
+        content = {
+            "stage": stage,
+            "enabled": enabled,
+            "settings": {"enabled": enabled, **settings},
+            "shape": list(shape),
+            "seed": 0,
+        }
         content |= {"dataset_id": "digits", "classes": list("0123456789"), "size_hint": 1400, "delta": 1e-5}
         if noise is not None:
             content["mechanism"] = {"noise_multiplier": noise, "sample_rate": sample_rate, "uses": 1}
@@ -159,11 +202,17 @@ QUICK = {"width": 8, "steps": 80}
 
 def test_relabelled_by_class_the_public_digits_take_the_labels_of_the_sensitive_ones(desk, public):
     about = json.loads((desk("classifier", **QUICK) / "card.json").read_text())
-    assert about["public_validation_accuracy"] > 0.8 and len(about["classes"]) == 20 and about["source"] == "digits twice"
+    assert (
+        about["public_validation_accuracy"] > 0.8 and len(about["classes"]) == 20 and about["source"] == "digits twice"
+    )
     counted = desk("histogram", noise=5.0, sample_rate=0.7, votes=1, per_class=True)
     votes = np.load(counted / "histogram.npy", allow_pickle=False)
     assert votes.shape == (10, 20) and votes.dtype == np.float64
-    assert json.loads((counted / "histogram.json").read_text()) == {"public_classes": about["classes"], "votes": 1, "per_class": True}
+    assert json.loads((counted / "histogram.json").read_text()) == {
+        "public_classes": about["classes"],
+        "votes": 1,
+        "per_class": True,
+    }
     (record,) = read_artifact(counted, "histogram").records.values()
     assert record["sensitivity"].startswith("√1") and record["event"]["type"] == "PoissonSampled"
     out = desk("select", count=10)
@@ -172,12 +221,18 @@ def test_relabelled_by_class_the_public_digits_take_the_labels_of_the_sensitive_
     assert (np.diff(indices) > 0).all() and len(indices) == 1797
     assert np.array_equal(original, labels), "each digit's own class has the most votes of it"
     chosen = json.loads((out / "selection.json").read_text())
-    assert chosen["labels"] == "sensitive" and chosen["classes"] == list("0123456789") and sorted(chosen["kept"]) == chosen["classes"]
+    assert (
+        chosen["labels"] == "sensitive"
+        and chosen["classes"] == list("0123456789")
+        and sorted(chosen["kept"]) == chosen["classes"]
+    )
     assert chosen["images"] == len(indices) and (out / "selection.png").is_file()
     assert list(read_artifact(out, "select").records.values()) == [record], "the selection carries the histogram's cost"
     with (out / "selection.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["rank"] for row in rows] == [str(i) for i in range(1, 11)] and all(row["public_class"] == row["relabelled_as"] for row in rows)
+    assert [row["rank"] for row in rows] == [str(i) for i in range(1, 11)] and all(
+        row["public_class"] == row["relabelled_as"] for row in rows
+    )
 
 
 def test_in_one_row_the_kept_classes_are_renumbered_by_rank(desk, public):
@@ -188,7 +243,9 @@ def test_in_one_row_the_kept_classes_are_renumbered_by_rank(desk, public):
     assert chosen["labels"] == "public" and len(chosen["classes"]) == 5 and chosen["kept"] == chosen["classes"]
     names = json.loads((public / "card.json").read_text())["classes"]
     indices, labels = (np.load(out / name, allow_pickle=False) for name in ("indices.npy", "labels.npy"))
-    assert [chosen["classes"][label] for label in labels] == [names[label] for label in np.load(public / "labels.npy")[indices]]
+    assert [chosen["classes"][label] for label in labels] == [
+        names[label] for label in np.load(public / "labels.npy")[indices]
+    ]
     files = {path.name: path.read_bytes() for path in out.iterdir()}
     desk("select", ratio=0.25)
     assert files == {path.name: path.read_bytes() for path in out.iterdir()}, "the same plan selects the same bytes"
@@ -198,7 +255,10 @@ def test_switched_off_stages_write_empty_artifacts_and_selection_then_keeps_all(
     for stage in ("classifier", "histogram"):
         assert [path.name for path in desk(stage, enabled=False).iterdir()] == ["privacy.json"]
     out = desk("select", ratio=1.0)
-    assert json.loads((out / "selection.json").read_text())["images"] == 2 * 1797 and not read_artifact(out, "select").records
+    assert (
+        json.loads((out / "selection.json").read_text())["images"] == 2 * 1797
+        and not read_artifact(out, "select").records
+    )
     with pytest.raises(ConfigError, match="histogram.enabled"):
         desk("select", ratio=0.5)
     assert [path.name for path in desk("select", enabled=False).iterdir()] == ["privacy.json"]

@@ -18,7 +18,9 @@ DRAWN = ("glyphs", "procedural", "photos")
 Draw = Callable[[np.random.Generator, int], np.ndarray]  # (random stream, label) -> (H, W, C) uint8
 
 
-def drawing(source: str, shape: tuple[int, int, int], fonts: Literal["matplotlib", "system"] = "matplotlib") -> tuple[tuple[str, ...], Draw]:
+def drawing(
+    source: str, shape: tuple[int, int, int], fonts: Literal["matplotlib", "system"] = "matplotlib"
+) -> tuple[tuple[str, ...], Draw]:
     """The class names of a source in DRAWN, and the function that draws one image of `shape` (C, H, W). `fonts`: for glyphs only."""
     if source == "glyphs":
         from sfumato.data.rendered.glyphs import CHARACTERS, glyph_drawer
@@ -43,7 +45,11 @@ def draw_all(draw: Draw, classes: int, per_class: int, seed: int) -> Iterator[tu
 
 
 def drawn_set(
-    source: str, shape: tuple[int, int, int], per_class: int, seed: int = 0, fonts: Literal["matplotlib", "system"] = "matplotlib"
+    source: str,
+    shape: tuple[int, int, int],
+    per_class: int,
+    seed: int = 0,
+    fonts: Literal["matplotlib", "system"] = "matplotlib",
 ) -> ImageSet:
     """A drawn source in memory: `per_class` images of shape (C, H, W) of each class."""
     classes, draw = drawing(source, shape, fonts)

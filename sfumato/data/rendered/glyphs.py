@@ -21,12 +21,21 @@ if TYPE_CHECKING:
 
 CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-NAMELESS = ("uni", "u0", "glyph", "gid", "cid", ".notdef")  # how glyphs are called in fonts that do not say what they show
+NAMELESS = (
+    "uni",
+    "u0",
+    "glyph",
+    "gid",
+    "cid",
+    ".notdef",
+)  # how glyphs are called in fonts that do not say what they show
 FONT_SIZE = 96  # pixels at which a glyph is drawn before it is transformed
 CONTRAST = 110.0  # least distance of foreground and ground, in units of 1/255
 
 
-def glyph_drawer(shape: tuple[int, int, int], fonts: Literal["matplotlib", "system"]) -> Callable[[np.random.Generator, int], np.ndarray]:
+def glyph_drawer(
+    shape: tuple[int, int, int], fonts: Literal["matplotlib", "system"]
+) -> Callable[[np.random.Generator, int], np.ndarray]:
     """A function (random stream, label) -> one glyph, (H, W, C) uint8, of a font drawn by lot.
 
     Deterministic as long as the fonts and the font renderer are the same; "system" fonts differ between machines.
@@ -56,7 +65,9 @@ def font_files(fonts: Literal["matplotlib", "system"]) -> list[Path]:
         files = {Path(name).name: Path(name) for name in font_manager.findSystemFonts()} | files
     usable = [path for _, path in sorted(files.items()) if shows_all_characters(path)]
     if not usable:
-        raise DataError(f"public.fonts={fonts}: no font under {shipped} shows {''.join(CHARACTERS)}. Install matplotlib again.")
+        raise DataError(
+            f"public.fonts={fonts}: no font under {shipped} shows {''.join(CHARACTERS)}. Install matplotlib again."
+        )
     return usable
 
 

@@ -18,7 +18,10 @@ def photo_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, 
 
     channels, height, width = shape
     bunch = load_sample_images()
-    found = {name.rsplit("/", 1)[-1].split(".")[0]: Image.fromarray(array) for name, array in zip(bunch.filenames, bunch.images, strict=True)}
+    found = {
+        name.rsplit("/", 1)[-1].split(".")[0]: Image.fromarray(array)
+        for name, array in zip(bunch.filenames, bunch.images, strict=True)
+    }
     pictures = [found[name] if channels == 3 else found[name].convert("L") for name in PHOTOGRAPHS]
 
     def draw(random: np.random.Generator, label: int) -> np.ndarray:

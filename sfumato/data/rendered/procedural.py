@@ -12,7 +12,9 @@ from collections.abc import Callable
 import numpy as np
 
 FINE = 2  # times larger, per side, are textures with edges drawn
-Texture = Callable[[np.random.Generator, int, int, int], np.ndarray]  # (random stream, H, W, C) -> (H, W, C) float in [0, 1]
+Texture = Callable[
+    [np.random.Generator, int, int, int], np.ndarray
+]  # (random stream, H, W, C) -> (H, W, C) float in [0, 1]
 
 
 def procedural_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, int], np.ndarray]:
@@ -39,7 +41,9 @@ def dead_leaves(random: np.random.Generator, height: int, width: int, channels: 
     for _ in range(12):  # from front to back, 24 discs at once
         radius = (most**-2 + random.random(24) * (least**-2 - most**-2)) ** -0.5
         middle = random.uniform(-0.2, [[1.2 * y[-1]], [1.2 * x[-1]]], (2, 24))
-        inside = (y[bare, None] - middle[0]) ** 2 + (x[bare, None] - middle[1]) ** 2 < radius**2  # (pixels still bare, 24)
+        inside = (y[bare, None] - middle[0]) ** 2 + (
+            x[bare, None] - middle[1]
+        ) ** 2 < radius**2  # (pixels still bare, 24)
         hit = inside.any(axis=1)
         image[bare[hit]] = random.random((24, channels))[inside[hit].argmax(axis=1)]
         bare = bare[~hit]
@@ -50,7 +54,9 @@ def fractal_noise(random: np.random.Generator, height: int, width: int, channels
     """Gaussian noise whose amplitude falls as 1/f^β, β in 0.6..1.8; channels are correlated."""
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
     frequency[0, 0] = np.inf
-    spectrum = np.fft.rfft2(random.standard_normal((channels + 1, height, width))) * frequency ** -random.uniform(0.6, 1.8)
+    spectrum = np.fft.rfft2(random.standard_normal((channels + 1, height, width))) * frequency ** -random.uniform(
+        0.6, 1.8
+    )
     noise = np.fft.irfft2(spectrum, s=(height, width)).transpose(1, 2, 0)
     noise /= noise.std(axis=(0, 1)) + 1e-12
     shared = random.uniform(0.3, 1)  # correlation of the channels
@@ -62,7 +68,9 @@ def gradient_noise(random: np.random.Generator, height: int, width: int, channel
     """Perlin's noise, one to five octaves, as a mixture of three colours."""
     cells = random.uniform(1.5, 6)
     octaves = int(random.integers(1, 6))
-    value = np.sum([0.55**octave * perlin(random, height, width, cells * 2**octave) for octave in range(octaves)], axis=0)
+    value = np.sum(
+        [0.55**octave * perlin(random, height, width, cells * 2**octave) for octave in range(octaves)], axis=0
+    )
     value = (value - value.min()) / (np.ptp(value) + 1e-12)
     low, middle, high = random.random((3, channels))
     value = value[..., None]
@@ -76,7 +84,8 @@ def perlin(random: np.random.Generator, height: int, width: int, cells: float) -
     angle = random.uniform(0, 2 * math.pi, (int(y[-1, 0]) + 2, int(x[0, -1]) + 2))
     dy, dx = y - row, x - column
     corner = [
-        [np.cos(turn := angle[row + i, column + j]) * (dx - j) + np.sin(turn) * (dy - i) for j in (0, 1)] for i in (0, 1)
+        [np.cos(turn := angle[row + i, column + j]) * (dx - j) + np.sin(turn) * (dy - i) for j in (0, 1)]
+        for i in (0, 1)
     ]
     u, v = (t**3 * (t * (6 * t - 15) + 10) for t in (dx, dy))
     above, below = (left + u * (right - left) for left, right in corner)
@@ -89,7 +98,11 @@ def gratings(random: np.random.Generator, height: int, width: int, channels: int
     wave = np.zeros((height, width))
     sharpness = random.choice([0.0, 3.0, 12.0])
     for _ in range(random.integers(1, 4)):
-        angle, cycles, phase = random.uniform(0, math.pi), math.exp(random.uniform(math.log(1.5), math.log(9))), random.uniform(0, 2 * math.pi)
+        angle, cycles, phase = (
+            random.uniform(0, math.pi),
+            math.exp(random.uniform(math.log(1.5), math.log(9))),
+            random.uniform(0, 2 * math.pi),
+        )
         each = np.sin(2 * math.pi * cycles * (x * math.cos(angle) + y * math.sin(angle)) + phase)
         wave += random.uniform(0.4, 1) * (np.tanh(sharpness * each) if sharpness else each)
     wave = 0.5 + 0.5 * wave[..., None] / (np.abs(wave).max() + 1e-12)
@@ -107,7 +120,10 @@ def shapes(random: np.random.Generator, height: int, width: int, channels: int) 
     for _ in range(random.integers(1, 6)):
         size, turn = random.uniform(0.1, 0.4), random.uniform(0, 2 * math.pi)
         dy, dx = y - random.uniform(0, y[-1, 0]), x - random.uniform(0, x[0, -1])
-        across, along = dx * math.cos(turn) + dy * math.sin(turn), (dy * math.cos(turn) - dx * math.sin(turn)) / random.uniform(0.4, 1)
+        across, along = (
+            dx * math.cos(turn) + dy * math.sin(turn),
+            (dy * math.cos(turn) - dx * math.sin(turn)) / random.uniform(0.4, 1),
+        )
         if random.random() < 0.4:
             inside = across**2 + along**2 < size**2
         else:

@@ -27,7 +27,9 @@ def read_source(data: Data, raw: Path) -> Source:
     Raises ConfigError where `data` is incomplete, DataError where files are missing or unusable.
     """
     size = None if data.size is None else (data.size, data.size)
-    return open_source(Request(section="data", name=data.source, path=data.path, size=size, channels=data.channels), raw)
+    return open_source(
+        Request(section="data", name=data.source, path=data.path, size=size, channels=data.channels), raw
+    )
 
 
 def read_public(public: Public, shape: tuple[int, int, int], raw: Path, seed: int) -> Source:
@@ -38,10 +40,16 @@ def read_public(public: Public, shape: tuple[int, int, int], raw: Path, seed: in
     channels, height, width = shape
     if public.source in DRAWN:
         if public.path is not None:
-            raise ConfigError(f"public.path={public.path} means nothing for public.source={public.source}, which reads no files: leave it out.")
+            raise ConfigError(
+                f"public.path={public.path} means nothing for public.source={public.source}, which reads no files: leave it out."
+            )
         classes, draw = drawing(public.source, shape, public.fonts)
-        return Source(classes, draw_all(draw, len(classes), public.per_class, seed), None, len(classes) * public.per_class)
-    return open_source(Request(section="public", name=public.source, path=public.path, size=(height, width), channels=channels), raw)
+        return Source(
+            classes, draw_all(draw, len(classes), public.per_class, seed), None, len(classes) * public.per_class
+        )
+    return open_source(
+        Request(section="public", name=public.source, path=public.path, size=(height, width), channels=channels), raw
+    )
 
 
 def open_source(request: Request, raw: Path) -> Source:
@@ -49,12 +57,16 @@ def open_source(request: Request, raw: Path) -> Source:
         source = read_idx_set(request, raw)
     elif request.name == "digits":
         source = read_digits(request)
-    elif request.name in (readers := {"cifar10": read_cifar10, "cifar100": read_cifar100, "imagenet32": read_imagenet32}):
+    elif request.name in (
+        readers := {"cifar10": read_cifar10, "cifar100": read_cifar100, "imagenet32": read_imagenet32}
+    ):
         source = readers[request.name](request, raw)
     else:
         source = {"imagefolder": read_imagefolder, "npz": read_npz}[request.name](request)
     if len(source.classes) < 2:
-        raise DataError(f"{request.section}.source={request.name} has one class only ({source.classes[0]}): give two or more.")
+        raise DataError(
+            f"{request.section}.source={request.name} has one class only ({source.classes[0]}): give two or more."
+        )
     return source
 
 

@@ -43,7 +43,15 @@ CIFAR10 = Cifar(
     CIFAR10_CLASSES,
     label_bytes=1,
 )
-CIFAR100 = Cifar("CIFAR100", "cifar-100-binary.tar.gz", "cifar-100-binary", ("train.bin",), "test.bin", tuple(CIFAR100_NAMES.split()), label_bytes=2)
+CIFAR100 = Cifar(
+    "CIFAR100",
+    "cifar-100-binary.tar.gz",
+    "cifar-100-binary",
+    ("train.bin",),
+    "test.bin",
+    tuple(CIFAR100_NAMES.split()),
+    label_bytes=2,
+)
 
 
 def read_cifar10(request: Request, raw: Path) -> Source:
@@ -61,10 +69,15 @@ def read_cifar(known: Cifar, request: Request, raw: Path) -> Source:
     splits = [known.train, (known.test,)] if request.sensitive else [known.train]
     files = [[place / name for name in split] for split in splits]
     if all(path.is_file() for split in files for path in split):
-        parts = [tuple(np.concatenate(arrays) for arrays in zip(*(read_batch(path, known) for path in split), strict=True)) for split in files]
+        parts = [
+            tuple(np.concatenate(arrays) for arrays in zip(*(read_batch(path, known) for path in split), strict=True))
+            for split in files
+        ]
     elif request.path is not None:
         wanted = ", ".join(path.name for split in files for path in split)
-        raise DataError(f"{place} does not hold {wanted}: point {request.section}.path at the binary version of {known.torchvision}.")
+        raise DataError(
+            f"{place} does not hold {wanted}: point {request.section}.path at the binary version of {known.torchvision}."
+        )
     else:
         fix = f"Unpack {known.archive} so that {files[0][0]} exists"
         sets = download(known.torchvision, raw, fix, test=request.sensitive)

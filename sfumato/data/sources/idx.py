@@ -30,12 +30,15 @@ class IdxSet:
 IDX_SETS = {
     "mnist": IdxSet("MNIST", tuple("0123456789")),
     "fashion-mnist": IdxSet(
-        "FashionMNIST", ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
+        "FashionMNIST",
+        ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"),
     ),
     "kmnist": IdxSet("KMNIST", ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")),
     "emnist": IdxSet(
         "EMNIST",
-        tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"),  # "balanced": letters that look alike in both cases are merged
+        tuple(
+            "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"
+        ),  # "balanced": letters that look alike in both cases are merged
         ("emnist-balanced-train", "emnist-balanced-test"),
         transposed=True,
         options={"split": "balanced"},
@@ -52,7 +55,12 @@ def read_idx_set(request: Request, raw: Path) -> Source:
         places = [place := Path(request.path).expanduser(), place / "gzip"]  # EMNIST's archive unpacks into the second
     else:
         system = [DEBIAN_FASHION_MNIST] if request.name == "fashion-mnist" else []
-        places = [*system, raw / request.name, raw / request.name / "gzip", raw / known.torchvision / "raw"]  # the last is torchvision's
+        places = [
+            *system,
+            raw / request.name,
+            raw / request.name / "gzip",
+            raw / known.torchvision / "raw",
+        ]  # the last is torchvision's
     files = first_with_all(places, stems)
     if files is None and request.path is None:
         fix = f"Put the files {', '.join(f'{stem}.gz' for stem in stems)} into {raw / request.name} by hand"
@@ -64,17 +72,23 @@ def read_idx_set(request: Request, raw: Path) -> Source:
     for images_file, labels_file in zip(files[::2], files[1::2], strict=True):
         images, labels = read_idx(images_file), read_idx(labels_file)
         if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
-            raise DataError(f"{images_file} has shape {images.shape} and its labels {labels.shape}: not images and labels that belong together.")
+            raise DataError(
+                f"{images_file} has shape {images.shape} and its labels {labels.shape}: not images and labels that belong together."
+            )
         check_labels(labels, known.classes, labels_file)
         size += len(images)
-        parts.append(examples(images.transpose(0, 2, 1) if known.transposed else images, labels, request, images_file.name))
+        parts.append(
+            examples(images.transpose(0, 2, 1) if known.transposed else images, labels, request, images_file.name)
+        )
     return Source(known.classes, parts[0], parts[1] if request.sensitive else None, size)
 
 
 def first_with_all(places: list[Path], stems: list[str]) -> list[Path] | None:
     """The files of the first folder that holds all of `stems`, each gzipped or plain."""
     for place in places:
-        found = [next((path for path in (place / f"{stem}.gz", place / stem) if path.is_file()), None) for stem in stems]
+        found = [
+            next((path for path in (place / f"{stem}.gz", place / stem) if path.is_file()), None) for stem in stems
+        ]
         whole = [path for path in found if path is not None]
         if len(whole) == len(stems):
             return whole
@@ -88,7 +102,9 @@ def read_idx(path: Path) -> np.ndarray:
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} is truncated or corrupt ({error}): fetch it again.") from error
     if len(content) < 4 or content[:3] != b"\0\0\x08":
-        raise DataError(f"{path} is no idx file of unsigned bytes: it starts with {content[:4].hex() or 'nothing'}, expected 000008.")
+        raise DataError(
+            f"{path} is no idx file of unsigned bytes: it starts with {content[:4].hex() or 'nothing'}, expected 000008."
+        )
     rank = content[3]
     if len(content) < 4 + 4 * rank:
         raise DataError(f"{path} is truncated or corrupt: its header stops short. Fetch it again.")

@@ -34,7 +34,9 @@ def read_imagefolder(request: Request) -> Source:
             raise DataError(f"{folder} is empty: a class without pictures. Fill it or remove it.")
         for picture in pictures:
             if picture.is_dir():
-                raise DataError(f"{picture} is a folder inside a class: pictures must lie directly in their class's folder.")
+                raise DataError(
+                    f"{picture} is a folder inside a class: pictures must lie directly in their class's folder."
+                )
             files.append((picture, label))
     return Source(tuple(folder.name for folder in folders), pictures_of(files, request), None, len(files))
 
@@ -58,7 +60,9 @@ def pictures_of(files: list[tuple[Path, int]], request: Request) -> Iterator[Exa
         if image.shape != first[1]:
             differs = {"size": image.shape[:2] != first[1][:2], "channels": image.shape[2] != first[1][2]}
             wish = " and ".join(f"{request.section}.{key}" for key, value in differs.items() if value)
-            raise DataError(f"{path} is {describe(image.shape)} but {first[0]} is {describe(first[1])}: set {wish} to convert all alike.")
+            raise DataError(
+                f"{path} is {describe(image.shape)} but {first[0]} is {describe(first[1])}: set {wish} to convert all alike."
+            )
         yield image, label
 
 
@@ -81,10 +85,14 @@ def decode(path: Path) -> np.ndarray:
     if picture.mode.startswith("I;16"):
         return (np.asarray(picture).astype(np.uint16) >> 8).astype(np.uint8)[..., None]
     if picture.mode in ("I", "F"):
-        raise DataError(f"{path} has 32-bit pixels, whose range nothing states: save it with 8 bits, or as 16-bit grey.")
+        raise DataError(
+            f"{path} has 32-bit pixels, whose range nothing states: save it with 8 bits, or as 16-bit grey."
+        )
     if picture.has_transparency_data:
         grey = picture.mode in ("LA", "La", "L", "1")
         picture = picture.convert("RGBA")
-        picture = Image.alpha_composite(Image.new("RGBA", picture.size, (0, 0, 0, 255)), picture).convert("L" if grey else "RGB")
+        picture = Image.alpha_composite(Image.new("RGBA", picture.size, (0, 0, 0, 255)), picture).convert(
+            "L" if grey else "RGB"
+        )
     array = np.asarray(picture.convert("L" if picture.mode in ("1", "L") else "RGB"))
     return array if array.ndim == 3 else array[..., None]

@@ -33,21 +33,29 @@ def read_npz(request: Request) -> Source:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {key: archive[key] for key in archive.files}
     except UNREADABLE as error:
-        raise DataError(f"{path} cannot be read as .npz without pickle ({error}): write it with np.savez and plain arrays.") from error
+        raise DataError(
+            f"{path} cannot be read as .npz without pickle ({error}): write it with np.savez and plain arrays."
+        ) from error
     missing = [key for key in ("images", "labels", "classes") if key not in arrays]
     if missing:
-        raise DataError(f"{path} has no array named {', '.join(missing)}: write it with np.savez(path, images=…, labels=…, classes=…).")
+        raise DataError(
+            f"{path} has no array named {', '.join(missing)}: write it with np.savez(path, images=…, labels=…, classes=…)."
+        )
     if request.sensitive and "groups" in arrays:
         raise DataError(f"{path}: `groups` {GROUPS_REFUSED}.")
     images, labels, classes = arrays["images"], arrays["labels"], arrays["classes"]
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in (1, 3)):
-        raise DataError(f"{path}: images are {images.dtype} {images.shape}, expected uint8 (N, H, W) or (N, H, W, C) with C 1 or 3.")
+        raise DataError(
+            f"{path}: images are {images.dtype} {images.shape}, expected uint8 (N, H, W) or (N, H, W, C) with C 1 or 3."
+        )
     if labels.dtype.kind not in "iu" or labels.shape != (len(images),):
         raise DataError(f"{path}: labels are {labels.dtype} {labels.shape}, expected integers ({len(images)},).")
     if not len(images):
         raise DataError(f"{path} holds no images.")
     if classes.dtype.kind != "U" or classes.ndim != 1 or not len(classes) or len(set(classes)) != len(classes):
-        raise DataError(f"{path}: classes are {classes.dtype} {classes.shape}, expected distinct names, an array of strings.")
+        raise DataError(
+            f"{path}: classes are {classes.dtype} {classes.shape}, expected distinct names, an array of strings."
+        )
     names = tuple(str(name) for name in classes)
     check_labels(labels, names, path)
     return Source(names, examples(images, labels, request, path.name), None, len(images))
@@ -78,9 +86,13 @@ def read_imagenet_labels(path: Path) -> np.ndarray:
         with zipfile.ZipFile(path) as archive, archive.open("data.npy") as member:
             shape, rowwise, dtype = read_npy_header(member)
     except UNREADABLE as error:
-        raise DataError(f"{path} cannot be read as a batch of ImageNet-32 ({error}): fetch it again; it must hold `data` and `labels`.") from error
+        raise DataError(
+            f"{path} cannot be read as a batch of ImageNet-32 ({error}): fetch it again; it must hold `data` and `labels`."
+        ) from error
     if dtype != np.uint8 or len(shape) != 2 or shape[1] != IMAGENET_ROW or not rowwise:
-        raise DataError(f"{path}: data is {dtype} {shape}, expected uint8 (N, {IMAGENET_ROW}), row by row: take the 32×32 version for NumPy.")
+        raise DataError(
+            f"{path}: data is {dtype} {shape}, expected uint8 (N, {IMAGENET_ROW}), row by row: take the 32×32 version for NumPy."
+        )
     if labels.dtype.kind not in "iu" or labels.shape != shape[:1]:
         raise DataError(f"{path}: labels are {labels.dtype} {labels.shape}, expected {shape[0]} integers.")
     if len(labels) and not (labels.min() >= 1 and labels.max() <= IMAGENET_CLASSES):
@@ -127,9 +139,14 @@ def imagenet_names(place: Path) -> tuple[str, ...]:
     if not file.is_file():
         return tuple(f"class-{label:04d}" for label in range(IMAGENET_CLASSES))
     try:
-        entries = {int(label): (name, identity) for identity, label, name in map(str.split, file.read_text(encoding="utf-8").splitlines())}
+        entries = {
+            int(label): (name, identity)
+            for identity, label, name in map(str.split, file.read_text(encoding="utf-8").splitlines())
+        }
         ordered = [entries[label] for label in range(1, IMAGENET_CLASSES + 1)]
     except (ValueError, KeyError, OSError) as error:
-        raise DataError(f"{file} does not name classes 1..{IMAGENET_CLASSES}, one a line ({error!r}): fetch it again, or remove it.") from error
+        raise DataError(
+            f"{file} does not name classes 1..{IMAGENET_CLASSES}, one a line ({error!r}): fetch it again, or remove it."
+        ) from error
     times = Counter(name for name, _ in ordered)
     return tuple(name if times[name] == 1 else f"{name}-{identity}" for name, identity in ordered)

@@ -53,7 +53,9 @@ class Request:
 
 def check_labels(labels: np.ndarray, classes: tuple[str, ...], path: Path) -> None:
     if len(labels) and not (labels.min() >= 0 and labels.max() < len(classes)):
-        raise DataError(f"{path} has labels {labels.min()}..{labels.max()}, expected 0..{len(classes) - 1} for {len(classes)} classes.")
+        raise DataError(
+            f"{path} has labels {labels.min()}..{labels.max()}, expected 0..{len(classes) - 1} for {len(classes)} classes."
+        )
 
 
 def examples(images: np.ndarray, labels: np.ndarray, request: Request, name: str) -> Iterator[Example]:
@@ -91,7 +93,10 @@ def download(name: str, raw: Path, fix: str, *, test: bool, options: Mapping[str
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(DOWNLOAD_TIMEOUT)
     try:
-        return tuple(getattr(datasets, name)(raw, train=train, download=True, **(options or {})) for train in ([True, False] if test else [True]))
+        return tuple(
+            getattr(datasets, name)(raw, train=train, download=True, **(options or {}))
+            for train in ([True, False] if test else [True])
+        )
     except (OSError, RuntimeError) as error:  # no network, a broken file, a full disk
         for empty in (raw / name / "raw", raw / name):
             with suppress(OSError):  # rmdir takes empty ones only

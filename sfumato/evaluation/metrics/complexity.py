@@ -34,7 +34,9 @@ def texture_complexity(images: np.ndarray) -> np.ndarray:
     if min(height, width) < 3:
         raise ValueError(f"images of {height}×{width} have no local patterns: three pixels a side are needed")
     centre = plane[:, 1:-1, 1:-1]
-    above = np.stack([plane[:, 1 + i : height - 1 + i, 1 + j : width - 1 + j] >= centre for i, j in AROUND])  # (8, N, H-2, W-2)
+    above = np.stack(
+        [plane[:, 1 + i : height - 1 + i, 1 + j : width - 1 + j] >= centre for i, j in AROUND]
+    )  # (8, N, H-2, W-2)
     changes = (above != np.roll(above, 1, axis=0)).sum(axis=0)
     patterns = np.where(changes <= 2, above.sum(axis=0), 9)
     return entropies(patterns, 10)
@@ -49,4 +51,8 @@ def entropies(levels: np.ndarray, count: int) -> np.ndarray:
 
 def complexity(images: np.ndarray) -> dict[str, float]:
     """Means over the images: {"entropy", "texture_complexity", "images"}."""
-    return {"entropy": float(entropy(images).mean()), "texture_complexity": float(texture_complexity(images).mean()), "images": len(images)}
+    return {
+        "entropy": float(entropy(images).mean()),
+        "texture_complexity": float(texture_complexity(images).mean()),
+        "images": len(images),
+    }

@@ -33,7 +33,12 @@ def fidelity(
     where the extractor is Inception with its published weights, and there alone. `warn` is told what limits a number's meaning.
     """
     wanted = config.metrics
-    found: dict = {"space": extractor.name, "reference": config.reference, "images": len(compared), "reference_images": len(reference)}
+    found: dict = {
+        "space": extractor.name,
+        "reference": config.reference,
+        "images": len(compared),
+        "reference_images": len(reference),
+    }
     frechet, mmd = ("fid", "kid") if extractor.published else ("frechet", "mmd")
     fewest = min(len(compared), len(reference))
     if "frechet" in wanted:
@@ -51,7 +56,9 @@ def fidelity(
     if "precision_recall" in wanted:
         k = min(config.neighbours, fewest - 1)
         if k < config.neighbours:
-            warn(f"{name}: precision and recall take {k} neighbours, not evaluate.neighbours={config.neighbours}: there are only {fewest} images")
+            warn(
+                f"{name}: precision and recall take {k} neighbours, not evaluate.neighbours={config.neighbours}: there are only {fewest} images"
+            )
         found |= precision_recall(compared, reference, k) | {"neighbours": k}
     if "fld" in wanted:
         if min(map(len, novel)) < 4:

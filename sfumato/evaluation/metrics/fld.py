@@ -31,15 +31,21 @@ def feature_likelihood(synthetic: np.ndarray, train: np.ndarray, holdout: np.nda
     The widths come from expectation-maximisation where the authors take 50 steps of Adam; same objective, same starting point.
     """
     if min(map(len, (synthetic, train, holdout))) < 4:
-        raise ValueError(f"{len(synthetic)} synthetic, {len(train)} training and {len(holdout)} hold-out features: each set needs 4 or more")
+        raise ValueError(
+            f"{len(synthetic)} synthetic, {len(train)} training and {len(holdout)} hold-out features: each set needs 4 or more"
+        )
     random = np.random.default_rng(0)
     size = min(len(train) // 2, len(synthetic), MOST)  # as many centres for both, else the larger number looks better
-    centres, fitted, scored = (some_rows(features, most, random) for features, most in ((synthetic, size), (train, 2 * size), (holdout, MOST)))
+    centres, fitted, scored = (
+        some_rows(features, most, random) for features, most in ((synthetic, size), (train, 2 * size), (holdout, MOST))
+    )
     mean, std = scored.mean(axis=0), scored.std(axis=0, ddof=1)
     varied = std > 1e-8 * max(float(std.max()), 1e-300)
     if not varied.any():
         raise ValueError("all hold-out features are constant: no likelihood can be compared")
-    normal, points, unseen = (torch.from_numpy((features[:, varied] - mean[varied]) / std[varied]) for features in (centres, fitted, scored))
+    normal, points, unseen = (
+        torch.from_numpy((features[:, varied] - mean[varied]) / std[varied]) for features in (centres, fitted, scored)
+    )
     variances = fit_variances(normal, points)
     of_holdout = negative_log_likelihood(unseen, normal, variances)
     of_train = negative_log_likelihood(points, normal, variances)

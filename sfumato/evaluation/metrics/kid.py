@@ -7,7 +7,9 @@ import numpy as np
 DEGREE = 3
 
 
-def kernel_distance(features_a: np.ndarray, features_b: np.ndarray, subsets: int = 100, size: int = 1000, seed: int = 0) -> tuple[float, float]:
+def kernel_distance(
+    features_a: np.ndarray, features_b: np.ndarray, subsets: int = 100, size: int = 1000, seed: int = 0
+) -> tuple[float, float]:
     """Mean and standard deviation, over random subsets, of the unbiased estimate of MMD².
 
     features: (N, D), finite, two rows or more each. A subset holds `size` rows of each set, drawn without repetition, or all of the
@@ -29,7 +31,9 @@ def squared_mmd(a: np.ndarray, b: np.ndarray) -> float:
     """Unbiased MMD² of (n, D) and (m, D) float64 under k(x, y) = (x·y / D + 1)³: the diagonals of the two inner sums are left out."""
     n, m = len(a), len(b)
     within_a, within_b, across = (kernel(x, y) for x, y in ((a, a), (b, b), (a, b)))
-    inner = (within_a.sum() - np.trace(within_a)) / (n * (n - 1)) + (within_b.sum() - np.trace(within_b)) / (m * (m - 1))
+    inner = (within_a.sum() - np.trace(within_a)) / (n * (n - 1)) + (within_b.sum() - np.trace(within_b)) / (
+        m * (m - 1)
+    )
     return float(inner - 2 * across.mean())
 
 

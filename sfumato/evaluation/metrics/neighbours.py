@@ -36,10 +36,14 @@ def nearest(features: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np
 def radii(features: np.ndarray, k: int) -> np.ndarray:
     """(N,) squared distance of each row to its k-th nearest other row."""
     if not 0 < k < len(features):
-        raise ValueError(f"k={k} nearest neighbours cannot be found among {len(features)} images: k must be from 1 to {len(features) - 1}")
+        raise ValueError(
+            f"k={k} nearest neighbours cannot be found among {len(features)} images: k must be from 1 to {len(features) - 1}"
+        )
     found = np.empty(len(features))
     for rows, block in squared_distances(features, features):
-        block[np.arange(len(block)), np.arange(rows.start, rows.stop)] = -1.0  # itself comes first, whatever the rounding
+        block[
+            np.arange(len(block)), np.arange(rows.start, rows.stop)
+        ] = -1.0  # itself comes first, whatever the rounding
         found[rows] = np.partition(block, k, axis=1)[:, k]
     return found
 
@@ -62,7 +66,12 @@ def precision_recall(synthetic: np.ndarray, real: np.ndarray, k: int = 5) -> dic
         covered |= inside.any(axis=0)
         recalled |= (block <= synthetic_radii[rows, None]).any(axis=0)
     count = len(synthetic)
-    return {"precision": precise / count, "recall": float(recalled.mean()), "density": dense / (k * count), "coverage": float(covered.mean())}
+    return {
+        "precision": precise / count,
+        "recall": float(recalled.mean()),
+        "density": dense / (k * count),
+        "coverage": float(covered.mean()),
+    }
 
 
 def authenticity(synthetic: np.ndarray, train: np.ndarray, holdout: np.ndarray) -> dict[str, float]:
