@@ -2,11 +2,11 @@
 
     python benchmarks/amp_robustness.py [--radius 0.2] [--steps 500] [--per-class 60] [--seeds 2] [--plot curve.png]
 
-The same small U-Net is trained on drawn glyphs three ways: plain, with AMP (as many steps, so twice the work or more), and plain with
-the work of AMP. Then its denoising loss on glyphs held out is taken with its averaged weights moved by a vector of a given norm:
-random directions (the mean over several, the same for all three), which is what the noise of DP-SGD does, and the worst direction that
-a few steps of gradient ascent find, which is what AMP trains against. Batches, noise and directions are the same in all three.
-Only public images, drawn here: nothing to download. Under five minutes on one core.
+The same small U-Net is trained on drawn glyphs three ways: plain, with AMP (as many steps, so at least twice the work),
+and plain with the work of AMP. Then its averaged weights are moved by a vector of a given norm, and its denoising loss
+on held-out glyphs is measured: in random directions (the mean over several), as the noise of DP-SGD moves them, and in
+the worst direction that a few steps of gradient ascent find, against which AMP trains. Batches, noise and directions
+are the same for all three. All images are public and drawn here: nothing to download. Under five minutes on one core.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from sfumato.warmup.amp import ascend, put
 from sfumato.warmup.curriculum import mean_loss, warm_up
 
 FACTORS = (0.0, 0.5, 1.0, 2.0, 4.0, 16.0, 64.0)  # norm of the noise, in units of the radius
-WORST = 4.0  # the ascent goes so far at most
+WORST = 4.0  # largest factor at which the worst direction is searched
 DIRECTIONS = 8
 HELD_OUT = 8  # glyphs of each of the 62 classes
 
 
 def glyphs(per_class: int) -> tuple[Tensor, Tensor]:
-    """((N, 1, 8, 8) float32 in [0, 1], (N,) int64), those held out last. A balanced set in every prefix."""
+    """((N, 1, 8, 8) float32 in [0, 1], (N,) int64), the held-out ones last. Every prefix is balanced."""
     names, draw = drawing("glyphs", (1, 8, 8))
     images, labels = zip(*draw_all(draw, len(names), per_class + HELD_OUT, 0), strict=True)
     return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float() / 255, torch.tensor(labels)
@@ -61,7 +61,7 @@ def held_out_batch(images: Tensor, labels: Tensor) -> list[Tensor]:
 
 
 def losses_under_noise(model: UNet, batch: Sequence[Tensor], norms: Sequence[float]) -> list[list[float]]:
-    """For each norm the loss with the weights moved that far, in each of DIRECTIONS directions."""
+    """For each norm, the losses with the weights moved that far in each of DIRECTIONS directions."""
     parameters = list(model.parameters())
     weights = [p.detach().clone() for p in parameters]
     rows = []
@@ -80,7 +80,7 @@ def losses_under_noise(model: UNet, batch: Sequence[Tensor], norms: Sequence[flo
 
 
 def worst_loss(model: UNet, batch: Sequence[Tensor], norm: float, steps: int = 5) -> float:
-    """The loss where steps of gradient ascent, each projected to the sphere of radius `norm`, arrive."""
+    """The loss after `steps` of gradient ascent, each projected to the sphere of radius `norm`."""
     parameters = list(model.parameters())
     weights = [p.detach().clone() for p in parameters]
     delta = [torch.zeros_like(w) for w in weights]
@@ -155,10 +155,12 @@ def main() -> None:
                     worst[name][seed, index] = worst_loss(model, batch, norms[index]) if norms[index] else row[0]
 
     print(
-        f"{sum(p.numel() for p in model.parameters())} weights, {amp}, {options.steps} steps, {len(batch[0])} images held out"
+        f"{sum(p.numel() for p in model.parameters())} weights, {amp}, {options.steps} steps, "
+        f"{len(batch[0])} images held out"
     )
     print(
-        f"Denoising loss: mean ± standard deviation over {options.seeds} seeds, random noise averaged over {DIRECTIONS} directions\n"
+        f"Denoising loss: mean ± standard deviation over {options.seeds} seeds, "
+        f"random noise averaged over {DIRECTIONS} directions\n"
     )
     for title, losses in (("random", {name: value.mean(dim=2) for name, value in random.items()}), ("worst", worst)):
         print(f"{title + ' noise of norm':>22} " + " ".join(f"{name:>20}" for name in ways))

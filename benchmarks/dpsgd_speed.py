@@ -4,9 +4,10 @@
         [--size 28] [--channels 1] [--width 32] [--unshuffle 2]
 
 Every variant makes the same number of image passes (forward and backward of one image at one noise level) in the same
-process, in interleaved rounds, so that a busy machine slows all of them; on one thread, CPU time is measured, which other processes
-do not count in. `images/s` is the best round; `ratio` is the time over that of the plain step of the same precision, the median over
-rounds. Peak memory, over what was held before the first step, is measured in a process per variant. Random images: nothing to download.
+process, in interleaved rounds, so that a busy machine slows all of them. On one thread, CPU time is measured, without
+that of other processes. `images/s` is the best round. `ratio` is the time over that of the plain step of the same
+precision, the median over rounds. Peak memory is measured in a process per variant, above the memory held before the
+first step. The images are random: nothing to download.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from sfumato.compute import keep_freed_memory
 from sfumato.config import LogNormal
 from sfumato.diffusion.objective import draw_noise_levels, per_image_loss
 from sfumato.diffusion.unet import GroupNorm, UNet
-from sfumato.dpsgd.run import choose_chunk, clipped_gradient_sum, draw, per_image_gradients
+from sfumato.dpsgd.gradients import choose_chunk, clipped_gradient_sum, draw, per_image_gradients
 
 CLIP = 1e-3
 
@@ -38,7 +39,7 @@ class Setting:
     passes: int = 256  # image passes of a step
     size: int = 28  # pixels
     channels: int = 1  # of the images
-    width: int = 32  # channels of the finest level: kernels like multiples of 32
+    width: int = 32  # channels of the finest level: kernels are fastest at multiples of 32
     unshuffle: int = 2
     opacus_rows: int = 64  # rows whose gradients Opacus holds at a time
 
@@ -48,7 +49,7 @@ class Setting:
             self.size, self.channels, 10, width=self.width, multipliers=(2, 2), attention=(1,), unshuffle=self.unshuffle
         )
         with torch.no_grad():
-            for parameter in model.parameters():  # off the zero initialisation, where most gradients vanish
+            for parameter in model.parameters():  # away from the zero initialisation, where most gradients vanish
                 parameter.add_(0.02 * torch.randn_like(parameter))
         return model
 
@@ -60,7 +61,7 @@ class Setting:
 
 
 def plain(setting: Setting, autocast: bool) -> Callable[[], object]:
-    """An ordinary training step's gradient."""
+    """The gradient of an ordinary training step."""
     passes, model = setting.passes, setting.network()
     (images, labels), generator = setting.data(passes), torch.Generator().manual_seed(0)
     parameters = list(model.parameters())
@@ -75,7 +76,7 @@ def plain(setting: Setting, autocast: bool) -> Callable[[], object]:
 
 
 def ours(setting: Setting, draws: int, autocast: bool) -> Callable[[], object]:
-    """Draws, per-image gradients, clip and sum, as DP-SGD does them."""
+    """Draws, per-image gradients, clip and sum, as in DP-SGD."""
     model, generator = setting.network(), torch.Generator().manual_seed(0)
     images, labels = setting.data(setting.passes // draws)
     parameters = dict(model.named_parameters())
@@ -136,9 +137,8 @@ def opacus(setting: Setting, draws: int) -> Callable[[], object]:
     return step
 
 
-VARIANTS: dict[
-    str, tuple[str, Callable[[Setting], Callable[[], object]]]
-] = {  # name -> plain step to compare with, maker
+# name -> (plain step to compare with, maker of the step)
+VARIANTS: dict[str, tuple[str, Callable[[Setting], Callable[[], object]]]] = {
     "plain fp32": ("plain fp32", lambda setting: plain(setting, False)),
     "plain bf16": ("plain bf16", lambda setting: plain(setting, True)),
     "ours K=1 fp32": ("plain fp32", lambda setting: ours(setting, 1, False)),
@@ -151,7 +151,7 @@ VARIANTS: dict[
 
 
 def peak_memory(name: str, setting: Setting, threads: int) -> float:
-    """MiB that a process running this variant alone adds to what it held before the first step."""
+    """MiB that the steps add to a process which runs this variant alone."""
     command = [sys.executable, __file__, "--alone", name, "--threads", str(threads)]
     command += [part for key, value in asdict(setting).items() for part in (flag(key), str(value))]
     return float(subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ).stdout.split()[-1])
@@ -176,7 +176,7 @@ def high_water() -> float:
 
 
 def precision(setting: Setting, images: int = 32) -> None:
-    """How far bfloat16 turns each image's gradient."""
+    """Print how far bfloat16 turns the gradient of each image."""
     model, (x, y) = setting.network(), setting.data(images)
     for draws in (1, 8):
         drawn = draw(x, draws, LogNormal(), torch.Generator().manual_seed(0))
@@ -190,7 +190,8 @@ def precision(setting: Setting, images: int = 32) -> None:
         )
         cosine = nn.functional.cosine_similarity(exact.double(), rounded.double())
         print(
-            f"cosine of bf16 and fp32 gradients per image, K={draws}: median {cosine.median():.5f}, worst {cosine.min():.5f}"
+            f"cosine of bf16 and fp32 gradients per image, K={draws}: "
+            f"median {cosine.median():.5f}, worst {cosine.min():.5f}"
         )
 
 

@@ -1,12 +1,14 @@
-"""How much of the first DP-SGD step is signal: the mean clipped gradient, against the noise added to it and the chance of the draw.
+"""How much of the first DP-SGD step is signal: the mean clipped gradient against the added noise and the draw's chance.
 
-In a folder where the pipeline has run up to `pretrain`, for its network and its settings of `finetune`, at several clips C.
-Local: the gradients are those of real images, and a setting chosen by them is chosen by real data. Meant for public data sets.
+Run it where the pipeline has run up to `pretrain`: it takes the network and the settings of `finetune` from there, and
+tries several clips C. Local: the gradients are those of real images, so a setting chosen by them is chosen by real
+data. Meant for public data sets.
 
     python benchmarks/gradient_signal.py [--folder .] [--images 1024]
 
-Lengths are L2 norms in the space of all weights. Signal: that of the mean clipped gradient, without bias the square root of the dot
-product of two halves' means. Noise: σ·C·√P / batch, as `stage plan --dry-run` says in units of C. Chance: what the mean of one drawn batch deviates by.
+Lengths are L2 norms in the space of all weights. Signal: of the mean clipped gradient, estimated without bias as the
+square root of the dot product of the means of two halves. Noise: σ·C·√P / batch, which `stage plan --dry-run` shows in
+units of C. Chance: the deviation of the mean of one drawn batch.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ import torch
 
 from sfumato.data.store import read_card
 from sfumato.diffusion.unet import load_model
-from sfumato.dpsgd.run import draw, per_image_gradients, step_noise
-from sfumato.privacy.charge import open_local
+from sfumato.dpsgd.gradients import draw, per_image_gradients
+from sfumato.dpsgd.run import step_noise
+from sfumato.privacy.opening import open_local
 from sfumato.resolved import read_stage_plan
 from stages.common import ARTIFACTS, CARD, state_dir
 
@@ -44,7 +47,8 @@ def main() -> None:
     weights = halves.shape[-1]
     quantiles = ", ".join(f"{value:.2f}" for value in np.quantile(norms, (0.05, 0.5, 0.95)))
     print(
-        f"{weights} weights, batch {batch:.0f}, {settings.draws} draws, σ = {plan.mechanism.noise_multiplier}; 5, 50, 95 % of images' norms: {quantiles}\n"
+        f"{weights} weights, batch {batch:.0f}, {settings.draws} draws, σ = {plan.mechanism.noise_multiplier}; "
+        f"5, 50, 95 % of images' norms: {quantiles}\n"
     )
     print("| C | clipped | signal | noise | signal / noise | chance / signal |\n|---|---|---|---|---|---|")
     for clip, (first, second) in zip(clips, halves, strict=True):
@@ -63,7 +67,7 @@ def main() -> None:
 
 
 def gradients(plan, clips: list[float], count: int) -> tuple[np.ndarray, torch.Tensor]:
-    """Norms of the images' gradients, (n,), and for each clip the mean clipped gradient of either half of the images, (clips, 2, P)."""
+    """(norms of the images' gradients (n,), mean clipped gradient by clip and half of the images (clips, 2, P))."""
     sensitive, _ = open_local(state_dir(), read_card(CARD), "gradient signal")
     model = load_model(ARTIFACTS / "pretrain").eval()
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}

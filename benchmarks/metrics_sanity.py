@@ -1,12 +1,13 @@
 """Do the fidelity metrics say what they should? Image sets of known quality are compared with real Fashion-MNIST.
 
-Rows: real images unseen so far; the same with noise, blurred, of three classes only; copies of training images, all or half; uniform
-noise. Usage: python benchmarks/metrics_sanity.py [--images 5000] [--folder /usr/share/datasets/fashion-mnist] [--plots DIR]
+    python benchmarks/metrics_sanity.py [--images 5000] [--folder /usr/share/datasets/fashion-mnist] [--plots DIR]
+
+Rows: unseen real images; the same with noise, blurred, of three classes only; copies of training images, all or half;
+uniform noise.
 """
 
 from __future__ import annotations
 
-import gzip
 import time
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +20,7 @@ from rich.table import Table
 from sfumato.config import Evaluate
 from sfumato.data.images import ImageSet
 from sfumato.data.rendered import drawn_set
+from sfumato.data.sources.idx import read_idx
 from sfumato.evaluation.extractors import embedded_extractor
 from sfumato.evaluation.metrics.fidelity import fidelity
 from sfumato.evaluation.plots import plot_embedding, plot_neighbours
@@ -36,11 +38,6 @@ SHOWN = (
     "authenticity",
     "distance_ratio",
 )
-
-
-def read_idx(path: Path, header: int) -> np.ndarray:
-    with gzip.open(path) as file:
-        return np.frombuffer(file.read(), dtype=np.uint8, offset=header)
 
 
 def rows_of_known_quality(
@@ -70,8 +67,8 @@ def main(
         Path | None, typer.Option(help="Also write neighbours.png and embedding.png for the half copies.")
     ] = None,
 ) -> None:
-    pixels = read_idx(folder / "train-images-idx3-ubyte.gz", 16).reshape(-1, 28, 28, 1)
-    labels = read_idx(folder / "train-labels-idx1-ubyte.gz", 8).astype(np.int64)
+    pixels = read_idx(folder / "train-images-idx3-ubyte.gz")[..., None]
+    labels = read_idx(folder / "train-labels-idx1-ubyte.gz").astype(np.int64)
     random = np.random.default_rng(0)
     parts = random.permutation(len(pixels))[: 3 * images].reshape(3, images)
     train, holdout, fresh = (pixels[np.sort(part)] for part in parts)

@@ -1,10 +1,11 @@
 """Recipes side by side: accuracy, Fréchet distance and time per stage, over budgets and seeds.
 
-Each run has its own folder, noise and history; the prepared images and their hold-out are the same in all, and so are the public set and
-its classifier. Stages run in this process, in the order of the pipeline. Rows are appended to a CSV file as they come, and runs that are
-already in it are skipped, so the script can be stopped, continued, and started twice with other recipes.
+Each run has its own folder, noise and history. All runs share the prepared images, their hold-out, the public set and
+its classifier. Stages run in this process, in the order of the pipeline. Rows are appended to a CSV file as they come,
+and runs that are already in it are skipped, so the script can be stopped, continued, and started twice with other
+recipes.
 
-    OMP_NUM_THREADS=1 python benchmarks/recipe_table.py --profile digits --recipes dpdm,feta-pro,full --epsilons 1,3,10 --seeds 0,1,2
+    OMP_NUM_THREADS=1 python benchmarks/recipe_table.py --recipes dpdm,feta-pro,full --epsilons 1,3,10 --seeds 0,1,2
     python benchmarks/recipe_table.py --show
 """
 
@@ -123,7 +124,7 @@ def run(key: dict, changes: list[str], work: Path, shared: Path) -> dict:
 
 
 def prepare_folder(folder: Path, shared: Path, params: dict) -> None:
-    """Go to a fresh folder that holds `params` and the prepared images, which are the same in all folders, their hold-out too."""
+    """Go to a fresh folder with `params` and the prepared images; images and hold-out are the same in all folders."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     os.chdir(folder)
@@ -183,17 +184,16 @@ def append(results: Path, row: dict) -> None:
 def show(results: Path) -> None:
     """Mean ± standard deviation over the seeds, as a Markdown table."""
     table = pd.read_csv(results, keep_default_na=False)
-    print(
-        "| profile | recipe | change | ε | seeds | LR | MLP | CNN | Fréchet | minutes |\n|---|---|---|---|---|---|---|---|---|---|"
-    )
+    print("| profile | recipe | change | ε | seeds | LR | MLP | CNN | Fréchet | minutes |\n|" + "---|" * 10)
     for names, group in table.groupby(["profile", "recipe", "change", "epsilon"], sort=True):
-        spread = [
-            f"{group[name].mean():.1f} ± {group[name].std(ddof=1) if len(group) > 1 else 0:.1f}"
-            for name in ("lr", "mlp", "cnn", "frechet")
-        ]
-        print(
-            f"| {' | '.join(f'{name:g}' if isinstance(name, float) else name for name in names)} | {len(group)} | {' | '.join(spread)} | {group['minutes'].mean():.1f} |"
-        )
+        cells = [f"{name:g}" if isinstance(name, float) else name for name in names]
+        cells += [str(len(group)), *(spread(group[name]) for name in ("lr", "mlp", "cnn", "frechet"))]
+        print(f"| {' | '.join(cells)} | {group['minutes'].mean():.1f} |")
+
+
+def spread(values: pd.Series) -> str:
+    """Mean ± sample standard deviation, 0 for a single value; empty for no values."""
+    return "" if values.empty else f"{values.mean():.1f} ± {values.std(ddof=1) if len(values) > 1 else 0:.1f}"
 
 
 if __name__ == "__main__":

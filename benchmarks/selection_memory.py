@@ -2,8 +2,9 @@
 
     python benchmarks/selection_memory.py [--images 1281167] [--classes 1000] [--side 32] [--scratch DIR]
 
-The set is a sparse file of blank images with random labels (3.9 GB long, hardly any on the disk), the histogram random. The stage runs in a
-process of its own, as a pipeline runs it: bytes verified, images left on the disk but for those of the picture. Both are deleted afterwards.
+The set is a sparse file of blank images with random labels (3.9 GB long, almost nothing on the disk), and the histogram
+is random. The stage runs in its own process, as in a pipeline: it verifies the bytes and reads only the images of the
+picture. Both files are deleted afterwards.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ def main() -> None:
     )
     print(f"peak resident memory {peak:.0f} MiB, of which {before:.0f} MiB after the imports; {seconds:.0f} s in all")
     print(
-        f"{own:.0f} MiB of it are the process's own, the rest are pages of mapped files, which the system takes back when it needs them"
+        f"{own:.0f} MiB of it are the process's own, the rest are pages of mapped files, "
+        "which the system takes back when it needs them"
     )
 
 

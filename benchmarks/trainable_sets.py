@@ -1,7 +1,8 @@
-"""Which weights should DP-SGD train? Accuracy, Fréchet distance, time and memory of the trainable sets, at equal budgets (DP-SAPF §5).
+"""Which weights should DP-SGD train? The trainable sets at equal budgets (DP-SAPF §5).
 
-For each budget and seed, the recipe `sapf-pixel` runs once up to its saliency release; each set then fine-tunes from there. All sets pay
-for the saliency release, used or not, so that all have the same noise. Rows are appended to a CSV file; what is in it is skipped.
+The table shows accuracy, Fréchet distance, time and memory. For each budget and seed, the recipe `sapf-pixel` runs once
+up to its saliency release; each set then fine-tunes from there. All sets pay for the saliency release, used or not, so
+that all have the same noise. Rows are appended to a CSV file; sets that are already in it are skipped.
 
     OMP_NUM_THREADS=1 python benchmarks/trainable_sets.py --epsilons 1,3,10 --seeds 0,1,2
     python benchmarks/trainable_sets.py --show
@@ -18,10 +19,10 @@ from pathlib import Path
 
 import pandas as pd
 import yaml
-from recipe_table import ROOT, append, done, prepare_folder, stage
+from recipe_table import ROOT, append, done, prepare_folder, spread, stage
 
 RESULTS = ROOT / "benchmarks" / "results" / "trainable-sets.csv"
-LORA = {"learning_rate": 3e-2}  # few weights need larger steps: --scan
+LORA = {"learning_rate": 3e-2}  # few weights need larger steps (found with --scan)
 SETS: dict[str, dict] = {
     "none": {},
     "all": {"trainable": "all", "learning_rate": 1e-2},
@@ -150,12 +151,9 @@ def show(results: Path) -> None:
             spread(rows[rows["epsilon"] == epsilon][column]) for epsilon in epsilons for column in ("cnn", "frechet")
         ]
         print(
-            f"| {name} | {rows['parameters'].max()} | {' | '.join(cells)} | {rows['seconds'].median():.0f} | {rows['peak_mib'].median():.0f} |"
+            f"| {name} | {rows['parameters'].max()} | {' | '.join(cells)} "
+            f"| {rows['seconds'].median():.0f} | {rows['peak_mib'].median():.0f} |"
         )
-
-
-def spread(values: pd.Series) -> str:
-    return "" if values.empty else f"{values.mean():.1f} ± {values.std(ddof=1) if len(values) > 1 else 0:.1f}"
 
 
 if __name__ == "__main__":

@@ -6,8 +6,6 @@ There is no artifact without its cost: writing one takes its inputs, and its `pr
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +13,7 @@ from pathlib import Path
 
 from sfumato.digest import digest_of_file
 from sfumato.errors import ConfigError, DataError
+from sfumato.files import replacing_directory
 
 PRIVACY = "privacy.json"
 SCHEMA = 1
@@ -96,39 +95,31 @@ def merge_records(inputs: Sequence[Artifact], own: Sequence[dict] = ()) -> dict[
 def writing(
     out: Path, stage: str, inputs: Sequence[Artifact] = (), records: Sequence[dict] = (), *, local: bool = False
 ) -> Iterator[Path]:
-    """A fresh directory that becomes `out`, with its `privacy.json`, when the block ends well; otherwise nothing is left.
+    """A fresh directory that becomes `out`, with its `privacy.json`, when the block ends well; else nothing is left.
 
     An artifact of the same stage at `out` is replaced; anything else there raises ConfigError.
     """
     check_out(out, stage)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    try:
-        yield temporary
+    with replacing_directory(out) as directory:
+        yield directory
         content = {
             "schema": SCHEMA,
             "stage": stage,
             "enabled": True,
             "local": local or any(artifact.local for artifact in inputs),
             "files": {
-                str(p.relative_to(temporary)): digest_of_file(p) for p in sorted(temporary.rglob("*")) if p.is_file()
+                str(p.relative_to(directory)): digest_of_file(p) for p in sorted(directory.rglob("*")) if p.is_file()
             },
             "records": merge_records(inputs, records),
         }
-        _finish(temporary, out, content)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        (directory / PRIVACY).write_text(as_text(content), encoding="utf-8")
 
 
 def write_empty(out: Path, stage: str) -> None:
     """The artifact of a stage that is switched off: the same bytes always, and no cost."""
     check_out(out, stage)
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    _finish(temporary, out, empty_content(stage))
+    with replacing_directory(out) as directory:
+        (directory / PRIVACY).write_text(as_text(empty_content(stage)), encoding="utf-8")
 
 
 def empty_content(stage: str) -> dict:
@@ -140,7 +131,7 @@ def as_text(content: dict) -> str:
 
 
 def check_out(out: Path, stage: str) -> None:
-    """Raise ConfigError if `out` holds something else than an artifact of `stage`: nothing of the user's is overwritten."""
+    """Raise ConfigError if `out` holds something else than an artifact of `stage`: no file of the user is replaced."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     try:
@@ -149,22 +140,3 @@ def check_out(out: Path, stage: str) -> None:
         found = None
     if found != stage:
         raise ConfigError(f"--out {out} holds something else than an artifact of `{stage}`: name another directory")
-
-
-def _finish(temporary: Path, out: Path, content: dict) -> None:
-    (temporary / PRIVACY).write_text(as_text(content), encoding="utf-8")
-    for path in [*temporary.rglob("*"), temporary]:
-        sync(path)
-    if out.exists():
-        shutil.rmtree(out)
-    os.replace(temporary, out)
-    sync(out.parent)
-
-
-def sync(path: Path) -> None:
-    """Flush a file or a directory entry to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,17 +1,23 @@
-"""Where and how to run: the device; memory that stays; how many threads are worth having, measured, because threads that wait for a
-busy or shared core cost more than they bring."""
+"""Where and how to run: the device, the precision, memory that stays, the number of threads.
+
+Precision and threads are measured, not guessed: bfloat16 depends on the processor and the network, and threads that
+wait for a busy or shared core cost more than they bring.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import time
+from collections.abc import Callable, Hashable
 
 import torch
 import torch.nn.functional as F
 
-GAIN = 1.3  # all threads must be at least so much faster than one
-ROUNDS = 4
+THREADS_GAIN = 1.3  # all threads must be at least so much faster than one
+THREADS_ROUNDS = 4
+BFLOAT16_GAIN = 1.15  # bfloat16 must be at least so much faster to be worth its rounding
+BFLOAT16_REPEATS = 3
 MALLOC_OPTIONS = (
     (-1, 2**31 - 1),
     (-3, 2**25),
@@ -52,7 +58,7 @@ def settle_threads() -> int:
         return every
     images, weight = torch.zeros(64, 64, 14, 14), torch.zeros(64, 64, 3, 3, requires_grad=True)
     slowest = {1: 0.0, every: 0.0}
-    for turn in range(ROUNDS + 1):
+    for turn in range(THREADS_ROUNDS + 1):
         for threads in slowest:
             torch.set_num_threads(threads)
             start = time.perf_counter()
@@ -60,6 +66,28 @@ def settle_threads() -> int:
                 F.silu(F.conv2d(images, weight, padding=1)).sum().backward()
             if turn:  # the first warms up; the slowest tells of other processes
                 slowest[threads] = max(slowest[threads], time.perf_counter() - start)
-    chosen = every if slowest[every] * GAIN < slowest[1] else 1
+    chosen = every if slowest[every] * THREADS_GAIN < slowest[1] else 1
     torch.set_num_threads(chosen)
     return chosen
+
+
+_measured: dict[Hashable, bool] = {}
+
+
+def bfloat16_is_faster(step: Callable[[bool], object], key: Hashable, device: torch.device) -> bool:
+    """Time `step(autocast)` both ways, alternating, and compare the best times. Cached per process under `key`.
+
+    `step` must not touch sensitive images: times would tell of them.
+    """
+    if key not in _measured:
+        best = {False: float("inf"), True: float("inf")}
+        for repeat in range(BFLOAT16_REPEATS + 1):
+            for autocast in (False, True):
+                start = time.perf_counter()
+                step(autocast)
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+                if repeat:  # the first round warms up
+                    best[autocast] = min(best[autocast], time.perf_counter() - start)
+        _measured[key] = best[False] > BFLOAT16_GAIN * best[True]
+    return _measured[key]

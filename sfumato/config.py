@@ -1,15 +1,16 @@
 """Typed parameters of every stage: what `params.yaml` and the recipes may say, with defaults and their source.
 
-Every model is frozen and refuses unknown keys. `Params` is the whole; `sfumato.plan` resolves it into one file per stage.
+Every model is frozen and refuses unknown keys. `Params` is the whole; `sfumato.plan` resolves it into a file per stage.
 """
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from sfumato.errors import ConfigError
 
@@ -21,7 +22,9 @@ def parse_noise(value: object) -> object:
     if isinstance(value, str) and value != REST:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", value)
         if not match or not 0 < float(match[1]) < 100:
-            raise ValueError(f"{value!r} is no noise: give a multiplier such as 5.0, a share such as '3%', or 'rest'")
+            raise ValueError(
+                f"{value!r} is not a noise: give a multiplier such as 5.0, a share such as '3%', or 'rest'"
+            )
         return f"{float(match[1]):g}%"
     if isinstance(value, (int, float)) and not isinstance(value, bool) and not 0 < value < float("inf"):
         raise ValueError(f"a noise multiplier must be positive and finite, not {value}")
@@ -38,13 +41,40 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class Settings(Strict):
+    """The parameters of one stage, which `sfumato.pipeline` lists. A stage runs where `Params.run` names it."""
+
+    chooser: ClassVar[str] = ""  # the key that decides which inputs are read, where one does
+
+    def reads(self, name: str) -> bool:
+        """Whether the stage reads its input `name` under these settings."""
+        return True
+
+
+class QuerySettings(Settings):
+    """The parameters of a query. `noise` is solved for by the plan; the query never sees it."""
+
+    noise: Noise
+
+    def sampling(self, size_hint: int) -> tuple[float, int]:
+        """(sample rate, number of releases), by public numbers alone. Unless said otherwise, one over all images."""
+        return 1.0, 1
+
+
+def rate_of(batch: int | None, size_hint: int) -> float:
+    """The Poisson rate at which `batch` images are expected in a draw; None: all of them."""
+    return 1.0 if batch is None else min(1.0, batch / size_hint)
+
+
+OF_THE_OWNER = ("imagefolder", "npz")  # sources that hold whatever their owner put there
+
+
 class Data(Strict):
     """Where the sensitive images come from. Everything here is public."""
 
-    dataset_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = (
-        None  # None: as the source is called
-    )
-    source: Literal["digits", "fashion-mnist", "mnist", "cifar10", "imagefolder", "npz"] = "digits"
+    # None: as the source is called
+    dataset_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
+    source: str = "digits"  # one of SOURCES (sfumato/data/sources)
     path: str | None = None
     size: Positive | None = None  # height and width after resizing; None: as the source has them
     channels: Literal[1, 3] | None = None  # None: as the source has them
@@ -53,9 +83,10 @@ class Data(Strict):
     @property
     def name(self) -> str:
         """The id that the odometer counts by. An image folder or an archive must be given one."""
-        if self.dataset_id is None and self.source in ("imagefolder", "npz"):
+        if self.dataset_id is None and self.source in OF_THE_OWNER:
             raise ConfigError(
-                f"data.dataset_id is missing: name the images of this {self.source} once and for ever, such as clinic-2026"
+                f"data.dataset_id is missing: name the images of this {self.source} once and for ever, "
+                "such as clinic-2026"
             )
         return self.dataset_id or self.source
 
@@ -63,9 +94,8 @@ class Data(Strict):
 class Privacy(Strict):
     epsilon: PositiveFloat = 10.0
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None  # None: 1 / (size_hint · ln size_hint)
-    size_hint: Annotated[int, Field(ge=3)] | None = (
-        None  # a public, rounded idea of N: fixes q, T, σ and δ; must be given
-    )
+    # a public, rounded idea of N: fixes q, T, σ and δ; must be given
+    size_hint: Annotated[int, Field(ge=3)] | None = None
     declared_size: bool = False  # N is exactly size_hint and public: records then say zero-out-one
     accountant: Literal["rdp", "pld"] = "rdp"
     spend_again: bool = False
@@ -76,22 +106,21 @@ class Privacy(Strict):
         """`size_hint`, which must be known by now."""
         if self.size_hint is None:
             raise ConfigError(
-                "privacy.size_hint is missing: give a public, rounded idea of how many sensitive images there are, such as 50000"
+                "privacy.size_hint is missing: give a public, rounded idea of how many sensitive images there are, "
+                "such as 50000"
             )
         return self.size_hint
 
 
-class Count(Strict):
+class Count(QuerySettings):
     """One noisy release of the class counts (METHODS §2)."""
 
-    enabled: bool = True
     noise: Noise = 50.0
 
 
-class Central(Strict):
+class Central(QuerySettings):
     """Noisy central images per class (DP-FETA §3.1)."""
 
-    enabled: bool = True
     noise: Noise = 5.0
     statistic: Literal["mean", "mode"] = "mean"
     repeats: Positive = 5  # central images per class
@@ -100,22 +129,22 @@ class Central(Strict):
     pool: Literal[1, 2, 4] = 1  # average pooling before the clip
     bins: Annotated[int, Field(ge=2, le=256)] = 2  # mode only: 2 for grey, 16 for colour
 
+    def sampling(self, size_hint: int) -> tuple[float, int]:
+        return rate_of(self.batch, size_hint), self.repeats
+
 
 class FeatureMap(Strict):
     """One public map of an image, whose random Fourier features are released."""
 
-    map: Literal["pixels", "scattering"] = "pixels"
-    length_scales: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (
-        0.366,
-        0.183,
-    )  # in units of √d: ℓ = 10.25 at 28×28
+    map: str = "pixels"  # one of FEATURES (sfumato/features)
+    # in units of √d: ℓ = 10.25 at 28×28
+    length_scales: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (0.366, 0.183)
     weight: PositiveFloat = 1.0  # share of the squared norm, relative to the other maps
 
 
-class Frequency(Strict):
+class Frequency(QuerySettings):
     """Noisy joint random-Fourier embedding of images and labels (FETA-Pro Algorithm 1, DP-MERF)."""
 
-    enabled: bool = True
     noise: Noise = 7.4
     size: Annotated[int, Field(ge=2, multiple_of=2)] = 10_000  # K
     features: Annotated[tuple[FeatureMap, ...], Field(min_length=1)] = (FeatureMap(),)
@@ -127,19 +156,15 @@ Share = Annotated[float, Field(gt=0, le=1)]
 class Public(Strict):
     """Labelled public images: free to use, and without any guarantee of their own (METHODS §5)."""
 
-    enabled: bool = False
-    source: Literal[
-        "glyphs", "procedural", "photos", "emnist", "kmnist", "cifar10", "cifar100", "imagenet32", "imagefolder", "npz"
-    ] = "glyphs"
+    source: str = "glyphs"  # one of SOURCES (sfumato/data/sources)
     path: str | None = None
     per_class: Positive = 300  # images of each class, for the sources that are drawn: glyphs, procedural, photos
     fonts: Literal["matplotlib", "system"] = "matplotlib"  # glyphs only: which fonts are drawn
 
 
-class Classifier(Strict):
+class Classifier(Settings):
     """A residual network trained on the public set alone (METHODS §5)."""
 
-    enabled: bool = False
     width: Positive = 32
     steps: Positive = 1500
     batch: Positive = 128
@@ -147,28 +172,31 @@ class Classifier(Strict):
     validation: Annotated[float, Field(gt=0, lt=1)] = 0.1  # part of the public images kept for its accuracy
 
 
-class Histogram(Strict):
-    """How many sensitive images the public classifier puts into each public class, noised (RPGen stage 1, PrivImage)."""
+class Histogram(QuerySettings):
+    """How many sensitive images the public classifier puts into each public class, noised (RPGen stage 1, PrivImage).
 
-    enabled: bool = False
+    votes: classes that an image votes for, the likeliest first: Δ = √votes.
+    """
+
     noise: Noise = 50.0
-    votes: Positive = 1  # classes that an image votes for, the likeliest first: Δ = √votes
+    votes: Positive = 1
     per_class: bool = False  # one histogram for each sensitive class (PrivImage), not one for all (RPGen)
     batch: Positive | None = None  # expected images: sample_rate = batch / size_hint; None: all images, sample_rate 1
 
+    def sampling(self, size_hint: int) -> tuple[float, int]:
+        return rate_of(self.batch, size_hint), 1
 
-class Select(Strict):
+
+class Select(Settings):
     """Which public classes the warm-up sees (RPGen stage 1, PrivImage)."""
 
-    enabled: bool = False
     ratio: Share = 0.05  # part of the public classes to keep
     count: Positive | None = None  # so many public classes instead
 
 
-class Auxiliary(Strict):
+class Auxiliary(Settings):
     """One-step generator fitted to the frequency release, and the images it draws (FETA-Pro §3.3)."""
 
-    enabled: bool = True
     latent: Positive = 60
     width: Positive = 32
     steps: Positive = 600
@@ -192,18 +220,14 @@ class Model(Strict):
     unshuffle: Literal[1, 2, 4] = 1  # pixel-unshuffle stem: train at resolution / unshuffle
     sigma_data: PositiveFloat = 0.5
     label_dropout: Fraction = 0.1
-    directory: str | None = (
-        None  # a latent diffusion model as diffusers lays it out, or hub:owner/name[@revision]; None: our own network
-    )
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = (
-        None  # of that model, as `stage pretrain` prints it
-    )
-    image_size: Positive | None = (
-        None  # side that images are resized to before they are encoded; None: what the model was trained at
-    )
-    prompt: str | None = (
-        None  # the class prompts' template, with {class}, {article} or {number}; None: by data.dataset_id (sfumato/public_model/prompts.py)
-    )
+    # a latent diffusion model as diffusers lays it out, or hub:owner/name[@revision]; None: our own network
+    directory: str | None = None
+    # of that model, as `stage pretrain` prints it
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = None
+    # side that images are resized to before they are encoded; None: what the model was trained at
+    image_size: Positive | None = None
+    # the class prompts' template, with {class}, {article} or {number}; None: by data.dataset_id
+    prompt: str | None = None
     prompts: dict[str, str] = {}  # class name -> its whole prompt, instead of the template
 
     def network(self) -> dict[str, Any]:
@@ -212,11 +236,9 @@ class Model(Strict):
 
     def resolved(self) -> dict[str, Any]:
         """What the stages that train may depend on: the keys of the network in use, and no others."""
-        return (
-            self.model_dump(mode="json", include={"label_dropout", *PUBLIC_MODEL})
-            if self.directory
-            else self.network() | {"label_dropout": self.label_dropout}
-        )
+        if self.directory:
+            return self.model_dump(mode="json", include={"label_dropout", *PUBLIC_MODEL})
+        return self.network() | {"label_dropout": self.label_dropout}
 
 
 PUBLIC_MODEL = ("directory", "sha256", "image_size", "prompt", "prompts")  # the keys of a public model
@@ -249,7 +271,7 @@ NoiseLevels = Annotated[LogNormal | TimestepMixture, Field(discriminator="law")]
 
 
 class Amp(Strict):
-    """Adversarial model perturbation (RPGen stage 2): descend at the worst weights nearby. radius 0 is plain training."""
+    """Adversarial model perturbation (RPGen stage 2): descend at the worst weights nearby. Radius 0: plain training."""
 
     radius: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.2  # γ
     rate: PositiveFloat = 0.4  # η₁, of the ascent
@@ -259,9 +281,8 @@ class Amp(Strict):
 class Phase(Strict):
     """One phase of the warm-up: denoising training on released or public images."""
 
-    sources: Annotated[
-        dict[Literal["central", "auxiliary", "public"], PositiveFloat], Field(min_length=1)
-    ]  # name -> weight
+    # name -> weight
+    sources: Annotated[dict[Literal["central", "auxiliary", "public"], PositiveFloat], Field(min_length=1)]
     steps: Positive
     batch: Positive = 64
     learning_rate: PositiveFloat = 3e-4
@@ -269,10 +290,13 @@ class Phase(Strict):
     amp: Amp | None = None  # `amp: true` in a recipe stands for that of all phases
 
 
-class Pretrain(Strict):
-    """The curriculum: phases in order. `part` of a phase is its part of `steps`; batch and learning rate are those of all unless its own."""
+class Pretrain(Settings):
+    """The curriculum: phases in order. `part` of a phase is its part of `steps`.
 
-    enabled: bool = True
+    A phase has the batch and the learning rate of all, unless it names its own.
+    """
+
+    chooser: ClassVar[str] = "phases"
     phases: tuple[Phase, ...] = ()
     steps: Positive = 2000  # of all phases together
     batch: Positive = 64
@@ -289,28 +313,31 @@ class Pretrain(Strict):
         phases = values.get("phases") if isinstance(values, dict) else None
         if not isinstance(phases, (list, tuple)) or not all(isinstance(phase, dict) for phase in phases):
             return values
-        for name, number in [
-            ("pretrain.steps", values.get("steps", 2000)),
-            *(("part", phase.get("part", 1)) for phase in phases),
-        ]:
+        common = {key: values.get(key, cls.model_fields[key].default) for key in ("steps", "batch", "learning_rate")}
+        parts = [("part", phase.get("part", 1)) for phase in phases]
+        for name, number in [("pretrain.steps", common["steps"]), *parts]:
             if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < math.inf:
                 raise ValueError(f"{name}={number!r}: expected a positive number")
         whole = sum(phase.get("part", 1) for phase in phases if "steps" not in phase)
         filled = []
         for phase in phases:
-            phase = {"batch": values.get("batch", 64), "learning_rate": values.get("learning_rate", 3e-4), **phase}
-            part = phase.pop("part", 1)
+            part = phase.get("part", 1)
+            steps = max(1, round(common["steps"] * part / whole)) if whole else 1
+            phase = {**common, "steps": steps, **{key: value for key, value in phase.items() if key != "part"}}
             if isinstance(phase.get("amp"), bool):
                 phase["amp"] = values.get("amp", {}) if phase["amp"] else None
-            phase.setdefault("steps", max(1, round(values.get("steps", 2000) * part / whole)) if whole else 1)
             filled.append(phase)
         return {**values, "phases": filled}
 
+    def reads(self, name: str) -> bool:
+        """Of a phase that shows public images, the selection and the set itself."""
+        source = "public" if name == "select" else name
+        return any(source in phase.sources for phase in self.phases)
 
-class Saliency(Strict):
-    """Noisy gradient norms of the weight matrices (DP-SAPF §3.2). Which of them are trained is for `finetune` to say, at no cost."""
 
-    enabled: bool = False
+class Saliency(QuerySettings):
+    """Noisy gradient norms of the weight matrices (DP-SAPF §3.2). `finetune` decides, at no cost, which are trained."""
+
     noise: Noise = "2%"
     max_norm: PositiveFloat = 1.0  # C_s, the L2 clip of one image's gradient over all candidates
     candidates: Literal["qkv", "qkvo", "matrices", "layers"] = "qkv"
@@ -330,15 +357,13 @@ class Lora(Strict):
 Trainable = Literal[
     "all", "attention", "attention-lora", "salient", "salient-lora", "random-lora", "synflow-lora", "noisy"
 ]
-
-
 SALIENT = ("salient", "salient-lora", "noisy")  # those that the saliency query chooses
 
 
-class Finetune(Strict):
+class Finetune(QuerySettings):
     """DP-SGD (METHODS §8)."""
 
-    enabled: bool = True
+    chooser: ClassVar[str] = "trainable"
     noise: Noise = REST
     steps: Positive = 2100
     batch: Positive = 4096  # expected images per step: sample_rate = batch / size_hint
@@ -355,63 +380,67 @@ class Finetune(Strict):
     ema: Fraction = 0.999
     chunk: Positive | None = None  # images whose gradients are taken together; None: chosen from the model's size
     checkpoint_every: Positive = 10
-    convergence: tuple[
-        Positive, ...
-    ] = ()  # steps after which a sample is compared with real images: the run is then local, nothing of it is released
+    # steps after which a sample is compared with real images: the run is then local, nothing of it is released
+    convergence: tuple[Positive, ...] = ()
 
     @model_validator(mode="after")
     def convergence_within_the_run(self) -> Finetune:
         if self.convergence and max(self.convergence) > self.steps:
             raise ValueError(
-                f"finetune.convergence names step {max(self.convergence)}, and finetune.steps is {self.steps}: name steps from 1 to {self.steps}"
+                f"finetune.convergence names step {max(self.convergence)}, and finetune.steps is {self.steps}: "
+                f"name steps from 1 to {self.steps}"
             )
         return self
+
+    def sampling(self, size_hint: int) -> tuple[float, int]:
+        return rate_of(self.batch, size_hint), self.steps
+
+    def reads(self, name: str) -> bool:
+        return name != "saliency" or self.trainable in SALIENT
 
 
 Drawable = Literal["finetune", "pretrain", "auxiliary"]  # the stages whose models draw images
 
 
-class Synthesize(Strict):
+class Synthesize(Settings):
     """What is released: images drawn from a weighted mixture of the models at hand."""
 
+    chooser: ClassVar[str] = "sources"
     count: Positive = 10_000
     sources: Annotated[dict[Drawable, PositiveFloat], Field(min_length=1)] = {"finetune": 1.0}
     steps: Positive = 18  # Heun steps
     guidance: Annotated[float, Field(ge=0)] = 0.0  # 0: none; g: D + g·(D − D_unconditional)
     labels: Literal["prior", "uniform"] = "prior"
-    export: tuple[
-        Literal["png", "npz", "parquet"], ...
-    ] = ()  # further forms beside the arrays: a folder of PNGs a class, one archive, one table
+    # further forms beside the arrays: a folder of PNGs a class, one archive, one table
+    export: tuple[Literal["png", "npz", "parquet"], ...] = ()
+
+    def reads(self, name: str) -> bool:
+        """Adapters of `finetune` need the weights of `pretrain`."""
+        return name == "count" or name in self.sources or (name == "pretrain" and "finetune" in self.sources)
 
 
 Fidelity = Literal["frechet", "mmd", "inception_score", "precision_recall", "fld", "authenticity"]
 
 
-class Evaluate(Strict):
+class Evaluate(Settings):
     """The release measured on real images: local, outside the guarantee (METHODS §9)."""
 
-    enabled: bool = True
-    classifiers: Annotated[tuple[Literal["lr", "mlp", "cnn", "wrn", "resnet", "resnext"], ...], Field(min_length=1)] = (
-        "lr",
-        "mlp",
-        "cnn",
-    )
+    chooser: ClassVar[str] = "stages"
+    # some of CLASSIFIERS (sfumato/evaluation/classifiers.py)
+    classifiers: Annotated[tuple[str, ...], Field(min_length=1)] = ("lr", "mlp", "cnn")
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0, 1, 2)
     stages: tuple[Drawable, ...] = ()  # also score these models, each alone
     images: Positive = 10_000  # drawn per model scored alone
     epochs: Positive = 12
     steps: Positive | None = None  # gradient steps of every training, instead of epochs
-    schedule: Literal["light", "paper"] = (
-        "light"  # of wrn, resnet, resnext: small networks for a CPU, or DPImageBench's for a GPU
-    )
-    choice: Literal["last", "synthetic"] = (
-        "last"  # the epoch: the last, or the best on a part of the training images kept apart; never on real ones
-    )
+    # of wrn, resnet, resnext: small networks for a CPU, or DPImageBench's for a GPU
+    schedule: Literal["light", "paper"] = "light"
+    # the epoch: the last, or the best on a part of the training images kept apart; never on real ones
+    choice: Literal["last", "synthetic"] = "last"
     kept: Annotated[float, Field(gt=0, le=0.5)] = 0.1  # that part
     bound: bool = True  # also train on real images: the upper bound
-    extractor: Literal["embedded", "inception", "torchvision", "torchscript"] = (
-        "embedded"  # the feature space of all fidelity metrics
-    )
+    # the feature space of all fidelity metrics
+    extractor: Literal["embedded", "inception", "torchvision", "torchscript"] = "embedded"
     weights: str | None = None  # local weights file; inception: None for pytorch-fid's own download
     sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = None  # of that file
     model: str | None = None  # torchvision only: the model's name
@@ -430,17 +459,23 @@ class Evaluate(Strict):
             )
         if self.extractor == "embedded" and (self.weights or self.sha256):
             raise ValueError(
-                f"{named} has no weights file: leave out evaluate.weights and evaluate.sha256, or name another extractor"
+                f"{named} has no weights file: leave out evaluate.weights and evaluate.sha256, "
+                "or name another extractor"
             )
         if (self.model is not None) != (self.extractor == "torchvision"):
             raise ValueError(
-                f"evaluate.model={self.model!r} and {named} do not fit: torchvision needs a model's name, the others have none"
+                f"evaluate.model={self.model!r} and {named} do not fit: "
+                "torchvision needs a model's name, the others have none"
             )
         if self.fidelity and "inception_score" in self.fidelity and self.extractor != "inception":
             raise ValueError(
-                f"evaluate.fidelity names inception_score, which {named} does not have: set it to inception, or take the score out"
+                f"evaluate.fidelity names inception_score, which {named} does not have: "
+                "set it to inception, or take the score out"
             )
         return self
+
+    def reads(self, name: str) -> bool:
+        return name in ("synthesize", "count") or name in self.stages
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -455,6 +490,7 @@ class Params(Strict):
 
     recipe: str = "full"
     profile: str | None = "digits"  # the scale of data and compute: pipelines/profiles/<profile>.yaml
+    run: tuple[str, ...] = ()  # the stages that are switched on
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     data: Data = Data()
     privacy: Privacy = Privacy()
@@ -472,3 +508,23 @@ class Params(Strict):
     finetune: Finetune = Finetune()
     synthesize: Synthesize = Synthesize()
     evaluate: Evaluate = Evaluate()
+
+    @field_validator("run")
+    @classmethod
+    def known_stages(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        known = [name for name in cls.model_fields if cls.settings_of(name)]
+        for name in names:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+                raise ValueError(f"{name!r} is not a stage that can be switched on: {hint}")
+        return names
+
+    @classmethod
+    def settings_of(cls, stage: str) -> type[Settings] | None:
+        """The parameters of a stage by its name; None where `stage` is another section."""
+        kind = cls.model_fields[stage].annotation if stage in cls.model_fields else None
+        return kind if isinstance(kind, type) and issubclass(kind, Settings) else None
+
+    def runs(self, stage: str) -> bool:
+        return stage in self.run

@@ -6,18 +6,22 @@ import ast
 import functools
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
-# Their whole effect is in the resolved configuration that a stage reads, or in how files are named and found.
+# Not followed: their whole effect is in the resolved configuration that a stage reads, or in how files are named,
+# found and shown.
 NOT_PART_OF_A_RESULT = {
     "sfumato",
     "sfumato.artifacts",
     "sfumato.config",
     "sfumato.digest",
     "sfumato.errors",
+    "sfumato.pictures",
+    "sfumato.pipeline",
     "sfumato.resolved",
     "stages",
-    "stages.common",
+    "stages.runner",
 }
 
 
@@ -35,26 +39,31 @@ def digest_of_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def code_digest(module: str, root: Path) -> str:
-    """Digest of a module and of all the project's modules that it imports, on the syntax tree without docstrings.
+def code_digest(modules: Sequence[str], root: Path, without: str | None = None) -> str:
+    """Digest of modules and of all the project's modules that they import, on the syntax tree without docstrings.
 
-    A comment, a docstring or a blank line changes nothing; a changed formula does. `module` is dotted, below `root`.
+    A comment, a docstring or a blank line changes nothing; a changed formula does. Names are dotted, below `root`.
+    without: a package that is not followed.
     """
-    return digest_of(import_closure(module, root))
+    return digest_of(import_closure(modules, root, without))
 
 
-def import_closure(module: str, root: Path) -> dict[str, str]:
-    """Syntax trees of the modules that a module reaches, itself included, less those of NOT_PART_OF_A_RESULT."""
+def import_closure(modules: Sequence[str], root: Path, without: str | None = None) -> dict[str, str]:
+    """Syntax trees of the modules that modules reach, themselves included.
+
+    NOT_PART_OF_A_RESULT, `without` and imports for type checking alone are not followed.
+    """
     trees: dict[str, str] = {}
-    waiting = [module]
+    waiting = list(modules)
     while waiting:
         name = waiting.pop()
-        path = _module_file(name, root)
-        if name in trees or path is None:
+        if name in trees or name in NOT_PART_OF_A_RESULT or (without and f"{name}.".startswith(f"{without}.")):
             continue
-        imports, trees[name] = _read(path.read_text(encoding="utf-8"))
-        waiting += imports
-    return {name: tree for name, tree in trees.items() if name not in NOT_PART_OF_A_RESULT}
+        path = _module_file(name, root)
+        if path is not None:
+            imports, trees[name] = _read(path.read_text(encoding="utf-8"))
+            waiting += imports
+    return trees
 
 
 @functools.cache
@@ -73,13 +82,19 @@ def _module_file(name: str, root: Path) -> Path | None:
 
 
 def _imports(tree: ast.AST) -> list[str]:
-    """Every module that the tree imports, anywhere in it: `from a import b` may mean the module a.b."""
+    """Every module that the tree imports when it runs, anywhere in it: `from a import b` may mean the module a.b."""
     found: list[str] = []
-    for node in ast.walk(tree):
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            waiting += node.orelse
+            continue
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             found += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        waiting += ast.iter_child_nodes(node)
     return [name for name in found if name.split(".")[0] in ("sfumato", "stages")]
 
 

@@ -1,48 +1,35 @@
-"""The resolved configuration of one stage, as `stage plan` writes it: all that the stage reads besides its input artifacts."""
+"""The resolved configuration of one stage, as `stage plan` writes it: all that the stage reads besides its inputs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import yaml
 from pydantic import ValidationError
 
-from sfumato import config
-from sfumato.config import Strict
+from sfumato.config import Model, Settings
 from sfumato.digest import digest_of
 from sfumato.errors import ConfigError
-from sfumato.privacy.events import Mechanism
+from sfumato.pipeline import STAGES, Kind
 
-SETTINGS: dict[str, type[Strict]] = {
-    "count": config.Count,
-    "central": config.Central,
-    "frequency": config.Frequency,
-    "auxiliary": config.Auxiliary,
-    "classifier": config.Classifier,
-    "histogram": config.Histogram,
-    "select": config.Select,
-    "pretrain": config.Pretrain,
-    "saliency": config.Saliency,
-    "finetune": config.Finetune,
-    "synthesize": config.Synthesize,
-    "evaluate": config.Evaluate,
-}
-STAGES = tuple(SETTINGS)  # in the order of the DAG
-QUERIES = ("count", "central", "frequency", "histogram", "saliency", "finetune")
+if TYPE_CHECKING:
+    from sfumato.privacy.events import Mechanism
+
+S = TypeVar("S", bound=Settings)
 
 
 @dataclass(frozen=True, kw_only=True)
-class StagePlan:
-    """One stage, resolved. `settings` is typed; `mechanism` is for the charge alone, and None where the stage charges nothing.
+class StagePlan(Generic[S]):
+    """One stage, resolved. shape: (C, H, W) of the images; digest: of the whole file.
 
-    The public classifier's plan names no sensitive set: it is trained once for each public one.
+    A plan for the public set alone names no sensitive set: its dataset id, classes and size hint are empty.
     """
 
     stage: str
     enabled: bool
-    settings: Any
+    settings: S
     digest: str
     shape: tuple[int, int, int]
     dataset_id: str = ""
@@ -50,12 +37,25 @@ class StagePlan:
     size_hint: int = 0
     seed: int = 0
     delta: float | None = None
-    model: config.Model | None = None
-    mechanism: Mechanism | None = None
+    model: Model | None = None
+
+    @property
+    def network(self) -> Model:
+        """The parameters of the network, of a stage that trains it."""
+        if self.model is None:
+            raise ConfigError(f"the plan of {self.stage} holds no network: run `stage plan` again")
+        return self.model
 
 
-def read_stage_plan(path: Path, stage: str) -> StagePlan:
-    """Raises ConfigError where `path` is no resolved configuration of `stage`."""
+@dataclass(frozen=True, kw_only=True)
+class QueryPlan(StagePlan[S]):
+    """A query that is switched on. `mechanism` is for the charge alone: no query reads a noise multiplier from it."""
+
+    mechanism: Mechanism
+
+
+def read_stage_plan(path: Path, stage: str) -> StagePlan[Any]:
+    """The plan of `stage`: a QueryPlan for a query that is switched on. Raises ConfigError for any other file."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -69,21 +69,21 @@ def read_stage_plan(path: Path, stage: str) -> StagePlan:
             f"{path} is no resolved configuration of `{stage}`: run `stage plan`, or name the right file with --config"
         )
     try:
-        digest = digest_of(content)
-        mechanism, model = content.get("mechanism"), content.get("model")
-        return StagePlan(
-            stage=stage,
-            enabled=content["enabled"],
-            settings=SETTINGS[stage].model_validate(content["settings"]),
-            digest=digest,
-            shape=tuple(content["shape"]),
-            dataset_id=content.get("dataset_id", ""),
-            classes=tuple(content.get("classes", ())),
-            size_hint=content.get("size_hint", 0),
-            seed=content.get("seed", 0),
-            delta=content.get("delta"),
-            model=config.Model.model_validate(model) if model else None,
-            mechanism=Mechanism(**mechanism) if mechanism else None,
-        )
+        model = content.get("model")
+        fields: dict[str, Any] = {
+            "stage": stage,
+            "enabled": content["enabled"],
+            "settings": STAGES[stage].settings.model_validate(content["settings"]),
+            "digest": digest_of(content),
+            "shape": tuple(content["shape"]),
+            "classes": tuple(content.get("classes", ())),
+            "model": Model.model_validate(model) if model else None,
+            **{key: content[key] for key in ("dataset_id", "size_hint", "seed", "delta") if key in content},
+        }
+        if STAGES[stage].kind is Kind.QUERY and content["enabled"]:
+            from sfumato.privacy.events import Mechanism  # slow to import: only for a query
+
+            return QueryPlan(**fields, mechanism=Mechanism(**content["mechanism"]))
+        return StagePlan(**fields)
     except (KeyError, TypeError, ValueError, ValidationError) as error:
         raise ConfigError(f"{path} cannot be used ({error}): run `stage plan` again") from error

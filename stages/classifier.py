@@ -4,40 +4,25 @@ from __future__ import annotations
 
 import json
 
-from stages.common import ARTIFACTS, PUBLIC, Config, DryRun, Out, PublicPath, describe, load_plan, progress
+from sfumato.config import Classifier
+from sfumato.data.store import CARD, load_public, read_public_card
+from sfumato.features.public_network import save_classifier
+from sfumato.warmup.public_classifier import train_public_classifier
+from stages.runner import StageRun, progress, say
 
 
-def classifier(config: Config = None, out: Out = None, public: PublicPath = PUBLIC, dry_run: DryRun = False) -> None:
-    """Free: train a residual network to tell the public classes apart."""
-    plan, out = load_plan("classifier", config), out or ARTIFACTS / "classifier"
-    if dry_run:
-        return describe(plan, {"public": public}, out)
-    from sfumato.artifacts import check_out, read_artifact, write_empty, writing
-
-    if not plan.enabled:
-        return write_empty(out, "classifier")
-    import typer
-
-    from sfumato.compute import settle_processor
-    from sfumato.data.store import load_public, read_public_card
-    from sfumato.features.public_network import save_resnet
-    from sfumato.warmup.public_classifier import train_public_classifier
-
-    check_out(out, "classifier")
-    settle_processor()
-    inputs = [read_artifact(public, "public")]
-    images = load_public(public, plan.shape)
+def classifier(run: StageRun[Classifier]) -> None:
+    public = run.path("public")
+    images = load_public(public, run.plan.shape)
     with progress("classifier") as report:
-        model, accuracy = train_public_classifier(images, plan.settings, plan.seed, report)
-    typer.echo(
-        f"classifier: {100 * accuracy:.1f} % of the public images kept for validation are named right, of {len(images.classes)} classes",
-        err=True,
-    )
-    with writing(out, "classifier", inputs) as directory:
-        save_resnet(model, directory)
+        model, accuracy = train_public_classifier(images, run.settings, run.plan.seed, report)
+    named = f"{100 * accuracy:.1f} % of the public images kept for validation are named right"
+    say(f"classifier: {named}, of {len(images.classes)} classes")
+    with run.writing() as directory:
+        save_classifier(model, directory)
         content = {
             "public_validation_accuracy": round(accuracy, 4),
             "classes": images.classes,
-            "source": read_public_card(public / "card.json").source,
+            "source": read_public_card(public / CARD).source,
         }
         (directory / "card.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The `stage` program: one command per stage of the pipeline."""
+"""The `stage` program: one command per stage of the pipeline, and those around it."""
 
 from __future__ import annotations
 
@@ -7,51 +7,29 @@ import sys
 import typer
 
 from sfumato.errors import DataError, SfumatoError
+from sfumato.pipeline import STAGES
 from stages import ledger, prepare, recipe
-from stages.auxiliary import auxiliary
-from stages.central import central
-from stages.classifier import classifier
 from stages.compare import compare
-from stages.count import count
 from stages.doctor import doctor
 from stages.evaluate import evaluate
-from stages.finetune import finetune
-from stages.frequency import frequency
-from stages.histogram import histogram
 from stages.plan import plan
-from stages.pretrain import pretrain
 from stages.report import report
-from stages.saliency import saliency
-from stages.select import select
-from stages.synthesize import synthesize
+from stages.runner import command
 from stages.utility import utility
+
+OWN = {"evaluate": evaluate}  # stages whose command has options of its own
 
 app = typer.Typer(
     name="stage",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,  # locals may hold sensitive pixels
-    help="Sfumato: labelled synthetic images from sensitive ones, with a ledger of the privacy they cost. Each stage runs alone after `stage plan`.",
+    help="Sfumato: labelled synthetic images from sensitive ones, with a ledger of the privacy they cost. "
+    "Each stage runs alone after `stage plan`.",
 )
 app.add_typer(prepare.app, name="prepare")
-for command in (
-    plan,
-    count,
-    central,
-    frequency,
-    auxiliary,
-    classifier,
-    histogram,
-    select,
-    pretrain,
-    saliency,
-    finetune,
-    synthesize,
-    evaluate,
-    utility,
-    compare,
-):
-    app.command()(command)
+for function in (plan, *(OWN.get(name) or command(stage) for name, stage in STAGES.items()), utility, compare):
+    app.command()(function)
 app.add_typer(ledger.app, name="ledger")
 app.command()(report)
 app.add_typer(recipe.app, name="recipe")

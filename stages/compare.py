@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stages.common import EVALUATION, DryRun, state_dir, table_console
+from stages.runner import EVALUATION, DryRun, state_dir, table_console
 
 if TYPE_CHECKING:
     from sfumato.evaluation.comparison import Run
@@ -47,9 +47,9 @@ def compare(
             typer.echo(f"reads   `{' '.join(dvc_command(revisions or [], every))}`, {state_dir() / 'evaluations'}")
         typer.echo(f"writes  {out / 'comparison.csv'}, {out / 'comparison.png'} (local)\ncharges nothing")
         return
-    from sfumato.data.images import replace_file
     from sfumato.evaluation.comparison import classifiers_of, comparison_csv, comparison_rows, marked, read_run
     from sfumato.evaluation.plots import plot_comparison
+    from sfumato.files import replace_file
 
     found = [read_run(folder) for folder in folders] + (experiments(revisions or [], every) if dvc else [])
     if not found:

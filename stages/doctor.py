@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from stages.common import CARD, PUBLIC, CardPath, PublicPath, state_dir, table_console
+from stages.runner import CARD, PUBLIC, CardPath, PublicPath, state_dir, table_console
 
 
 def doctor(
@@ -73,12 +73,12 @@ def check_overlap(card: Path, public: Path) -> None:
     from sfumato.data.overlap import overlapping
     from sfumato.data.store import load_public, read_card, read_public_card
     from sfumato.errors import DataError
-    from sfumato.privacy.charge import open_local
+    from sfumato.privacy.opening import open_local
 
     about = read_card(card)
     read_artifact(public, "public")
     if not read_public_card(public / "card.json").enabled:
-        typer.echo(f"{public} holds no public images (public.enabled: false): nothing to compare")
+        typer.echo(f"{public} holds no public images (no stage in run reads any): nothing to compare")
         return
     images = load_public(public, about.shape)
     found = overlapping(images, open_local(state_dir(), about, "overlap check"))

@@ -9,12 +9,11 @@ from typing import Annotated
 
 import typer
 
-from stages.common import ARTIFACTS, CARD, PLAN, CardPath, run_directory, state_dir, table_console
+from stages.runner import ARTIFACTS, CARD, LEDGER, PLAN, CardPath, run_directory, state_dir, table_console
 
 app = typer.Typer(
     no_args_is_help=True, help="The privacy ledger: write it, check it, show it, and everything ever spent."
 )
-LEDGER = Path("ledger.json")
 LedgerPath = Annotated[Path, typer.Option("--ledger", help="The ledger file.")]
 Folder = Annotated[Path, typer.Option("--artifacts", help="Folder of artifact directories.")]
 
@@ -27,12 +26,12 @@ def write(
 ) -> None:
     """Compose the records of the release and of every query into the ledger, and check it."""
     from sfumato.artifacts import merge_records, read_artifact
-    from sfumato.data.images import replace_file
     from sfumato.data.store import read_card
     from sfumato.errors import ConfigError
+    from sfumato.files import replace_file
+    from sfumato.pipeline import QUERIES
     from sfumato.privacy.ledger import build_ledger, by_id, check_ledger, ledger_text
     from sfumato.privacy.odometer import Odometer
-    from sfumato.resolved import QUERIES
 
     budget_file = folder / "plan" / "budget.json"
     try:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stages.common import CARD, PLAN, PUBLIC, ROOT, CardPath, PublicPath, state_dir, table_console
+from sfumato.pipeline import STAGES
+from stages.runner import CARD, PLAN, PUBLIC, ROOT, CardPath, PublicPath, memory_line, state_dir, table_console
 
 if TYPE_CHECKING:
-    from sfumato.config import Params as Parameters
+    from sfumato.config import Model
     from sfumato.data.store import Card
-    from sfumato.plan import Plan
-    from sfumato.privacy.events import Mechanism
+    from sfumato.plan import Plan, Spending
+    from sfumato.privacy.odometer import Odometer
 
 Params = Annotated[Path, typer.Option("--params", help="What the user edits.")]
 Recipes = Annotated[Path, typer.Option("--recipes", help="Folder of recipes, with its profiles/.")]
@@ -32,44 +32,45 @@ def plan(
     ] = False,
 ) -> None:
     """Free: one resolved configuration per stage, and the budget table."""
+    from sfumato.consistency import reads_public
     from sfumato.data.store import read_card, read_public_card
-    from sfumato.plan import load_params, make_plan, plan_texts
+    from sfumato.plan import check_lifetime_of, make_plan, plan_texts, spending_of
+    from sfumato.privacy.odometer import Odometer
+    from sfumato.recipes import load_params
 
     loaded = load_params(params, recipes)
     known = read_card(card)
-    made = make_plan(loaded, known, ROOT, read_public_card(public / "card.json") if loaded.public.enabled else None)
+    made = make_plan(loaded, known, ROOT, read_public_card(public / "card.json") if reads_public(loaded) else None)
     if loaded.model.directory is not None:
-        check_public_model(loaded)
+        check_public_model(loaded.model)
     show_budget(made)
-    spending = spending_of(made, known, out)
-    check_lifetime_of(made, known, spending)
+    odometer = Odometer(state_dir(), known.dataset_id)
+    spending = spending_of(made, known, odometer, out)
+    check_lifetime_of(made, odometer, spending)
     if dry_run:
-        show_spending(made, known, spending)
-        show_memory_of(made)
+        show_spending(made, known, odometer, spending)
+        show_memory(made)
         show_step_noise(made)
         return
     write_texts(out, plan_texts(made))
 
 
-def check_public_model(params: Parameters) -> None:
-    """Raise ConfigError or DataError where the public model is not there or cannot be used: before anything is spent on a query."""
+def check_public_model(model: Model) -> None:
+    """Raise ConfigError or DataError where the public model is not there or cannot be used: before anything is spent."""
     from sfumato.public_model.directory import choose_image_size, read_model_directory, require_library
 
     require_library()
-    assert params.model.directory is not None
-    choose_image_size(read_model_directory(params.model.directory), params.model)
+    choose_image_size(read_model_directory(str(model.directory)), model)
 
 
-def show_memory_of(made: Plan) -> None:
-    """What the stages that train a public model will take. Nothing for a network of our own."""
-    from stages.latents import memory_line
-
+def show_memory(made: Plan) -> None:
+    """What the queries that train a public model will take. Nothing for a network of our own."""
     params = made.params
-    for stage in ("saliency", "finetune"):
-        if params.model.directory is not None and getattr(params, stage).enabled:
-            typer.echo(
-                f"{stage}: memory {memory_line(params.model, len(made.files[stage]['classes']), getattr(params, stage))}"
-            )
+    for name in made.mechanisms if params.model.directory is not None else ():
+        if STAGES[name].network:
+            file, settings = made.files[name], getattr(params, name)
+            line = memory_line(params.model, tuple(file["shape"]), len(file["classes"]), settings)
+            typer.echo(f"{name}: memory {line}")
 
 
 def show_step_noise(made: Plan) -> None:
@@ -77,45 +78,31 @@ def show_step_noise(made: Plan) -> None:
     params, mechanism = made.params, made.mechanisms.get("finetune")
     if mechanism is None:
         return
-    import torch
-
     from sfumato.config import SALIENT
-    from sfumato.diffusion.unet import UNet
     from sfumato.dpsgd.memory import trained_parameters
     from sfumato.dpsgd.run import step_noise
-    from sfumato.public_model.network import outline
+    from sfumato.synthesizer import outline
 
-    (channels, resolution, _), classes = made.files["finetune"]["shape"], len(made.files["finetune"]["classes"])
-    with torch.device("meta"):
-        own = (
-            None
-            if params.model.directory
-            else UNet(resolution=resolution, channels=channels, classes=classes, **params.model.network())
-        )
-    model = own or outline(params.model, classes)
-    weights = sum(
-        value.numel()
-        for value in trained_parameters(model, params.finetune, params.seed, params.saliency.candidates).values()
-    )
-    length = step_noise(
-        mechanism.noise_multiplier, weights, mechanism.sample_rate * made.files["finetune"]["size_hint"]
-    )
+    file = made.files["finetune"]
+    model = outline(params.model, tuple(file["shape"]), len(file["classes"]))
+    parameters = trained_parameters(model, params.finetune, params.seed, params.saliency.candidates)
+    weights = sum(value.numel() for value in parameters.values())
+    length = step_noise(mechanism.noise_multiplier, weights, mechanism.sample_rate * file["size_hint"])
     about = "about " if params.finetune.trainable in SALIENT else ""
-    hint = (
-        ": mostly noise. A larger share or ε, a larger batch or fewer trained weights shorten it" if length > 1 else ""
-    )
+    hint = ": mostly noise. A larger share or ε, a larger batch or fewer trained weights shorten it"
     typer.echo(
-        f"finetune: the noise of a step is {length:.2g} times as long as its signal can be, over {about}{weights:,} trained weights{hint}"
+        f"finetune: the noise of a step is {length:.2g} times as long as its signal can be, "
+        f"over {about}{weights:,} trained weights{hint if length > 1 else ''}"
     )
 
 
 def write_texts(out: Path, texts: dict[str, str]) -> None:
     """Replace the files one by one, unchanged ones left alone; files of an older plan are removed."""
-    from sfumato.data.images import replace_file
     from sfumato.errors import ConfigError
+    from sfumato.files import replace_file
 
     if out.exists() and any(p.name not in texts and p.suffix not in (".yaml", ".json", ".csv") for p in out.iterdir()):
-        raise ConfigError(f"--out {out} holds files that are no plan: name another directory")
+        raise ConfigError(f"--out {out} holds files that are not of a plan: name another directory")
     out.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         if not (out / name).is_file() or (out / name).read_text(encoding="utf-8") != text:
@@ -147,71 +134,8 @@ def show_budget(made: Plan) -> None:
     table_console().print(table)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spending:
-    """What becomes of one query under a plan.
-
-    done: the charge that released it; cause: the stage whose change makes it spend, or None; left_open: a kill left it on the odometer, and it
-    goes on from there at no further cost.
-    """
-
-    stage: str
-    mechanism: Mechanism
-    done: str | None
-    cause: str | None
-    left_open: bool
-
-
-def spending_of(made: Plan, card: Card, out: Path) -> list[Spending]:
-    """For each query: already released, or to be spent, and why. `out`: the folder of the plan so far."""
-    import yaml
-
-    from sfumato.digest import digest_of
-    from sfumato.plan import UPSTREAM
-    from sfumato.privacy.odometer import Odometer
-    from sfumato.resolved import STAGES
-
-    odometer = Odometer(state_dir(), card.dataset_id)
-    changed: dict[str, str] = {}  # stage -> the stage whose change reaches it
-    found = []
-    for stage in STAGES:
-        file = out / f"{stage}.yaml"
-        content = made.files[stage]
-        same = file.is_file() and yaml.safe_load(file.read_text(encoding="utf-8")) == content
-        cause = next((changed[upstream] for upstream in UPSTREAM[stage] if upstream in changed), None)
-        mechanism = made.mechanisms.get(stage)
-        done = odometer.closed(card.fingerprint, plan=digest_of(content)) if mechanism else None
-        if not same or (mechanism and not done):
-            cause = stage
-        if cause:
-            changed[stage] = cause
-        if mechanism is not None:
-            left_open = stage == "finetune" and odometer.left_open(card.fingerprint, digest_of(content))
-            found.append(Spending(stage=stage, mechanism=mechanism, done=done, cause=cause, left_open=left_open))
-    return found
-
-
-def check_lifetime_of(made: Plan, card: Card, spending: Sequence[Spending]) -> None:
-    """Refuse a plan that would run out of the lifetime budget half-way, before its first query."""
-    if made.params.privacy.lifetime_epsilon is None:
-        return
-    from sfumato.privacy.charge import Permission, check_lifetime
-    from sfumato.privacy.odometer import Odometer
-
-    privacy = made.params.privacy
-    permission = Permission(
-        delta=made.budget["delta"], lifetime_epsilon=privacy.lifetime_epsilon, declared_size=privacy.declared_size
-    )
-    events = [entry.mechanism.event for entry in spending if entry.cause and not entry.left_open]
-    if events:
-        check_lifetime(Odometer(state_dir(), card.dataset_id), events, permission)
-
-
-def show_spending(made: Plan, card: Card, spending: Sequence[Spending]) -> None:
+def show_spending(made: Plan, card: Card, odometer: Odometer, spending: Sequence[Spending]) -> None:
     """A line for each query: already released, or what it would spend and why."""
-    from sfumato.privacy.odometer import Odometer
-
-    odometer = Odometer(state_dir(), card.dataset_id)
     if not odometer.path.exists():
         typer.echo(f"no history of dataset {card.dataset_id!r} in {odometer.path.parent}")
     for entry in spending:
@@ -221,9 +145,6 @@ def show_spending(made: Plan, card: Card, spending: Sequence[Spending]) -> None:
             continue
         row = made.budget["stages"][stage]
         why = "is new or was changed" if cause == stage else f"depends on {cause}, which was changed"
-        again = (
-            "re-spend"
-            if entry.done or (odometer.closed(card.fingerprint) and any(r["stage"] == stage for r in odometer.opened()))
-            else "spend"
-        )
+        before = odometer.closed(card.fingerprint) and any(r["stage"] == stage for r in odometer.opened())
+        again = "re-spend" if entry.done or before else "spend"
         typer.echo(f"{stage}: would {again} ε = {row['epsilon']:.3f} alone ({entry.mechanism}): it {why}")

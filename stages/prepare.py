@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from stages.common import CARD, PUBLIC, CardPath, state_dir
 from stages.plan import Params, Recipes
+from stages.runner import CARD, PUBLIC, CardPath, state_dir
 
 Raw = Annotated[Path, typer.Option("--raw", help="Where downloads are looked for and kept.")]
 RAW = Path("data/raw")
@@ -24,7 +24,7 @@ def sensitive(
 ) -> None:
     """Local: store sensitive and hold-out images under $SFUMATO_STATE, and write the public card."""
     from sfumato.data.prepare import prepare_sensitive
-    from sfumato.plan import load_params
+    from sfumato.recipes import load_params
 
     data = load_params(params, recipes).data
     content = prepare_sensitive(data, state_dir(), card, raw)
@@ -42,15 +42,18 @@ def public(
     out: Annotated[Path, typer.Option("--out", help="Directory to write.")] = PUBLIC,
 ) -> None:
     """Free: labelled public images in the shape of the sensitive ones; an empty set where the recipe uses none."""
+    from sfumato.consistency import reads_public
     from sfumato.data.prepare import prepare_public, refuse_sensitive_as_public
     from sfumato.data.store import read_card
-    from sfumato.plan import load_params
+    from sfumato.recipes import load_params
 
     loaded = load_params(params, recipes)
-    refuse_sensitive_as_public(loaded.data, loaded.public)
-    content = prepare_public(loaded.public, read_card(card).shape, out, raw, loaded.seed)
+    wanted = loaded.public if reads_public(loaded) else None
+    if wanted is not None:
+        refuse_sensitive_as_public(loaded.data, wanted)
+    content = prepare_public(wanted, read_card(card).shape, out, raw, loaded.seed)
     if not content["enabled"]:
-        typer.echo(f"public images are switched off (public.enabled: false): {out} says so and holds none")
+        typer.echo(f"no stage reads public images: {out} says so and holds none")
         return
     typer.echo(
         f"{out}: {content['images']} images of {content['source']}, shape {list(content['shape'])}, {len(content['classes'])} classes"

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from stages.common import table_console
 from stages.plan import Params, Recipes
+from stages.runner import table_console
 
 app = typer.Typer(no_args_is_help=True, help="The recipes: methods of the literature as overlays in pipelines/.")
 
@@ -40,6 +40,6 @@ def show(
     recipes: Recipes = Path("pipelines"),
 ) -> None:
     """Every parameter, after defaults, profile, recipe and params.yaml."""
-    from sfumato.plan import as_yaml, load_params
+    from sfumato.recipes import as_yaml, load_params
 
     typer.echo(as_yaml(load_params(params, recipes, recipe=name).model_dump(mode="json")))

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from stages.common import ARTIFACTS, EVALUATION, DryRun, input_option
+from stages.runner import ARTIFACTS, EVALUATION, LEDGER, DryRun, input_option
 
 
 class Audience(StrEnum):
@@ -35,7 +35,7 @@ def report(
         ),
     ] = None,
     synthesize: Annotated[Path, input_option("synthesize")] = ARTIFACTS / "synthesize",
-    ledger: Annotated[Path, typer.Option("--ledger", help="The ledger file.")] = Path("ledger.json"),
+    ledger: Annotated[Path, typer.Option("--ledger", help="The ledger file.")] = LEDGER,
     metrics: Annotated[Path, typer.Option("--metrics", help="Owner only: numbers of `stage evaluate`.")] = Path(
         "metrics.json"
     ),
@@ -53,8 +53,8 @@ def report(
         typer.echo(f"writes  {page} ({'may be shared' if public else 'local: not to be shared'})\ncharges nothing")
         return
     from sfumato.artifacts import PRIVACY, check_out, read_artifact, writing
-    from sfumato.data.images import replace_file
     from sfumato.errors import ConfigError
+    from sfumato.files import replace_file
     from sfumato.release.report import read_local, report_page
 
     if page.is_dir():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stages.common import (
+from stages.runner import (
     ARTIFACTS,
     CARD,
     EVALUATION,
@@ -77,14 +77,16 @@ def utility(
         return
     from sfumato.artifacts import read_artifact
     from sfumato.compute import settle_processor
-    from sfumato.data.images import load_images, replace_file
+    from sfumato.data.images import load_images
+    from sfumato.data.prepare import secret_key
     from sfumato.data.store import read_card
     from sfumato.evaluation.classifiers import NAMES
+    from sfumato.evaluation.comparison import identity
     from sfumato.evaluation.plots import plot_protocol
     from sfumato.evaluation.protocol import accuracy_by_size, check_time, ensemble, grid, model_selection, subset
     from sfumato.evaluation.scores import check_classes, check_fits, schedule_from
-    from sfumato.privacy.charge import open_local
-    from stages.evaluate import identity
+    from sfumato.files import replace_file
+    from sfumato.privacy.opening import open_local
 
     settle_processor()
     read_artifact(synthesize, "synthesize")
@@ -115,11 +117,12 @@ def utility(
         check_classes(f"{size} images of the release", subset(release, size))
 
     train, holdout = open_local(state_dir(), read_card(card), "utility")
+    key = secret_key(state_dir(), plan.dataset_id)
     for name, image_set in {"release": release, "real training": train, "hold-out": holdout}.items():
         check_fits(name, image_set, train)
     found: dict = {
         "scope": "local",
-        "identity": identity(replace(plan, settings=asked), train, holdout, None, synthesize),
+        "identity": identity(replace(plan, settings=asked), key, train, holdout, None, synthesize),
     }
     found["steps"] = {name: schedule.steps for name, schedule in schedules.items()}
     largest = subset(release, max(counts))

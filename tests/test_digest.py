@@ -27,7 +27,8 @@ def test_comments_docstrings_and_blank_lines_change_nothing(tree):
     write(
         tree,
         "sfumato/formula.py",
-        '"""Something else."""\n# why\n\n\ndef double(x):\n    """Two times.\n\n    Long."""\n    return 2 * x  # here\n',
+        '"""Something else."""\n# why\n\n\n'
+        'def double(x):\n    """Two times.\n\n    Long."""\n    return 2 * x  # here\n',
     )
     assert code_digest("stages.count", tree) == before
 

@@ -3,7 +3,10 @@ import pytest
 from sfumato.errors import ConfigError
 from sfumato.resolved import read_stage_plan
 
-WHOLE = "stage: count\nenabled: true\ndataset_id: d\nshape: [1, 8, 8]\nclasses: [a, b]\nsize_hint: 100\nsettings: {}\nmechanism: {noise_multiplier: 2.0}\n"
+WHOLE = (
+    "stage: count\nenabled: true\ndataset_id: d\nshape: [1, 8, 8]\nclasses: [a, b]\nsize_hint: 100\nsettings: {}\n"
+    "mechanism: {noise_multiplier: 2.0}\n"
+)
 
 
 def test_a_resolved_stage_is_typed_and_known_by_its_content(tmp_path):

@@ -1,4 +1,4 @@
-"""Tiny random text-to-image models in the on-disk layout of `diffusers`: what tests run in the place of Stable Diffusion and PixArt."""
+"""Tiny random text-to-image models in the on-disk layout of `diffusers`, in place of Stable Diffusion and PixArt."""
 
 import json
 from pathlib import Path
@@ -23,8 +23,8 @@ def save_clip_text(directory: Path, width: int) -> None:
     CLIPTokenizer.from_pretrained(source, local_files_only=True).save_pretrained(source)
     end = len(words) - 1
     config = CLIPTextConfig(
-        vocab_size=len(words), hidden_size=width, intermediate_size=2 * width, num_hidden_layers=1, num_attention_heads=2,
-        bos_token_id=end - 1, eos_token_id=end, pad_token_id=end,
+        vocab_size=len(words), hidden_size=width, intermediate_size=2 * width, num_hidden_layers=1,
+        num_attention_heads=2, bos_token_id=end - 1, eos_token_id=end, pad_token_id=end,
     )  # fmt: skip
     CLIPTextModel(config).save_pretrained(directory / "text_encoder")
 
@@ -66,8 +66,8 @@ def save_tiny_model(directory: Path, kind: str, width: int = 16) -> Path:
     vae.save_pretrained(directory / "vae")
     if kind == "transformer":
         network = diffusers.PixArtTransformer2DModel(
-            num_attention_heads=2, attention_head_dim=8, in_channels=4, out_channels=8, num_layers=2, cross_attention_dim=16,
-            sample_size=8, patch_size=2, caption_channels=width, norm_num_groups=4,
+            num_attention_heads=2, attention_head_dim=8, in_channels=4, out_channels=8, num_layers=2,
+            cross_attention_dim=16, sample_size=8, patch_size=2, caption_channels=width, norm_num_groups=4,
         )  # fmt: skip
         with torch.no_grad():  # the last layer of a fresh one is not zero, but the first scale is small
             for parameter in network.parameters():
@@ -75,8 +75,9 @@ def save_tiny_model(directory: Path, kind: str, width: int = 16) -> Path:
         scheduler = diffusers.DPMSolverMultistepScheduler(prediction_type="epsilon", beta_schedule="linear")
     else:
         network = diffusers.UNet2DConditionModel(
-            sample_size=8, in_channels=4, out_channels=4, block_out_channels=(8, 16), layers_per_block=1, norm_num_groups=4,
-            cross_attention_dim=width, attention_head_dim=2, down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+            sample_size=8, in_channels=4, out_channels=4, block_out_channels=(8, 16), layers_per_block=1,
+            norm_num_groups=4, cross_attention_dim=width, attention_head_dim=2,
+            down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
             up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"), use_linear_projection=kind == "unet-v",
         )  # fmt: skip
         schedule = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012, "steps_offset": 1}
@@ -104,7 +105,7 @@ def save_tiny_model(directory: Path, kind: str, width: int = 16) -> Path:
 def save_references(root: Path, classes: tuple[str, ...]) -> Path:
     """A model of each of KINDS under its name, and what `stage pretrain` makes of it under `<kind>-reference`."""
     from sfumato.config import Model
-    from sfumato.public_model.network import save_reference
+    from sfumato.public_model.reference import save_reference
 
     for kind in KINDS:
         save_tiny_model(root / kind, kind)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sfumato.errors import DataError
+from sfumato.files import open_private, replacing
 
+Shape = tuple[int, int, int]  # channels, height, width
 IMAGES, LABELS, GROUPS = "images.npy", "labels.npy", "groups.npy"
 GROUPS_REFUSED = (
     "holds one id per image (a patient, say): refused until group privacy exists. Remove it only if none share a person"
@@ -37,7 +37,7 @@ class ImageSet:
         return len(self.images)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
+    def shape(self) -> Shape:
         """(C, H, W) of every image."""
         height, width, channels = self.images.shape[1:]
         return channels, height, width
@@ -105,35 +105,12 @@ class ImageWriter:
                 self.write_headers()
 
 
-def open_private(path: Path) -> BinaryIO:
-    """A new file that only its owner may read (mode 0600)."""
-    path.unlink(missing_ok=True)
-    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w+b")
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a small file under a temporary name, then rename it: readers see the old content or the new."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def save_images(directory: Path, image_set: ImageSet) -> None:
     """Write `images.npy` and `labels.npy` into `directory`, each under a temporary name first."""
     check(image_set.images, image_set.labels, image_set.classes, directory)
-    directory.mkdir(parents=True, exist_ok=True)
     for name, array in ((IMAGES, image_set.images), (LABELS, image_set.labels)):
-        temporary = directory / f".{name}.{os.getpid()}.tmp"
-        try:
-            with temporary.open("wb") as file:
-                np.save(file, array, allow_pickle=False)
-            os.replace(temporary, directory / name)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(directory / name) as temporary, temporary.open("wb") as file:
+            np.save(file, array, allow_pickle=False)
 
 
 def load_images(directory: Path, classes: Iterable[str]) -> ImageSet:
@@ -172,40 +149,6 @@ def check(images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], dire
         raise DataError(
             f"{directory / LABELS} has labels {found}, expected 0..{len(classes) - 1} for {len(classes)} classes."
         )
-
-
-def to_grid(images: Tensor | np.ndarray, columns: int, smallest: int = 48) -> np.ndarray:
-    """Images side by side, row by row, for looking at.
-
-    images: (N, C, H, W) float in [0, 1], clamped to it, NaN shown black. An image with a side under `smallest` pixels is
-    magnified by a whole number, without smoothing. Returns (H', W', C) uint8 on a white ground.
-    """
-    array = torch.as_tensor(images).detach().float().cpu().nan_to_num(0.0).clamp(0, 1).mul(255).round().byte().numpy()
-    count, channels, height, width = array.shape
-    factor, gap = max(1, math.ceil(smallest / min(height, width))), 2
-    array = array.transpose(0, 2, 3, 1).repeat(factor, axis=1).repeat(factor, axis=2)  # (N, fH, fW, C)
-    columns = max(1, min(columns, count))
-    rows, height, width = math.ceil(count / columns), height * factor, width * factor
-    grid = np.full((rows * (height + gap) + gap, columns * (width + gap) + gap, channels), 255, dtype=np.uint8)
-    for i, image in enumerate(array):
-        top, left = gap + i // columns * (height + gap), gap + i % columns * (width + gap)
-        grid[top : top + height, left : left + width] = image
-    return grid
-
-
-def save_png(path: Path, array: np.ndarray) -> None:
-    """Write (H, W), (H, W, 1) or (H, W, 3) uint8 as a PNG, as it is."""
-    from PIL import Image
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        Image.fromarray(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array).save(
-            temporary, format="PNG"
-        )
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def as_uint8(images: Tensor) -> np.ndarray:

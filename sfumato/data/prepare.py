@@ -24,10 +24,12 @@ from filelock import FileLock
 
 from sfumato.artifacts import writing
 from sfumato.config import Data, Public
-from sfumato.data.images import ImageSet, ImageWriter, load_images, open_private, replace_file, save_png, to_grid
+from sfumato.data.images import ImageSet, ImageWriter, load_images
 from sfumato.data.sources import Example, Source, read_public, read_source
 from sfumato.data.store import CARD, HOLDOUT, SENSITIVE, Card, PublicCard, dataset_directory
 from sfumato.errors import ConfigError, DataError
+from sfumato.files import open_private, replace_file
+from sfumato.pictures import save_png, to_grid
 
 KEY_BYTES = 32
 GRID_CLASSES, GRID_COLUMNS = 20, 10  # of the picture of a public set: classes at most, images of each
@@ -64,15 +66,16 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
     return content
 
 
-def prepare_public(public: Public, shape: tuple[int, int, int], out: Path, raw: Path, seed: int) -> dict:
-    """Write the public set as the artifact `out`: images.npy, labels.npy, card.json, grid.png; returns the content of its card.
+def prepare_public(public: Public | None, shape: tuple[int, int, int], out: Path, raw: Path, seed: int) -> dict:
+    """Write the public set as the artifact `out`: images, labels, card and picture; returns the content of its card.
 
-    Images come out in the shape (C, H, W) of the sensitive ones, one by one, so memory does not grow with their number. Switched off,
-    the artifact holds its card alone, the same bytes always. Raises ConfigError or DataError, and then leaves what was at `out`.
+    Images come out in the shape (C, H, W) of the sensitive ones, one by one, so memory does not grow with their number.
+    public: None where no stage reads any: the artifact then holds its card alone, the same bytes always.
+    Raises ConfigError or DataError, and then leaves what was at `out`.
     """
     with writing(out, "public") as directory:
         card = PublicCard(enabled=False)
-        if public.enabled:
+        if public is not None:
             source = read_public(public, shape, raw, seed)
             counts = write_public(source, shape, directory)
             if np.count_nonzero(counts) < 2:
@@ -107,7 +110,7 @@ def refuse_sensitive_as_public(data: Data, public: Public) -> None:
     """Raise ConfigError where the public set is plainly the sensitive one: what is public has no guarantee."""
     paths = {Path(path).expanduser().resolve() for path in (data.path, public.path) if path is not None}
     same_files = len(paths) == 1 and None not in (data.path, public.path)
-    if public.enabled and (same_files or public.source == data.source == "cifar10"):
+    if same_files or public.source == data.source == "cifar10":
         raise ConfigError(
             f"public.source={public.source}, public.path={public.path} names the sensitive images themselves: choose others."
         )

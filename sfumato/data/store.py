@@ -1,17 +1,37 @@
-"""Prepared images: sensitive ones in the private state directory, found by the public card that stands for them; public ones in an artifact."""
+"""Prepared images: sensitive ones in the private state directory, public ones in an artifact; the cards of both; latents.
+
+A public card stands for the sensitive images, and finds them. Latents are those images after a public model's frozen
+encoder: computed once, kept beside them, drawn by the same charge, and as sensitive as they are: never in an artifact,
+never tracked by DVC, under the state directory with its modes (0700, 0600).
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sfumato.data.images import ImageSet, load_images
+import numpy as np
+import torch
+from filelock import FileLock
+from torch import Tensor
+
+from sfumato.data.images import ImageSet, load_array, load_images
+from sfumato.digest import digest_of
 from sfumato.errors import DataError
+from sfumato.files import open_private
 
 SENSITIVE, HOLDOUT, CARD = "sensitive", "holdout", "card.json"
 AGAIN = "run `stage prepare sensitive`"
 AGAIN_PUBLIC = "run `stage prepare public`"
+LATENTS, META = "latents.npy", "latents.json"
+CHUNK = 64  # images in memory at a time
+
+Encode = Callable[[Tensor], Tensor]  # (B, C, H, W) float32 in [0, 1] -> (B, c, h, w), row by row
+Progress = Callable[[int, int], None]  # done, of how many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +111,106 @@ def load_public(directory: Path, shape: tuple[int, int, int]) -> ImageSet:
     """
     card = read_public_card(directory / CARD)
     if not card.enabled:
-        raise DataError(f"{directory} holds no public images: set public.enabled: true and {AGAIN_PUBLIC}")
+        raise DataError(
+            f"{directory} holds no public images: put a stage that reads them into run (classifier, select), and {AGAIN_PUBLIC}"
+        )
     if card.shape != tuple(shape):
         raise DataError(
             f"{directory} has images of shape {card.shape}, the sensitive ones are {tuple(shape)}: {AGAIN_PUBLIC} again"
         )
     return load_images(directory, card.classes)
+
+
+# --- latents -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LatentSet:
+    """Labelled latents. latents: (N, c, h, w) float16, possibly a memory map; labels: (N,) int64, those of the images in their order."""
+
+    latents: np.ndarray
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.latents)
+
+    def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        """The latents at `indices` (none is fine) as ((B, c, h, w) float32, (B,) int64), copied out of any memory map."""
+        indices = np.asarray(indices, dtype=np.int64)
+        return torch.from_numpy(np.array(self.latents[indices])).float(), torch.from_numpy(
+            np.array(self.labels[indices])
+        )
+
+
+def latents_key(card: Card, encoder: str) -> str:
+    """The name under which latents are kept. encoder: what fixes them besides the images (sha256 of the VAE, the image size)."""
+    return digest_of({"encoder": encoder, "fingerprint": card.fingerprint, "dtype": "float16"})[:32]
+
+
+def latents_directory(state: Path, card: Card, key: str) -> Path:
+    return dataset_directory(state, card.dataset_id) / f"latents-{key}"
+
+
+def have_latents(state: Path, card: Card, key: str) -> bool:
+    return (latents_directory(state, card, key) / META).is_file()
+
+
+def write_latents(state: Path, card: Card, key: str, encode: Encode, progress: Progress | None = None) -> None:
+    """Encode all sensitive images and keep them under `key`; latents of other encoders or other images of this dataset are removed.
+
+    Local work, which the caller journals with `open_local` before. Memory does not grow with N. An interrupted run leaves nothing.
+    progress: called with parts of 100, never with a number of images, for how many there are is private.
+    Guarantee: latent i depends on image i alone, given that `encode` works row by row.
+    """
+    images = load_prepared(state, card, SENSITIVE)
+    home = latents_directory(state, card, key)
+    with FileLock(home.parent / ".latents.lock"):
+        for other in home.parent.glob("*latents-*"):
+            if other != home or not (home / META).is_file():
+                shutil.rmtree(other)
+        if home.exists():
+            return
+        fresh = home.with_name(f".new.{home.name}")
+        fresh.mkdir(mode=0o700)
+        try:
+            shape = None
+            with open_private(fresh / LATENTS) as file:
+                for start in range(0, len(images), CHUNK):
+                    rows = (
+                        encode(images.batch(np.arange(start, min(start + CHUNK, len(images))))[0]).cpu().half().numpy()
+                    )
+                    if shape is None:
+                        shape = rows.shape[1:]
+                        header = {
+                            "descr": np.lib.format.dtype_to_descr(rows.dtype),
+                            "fortran_order": False,
+                            "shape": (len(images), *shape),
+                        }
+                        np.lib.format.write_array_header_1_0(file, header)
+                    file.write(np.ascontiguousarray(rows).tobytes())
+                    if progress:
+                        progress(100 * (start + len(rows)) // len(images), 100)
+            with open_private(fresh / META) as file:
+                file.write(
+                    json.dumps({"key": key, "fingerprint": card.fingerprint, "shape": list(shape or ())}).encode()
+                )
+            os.rename(fresh, home)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+
+
+def load_latents(state: Path, card: Card, key: str) -> LatentSet:
+    """The latents under `key` with the labels of the images, memory-mapped. Raises DataError where there are none, or of other images."""
+    images = load_prepared(state, card, SENSITIVE)
+    home = latents_directory(state, card, key)
+    again = "remove that directory and run the stage again"
+    try:
+        content = json.loads((home / META).read_text(encoding="utf-8"))
+        fits = (content["key"], content["fingerprint"]) == (key, card.fingerprint)
+        shape = tuple(content["shape"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{home} holds no latents ({error!r}): {again}") from error
+    latents = load_array(home / LATENTS)
+    if not fits or latents.dtype != np.float16 or latents.shape != (len(images), *shape):
+        raise DataError(f"{home} holds latents of other images than the data card stands for: {again}")
+    return LatentSet(latents, images.labels)

@@ -6,12 +6,15 @@ Source: EDM, Algorithm 1 (deterministic) and Eq. 5 for the noise levels; Ho & Sa
 from __future__ import annotations
 
 import itertools
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from sfumato.diffusion.objective import denoise, to_image_range
-from sfumato.diffusion.unet import UNet
+
+if TYPE_CHECKING:
+    from sfumato.diffusion.unet import UNet
 
 SIGMA_MIN, SIGMA_MAX, RHO = 0.002, 80.0, 7.0
 

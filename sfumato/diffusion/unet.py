@@ -1,31 +1,34 @@
 """Class-conditional U-Net: the network inside the denoiser (the preconditioning around it is `diffusion.objective`).
 
-Built to be differentiated one image at a time (`sfumato.dpsgd.per_image`): no image sees another, the first dimension of every
-activation is the batch, and weights are used by layers alone. Queries, keys, values and outputs of attention are four plain
-`nn.Linear`, so that LoRA can replace them by name.
+Built to be differentiated one image at a time (`sfumato.dpsgd.per_image`): no image sees another, the first dimension
+of every activation is the batch, and weights are used by layers alone. Queries, keys, values and outputs of attention
+are four plain `nn.Linear`, so that LoRA can replace them by name.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from sfumato.errors import ConfigError, DataError
+from sfumato.config import LogNormal, TimestepMixture
+from sfumato.diffusion.denoiser import Denoiser, Network, Progress
+from sfumato.diffusion.noise_levels import draw_noise_levels
+from sfumato.diffusion.objective import per_image_loss
+from sfumato.diffusion.sampler import sample
+from sfumato.errors import ConfigError
+from sfumato.weights import load_network, save_network
 
 HEAD_CHANNELS = 32
+DRAWN = 500  # images at a time
 
 
 class GroupNorm(nn.Module):
-    """Group normalisation with a learned scale and offset per channel, or with those that `forward` is given per image and channel."""
+    """Group normalisation with a scale and an offset per channel: learned, or given to `forward` for each image."""
 
     def __init__(self, channels: int, affine: bool = True) -> None:
         super().__init__()
@@ -39,7 +42,8 @@ class GroupNorm(nn.Module):
         """x: (B, C, H, W); scale, shift: (B, C), for a norm without its own."""
         if scale is None or shift is None:
             scale, shift = self.weight.expand(len(x), -1), self.bias.expand(len(x), -1)
-        # All images as the channels of one: so the scale, the shift and their gradients, one per image, are part of the kernel.
+        # All images as the channels of one: the scale, the shift and their gradients, one per image, are then part of
+        # the kernel.
         flat = x.reshape(1, -1, x[0, 0].numel())
         scale, shift = (value.flatten().to(x.dtype) for value in (scale, shift))
         return F.group_norm(flat, len(x) * self.groups, scale, shift).view(x.shape)
@@ -98,8 +102,8 @@ class Attention(nn.Module):
         return tokens.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, heads, H*W, C/heads)
 
 
-class Stage(nn.Module):
-    """A residual block and, where the level has it, attention."""
+class Level(nn.Module):
+    """One step of the path down or up: a residual block and, where the level has it, attention."""
 
     def __init__(self, inputs: int, outputs: int, embedding: int, attention: bool) -> None:
         super().__init__()
@@ -110,17 +114,19 @@ class Stage(nn.Module):
         return self.attention(self.block(x, embedding))
 
 
-class UNet(nn.Module):
+class UNet(Denoiser):
     """U-Net F(x; c_noise, label) of the EDM denoiser.
 
     resolution: height and width of the images; channels: theirs; classes: labels are 0..classes-1 and `classes` means no
     label; width · multipliers[l]: channels of level l (0 is the finest); attention: levels with self-attention (the
     middle has it when the coarsest level has); blocks: residual blocks per level; unshuffle: the network works at
-    resolution / unshuffle, on channels · unshuffle² (about unshuffle² times cheaper); extra_classes: further rows of the
-    label table, for the classes of public images: label classes+1+j is the j-th (`drop_extra_classes` removes them).
-    `sigma_data` is not used here: it belongs to the weights, so it is stored with them for the preconditioning.
+    resolution / unshuffle, on channels · unshuffle² (about unshuffle² times cheaper); sigma_data: of the
+    preconditioning, which belongs to the weights; extra_classes: further rows of the label table, for the classes of
+    public images: label classes+1+j is the j-th (`drop_extra_classes` removes them).
     Raises ConfigError on sizes that do not fit together.
     """
+
+    splits_by_image = True
 
     def __init__(
         self,
@@ -144,6 +150,17 @@ class UNet(nn.Module):
             raise ConfigError(f"model.width={width}: expected a multiple of 4")
         if not set(attention) <= set(range(len(multipliers))):
             raise ConfigError(f"model.attention={tuple(attention)}: expected levels among 0..{len(multipliers) - 1}")
+        self.arguments = {  # that rebuild the network
+            "resolution": resolution,
+            "channels": channels,
+            "classes": classes,
+            "width": width,
+            "multipliers": list(multipliers),
+            "attention": list(attention),
+            "blocks": blocks,
+            "unshuffle": unshuffle,
+            "sigma_data": sigma_data,
+        }
         self.resolution, self.channels, self.classes = resolution, channels, classes
         self.width, self.unshuffle, self.sigma_data, self.extra_classes = width, unshuffle, sigma_data, extra_classes
         embedding = 4 * width
@@ -162,15 +179,15 @@ class UNet(nn.Module):
         self.conv_in = nn.Conv2d(folded, current, 3, padding=1)
         self.down = nn.ModuleList()  # from the finest level to the coarsest, `blocks` of each
         for size, attends in levels:
-            self.down.append(Stage(current, size, embedding, attends))
+            self.down.append(Level(current, size, embedding, attends))
             current = size
         attends = levels[-1][1]
         self.middle = nn.ModuleList(
-            [Stage(current, current, embedding, attends), Stage(current, current, embedding, False)]
+            [Level(current, current, embedding, attends), Level(current, current, embedding, False)]
         )
         self.up = nn.ModuleList()  # and back, each with the output of its counterpart
         for size, attends in reversed(levels):
-            self.up.append(Stage(current + size, size, embedding, attends))
+            self.up.append(Level(current + size, size, embedding, attends))
             current = size
         self.norm_out = GroupNorm(current)
         self.conv_out = nn.Conv2d(current, folded, 3, padding=1)
@@ -183,19 +200,47 @@ class UNet(nn.Module):
         embedding = F.silu(self.noise(fourier_features(c_noise, self.width)) + self.label(labels))  # (B, E)
         x = self.conv_in(F.pixel_unshuffle(x, self.unshuffle))
         skips = []
-        for index, stage in enumerate(self.down):
+        for index, level in enumerate(self.down):
             if index and index % self.blocks == 0:
                 x = halve(x)
-            x = stage(x, embedding)
+            x = level(x, embedding)
             skips.append(x)
-        for stage in self.middle:
-            x = stage(x, embedding)
-        for stage in self.up:
+        for level in self.middle:
+            x = level(x, embedding)
+        for level in self.up:
             skip = skips.pop()
             if x.shape[-1] != skip.shape[-1]:
                 x = double(x, skip.shape[-1])
-            x = stage(torch.cat([x, skip.to(x.dtype)], dim=1), embedding)
+            x = level(torch.cat([x, skip.to(x.dtype)], dim=1), embedding)
         return F.pixel_shuffle(self.conv_out(F.silu(self.norm_out(x))), self.unshuffle)
+
+    def draw_levels(self, law: LogNormal | TimestepMixture, n: int, generator: torch.Generator) -> Tensor:
+        """Noise levels σ."""
+        return draw_noise_levels(law, n, generator)
+
+    def per_image_loss(self, network: Network, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
+        return per_image_loss(network, images, labels, levels, noise, self.sigma_data)
+
+    def draw(
+        self,
+        labels: Tensor,
+        steps: int,
+        guidance: float,
+        generator: torch.Generator,
+        shape: Sequence[int] | None = None,
+        progress: Progress | None = None,
+    ) -> Tensor:
+        """Images of its own shape, by Heun's solver."""
+        images = []
+        for part in labels.split(DRAWN):
+            images.append(sample(self, part, steps, guidance, generator, batch=DRAWN))
+            if progress:
+                progress(sum(map(len, images)), len(labels))
+        return torch.cat(images)
+
+    def save(self, directory: Path, trained: Sequence[str] = ()) -> None:
+        """All weights, whichever were trained. Extra classes must be gone."""
+        save_network(self, self.arguments, directory)
 
 
 def zero(layer: nn.Conv2d | nn.Linear) -> None:
@@ -210,7 +255,7 @@ def label_table(rows: Sequence[Tensor]) -> nn.Embedding:
 
 
 def drop_extra_classes(model: UNet) -> UNet:
-    """`model` without the label rows of public classes: what stays are its own classes and "no label". Changes it and returns it.
+    """`model` without the label rows of public classes: its own classes and "no label" stay. Changes and returns it.
 
     A name-by-name average of the weights goes into the model first (`ema_model`); an optimiser made before keeps the old table.
     """
@@ -248,32 +293,12 @@ def double(x: Tensor, size: int) -> Tensor:
 def pairs(width: int, like: Tensor) -> Tensor:
     """(4·width, width): which of 2·width pixels in two rows belong to which pixel in a row of half the size.
 
-    As a product with this matrix, two rows at a time, the change of size and its derivative are many times faster on a CPU than as
-    sums over windows of two by two.
+    As a product with this matrix, two rows at a time, the change of size and its derivative are many times faster on a
+    CPU than as sums over windows of two by two.
     """
     return torch.eye(width, dtype=like.dtype, device=like.device).repeat_interleave(2, 0).repeat(2, 1)
 
 
-def save_model(model: nn.Module, config: dict[str, Any], directory: str | Path) -> None:
-    """Write `weights.safetensors` and `config.json` (the keyword arguments of `UNet`), each under a temporary name first."""
-    directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    save_file(weights, directory / "weights.safetensors.tmp")
-    (directory / "config.json.tmp").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    for name in ("weights.safetensors", "config.json"):
-        os.replace(directory / f"{name}.tmp", directory / name)
-
-
-def load_model(directory: str | Path) -> UNet:
-    """The network that `save_model` wrote. Raises DataError when files are missing or do not fit together."""
-    directory = Path(directory)
-    for name in ("config.json", "weights.safetensors"):
-        if not (directory / name).is_file():
-            raise DataError(f"{directory} holds no model: {name} is missing")
-    try:
-        model = UNet(**json.loads((directory / "config.json").read_text()))
-        model.load_state_dict(load_file(directory / "weights.safetensors"))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{directory}: config.json and weights.safetensors do not fit together: {error}") from error
-    return model
+def load_model(directory: Path) -> UNet:
+    """The network that `UNet.save` wrote. Raises DataError when files are missing or do not fit together."""
+    return load_network(directory, UNet, "pretrain")

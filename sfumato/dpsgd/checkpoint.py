@@ -1,16 +1,18 @@
-"""Checkpoints of a DP-SGD run: they name their run and their step, and are on disk before anything that follows from them is shown."""
+"""Checkpoints of a DP-SGD run. Each names its run and its step.
+
+A checkpoint is on disk before anything that follows from it is shown.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sfumato.artifacts import sync
+from sfumato.files import replacing, sync
 
 
 def checkpoint_path(run: Path, uses: int) -> Path:
@@ -18,24 +20,28 @@ def checkpoint_path(run: Path, uses: int) -> Path:
 
 
 def save_checkpoint(run: Path, run_id: str, uses: int, state: dict[str, Tensor], log: list[dict]) -> None:
-    """Write and flush the state after `uses` releases, and its public log. It counts only once the charge journals it."""
-    path = checkpoint_path(run, uses)
-    temporary = path.with_suffix(".tmp")
-    save_file(state, temporary, metadata={"run": run_id, "uses": str(uses), "log": json.dumps(log)})
-    sync(temporary)
-    os.replace(temporary, path)
+    """Write and flush the state after `uses` releases, and its public log.
+
+    The checkpoint counts only once the charge journals it.
+    """
+    with replacing(checkpoint_path(run, uses)) as temporary:
+        save_file(state, temporary, metadata={"run": run_id, "uses": str(uses), "log": json.dumps(log)})
+        sync(temporary)
     sync(run)
 
 
 def load_checkpoint(run: Path, run_id: str, uses: int) -> tuple[dict[str, Tensor], list[dict]] | None:
-    """The state and log after `uses` releases of this very run; None where the file is missing, damaged or of another run or step."""
+    """The state and log after `uses` releases of this run.
+
+    None where the file is missing, damaged, or of another run or step.
+    """
     path = checkpoint_path(run, uses)
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if metadata.get("run") != run_id or metadata.get("uses") != str(uses):
                 return None
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
             return tensors, json.loads(metadata["log"])
     except (OSError, SafetensorError, ValueError, KeyError):
         return None

@@ -1,7 +1,7 @@
-"""Low-rank adapters (LoRA): a frozen weight W works as W + scale·A·B, and only A and B are trained.
+"""Low-rank adapters (LoRA): a layer computes with W + scale·A·B. W stays frozen; only A and B are trained.
 
-The adapted layers keep the names of their weights and add `A` and `B` beside them; the product A·B is never formed while training, so
-that per-image gradients by `torch.func.vmap(grad)` cost r·(m + n) numbers per image, not m·n.
+The adapted layers keep the names of their weights and add `A` and `B` beside them. Training never forms the product
+A·B, so per-image gradients by `torch.func.vmap(grad)` cost r·(m + n) numbers per image, not m·n.
 Source: Hu et al. 2022 (LoRA); DP-SAPF Eq. 9 and Algorithm 2, for A Gaussian and B zero.
 """
 
@@ -20,17 +20,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from sfumato.config import Lora
-from sfumato.diffusion.unet import load_model
 from sfumato.digest import digest_of_file
 from sfumato.errors import ConfigError, DataError
-from sfumato.public_model.network import CONFIG, Denoiser, is_latent, load_latent, load_trained
 
-WEIGHTS = "weights.safetensors"
 ADAPTER, ADAPTER_CONFIG = "adapter.safetensors", "adapter.json"
 
 
 class LoraLinear(nn.Linear):
-    """A linear layer whose own weight (m, n) and bias are frozen, with A (m, r) and B (r, n) beside them."""
+    """A linear layer with a frozen weight (m, n) and bias, and an adapter A (m, r), B (r, n)."""
 
     def __init__(self, layer: nn.Linear, a: Tensor, b: Tensor, scale: float) -> None:
         super().__init__(**arguments(layer))
@@ -42,7 +39,7 @@ class LoraLinear(nn.Linear):
 
 
 class LoraConv2d(nn.Conv2d):
-    """A convolution whose own weight, read as (m, n) with n = in·height·width of the kernel, and bias are frozen; A and B as above."""
+    """A convolution with frozen weight, read as (m, n) with n = in·height·width, and bias; A and B as in LoraLinear."""
 
     def __init__(self, layer: nn.Conv2d, a: Tensor, b: Tensor, scale: float) -> None:
         super().__init__(**arguments(layer))
@@ -50,15 +47,13 @@ class LoraConv2d(nn.Conv2d):
         self.A, self.B, self.scale = nn.Parameter(a), nn.Parameter(b), scale
 
     def forward(self, x: Tensor) -> Tensor:
-        narrow = self.B.unflatten(
-            1, self.weight.shape[1:]
-        )  # (r, in, height, width): B is the same convolution, to r channels
+        narrow = self.B.unflatten(1, self.weight.shape[1:])  # (r, in, height, width): the convolution to r channels
         hidden = F.conv2d(x, narrow, None, self.stride, self.padding, self.dilation)
         return super().forward(x) + self.scale * F.conv2d(hidden, self.A[:, :, None, None])
 
 
 def arguments(layer: nn.Linear | nn.Conv2d) -> dict[str, Any]:
-    """What builds a layer of the same shape, without memory or randomness: its parameters are replaced at once."""
+    """Arguments that build a layer of the same shape on the meta device. The caller replaces its parameters."""
     names: tuple[str, ...] = ("in_features", "out_features")
     if isinstance(layer, nn.Conv2d):
         names = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation")
@@ -66,7 +61,7 @@ def arguments(layer: nn.Linear | nn.Conv2d) -> dict[str, Any]:
 
 
 def adopt(adapted: nn.Linear | nn.Conv2d, layer: nn.Linear | nn.Conv2d) -> None:
-    """Take over the very parameters of `layer`, frozen."""
+    """Make `adapted` share the parameters of `layer`, frozen."""
     adapted.weight, adapted.bias = layer.weight, layer.bias
     for parameter in layer.parameters():
         parameter.requires_grad_(False)
@@ -74,7 +69,7 @@ def adopt(adapted: nn.Linear | nn.Conv2d, layer: nn.Linear | nn.Conv2d) -> None:
 
 
 def layer_of(model: nn.Module, name: str) -> nn.Linear | nn.Conv2d:
-    """The plain layer whose weight is called `name`. Raises ConfigError where an adapter would not reach what the network computes."""
+    """The plain layer whose weight is `name`. Raises ConfigError where an adapter would not change the output."""
     path, _, last = name.rpartition(".")
     try:
         layer = model.get_submodule(path) if path and last == "weight" else None
@@ -82,24 +77,27 @@ def layer_of(model: nn.Module, name: str) -> nn.Linear | nn.Conv2d:
         layer = None
     if layer is None:
         raise ConfigError(
-            f"{name} is no weight of a layer of this model: name a matrix such as middle.0.attention.q.weight"
+            f"{name} is not a weight of a layer of this model: name a matrix such as middle.0.attention.q.weight"
         )
-    # A subclass may use its weight without calling the layer (as nn.MultiheadAttention does): the adapter would then do nothing.
+    # A subclass may use its weight without calling the layer, as nn.MultiheadAttention does.
+    # The adapter would then do nothing.
     if type(layer) is nn.Linear:
         return layer
     if type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros":
         return layer
     raise ConfigError(
-        f"{name} belongs to {type(layer).__name__}: only plain nn.Linear and nn.Conv2d (one group, zero padding) can be adapted"
+        f"{name} belongs to {type(layer).__name__}: only plain nn.Linear and nn.Conv2d (one group, zero padding) "
+        "can be adapted"
     )
 
 
 def add_lora(model: nn.Module, names: Sequence[str], lora: Lora, seed: int) -> None:
-    """Put an adapter beside each named weight, in place: A ~ N(0, 1) from the public `seed`, B = 0, so that the output stays the same.
+    """Put an adapter beside each named weight, in place. A ~ N(0, 1) from the public `seed`; B = 0 keeps the output.
 
-    names: weights of linear layers and convolutions, such as `middle.0.attention.q.weight` or `attn.to_out.0.weight`. The adapted
-    layers' own weights and biases are frozen; what else is trained is the caller's choice.
-    Raises ConfigError, before anything is changed: no such weight, a layer that cannot be adapted, a rank above what the matrix has.
+    names: weights of linear layers and convolutions, such as `middle.0.attention.q.weight` or `attn.to_out.0.weight`.
+    It freezes the weights and biases of the adapted layers; the caller decides what else is trained.
+    Raises ConfigError before it changes anything: no such weight, a layer that cannot be adapted, a rank above the
+    matrix's.
     """
     layers = {name: layer_of(model, name) for name in dict.fromkeys(names)}
     for name, layer in layers.items():
@@ -117,7 +115,7 @@ def add_lora(model: nn.Module, names: Sequence[str], lora: Lora, seed: int) -> N
 
 
 def attach(model: nn.Module, name: str, layer: nn.Linear | nn.Conv2d, a: Tensor, b: Tensor, scale: float) -> None:
-    """Replace `layer`, whose weight is `name`, by its adapted form."""
+    """Replace `layer`, whose weight is `name`, with its adapted form."""
     a, b = a.detach(), b.detach()
     adapted = LoraLinear(layer, a, b, scale) if isinstance(layer, nn.Linear) else LoraConv2d(layer, a, b, scale)
     model.set_submodule(name.removesuffix(".weight"), adapted)
@@ -142,9 +140,9 @@ def merge(model: nn.Module) -> None:
 
 
 def save_adapter(model: nn.Module, directory: Path, base: Path) -> None:
-    """Write `adapter.safetensors` (A and B of each matrix) and `adapter.json`. base: the weights file that the frozen weights came from.
+    """Write `adapter.safetensors` (A and B of each matrix) and `adapter.json`.
 
-    Nothing else of the model is written: whatever differs from the base outside the adapters is lost.
+    base: the file that the frozen weights came from. It writes nothing else of the model: any other change is lost.
     """
     layers = adapted_layers(model)
     if not layers:
@@ -165,25 +163,16 @@ def save_adapter(model: nn.Module, directory: Path, base: Path) -> None:
     (directory / ADAPTER_CONFIG).write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def load_base(pretrain: Path) -> Denoiser:
-    """The network that fine-tuning starts from: our own, or the public model that the artifact refers to."""
-    return load_latent(pretrain) if is_latent(pretrain) else load_model(pretrain)
+@torch.no_grad()
+def apply_adapter(model: nn.Module, directory: Path, base: Path) -> None:
+    """Merge the adapters that `save_adapter` wrote into `model`, in place: it stays a plain network.
 
-
-def base_file(pretrain: Path) -> Path:
-    """The file whose sha256 stands for the frozen weights; of a public model its reference, which holds those of its parts."""
-    return pretrain / (CONFIG if is_latent(pretrain) else WEIGHTS)
-
-
-def load_adapted(directory: Path, base_directory: Path) -> Denoiser:
-    """The network that `save_adapter` described, as a plain one: the base of `base_directory` with the adapters merged into it.
-
-    Raises DataError: files missing or damaged, another base than the adapters were trained on, shapes that do not fit.
+    base: the weights file of `model`, the one that the adapters were trained on.
+    Raises DataError: files missing or damaged, adapters that were trained on another base, shapes that do not fit.
     """
     for name in (ADAPTER, ADAPTER_CONFIG):
         if not (directory / name).is_file():
             raise DataError(f"{directory} holds no adapter: {name} is missing")
-    model = load_base(base_directory)
     try:
         content = json.loads((directory / ADAPTER_CONFIG).read_text(encoding="utf-8"))
         expected, scale, matrices = (
@@ -196,10 +185,11 @@ def load_adapted(directory: Path, base_directory: Path) -> Denoiser:
         raise DataError(
             f"{directory}: {ADAPTER_CONFIG} and {ADAPTER} cannot be read ({error}): run `stage finetune` again"
         ) from error
-    if (found := digest_of_file(base_file(base_directory))) != expected:
+    if (found := digest_of_file(base)) != expected:
         raise DataError(
             f"the adapters of {directory} were trained on a base with sha256 {expected[:12]}…, "
-            f"not on {base_file(base_directory)} ({found[:12]}…): restore that base (`dvc checkout`), or run `stage finetune` on this one"
+            f"not on {base} ({found[:12]}…): restore that base (`dvc checkout`), "
+            "or run `stage finetune` on this one"
         )
     if tensors.keys() != {f"{name}.{part}" for name in matrices for part in ("A", "B")} or not math.isfinite(scale):
         raise DataError(f"{directory}: {ADAPTER} does not hold what {ADAPTER_CONFIG} lists: run `stage finetune` again")
@@ -207,7 +197,7 @@ def load_adapted(directory: Path, base_directory: Path) -> Denoiser:
         try:
             layer = layer_of(model, name)
         except ConfigError as error:
-            raise DataError(f"{directory} does not fit the model of {base_directory}: {error}") from error
+            raise DataError(f"{directory} does not fit the model of {base.parent}: {error}") from error
         a, b = tensors[f"{name}.A"], tensors[f"{name}.B"]
         if (
             a.ndim != 2
@@ -218,11 +208,3 @@ def load_adapted(directory: Path, base_directory: Path) -> Denoiser:
             raise DataError(f"{directory}: the adapter of {name} has shapes {shapes}: run `stage finetune` again")
         attach(model, name, layer, a.to(layer.weight), b.to(layer.weight), scale)
     merge(model)
-    return model
-
-
-def load_synthesizer(finetune: Path, pretrain: Path) -> Denoiser:
-    """The fine-tuned network, however it was saved: its own weights, or adapters on the weights of `pretrain`."""
-    if (finetune / ADAPTER_CONFIG).is_file():
-        return load_adapted(finetune, pretrain)
-    return load_trained(finetune) if is_latent(finetune) else load_model(finetune)

@@ -1,4 +1,4 @@
-"""How much memory per-image gradients will take, before any of it is taken: the very computation, on shapes alone.
+"""How much memory per-image gradients will take: it runs the same computation on shapes alone.
 
 Everything here is public: the model, the batch, the machine. Nothing depends on an image.
 """
@@ -16,14 +16,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sfumato.config import SALIENT, Finetune, Model, Saliency
-from sfumato.dpsgd.run import Draws, per_image_gradients
+from sfumato.config import SALIENT, Finetune, Saliency
+from sfumato.diffusion.denoiser import Denoiser
+from sfumato.dpsgd.gradients import Draws, per_image_gradients
 from sfumato.dpsgd.trainable import candidates, choose_trainable, flat
-from sfumato.public_model.network import Denoiser, LatentDiffusion, outline
 
-STEP_COPIES = (
-    5  # float32 copies of the trained parameters beside the model: average, two moments, the sum, the noised gradient
-)
+# float32 copies of the trained parameters beside the model
+STEP_COPIES = 5  # average, two moments, the sum, the noised gradient
 SALIENCY_COPIES = 8  # the sum and the released vectors in float64, the clipped sum and the noise of one batch
 IMAGES = 32  # per vmap, at most
 CPU_BYTES = 4 * 2**30  # for one chunk where there is no GPU
@@ -31,7 +30,7 @@ CPU_BYTES = 4 * 2**30  # for one chunk where there is no GPU
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes, all of float32. gradients: of all images of a chunk; activations: the largest that one chunk needs beside its gradients."""
+    """Bytes, all of float32. gradients: of all images of a chunk; activations: the most that a chunk needs besides."""
 
     weights: int
     copies: int
@@ -49,7 +48,8 @@ class Memory:
             readable, (self.peak, self.weights, self.copies, self.gradients, self.activations)
         )
         return (
-            f"about {peak} at float32, {self.chunk} image{'s' * (self.chunk > 1)} at a time: {weights} for the network, {copies} for sums and moments, "
+            f"about {peak} at float32, {self.chunk} image{'s' * (self.chunk > 1)} at a time: "
+            f"{weights} for the network, {copies} for sums and moments, "
             f"{gradients} for per-image gradients of {self.trained:,} parameters, {activations} for activations"
         )
 
@@ -59,17 +59,15 @@ def readable(size: int) -> str:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of storages that are alive, and the most there ever were, of tensors made while it is active.
+    """Counts the bytes of live storages of tensors made while it is active, and their peak.
 
-    there: tensors that were there before, whose storages do not count; views of them turn up all the same.
+    there: tensors made before. Their storages do not count, even when a view of one comes back as a result.
     """
 
     def __init__(self, there: Iterable[Tensor]) -> None:
         super().__init__()
         self.live = self.peak = 0
-        self.there = [
-            tensor.untyped_storage() for tensor in there
-        ]  # kept, so that no new one takes the place of one of them
+        self.there = [tensor.untyped_storage() for tensor in there]  # held, so that no new storage gets one's address
         self.known: dict[int, int] = {storage._cdata: 0 for storage in self.there}
 
     def __torch_dispatch__(self, operator: Any, types: Any, arguments: tuple = (), keywords: dict | None = None) -> Any:
@@ -93,15 +91,13 @@ class LiveBytes(TorchDispatchMode):
         self.live -= self.known.pop(key, 0)
 
 
-def gradient_memory(
-    model: LatentDiffusion, parameters: Mapping[str, Tensor], chunk: int, draws: int, copies: int
-) -> Memory:
-    """What one step takes at its largest. model: on the meta device, as `outline` gives it; draws: K."""
+def gradient_memory(model: Denoiser, parameters: Mapping[str, Tensor], chunk: int, draws: int, copies: int) -> Memory:
+    """The peak of one step. model: on the meta device, as `outline` gives it; draws: K."""
     shape = (model.channels, model.resolution, model.resolution)
     with torch.device("meta"), torch.no_grad():
         images, labels = torch.empty(chunk, *shape), torch.empty(chunk, dtype=torch.int64)
         drawn = Draws(
-            sigma=torch.empty(chunk, draws, dtype=torch.int64),
+            levels=torch.empty(chunk, draws, dtype=torch.int64),
             noise=torch.empty(chunk, draws, *shape),
             drop=torch.empty(chunk, draws, dtype=torch.bool),
         )
@@ -112,7 +108,7 @@ def gradient_memory(
     gradients = 4 * trained * chunk
     weights = sum(value.numel() * value.element_size() for value in [*model.parameters(), *model.buffers()])
     inputs = 4 * chunk * (1 + draws) * images[0].numel()
-    most = max(counter.peak, gradients + 8 * trained)  # the clipped sum is made twice: in parts, and whole
+    most = max(counter.peak, gradients + 8 * trained)  # the clipped sum exists twice: in parts, and whole
     return Memory(
         weights=weights,
         copies=4 * trained * copies,
@@ -126,14 +122,15 @@ def gradient_memory(
 def trained_parameters(
     model: Denoiser, settings: Finetune | Saliency, seed: int = 0, pattern: str = "qkv"
 ) -> dict[str, Tensor]:
-    """The parameters whose per-image gradients a stage takes, of a model on the meta device, which this changes as the stage will.
+    """The parameters whose per-image gradients a stage takes.
 
-    Which candidates of `pattern` `saliency` will select for `finetune` is not known before: so many of the first are taken.
+    model: on the meta device; it is changed as the stage will change it. Which candidates of `pattern` saliency selects
+    is not known yet: the first ones stand for them.
     """
     if isinstance(settings, Saliency):
         named = dict(model.named_parameters())
         return {name: named[name] for name in flat(candidates(model, settings.candidates))}
-    if settings.trainable == "synflow-lora":  # its scores need weights
+    if settings.trainable == "synflow-lora":  # SynFlow scores need weights, and a model on the meta device has none
         settings = settings.model_copy(update={"trainable": "random-lora"})
     ranking = list(candidates(model, pattern).values()) if settings.trainable in SALIENT else None
     trained = set(choose_trainable(model, settings, ranking, seed))
@@ -141,10 +138,12 @@ def trained_parameters(
 
 
 def estimate(
-    settings: Model, classes: int, stage: Finetune | Saliency, chunk: int | None = None, budget: int | None = None
+    model: Denoiser, stage: Finetune | Saliency, chunk: int | None = None, budget: int | None = None
 ) -> Memory:
-    """The memory of a stage on the public model that `settings` names, at `chunk` images at a time (default: the stage's own, or what fits)."""
-    model = outline(settings, classes)
+    """The memory of a stage on `model`, which lives on the meta device and is changed as the stage will change it.
+
+    chunk: images at a time; by default the stage's own number, or what fits in `budget` bytes.
+    """
     parameters = trained_parameters(model, stage)
     copies = STEP_COPIES if isinstance(stage, Finetune) else SALIENCY_COPIES
 
@@ -160,14 +159,7 @@ def estimate(
 
 
 def chunk_budget() -> int:
-    """Bytes that one step may take here: four fifths of what is free on the GPU, or CPU_BYTES."""
+    """Bytes that one step may take: four fifths of the free memory of the GPU, or CPU_BYTES without one."""
     if torch.cuda.is_available():
         return int(0.8 * torch.cuda.mem_get_info()[0])
     return CPU_BYTES
-
-
-def settle_chunk(settings: Any, model: Model | None, classes: int) -> Any:
-    """The settings of a stage with `chunk` filled in for a public model: by the machine's memory, never by data."""
-    if model is None or model.directory is None or settings.chunk:
-        return settings
-    return settings.model_copy(update={"chunk": estimate(model, classes, settings).chunk})

@@ -1,9 +1,10 @@
-"""Gradients for each image from one ordinary backward pass: every layer returns its weight's gradient image by image.
+"""Per-image gradients from one ordinary backward pass: every layer returns one gradient of its weight per image.
 
-`torch.func.vmap(grad)` gives the same for any network, more slowly: each of its operations costs Python time, and some fall apart into
-many. It also keeps images apart by itself. Here the network must: no image may see another in its forward pass, and the first dimension
-of all that reaches a layer must be the batch. `sfumato.diffusion.unet.UNet` is such a network; the tests hold it to that.
-Source: Rochette, Manoel and Tramel 2019, for the gradients of a convolution's weight as a grouped convolution.
+`torch.func.vmap(grad)` gives the same for any network, more slowly: each operation costs Python time, and some split
+into many. vmap also keeps images apart by itself. Here the network must: no image may see another in its forward pass,
+and the first dimension of every input of a layer must be the batch. `sfumato.diffusion.unet.UNet` is such a network,
+and the tests check it.
+Source: Rochette, Manoel and Tramel 2019, for the weight gradients of a convolution as a grouped convolution.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-CHANNELS = 16  # of a group: with fewer, a grouped convolution takes a slow kernel
+CHANNELS = 16  # per group: with fewer, a grouped convolution takes a slow kernel
 Gradients = tuple[Tensor | None, ...]
 Geometry = tuple[list[int], list[int], list[int]]  # stride, padding, dilation
 
 
 class NoRuleError(RuntimeError):
-    """A trained weight is used in a way for which no per-image gradient is known here."""
+    """The network uses a trained weight in a way for which this module has no per-image gradient."""
 
 
 class PerImage(TorchFunctionMode):
-    """Inside it, layers that use a weight of `weights` give it one gradient per image.
+    """A context in which layers that use a weight of `weights` give it one gradient per image.
 
-    weights: the tensors that the network uses, by name; images: B. Batches inside have K·B rows; row k·B + b is the k-th of image b.
-    `rows[name]`, (B, *shape), stands for B equal weights: differentiate by it. It takes the memory of one.
-    A use of a weight without a rule raises NoRuleError: no part of a gradient is lost in silence.
+    weights: the tensors that the network uses, by name; images: B. Batches have K·B rows; row k·B + b is the k-th draw
+    of image b. `rows[name]`, (B, *shape), stands for B equal weights in the memory of one: differentiate by it.
+    A use of a weight without a rule raises NoRuleError, so no part of a gradient is lost silently.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], images: int) -> None:
@@ -71,16 +72,16 @@ class PerImage(TorchFunctionMode):
 
 
 def computed(weight: Tensor) -> Tensor:
-    """What a layer computes with: in the precision of autocast, without a gradient of its own."""
+    """The weight in the precision of autocast, detached: the gradient goes to its rows instead."""
     weight, device = weight.detach(), weight.device.type
     return weight.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else weight
 
 
-# --- layers -------------------------------------------------------------------------------------------------------------------------
+# --- layers -----------------------------------------------------------------------------------------------------------
 
 
 class Linear(torch.autograd.Function):
-    """weights, biases: the rows of both, or None for one that is not trained; as below."""
+    """weights, biases: the rows of each, or None for one that is not trained. The layers below take the same."""
 
     @staticmethod
     def forward(
@@ -113,7 +114,7 @@ def by_image(x: Tensor, images: int) -> Tensor:
 
 
 class Pointwise(torch.autograd.Function):
-    """A convolution of single pixels, as a product of matrices."""
+    """A 1×1 convolution, as a matrix product."""
 
     @staticmethod
     def forward(
@@ -179,7 +180,7 @@ class Convolution(torch.autograd.Function):
 
 
 def grouped_weight_gradients(gradient: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, images: int) -> Tensor:
-    """The images as groups of channels of K images. gradient, x: (K·B, channels, H, W). Returns (B, *weight.shape)."""
+    """Each image's gradient as one group of a grouped convolution. gradient, x: (K·B, C, H, W). Returns (B, *shape)."""
     outputs = weight.shape[0]
     wide = max(outputs, CHANNELS)
     if wide > outputs:
@@ -218,7 +219,7 @@ class Embedding(torch.autograd.Function):
         return None, None, rows.view(ctx.shape)
 
 
-# --- rules: what PyTorch's functions of a trained weight become -----------------------------------------------------------------------
+# --- rules: what replaces PyTorch's functions of a trained weight -----------------------------------------------------
 
 
 def linear(mode: PerImage, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -267,7 +268,7 @@ def embedding(
 
 
 def expand(mode: PerImage, weight: Tensor, rows: int, *sizes: int) -> Tensor:
-    """One weight for each row of a batch: each image's own, for each of its draws."""
+    """A weight spread over the rows of a batch: each draw of an image gets that image's row."""
     if any(size != -1 for size in sizes) or len(sizes) != weight.ndim or rows % mode.images:
         raise NoRuleError("no per-image gradient for a weight spread over anything but the batch")
     own = mode.of[id(weight)][1]

@@ -1,40 +1,39 @@
-"""Which weights DP-SGD trains: the candidates, the choice among them, and the proof afterwards that those and no others were trained.
+"""Which weights DP-SGD trains: the candidates, the choice, and the check afterwards that only those were trained.
 
-Everything here works on names and on public or released numbers: it charges nothing.
+Everything here works on names and on public or released numbers, so it charges nothing.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from sfumato.config import SALIENT, Finetune
-from sfumato.dpsgd.lora import add_lora
+from sfumato.diffusion.denoiser import Denoiser
+from sfumato.dpsgd.lora import add_lora, merge, save_adapter
 from sfumato.errors import ConfigError, DataError, SfumatoError
-from sfumato.public_model.network import Denoiser
 
-ATTENTION = r"(.*\.)?(attention|attn\d*)\."  # ours, and what public text-to-image models call theirs
+ATTENTION = r"(.*\.)?(attention|attn\d*)\."  # the names of our U-Net and of public text-to-image models
 PATTERNS = {"qkv": ATTENTION + r"(to_)?[qkv]\.weight", "qkvo": ATTENTION + r"((to_)?[qkv]|out|to_out\.0)\.weight"}
-ADAPTED = (
-    "attention-lora",
-    "salient-lora",
-    "random-lora",
-    "synflow-lora",
-)  # the sets whose result is adapters on an untouched base
+# The sets whose result is adapters on an unchanged base
+ADAPTED = ("attention-lora", "salient-lora", "random-lora", "synflow-lora")
 
 
 def candidates(model: nn.Module, pattern: str = "qkv") -> dict[str, list[str]]:
-    """What may be chosen: candidate name -> the names of its parameters, in the order of the model.
+    """The candidates for training: candidate name -> the names of its parameters, in the order of the model.
 
-    pattern: "qkv", the query, key and value matrices of every attention; "qkvo", its output matrix too; "matrices", every weight of a
-    linear layer or a convolution; "layers", all parameters of a residual block, of an attention, or of what stands outside of both.
-    A matrix is called as its weight without `.weight`. Raises ConfigError where nothing matches.
+    pattern: "qkv", the query, key and value matrices of every attention; "qkvo", its output matrix too; "matrices",
+    every weight of a linear layer or a convolution; "layers", all parameters of a residual block, of an attention, or
+    of a module outside both. A matrix has the name of its weight without `.weight`.
+    Raises ConfigError where nothing matches.
     """
     found: dict[str, list[str]] = {}
     if pattern == "layers":
@@ -53,13 +52,14 @@ def candidates(model: nn.Module, pattern: str = "qkv") -> dict[str, list[str]]:
         raise ConfigError(f"saliency.candidates={pattern!r}: expected qkv, qkvo, matrices or layers")
     if not found:
         raise ConfigError(
-            f"candidates {pattern!r}: nothing in this model matches. Give it attention (model.attention), or choose matrices or layers"
+            f"candidates {pattern!r}: nothing in this model matches. Give it attention (model.attention), "
+            "or choose matrices or layers"
         )
     return found
 
 
 def layer_name(parameter: str) -> str:
-    """The block or the attention that a parameter belongs to, else its topmost module: `down.0.block.conv1.bias` -> `down.0.block`."""
+    """The block or attention of a parameter, else its topmost module: `down.0.block.conv1.bias` -> `down.0.block`."""
     inner = re.match(r"(.*\.)?(block|attention|attn\d*|resnets\.\d+)(?=\.)", parameter)
     outer = re.match(r"(network\.)?[^.]+", parameter)
     assert outer is not None
@@ -67,7 +67,7 @@ def layer_name(parameter: str) -> str:
 
 
 def how_many(ratio: float, total: int) -> int:
-    """A part of `total` as a whole number, rounded half up, at least 1."""
+    """`ratio` of `total`, rounded half up, at least 1."""
     return max(1, math.floor(ratio * total + 0.5))
 
 
@@ -76,19 +76,21 @@ def choose_trainable(
 ) -> list[str]:
     """Make exactly the chosen parameters trainable, in place, and return their names, in the order of the model.
 
-    ranking: the parameters of each candidate of `stage saliency`, the most salient first; None without it. Of these, the first
-    `settings.ratio` are the selected ones.
-    By `settings.trainable`:
+    ranking: the parameters of each candidate of `stage saliency`, the most salient first; None without it. The first
+    `settings.ratio` of them are selected.
+    `settings.trainable` is one of:
     - all: every parameter.
-    - attention: every parameter of the attention layers, norms and biases included (DP-LDM, without its conditioning embedder).
+    - attention: every parameter of the attention layers, with norms and biases (DP-LDM, without its conditioning
+      embedder).
     - attention-lora: adapters on all query, key and value matrices (DP-LoRA).
-    - salient: the selected parameters in full; salient-lora: adapters on the selected matrices (DP-SAPF). Where whole layers were
-      selected, adapters reach their linear layers and convolutions; their biases, norms and embeddings stay frozen.
-    - random-lora: adapters on `settings.ratio` of the query, key and value matrices, drawn by `seed`, which is public.
+    - salient: the selected parameters in full.
+    - salient-lora: adapters on the selected matrices (DP-SAPF). Of a selected layer, its linear layers and convolutions
+      get adapters; its biases, norms and embeddings stay frozen.
+    - random-lora: adapters on `settings.ratio` of the query, key and value matrices, drawn with the public `seed`.
     - synflow-lora: adapters on the `settings.ratio` of them with the largest SynFlow score, which needs no data.
-    - noisy: as salient-lora, and the candidates that were not selected are replaced by random ones (DP-SAPF Figure 4).
-    Adapters get `settings.lora` and are drawn by `seed`. Raises ConfigError: a salient set without a saliency release, nothing to train,
-    a rank above a matrix's; DataError: a release that names parameters this model has not.
+    - noisy: as salient-lora, with random values in the candidates that were not selected (DP-SAPF Figure 4).
+    `settings.lora` describes the adapters; `seed` draws them. Raises ConfigError: a salient set without a saliency
+    release, nothing to train, a rank above a matrix's; DataError: a release that names parameters not in this model.
     """
     kind = settings.trainable
     everything = [name for name, _ in model.named_parameters()]
@@ -96,13 +98,15 @@ def choose_trainable(
     if kind in SALIENT:
         if ranking is None:
             raise ConfigError(
-                f"finetune.trainable={kind} needs the choice that saliency makes: switch saliency on (saliency.enabled: true)"
+                f"finetune.trainable={kind} needs the choice that saliency makes: "
+                "switch saliency on (add saliency to run)"
             )
         selected = {name for names in ranking[: how_many(settings.ratio, len(ranking))] for name in names}
         others = {name for names in ranking for name in names} - selected
         if missing := sorted((selected | others) - set(everything)):
             raise DataError(
-                f"the saliency artifact names {missing[0]}, which this model has not: run `stage saliency` on the same pretrain artifact"
+                f"the saliency artifact names {missing[0]}, which is not in this model: "
+                "run `stage saliency` on the same pretrain artifact"
             )
         chosen = [name for name in everything if name in selected]
     elif kind == "all":
@@ -117,7 +121,8 @@ def choose_trainable(
     if kind in ADAPTED or kind == "noisy":
         if not (adaptable := [name for name in chosen if name in set(flat(candidates(model, "matrices")))]):
             raise ConfigError(
-                f"finetune.trainable={kind}: what was selected holds no matrix that an adapter could go on. Use trainable: salient"
+                f"finetune.trainable={kind}: the selection holds no matrix that an adapter can be put on. "
+                "Use trainable: salient"
             )
         add_lora(model, adaptable, settings.lora, seed)
     else:
@@ -127,7 +132,8 @@ def choose_trainable(
     trained = [name for name, value in model.named_parameters() if value.requires_grad]
     if not trained:
         raise ConfigError(
-            f"finetune.trainable={kind}: this model has nothing to train. Give it attention (model.attention), or use trainable: all"
+            f"finetune.trainable={kind}: this model has nothing to train. Give it attention (model.attention), "
+            "or use trainable: all"
         )
     return trained
 
@@ -138,7 +144,7 @@ def flat(groups: Mapping[str, Sequence[str]] | Sequence[Sequence[str]]) -> list[
 
 
 def matrices_to_adapt(model: Denoiser, settings: Finetune, seed: int) -> list[str]:
-    """The query, key and value matrices of the sets that look at no data: all, random ones, or the largest by SynFlow."""
+    """The query, key and value matrices chosen without data: all, random ones, or the largest by SynFlow."""
     names = flat(candidates(model))
     count = how_many(settings.ratio, len(names))
     if settings.trainable == "random-lora":
@@ -146,17 +152,17 @@ def matrices_to_adapt(model: Denoiser, settings: Finetune, seed: int) -> list[st
         return [names[i] for i in sorted(chosen)]
     if settings.trainable == "synflow-lora":
         scores = synflow_scores(model, names)
-        kept = set(
-            sorted(names, key=lambda name: -scores[name])[:count]
-        )  # a stable sort: equal scores in the order of the model
+        # a stable sort: equal scores stay in the order of the model
+        kept = set(sorted(names, key=lambda name: -scores[name])[:count])
         return [name for name in names if name in kept]
     return names
 
 
 def synflow_scores(model: Denoiser, names: Sequence[str]) -> dict[str, float]:
-    """Σ |∂R/∂W ⊙ W| of each named matrix, R the summed output for an all-ones image without label, every parameter by its absolute value.
+    """Σ |∂R/∂W ⊙ W| of each named matrix. R is the summed output for an all-ones image without label.
 
-    Data-free: it charges nothing. In float64 on the CPU, so that a run resumed elsewhere chooses the same. Normalisations stay as they are.
+    Every parameter enters as its absolute value; normalisations stay as they are. It uses no data, so it charges
+    nothing. In float64 on the CPU, so that a run resumed elsewhere makes the same choice.
     Source: Tanaka et al. 2020 (SynFlow), one round.
     """
     linear = copy.deepcopy(model).cpu().double()
@@ -176,7 +182,7 @@ def synflow_scores(model: Denoiser, names: Sequence[str]) -> dict[str, float]:
 
 @torch.no_grad()
 def randomise(model: nn.Module, names: Sequence[str], seed: int) -> None:
-    """Replace the named matrices by values uniform in ±1/√inputs, as a fresh layer has them; vectors (biases, norms) stay."""
+    """Fill the named matrices with values uniform in ±1/√inputs, as in a new layer; biases and norms stay."""
     public = torch.Generator().manual_seed(seed)
     named = dict(model.named_parameters())
     for name in names:
@@ -186,23 +192,48 @@ def randomise(model: nn.Module, names: Sequence[str], seed: int) -> None:
 
 
 def check_trained(before: Mapping[str, Tensor], model: nn.Module, names: Sequence[str]) -> None:
-    """Assert that training changed every named parameter and left every other bit as it was.
+    """Check that training changed every named parameter and left every other bit as it was.
 
-    before: a copy of `model.state_dict()` from just before training. Raises SfumatoError, an internal error: a selection that was
-    silently dropped, or a frozen weight that moved, must not be reported as what it is not (METHODS §10, 18).
+    before: a copy of `model.state_dict()` from just before training. Raises SfumatoError, an internal error: a run must
+    not report a set of weights other than the one that it trained (METHODS §10, 18).
     """
     after = model.state_dict()
     if before.keys() != after.keys() or not set(names) <= after.keys():
         odd = (before.keys() ^ after.keys()) | (set(names) - after.keys())
         raise SfumatoError(
-            f"internal error: {min(odd)} is not in the model both before and after training. Nothing is written: please report it"
+            f"internal error: {min(odd)} is not in the model both before and after training. "
+            "Nothing is written: please report it"
         )
     same = {name for name, value in after.items() if torch.equal(value.to(before[name].device), before[name])}
     if idle := [name for name in names if name in same]:
         raise SfumatoError(
-            f"internal error: {idle[0]} was to be trained and did not change ({len(idle)} such). Nothing is written: please report it"
+            f"internal error: {idle[0]} was to be trained and did not change ({len(idle)} such). "
+            "Nothing is written: please report it"
         )
     if moved := sorted(after.keys() - same - set(names)):
         raise SfumatoError(
-            f"internal error: {moved[0]} was frozen and changed ({len(moved)} such). Nothing is written: please report it"
+            f"internal error: {moved[0]} was frozen and changed ({len(moved)} such). "
+            "Nothing is written: please report it"
         )
+
+
+def save_trained(
+    model: Denoiser,
+    kind: str,
+    names: Sequence[str],
+    ranking: Sequence[Sequence[str]] | None,
+    directory: Path,
+    base: Path,
+) -> None:
+    """Write what was trained: adapters on an untouched base, or the network's own weights; and the list of names.
+
+    kind: `finetune.trainable`; base: the weights file of the network before. The adapters of the set "noisy" are merged:
+    its base was randomised, so they have none on disk.
+    """
+    count = sum(model.get_parameter(name).numel() for name in names)
+    content = {"set": kind, "trained": list(names), "parameters": count}
+    (directory / "trainable.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    if kind in ADAPTED:
+        return save_adapter(model, directory, base)
+    merge(model)
+    model.save(directory, flat(ranking) if ranking and kind == "noisy" else names)

@@ -1,6 +1,6 @@
-"""Features kept on disk under what they were computed from: the bytes of the images and the weights of the extractor.
+"""A cache of features on disk, keyed by what they are computed from: the images' bytes and the extractor's weights.
 
-A path or a date is no part of the key. Features of real images are as sensitive as the images: the directory is the owner's alone.
+The key holds no path and no date. Features of real images are as sensitive as the images: only the owner can read them.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
-from sfumato.data.images import open_private
 from sfumato.evaluation.extractors import Extractor
+from sfumato.files import replace_private
 
-KEPT = 24  # files; the longest unused go first
+KEPT = 24  # files; those unused for longest are deleted first
 
 
 def features_of(extractor: Extractor, images: np.ndarray, directory: Path | None = None) -> np.ndarray:
-    """(N, H, W, C) uint8 -> (N, D) float32, from `directory` where it has them, else computed and written there. None: no cache."""
+    """(N, H, W, C) uint8 -> (N, D) float32, read from `directory`, or computed and written there. None: no cache."""
     if directory is None:
         return extractor(images)
     path = directory / f"{key_of(extractor, images)}.npy"
@@ -39,7 +39,7 @@ def key_of(extractor: Extractor, images: np.ndarray) -> str:
 
 
 def read_features(path: Path, shape: tuple[int, int]) -> np.ndarray | None:
-    """None where there is no whole file of that shape: it is then computed again."""
+    """The features in the file; None where it is missing, damaged or of another shape: they are then computed again."""
     try:
         features = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError):
@@ -51,23 +51,15 @@ def read_features(path: Path, shape: tuple[int, int]) -> np.ndarray | None:
         or not np.isfinite(features).all()
     ):
         return None
-    path.touch()  # used: pruned last
+    path.touch()  # marks it as used, so that it is pruned last
     return features
 
 
 def write_features(path: Path, features: np.ndarray) -> None:
     """Mode 0600 in a directory of mode 0700, under a temporary name first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.parent.chmod(0o700)
     content = io.BytesIO()
     np.save(content, features, allow_pickle=False)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with open_private(temporary) as file:
-            file.write(content.getbuffer())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    replace_private(path, content.getbuffer())
 
 
 def prune(directory: Path) -> None:

@@ -1,22 +1,80 @@
-"""The classifiers that score synthetic images: a linear softmax (`lr`), a perceptron (`mlp`), a small convolutional net (`cnn`), and three deep ones.
+"""The classifiers that score synthetic images: a linear one, a perceptron, a small CNN and three deep networks.
 
-All take (B, C, H, W) float32 in [0, 1] and return (B, classes) logits; `features` gives what the last layer sees. `wrn`, `resnet` and
-`resnext` are the networks of DPImageBench in the size "paper"; in the size "light" they are smaller ones of the same families, for a CPU.
+All take (B, C, H, W) float32 in [0, 1] and return (B, classes) logits; `features` returns the input of the last layer.
+`wrn`, `resnet` and `resnext` are the networks of DPImageBench in the size "paper", and smaller ones of the same
+families, for a CPU, in the size "light". A new classifier is one entry of CLASSIFIERS.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
 from sfumato.evaluation.deep_classifiers import plain_resnet, resnext, wide_resnet
 
-DEEP = ("wrn", "resnet", "resnext")
-NAMES = ("lr", "mlp", "cnn", *DEEP)
-NETWORKS = {  # what the deep names stand for, by size
-    "paper": {"wrn": "WRN-40-4", "resnet": "ResNet-110", "resnext": "ResNeXt-29, 8×64d"},
-    "light": {"wrn": "WRN-16-2", "resnet": "ResNet-20", "resnext": "ResNeXt-20, 4×16d"},
-}
 FEATURES = 128  # width of the layer before the last one of `mlp` and `cnn`
+Body = tuple[nn.Module, int]  # images (B, C, H, W) in [-1, 1] -> (B, width), and the width
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """One classifier.
+
+    light, paper: (channels, height, width) of the images -> body, by size; without `paper`, both sizes use `light`.
+    peak_learning_rate, weight_decay: of the light schedule.
+    networks: the network's name by size, "light" and "paper", of a deep classifier; empty for the others.
+    """
+
+    light: Callable[[int, int, int], Body]
+    paper: Callable[[int, int, int], Body] | None = None
+    peak_learning_rate: float
+    weight_decay: float
+    networks: Mapping[str, str] = field(default_factory=dict)
+
+
+CLASSIFIERS: dict[str, Spec] = {
+    "lr": Spec(
+        light=lambda channels, height, width: (nn.Flatten(), channels * height * width),
+        peak_learning_rate=1e-2,
+        weight_decay=1e-4,
+    ),
+    "mlp": Spec(
+        light=lambda channels, height, width: (perceptron(channels * height * width), FEATURES),
+        peak_learning_rate=2e-3,
+        weight_decay=1e-4,
+    ),
+    "cnn": Spec(
+        light=lambda channels, height, width: (convolutions(channels, height, width), FEATURES),
+        peak_learning_rate=4e-3,
+        weight_decay=1e-2,
+    ),
+    "wrn": Spec(
+        light=lambda channels, height, width: wide_resnet(channels, 16, 2, stem_stride(height, width)),
+        paper=lambda channels, height, width: wide_resnet(channels, 40, 4),
+        peak_learning_rate=4e-3,
+        weight_decay=1e-2,
+        networks={"light": "WRN-16-2", "paper": "WRN-40-4"},
+    ),
+    "resnet": Spec(
+        light=lambda channels, height, width: plain_resnet(channels, 20, stem_stride(height, width)),
+        paper=lambda channels, height, width: plain_resnet(channels, 110),
+        peak_learning_rate=4e-3,
+        weight_decay=1e-2,
+        networks={"light": "ResNet-20", "paper": "ResNet-110"},
+    ),
+    "resnext": Spec(
+        light=lambda channels, height, width: resnext(channels, 20, 4, 16, stem_stride(height, width)),
+        paper=lambda channels, height, width: resnext(channels, 29, 8, 64),
+        peak_learning_rate=2e-3,
+        weight_decay=1e-2,
+        networks={"light": "ResNeXt-20, 4×16d", "paper": "ResNeXt-29, 8×64d"},
+    ),
+}
+NAMES = tuple(CLASSIFIERS)
+DEEP = tuple(name for name, spec in CLASSIFIERS.items() if spec.networks)
+NETWORKS = {size: {name: CLASSIFIERS[name].networks[size] for name in DEEP} for size in ("paper", "light")}
 
 
 class Classifier(nn.Module):
@@ -36,45 +94,39 @@ class Classifier(nn.Module):
 
 
 def build_classifier(name: str, shape: tuple[int, int, int], classes: int, size: str = "light") -> Classifier:
-    """A freshly initialised classifier for images of `shape` (C, H, W); `name` is one of NAMES, `size` of NETWORKS and of matter to the deep ones alone."""
-    channels, height, width = shape
-    pixels = channels * height * width
-    if name == "lr":
-        return Classifier(nn.Flatten(), pixels, classes)
-    if name == "mlp":
-        layers = [
-            nn.Flatten(),
-            nn.Linear(pixels, 2 * FEATURES),
-            nn.ReLU(),
-            nn.Dropout(0.2),
-            nn.Linear(2 * FEATURES, FEATURES),
-            nn.ReLU(),
-        ]
-        return Classifier(nn.Sequential(*layers), FEATURES, classes)
-    if name == "cnn":
-        return Classifier(convolutions(channels, height, width), FEATURES, classes)
-    if name in DEEP:
-        return Classifier(*deep(name, channels, min(height, width), size), classes)
-    raise ValueError(f"no classifier named {name!r}: use one of {', '.join(NAMES)}")
+    """A freshly initialised classifier for images of `shape` (C, H, W).
+
+    `name`: one of NAMES; `size`: "light" or "paper". Raises ValueError for another name.
+    """
+    if name not in CLASSIFIERS:
+        raise ValueError(f"no classifier named {name!r}: use one of {', '.join(NAMES)}")
+    spec = CLASSIFIERS[name]
+    body, width = (spec.paper if spec.paper and size == "paper" else spec.light)(*shape)
+    return Classifier(body, width, classes)
 
 
-def deep(name: str, channels: int, side: int, size: str) -> tuple[nn.Sequential, int]:
-    """The body of a deep network and the width of its features. A light one reads images of 16 pixels a side and more at half resolution."""
-    if size == "paper":
-        return {
-            "wrn": lambda: wide_resnet(channels, 40, 4),
-            "resnet": lambda: plain_resnet(channels, 110),
-            "resnext": lambda: resnext(channels, 29, 8, 64),
-        }[name]()
-    stride = 2 if side >= 16 else 1
-    light = {"wrn": lambda: wide_resnet(channels, 16, 2, stride), "resnet": lambda: plain_resnet(channels, 20, stride)}
-    return light[name]() if name in light else resnext(channels, 20, 4, 16, stride)
+def stem_stride(height: int, width: int) -> int:
+    """A light deep network reads images of 16 pixels a side and more at half resolution."""
+    return 2 if min(height, width) >= 16 else 1
+
+
+def perceptron(pixels: int) -> nn.Sequential:
+    """Two dense layers with a dropout between them."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(pixels, 2 * FEATURES),
+        nn.ReLU(),
+        nn.Dropout(0.2),
+        nn.Linear(2 * FEATURES, FEATURES),
+        nn.ReLU(),
+    )
 
 
 def convolutions(channels: int, height: int, width: int) -> nn.Sequential:
-    """Stages of two 3×3 convolutions, batch norm and pooling, while 7 pixels a side are left, 4 stages at most, then a dense layer.
+    """Stages of two 3×3 convolutions, batch norms and a pooling, then a dense layer.
 
-    Grey images of 16 pixels and more start at half resolution, colour keeps its own: 8×8 has 1 stage, 28×28 grey 2, 32×32 colour 3.
+    There are 1 to 4 stages; another one follows while the shorter side has 7 pixels or more. Grey images of 16 pixels a
+    side and more start at half resolution: 8×8 has 1 stage, 28×28 grey 2, 32×32 colour 3.
     """
     layers: list[nn.Module] = []
     side, depth, stage = min(height, width), channels, 0

@@ -1,7 +1,8 @@
-"""Runs side by side: what each cost, by its ledger, and how useful its release is, by its local evaluation. The table is local.
+"""Runs side by side: the cost of each, from its ledger, and the utility of its release, from its local evaluation.
 
-A run is a folder with `metrics.json` and `ledger.json`, or a row of `dvc exp show --json`. DVC knows the ledger of every experiment and the
-hash of its release, but never the numbers from real images: those are found in the state directory, where `stage evaluate` keeps a copy.
+The table is local. A run is a folder with `metrics.json` and `ledger.json`, or a row of `dvc exp show --json`. DVC
+knows the ledger of every experiment and the hash of its release, but not the numbers from real images. Those are in the
+state directory, where `stage evaluate` keeps a copy.
 """
 
 from __future__ import annotations
@@ -15,14 +16,20 @@ from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
 
-from sfumato.data.images import open_private
+from sfumato.config import Evaluate
+from sfumato.data.images import ImageSet
+from sfumato.data.prepare import fingerprint
 from sfumato.errors import DataError
+from sfumato.evaluation.classifiers import DEEP, NETWORKS
+from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.plots import accuracies
+from sfumato.files import replace_private
 from sfumato.privacy.ledger import KEYS, check_ledger, read_ledger
+from sfumato.resolved import StagePlan
 
 EVALUATIONS = "evaluations"  # in the state directory
 RELEASE, LEDGER = "artifacts/synthesize", "ledger.json"  # as DVC names them
-COMPARED = {  # entries of an evaluation's identity, and how a mark calls them
+COMPARED = {  # entries of an evaluation's identity, and their words in a mark
     "dataset": "data set",
     "data": "data",
     "holdout": "hold-out",
@@ -36,7 +43,10 @@ UNKNOWN, WORKSPACE = "unknown", "workspace"
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run. `epsilon`: recomputed from its records; `metrics`: None where there are no local numbers; `marks`: why it cannot be compared."""
+    """One run.
+
+    `epsilon`: recomputed from the records. `metrics`: None without local numbers. `marks`: why it cannot be compared.
+    """
 
     name: str
     recipe: str
@@ -58,11 +68,14 @@ class Run:
         )
 
 
-# --- where runs come from -------------------------------------------------------------------------------------------------------
+# --- where runs come from ---------------------------------------------------------------------------------------------
 
 
 def read_run(folder: Path) -> Run:
-    """The run of a folder that holds `metrics.json` and `ledger.json`. Raises BudgetError or DataError where one is missing or no such file."""
+    """The run of a folder that holds `metrics.json` and `ledger.json`.
+
+    Raises BudgetError where the ledger cannot be read, DataError where the metrics cannot.
+    """
     return run_of(str(folder), read_ledger(folder / LEDGER), read_metrics(folder / "metrics.json"))
 
 
@@ -81,7 +94,7 @@ def read_metrics(path: Path) -> dict:
 def runs_of_experiments(shown: object, state: Path) -> tuple[list[Run], list[str]]:
     """The runs of what `dvc exp show --json` printed, and the experiments that were left out, each with its reason.
 
-    state: the state directory, where the local numbers of each release are found.
+    state: the state directory, which holds the local numbers of each release.
     """
     runs, left_out, seen = [], [], set()
     for name, data in experiments(shown):
@@ -112,7 +125,7 @@ def experiments(shown: object) -> list[tuple[str, dict]]:
             found.append((row.get("name") or (revision if revision == WORKSPACE else revision[:7]), row["data"]))
         for group in row.get("experiments") or ():
             waiting += group.get("revs") or ()
-    return sorted(found, key=lambda item: item[0] == WORKSPACE)  # last, for it repeats one of the others
+    return sorted(found, key=lambda item: item[0] == WORKSPACE)  # the workspace last: it repeats one of the others
 
 
 def run_of(name: str, ledger: Mapping, metrics: Mapping) -> Run:
@@ -145,7 +158,7 @@ def joined(values: Iterable) -> str:
     return ", ".join(sorted({str(value) for value in values}))
 
 
-# --- the local numbers of a release, kept in the state directory ----------------------------------------------------------------
+# --- the local numbers of a release, kept in the state directory ------------------------------------------------------
 
 
 def directory_hash(directory: Path) -> str:
@@ -163,19 +176,42 @@ def keep_evaluation(state: Path, metrics: Mapping) -> Path:
 
     `metrics` names the release in its "identity" and holds the whole "ledger".
     """
-    directory = state / EVALUATIONS
-    directory.mkdir(parents=True, exist_ok=True)
-    directory.chmod(0o700)
-    path = directory / f"{metrics['identity']['release']}.json"
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open_private(temporary) as file:
-        file.write((json.dumps(metrics, indent=1) + "\n").encode())
-    temporary.replace(path)
+    path = state / EVALUATIONS / f"{metrics['identity']['release']}.json"
+    replace_private(path, (json.dumps(metrics, indent=1) + "\n").encode())
     return path
 
 
+def identity(
+    plan: StagePlan[Evaluate],
+    key: bytes,
+    train: ImageSet,
+    holdout: ImageSet,
+    extractor: Extractor | None,
+    release: Path,
+) -> dict[str, str]:
+    """What the numbers of an evaluation belong to: equal entries, comparable numbers.
+
+    key: of the dataset; digests of real images are keyed with it, and say nothing without it.
+    """
+    settings = plan.settings
+    deep = {name: network for name, network in NETWORKS[settings.schedule].items() if name in settings.classifiers}
+    amount = f"{settings.epochs} epochs"
+    if settings.steps or (settings.schedule == "paper" and deep):
+        amount = f"{settings.steps} steps" if settings.steps else "50 epochs"
+    return {
+        "dataset": plan.dataset_id,
+        "data": fingerprint(train, key),
+        "holdout": fingerprint(holdout, key),
+        "extractor": extractor.digest if extractor else "none",
+        "reference": settings.reference,
+        "training": f"{settings.schedule}, {amount}, {settings.choice} epoch",
+        "networks": ", ".join(f"{name}: {deep[name]}" for name in DEEP if name in deep) or "none of the deep ones",
+        "release": directory_hash(release),
+    }
+
+
 def find_evaluation(state: Path, release: str, ledger: str) -> dict | None:
-    """The kept numbers of the release with that hash, made under the ledger with that digest; None where there are none."""
+    """The numbers kept for the release with that hash and the ledger with that digest, or None."""
     path = state / EVALUATIONS / f"{Path(release).name}.json"
     if not path.is_file():
         return None
@@ -184,14 +220,14 @@ def find_evaluation(state: Path, release: str, ledger: str) -> dict | None:
     return content if isinstance(kept, dict) and set(kept) == KEYS and kept["digest"] == ledger else None
 
 
-# --- comparing ------------------------------------------------------------------------------------------------------------------
+# --- comparing --------------------------------------------------------------------------------------------------------
 
 
 def marked(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     """The runs, each marked with what it does not share with most of them, and a warning for each kind of difference.
 
-    Marks: "hold-out", "extractor", … where a run's differs from the commonest one (the first of equally common ones), "… unknown" where
-    its evaluation does not say, "ledger" where the ledger does not hold.
+    Marks: "hold-out", "extractor", … where a run's differs from the commonest one (the first of equally common ones),
+    "… unknown" where its evaluation does not say, "ledger" where the ledger does not hold.
     """
     usual = {key: most_common([run.identity.get(key, UNKNOWN) for run in runs]) for key in COMPARED}
     delta = most_common([run.delta for run in runs])
@@ -211,7 +247,8 @@ def marked(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
             else f"another {mark} than the others"
         )
         warnings.append(
-            f"{', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}: {what}: do not compare its numbers with theirs"
+            f"{', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}: {what}: "
+            "do not compare its numbers with theirs"
         )
     return found, warnings
 
@@ -223,7 +260,7 @@ def most_common(values: Sequence) -> object:
 
 
 def classifiers_of(runs: Sequence[Run]) -> list[str]:
-    """Every classifier that some run was scored with, in the order of their first appearance."""
+    """Every classifier that scored some run, in the order of first appearance."""
     return list(dict.fromkeys(name for run in runs for name in run.accuracy))
 
 
@@ -234,7 +271,7 @@ def distance_of(run: Run) -> tuple[str, float] | None:
 
 
 def comparison_rows(runs: Sequence[Run]) -> list[dict]:
-    """One row a run, by recipe and then ε: what the table, the CSV file and the plot show. Accuracies are shares in [0, 1]."""
+    """One row per run, by recipe and then ε, for the table, the CSV file and the plot. Accuracies are in [0, 1]."""
     rows = []
     for run in sorted(runs, key=lambda run: (run.recipe, run.target, run.name)):
         row: dict = {

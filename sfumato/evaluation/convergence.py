@@ -1,26 +1,34 @@
-"""How near a small sample comes to real images while DP-SGD runs (FETA-Pro Figure 4). Local: each number is computed from real images.
+"""How near a small sample comes to real images while DP-SGD runs (FETA-Pro Figure 4). Local: computed from real images.
 
-Nothing of it goes back into the training. The fine-tuned model that comes with a curve is marked local, for a run that one watched is a run
-that one may have chosen: `synthesize`, the ledger and the public report refuse it.
+The training does not use these numbers. The fine-tuned model that comes with a curve is marked local, because whoever
+watches a run may choose by what they see: `synthesize`, the ledger and the public report refuse it.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.data.images import as_uint8, replace_file
+from sfumato.config import Evaluate
+from sfumato.data.images import as_uint8
+from sfumato.data.store import Card
+from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.ema import ema_model
-from sfumato.diffusion.sampler import sample
-from sfumato.diffusion.unet import UNet
+from sfumato.errors import ConfigError
+from sfumato.evaluation.cache import features_of
 from sfumato.evaluation.extractors import Extractor
+from sfumato.evaluation.feature_space import feature_space
 from sfumato.evaluation.metrics.frechet import frechet_distance
+from sfumato.evaluation.scores import some
+from sfumato.files import replace_file
+from sfumato.privacy.opening import open_local
+from sfumato.resolved import StagePlan
 
 IMAGES = 500  # drawn at a time
 SOLVER_STEPS = 12
@@ -28,7 +36,7 @@ ROWS = "convergence.json"  # in a run's directory
 
 
 class Convergence:
-    """The curve of one run: a row a measured step. real: (N, D) features of the real images, by `extractor`."""
+    """The curve of one run: one row per measured step. real: (N, D) features of the real images, by `extractor`."""
 
     def __init__(self, extractor: Extractor, real: np.ndarray, images: int = IMAGES) -> None:
         self.extractor, self.real, self.images = extractor, real, images
@@ -36,16 +44,17 @@ class Convergence:
         self.rows: list[dict] = []
 
     def resume(self, run: Path, used: int) -> None:
-        """Keep the rows in the directory `run` from now on, going on after step `used`: later rows of an earlier process are dropped."""
+        """Keep the rows in the directory `run` from now on. Drops rows after step `used`, from an earlier process."""
         self.path = run / ROWS
         kept = json.loads(self.path.read_text(encoding="utf-8")) if self.path.is_file() else []
         self.rows = [row for row in kept if row["step"] <= used]
 
-    def measure(self, model: UNet, average: Mapping[str, Tensor], step: int) -> dict:
-        """Draw a sample with the averaged weights and append its distance. `model` and all generators are left as they were."""
-        averaged = ema_model(copy.deepcopy(model), average)
+    def measure(self, model: Denoiser, average: Mapping[str, Tensor], step: int) -> dict:
+        """Draw a sample with the averaged weights and append its distance. Changes no weights and no generator."""
+        averaged = copy.deepcopy(model)
+        ema_model(averaged, average)
         labels = torch.arange(self.images) % model.classes
-        drawn = sample(averaged, labels, SOLVER_STEPS, 0.0, torch.Generator().manual_seed(0))  # type: ignore[arg-type]
+        drawn = averaged.draw(labels, SOLVER_STEPS, 0.0, torch.Generator().manual_seed(0))
         distance = frechet_distance(self.extractor(as_uint8(drawn)), self.real)
         self.rows.append({"step": step, "frechet": distance, "images": self.images, "space": self.extractor.name})
         if self.path is not None:
@@ -61,3 +70,20 @@ class Convergence:
             )
             + "\n"
         )
+
+
+def open_curve(plan: StagePlan[Evaluate], state: Path, card: Card, say: Callable[[str], None]) -> Convergence:
+    """Real features in the space that `evaluate` compares in, of the hold-out or of training images as it says.
+
+    plan: of `evaluate`. Journalled as local.
+    """
+    extractor = feature_space(plan.settings, plan.shape, say)
+    if extractor is None:
+        raise ConfigError(
+            "finetune.convergence needs a feature space, and evaluate.fidelity is empty: set it to null, "
+            "or take finetune.convergence out"
+        )
+    train, holdout = open_local(state, card, "convergence")
+    compared = some(holdout if plan.settings.reference == "holdout" else train)
+    say("finetune: convergence is measured on real images: this run is local, and nothing of it can be released")
+    return Convergence(extractor, features_of(extractor, compared.images, state / "cache" / "features"))

@@ -1,6 +1,7 @@
-"""The three residual families that score synthetic images: wide (Zagoruyko and Komodakis 2016), plain (He et al. 2016) and ResNeXt (Xie et al. 2017).
+"""Three residual families that score synthetic images: wide networks, plain ResNets and ResNeXt.
 
-Each is a stem, three stages of blocks, of which the second and the third halve the sides, and an average over all places.
+Each has a stem, three stages of blocks, and an average over all places. The second and the third stage halve the sides.
+Sources: Zagoruyko and Komodakis 2016 (wide), He et al. 2016 (plain), Xie et al. 2017 (ResNeXt).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ DROPOUT = 0.3  # inside wide blocks, as DPImageBench sets it
 
 
 class PreActivated(nn.Module):
-    """Two 3×3 convolutions, each after a batch norm and a ReLU, beside a shortcut: the block of a wide network."""
+    """The block of a wide network: two 3×3 convolutions, each after a batch norm and a ReLU, beside a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -29,7 +30,7 @@ class PreActivated(nn.Module):
 
 
 class Residual(nn.Module):
-    """Convolutions with a batch norm after each, beside a shortcut, then a ReLU: the block of the plain network and of ResNeXt.
+    """The block of plain networks and ResNeXt: convolutions with batch norms beside a shortcut, then a ReLU.
 
     sizes: (kernel, output channels, groups) of each convolution; the first 3×3 one takes the stride.
     """
@@ -57,7 +58,7 @@ class Residual(nn.Module):
 
 
 def wide_resnet(channels: int, depth: int, widen: int, stride: int = 1) -> tuple[nn.Sequential, int]:
-    """WRN-depth-widen, depth = 6n + 4, for images of `channels`; `stride` of its stem. Returns (body, width of its features)."""
+    """WRN-depth-widen, depth = 6n + 4; `stride`: of the stem. Returns (body, width of its features)."""
     widths = [16 * widen * 2**i for i in range(3)]
     stages = three_stages(16, widths, (depth - 4) // 6, PreActivated)
     stem = nn.Conv2d(channels, 16, 3, stride, 1, bias=False)
@@ -67,7 +68,7 @@ def wide_resnet(channels: int, depth: int, widen: int, stride: int = 1) -> tuple
 
 
 def plain_resnet(channels: int, depth: int, stride: int = 1) -> tuple[nn.Sequential, int]:
-    """ResNet-depth for small images, depth = 6n + 2, of 16, 32 and 64 channels."""
+    """ResNet-depth of 16, 32 and 64 channels, depth = 6n + 2. Returns (body, width of its features)."""
     stages = three_stages(
         16, [16, 32, 64], (depth - 2) // 6, lambda a, b, step: Residual(a, [(3, b, 1), (3, b, 1)], step)
     )
@@ -75,9 +76,10 @@ def plain_resnet(channels: int, depth: int, stride: int = 1) -> tuple[nn.Sequent
 
 
 def resnext(channels: int, depth: int, cardinality: int, width: int, stride: int = 1) -> tuple[nn.Sequential, int]:
-    """ResNeXt-depth, cardinality × width d, depth = 9n + 2: a bottleneck of `cardinality` groups of `width` channels, doubled from stage to stage.
+    """ResNeXt-depth, cardinality × width d, depth = 9n + 2. Returns (body, width of its features).
 
-    A block's output is half its bottleneck wide (Xie et al., the 8×64d network for CIFAR).
+    A block has a bottleneck of `cardinality` groups of `width` channels, which doubles from stage to stage. Its output
+    is half as wide as its bottleneck (Xie et al., the 8×64d network for CIFAR).
     """
 
     def block(inputs: int, outputs: int, step: int) -> Residual:

@@ -1,6 +1,6 @@
 """Downstream accuracy: train a classifier on one set, score it on another (METHODS §9).
 
-The model is that of the last epoch, or of the best one on a part of its own training set. No choice ever looks at the scored images.
+The model is that of the last epoch, or of the best one on a part of its training set. Scored images decide nothing.
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ from torch import Tensor
 
 from sfumato.data.images import ImageSet
 from sfumato.diffusion.ema import EMA, ema_model
-from sfumato.evaluation.classifiers import DEEP, Classifier, build_classifier
+from sfumato.evaluation.classifiers import CLASSIFIERS, Classifier, build_classifier
 
 BATCH = 128
-MIN_STEPS = 600  # a small set is passed over more often, until it has had so many gradient steps
-PEAK_RATE = {"lr": 1e-2, "mlp": 2e-3, "cnn": 4e-3, "wrn": 4e-3, "resnet": 4e-3, "resnext": 2e-3}
-WEIGHT_DECAY = {"lr": 1e-4, "mlp": 1e-4, "cnn": 1e-2, "wrn": 1e-2, "resnet": 1e-2, "resnext": 1e-2}
-CHOSEN_ON = 2000  # at most so many images of the training set are kept to choose an epoch by
+MIN_STEPS = 600  # least gradient steps: a small set gets more passes
+CHOSEN_ON = 2000  # at most this many images of the training set are kept to choose an epoch by
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """How one classifier is trained. `size`: of the deep networks. `ema`: decay of the averaged weights, which are then the result; 0: none.
+    """How one classifier is trained.
 
+    `size`: of the deep networks. `ema`: decay of the averaged weights, which are then the result; 0: no average.
     `kept`: part of the training set that is kept apart to choose the epoch by; 0: the last epoch is taken.
     """
 
@@ -46,12 +45,14 @@ class Schedule:
 def schedule_of(
     name: str, count: int, epochs: int, kind: str = "light", steps: int | None = None, kept: float = 0.0
 ) -> Schedule:
-    """The schedule of classifier `name` on `count` images: `epochs` passes, or exactly `steps` gradient steps where they are given.
+    """The schedule of classifier `name` on `count` images: `epochs` passes, or exactly `steps` gradient steps if given.
 
-    kind: "light", for a CPU; "paper": the deep networks as DPImageBench trains them (Adam at 1e-4, batches of 512, 50 epochs, averaged
-    weights), for a GPU. The papers print no schedule for `lr`, `mlp` and `cnn`: theirs is the light one in both.
+    kind: "light", for a CPU; "paper", for a GPU: the deep networks as DPImageBench trains them (Adam at 1e-4, batches
+    of 512, 50 epochs, averaged weights). The papers print no schedule for `lr`, `mlp` and `cnn`: they have the light
+    one in both.
     """
-    if kind == "paper" and name in DEEP:
+    spec = CLASSIFIERS[name]
+    if kind == "paper" and spec.networks:
         passes = steps or 50 * math.ceil(count / 512)
         return Schedule(
             steps=passes,
@@ -65,8 +66,8 @@ def schedule_of(
         )
     return Schedule(
         steps=steps or steps_of(count, epochs),
-        learning_rate=PEAK_RATE[name],
-        weight_decay=WEIGHT_DECAY[name],
+        learning_rate=spec.peak_learning_rate,
+        weight_decay=spec.weight_decay,
         kept=kept,
     )
 
@@ -86,11 +87,12 @@ def train_classifier(
 def fit(
     name: str, images: np.ndarray, labels: np.ndarray, classes: int, schedule: Schedule, seed: int
 ) -> tuple[Classifier, int]:
-    """Train a classifier, NAMES in `sfumato.evaluation.classifiers`: shuffled passes, cross-entropy; no augmentation.
+    """Train classifier `name`, one of CLASSIFIERS: shuffled passes, cross-entropy, no augmentation.
 
-    images: (N, H, W, C) uint8; labels: (N,) integers below `classes`. `seed` fixes initialisation, order, dropout and the images kept
-    apart; the global generator is left as it was. Returns (the model in evaluation mode, on the device it was trained on; its epoch,
-    from 1). With `schedule.kept`, the epoch is the best one on the images kept apart, the later of equal ones.
+    images: (N, H, W, C) uint8; labels: (N,) integers below `classes`. `seed` fixes initialisation, order, dropout and
+    the images kept apart; the global generator does not change. Returns (the model in evaluation mode, on the device it
+    was trained on; its epoch, from 1). With `schedule.kept`, the epoch is the best one on the images kept apart, the
+    later of equal ones.
     """
     if not len(images):
         raise ValueError(f"no images to train the {name} on")
@@ -139,7 +141,7 @@ def fit(
 
 
 def kept_apart(count: int, part: float, seed: int) -> tuple[Tensor, np.ndarray]:
-    """(indices to learn from, indices to choose the epoch by). At least one of the former; none of the latter where `part` is 0."""
+    """(indices to learn from, one or more; indices to choose the epoch by, none where `part` is 0)."""
     kept = min(round(part * count), CHOSEN_ON, count - 1)
     order = np.random.default_rng(seed).permutation(count) if kept else np.arange(count)
     return torch.from_numpy(order[kept:]), order[:kept]
@@ -159,12 +161,12 @@ def optimizer_of(
 
 
 def averaged(model: Classifier, average: EMA | None) -> Classifier:
-    """A copy of `model` with its averaged weights; the model itself where none are kept. Batch norm's statistics are those of the model."""
+    """A copy of `model` with the averaged weights and its own batch-norm statistics; the model itself if no average."""
     return ema_model(copy.deepcopy(model), average.average) if average else model  # type: ignore[return-value]
 
 
 def fast_bfloat16(device: str) -> bool:
-    """Whether the device has bfloat16 arithmetic; told from the device, not timed, so that a machine always does the same."""
+    """Whether the device has bfloat16 arithmetic. It is not timed, so that one machine always does the same."""
     return device == "cuda" or bool(torch.cpu.get_capabilities().get("avx512_bf16"))
 
 
@@ -183,12 +185,12 @@ def apply(function: Callable[[Tensor], Tensor], images: np.ndarray, device: str,
 
 
 def predict(model: Classifier, images: np.ndarray) -> np.ndarray:
-    """(N, H, W, C) uint8 -> (N,) int64, the most likely label of each."""
+    """(N, H, W, C) uint8 -> (N,) int64, the most likely label of each image."""
     return logits(model, images).argmax(axis=1)
 
 
 def logits(model: Classifier, images: np.ndarray) -> np.ndarray:
-    """(N, H, W, C) uint8 -> (N, classes) float32, in evaluation mode; the model is left in the mode it was in."""
+    """(N, H, W, C) uint8 -> (N, classes) float32, in evaluation mode; the mode of the model does not change."""
     training = model.training
     try:
         return apply(model.eval(), images, next(model.parameters()).device.type)
@@ -211,9 +213,9 @@ def per_class(predicted: np.ndarray, image_set: ImageSet) -> list[float | None]:
 def score(name: str, train: ImageSet, holdout: ImageSet, schedule: Schedule, seeds: Sequence[int]) -> dict:
     """Accuracy on `holdout` of classifiers trained on `train`, one per seed, as shares in [0, 1].
 
-    Returns {"mean", "std", "per_seed", "per_class": [{"class", "mean", "std"}, …], "steps", "epochs": the one taken, by seed}. `std` is the
-    sample standard deviation over the seeds, 0 for a single one. Guarantee: no choice depends on `holdout`; it is looked at after
-    training alone. A class that it lacks is left out of `per_class`.
+    Returns {"mean", "std", "per_seed", "per_class": [{"class", "mean", "std"}, …], "steps", "epochs": the one taken, by
+    seed}. `std` is the sample standard deviation over the seeds, 0 for a single one. `per_class` leaves out a class
+    that `holdout` lacks. Guarantee: no choice depends on `holdout`; it is used after training only.
     """
     if not seeds:
         raise ValueError("no seeds: one classifier or more must be trained")
@@ -238,8 +240,9 @@ def summary(values: Sequence) -> dict[str, float]:
 
 
 def cnn_features(model: Classifier, images: np.ndarray) -> np.ndarray:
-    """(N, H, W, C) uint8 -> (N, 128) float32, what the last layer of the network sees.
+    """(N, H, W, C) uint8 -> (N, 128) float32, the input of the last layer.
 
-    The space of the Fréchet distance. A network trained on real images is local, and so is everything computed with it.
+    The Fréchet distance is taken in this space. A network trained on real images is local, and so is everything
+    computed with it.
     """
     return apply(model.features, images, next(model.parameters()).device.type)

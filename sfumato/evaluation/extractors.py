@@ -1,7 +1,8 @@
 """Feature spaces for comparing image sets, behind one interface: images in, features out.
 
-`inception` is the space of published FIDs. `embedded` needs no download: a small network trained here on drawn images. `torchvision` and
-`torchscript` take a file of the user's. Weights are read from local files as tensors alone, and their sha256 is part of every cache key.
+`inception` is the space of published FIDs. `embedded` needs no download: a small network is trained here on drawn
+images. `torchvision` and `torchscript` take a file of the user. Weights are read from local files, as tensors alone.
+Every cache key holds their sha256.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from sfumato.errors import ConfigError, DataError
 from sfumato.evaluation.classifiers import FEATURES
 from sfumato.evaluation.downstream import apply, train_classifier
 
-PUBLISHED = "6726825d"  # begins the sha256 of pytorch-fid's Inception weights, as its file name says
+PUBLISHED = "6726825d"  # start of the sha256 of pytorch-fid's Inception weights, as in its file name
 EPOCHS = 4  # over the drawn images; at least downstream.MIN_STEPS steps
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 PATCHING = threading.Lock()
@@ -35,9 +36,9 @@ PATCHING = threading.Lock()
 class Extractor:
     """A feature space.
 
-    `embed`: (B, C, H, W) float32 in [0, 1] on `device` -> (B, dimension). `digest`: sha256 of the weights and of how images are fed to
-    them. `head`: (classes, dimension) weights from features to logits, where class probabilities mean something. `published`: Inception
-    with its published weights, so that distances may be called FID and KID.
+    `embed`: (B, C, H, W) float32 in [0, 1] on `device` -> (B, dimension). `digest`: sha256 of the weights and of how
+    images are fed to them. `head`: (classes, dimension) weights from features to logits, where class probabilities mean
+    something. `published`: it is Inception with its published weights; only then are distances called FID and KID.
     """
 
     name: str
@@ -50,22 +51,24 @@ class Extractor:
     published: bool = False
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
-        """(N, H, W, C) uint8, C 1 or 3 -> (N, dimension) float32. Raises DataError for other images, and for features that are not finite."""
+        """(N, H, W, C) uint8, C 1 or 3 -> (N, dimension) float32. DataError for other images or non-finite features."""
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3):
             raise DataError(
-                f"images are {images.dtype} {images.shape}, expected uint8 (N, H, W, C) with C 1 or 3: write the set again."
+                f"images are {images.dtype} {images.shape}, expected uint8 (N, H, W, C) with C 1 or 3: "
+                "write the set again."
             )
         if not len(images):
             return np.zeros((0, self.dimension), dtype=np.float32)
         features = apply(self.embed, images, self.device, self.batch)
         if features.shape != (len(images), self.dimension) or not np.isfinite(features).all():
             raise DataError(
-                f"{self.name} gave features of shape {features.shape} or some that are not finite: check its weights file."
+                f"{self.name} gave features of shape {features.shape} or some that are not finite: "
+                "check its weights file."
             )
         return features
 
     def probabilities(self, features: np.ndarray) -> np.ndarray:
-        """(N, dimension) -> (N, classes) float64. Without bias, as the first Inception Score was computed. ValueError without a head."""
+        """(N, dimension) -> (N, classes) float64, without bias as in the first Inception Score. ValueError: no head."""
         if self.head is None:
             raise ValueError(f"{self.name} has no classes")
         logits = features.astype(np.float64) @ self.head.T.astype(np.float64)
@@ -78,8 +81,8 @@ def build_extractor(
 ) -> Extractor:
     """The extractor that `config` names, for images of `shape` (C, H, W).
 
-    `public` draws the images that `embedded` is trained on, and says what they are called; it is called for that alone.
-    Raises ConfigError for an unknown model, DataError for a weights file that is missing, damaged or another than `sha256` says.
+    `public` returns the images that train `embedded`, and their name; it is called for `embedded` only.
+    Raises ConfigError for an unknown model, DataError for weights that are missing, damaged or do not match `sha256`.
     """
     path = Path(config.weights) if config.weights else None
     if config.extractor == "inception":
@@ -94,14 +97,16 @@ def build_extractor(
 
 
 def embedded_extractor(public: ImageSet, name: str) -> Extractor:
-    """What the last layer of a small CNN sees that was trained to tell the classes of `public` apart: `cnn-<name>-128`.
+    """`cnn-<name>-128`: the input of the last layer of a small CNN, trained to tell the classes of `public` apart.
 
-    Not derived from any sensitive image, so comparable across recipes; comparable across machines as far as their arithmetic agrees
-    (`digest` tells). A fixed seed makes it deterministic on one machine. Features are in units of their root mean square on `public`.
+    It uses no sensitive image, so it is comparable across recipes; across machines it is where their arithmetic agrees
+    (`digest` tells). A fixed seed makes it deterministic on one machine. Features are in units of their root mean
+    square on `public`.
     """
     if len(public) < 2 or len(public.classes) < 2:
         raise ConfigError(
-            f"{len(public)} images of {len(public.classes)} classes cannot train a feature network: two or more of each are needed"
+            f"{len(public)} images of {len(public.classes)} classes cannot train a feature network: "
+            "two or more of each are needed"
         )
     network = train_classifier("cnn", public.images, public.labels, len(public.classes), EPOCHS, seed=0)
     digest = hashlib.sha256(b"embedded")
@@ -123,8 +128,8 @@ def embedded_extractor(public: ImageSet, name: str) -> Extractor:
 def inception_extractor(path: Path | None = None, sha256: str | None = None) -> Extractor:
     """The 2048 pooled features of pytorch-fid's Inception, images resized to 299×299 as there.
 
-    path: its weights file; None: where torch.hub keeps it, downloaded if it is not there. sha256: of another file that is meant all
-    the same; without it the file must be the published one, and only then are distances called FID.
+    path: its weights file; None: where torch.hub keeps it, downloaded if it is missing.
+    sha256: names another file to use; without it the file must be the published one. Only the published one gives FIDs.
     """
     from pytorch_fid import inception
 
@@ -136,11 +141,12 @@ def inception_extractor(path: Path | None = None, sha256: str | None = None) -> 
                 torch.hub.download_url_to_file(inception.FID_WEIGHTS_URL, str(path), hash_prefix=PUBLISHED)
             except (OSError, RuntimeError) as error:
                 raise DataError(
-                    f"the Inception weights could not be downloaded ({error}): fetch {inception.FID_WEIGHTS_URL} elsewhere and name it in evaluate.weights."
+                    f"the Inception weights could not be downloaded ({error}): "
+                    f"fetch {inception.FID_WEIGHTS_URL} elsewhere and name it in evaluate.weights."
                 ) from error
     digest = check_weights(path, sha256 or PUBLISHED)
     state = read_state(path)
-    with PATCHING:  # pytorch-fid knows no other way in than its own download
+    with PATCHING:  # pytorch-fid loads weights only through its own download
         download, inception.load_state_dict_from_url = inception.load_state_dict_from_url, lambda *_, **__: state
         try:
             network = inception.InceptionV3([inception.InceptionV3.BLOCK_INDEX_BY_DIM[2048]]).eval()
@@ -166,8 +172,9 @@ def inception_extractor(path: Path | None = None, sha256: str | None = None) -> 
 
 
 def torchvision_extractor(model: str, path: Path, sha256: str | None = None) -> Extractor:
-    """What the last linear layer of a torchvision classifier sees, images resized to 224×224 (299 for inception_v3), normalised as for ImageNet.
+    """The input of the last linear layer of a torchvision classifier.
 
+    Images are resized to 224×224 (299 for inception_v3) and normalised as for ImageNet.
     path: a state dict of that model, as torchvision publishes them.
     """
     import torchvision
@@ -178,7 +185,8 @@ def torchvision_extractor(model: str, path: Path, sha256: str | None = None) -> 
 
         near = difflib.get_close_matches(model, known, 1)
         raise ConfigError(
-            f"evaluate.model={model!r} is no classifier of torchvision{f': did you mean {near[0]!r}?' if near else ': see torchvision.models'}"
+            f"evaluate.model={model!r} is not a classifier of torchvision"
+            f"{f': did you mean {near[0]!r}?' if near else ': see torchvision.models'}"
         )
     digest = check_weights(path, sha256)
     state = read_state(path)
@@ -188,7 +196,8 @@ def torchvision_extractor(model: str, path: Path, sha256: str | None = None) -> 
         network.load_state_dict(state)
     except RuntimeError as error:
         raise DataError(
-            f"{path} does not hold the weights of {model}: download those that torchvision publishes, or name another evaluate.model."
+            f"{path} does not hold the weights of {model}: "
+            "download those that torchvision publishes, or name another evaluate.model."
         ) from error
     linear = [
         (name, module)
@@ -224,16 +233,16 @@ def torchvision_extractor(model: str, path: Path, sha256: str | None = None) -> 
 
 
 def torchscript_extractor(path: Path, sha256: str | None, shape: tuple[int, int, int]) -> Extractor:
-    """The flattened output of a TorchScript file for (B, 3, H, W) float32 in [0, 1]; any resizing and normalising is the file's own.
+    """The flattened output of a TorchScript file for (B, 3, H, W) float32 in [0, 1].
 
-    A TorchScript file is a program: only one whose `sha256` is given is run.
+    The file itself resizes and normalises. It is a program, so it runs only if `sha256` is given and matches.
     """
     if sha256 is None:
         raise ConfigError(f"evaluate.sha256 is missing: {path} is a program, and only the one that is meant may run")
     digest = check_weights(path, sha256)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # says that TorchScript is old
+            warnings.simplefilter("ignore", FutureWarning)  # TorchScript is deprecated
             network = torch.jit.load(str(path), map_location="cpu").eval()
         with torch.no_grad():
             dimension = network(torch.zeros(2, 3, *shape[1:])).flatten(1).shape[1]
@@ -263,14 +272,15 @@ def check_weights(path: Path, expected: str | None) -> str:
     found = digest_of_file(path)
     if expected is not None and not found.startswith(expected.lower()):
         raise DataError(
-            f"{path} has sha256 {found}, expected {expected}{'…' if len(expected) < 64 else ''}: it is another file, or damaged."
+            f"{path} has sha256 {found}, expected {expected}{'…' if len(expected) < 64 else ''}: "
+            "it is another file, or damaged."
         )
     return found
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
     """A state dict, tensors alone. Raises DataError for anything else: a file that would run code is not loaded."""
-    from pickle import UnpicklingError  # what torch.load(weights_only=True) refuses with
+    from pickle import UnpicklingError  # torch.load(weights_only=True) raises it
 
     try:
         if path.suffix == ".safetensors":
@@ -284,7 +294,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
             f"{path} is no plain file of weights ({type(error).__name__}): a state dict of tensors is expected."
         ) from error
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
-        raise DataError(f"{path} is no state dict of tensors: save `model.state_dict()`.")
+        raise DataError(f"{path} is not a state dict of tensors: save `model.state_dict()`.")
     return state
 
 

@@ -1,4 +1,4 @@
-"""Pictures of an evaluation. All of them show or rest on real images: local, never part of a release."""
+"""Pictures of an evaluation. All of them show real images or are computed from them: local, never part of a release."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from sfumato.data.images import ImageSet
+from sfumato.evaluation.cache import features_of
+from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.metrics.neighbours import nearest
+from sfumato.evaluation.scores import SEARCHED, some
 
 LOCAL = "local: not for release"
 SYNTHETIC, REAL = (37, 99, 168), (224, 122, 31)  # the frames of the images, and their names in the title
@@ -16,12 +19,12 @@ MOST_CLASSES = 20
 
 
 def accuracies(values: dict) -> dict[str, dict]:
-    """The classifiers' entries among the metrics of one set."""
+    """The entries of the classifiers among the metrics of one set."""
     return {name: row for name, row in values.items() if "mean" in row}
 
 
 def plot_accuracy(metrics: dict, path: Path) -> None:
-    """Draw the accuracies of `evaluate_release` as bars, one group per set and one bar per classifier, ± one standard deviation."""
+    """Draw the accuracies of `evaluate_release`: a group per set, a bar per classifier, ± one standard deviation."""
     from matplotlib.figure import Figure  # heavy: only when used
 
     sets = [name for name, values in metrics.items() if isinstance(values, dict) and accuracies(values)]
@@ -54,10 +57,11 @@ def plot_accuracy(metrics: dict, path: Path) -> None:
 
 
 def plot_comparison(rows: Sequence[Mapping], classifier: str, path: Path) -> None:
-    """Accuracy of one classifier against ε, a line a recipe: mean of its runs at each target, ± their standard deviation (of one run: over its seeds).
+    """Accuracy of one classifier against ε, one line per recipe.
 
-    rows: as `sfumato.evaluation.comparison.comparison_rows` gives them; those without that accuracy are left out. A run that is marked as not
-    comparable is drawn hollow, apart from the lines.
+    A point is the mean of the runs at one target, ± their standard deviation; for a single run, that over its seeds.
+    rows: from `sfumato.evaluation.comparison.comparison_rows`; those without that accuracy are left out. A run that is
+    marked as not comparable is drawn hollow, apart from the lines.
     """
     from matplotlib import colormaps
     from matplotlib.figure import Figure
@@ -127,7 +131,10 @@ def plot_comparison(rows: Sequence[Mapping], classifier: str, path: Path) -> Non
 
 
 def plot_protocol(found: Mapping, path: Path) -> None:
-    """What `stage utility` measured: accuracy against the number of images, with the ensembles, and real against synthetic scores of a grid."""
+    """Draw what `stage utility` measured.
+
+    Panels: accuracy against the number of images, with ensembles; real against synthetic scores of a grid of settings.
+    """
     from matplotlib.figure import Figure
 
     panels = [name for name in ("sizes", "selection") if found.get(name)]
@@ -192,8 +199,8 @@ def plot_neighbours(
 ) -> None:
     """For each class, the synthetic images that come nearest to any training image, each beside that one.
 
-    features, train_features: (N, D) and (M, D), row by row those of the two sets. If anything was copied, it is in this picture. The
-    first MOST_CLASSES classes are shown.
+    features, train_features: (N, D) and (M, D), a row for each image of the two sets. If anything was copied, this
+    picture shows it. The first MOST_CLASSES classes are shown.
     """
     from matplotlib.figure import Figure
 
@@ -231,6 +238,14 @@ def plot_neighbours(
     save(figure, path)
 
 
+def plot_features(extractor: Extractor, release: ImageSet, train: ImageSet, cache: Path, out: Path) -> None:
+    """Draw what lies nearest to some released images, and both sets in the plane, into `out`. cache: of features."""
+    shown, searched = some(release), some(train, SEARCHED)
+    features, real = features_of(extractor, shown.images, cache), features_of(extractor, searched.images, cache)
+    plot_neighbours(shown, searched, features, real, out / "neighbours.png")
+    plot_embedding(shown, searched, features, real, out / "embedding.png", extractor.name)
+
+
 def framed(image: np.ndarray, scale: int, colour: tuple[int, int, int]) -> np.ndarray:
     """(H, W, C) uint8 magnified, in RGB, in a frame two pixels wide."""
     larger = np.broadcast_to(image, (*image.shape[:2], 3)).repeat(scale, axis=0).repeat(scale, axis=1)
@@ -249,7 +264,7 @@ def plot_embedding(
     space: str,
     most: int = 1000,
 ) -> None:
-    """t-SNE of synthetic and real features together, at most `most` of each, drawn side by side on the same axes, by class."""
+    """t-SNE of synthetic and real features together, at most `most` of each, side by side and coloured by class."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
     from sklearn.manifold import TSNE
@@ -257,9 +272,8 @@ def plot_embedding(
     random = np.random.default_rng(0)
     chosen = [np.sort(random.permutation(len(rows))[:most]) for rows in (features, real_features)]
     together = np.concatenate([features[chosen[0]], real_features[chosen[1]]]).astype(np.float64)
-    together = together / max(float(together.std()), 1e-12) + 1e-6 * random.normal(
-        size=together.shape
-    )  # equal points alone would crash it
+    # The jitter keeps points apart: t-SNE crashes where all are equal.
+    together = together / max(float(together.std()), 1e-12) + 1e-6 * random.normal(size=together.shape)
     perplexity = min(30.0, max(1.0, (len(together) - 1) / 4))
     places = TSNE(
         perplexity=perplexity, init="pca" if together.shape[1] > 1 else "random", random_state=0
@@ -274,7 +288,7 @@ def plot_embedding(
         ("synthetic", places[:first], synthetic.labels[chosen[0]]),
     )
     for axes, (title, own, labels) in zip(panels, sides, strict=True):
-        axes.scatter(*places.T, s=4, color="#e3e3e3", linewidths=0)  # the other set, as a ground
+        axes.scatter(*places.T, s=4, color="#e3e3e3", linewidths=0)  # both sets in grey, as a background
         for label in range(count):
             colour = colours(label if count <= 20 else label / count)
             axes.scatter(*own[labels == label].T, s=7, color=colour, linewidths=0, label=synthetic.classes[label][:16])

@@ -1,6 +1,7 @@
-"""The longer utility protocol of DP-Diffusion (§5.6, §6): accuracy against the number of images, ensembles, model selection. All of it is local.
+"""The longer utility protocol of DP-Diffusion (§5.6, §6): accuracy by number of images, ensembles, model selection.
 
-Every training of a part has the same number of gradient steps, so that a curve shows what more images bring and not more training.
+All of it is local. Within a part, every training takes the same number of gradient steps: a curve then shows the effect
+of more images, not of more training.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from sfumato.evaluation.downstream import (
     to_tensor,
 )
 
-KEPT = 0.1  # part of the synthetic images that a third party would rank models by
-SCORED = 5000  # at most so many of them
+KEPT = 0.1  # part of the synthetic images by which a third party would rank models
+SCORED = 5000  # at most this many of them
 Progress = Callable[[str], None]
 
 
@@ -69,9 +70,9 @@ def accuracy_by_size(
     seeds: Sequence[int],
     progress: Progress = lambda _: None,
 ) -> list[dict]:
-    """What `score` finds for classifier `name` trained on so many of the synthetic images: a row a size, with "images".
+    """What `score` finds for classifier `name`, trained on each number of synthetic images.
 
-    sizes: rising, none above len(synthetic). Source: DP-Diffusion Figure 3.
+    sizes: rising, none above len(synthetic). Returns a row per size, with "images". Source: DP-Diffusion Figure 3.
     """
     rows = []
     for size in sizes:
@@ -88,9 +89,10 @@ def ensemble(
     members: int,
     progress: Progress = lambda _: None,
 ) -> dict:
-    """Accuracy of `members` classifiers together, their class probabilities averaged: {"members", "images", "accuracy", "alone": {"mean", "std"}}.
+    """Accuracy of `members` classifiers together, their class probabilities averaged.
 
-    The members differ in their seed: initialisation, order of the images, dropout. Source: DP-Diffusion §5.6 (five).
+    The members differ in their seed: initialisation, order of the images, dropout.
+    Returns {"members", "images", "accuracy", "alone": {"mean", "std"}}. Source: DP-Diffusion §5.6 (five members).
     """
     whole = np.zeros((len(holdout), len(holdout.classes)))
     alone = []
@@ -114,11 +116,12 @@ def model_selection(
 ) -> dict:
     """Whether the settings rank alike on synthetic and on real images (DP-Diffusion §6, Figure 4).
 
-    Each setting is trained on nine tenths of the synthetic images and scored on the rest ("synthetic") and on `holdout` ("real"); with
-    `train` it is also trained on as many real images and scored on `holdout` ("retrained"). schedules: of the settings' classifiers, before
-    `Setting.schedule`. Returns {"settings": a row each, "spearman", "kendall", "chosen": the best by "synthetic", "rank": of the chosen
-    one by "real", 1 the best, "regret": what its "real" lacks to the best, …_retrained: the same for "retrained"}. A correlation is 0
-    where all scores are equal.
+    Each setting is trained on nine tenths of the synthetic images and scored on the rest ("synthetic") and on `holdout`
+    ("real"). With `train` it is also trained on as many real images and scored on `holdout` ("retrained").
+    schedules: of the settings' classifiers, before `Setting.schedule`.
+    Returns {"settings": one row each, "kept": synthetic images scored, "spearman", "kendall", "chosen": index of the
+    best setting by "synthetic", "rank": of the chosen one by "real", 1 for the best, "regret": best "real" less that of
+    the chosen one, …_retrained: the same for "retrained"}. A correlation is 0 where all scores are equal.
     """
     order = np.random.default_rng(1).permutation(len(synthetic))
     kept = min(max(1, round(KEPT * len(synthetic))), SCORED)
@@ -129,7 +132,8 @@ def model_selection(
     rows = []
     for i, (setting, schedule) in enumerate(zip(settings, schedules, strict=True)):
         progress(
-            f"setting {i + 1} of {len(settings)}: {setting.classifier}, rate × {setting.rate:g}, weight decay {setting.weight_decay:g}"
+            f"setting {i + 1} of {len(settings)}: {setting.classifier}, rate × {setting.rate:g}, "
+            f"weight decay {setting.weight_decay:g}"
         )
         row: dict = {"classifier": setting.classifier, "rate": setting.rate, "weight_decay": setting.weight_decay}
         model, _ = fit(
@@ -166,15 +170,16 @@ def agreement(rows: Sequence[dict], measure: str) -> dict:
     }
 
 
-# --- how long it will take ------------------------------------------------------------------------------------------------------
+# --- how long it will take --------------------------------------------------------------------------------------------
 
 
 def check_time(
     trainings: Sequence[tuple[str, Schedule, int]], shape: tuple[int, int, int], classes: int, minutes: float
 ) -> float:
-    """The minutes that the trainings, (classifier, schedule, how many), are expected to take. Raises ConfigError above `minutes`.
+    """The minutes that the trainings should take; each is (classifier, schedule, how many times).
 
-    Timed on blank images, so it needs no data; scoring, a few per cent, is not counted.
+    Timed on blank images, so it needs no data. Scoring, a few per cent, is not counted. Raises ConfigError above
+    `minutes`.
     """
     step = {
         key: seconds_per_step(key[0], schedule, shape, classes)
@@ -184,8 +189,8 @@ def check_time(
     if expected > minutes:
         runs = sum(times for _, _, times in trainings)
         raise ConfigError(
-            f"--minutes {minutes:g} is too little: {runs} trainings would take about {expected:.0f} minutes on this machine. Raise it, or lower --steps, "
-            "or name fewer sizes, classifiers or settings"
+            f"--minutes {minutes:g} is too little: {runs} trainings would take about {expected:.0f} minutes "
+            "on this machine. Raise it, or lower --steps, or name fewer sizes, classifiers or settings"
         )
     return expected
 
@@ -198,7 +203,7 @@ def timed(name: str, schedule: Schedule) -> tuple[str, int, str]:
 def seconds_per_step(
     name: str, schedule: Schedule, shape: tuple[int, int, int], classes: int, most: float = 3.0
 ) -> float:
-    """Of one gradient step: the fastest of a few, after about `most` seconds no further one."""
+    """Seconds of one gradient step: the fastest of at most four, none of them begun after `most` seconds."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     channels, height, width = shape
     blank = np.zeros((schedule.batch, height, width, channels), dtype=np.uint8)

@@ -15,8 +15,8 @@ from sfumato.evaluation.downstream import Schedule, schedule_of, score
 from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.metrics.fidelity import fidelity
 
-COMPARED = 10_000  # at most so many images enter each side of a distance
-SEARCHED = 30_000  # at most so many training images are searched for copies
+COMPARED = 10_000  # at most this many images on each side of a distance
+SEARCHED = 30_000  # at most this many training images are searched for copies
 
 
 def evaluate_release(
@@ -30,11 +30,13 @@ def evaluate_release(
 ) -> dict:
     """Downstream accuracy and fidelity of each synthetic set, and of the real one as the bound.
 
-    synthetic: sets by name ("release", "auxiliary", …), of the classes and shape of `train`; "real" is taken. `extractor`: the feature
-    space; None only where `config` asks for no fidelity. `cache`: where features are kept. `progress` is told what comes next. Returns
-    {"scope": "local", "warnings": [...], name: {"lr": {"mean", "std", "per_seed", "per_class", …}, …, "fidelity": {…}}}, accuracies on `holdout` as
-    shares in [0, 1], fidelity as `sfumato.evaluation.metrics.fidelity` says, against `config.reference`. Under "real", real images are compared
-    with other real images: the values to aim for. Raises DataError where a set is empty, lacks a class or does not fit.
+    synthetic: sets by name ("release", "auxiliary", …), of the classes and shape of `train`; the name "real" is taken.
+    `extractor`: the feature space; None only where `config` asks for no fidelity. `cache`: directory of features.
+    `progress` is told what comes next.
+    Returns {"scope": "local", "warnings": […], name: {"lr": {"mean", "std", "per_seed", …}, …, "fidelity": {…}}}:
+    accuracies on `holdout` in [0, 1], fidelity (`sfumato.evaluation.metrics.fidelity`) against `config.reference`.
+    "real" compares real images with other real images: the values to aim for. Raises DataError where a set is empty,
+    lacks a class or does not fit.
     """
     for name, image_set in {**synthetic, "real training": train, "hold-out": holdout}.items():
         check_fits(name, image_set, train)
@@ -60,7 +62,8 @@ def evaluate_release(
     if absent:
         names = ", ".join(repr(train.classes[label]) for label in absent[:5])
         metrics["warnings"].append(
-            f"the hold-out has no image of {names}{' and others' if len(absent) > 5 else ''}: no number speaks for these classes"
+            f"the hold-out has no image of {names}{' and others' if len(absent) > 5 else ''}: "
+            "no number speaks for these classes"
         )
     progress(f"real: features in {extractor.name}")
     searched = features_of(extractor, some(train, SEARCHED).images, cache)
@@ -78,7 +81,7 @@ def evaluate_release(
         order = np.random.default_rng(0).permutation(len(searched))
         halves = searched[order[::2]], searched[order[1::2]]
         compared = known if config.reference == "holdout" else fresh
-        # one half of the training images against the other: what copies nothing
+        # one half of the training images against the other: a set without copies
         metrics["real"]["fidelity"] = fidelity(
             "real", compared, reference, (*halves, fresh), extractor, config, metrics["warnings"].append
         )
@@ -86,7 +89,7 @@ def evaluate_release(
 
 
 def schedule_from(config: Evaluate, classifier: str, count: int) -> Schedule:
-    """The schedule that `config` asks for, of a classifier trained on `count` images."""
+    """The schedule that `config` asks for, for a classifier trained on `count` images."""
     kept = config.kept if config.choice == "synthetic" else 0.0
     return schedule_of(classifier, count, config.epochs, config.schedule, config.steps, kept)
 
@@ -101,14 +104,16 @@ def check_fits(name: str, image_set: ImageSet, train: ImageSet) -> None:
         )
     if image_set.shape != train.shape or image_set.classes != train.classes:
         raise DataError(
-            f"the {name} set has shape {image_set.shape} and {len(image_set.classes)} classes, the real one {train.shape} and "
-            f"{len(train.classes)}: they were made for different data. Run the stages again."
+            f"the {name} set has shape {image_set.shape} and {len(image_set.classes)} classes, "
+            f"the real one {train.shape} and {len(train.classes)}: "
+            "they were made for different data. Run the stages again."
         )
     lowest, highest = int(image_set.labels.min()), int(image_set.labels.max())
     if len(image_set.labels) != len(image_set) or lowest < 0 or highest >= len(image_set.classes):
         raise DataError(
-            f"the {name} set has {len(image_set)} images and {len(image_set.labels)} labels from {lowest} to {highest}, expected one label an image "
-            f"from 0 to {len(image_set.classes) - 1}: write it again."
+            f"the {name} set has {len(image_set)} images and {len(image_set.labels)} labels "
+            f"from {lowest} to {highest}, expected one label an image from 0 to {len(image_set.classes) - 1}: "
+            "write it again."
         )
 
 
@@ -118,8 +123,8 @@ def check_classes(name: str, image_set: ImageSet) -> None:
     if len(absent):
         more = f" and of {len(absent) - 1} others" if len(absent) > 1 else ""
         raise DataError(
-            f"the {name} set has no image of class {image_set.classes[absent[0]]!r}{more}: no classifier can learn it. Raise synthesize.count, or set "
-            "synthesize.labels: uniform and run `stage synthesize` again."
+            f"the {name} set has no image of class {image_set.classes[absent[0]]!r}{more}: no classifier can learn it. "
+            "Raise synthesize.count, or set synthesize.labels: uniform and run `stage synthesize` again."
         )
 
 

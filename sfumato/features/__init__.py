@@ -1,0 +1,19 @@
+"""Public maps of an image: what a release may be made of, one entry of FEATURES each, by the name in the parameters.
+
+A map takes (B, C, H, W) float32 in [0, 1] to (B, d), differentiably, and was made from public data alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from sfumato.data.images import Shape
+from sfumato.features.pixels import Pixels
+from sfumato.features.scattering import Scattering
+
+FEATURES: dict[str, Callable[[Shape], nn.Module]] = {  # name -> what makes the map for images of a shape (C, H, W)
+    "pixels": lambda shape: Pixels(),
+    "scattering": Scattering,
+}

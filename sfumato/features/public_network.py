@@ -1,29 +1,23 @@
-"""A small residual network that names images: the public classifier, from 8×8 grey to 64×64 colour."""
+"""A small residual network that classifies images, from 8×8 grey to 64×64 colour: the public classifier."""
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from sfumato.errors import DataError
+from sfumato.data.images import Shape
+from sfumato.weights import load_network, save_network
 
-Shape = tuple[int, int, int]  # channels, height, width
-
-CONFIG, WEIGHTS = "config.json", "weights.safetensors"
-STAGES = 4  # at most: each but the first halves the sides, until SMALLEST
+DEPTH = 4  # at most: each but the first halves the sides, down to SMALLEST
 SMALLEST = 4
 WIDEST = 4  # times `width`
-POOLED = 2  # cells a side that the head sees, so that it can tell where a stroke is
+POOLED = 2  # cells per side that the head sees, so it can tell where a stroke is
 
 
 class Block(nn.Module):
-    """Two 3×3 convolutions beside a shortcut; stride 2 halves the sides, rounding up."""
+    """Two 3×3 convolutions and a shortcut; stride 2 halves the sides, rounding up."""
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
         super().__init__()
@@ -43,10 +37,11 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """(B, C, H, W) float32 in [0, 1] -> (B, classes) logits. In eval mode an image's logits take no part of the batch in.
+    """(B, C, H, W) float32 in [0, 1] -> (B, classes) logits. In eval mode an image's logits do not depend on the batch.
 
-    shape: (C, H, W), sides of 4 and more; width: channels of the first stage, doubled from stage to stage up to WIDEST times. Grey
-    images of 16 pixels and more, and colour of 64 and more, enter at half resolution: 8×8 has 2 stages, 28×28 grey 3, 32×32 colour 4.
+    shape: (C, H, W), sides of 4 or more; width: channels of the first stage, doubled at each stage up to WIDEST times.
+    Grey images of 16 pixels or more, and colour of 64 or more, enter at half resolution: 8×8 has 2 stages, 28×28 grey
+    3, 32×32 colour 4.
     """
 
     def __init__(self, shape: Shape, classes: int, width: int = 32) -> None:
@@ -55,7 +50,8 @@ class ResNet(nn.Module):
         side = min(height, width_of_image)
         if side < SMALLEST:
             raise ValueError(
-                f"images of {height}×{width_of_image} are too small for the classifier: expected {SMALLEST} pixels a side or more"
+                f"images of {height}×{width_of_image} are too small for the classifier: "
+                f"expected {SMALLEST} pixels a side or more"
             )
         self.shape, self.classes, self.width = (channels, height, width_of_image), classes, width
         stride = 2 if side >= (16 if channels == 1 else 64) else 1
@@ -64,7 +60,7 @@ class ResNet(nn.Module):
         )
         side = -(-side // stride)
         blocks, depth = [Block(width, width)], width
-        while len(blocks) < STAGES and side > SMALLEST:
+        while len(blocks) < DEPTH and side > SMALLEST:
             wider = min(2 * depth, WIDEST * width)
             blocks.append(Block(depth, wider, stride=2))
             side, depth = -(-side // 2), wider
@@ -80,30 +76,11 @@ class ResNet(nn.Module):
         return {"shape": list(self.shape), "classes": self.classes, "width": self.width}
 
 
-def save_resnet(model: ResNet, directory: Path) -> None:
-    """Write `weights.safetensors` and `config.json` into an existing directory, each under a temporary name first."""
-    save_file(
-        {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()},
-        directory / f"{WEIGHTS}.tmp",
-    )
-    (directory / f"{CONFIG}.tmp").write_text(
-        json.dumps(model.config(), indent=2, sort_keys=True) + "\n", encoding="utf-8"
-    )
-    for name in (WEIGHTS, CONFIG):
-        os.replace(directory / f"{name}.tmp", directory / name)
+def save_classifier(model: ResNet, directory: Path) -> None:
+    """Write `weights.safetensors` and `config.json`."""
+    save_network(model, model.config(), directory)
 
 
-def load_resnet(directory: Path) -> ResNet:
-    """The network that `save_resnet` wrote, in eval mode. Raises DataError when files are missing or do not fit together."""
-    for name in (CONFIG, WEIGHTS):
-        if not (directory / name).is_file():
-            raise DataError(f"{directory} holds no classifier: {name} is missing. Run `stage classifier`")
-    try:
-        arguments = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
-        model = ResNet(tuple(arguments.pop("shape")), **arguments)
-        model.load_state_dict(load_file(directory / WEIGHTS))
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
-        raise DataError(
-            f"{directory}: {CONFIG} and {WEIGHTS} do not fit together ({error}): run `stage classifier` again"
-        ) from error
-    return model.eval()
+def load_classifier(directory: Path) -> ResNet:
+    """The network that `save_classifier` wrote, in eval mode. Raises DataError when files are missing or damaged."""
+    return load_network(directory, ResNet, "classifier").eval()

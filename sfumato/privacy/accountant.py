@@ -1,7 +1,7 @@
-"""What mechanisms cost: RDP with the tight and the papers' conversion, PLD, and calibration of the noise to a budget.
+"""The cost of mechanisms: RDP with the tight and the papers' conversion, PLD, and calibration of noise to a budget.
 
-The Rényi curves and the privacy-loss distributions are dp-accounting's. Ours is the conversion (an order whose value is not a
-number is dropped, never read as free) and the solver of budget shares (METHODS §1).
+The Rényi curves and the privacy-loss distributions are dp-accounting's. Ours are the conversion, which drops an order
+whose value is not a number (it never counts as free), and the solver of budget shares (METHODS §1).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dp_accounting.rdp import RdpAccountant
 from sfumato.errors import BudgetError
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism
 
-# Fine near 1, where expensive mechanisms are converted; up to 4096, because cheap ones have their best order far out.
+# Fine near 1, where expensive mechanisms have their best order; up to 4096, because cheap ones have it far out.
 ORDERS: tuple[float, ...] = (
     *(1 + x / 20 for x in range(1, 60)),
     *(4 + x / 4 for x in range(24)),
@@ -41,7 +41,7 @@ ACCOUNTANTS = ("rdp", "rdp_classic", "pld")
 
 
 class _Curve(RdpAccountant):
-    """dp-accounting's RDP accountant, with its curve readable."""
+    """dp-accounting's RDP accountant, with access to its curve."""
 
     def curve(self) -> np.ndarray:
         return np.array(self._rdp, dtype=float)
@@ -63,9 +63,8 @@ def rdp_curve(event: DpEvent, orders: Sequence[float] = ORDERS) -> np.ndarray:
 def _computed_curve(event: DpEvent, orders: Sequence[float]) -> np.ndarray:
     accountant = _Curve(list(orders), NeighboringRelation.ADD_OR_REMOVE_ONE)
     verbosity = logging.get_verbosity()
-    logging.set_verbosity(
-        logging.ERROR
-    )  # one warning for each order that does not converge; such orders are infinite here
+    # dp-accounting warns of each order that does not converge; such orders are infinite here
+    logging.set_verbosity(logging.ERROR)
     try:
         with np.errstate(all="ignore"):
             accountant.compose(event)
@@ -86,7 +85,10 @@ def default_delta(size_hint: int) -> float:
 
 
 def conversion(order: float, delta: float, classic: bool = False) -> float:
-    """What an order adds to its RDP to give epsilon: Canonne, Kamath & Steinke (Prop. 12), or the papers' ln(1/δ)/(α−1)."""
+    """The term that turns the RDP at an order into epsilon.
+
+    Source: Canonne, Kamath & Steinke, Prop. 12; classic: the papers' ln(1/δ)/(α−1).
+    """
     if classic:
         return -math.log(delta) / (order - 1)
     return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
@@ -106,7 +108,7 @@ def epsilon(
 ) -> float:
     """Epsilon of the composition of all events at `delta`, by `rdp`, `rdp_classic` or `pld`.
 
-    Infinite if nothing finite can be said. No event costs 0.
+    Infinite if no finite bound is known. Without events it is 0.
     """
     events = list(events)
     if not events:
@@ -121,12 +123,12 @@ def epsilon(
         return float(pld.get_epsilon(delta))
     if accountant not in ACCOUNTANTS:
         raise BudgetError(f"accountant={accountant!r} is unknown: one of {', '.join(ACCOUNTANTS)}")
-    # One image put to zero and one image taken away give the same pair of Gaussians, hence the same curve.
+    # One image set to zero and one image removed give the same pair of Gaussians, hence the same curve.
     return epsilon_and_order(rdp_curve(ComposedDpEvent(events)), delta, accountant == "rdp_classic")[0]
 
 
 def round_up(value: float, digits: int = 4) -> float:
-    """The smallest number of so many significant digits that is not below `value`."""
+    """`value` rounded up to `digits` significant digits."""
     scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
     rounded = math.ceil(value * scale * (1 - 1e-12)) / scale
     return float(f"{rounded:.{digits}g}")
@@ -144,7 +146,10 @@ def smallest_noise(fits, low: float = 0.05, high: float = 1e7, tolerance: float 
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """What a stage asks of the budget: how it samples, how often, and its noise (a multiplier, a share in (0, 1), or the rest)."""
+    """What a stage asks of the budget: its sample rate, its uses, and its noise.
+
+    The noise is a multiplier, a share of the budget in (0, 1), or, without either, the rest.
+    """
 
     sample_rate: float = 1.0
     uses: int = 1
@@ -160,9 +165,10 @@ def calibrate(
 ) -> dict[str, Mechanism]:
     """The mechanisms whose composition costs at most `target` at `delta` (METHODS §1).
 
-    For each order the RDP allowed is `target` less the conversion. Fixed multipliers are subtracted, shares take their part of the
-    whole, the one stage without either takes the rest; the order is kept that gives the rest the least noise. Multipliers are rounded
-    up to 4 digits. Raises BudgetError, naming the stage that costs most, if the budget cannot be met.
+    At each order, the allowed RDP is `target` less the conversion. Fixed multipliers use up their part, each
+    share gets its part of the whole, and the one stage without either takes the rest. The order chosen gives the rest
+    the least noise. Multipliers are rounded up to 4 digits.
+    Raises BudgetError if the budget cannot be met, and names the stage that costs most.
     """
     fixed = {
         name: ask.with_noise(ask.noise_multiplier) for name, ask in asks.items() if ask.noise_multiplier is not None
@@ -217,7 +223,10 @@ def _infeasible(
     fixed: Mapping[str, Mechanism], shares: Mapping[str, Ask], rest: str, target: float, delta: float
 ) -> str:
     if not fixed:
-        return f"privacy.epsilon={target:g} cannot be met at delta={delta:.3g}, however much noise {rest} adds. Raise privacy.epsilon"
+        return (
+            f"privacy.epsilon={target:g} cannot be met at delta={delta:.3g}, however much noise {rest} adds. "
+            "Raise privacy.epsilon"
+        )
     alone = {name: epsilon([m.event], delta) for name, m in fixed.items()}
     most = max(alone, key=lambda name: alone[name])
     together = epsilon([m.event for m in fixed.values()], delta)
@@ -228,12 +237,12 @@ def _infeasible(
     )
     return (
         f"privacy.epsilon={target:g} cannot be met: {most} alone costs {alone[most]:.4g} ({fixed[most]}){excess}. "
-        f"Raise {most}.noise, give it as a share such as '5%', or drop {most} ({most}.enabled: false)"
+        f"Raise {most}.noise, give it as a share such as '5%', or drop {most} (take it out of run)"
     )
 
 
 def shares_of_rdp(mechanisms: Mapping[str, Sequence[DpEvent]], delta: float) -> dict[str, float]:
-    """Each stage's share of the RDP at the order that converts the whole best; the shares add up to 1."""
+    """Each stage's share of the RDP, at the best order for the total; the shares add up to 1."""
     curves = {
         name: rdp_curve(ComposedDpEvent(list(events))) if events else np.zeros(len(ORDERS))
         for name, events in mechanisms.items()

@@ -1,6 +1,6 @@
 """Mechanisms as dp-accounting events, and their closed JSON form.
 
-A record of the ledger holds a mechanism, not an epsilon, so that any delta and any accountant can be applied later.
+A record of the ledger holds a mechanism, not an epsilon, so a reader can apply any delta and any accountant later.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, PoissonSamp
 
 from sfumato.errors import BudgetError
 
-SECRET = "os-entropy, AES counter"  # the noise source of a record that holds
-SEEDED = "seeded: for tests only"  # that of one that never does
+SECRET = "os-entropy, AES counter"  # the noise source of a valid record
+SEEDED = "seeded: for tests only"  # no check accepts a record with this one
 ADD_OR_REMOVE_ONE = "add-or-remove-one"
 ZERO_OUT_ONE = "zero-out-one"
 
@@ -22,7 +22,7 @@ ZERO_OUT_ONE = "zero-out-one"
 class Mechanism:
     """A sum with Gaussian noise, over Poisson draws of rate `sample_rate`, released `uses` times.
 
-    `noise_multiplier` is the noise's standard deviation over the L2 bound of one image's contribution.
+    noise_multiplier: standard deviation of the noise, divided by the L2 bound of one image's contribution.
     """
 
     noise_multiplier: float
@@ -47,7 +47,10 @@ class Mechanism:
         return one if self.uses == 1 else SelfComposedDpEvent(one, self.uses)
 
     def __str__(self) -> str:
-        return f"noise_multiplier={self.noise_multiplier:g}, sample_rate={self.sample_rate:.4g}, {self.uses} release{'s' * (self.uses > 1)}"
+        return (
+            f"noise_multiplier={self.noise_multiplier:g}, sample_rate={self.sample_rate:.4g}, "
+            f"{self.uses} release{'s' * (self.uses > 1)}"
+        )
 
 
 def event_to_json(event: DpEvent) -> dict:
@@ -76,7 +79,7 @@ KEYS = {
 
 
 def event_from_json(data: object) -> DpEvent:
-    """Read back what `event_to_json` wrote. Raises BudgetError for anything else: nothing is guessed or skipped."""
+    """Read back what `event_to_json` wrote. Raises BudgetError for anything else: it guesses and skips nothing."""
     kind = data.get("type") if isinstance(data, dict) else None
     if not isinstance(data, dict) or kind not in KEYS or set(data) != KEYS[kind]:
         raise BudgetError(f"{str(data)[:120]} is not a mechanism that the ledger knows")

@@ -1,6 +1,6 @@
 """The ledger: every charge behind a release, composed and checked from git alone.
 
-What is stored is compared, never trusted: epsilon is recomputed from the records' mechanisms.
+It trusts no stored number: it computes epsilon again from the records' mechanisms and compares.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dp_accounting import DpEvent
 from sfumato.artifacts import as_text, empty_content
 from sfumato.digest import digest_of
 from sfumato.errors import BudgetError
+from sfumato.pipeline import QUERIES
 from sfumato.privacy.accountant import ACCOUNTANTS, RELATIONS, epsilon, shares_of_rdp
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, SECRET, ZERO_OUT_ONE, event_from_json
-from sfumato.resolved import QUERIES
 
-SCHEMA = 2  # 1 held the records by id, and DVC showed every field of each as a metric: it passes over lists
+SCHEMA = 2  # 1 held the records by id, and DVC showed their fields as metrics; DVC skips lists
 KEYS = {
     "schema",
     "recipe",
@@ -51,16 +51,16 @@ RECORD_KEYS = {
     "versions",
     "time",
 }
-RECORD_ID = re.compile("[0-9a-f]{32}")  # it names a directory
-TOLERANCE = 1e-6  # relative, on stored against recomputed epsilon
+RECORD_ID = re.compile("[0-9a-f]{32}")  # it also names a directory
+TOLERANCE = 1e-6  # relative, between stored and recomputed epsilon
 
 
 def compose(records: Sequence[dict], delta: float) -> dict:
-    """What the records cost together and by stage: `epsilon` by every accountant, `stages` with epsilon alone and share of RDP."""
+    """The cost of the records: `epsilon` by every accountant; `stages`, each one's own epsilon and share of the RDP."""
     by_stage: dict[str, list[DpEvent]] = {name: [] for name in QUERIES}
     for record in records:
         by_stage[record["stage"]].append(event_from_json(record["event"]))
-    # One record under add-or-remove makes the whole no better than that; both relations price a Gaussian sum alike.
+    # One record under add-or-remove limits the whole to it. Under either relation a Gaussian sum costs the same.
     adjacencies = {record["adjacency"] for record in records}
     adjacency = ZERO_OUT_ONE if adjacencies == {ZERO_OUT_ONE} else ADD_OR_REMOVE_ONE
     every = [event for events in by_stage.values() for event in events]
@@ -80,7 +80,7 @@ def compose(records: Sequence[dict], delta: float) -> dict:
 
 
 def build_ledger(budget: Mapping, records: Mapping[str, dict], odometer: Sequence[DpEvent]) -> dict:
-    """The ledger of a release. `budget` is the plan's; `odometer`: everything ever opened on the dataset, aborted charges too."""
+    """The ledger of a release. budget: the plan's; odometer: every charge opened on the dataset, aborted ones too."""
     delta = budget["delta"]
     rows = [records[key] for key in sorted(records)]
     composed = compose(rows, delta)
@@ -105,27 +105,28 @@ def ledger_text(ledger: Mapping) -> str:
 
 
 def read_ledger(path: Path) -> dict:
-    """Raises BudgetError where the file is missing or is no whole ledger: nothing then vouches for the release."""
+    """Read a ledger. Raises BudgetError where the file is missing or not a whole ledger."""
     try:
         ledger = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise BudgetError(f"{path} does not exist: run `stage ledger write` (or `dvc repro`)") from error
     except (OSError, ValueError) as error:
         raise BudgetError(
-            f"{path} is truncated or no JSON ({error}): restore it from git, or run `stage ledger write`"
+            f"{path} is truncated or not JSON ({error}): restore it from git, or run `stage ledger write`"
         ) from error
     if not isinstance(ledger, dict) or set(ledger) != KEYS:
         found = set(ledger) if isinstance(ledger, dict) else set()
-        raise BudgetError(f"{path} is no ledger: missing {sorted(KEYS - found)}, unknown {sorted(found - KEYS)}")
+        raise BudgetError(f"{path} is not a ledger: missing {sorted(KEYS - found)}, unknown {sorted(found - KEYS)}")
     if ledger["schema"] != SCHEMA or not isinstance(ledger["records"], list):
         raise BudgetError(
-            f"{path} has schema {ledger['schema']!r}, this version reads {SCHEMA}: run `stage ledger write` (or `dvc repro`)"
+            f"{path} has schema {ledger['schema']!r}, this version reads {SCHEMA}: "
+            "run `stage ledger write` (or `dvc repro`)"
         )
     return ledger
 
 
 def by_id(ledger: Mapping) -> dict[str, dict]:
-    """The records of a ledger by id, without those that name none: `check_ledger` tells of these."""
+    """The records of a ledger by id. It skips records without an id: `check_ledger` reports these."""
     return {
         record["id"]: record
         for record in ledger["records"]
@@ -134,7 +135,10 @@ def by_id(ledger: Mapping) -> dict[str, dict]:
 
 
 def check_ledger(ledger: Mapping, *, limit: float | None = None, delta: float | None = None) -> tuple[float, list[str]]:
-    """Epsilon recomputed from the records at `delta` (default: the ledger's), and every reason why the ledger does not hold."""
+    """Compute epsilon again from the records, and list every reason why the ledger does not hold.
+
+    limit: the largest epsilon allowed, beside the ledger's own target; delta: by default the ledger's.
+    """
     problems: list[str] = []
     if digest_of({key: value for key, value in ledger.items() if key != "digest"}) != ledger["digest"]:
         problems.append("its digest does not fit its content: it was edited")
@@ -176,14 +180,14 @@ def check_ledger(ledger: Mapping, *, limit: float | None = None, delta: float | 
 
 
 def listed(stages: Mapping) -> dict[str, list[str]]:
-    """The record ids of each stage that has any: a stage that is switched off may be absent, as in the ledger of an older version."""
+    """The record ids of each stage that has any. An older version's ledger may lack a stage that is switched off."""
     return {
         name: entry["records"] for name, entry in stages.items() if isinstance(entry, dict) and entry.get("records")
     }
 
 
 def record_problems(place: str, record: object) -> list[str]:
-    """Why one record cannot be trusted: one sentence each. place: what to call it before its id is known."""
+    """The reasons not to trust a record, one sentence each. place: its name until its id is known."""
     if not isinstance(record, dict) or set(record) != RECORD_KEYS:
         return [f"{place} is not a whole record"]
     if not isinstance(record["id"], str) or not RECORD_ID.fullmatch(record["id"]):
@@ -191,7 +195,7 @@ def record_problems(place: str, record: object) -> list[str]:
     name = f"record {record['id'][:8]}"
     problems = []
     if record["stage"] not in QUERIES:
-        problems.append(f"{name} is of stage {record['stage']!r}, which is no query")
+        problems.append(f"{name} is of stage {record['stage']!r}, which is not a query")
     if record["adjacency"] not in RELATIONS:
         problems.append(f"{name} has adjacency {record['adjacency']!r}, which is unknown")
     if record["noise_source"] != SECRET:
@@ -206,7 +210,7 @@ def record_problems(place: str, record: object) -> list[str]:
 
 
 def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
-    """What `dvc.lock` says against the ledger: its md5, and query stages that ran but have no record in it."""
+    """What contradicts the ledger in `dvc.lock`: its md5, and query stages that ran but have no record in it."""
     try:
         stages = yaml.safe_load(lock.read_text(encoding="utf-8"))["stages"]
         outs = {out["path"]: (name, out["md5"]) for name, stage in stages.items() for out in stage.get("outs", ())}
@@ -236,7 +240,7 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
 
 
 def empty_artifact_md5(stage: str) -> str:
-    """The hash by which DVC knows the artifact of a stage that is switched off."""
+    """DVC's hash of the artifact of a stage that is switched off."""
     inner = hashlib.md5(as_text(empty_content(stage)).encode(), usedforsecurity=False).hexdigest()
     listing = json.dumps([{"md5": inner, "relpath": "privacy.json"}], sort_keys=True)
     return hashlib.md5(listing.encode(), usedforsecurity=False).hexdigest() + ".dir"

@@ -1,7 +1,8 @@
-"""What a composition of mechanisms means for an attacker: how much better than guessing anyone can tell whether one image was used.
+"""What a composition of mechanisms means for an attacker who wants to tell whether one image was used.
 
-Everything follows from the privacy profile, delta as a function of epsilon: it bounds the trade-off between false alarms and hits of
-every test, however much else its author knows (Wasserman & Zhou 2010; Dong, Roth & Su 2022).
+Everything follows from the privacy profile, delta as a function of epsilon. It bounds the trade-off between false
+alarms and hits of every test, whatever else the attacker knows.
+Source: Wasserman & Zhou 2010; Dong, Roth & Su 2022.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ from sfumato.errors import BudgetError
 from sfumato.privacy.accountant import ORDERS, RELATIONS, rdp_curve, round_up
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE
 
-# Fine where e^epsilon · 1 % is below 1, coarse up to where nothing is left to bound.
+# Fine where e^epsilon · 1 % is below 1; coarse above, up to where the bound says nothing.
 EPSILONS = np.concatenate([np.arange(0, 6, 0.025), np.arange(6, 20.5, 0.5)])
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The composition is (epsilons[i], deltas[i])-DP for every i. epsilons: (E,) rising from 0; deltas: (E,) in [0, 1], never rising.
+    """The composition is (epsilons[i], deltas[i])-DP for every i.
 
-    `advantage_bound`: a bound on the membership advantage that is known otherwise, or 1.
+    epsilons: (E,) rising from 0; deltas: (E,) in [0, 1], never rising; advantage_bound: a bound on the membership
+    advantage from another source, or 1.
     """
 
     epsilons: np.ndarray
@@ -37,8 +39,9 @@ class Profile:
 def privacy_profile(events: Iterable[DpEvent], adjacency: str = ADD_OR_REMOVE_ONE, pld: bool = True) -> Profile:
     """The profile of the composition of all events: the better of Rényi and privacy-loss distribution at each epsilon.
 
-    `pld=False` uses the Rényi curve alone, which is quicker and looser; so do events that dp-accounting has no distribution of.
-    Guarantee: an upper bound on delta in both directions of the adjacency. Nothing finite known: delta 1 everywhere.
+    pld: False uses the Rényi curve alone, which is faster and looser. So do events for which dp-accounting has no
+    distribution.
+    Guarantee: an upper bound on delta in both directions of the adjacency. Without a finite bound, delta is 1.
     """
     if adjacency not in RELATIONS:
         raise BudgetError(f"adjacency={adjacency!r} is unknown: one of {', '.join(RELATIONS)}")
@@ -58,26 +61,29 @@ def privacy_profile(events: Iterable[DpEvent], adjacency: str = ADD_OR_REMOVE_ON
 
 
 def deltas_of_rdp(curve: np.ndarray) -> np.ndarray:
-    """(E,) delta at each of EPSILONS from an RDP curve over ORDERS: the inverse of `accountant.conversion`, best order each."""
+    """(E,) delta at each of EPSILONS, from an RDP curve over ORDERS: inverts `accountant.conversion` at the best."""
     orders = np.array(ORDERS)[:, None]
-    exponents = (orders - 1) * (curve[:, None] + np.log1p(-1 / orders) - EPSILONS) - np.log(
-        orders
-    )  # (orders, E), ln delta
+    # (orders, E), ln delta
+    exponents = (orders - 1) * (curve[:, None] + np.log1p(-1 / orders) - EPSILONS) - np.log(orders)
     return np.exp(np.minimum(exponents.min(axis=0), 0.0))
 
 
 def advantage_of_rdp(curve: np.ndarray) -> float:
-    """Total variation bounded by the Kullback-Leibler divergence, which no Rényi divergence is below (Pinsker; Bretagnolle & Huber)."""
+    """A bound on total variation by the Kullback-Leibler divergence, which is at most every Rényi divergence here.
+
+    Source: Pinsker; Bretagnolle & Huber.
+    """
     divergence = float(curve.min())
     return min(1.0, np.sqrt(divergence / 2), np.sqrt(-np.expm1(-divergence)))
 
 
 def membership_advantage(profile: Profile) -> float:
-    """The most by which any attacker's hit rate can exceed the false-alarm rate, in [0, 1]: the total variation of the outcomes.
+    """The most by which any attacker's hit rate can exceed the false-alarm rate, in [0, 1].
 
-    With even odds beforehand, a guess is right with probability at most (1 + advantage) / 2.
-    Guarantee: no test of "was this image used?" does better, whatever else is known. At epsilon 0 the advantage is delta; each other
-    (epsilon, delta) allows (e^epsilon − 1 + 2 delta) / (e^epsilon + 1), which counts where only the Rényi curve is known.
+    It is the total variation of the outcomes. With even odds beforehand, a guess is right with probability at most
+    (1 + advantage) / 2. At epsilon 0 the advantage is delta; each other (epsilon, delta) allows
+    (e^epsilon − 1 + 2 delta) / (e^epsilon + 1), which matters where only the Rényi curve is known.
+    Guarantee: no test of "was this image used?" does better, whatever else is known.
     """
     ratio = np.tanh(profile.epsilons / 2)  # (e^epsilon − 1) / (e^epsilon + 1)
     allowed = ratio + (1 - ratio) * profile.deltas
@@ -85,7 +91,7 @@ def membership_advantage(profile: Profile) -> float:
 
 
 def true_positive_rate(profile: Profile, false_positive_rate: float = 0.01) -> float:
-    """The largest share of used images that any attacker finds while wrongly accusing `false_positive_rate` of the others.
+    """The largest share of used images that any attacker finds, if `false_positive_rate` of the others are accused too.
 
     Guarantee: with alpha the false-positive rate, no test does better than the least of e^epsilon·alpha + delta,
     1 − e^−epsilon·(1 − delta − alpha) and alpha + advantage over the profile: both directions of the adjacency.
@@ -99,7 +105,7 @@ def true_positive_rate(profile: Profile, false_positive_rate: float = 0.01) -> f
 
 
 def bound_text(value: float, digits: int = 4) -> str:
-    """A cost in so many significant digits, rounded up: what is printed is never less than what is true."""
+    """A cost as text, rounded up to `digits` significant digits: the printed number is never below the true one."""
     if not 0 < value < math.inf:
         return "∞" if value > 0 else "0"
     return f"{round_up(value, digits):g}"

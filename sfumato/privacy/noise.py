@@ -10,17 +10,16 @@ from randomgen import AESCounter
 
 from sfumato.privacy.events import SECRET, SEEDED
 
-TWISTER = slice(
-    24, 24 + 8 * 624
-)  # the words of a Mersenne twister in the state of a CPU generator of torch, 32 bits in 64 each
+# The words of the Mersenne twister in the state of torch's CPU generator: 624 of 32 bits, each stored in 64
+TWISTER = slice(24, 24 + 8 * 624)
 
 
 class NoiseSource:
     """A stream of randomness that nobody can replay.
 
-    AES in counter mode, keyed by 128 bits of `os.urandom`; made anew in a forked process; never saved, copied or pickled.
-    With `seed` (tests only) the stream repeats, and `label` says so in every record, so that every ledger check fails.
-    Attacks on the floating-point form of the noise are out of scope.
+    AES in counter mode, with 128 bits of `os.urandom` as its key. A forked process gets a new one. It cannot be saved,
+    copied or pickled. With `seed` (tests only) the stream repeats; `label` says so in every record, and every ledger
+    check then fails. Attacks on the floating-point form of the noise are out of scope.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -36,13 +35,13 @@ class NoiseSource:
 
     @property
     def generator(self) -> np.random.Generator:
-        """The generator of this very process: a fork must not repeat its parent's noise."""
+        """The generator of this process: a fork must not repeat its parent's noise."""
         if os.getpid() != self._process:
             self._generator = self._fresh()
         return self._generator
 
     def gaussian_like(self, total: torch.Tensor, std: float) -> torch.Tensor:
-        """N(0, std²) of the shape of `total`: drawn in float64, scaled, then cast to its type."""
+        """N(0, std²) in the shape of `total`: drawn in float64, scaled, then cast to its type."""
         drawn = self.generator.standard_normal(tuple(total.shape))
         return torch.from_numpy(np.asarray(drawn * std)).to(device=total.device, dtype=total.dtype)
 
@@ -56,10 +55,10 @@ class NoiseSource:
 
 
 def secret_generator(device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator of torch that nobody can replay, for draws that are secret and no noise.
+    """A torch generator that nobody can replay, for secret draws other than the noise.
 
-    Of a seed, a CPU generator uses 32 bits: few enough to try them all. So all its 624 words come from the operating system. Other
-    devices' generators use 64 bits of a seed.
+    A CPU generator uses 32 bits of a seed, few enough to try them all. So all its 624 words come from the operating
+    system. Generators of other devices use 64 bits of a seed.
     """
     generator = torch.Generator(device)
     if generator.device.type != "cpu":
@@ -72,6 +71,7 @@ def secret_generator(device: torch.device | str = "cpu") -> torch.Generator:
     drawn = torch.rand(4, generator=torch.Generator().set_state(state))
     if drawn.tolist() != [int(word) % 2**24 / 2**24 for word in twin.random_raw(4)]:
         raise RuntimeError(
-            "this release of torch keeps the state of its generators otherwise: install one that constraints.txt names"
+            "this release of torch stores the state of its generators in another layout: "
+            "install one that constraints.txt names"
         )
     return generator.set_state(state)

@@ -1,7 +1,7 @@
-"""The odometer: an append-only journal of every charge ever opened on a dataset, outside the repository and outside DVC.
+"""The odometer: an append-only journal of every charge ever opened on a dataset. It is outside the repository and DVC.
 
-One JSON line an entry, in `<state>/odometer/<dataset_id>.jsonl`, appended under a lock and flushed to disk before the append
-returns. A charge is journalled whole before its first batch is drawn, and nothing ever lowers it.
+Each entry is one JSON line in `<state>/odometer/<dataset_id>.jsonl`. An append holds a lock, and the entry is on disk
+when it returns. The whole charge is in the journal before its first batch is drawn, and nothing ever lowers it.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class Odometer:
     def __init__(self, state: Path, dataset_id: str) -> None:
         self.dataset_id = dataset_id
         self.path = state / "odometer" / f"{dataset_id}.jsonl"
-        self._lock = FileLock(self.path.with_suffix(".lock"))  # may be taken again by the one who holds it
+        self._lock = FileLock(self.path.with_suffix(".lock"))  # reentrant
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the journal: no other process opens a charge meanwhile."""
+        """Lock the journal: no other process can open a charge until the end."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._lock:
             yield
 
     def entries(self) -> list[dict]:
-        """Every entry, oldest first. Raises BudgetError for a line that cannot be read, unless it is a last, unfinished one.
+        """Every entry, oldest first. Raises BudgetError for a line that cannot be read.
 
-        An unfinished last line is an append that never returned: nothing was drawn on its strength.
+        It skips an unfinished last line: that append never returned, so nothing was drawn because of it.
         """
         if not self.path.exists():
             return []
@@ -56,14 +56,15 @@ class Odometer:
                 found.append({**entry, "kind": str(entry["kind"])})
             except (ValueError, KeyError, TypeError) as error:
                 raise BudgetError(
-                    f"{self.path}, line {number}, cannot be read: what was spent is unknown, so nothing more is. Restore the journal"
+                    f"{self.path}, line {number}, cannot be read: what was spent is unknown, "
+                    "so nothing more can be spent. Restore the journal"
                 ) from error
         return found
 
     def append(self, kind: str, **fields: object) -> None:
-        """Add an entry and flush it to disk. Raises BudgetError where the disk takes less than the whole of it.
+        """Add an entry and flush it to disk. Raises BudgetError where the disk does not take all of it.
 
-        The caller holds `locked()` where the entry depends on what it read.
+        Where the entry depends on what the caller read, the caller holds `locked()`.
         """
         line = json.dumps({"kind": kind, "time": int(time.time()), **fields}, allow_nan=False).encode() + b"\n"
         with self.locked():
@@ -74,12 +75,13 @@ class Odometer:
         try:
             size = os.fstat(descriptor).st_size
             torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-            if torn:  # an append that was killed: give it up, so that it cannot swallow this one
+            if torn:  # a killed append: cut its piece off, so that this entry starts its own line
                 end = os.pread(descriptor, size, 0).rfind(b"\n") + 1
                 os.ftruncate(descriptor, end)
-            if os.write(descriptor, line) != len(line):  # a full disk: the next append gives the piece up
+            if os.write(descriptor, line) != len(line):  # a full disk: the next append cuts the piece off
                 raise BudgetError(
-                    f"{self.path} could not be written whole: is its disk full? Nothing was drawn on its strength; make room and run again"
+                    f"{self.path} could not be written whole: is its disk full? "
+                    "Nothing was drawn because of it; make room and run again"
                 )
             os.fsync(descriptor)
             if size == 0:
@@ -88,7 +90,7 @@ class Odometer:
             os.close(descriptor)
 
     def _keep_name(self) -> None:
-        """Flush the directory, which holds the name of a journal that is new."""
+        """Flush the directory, which holds the name of a new journal."""
         directory = os.open(self.path.parent, os.O_RDONLY)
         try:
             os.fsync(directory)
@@ -103,7 +105,7 @@ class Odometer:
         return [event_from_json(record["event"]) for record in self.opened()]
 
     def closed(self, fingerprint: str, **same: str) -> str | None:
-        """The id of the last charge that was released on these images with the same `plan` (or the same `work`), or None."""
+        """The id of the last charge closed on these images with the same `plan` (or the same `work`), or None."""
         entries = self.entries()
         alike = {
             e["record"]["id"]
@@ -114,7 +116,7 @@ class Odometer:
         return done[-1] if done else None
 
     def left_open(self, fingerprint: str, plan: str) -> bool:
-        """Is a charge of this plan on these images neither closed nor given up?"""
+        """Is a charge of this plan on these images neither closed nor abandoned?"""
         entries = self.entries()
         over = {entry["id"] for entry in entries if entry["kind"] in (CLOSE, ABANDON)}
         return any(
@@ -126,7 +128,7 @@ class Odometer:
         )
 
     def unfinished(self, work: str, fingerprint: str) -> tuple[dict, int] | None:
-        """The newest charge of this work on these images that is open but not closed: its record and its last durable use."""
+        """The newest charge of this work on these images, if it is still open: its record and its last durable use."""
         entries = self.entries()
         over = {entry["id"] for entry in entries if entry["kind"] in (CLOSE, ABANDON)}
         open_ones = [

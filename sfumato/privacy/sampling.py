@@ -6,10 +6,10 @@ import numpy as np
 
 
 def poisson_draw(generator: np.random.Generator, size: int, sample_rate: float) -> np.ndarray:
-    """Indices of one Poisson draw out of `size` images, ascending: (n,) int64, often of another length, sometimes empty.
+    """Indices of one Poisson draw out of `size` images, ascending: (n,) int64. n varies and can be 0.
 
-    The number of images is binomial and the subset uniform given its size, which is the same law as one coin per image, in
-    memory that grows with the draw instead of with the set. A rate of 1 takes every image.
+    The number of images is binomial, and the subset uniform given its size: the same law as one coin per image, in
+    memory that grows with the draw instead of the set. A rate of 1 takes every image.
     """
     if sample_rate >= 1:
         return np.arange(size, dtype=np.int64)

@@ -1,6 +1,6 @@
-"""A public text-to-image model on disk, in the layout of `diffusers`: which parts it has, their bytes, and the image sizes it takes.
+"""A public text-to-image model on disk, in the layout of `diffusers`: its parts, their bytes, the image sizes it takes.
 
-Only JSON and file names are read here, so that a plan can be checked without the libraries. No pickle is ever opened.
+It reads only JSON and file names, so a plan can be checked without the libraries. It never opens a pickle.
 """
 
 from __future__ import annotations
@@ -31,16 +31,19 @@ WEIGHTS_OF = {
     "unet": "diffusion_pytorch_model",
     "transformer": "diffusion_pytorch_model",
 }
-VARIANTS = ("", ".fp16")  # half-precision files are taken where there are no others
+VARIANTS = ("", ".fp16")  # half-precision files only if there are no others
 PICKLED = (".bin", ".ckpt", ".pt", ".pth", ".pkl")
 HUB = "hub:"
 EXTRA = "pip install 'sfumato[diffusers]'"
-LAYOUT = "expected a directory as diffusers saves it, with model_index.json, tokenizer, text_encoder, vae, scheduler, and unet or transformer"
+LAYOUT = (
+    "expected a directory as diffusers saves it, with model_index.json, tokenizer, text_encoder, vae, scheduler, "
+    "and unet or transformer"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDirectory:
-    """A model that is whole. `classes`: of each part, such as {"unet": "UNet2DConditionModel"}; `configs`: what each part's JSON says."""
+    """A complete model. classes: of each part, such as {"unet": "UNet2DConditionModel"}; configs: each part's JSON."""
 
     path: Path
     classes: dict[str, str]
@@ -63,7 +66,7 @@ class ModelDirectory:
 
     @property
     def multiple(self) -> int:
-        """What divides every image size that the VAE and the network take."""
+        """The VAE and the network take image sizes that this number divides."""
         config = self.configs[self.denoiser]
         inside = (
             2 ** (len(config["block_out_channels"]) - 1) if self.denoiser == "unet" else config.get("patch_size", 2)
@@ -86,26 +89,29 @@ def require_library() -> None:
 
 
 def locate(directory: str) -> Path:
-    """The local directory of `model.directory`. `hub:owner/name[@revision]` is looked up in the hub's local cache and fetched where it is missing.
+    """The local directory of `model.directory`.
 
+    It looks up `hub:owner/name[@revision]` in the hub's local cache, and downloads it where it is missing.
     Raises ConfigError where there is none.
     """
     if not directory.startswith(HUB):
         path = Path(directory).expanduser()
         if path.is_file():
             raise DataError(
-                f"model.directory={directory} is a single file: {LAYOUT}; convert it with diffusers, and name the directory"
+                f"model.directory={directory} is a single file: {LAYOUT}; "
+                "convert it with diffusers, and name the directory"
             )
         if not path.is_dir():
             raise ConfigError(
-                f"model.directory={directory} does not exist: {LAYOUT}. Download one (docs/public-models.md), or name where it is"
+                f"model.directory={directory} does not exist: {LAYOUT}. "
+                "Download one (docs/public-models.md), or name where it is"
             )
         return path
     require_library()
     found = re.fullmatch(r"hub:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", directory)
     if not found:
         raise ConfigError(
-            f"model.directory={directory} is no model of the hub: write hub:owner/name or hub:owner/name@revision"
+            f"model.directory={directory} is not a model of the hub: write hub:owner/name or hub:owner/name@revision"
         )
     from huggingface_hub import snapshot_download
 
@@ -118,15 +124,19 @@ def locate(directory: str) -> Path:
     ]
     try:
         return Path(snapshot_download(found[1], revision=found[2], allow_patterns=parts))
-    except Exception as error:  # of many kinds, by what fails: network, name, permission
+    except Exception as error:  # the type depends on what fails: network, name, permission
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(
-            f"model.directory={directory} cannot be had from the hub ({reason}): download it elsewhere and name the directory"
+            f"model.directory={directory} cannot be downloaded from the hub ({reason}): "
+            "download it elsewhere and name the directory"
         ) from error
 
 
 def read_model_directory(directory: str) -> ModelDirectory:
-    """What is there. Raises ConfigError where there is no directory, DataError where it is not whole or of a kind that cannot be used."""
+    """Read the model's JSON files and check that it is complete.
+
+    Raises ConfigError where there is no directory, DataError where a part is missing or not supported.
+    """
     path = locate(directory)
     index = read_json(path / INDEX)
     classes = {}
@@ -141,7 +151,8 @@ def read_model_directory(directory: str) -> ModelDirectory:
     for part, name in classes.items():
         if part in KNOWN and name not in KNOWN[part]:
             raise DataError(
-                f"{path}: the {part} is a {name}, which is not supported: expected {' or '.join(KNOWN[part])}, as in Stable Diffusion 1.x and 2.x or PixArt"
+                f"{path}: the {part} is a {name}, which is not supported: expected {' or '.join(KNOWN[part])}, "
+                "as in Stable Diffusion 1.x and 2.x or PixArt"
             )
     configs = {part: read_json(path / part / CONFIG_OF.get(part, "config.json")) for part in classes}
     for part in classes:
@@ -173,7 +184,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def variant_of(path: Path, part: str) -> str | None:
-    """Which weight files of a part are used: "" or ".fp16"; None where there are none in safetensors."""
+    """The variant of a part's weight files to use: "" or ".fp16"; None where there are no safetensors."""
     stem = WEIGHTS_OF[part]
     for variant in VARIANTS:
         if any(
@@ -185,7 +196,7 @@ def variant_of(path: Path, part: str) -> str | None:
 
 
 def part_files(path: Path, part: str) -> list[Path]:
-    """Every file of a part that is read, in order of name. Raises DataError where one is missing, or there is nothing but pickles."""
+    """The files of a part that are read, by name. Raises DataError where one is missing or all weights are pickles."""
     directory = path / part
     files = {directory / CONFIG_OF.get(part, "config.json")}
     if part == "tokenizer":
@@ -196,7 +207,8 @@ def part_files(path: Path, part: str) -> list[Path]:
             pickles = sorted(file.name for file in directory.iterdir() if file.suffix in PICKLED)
             if pickles:
                 raise DataError(
-                    f"{directory} holds its weights only as {pickles[0]}, a pickle, which may run any program: take the model's safetensors files, or convert them"
+                    f"{directory} holds its weights only as {pickles[0]}, a pickle, which may run any program: "
+                    "take the model's safetensors files, or convert them"
                 )
             raise DataError(f"{directory} holds no weights: {stem}.safetensors is missing; download the model again")
         whole, index = directory / f"{stem}{variant}.safetensors", directory / f"{stem}.safetensors.index{variant}.json"
@@ -225,7 +237,7 @@ def digests(model: ModelDirectory) -> dict[str, str]:
 
 
 def whole_digest(parts: Mapping[str, str]) -> str:
-    """The sha256 of a model, from those of its parts: what `model.sha256` is compared with."""
+    """The sha256 of a model, from those of its parts: the number to put into `model.sha256`."""
     return digest_of(dict(parts))
 
 
@@ -235,7 +247,8 @@ def choose_image_size(model: ModelDirectory, settings: Model) -> int:
     if size % model.multiple:
         lower = max(model.multiple, size // model.multiple * model.multiple)
         raise ConfigError(
-            f"model.image_size={size} does not fit {model.path}: its VAE and {model.denoiser} take multiples of {model.multiple}, "
+            f"model.image_size={size} does not fit {model.path}: "
+            f"its VAE and {model.denoiser} take multiples of {model.multiple}, "
             f"such as {lower} or {lower + model.multiple}"
         )
     return size

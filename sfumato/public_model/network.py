@@ -1,56 +1,54 @@
-"""Public text-to-image latent diffusion models (Stable Diffusion 1.x and 2.x, PixArt) as the network that the queries differentiate.
+"""Public text-to-image latent diffusion models (Stable Diffusion 1.x and 2.x, PixArt) as a `Denoiser`.
 
-What is trained lives in `network`; the text encoder has spoken once, when the reference was written, and images come as latents. A
-*reference* is what `stage pretrain` writes in place of weights: where the model is, the sha256 of its parts, the prompts and their embeddings.
+Only `network` is trained. The text encoder runs once, when the reference is written (`sfumato.public_model.reference`),
+and images come as latents.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from safetensors.torch import save_file
+from torch import Tensor
 
-from sfumato.config import LogNormal, Model, TimestepMixture
-from sfumato.diffusion.objective import TIMESTEPS
-from sfumato.diffusion.unet import UNet
+from sfumato.compute import bfloat16_is_faster
+from sfumato.config import LogNormal, TimestepMixture
+from sfumato.diffusion.denoiser import Denoiser, Network, Progress
+from sfumato.diffusion.noise_levels import draw_noise_levels, draw_timesteps
 from sfumato.errors import DataError
-from sfumato.public_model.directory import (
-    ModelDirectory,
-    choose_image_size,
-    digests,
-    part_digest,
-    read_model_directory,
-    whole_digest,
-)
-from sfumato.public_model.parts import (
-    LatentCodec,
-    build_network,
-    embed_prompts,
-    load_part,
-    make_differentiable,
-    make_scheduler,
-)
-from sfumato.public_model.prompts import class_prompts
+from sfumato.public_model.parts import LatentCodec, make_differentiable
+from sfumato.public_model.sampler import sample_latents
 
-KIND = "latent-diffusion"
 CONFIG, PROMPTS, TRAINED = "config.json", "prompts.safetensors", "trained.safetensors"
-Network = Callable[..., Tensor]
+DRAWN = 16  # images at a time
 
 
-class LatentDiffusion(nn.Module):
-    """A text-conditional denoiser over latents, which looks like our own network to whoever differentiates it.
+@dataclass(frozen=True)
+class Origin:
+    """What a network was read from: the folder of its reference, and what opens the model's other parts.
 
-    network: U-Net or transformer of `diffusers`; prompts: (classes + 1, tokens, D), the last of no label; mask: (classes + 1, tokens)
-    bool, or None; kept: (T,) ᾱ of the model's own schedule; prediction: "epsilon" or "v_prediction"; resolution: side of the latents.
+    encoder: what fixes its latents, the weights of the encoder and the image size.
     """
 
-    kept: Tensor
+    directory: Path
+    encoder: str
+    load_codec: Callable[[torch.device], LatentCodec]
+    load_scheduler: Callable[[], Any]
+
+
+class LatentDiffusion(Denoiser):
+    """A text-conditional denoiser over latents, with the interface of our own network.
+
+    network: U-Net or transformer of `diffusers`; prompts: (classes + 1, tokens, D), the last for no label; mask:
+    (classes + 1, tokens) bool, or None; alphas_cumprod: (T,) ᾱ of the model's own schedule; prediction: "epsilon" or
+    "v_prediction"; resolution: side of the latents.
+    """
+
+    alphas_cumprod: Tensor
     prompts: Tensor
     mask: Tensor | None
 
@@ -59,10 +57,11 @@ class LatentDiffusion(nn.Module):
         network: Any,
         prompts: Tensor,
         mask: Tensor | None,
-        kept: Tensor,
+        alphas_cumprod: Tensor,
         prediction: str,
         resolution: int,
         image_size: int,
+        origin: Origin | None = None,
     ) -> None:
         super().__init__()
         make_differentiable(network)
@@ -71,11 +70,16 @@ class LatentDiffusion(nn.Module):
         self.classes, self.channels = len(prompts) - 1, int(network.config.in_channels)
         self.is_transformer = hasattr(network, "transformer_blocks")
         self.sized = bool(getattr(network, "use_additional_conditions", False))
-        for name, value in (("prompts", prompts), ("mask", mask), ("kept", kept)):
+        self.origin = origin
+        self.encoder = None if origin is None else origin.encoder
+        for name, value in (("prompts", prompts), ("mask", mask), ("alphas_cumprod", alphas_cumprod)):
             self.register_buffer(name, value, persistent=False)
 
     def forward(self, x: Tensor, timesteps: Tensor, labels: Tensor) -> Tensor:
-        """x: (B, c, h, w) noisy latents; timesteps: (B,); labels: (B,) int64 in 0..classes. Returns (B, c, h, w), what the model predicts."""
+        """What the model predicts, (B, c, h, w).
+
+        x: (B, c, h, w) noisy latents; timesteps: (B,); labels: (B,) int64 in 0..classes.
+        """
         context = self.prompts[labels]  # (B, tokens, D)
         if not self.is_transformer:
             output = self.network(x, timesteps, encoder_hidden_states=context, return_dict=False)[0]
@@ -93,210 +97,70 @@ class LatentDiffusion(nn.Module):
                 added_cond_kwargs=sizes,
                 return_dict=False,
             )[0]
-        return output[:, : self.channels]  # some predict a variance too, which nothing here uses
+        return output[:, : self.channels]  # some models also predict a variance, unused here
 
-    def per_image_loss(
-        self, network: Network, latents: Tensor, labels: Tensor, timesteps: Tensor, noise: Tensor
-    ) -> Tensor:
-        """Mean squared error of the model's own prediction. latents, noise: (B, c, h, w); labels, timesteps: (B,) int64. Returns (B,) float32.
+    def per_image_loss(self, network: Network, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
+        """Mean squared error of the model's own prediction, (B,) float32.
 
-        x_t = √ᾱ·x + √(1 − ᾱ)·ε; the target is ε, or v = √ᾱ·ε − √(1 − ᾱ)·x. Source: Ho et al. 2020; Salimans & Ho 2022 for v.
+        images: (B, c, h, w), latents; noise: the same; labels, levels: (B,) int64, the latter timesteps.
+        x_t = √ᾱ·x + √(1 − ᾱ)·ε; the target is ε, or v = √ᾱ·ε − √(1 − ᾱ)·x.
+        Source: Ho et al. 2020; Salimans & Ho 2022 for v.
         """
-        kept = self.kept[timesteps][:, None, None, None]
-        signal, loud = kept.sqrt(), (1 - kept).sqrt()
-        target = noise if self.prediction == "epsilon" else signal * noise - loud * latents
-        output = network(signal * latents + loud * noise, timesteps, labels).float()
+        alphas_cumprod = self.alphas_cumprod[levels][:, None, None, None]
+        image_scale, noise_scale = alphas_cumprod.sqrt(), (1 - alphas_cumprod).sqrt()
+        target = noise if self.prediction == "epsilon" else image_scale * noise - noise_scale * images
+        output = network(image_scale * images + noise_scale * noise, levels, labels).float()
         return (output - target).square().mean(dim=(1, 2, 3))
 
     def draw_levels(self, law: LogNormal | TimestepMixture, n: int, generator: torch.Generator) -> Tensor:
         """n independent timesteps of the law, (n,) int64, on the generator's device.
 
-        Timesteps: as the mixture says, its bounds being of 1000 steps and stretched to the model's own number. Log-normal: the
-        timestep whose σ = √((1 − ᾱ)/ᾱ) comes next above the σ drawn.
+        Timesteps: by the mixture, with its bounds stretched from 1000 steps to the model's own number. Log-normal: draw
+        σ, then take the first timestep whose √((1 − ᾱ)/ᾱ) is not below it.
         """
-        device, steps = generator.device, len(self.kept)
-        if n == 0:
-            return torch.empty(0, dtype=torch.int64, device=device)
-        if isinstance(law, LogNormal):
-            sigma = (law.mean + law.std * torch.randn(n, generator=generator, device=device)).exp()
-            levels = ((1 - self.kept) / self.kept.clamp(min=1e-12)).sqrt().to(device)  # rising
-            return torch.searchsorted(levels, sigma).clamp(max=steps - 1)
-        bounds = torch.tensor(law.bounds, device=device) * (steps / TIMESTEPS)
-        part = torch.multinomial(torch.tensor(law.weights, device=device), n, replacement=True, generator=generator)
-        uniform = torch.rand(n, generator=generator, device=device, dtype=torch.float64)
-        return (bounds[part] + uniform * (bounds[part + 1] - bounds[part])).floor().long().clamp(max=steps - 1)
+        steps = len(self.alphas_cumprod)
+        if isinstance(law, TimestepMixture):
+            return draw_timesteps(law, n, generator, steps)
+        sigma = draw_noise_levels(law, n, generator)
+        levels = ((1 - self.alphas_cumprod) / self.alphas_cumprod.clamp(min=1e-12)).sqrt().to(sigma.device)  # rising
+        return torch.searchsorted(levels, sigma).clamp(max=steps - 1)
 
+    def draw(
+        self,
+        labels: Tensor,
+        steps: int,
+        guidance: float,
+        generator: torch.Generator,
+        shape: Sequence[int] | None = None,
+        progress: Progress | None = None,
+    ) -> Tensor:
+        """Images by the library's sampler, decoded and resized to `shape`."""
+        origin = self.opened_from()
+        device = next(self.parameters()).device
+        scheduler, codec = origin.load_scheduler(), origin.load_codec(device)
+        channels, height, width = shape or (codec.channels, self.image_size, self.image_size)
 
-Denoiser = UNet | LatentDiffusion
+        def step(autocast: bool) -> Tensor:
+            blank = torch.zeros(min(len(labels), DRAWN), dtype=torch.int64)
+            return sample_latents(self, scheduler, blank, 1, guidance, torch.Generator().manual_seed(0), autocast)
 
+        half = device.type == "cuda" and bfloat16_is_faster(step, ("latent sampling", self.resolution), device)
+        images = []
+        for part in labels.split(DRAWN):
+            latents = sample_latents(self, scheduler, part, steps, guidance, generator, half)
+            images.append(codec.decode(latents, (channels, height, width)))
+            if progress:
+                progress(sum(map(len, images)), len(labels))
+        return torch.cat(images)
 
-# --- references -------------------------------------------------------------------------------------------------------------------
+    def save(self, directory: Path, trained: Sequence[str]) -> None:
+        """Write the trained parameters, and the reference that they belong to. Other changes of the model are lost."""
+        tensors = {name: self.get_parameter(name).detach().cpu().contiguous() for name in trained}
+        save_file(tensors, directory / TRAINED)
+        for name in (CONFIG, PROMPTS):
+            (directory / name).write_bytes((self.opened_from().directory / name).read_bytes())
 
-
-def is_latent(directory: Path) -> bool:
-    """Does the artifact refer to a public text-to-image model, rather than hold a network of our own?"""
-    try:
-        return json.loads((directory / CONFIG).read_text(encoding="utf-8")).get("kind") == KIND
-    except (OSError, ValueError, AttributeError):
-        return False
-
-
-def save_reference(
-    settings: Model, dataset_id: str, classes: Sequence[str], directory: Path, device: torch.device
-) -> dict[str, Any]:
-    """Check the model that `settings` names, encode the class prompts, write `config.json` and `prompts.safetensors`; returns the former's content.
-
-    No weights are copied. Raises ConfigError or DataError: no such model, a part missing, another sha256, an image size it cannot take.
-    """
-    assert settings.directory is not None
-    model = read_model_directory(settings.directory)
-    image_size = choose_image_size(model, settings)
-    texts = class_prompts(settings, dataset_id, classes)
-    parts = digests(model)
-    check_digest(model, whole_digest(parts), settings.sha256)
-    make_scheduler(model)
-    embeddings, mask = embed_prompts(model, texts, device)
-    content = {
-        "kind": KIND,
-        "directory": settings.directory,
-        "sha256": whole_digest(parts),
-        "parts": {part: {"class": model.classes[part], "sha256": digest} for part, digest in parts.items()},
-        "prediction": model.prediction,
-        "image_size": image_size,
-        "prompts": dict(zip(classes, texts, strict=True)),
-    }
-    save_file(
-        {"embeddings": embeddings} | ({} if mask is None else {"mask": mask.to(torch.uint8)}), directory / PROMPTS
-    )
-    (directory / CONFIG).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    return content
-
-
-def check_digest(model: ModelDirectory, found: str, expected: str | None) -> None:
-    if expected is not None and found != expected.lower():
-        raise DataError(
-            f"{model.path} has sha256 {found}, but model.sha256 is {expected.lower()}: this is another model, or a damaged one. Download it again, or mend model.sha256"
-        )
-
-
-def read_reference(directory: Path) -> dict[str, Any]:
-    """`config.json` of a reference. Raises DataError where it cannot be used."""
-    file = directory / CONFIG
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        if content["kind"] != KIND:
-            raise ValueError(f"it is of kind {content['kind']}")
-        _ = (
-            content["directory"],
-            int(content["image_size"]),
-            {part: (value["class"], value["sha256"]) for part, value in content["parts"].items()},
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{file} refers to no public model ({error}): run `stage pretrain` again") from error
-    return content
-
-
-def referred(reference: Mapping[str, Any], *parts: str) -> ModelDirectory:
-    """The model that a reference names, the bytes of the named parts verified; "denoiser" stands for U-Net or transformer."""
-    model = read_model_directory(reference["directory"])
-    for part in parts:
-        part = model.denoiser if part == "denoiser" else part
-        if part_digest(model.path, part) != reference["parts"].get(part, {}).get("sha256"):
-            raise DataError(
-                f"{model.path / part} no longer has the bytes that `stage pretrain` saw: put that model back, or run `stage pretrain` on this one"
-            )
-    return model
-
-
-def load_latent(directory: Path) -> LatentDiffusion:
-    """The network of a reference with the model's own weights, float32, frozen."""
-    reference = read_reference(directory)
-    model = referred(reference, "denoiser", "scheduler")
-    try:
-        tensors = load_file(directory / PROMPTS)
-        embeddings, mask = tensors["embeddings"], tensors.get("mask")
-    except (OSError, KeyError, SafetensorError) as error:
-        raise DataError(f"{directory / PROMPTS} cannot be read ({error}): run `stage pretrain` again") from error
-    network = load_part(model, model.denoiser)
-    return assemble(
-        model,
-        network,
-        int(reference["image_size"]),
-        embeddings,
-        None if mask is None else mask.bool(),
-        make_scheduler(model).alphas_cumprod,
-    )
-
-
-def assemble(
-    model: ModelDirectory, network: Any, image_size: int, embeddings: Tensor, mask: Tensor | None, kept: Tensor
-) -> LatentDiffusion:
-    expected = (
-        network.config.caption_channels if model.denoiser == "transformer" else network.config.cross_attention_dim
-    )
-    if isinstance(expected, int) and embeddings.shape[2] != expected:
-        raise DataError(
-            f"{model.path}: its text encoder gives {embeddings.shape[2]} numbers a token, its {model.denoiser} takes {expected}: the parts are of different models"
-        )
-    if model.denoiser == "unet":
-        mask = None  # these see every token, padding included: so they were trained
-    return LatentDiffusion(
-        network, embeddings, mask, kept.float(), model.prediction, image_size // model.factor, image_size
-    )
-
-
-def outline(settings: Model, classes: int) -> LatentDiffusion:
-    """The network that `settings` names on the meta device: shapes and no weights, for estimates."""
-    assert settings.directory is not None
-    model = read_model_directory(settings.directory)
-    image_size = choose_image_size(model, settings)
-    text = model.configs["text_encoder"]
-    width = int(text.get("hidden_size") or text.get("d_model") or text.get("text_config", {}).get("hidden_size", 768))
-    tokens = int(
-        min(model.configs["tokenizer"].get("model_max_length", 77), 120 if model.denoiser == "transformer" else 77)
-    )
-    with torch.device("meta"):
-        network = build_network(model).to("meta")
-        mask = torch.ones(classes + 1, tokens, dtype=torch.bool) if model.denoiser == "transformer" else None
-        return assemble(
-            model, network, image_size, torch.empty(classes + 1, tokens, width), mask, torch.empty(TIMESTEPS)
-        ).requires_grad_(False)
-
-
-def load_codec(directory: Path, device: torch.device) -> LatentCodec:
-    """The frozen VAE of a reference."""
-    reference = read_reference(directory)
-    return LatentCodec(referred(reference, "vae"), int(reference["image_size"]), device)
-
-
-def load_scheduler(directory: Path) -> Any:
-    return make_scheduler(referred(read_reference(directory), "scheduler"))
-
-
-# --- weights of its own -----------------------------------------------------------------------------------------------------------
-
-
-def save_trained(model: LatentDiffusion, names: Sequence[str], directory: Path, pretrain: Path) -> None:
-    """Write the named parameters as `trained.safetensors`, and the reference that they belong to. What differs from it elsewhere is lost."""
-    tensors = {name: model.get_parameter(name).detach().cpu().contiguous() for name in names}
-    save_file(tensors, directory / TRAINED)
-    for name in (CONFIG, PROMPTS):
-        (directory / name).write_bytes((pretrain / name).read_bytes())
-
-
-@torch.no_grad()
-def load_trained(directory: Path) -> LatentDiffusion:
-    """The network that `save_trained` wrote. Raises DataError where the files do not fit the model."""
-    model = load_latent(directory)
-    try:
-        tensors = load_file(directory / TRAINED)
-    except (OSError, SafetensorError) as error:
-        raise DataError(f"{directory / TRAINED} cannot be read ({error}): run `stage finetune` again") from error
-    named = dict(model.named_parameters())
-    for name, value in tensors.items():
-        if name not in named or named[name].shape != value.shape:
-            raise DataError(
-                f"{directory / TRAINED} holds {name}, which does not fit the model: run `stage finetune` again"
-            )
-        named[name].copy_(value)
-    return model
+    def opened_from(self) -> Origin:
+        if self.origin is None:
+            raise DataError("this network was not read from a reference: run `stage pretrain`, and read what it wrote")
+        return self.origin

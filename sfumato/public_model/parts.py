@@ -1,4 +1,4 @@
-"""The frozen parts of a public text-to-image model and its untrained network, built by `diffusers` and `transformers`: the one place that imports them."""
+"""The parts of a public text-to-image model, built by `diffusers` and `transformers`. Only this module imports them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sfumato.errors import DataError, SfumatoError
 from sfumato.public_model.directory import ModelDirectory, require_library, variant_of
 from sfumato.public_model.prompts import NO_LABEL
 
-LONGEST_T5 = 120  # tokens; class prompts are far shorter, and what is masked only costs time
+LONGEST_T5 = 120  # tokens; class prompts are far shorter, and masked tokens only cost time
 
 
 def class_named(name: str) -> Any:
-    """A class of `diffusers` or `transformers`, without their progress bars and advice."""
+    """A class of `diffusers` or `transformers`. Switches off their progress bars and warnings."""
     require_library()
     import diffusers
     import transformers
@@ -33,7 +33,10 @@ def class_named(name: str) -> Any:
 
 
 def load_part(model: ModelDirectory, part: str) -> Any:
-    """A part with its weights, float32, frozen, in evaluation mode. Raises DataError where its files do not fit together."""
+    """A part with its weights: float32, frozen, in evaluation mode.
+
+    Raises DataError where its files do not fit together.
+    """
     kind = class_named(model.classes[part])
     options: dict[str, Any] = {"local_files_only": True}
     if part not in ("tokenizer", "scheduler"):
@@ -44,7 +47,7 @@ def load_part(model: ModelDirectory, part: str) -> Any:
         loaded = kind.from_pretrained(str(model.path / part), **options)
     except SfumatoError:
         raise
-    except Exception as error:  # of many kinds, by what is wrong with the files
+    except Exception as error:  # the type depends on what is wrong with the files
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DataError(
             f"{model.path / part} cannot be loaded as {model.classes[part]} ({reason}): download the model again"
@@ -56,11 +59,11 @@ def load_part(model: ModelDirectory, part: str) -> Any:
     return loaded
 
 
-# --- the network that is trained --------------------------------------------------------------------------------------------------
+# --- the network that is trained --------------------------------------------------------------------------------------
 
 
 class PlainAttention:
-    """Attention of the network, spelled out: exact and without in-place updates under `vmap(grad)`; the fused one where nothing is differentiated."""
+    """Attention in plain operations: exact and without in-place updates under `vmap(grad)`. Fused without gradients."""
 
     def __call__(
         self,
@@ -71,7 +74,11 @@ class PlainAttention:
         *_: Any,
         **__: Any,
     ) -> Tensor:
-        """hidden_states: (B, n, D); encoder_hidden_states: (B, m, E), the prompt, or None for self-attention; attention_mask: (B, 1, m), added."""
+        """The attended tokens, (B, n, D).
+
+        hidden_states: (B, n, D); encoder_hidden_states: (B, m, E), the prompt, or None for self-attention;
+        attention_mask: (B, 1, m), added to the scores.
+        """
         context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
         q, k, v = (
             project(tokens).unflatten(-1, (attn.heads, -1)).transpose(1, 2)  # (B, heads, n or m, D/heads)
@@ -92,7 +99,7 @@ class PlainAttention:
 class GroupNorm(nn.GroupNorm):
     """The same numbers as `nn.GroupNorm`, computed as a layer norm over (group, ...).
 
-    Under vmap the backward pass of `F.group_norm` falls apart into many small operations, that of `F.layer_norm` does not.
+    Under vmap the backward pass of `F.group_norm` splits into many small operations; that of `F.layer_norm` does not.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -104,7 +111,10 @@ class GroupNorm(nn.GroupNorm):
 
 
 class LayerNorm(nn.LayerNorm):
-    """`nn.LayerNorm` in float32 at least, as autocast has it on a GPU; on a processor the backward pass of a mixed one fails under vmap."""
+    """`nn.LayerNorm` in float32 or wider, as autocast does on a GPU.
+
+    On a CPU the backward pass of a mixed-precision layer norm fails under vmap.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(
@@ -115,8 +125,8 @@ class LayerNorm(nn.LayerNorm):
 class SiLU(torch.autograd.Function):
     """x·sigmoid(x) with its backward pass in one kernel.
 
-    Under `torch.func.grad` the built-in one takes its twice-differentiable backward: five passes over temporaries of full size.
-    A second derivative is an error.
+    Under `torch.func.grad` the built-in one uses its twice-differentiable backward: five passes over full-size
+    temporaries. A second derivative is an error.
     """
 
     generate_vmap_rule = True
@@ -140,18 +150,22 @@ class CheapSiLU(nn.Module):
 
 
 def build_network(model: ModelDirectory) -> nn.Module:
-    """The U-Net or the transformer without weights: on the device that is current, the meta device included."""
+    """The U-Net or the transformer with untrained weights, on the current device, which may be the meta device."""
     kind = class_named(model.classes[model.denoiser])
     try:
         return kind.from_config(model.configs[model.denoiser])
     except Exception as error:
         raise DataError(
-            f"{model.path / model.denoiser}: config.json describes no {kind.__name__} ({error}): download the model again"
+            f"{model.path / model.denoiser}: config.json does not describe a {kind.__name__} ({error}): "
+            "download the model again"
         ) from error
 
 
 def make_differentiable(network: Any) -> None:
-    """Make the network fit for `vmap(grad)`, in place: same weights, same names, same numbers. Raises DataError where it cannot be."""
+    """Make the network work under `vmap(grad)`, in place: same weights, same names, same numbers.
+
+    Raises DataError where it cannot.
+    """
     for path, module in network.named_modules():
         if hasattr(module, "to_q") and hasattr(module, "processor"):
             odd = [
@@ -161,7 +175,8 @@ def make_differentiable(network: Any) -> None:
             ]
             if odd or module.residual_connection:
                 raise DataError(
-                    f"the attention {path} has {(odd or ['residual_connection'])[0]}, which is not supported: take Stable Diffusion 1.x, 2.x or PixArt"
+                    f"the attention {path} has {(odd or ['residual_connection'])[0]}, which is not supported: "
+                    "take Stable Diffusion 1.x, 2.x or PixArt"
                 )
     network.set_attn_processor(PlainAttention())
     for path, module in list(network.named_modules()):
@@ -180,14 +195,14 @@ def make_differentiable(network: Any) -> None:
     network.eval()
 
 
-# --- text and images --------------------------------------------------------------------------------------------------------------
+# --- text and images --------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def embed_prompts(model: ModelDirectory, prompts: Sequence[str], device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """What the text encoder makes of each prompt and, last, of the empty one; each is encoded once, alone.
+    """The embedding of each prompt and, last, of the empty one. It encodes each prompt once, alone.
 
-    Returns ((len(prompts) + 1, tokens, D) float32, (…, tokens) bool or None: which tokens count), on the CPU.
+    Returns ((len(prompts) + 1, tokens, D) float32, (…, tokens) bool, true for real tokens, or None), on the CPU.
     """
     tokenizer, encoder = load_part(model, "tokenizer"), load_part(model, "text_encoder").to(device)
     masked = model.denoiser == "transformer"
@@ -197,7 +212,8 @@ def embed_prompts(model: ModelDirectory, prompts: Sequence[str], device: torch.d
         text = prompt.lower().strip() if masked else prompt
         if len(tokenizer(text).input_ids) > length:
             raise DataError(
-                f"the prompt {prompt[:60]!r}… has more than the {length} tokens of this model: shorten it (model.prompt, model.prompts)"
+                f"the prompt {prompt[:60]!r}… has more than the {length} tokens of this model: "
+                "shorten it (model.prompt, model.prompts)"
             )
         tokens = tokenizer(text, padding="max_length", max_length=length, truncation=True, return_tensors="pt")
         attended = (
@@ -209,7 +225,7 @@ def embed_prompts(model: ModelDirectory, prompts: Sequence[str], device: torch.d
 
 
 class LatentCodec:
-    """The frozen VAE: images to latents and back, one image at a time, so that no image's latent depends on another."""
+    """The frozen VAE: images to latents and back, one at a time, so that no latent depends on another image."""
 
     def __init__(self, model: ModelDirectory, image_size: int, device: torch.device) -> None:
         self.vae, self.image_size, self.device = load_part(model, "vae").to(device), image_size, device
@@ -221,8 +237,9 @@ class LatentCodec:
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) float32 in [0, 1] to (B, c, h, w) float32: resized, grey as three channels, the mean of the posterior. No randomness.
+        """(B, C, H, W) float32 in [0, 1] to (B, c, h, w) float32: resize, repeat grey, take the mean of the posterior.
 
+        It draws nothing.
         Guarantee: row i depends on image i alone, bit for bit, whatever the others hold and however many there are.
         """
         rows = []
@@ -244,25 +261,26 @@ class LatentCodec:
 
 
 def with_channels(images: Tensor, channels: int) -> Tensor:
-    """(B, C, H, W) with so many channels: grey repeated, colour averaged."""
+    """(B, C, H, W) with `channels` channels: repeat grey, average colour."""
     if images.shape[1] == channels:
         return images
     return images.mean(dim=1, keepdim=True).expand(-1, channels, -1, -1)
 
 
 def resize(images: Tensor, size: int) -> Tensor:
-    """(B, C, H, W) in [0, 1] to (B, C, size, size), smoothed where it shrinks."""
+    """(B, C, H, W) in [0, 1] to (B, C, size, size), antialiased."""
     if images.shape[-2:] == (size, size):
         return images
     return F.interpolate(images, (size, size), mode="bicubic", antialias=True).clamp(0, 1)
 
 
 def make_scheduler(model: ModelDirectory) -> Any:
-    """The library's sampler that the model names. Raises DataError where it has no noise schedule of the kind that training needs."""
+    """The library's sampler that the model names. Raises DataError where it has no discrete noise schedule."""
     scheduler = load_part(model, "scheduler")
-    kept = getattr(scheduler, "alphas_cumprod", None)
-    if not isinstance(kept, Tensor) or kept.ndim != 1:
+    alphas_cumprod = getattr(scheduler, "alphas_cumprod", None)
+    if not isinstance(alphas_cumprod, Tensor) or alphas_cumprod.ndim != 1:
         raise DataError(
-            f"{model.path / 'scheduler'}: {type(scheduler).__name__} has no discrete noise schedule (alphas_cumprod): flow-matching models are not supported"
+            f"{model.path / 'scheduler'}: {type(scheduler).__name__} has no discrete noise schedule (alphas_cumprod): "
+            "flow-matching models are not supported"
         )
     return scheduler

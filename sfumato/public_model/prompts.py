@@ -1,4 +1,4 @@
-"""What a text-to-image model is told for each class: a template per dataset, with overrides. Class names are public, and so are prompts."""
+"""The prompt of each class: a template per dataset, with overrides. Class names are public, and so are prompts."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ OF_DATASET: dict[str, str | dict[str, str]] = {
     "octmnist": "An optical coherence tomography (OCT) image for retinal disease {number}",
 }
 FIELDS = ("class", "article", "number")
-NO_LABEL = ""  # the prompt of guidance and of hidden labels
+NO_LABEL = ""  # the prompt for guidance and for dropped labels
 
 
 def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list[str]:
     """One prompt for each class, in their order.
 
-    The first of: `model.prompts` for this class, `model.prompt`, what the paper gives for `dataset_id`, "An image of a {class}".
-    In a template {class} is the name with spaces for underscores, {article} "a" or "an", {number} the class counted from 1.
+    The first of: `model.prompts` for this class, `model.prompt`, the paper's for `dataset_id`, "An image of a {class}".
+    In a template, {class} is the name with spaces for underscores, {article} "a" or "an", {number} the class counted
+    from 1.
     Raises ConfigError: an unknown field, a prompt for a class that is not there, two classes with the same prompt.
     """
     for name in model.prompts:
         if name not in classes:
             near = difflib.get_close_matches(name, classes, 1)
             known = f": did you mean {near[0]!r}?" if near else f": the classes are {', '.join(classes)}"
-            raise ConfigError(f"model.prompts names {name!r}, which is no class{known}")
+            raise ConfigError(f"model.prompts names {name!r}, which is not a class{known}")
     usual = OF_DATASET.get(dataset_id, TEMPLATE)
     whole = usual if isinstance(usual, dict) and model.prompt is None else {}
     template = model.prompt or (usual if isinstance(usual, str) else TEMPLATE)
@@ -49,7 +50,8 @@ def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list
         prompts.append(model.prompts.get(name) or whole.get(name) or template.format(**fields))
     if len(classes) > 1 and (same := [prompt for prompt in prompts if prompts.count(prompt) > 1]):
         raise ConfigError(
-            f"the prompt {same[0]!r} is that of two classes, which the model could not tell apart: put {{class}} into model.prompt"
+            f"the prompt {same[0]!r} is that of two classes, which the model could not tell apart: "
+            "put {class} into model.prompt"
         )
     return prompts
 
@@ -62,9 +64,10 @@ def check_template(template: str) -> None:
             if field is not None
         ]
     except ValueError as error:
-        raise ConfigError(f"model.prompt={template!r} is no template ({error}): write it as {TEMPLATE!r}") from error
+        raise ConfigError(f"model.prompt={template!r} is not a template ({error}): write it as {TEMPLATE!r}") from error
     for field, form, convert in parsed:
         if field not in FIELDS or form or convert:
             raise ConfigError(
-                f"model.prompt={template!r} has the field {{{field}}}: known are {', '.join(f'{{{name}}}' for name in FIELDS)}"
+                f"model.prompt={template!r} has the field {{{field}}}: "
+                f"known are {', '.join(f'{{{name}}}' for name in FIELDS)}"
             )

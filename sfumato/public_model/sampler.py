@@ -1,14 +1,15 @@
-"""Drawing latents of a public text-to-image model by the library's own schedulers, with classifier-free guidance."""
+"""Draw latents of a public text-to-image model with the library's own schedulers and classifier-free guidance."""
 
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from sfumato.public_model.network import LatentDiffusion
+if TYPE_CHECKING:
+    from sfumato.public_model.network import LatentDiffusion
 
 
 @torch.no_grad()
@@ -23,17 +24,17 @@ def sample_latents(
 ) -> Tensor:
     """One latent for each label.
 
-    scheduler: of `diffusers`; labels: (B,) int64; steps: of the scheduler; guidance g: ε becomes ε + g·(ε − ε_no label), 0 is none (what
-    the library calls guidance_scale is g + 1); generator: a CPU one, which fixes the latents; autocast: run the network in bfloat16.
+    scheduler: of `diffusers`; labels: (B,) int64; steps: of the scheduler; guidance: g in ε + g·(ε − ε_no label), 0 for
+    none (the library's guidance_scale is g + 1); generator: a CPU one, which fixes the latents; autocast: run the
+    network in bfloat16.
     Returns (B, c, h, w) float32 on the model's device.
     """
     device = next(model.parameters()).device
     shape = (model.channels, model.resolution, model.resolution)
     labels = labels.to(device)
     scheduler.set_timesteps(steps, device=device)
-    start = torch.stack(
-        [torch.randn(shape, generator=generator) for _ in labels]
-    )  # one at a time: the k-th does not depend on the batch
+    # one at a time, so that the k-th latent does not depend on the batch size
+    start = torch.stack([torch.randn(shape, generator=generator) for _ in labels])
     x = start.to(device) * float(scheduler.init_noise_sigma)
     own = {"generator": generator} if "generator" in inspect.signature(scheduler.step).parameters else {}
     for t in scheduler.timesteps:
@@ -45,7 +46,7 @@ def sample_latents(
 
 
 def guided(model: LatentDiffusion, x: Tensor, t: Tensor, labels: Tensor, guidance: float) -> Tensor:
-    """ε + g·(ε − ε_no label), the two in one pass of the network."""
+    """ε + g·(ε − ε_no label), both in one pass of the network."""
     if guidance == 0:
         return model(x, t.expand(len(x)), labels)
     both = torch.cat([labels, torch.full_like(labels, model.classes)])

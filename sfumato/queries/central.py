@@ -1,7 +1,8 @@
 """Noisy central images, the mean and the mode of each class (DP-FETA §3.1, FETA-Pro Algorithm 1).
 
-Every release covers all classes at once: an image adds its bounded vector to the row of its own class, so one record moves the whole
-(classes × d') tensor by at most the bound, whatever the class sizes. An empty class gets a row of noise like any other.
+Every release covers all classes at once: an image adds its bounded vector to the row of its own class, so one record
+moves the whole (classes × d') tensor by at most the bound, whatever the class sizes. An empty class gets a row of noise
+like any other.
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sfumato.data.images import Shape
 from sfumato.queries.count import membership
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
-
-Shape = tuple[int, int, int]  # channels, height, width
 
 
 def pooled_shape(shape: Shape, pool: int) -> Shape:
@@ -56,8 +56,8 @@ def mode_sum(images: Tensor, labels: Tensor, classes: int, bins: int, pool: int 
     """Histogram of every pooled pixel over `bins` equal bins of [0, 1], per class.
 
     images: (B, C, H, W) float32 in [0, 1]; labels: (B,) int64. Returns (classes, bins·d') float64.
-    Guarantee: one image more or less changes the sum by at most √d' in L2: it is in one bin of each of d' pixels. A row with any non-finite
-    entry counts nowhere; values outside [0, 1] count in the outer bins.
+    Guarantee: one image more or less changes the sum by at most √d' in L2: it is in one bin of each of d' pixels. A row
+    with any non-finite entry counts nowhere; values outside [0, 1] count in the outer bins.
     """
     rows = F.avg_pool2d(images, pool).flatten(1)
     finite = rows.isfinite().all(dim=1)
@@ -79,8 +79,8 @@ def query_central(
 ) -> Tensor:
     """`repeats` releases, each from its own draw: noisy means or per-pixel histograms of all classes.
 
-    denominators: (classes,), public: q·N̄_m, never a realised count; shape: (C, H, W) of the images; max_norm: L2 clip of a pooled
-    image, None for the largest that an image in [0, 1] can have, √d'; bins: mode only.
+    denominators: (classes,), public: q·N̄_m, never a realised count; shape: (C, H, W) of the images; max_norm: L2 clip of
+    a pooled image, None for the largest that an image in [0, 1] can have, √d'; bins: mode only.
     Returns float32, unclamped: mean (R, M, C, H', W'), mode (R, M, bins, C, H', W').
     """
     classes, small = len(denominators), pooled_shape(shape, pool)

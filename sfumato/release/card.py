@@ -1,4 +1,4 @@
-"""The dataset card of a release: the `README.md` that dataset hubs show, with the cost of the images in its first lines."""
+"""The dataset card of a release: the `README.md` that dataset hubs show. Its first lines say what the images cost."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def dataset_card(
 ) -> str:
     """The card as Markdown with YAML front matter, byte-deterministic.
 
-    shape: (C, H, W); per_class: (M,) how many released images carry each label; sources: stage -> images it drew; records: every
-    charge behind the release, by id. Epsilon is Rényi's at the default delta of `size_hint`.
+    shape: (C, H, W); per_class: (M,) number of released images of each label; sources: stage -> images it drew;
+    records: every charge behind the release, by id. It states Rényi's epsilon at the default delta of `size_hint`.
     """
     count, (channels, height, width) = sum(per_class), shape
     delta = default_delta(size_hint)
@@ -72,7 +72,8 @@ def dataset_card(
             "",
             f"# {plain(dataset_id)}, synthetic",
             "",
-            f"{count} labelled synthetic {'grey' if channels == 1 else 'colour'} images of {height}×{width} pixels in {len(classes)} classes."
+            f"{count} labelled synthetic {'grey' if channels == 1 else 'colour'} images of {height}×{width} pixels in "
+            f"{len(classes)} classes."
             " All were drawn by generative models that know the sensitive images through noisy releases only"
             f" ({drawn}).",
             "",
@@ -80,13 +81,15 @@ def dataset_card(
             "",
             "## Privacy",
             "",
-            f"The set is (ε, δ)-differentially private with **ε = {bound_text(spent)}** at **δ = {bound_text(delta, 3)}** (Rényi accounting; {len(records)}"
+            f"The set is (ε, δ)-differentially private with **ε = {bound_text(spent)}** at "
+            f"**δ = {bound_text(delta, 3)}** (Rényi accounting; {len(records)}"
             f" charge{'s' * (len(records) != 1)}).",
-            f"Neighbouring sets differ in {NEIGHBOURS[adjacency]}. `privacy.json` lists the mechanisms, so anyone can recompute ε from it at"
-            " any δ; the project's `ledger.json` composes them with everything else that was released.",
+            f"Neighbouring sets differ in {NEIGHBOURS[adjacency]}. `privacy.json` lists the mechanisms, so anyone can "
+            "recompute ε from it at any δ; the project's `ledger.json` composes them with everything else that was "
+            "released.",
             "",
-            "Not covered: hold-out images, choices made by looking at numbers from real images, the fact that the sensitive set exists,"
-            " its class names and image shape, several images of one person.",
+            "Not covered: hold-out images, choices made by looking at numbers from real images, the fact that the "
+            "sensitive set exists, its class names and image shape, several images of one person.",
             "",
             *table(
                 ("mechanism of", "released"),
@@ -106,8 +109,8 @@ def dataset_card(
             "",
             "## Use",
             "",
-            "The labels are those that the models were asked to draw; nobody checked them by hand. Accuracy on these images says little about"
-            " accuracy on real ones. The licence is for whoever publishes the set to name.",
+            "The labels are those that the models were asked to draw; nobody checked them by hand. Accuracy on these "
+            "images says little about accuracy on real ones. The licence is for whoever publishes the set to name.",
             "",
         ]
     )

@@ -1,4 +1,4 @@
-"""Other forms of an image set for other programs: one `.npz` archive, PNGs in a folder per class with a table, and one Parquet table."""
+"""An image set in the formats of other programs: one `.npz`, PNGs in a folder per class, or one Parquet table."""
 
 from __future__ import annotations
 
@@ -6,21 +6,26 @@ import csv
 import io
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from sfumato.data.images import ImageSet, replace_file, save_png
+from sfumato.data.images import ImageSet
 from sfumato.errors import ConfigError
+from sfumato.files import replace_file
+from sfumato.pictures import save_png
 
 NPZ, PNG, METADATA = "images.npz", "png", "metadata.csv"
-PARQUET = "parquet/train-00000-of-00001.parquet"  # as dataset hubs name the parts of a split
-GROUP = 1000  # rows held in memory at a time, and read at a time by others
+PARQUET = "parquet/train-00000-of-00001.parquet"  # dataset hubs name the parts of a split so
+GROUP = 1000  # rows per group: in memory at a time here, and read at a time by others
 
 
 def save_npz(path: Path, image_set: ImageSet) -> None:
-    """One compressed archive of `images` (N, H, W, C) uint8, `labels` (N,) int64 and `classes` (M,) strings; the same bytes each time."""
+    """Write one compressed archive: `images` (N, H, W, C) uint8, `labels` (N,) int64 and `classes` (M,) strings.
+
+    The same set always gives the same bytes.
+    """
     archive = io.BytesIO()
     np.savez_compressed(
         archive, images=image_set.images, labels=image_set.labels, classes=np.array(image_set.classes, dtype=np.str_)
@@ -29,7 +34,7 @@ def save_npz(path: Path, image_set: ImageSet) -> None:
 
 
 def check_parquet() -> None:
-    """Raise ConfigError where there is nothing to write Parquet with."""
+    """Raise ConfigError where pyarrow is not installed."""
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:
@@ -39,10 +44,11 @@ def check_parquet() -> None:
 
 
 def save_parquet(path: Path, image_set: ImageSet) -> None:
-    """One table with a row an image: `image`, a struct of the PNG's bytes and an empty path, and `label`, int64. The same bytes each time.
+    """Write one table with a row per image: `image`, a struct of the PNG's bytes and an empty path, and `label`, int64.
 
-    The schema says that they are an image and a class label with these names, as Hugging Face's `datasets` writes it, so that
-    `load_dataset` gives back pictures and names; pandas and others read the bytes. Raises ConfigError without pyarrow.
+    The schema marks them as an image and a class label with these names, as Hugging Face's `datasets` does. So
+    `load_dataset` returns pictures and names; pandas and others read the bytes. The same set always gives the same
+    bytes. Raises ConfigError without pyarrow.
     """
     check_parquet()
     import pyarrow
@@ -55,10 +61,8 @@ def save_parquet(path: Path, image_set: ImageSet) -> None:
         metadata={"huggingface": json.dumps({"info": {"features": features}}, ensure_ascii=False)},
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        path.open("wb") as file,
-        parquet.ParquetWriter(file, schema, compression="none") as writer,
-    ):  # PNGs are compressed already
+    # without compression: PNGs are already compressed
+    with path.open("wb") as file, parquet.ParquetWriter(file, schema, compression="none") as writer:
         for start in range(0, len(image_set), GROUP):
             rows = [{"bytes": png_bytes(array), "path": None} for array in image_set.images[start : start + GROUP]]
             labels = image_set.labels[start : start + GROUP].tolist()
@@ -77,10 +81,10 @@ def png_bytes(array: np.ndarray) -> bytes:
 
 
 def save_png_folders(directory: Path, image_set: ImageSet) -> None:
-    """One PNG an image, `<class>/<index>.png`, and `metadata.csv` with a row for each: file_name, label, class.
+    """Write one PNG per image, `<class>/<index>.png`, and `metadata.csv` with a row for each: file_name, label, class.
 
-    Readers that number the folders by their sorted names, as torchvision's ImageFolder does, find the labels of the set, provided
-    each class has an image.
+    Readers that number the folders by their sorted names, as torchvision's ImageFolder does, find the same labels,
+    provided each class has an image.
     """
     folders = folder_names(image_set.classes)
     table = io.StringIO()
@@ -94,10 +98,22 @@ def save_png_folders(directory: Path, image_set: ImageSet) -> None:
 
 
 def folder_names(classes: Sequence[str]) -> tuple[str, ...]:
-    """A folder for each class, named after it; all begin with the label where names alone would sort otherwise, clash or be no names."""
+    """A folder name for each class, after the class.
+
+    All begin with the label where names alone would sort in another order, clash, or be invalid.
+    """
     safe = [re.sub(r'[\x00-\x1f/\\:*?"<>|]', "_", name).strip(" .") for name in classes]
     alike = {name.casefold() for name in safe}
     if all(safe) and safe == sorted(safe) and len(alike) == len(safe):
         return tuple(safe)
     digits = len(str(len(classes) - 1))
     return tuple(f"{label:0{digits}d}-{name}".rstrip("-") for label, name in enumerate(safe))
+
+
+FORMS: dict[
+    str, Callable[[Path, ImageSet], None]
+] = {  # the further forms of a release, by their names in the parameters
+    "png": lambda directory, release: save_png_folders(directory / PNG, release),
+    "npz": lambda directory, release: save_npz(directory / NPZ, release),
+    "parquet": lambda directory, release: save_parquet(directory / PARQUET, release),
+}

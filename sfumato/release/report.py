@@ -1,7 +1,7 @@
-"""The report that people read: what was released, what it cost, and what that means, as one self-contained page.
+"""The report for people: what was released, what it cost, and what that means, as one self-contained page.
 
-The public edition is made of the release and the ledger alone, so it is as private as they are, and the same bytes each time.
-The owner's edition adds numbers from real images and says on every page that it is local.
+The public edition reads the release and the ledger only, so it is as private as they are, and always the same bytes.
+The owner's edition adds numbers from real images, and says on every page that it is local.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import Any
 from sfumato.artifacts import PRIVACY, Artifact, read_artifact
 from sfumato.digest import digest_of_file
 from sfumato.errors import BudgetError, DataError, SfumatoError
+from sfumato.pipeline import QUERIES
 from sfumato.privacy.accountant import round_up
 from sfumato.privacy.events import ZERO_OUT_ONE, event_from_json
 from sfumato.privacy.ledger import by_id, check_ledger, compose, read_ledger
 from sfumato.privacy.meaning import bound_text, membership_advantage, privacy_profile, true_positive_rate
-from sfumato.resolved import QUERIES
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 FALSE_ALARMS = 0.01
-LARGEST_PICTURE = 1_500_000  # bytes of a PNG that goes into the page as it is; larger ones are shrunk
-WIDEST = 1200  # pixels, of a picture that was shrunk
+LARGEST_PICTURE = 1_500_000  # bytes of a PNG in the page; it shrinks larger ones
+WIDEST = 1200  # pixels, of a picture after shrinking
 LISTED_CLASSES = 100
 SEEN = {
     "auxiliary": "drawn by the generator",
@@ -59,7 +59,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Local:
-    """What only the owner's edition shows. `metrics`: numbers from real images; `plots`: likewise; `pictures`: what the models learned from."""
+    """What only the owner's edition shows.
+
+    metrics, plots: numbers from real images; pictures: what the models learned from.
+    """
 
     metrics: tuple[Table, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -70,9 +73,9 @@ class Local:
 def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
     """The page as HTML: the public edition, or the owner's where `local` is given.
 
-    Raises BudgetError where the ledger does not hold or is not that of this release, DataError where the release is missing, changed or
-    local.
-    Guarantee: without `local` the page is a function of the files of `release` and `ledger`, both of them released already.
+    Raises BudgetError where the ledger does not hold or belongs to another release, DataError where the release is
+    missing, changed or local.
+    Guarantee: without `local` the page is a function of the files of `release` and `ledger`, both already released.
     """
     artifact, content = read_artifact(release, "synthesize"), read_ledger(ledger)
     spent, problems = check_ledger(content)
@@ -87,13 +90,8 @@ def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
         )
     try:
         cost, proof = what_it_cost(content, spent), what_to_check(artifact, content, ledger)
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        OverflowError,
-    ) as error:  # a field that no price depends on
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        # a field that `check_ledger` does not need
         raise BudgetError(
             f"{ledger} has a record that cannot be shown ({error!r}): run `stage ledger write`, or restore it from git"
         ) from error
@@ -108,7 +106,7 @@ def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
     )
 
 
-# --- sections -------------------------------------------------------------------------------------------------------------------
+# --- sections ---------------------------------------------------------------------------------------------------------
 
 
 def what_was_released(artifact: Artifact) -> dict[str, Any]:
@@ -134,12 +132,12 @@ def what_was_released(artifact: Artifact) -> dict[str, Any]:
         }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{artifact.path} is no release that can be shown ({error!r}): run `stage synthesize` again"
+            f"{artifact.path} is not a release that can be shown ({error!r}): run `stage synthesize` again"
         ) from error
 
 
 def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
-    """Epsilon and delta, the table of charges and the bar of spending, all recomputed from the records."""
+    """Epsilon and delta, the table of charges and the bar of spending, all computed again from the records."""
     composed = compose(ledger["records"], ledger["delta"])
     records, rows, start = by_id(ledger), [], 0.0
     for stage in (name for name in QUERIES if composed["stages"][name]["records"]):
@@ -248,13 +246,13 @@ def what_to_check(artifact: Artifact, ledger: Mapping, path: Path) -> dict[str, 
     }
 
 
-# --- the owner's edition --------------------------------------------------------------------------------------------------------
+# --- the owner's edition ----------------------------------------------------------------------------------------------
 
 
 def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
-    """What the owner may see beyond the release: the numbers and plots of `stage evaluate`, and pictures of the noisy releases.
+    """What the owner may see beyond the release: numbers and plots of `stage evaluate`, pictures of noisy releases.
 
-    What is not there is left out. Raises DataError where a file is there and cannot be read.
+    It skips what does not exist. Raises DataError where a file exists and cannot be read.
     """
     try:
         found = json.loads(metrics.read_text(encoding="utf-8")) if metrics.is_file() else {}
@@ -268,19 +266,19 @@ def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
             files = sorted((artifacts / stage).glob("*.png")) if (artifacts / stage).is_dir() else []
             if files:
                 read_artifact(artifacts / stage, stage)
-        except SfumatoError:  # not whole, so nothing vouches for its pictures
+        except SfumatoError:  # not whole, so do not trust its pictures
             continue
         pictures += [picture(path, f"{stage}: {path.stem}", what) for path in files]
     return Local(tables, warnings, plots, tuple(pictures))
 
 
 def metric_tables(metrics: Mapping) -> tuple[Table, ...]:
-    """metrics.json as tables, one for each kind of measure, with a column for each set of images that was scored."""
+    """metrics.json as tables: one per kind of measure, with a column for each scored set of images."""
     cells: dict[str, dict[str, dict[str, str]]] = {}  # title -> measure -> set -> text
     for name, values in metrics.items():
         if not isinstance(values, Mapping):
             continue
-        scored = values.items() if name == "complexity" else [(name, values)]  # complexity is kept by set already
+        scored = values.items() if name == "complexity" else [(name, values)]  # complexity is by set already
         for image_set, measures in scored:
             for title, measure, text in leaves(measures, "Complexity, nats" if name == "complexity" else "Other"):
                 cells.setdefault(title, {}).setdefault(measure, {})[image_set] = text
@@ -298,7 +296,7 @@ def metric_tables(metrics: Mapping) -> tuple[Table, ...]:
 
 
 def leaves(values: Mapping, title: str) -> Iterable[tuple[str, str, str]]:
-    """(title of its table, measure, text) of every number. {"mean", "std"} is an accuracy; x_std is printed beside x."""
+    """(title of its table, measure, text) of every number. {"mean", "std"} is an accuracy; x_std goes beside x."""
     for key, value in values.items():
         measure = key.replace("_", " ")
         if isinstance(value, Mapping) and {"mean", "std"} <= value.keys():
@@ -315,11 +313,11 @@ def leaves(values: Mapping, title: str) -> Iterable[tuple[str, str, str]]:
             yield title, measure, number(value) + spread
 
 
-# --- text and pictures ----------------------------------------------------------------------------------------------------------
+# --- text and pictures ------------------------------------------------------------------------------------------------
 
 
 def picture(path: Path, title: str, caption: str) -> Picture:
-    """A PNG file for the page; one that is too large for it is shrunk."""
+    """A PNG file for the page. It shrinks one that is too large."""
     try:
         content = path.read_bytes()
         if len(content) > LARGEST_PICTURE:
@@ -344,7 +342,7 @@ def number(value: float) -> str:
 
 
 def percent_up(share: float) -> str:
-    """A share in per cent, one decimal, rounded up: a ceiling is never printed too low."""
+    """A share in per cent, one decimal, rounded up: it never prints a ceiling too low."""
     return f"{min(100.0, math.ceil(1000 * share - 1e-9) / 10):.1f}".removesuffix(".0")
 
 

@@ -1,6 +1,7 @@
-"""Adversarial model perturbation: descend by the gradient at the worst weights nearby, so that noise in the weights later hurts less.
+"""Adversarial model perturbation (AMP): descend by the gradient at the worst weights nearby.
 
-Public training only; nothing here touches sensitive images. Source: RPGen §Stage 2, after Zheng, Zhang and Mao 2021; METHODS §6.
+Later noise in the weights then hurts less. Public training only; nothing here touches sensitive images.
+Source: RPGen §Stage 2, after Zheng, Zhang and Mao 2021; METHODS §6.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from sfumato.config import Amp
 
 
 def amp_gradient(parameters: Iterable[Tensor], loss: Callable[[], Tensor], amp: Amp | None) -> Tensor:
-    """Leave ∇L(θ + Δ*) in the parameters' `.grad`, where Δ* about maximises L within ‖Δ‖₂ ≤ γ, and return L(θ + Δ*).
+    """Put ∇L(θ + Δ*) in the parameters' `.grad` and return L(θ + Δ*). Δ* roughly maximises L within ‖Δ‖₂ ≤ γ.
 
-    parameters: θ, the leaves that the optimiser trains; loss: a scalar of the parameters' present values. It is called
-    `amp.steps` + 1 times, so it must draw nothing: batch, noise levels, noise and dropped labels are drawn before. Any autocast
-    is entered inside it, because autocast would keep its copies of weights that move here.
-    θ is back bit for bit on return, also on an exception. No `amp`, or a radius of 0, is the plain gradient.
+    parameters: θ, the leaves that the optimiser trains; loss: a scalar of the parameters' current values. It runs
+    `amp.steps` + 1 times, so it must draw nothing: draw batch, noise levels, noise and dropped labels before. Enter
+    autocast inside it: autocast caches copies of weights, and the weights move here.
+    On return, and on an exception, θ has its old bits. Without `amp`, or with radius 0, this is the plain gradient.
     The optimiser then descends at θ: the paper's Eq. 5 prints a plus.
     """
     parameters = list(parameters)
@@ -39,14 +40,14 @@ def amp_gradient(parameters: Iterable[Tensor], loss: Callable[[], Tensor], amp: 
         value = loss()
         value.backward()
     finally:
-        put(parameters, weights)  # a copy: θ + Δ − Δ would not be θ
+        put(parameters, weights)  # from the copy: θ + Δ − Δ is not θ in floating point
     return value.detach()
 
 
 def ascend(perturbation: Sequence[Tensor], gradient: Sequence[Tensor], amp: Amp) -> list[Tensor]:
     """project(Δ + η₁·∇L, ‖Δ‖₂ ≤ γ), the norm over all tensors together.
 
-    Where that has no finite norm (a NaN, an overflow), Δ stays: the batch is then trained on with what it has, at first nothing.
+    Where the norm is not finite (a NaN, an overflow), Δ stays as it was: zero at the first step.
     """
     raised = [delta + amp.rate * slope for delta, slope in zip(perturbation, gradient, strict=True)]
     norm = torch.stack([torch.linalg.vector_norm(delta) for delta in raised]).norm()

@@ -1,10 +1,15 @@
-"""From released central images to a training set: clamp, blur, upsample, label. All of it is post-processing, free to repeat."""
+"""Make a training set of released central images: clamp, blur, upsample, label. All of it is free post-processing."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from sfumato.data.images import Shape
 
 
 def central_training_set(
@@ -12,21 +17,28 @@ def central_training_set(
 ) -> tuple[Tensor, Tensor]:
     """Images and labels of all releases.
 
-    released: what `query_central` gave, (R, M, C, H', W') or, for the mode, (R, M, bins, C, H', W'); shape: (C, H, W) of the
-    sensitive images; median: side of the blur's window. Returns ((R·M, C, H, W) float32 in [0, 1], (R·M,) int64).
+    released: the result of `query_central`, (R, M, C, H', W') or, for the mode, (R, M, bins, C, H', W'); shape:
+    (C, H, W) of the sensitive images; median: side of the blur's window.
+    Returns ((R·M, C, H, W) float32 in [0, 1], (R·M,) int64).
     """
     images = finish_images(mode_images(released) if statistic == "mode" else released, shape[1:], median)
     repeats, classes = images.shape[:2]
     return images.flatten(0, 1), torch.arange(classes).repeat(repeats)
 
 
+def load_central(directory: Path, shape: Shape, median: int) -> tuple[Tensor, Tensor]:
+    """The training set of what `stage central` wrote, mean.npy or mode.npy; arguments and result as above."""
+    released = sorted(directory.glob("*.npy"))[0]
+    return central_training_set(torch.from_numpy(np.load(released)), released.stem, shape, median)
+
+
 def mode_images(histograms: Tensor) -> Tensor:
-    """Midpoint of each pixel's fullest bin: (R, M, bins, C, H, W) -> (R, M, C, H, W) in [0, 1]. Post-processing, free."""
+    """Midpoint of each pixel's fullest bin: (R, M, bins, C, H, W) -> (R, M, C, H, W) in [0, 1]. Free."""
     return (histograms.argmax(dim=2).float() + 0.5) / histograms.shape[2]
 
 
 def finish_images(images: Tensor, size: tuple[int, int], median: int = 0) -> Tensor:
-    """Post-processing, free: clamp to [0, 1], median blur, upsample: (R, M, C, H', W') -> (R, M, C, *size).
+    """Clamp to [0, 1], median blur, upsample: (R, M, C, H', W') -> (R, M, C, *size). Free.
 
     median: side of the blur's window, odd; 0 or 1 for none.
     """

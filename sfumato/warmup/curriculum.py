@@ -1,11 +1,13 @@
 """Warm-up: denoising training, phase by phase, on images that are public or already paid for.
 
-Nothing here touches sensitive images. Source: DP-FETA §3.1 and FETA-Pro §3.2 ("from easy to hard"), RPGen §Stage 2; METHODS §3, §4 and §6.
+Nothing here touches sensitive images.
+Source: DP-FETA §3.1 and FETA-Pro §3.2 ("from easy to hard"), RPGen §Stage 2; METHODS §3, §4 and §6.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,17 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sfumato.compute import bfloat16_is_faster
 from sfumato.config import Phase, Pretrain
 from sfumato.diffusion.ema import EMA
-from sfumato.diffusion.objective import draw_noise_levels, per_image_loss
+from sfumato.diffusion.noise_levels import draw_noise_levels
+from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.unet import UNet
 from sfumato.errors import ConfigError
-from sfumato.precision import bfloat16_is_faster
 from sfumato.warmup.amp import amp_gradient
 
 
 class Images(Protocol):
-    """(N, C, H, W), uint8 or float32 in [0, 1]: a tensor, or anything that gives copies of the rows asked for."""
+    """(N, C, H, W), uint8 or float32 in [0, 1]: a tensor, or anything that returns copies of rows by index."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, rows: Tensor, /) -> Tensor: ...
@@ -32,9 +35,9 @@ class Images(Protocol):
 
 @dataclass(frozen=True)
 class MappedImages:
-    """Rows of a memory map as `Images`: only what a batch asks for is ever read.
+    """Rows of a memory map as `Images`: it reads only the rows of a batch.
 
-    images: (N, H, W, C) uint8; rows: (n,) int64 below N, those that count; None: all.
+    images: (N, H, W, C) uint8; rows: (n,) int64 below N, the rows to use; None: all.
     """
 
     images: np.ndarray
@@ -52,7 +55,7 @@ class MappedImages:
 Sources = Mapping[str, tuple[Images, Tensor]]  # name -> images; labels (N,) int64, rows of the model's label table
 Progress = Callable[[int, int, int, float], None]  # phase, step in it (from 1), its steps, loss
 
-GROUP = 2  # images that share a draw of RandAugment operations: a draw for each would cost a tenth of the training step
+GROUP = 2  # images that share a draw of RandAugment operations: one draw per image would cost a tenth of a step
 REPORT_EVERY = 20  # steps between two calls of the progress callback
 
 
@@ -67,18 +70,20 @@ def warm_up(
     label_dropout: float = 0.1,
     autocast: bool | None = None,
 ) -> dict[str, Tensor]:
-    """Train `model` in place through the phases, each with a fresh Adam (no weight decay), and return the average of its weights by name.
+    """Train `model` in place through the phases, and return the average of its weights by name.
 
-    config: `ema` and `noise_levels` are read; seed: fixes batches, noise and augmentation; label_dropout: share of images shown
-    without label; autocast: bfloat16, None measures whether it is faster. An average over the whole curriculum, so that the
-    last phase weighs most.
+    Each phase has a new Adam, without weight decay. The average runs over the whole curriculum, so the last phase
+    weighs most.
+    config: only `ema` and `noise_levels` are used; seed: fixes batches, noise and augmentation; label_dropout: share of
+    images shown without label; autocast: bfloat16 or not, None measures which is faster.
     Raises ConfigError when a phase names a source that is missing or empty.
     """
     for number, phase in enumerate(phases):
         for name in phase.sources:
             if name not in sources or not len(sources[name][0]):
                 raise ConfigError(
-                    f"pretrain.phases[{number}] wants images from {name!r}, but there are none: run it or drop the source"
+                    f"pretrain.phases[{number}] wants images from {name!r}, but there are none: "
+                    "run it or drop the source"
                 )
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
@@ -107,15 +112,21 @@ def warm_up(
     return ema.average
 
 
+def over_all(phases: Sequence[Phase], report: Callable[[int, int], None]) -> Progress:
+    """A progress callback that tells `report` of the steps of all phases together: done, of how many."""
+    ends = [0, *itertools.accumulate(phase.steps for phase in phases)]
+    return lambda phase, step, steps, loss: report(ends[phase] + step, ends[-1])
+
+
 def mean_loss(model: UNet, batch: Sequence[Tensor], autocast: bool) -> Tensor:
-    """The training loss of a batch already drawn: images, labels, sigma, noise, as `per_image_loss` takes them."""
+    """The training loss of a batch already drawn: images, labels, sigma, noise, as in `per_image_loss`."""
     images, labels, sigma, noise = batch
     with torch.autocast(images.device.type, torch.bfloat16, enabled=autocast):
         return per_image_loss(model, images, labels, sigma, noise, model.sigma_data).mean()
 
 
 def mixed_batch(phase: Phase, sources: Sources, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """`phase.batch` images drawn with replacement, the source of each by weight. Returns float32 in [0, 1] and labels."""
+    """`phase.batch` images drawn with replacement, from sources by weight. Returns float32 in [0, 1] and labels."""
     names = sorted(phase.sources)
     weights = torch.tensor([phase.sources[name] for name in names])
     choice = torch.multinomial(weights, phase.batch, replacement=True, generator=generator)
@@ -134,15 +145,15 @@ def as_float(images: Tensor) -> Tensor:
 
 
 def rand_augment(images: Tensor, operations: int, generator: torch.Generator) -> Tensor:
-    """`operations` of the 14 RandAugment operations on each image, drawn anew for every GROUP images.
+    """`operations` of the 14 RandAugment operations on each image, drawn again for every GROUP images.
 
-    images: (N, C, H, W) float32 in [0, 1]; goes through 8 bits. Returns the same shape and range, in the same order.
+    images: (N, C, H, W) float32 in [0, 1], rounded to 8 bits. Returns the same shape and range, in the same order.
     Source: Cubuk et al. 2019, with torchvision's bag and its default magnitude.
     """
     from torchvision.transforms import RandAugment
 
     augment = RandAugment(num_ops=operations)
-    # groups of a random order: neighbours of a batch come from the same source
+    # groups in random order, because neighbours in a batch come from the same source
     order = torch.randperm(len(images), generator=generator)
     pixels = (images * 255).round().clamp(0, 255).to(torch.uint8)
     with torch.random.fork_rng(devices=[]):  # torchvision draws from the global generator
@@ -153,7 +164,7 @@ def rand_augment(images: Tensor, operations: int, generator: torch.Generator) ->
 
 
 def plain_autocast(model: UNet, batch: int) -> bool:
-    """Is a plain training step faster in bfloat16 here? Timed on noise, gradients thrown away."""
+    """Is a plain training step faster in bfloat16 on this machine? It times steps on constants, without an update."""
     device = next(model.parameters()).device
     shape = (batch, model.channels, model.resolution, model.resolution)
     parameters = [value for value in model.parameters() if value.requires_grad]

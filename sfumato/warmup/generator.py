@@ -1,25 +1,26 @@
-"""The auxiliary generator: fitted to the noisy frequency release, and the images it draws (FETA-Pro §3.3, DP-MERF).
+"""The auxiliary generator: fit it to the noisy frequency release, and draw images from it (FETA-Pro §3.3, DP-MERF).
 
-Nothing here reads a sensitive image: the release was charged, the fit is post-processing.
+Nothing here reads a sensitive image: the release was charged, and the fit is post-processing.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sfumato.config import Auxiliary
-from sfumato.queries.frequency import FourierFeatures, Shape
+from sfumato.data.images import Shape
+from sfumato.features.fourier import FourierFeatures
 from sfumato.warmup.generator_network import Generator
+from sfumato.weights import load_network, save_network
 
-DECAYS = 10  # times the learning rate is multiplied by `decay` over a run
-RARE = 0.1  # of an equal share: below it, a class's column is mostly noise and is not weighted up any further
+WEIGHTS = "generator.safetensors"
+DECAYS = 10  # how often a run multiplies the learning rate by `decay`
+RARE = 0.1  # of an equal share: below it, a class's column is mostly noise and gets no more weight
 
 
 def fit_generator(
@@ -32,22 +33,26 @@ def fit_generator(
     seed: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> Generator:
-    """Train G so that its joint embedding meets the released one: Adam on ‖μ̃ − μ(G)‖², the squared norm.
+    """Train G so that its joint embedding matches the released one: Adam on the squared norm ‖μ̃ − μ(G)‖².
 
-    target: (K, classes), the noisy release over N̄; features: the φ that made it; priors: (classes,) public label shares, summing to 1;
-    shape: (C, H, W), square; progress: called with (steps done, steps). Returns the generator in eval mode.
+    target: (K, classes), the noisy release over N̄; features: the φ that made it; priors: (classes,) public label
+    shares, summing to 1; shape: (C, H, W), square; progress: called with (steps done, steps).
+    Returns the generator in eval mode.
 
-    Column m of μ(G) is priors_m times the mean of φ over the images of class m, whatever the law of the labels: uniform labels give every
-    class the same number of images per batch, prior labels follow `priors`. ‖φ‖ = 1 makes the bias of the squared norm of a batch mean a
-    known factor, n/(n − 1), which is taken out; without it small batches reward images that are all alike. Each column's error is divided
-    by its prior, which changes nothing between equal classes and keeps a rare class from being ignored (its error would count priors_m²).
+    Column m of μ(G) is priors_m times the mean of φ over the images of class m, under any law of the labels: uniform
+    labels give every class the same number of images per batch, prior labels follow `priors`.
+    Because ‖φ‖ = 1, the bias of the squared norm of a batch mean is a known factor, n/(n − 1). The loss removes it:
+    otherwise small batches reward images that are all alike.
+    The loss divides each column's error by its prior. Equal classes keep their balance, and a rare class still counts
+    (its error would otherwise weigh priors_m²).
     """
     channels, resolution, across = shape
     if resolution != across:
         raise ValueError(f"shape={shape}: the generator draws square images; resize the set (data.size)")
     if target.shape != (features.size, classes):
         raise ValueError(
-            f"target of shape {tuple(target.shape)}: expected {(features.size, classes)}, its own features' size × classes"
+            f"target of shape {tuple(target.shape)}: expected {(features.size, classes)}, "
+            "its own features' size × classes"
         )
     random = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
@@ -72,8 +77,8 @@ def fit_generator(
         with torch.autocast(target.device.type, torch.bfloat16):
             images = generator(z, labels)
             embedding = features.embed(images, onehot * (priors / counts))  # (K, classes)
-        shown = (onehot.sum(0) > 0).to(target)  # a class that the batch does not show has nothing to move
-        # E‖mean of n unit vectors‖² = ‖μ‖² + (1 − ‖μ‖²)/n, so ‖μ‖² is estimated by (n‖mean‖² − 1)/(n − 1); the constant is dropped
+        shown = (onehot.sum(0) > 0).to(target)  # a class without images in the batch has no gradient
+        # E‖mean of n unit vectors‖² = ‖μ‖² + (1 − ‖μ‖²)/n, so (n‖mean‖² − 1)/(n − 1) estimates ‖μ‖²; drop the constant
         unbiased = torch.where(counts > 1, counts / (counts - 1).clamp(min=1), 1.0)
         loss = (shown * balance * (unbiased * embedding.square().sum(0) - 2 * (embedding * target).sum(0))).sum()
 
@@ -89,7 +94,8 @@ def fit_generator(
 def balanced_labels(count: int, priors: Tensor | None, classes: int, random: torch.Generator) -> Tensor:
     """`count` labels with each class as near to its share as whole numbers allow, in random order: (count,) int64.
 
-    priors: (classes,) shares, or None for equal ones. Systematic sampling: one uniform offset, so each class is right in expectation too.
+    priors: (classes,) shares, or None for equal ones. Systematic sampling with one uniform offset: each class has its
+    share in expectation too.
     """
     shares = torch.full((classes,), 1 / classes, dtype=torch.float64) if priors is None else priors.double()
     edges = (shares.cumsum(0) / shares.sum())[:-1].contiguous()
@@ -101,7 +107,7 @@ def balanced_labels(count: int, priors: Tensor | None, classes: int, random: tor
 def draw_images(
     generator: Generator, count: int, priors: Tensor | None = None, seed: int = 0, batch: int = 1000
 ) -> tuple[Tensor, Tensor]:
-    """`count` images and their labels: (N, C, H, W) float32 in [0, 1] and (N,) int64. priors: label shares, None: uniform."""
+    """`count` images, (N, C, H, W) float32 in [0, 1], and labels, (N,) int64. priors: label shares, None: uniform."""
     device = next(generator.parameters()).device
     random = torch.Generator().manual_seed(seed)
     labels = balanced_labels(count, priors, generator.classes, random)
@@ -116,16 +122,10 @@ def draw_images(
 
 
 def save_generator(generator: Generator, directory: Path) -> None:
-    """Write `generator.safetensors` and `config.json` into an existing directory."""
-    save_file(
-        {name: tensor.contiguous() for name, tensor in generator.state_dict().items()},
-        directory / "generator.safetensors",
-    )
-    (directory / "config.json").write_text(json.dumps(generator.config(), indent=2, sort_keys=True) + "\n")
+    """Write `generator.safetensors` and `config.json`."""
+    save_network(generator, generator.config(), directory, WEIGHTS)
 
 
 def load_generator(directory: Path) -> Generator:
-    """The generator that `save_generator` wrote, in eval mode."""
-    generator = Generator(**json.loads((directory / "config.json").read_text()))
-    generator.load_state_dict(load_file(directory / "generator.safetensors"))
-    return generator.eval()
+    """The generator that `save_generator` wrote, in eval mode. Raises DataError when files are missing or damaged."""
+    return load_network(directory, Generator, "auxiliary", WEIGHTS).eval()

@@ -1,4 +1,7 @@
-"""The auxiliary generator: one step from noise and a label to an image, without a discriminator (DP-MERF, FETA-Pro §3.3)."""
+"""The auxiliary generator: one step from noise and a label to an image, without a discriminator.
+
+Source: DP-MERF; FETA-Pro §3.3.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from torch import Tensor, nn
 class Generator(nn.Module):
     """Class-conditional convolutional generator G(z, y).
 
-    resolution: height and width, any from 4 up; channels: 1 or 3; latent: size of z ~ N(0, I); width: channels of the last hidden layer.
+    resolution: height and width, 4 or more; channels: 1 or 3; latent: size of z ~ N(0, I); width: channels of the last
+    hidden layer.
     """
 
     def __init__(self, resolution: int, channels: int, classes: int, latent: int = 60, width: int = 32) -> None:

@@ -1,6 +1,7 @@
 """The public classifier: a residual network trained on the labelled public images alone (RPGen stage 1, PrivImage).
 
-No sensitive image is read here. Later its answers on sensitive images are counted, and only that is charged (`sfumato.queries.histogram`).
+Nothing here reads a sensitive image. Later `sfumato.queries.histogram` counts its answers on sensitive images, and
+charges for that count alone.
 """
 
 from __future__ import annotations
@@ -20,21 +21,22 @@ from sfumato.features.public_network import ResNet
 
 LABEL_SMOOTHING = 0.1
 WEIGHT_DECAY = 0.02
-WARM_UP = 0.2  # part of the steps during which the learning rate rises
+WARM_UP = 0.2  # share of the steps in which the learning rate rises
 SHIFT = 8  # an image moves by at most its side / SHIFT
-SCORED = 512  # images at a time when only the accuracy is asked for
+SCORED = 512  # images at a time when it computes the accuracy
 
 
 def train_public_classifier(
     images: ImageSet, settings: Classifier, seed: int, progress: Callable[[int, int], None] | None = None
 ) -> tuple[ResNet, float]:
-    """Train on a random part of the public images; the rest, `settings.validation`, tells how good the network is.
+    """Train on a random part of the public images, and measure the accuracy on the rest, a share `settings.validation`.
 
-    images: public, perhaps memory-mapped: read batch by batch, never as a whole. AdamW, one-cycle learning rate, smoothed labels,
-    random shifts, and mirroring of colour images (a mirrored letter is another letter). `seed` fixes the split, initialisation, order
-    and augmentation; the global generator is left as it was. progress: called with (steps done, steps).
+    images: public, read batch by batch, so they may be memory-mapped. AdamW, one-cycle learning rate, smoothed labels,
+    random shifts, and mirroring of colour images only (a mirrored letter is another letter). `seed` fixes the split,
+    initialisation, order and augmentation; the global generator stays as it was.
+    progress: called with (steps done, steps).
     Returns the network after its last step, in eval mode, and its accuracy on the validation part, in [0, 1].
-    Raises DataError where the set is too small to be split.
+    Raises DataError where the set is too small to split.
     """
     order = np.random.default_rng(seed)
     chosen = order.permutation(len(images))
@@ -42,7 +44,8 @@ def train_public_classifier(
     validation, training = np.sort(chosen[:held]), chosen[held:]
     if len(training) < 2:
         raise DataError(
-            f"the public set holds {len(images)} images, the classifier needs two or more beside those for validation: give it more"
+            f"the public set holds {len(images)} images, the classifier needs two or more beside those for validation: "
+            "give it more"
         )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.random.fork_rng():
@@ -75,7 +78,10 @@ def parameter_groups(model: nn.Module) -> list[dict]:
 
 
 def shuffled(indices: np.ndarray, batch: int, order: np.random.Generator) -> Iterator[np.ndarray]:
-    """Endless batches in a new order each pass; a pass leaves out what does not fill a batch. Each batch is sorted, for the disk's sake."""
+    """Endless batches, in a new order in each pass. A pass leaves out an incomplete last batch.
+
+    Each batch is sorted, which reads faster from disk.
+    """
     batch = min(batch, len(indices))
     while True:
         indices = order.permutation(indices)
@@ -84,15 +90,16 @@ def shuffled(indices: np.ndarray, batch: int, order: np.random.Generator) -> Ite
 
 
 def augment(images: Tensor, flip: bool) -> Tensor:
-    """Each image of (B, C, H, W) shifted by up to 1/SHIFT of its side, edges repeated, and mirrored half of the time where `flip`."""
+    """Shift each image of (B, C, H, W) by up to 1/SHIFT of its side, with edges repeated.
+
+    flip: mirror each image with probability 1/2.
+    """
     count, _, height, width = images.shape
     rows, columns = (
         torch.arange(size) - torch.randint(-(size // SHIFT), size // SHIFT + 1, (count, 1)) for size in (height, width)
     )
-    rows, columns = (
-        rows.clamp(0, height - 1),
-        columns.clamp(0, width - 1),
-    )  # (B, H), (B, W): where each pixel comes from
+    # (B, H), (B, W): where each pixel comes from
+    rows, columns = (rows.clamp(0, height - 1), columns.clamp(0, width - 1))
     if flip:
         columns = torch.where(torch.rand(count, 1) < 0.5, columns.flip(1), columns)
     shifted = images.gather(2, rows[:, None, :, None].expand(images.shape))
@@ -101,7 +108,7 @@ def augment(images: Tensor, flip: bool) -> Tensor:
 
 @torch.no_grad()
 def accuracy(model: ResNet, images: ImageSet, indices: np.ndarray) -> float:
-    """Share of the images at `indices` that the model labels right, in [0, 1]."""
+    """Share of the images at `indices` that the model labels correctly, in [0, 1]."""
     device, right = next(model.parameters()).device, 0
     for start in range(0, len(indices), SCORED):
         pixels, labels = images.batch(indices[start : start + SCORED])

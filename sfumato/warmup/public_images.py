@@ -1,4 +1,4 @@
-"""From the public set and a selection to a training set of the warm-up: which rows, and which row of the label table each belongs to."""
+"""Make a training set of the warm-up from the public set and a selection: which images, and the label of each."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ AGAIN = "run `stage select` again"
 
 
 def public_training_set(public: ImageSet, selection: Path, classes: int) -> tuple[MappedImages, Tensor, int]:
-    """The selected images, left in their memory map, the label of each, and how many extra classes the model needs for them.
+    """The selected images (still memory-mapped), the label of each, and how many extra classes they add to the model.
 
-    selection: directory that `stage select` wrote; classes: M, of the sensitive set. Labels are rows of the label table of
-    `UNet(extra_classes=k)`: sensitive classes 0..M-1 where the selection relabelled to them (PrivImage; k = 0), else M + 1 + j for
-    the j-th of its k public classes (RPGen).
-    Raises DataError where the selection is broken or belongs to another public set.
+    selection: directory that `stage select` wrote; classes: M, of the sensitive set. Labels are rows of the label table
+    of `UNet(extra_classes=k)`: sensitive classes 0..M-1 where the selection relabelled to them (PrivImage; k = 0), else
+    M + 1 + j for the j-th of its k public classes (RPGen).
+    Raises DataError where the selection is damaged or belongs to another public set.
     """
     rows, labels = (np.array(load_array(selection / name)) for name in ("indices.npy", "labels.npy"))
     try:
@@ -41,7 +41,8 @@ def check_rows(rows: np.ndarray, labels: np.ndarray, images: int, classes: int, 
             raise DataError(f"{selection / name} is {array.dtype} {array.shape}, expected int64 (n,): {AGAIN}")
         if len(array) and not (array.min() >= 0 and array.max() < end):
             raise DataError(
-                f"{selection / name} holds {array.min()}..{array.max()}, expected 0..{end - 1}: it fits another public set, {AGAIN}"
+                f"{selection / name} holds {array.min()}..{array.max()}, expected 0..{end - 1}: "
+                f"it fits another public set, {AGAIN}"
             )
     if not len(rows):
         raise DataError(f"{selection} keeps no image: raise select.ratio, or prepare more public images")
@@ -50,9 +51,9 @@ def check_rows(rows: np.ndarray, labels: np.ndarray, images: int, classes: int, 
 
 
 def some_of_each(images: Images, labels: Tensor, each: int = 10, most: int = 40) -> Tensor:
-    """The first `each` images of each label, for looking at: at most the `most` lowest labels. Returns (n, C, H, W), as the images are.
+    """The first `each` images of each of the `most` lowest labels, to show. Returns (n, C, H, W) in the images' dtype.
 
-    A label with fewer images is filled up with black, so that a grid of `each` columns has one label a row.
+    Black images fill up a label that has fewer, so a grid of `each` columns has one label per row.
     """
     grid = []
     for label in labels.unique()[:most]:

@@ -1,10 +1,13 @@
-"""Which public images the warm-up sees: classes ranked by their noisy votes, and what their images are labelled as.
+"""Choose the public images of the warm-up: rank classes by their noisy votes, and relabel their images.
 
-Everything here is free: it reads the released histogram and public images. So the ratio may be tuned afterwards (RPGen stage 1, PrivImage).
+It reads only the released histogram and public images, so it is free, and the ratio may be tuned afterwards.
+Source: RPGen stage 1; PrivImage.
 """
 
 from __future__ import annotations
 
+import csv
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from sfumato.config import Select
-from sfumato.data.images import ImageSet, to_grid
-from sfumato.errors import ConfigError
+from sfumato.data.images import ImageSet, load_array
+from sfumato.errors import ConfigError, DataError
+from sfumato.pictures import to_grid
 
 SHOWN, EXAMPLES, TALLEST = 60, 6, 20  # of the picture: classes, images of each, classes in a column
 CELL = 0.42  # inches: the height of a class in the picture
@@ -24,37 +28,42 @@ DARK, LIGHT, PALE = "#253d5b", "#5c7f9c", "#c9d4db"
 class Kept(NamedTuple):
     public: int  # public class
     row: int  # row of the histogram that chose it: a sensitive class, or 0
-    votes: float  # noisy; NaN where there is no histogram
+    votes: float  # noisy; NaN without a histogram
 
 
 def number_to_keep(settings: Select, public_classes: int) -> int:
-    """`select.count`, or the ratio's part of the public classes, at least one. Raises ConfigError where the count exceeds them."""
+    """`select.count`, or `select.ratio` of the public classes, at least one.
+
+    Raises ConfigError where the count exceeds the public classes.
+    """
     if settings.count is None:
         return max(1, round(settings.ratio * public_classes))
     if settings.count > public_classes:
         raise ConfigError(
-            f"select.count={settings.count} exceeds the {public_classes} public classes: lower it, or take a larger public set"
+            f"select.count={settings.count} exceeds the {public_classes} public classes: lower it, "
+            "or take a larger public set"
         )
     return settings.count
 
 
 def select_classes(histogram: np.ndarray, keep: int) -> list[Kept]:
-    """The `keep` public classes with the most votes, most voted first; equal ones in the order of rows, then of classes.
+    """The `keep` public classes with the most votes, most voted first. Ties go by row, then by class.
 
-    histogram: (R, P) noisy votes. One row: the top `keep` (RPGen). A row for each sensitive class (PrivImage): the pairs of a row and a
-    class are gone through from the most voted down, a class goes to the first row that asks for it, and a row stops at its share: each
-    has ⌊keep/R⌋ or ⌈keep/R⌉ classes in the end, none in common.
-    Raises ConfigError where `keep` classes cannot be had, or are fewer than the rows.
+    histogram: (R, P) noisy votes. One row: the top `keep` (RPGen). One row per sensitive class (PrivImage): go through
+    the pairs of row and class from the most voted down. A class goes to the first row that asks for it, and a row stops
+    at its share. In the end each row has ⌊keep/R⌋ or ⌈keep/R⌉ classes, and no two rows share one.
+    Raises ConfigError where `keep` exceeds the classes, or is less than the rows.
     """
     rows, public_classes = histogram.shape
     if public_classes < rows:
         raise ConfigError(
-            f"{public_classes} public classes cannot serve {rows} sensitive classes without overlap: take a public set with more classes, "
-            "or set histogram.per_class: false"
+            f"{public_classes} public classes cannot serve {rows} sensitive classes without overlap: "
+            "take a public set with more classes, or set histogram.per_class: false"
         )
     if keep < rows:
         raise ConfigError(
-            f"select keeps {keep} of {public_classes} public classes, too few for {rows} sensitive ones: set select.count to {rows} or more"
+            f"select keeps {keep} of {public_classes} public classes, too few for {rows} sensitive ones: "
+            f"set select.count to {rows} or more"
         )
     if keep > public_classes:
         raise ConfigError(f"select keeps {keep} public classes but there are {public_classes}: lower select.count")
@@ -73,12 +82,63 @@ def select_classes(histogram: np.ndarray, keep: int) -> list[Kept]:
 
 
 def select_all(public_classes: int, keep: int) -> list[Kept]:
-    """Every public class, in order: what is left without a histogram. Raises ConfigError where fewer were asked for."""
+    """Every public class, in order: the only choice without a histogram. Raises ConfigError where `keep` is less."""
     if keep != public_classes:
         raise ConfigError(
-            f"select keeps {keep} of {public_classes} public classes, but no histogram says which: set histogram.enabled: true, or select.ratio: 1"
+            f"select keeps {keep} of {public_classes} public classes, but no histogram says which: "
+            "add histogram to run, or set select.ratio: 1"
         )
     return [Kept(public, 0, math.nan) for public in range(public_classes)]
+
+
+def select_public(settings: Select, votes: np.ndarray | None, public_classes: int) -> list[Kept]:
+    """The classes to keep, by the votes, (R, P), or all of them where nothing was counted."""
+    keep = number_to_keep(settings, public_classes)
+    return select_all(public_classes, keep) if votes is None else select_classes(votes, keep)
+
+
+def read_votes(histogram: Path, public: Sequence[str], classes: int) -> tuple[np.ndarray, bool]:
+    """The noisy votes that `stage histogram` wrote, (R, P), and whether they are by sensitive class.
+
+    public: the names of the public classes; classes: how many sensitive ones. Raises DataError where votes are of others.
+    """
+    votes = load_array(histogram / "histogram.npy")
+    about = json.loads((histogram / "histogram.json").read_text(encoding="utf-8"))
+    per_class = bool(about["per_class"])
+    if tuple(about["public_classes"]) != tuple(public) or votes.shape != (classes if per_class else 1, len(public)):
+        raise DataError(
+            f"{histogram} counted votes for other classes than those of the public set: "
+            "run `stage classifier` and `stage histogram` again"
+        )
+    return votes, per_class
+
+
+def save_selection(
+    directory: Path,
+    images: ImageSet,
+    kept: Sequence[Kept],
+    votes: np.ndarray | None,
+    indices: np.ndarray,
+    labels: np.ndarray,
+    sensitive: Sequence[str] | None,
+) -> None:
+    """Write the chosen images and their labels, a table and a picture of the choice.
+
+    sensitive: names of the sensitive classes, where the images are relabelled to them.
+    """
+    np.save(directory / "indices.npy", indices, allow_pickle=False)
+    np.save(directory / "labels.npy", labels, allow_pickle=False)
+    with (directory / "selection.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(selection_rows(kept, images.classes, sensitive))
+    chosen = [images.classes[choice.public] for choice in kept]
+    content = {
+        "labels": "sensitive" if sensitive else "public",
+        "classes": list(sensitive) if sensitive else chosen,  # by label
+        "kept": chosen,  # by rank
+        "images": len(indices),
+    }
+    (directory / "selection.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    plot_selection(directory / "selection.png", images, kept, votes, sensitive)
 
 
 def relabel(
@@ -86,8 +146,9 @@ def relabel(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The public images to keep and their new labels: int64 indices, ascending, and int64 labels of the same length.
 
-    labels: (N,) int64 below `public_classes`. per_class: an image takes the sensitive class that chose its class (PrivImage); else the
-    kept classes are numbered 0, 1, … in the order of `kept`. Memory: a few numbers an image; no image is read.
+    labels: (N,) int64 below `public_classes`. per_class: an image takes the sensitive class that chose its class
+    (PrivImage); else the kept classes are numbered 0, 1, … in the order of `kept`. It reads no image and holds a few
+    numbers for each.
     """
     new = np.full(public_classes, -1, dtype=np.int64)
     for rank, choice in enumerate(kept):
@@ -98,7 +159,10 @@ def relabel(
 
 
 def selection_rows(kept: Sequence[Kept], public: Sequence[str], sensitive: Sequence[str] | None) -> list[list[str]]:
-    """The table of the selection, its header first. sensitive: names of the sensitive classes where the images are relabelled to them."""
+    """The table of the selection, its header first.
+
+    sensitive: names of the sensitive classes, where the images are relabelled to them.
+    """
     table = [["public_class", "noisy_count", "rank", "relabelled_as"]]
     for rank, choice in enumerate(kept, start=1):
         votes = "" if math.isnan(choice.votes) else f"{choice.votes:.2f}"
@@ -111,10 +175,10 @@ def selection_rows(kept: Sequence[Kept], public: Sequence[str], sensitive: Seque
 def plot_selection(
     path: Path, images: ImageSet, kept: Sequence[Kept], histogram: np.ndarray | None, sensitive: Sequence[str] | None
 ) -> None:
-    """Draw examples of each kept class beside its noisy votes, SHOWN classes at most; above, where the line was drawn among all classes.
+    """Draw examples of each kept class beside its noisy votes, at most SHOWN classes. Above: the votes of all classes.
 
-    images: the public set, of which EXAMPLES images of each class shown are read; histogram: (R, P), or None; sensitive: names of the
-    sensitive classes where the images are relabelled to them: classes are then grouped by it.
+    images: the public set; it reads EXAMPLES images of each class shown; histogram: (R, P), or None; sensitive: names
+    of the sensitive classes, where the images are relabelled to them: the picture then groups classes by them.
     """
     from matplotlib.figure import Figure  # heavy: only when used
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import yaml
 from PIL import Image
-from test_sources import write_folder, write_idx, write_imagenet32, write_mnist
+from sources.writers import write_folder, write_idx, write_imagenet32, write_mnist
 
 from sfumato.artifacts import read_artifact
 from sfumato.config import Data, Public

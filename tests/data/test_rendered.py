@@ -97,7 +97,10 @@ def test_characters_can_be_told_apart(size):
 
 
 def test_small_digits_resemble_handwritten_ones(digits):
-    """Glyphs alone teach a nearest-neighbour classifier to read more than 0.45 of scikit-learn's digits (0.6 measured); chance is a tenth."""
+    """Glyphs alone teach a nearest-neighbour classifier to read more than 0.45 of scikit-learn's digits.
+
+    0.6 was measured; chance is a tenth.
+    """
     from sklearn.neighbors import KNeighborsClassifier
 
     fitted = KNeighborsClassifier(5).fit(*digits_of_fonts(8, 120))

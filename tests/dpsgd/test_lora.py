@@ -1,4 +1,4 @@
-"""Low-rank adapters: they start as nothing, reach what the network computes, and come back as plain weights."""
+"""Low-rank adapters: they start at zero, change what the network computes, and merge into plain weights."""
 
 import json
 
@@ -10,19 +10,11 @@ from torch.func import functional_call, grad, vmap
 from sfumato.config import LogNormal, Lora
 from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.unet import UNet, save_model
-from sfumato.dpsgd.lora import (
-    LoraConv2d,
-    LoraLinear,
-    adapted_layers,
-    add_lora,
-    load_adapted,
-    load_synthesizer,
-    merge,
-    save_adapter,
-)
-from sfumato.dpsgd.run import augment, draw, per_image_gradients
+from sfumato.dpsgd.gradients import augment, draw, per_image_gradients
+from sfumato.dpsgd.lora import LoraConv2d, LoraLinear, adapted_layers, add_lora, merge, save_adapter
 from sfumato.dpsgd.trainable import candidates
 from sfumato.errors import ConfigError, DataError
+from sfumato.synthesizer import load_synthesizer
 
 ARGUMENTS = {"resolution": 8, "channels": 1, "classes": 4, "width": 8, "multipliers": (1, 2), "attention": (0, 1)}
 NAMES = [
@@ -228,7 +220,7 @@ def test_a_rank_above_the_matrix_is_refused_by_name_before_anything_changes():
     ],
 )
 def test_a_name_that_is_no_matrix_is_refused(name):
-    with pytest.raises(ConfigError, match="is no weight of a layer"):
+    with pytest.raises(ConfigError, match="is not a weight of a layer"):
         add_lora(network(), [name], RANK, seed=0)
 
 
@@ -269,7 +261,7 @@ def test_adapters_survive_the_disk(saved):
     )
     assert sorted(path.name for path in finetune.iterdir()) == ["adapter.json", "adapter.safetensors"]
     assert (finetune / "adapter.safetensors").stat().st_size < 0.5 * (pretrain / "weights.safetensors").stat().st_size
-    for loaded in (load_adapted(finetune, pretrain), load_synthesizer(finetune, pretrain)):
+    for loaded in (load_synthesizer(finetune, pretrain), load_synthesizer(finetune, pretrain)):
         assert type(loaded) is UNet and not adapted_layers(loaded)
         torch.testing.assert_close(loaded(*inputs()), expected, rtol=1e-4, atol=1e-5)
     plain = load_synthesizer(pretrain, saved[0])  # a directory with weights of its own needs no base
@@ -280,7 +272,7 @@ def test_adapters_on_another_base_are_refused(saved):
     finetune, pretrain, _ = saved
     save_model(network(seed=1), ARGUMENTS, pretrain)
     with pytest.raises(DataError, match=r"trained on a base with sha256 .*restore that base"):
-        load_adapted(finetune, pretrain)
+        load_synthesizer(finetune, pretrain)
 
 
 @pytest.mark.parametrize(
@@ -298,16 +290,16 @@ def test_an_edited_description_is_refused(saved, edit, message):
     edit(content)
     (finetune / "adapter.json").write_text(json.dumps(content))
     with pytest.raises(DataError, match=message):
-        load_adapted(finetune, pretrain)
+        load_synthesizer(finetune, pretrain)
 
 
 def test_missing_or_damaged_files_are_refused(saved):
     finetune, pretrain, _ = saved
     (finetune / "adapter.safetensors").write_bytes(b"no tensors")
     with pytest.raises(DataError, match="cannot be read"):
-        load_adapted(finetune, pretrain)
+        load_synthesizer(finetune, pretrain)
     (finetune / "adapter.safetensors").unlink()
     with pytest.raises(DataError, match=r"adapter\.safetensors is missing"):
-        load_adapted(finetune, pretrain)
+        load_synthesizer(finetune, pretrain)
     with pytest.raises(ValueError, match="no adapter to save"):
         save_adapter(network(), finetune, pretrain / "weights.safetensors")

@@ -9,10 +9,10 @@ pytest.importorskip("transformers")
 from tiny_diffusers import KINDS, save_references
 
 from sfumato.config import Finetune, Lora, Model, Saliency, TimestepMixture
+from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
 from sfumato.dpsgd.memory import estimate, settle_chunk
-from sfumato.dpsgd.run import clipped_gradient_sum, draw, levels_of
 from sfumato.dpsgd.trainable import candidates, choose_trainable
-from sfumato.public_model.network import load_latent, outline
+from sfumato.public_model.reference import load_latent, outline
 
 CLASSES = ("zero", "one", "two")
 UNIFORM = TimestepMixture(weights=(1,), bounds=(0, 1000))

@@ -1,4 +1,4 @@
-"""Per-image gradients in the layers agree with one backward pass per image, and no use of a weight is passed over."""
+"""Per-image gradients in the layers agree with one backward pass per image, and every use of a weight counts."""
 
 import pytest
 import torch
@@ -8,9 +8,9 @@ from torch.func import functional_call
 
 from sfumato.config import LogNormal, Lora
 from sfumato.diffusion.unet import GroupNorm, UNet
+from sfumato.dpsgd.gradients import by_layers, by_vmap, draw, per_image_gradients
 from sfumato.dpsgd.lora import add_lora
 from sfumato.dpsgd.per_image import NoRuleError, PerImage
-from sfumato.dpsgd.run import by_layers, by_vmap, draw, per_image_gradients
 
 IMAGES, DRAWS = 3, 2
 
@@ -124,7 +124,7 @@ def test_a_weight_that_is_not_used_has_no_gradient():
     ],
 )
 def test_a_use_without_a_rule_is_refused(use):
-    """A weight whose gradient was lost here would be trained less, and nobody would notice."""
+    """A weight that lost its gradient here would be trained less, and nobody would notice."""
     with pytest.raises(NoRuleError, match="no per-image gradient"):
         rows_of(
             nn.Linear(4, 4, bias=False),
@@ -135,9 +135,10 @@ def test_a_use_without_a_rule_is_refused(use):
 
 def test_asking_for_a_shape_is_no_use():
     layer, x = nn.Linear(4, 4, bias=False), torch.randn(DRAWS * IMAGES, 4)
-    use = lambda module, weights, x: (
-        F.linear(x, weights["weight"]) * weights["weight"].shape[0] * weights["weight"].dtype.itemsize
-    )
+
+    def use(module, weights, x):
+        return F.linear(x, weights["weight"]) * weights["weight"].shape[0] * weights["weight"].dtype.itemsize
+
     assert rows_of(layer, x, use=use)["weight"].any()
 
 
@@ -185,7 +186,10 @@ def test_the_network_has_the_gradients_that_vmap_finds(name, adapted):
 
 @pytest.mark.parametrize("autocast", [False, True])
 def test_an_image_has_the_same_gradient_in_every_place_and_in_any_company(autocast):
-    """Where one image leaves, others move up. If rounding told places apart, thousands of them together would exceed the clip."""
+    """Where one image leaves, others move up.
+
+    If rounding told places apart, thousands of them together would exceed the clip.
+    """
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     model = UNet(28, 1, 10, width=32, multipliers=(1, 2), attention=(1,), unshuffle=2)

@@ -1,4 +1,4 @@
-"""The trainable sets: exactly the chosen parameters, by every name a network may have, and a check that catches any other outcome."""
+"""The trainable sets: exactly the chosen parameters, under every network's names; any other outcome is caught."""
 
 import math
 
@@ -9,7 +9,6 @@ from torch import nn
 from sfumato.config import SALIENT, Finetune, Lora
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.lora import adapted_layers
-from sfumato.dpsgd.run import DPSGD
 from sfumato.dpsgd.trainable import ADAPTED, candidates, check_trained, choose_trainable, flat, how_many, synflow_scores
 from sfumato.errors import ConfigError, DataError, SfumatoError
 
@@ -156,7 +155,7 @@ def test_selected_layers_are_trained_whole_and_adapted_on_their_matrices():
 def test_salient_sets_need_a_saliency_release_of_this_model(kind):
     with pytest.raises(ConfigError, match=rf"trainable={kind} .*switch saliency on"):
         choose_trainable(network(), settings(kind), None, 0)
-    with pytest.raises(DataError, match=r"names down\.7\.attention\.q\.weight, which this model has not"):
+    with pytest.raises(DataError, match=r"names down\.7\.attention\.q\.weight, which is not in this model"):
         choose_trainable(network(), settings(kind), ranked([*CHOSEN, "down.7.attention.q.weight"]), 0)
 
 

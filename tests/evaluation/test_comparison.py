@@ -115,9 +115,7 @@ def test_six_recipes_at_two_budgets_become_one_table_and_one_plot(desk):
     )
     first = next(row for row in rows if row["recipe"] == "dpdm" and row["target"] == "1")
     assert float(first["cnn"]) == pytest.approx(0.702) and float(first["distance"]) == pytest.approx(2.98)
-    assert (
-        0.3 < float(first["epsilon"]) < 0.6
-    )  # recomputed from the record, σ = 10 at δ = 1e-4, and no figure of the file
+    assert 0.3 < float(first["epsilon"]) < 0.6  # recomputed from the record (σ = 10, δ = 1e-4), not read from the file
     assert (desk / "evaluation/comparison.png").stat().st_size > 10_000 and "local, not to be shared" in text
 
 
@@ -258,7 +256,7 @@ def test_experiments_are_joined_with_the_numbers_that_were_kept_of_their_release
 
 
 def test_the_same_queries_released_twice_are_two_runs(tmp_path):
-    """A change after the noise keeps the records, and so the ledger: the release tells the runs apart."""
+    """A change after the noise keeps the records and so the ledger: only the release tells the runs apart."""
     ledger = ledger_of("feta-pro", 1, 10)
     for release, accuracy in (("one.dir", 0.8), ("two.dir", 0.9)):
         keep_evaluation(tmp_path, metrics_of(accuracy, release) | {"ledger": ledger})

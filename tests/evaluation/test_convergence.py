@@ -1,4 +1,4 @@
-"""The local convergence curve: it changes nothing of the training, and what it belongs to can never be released."""
+"""The local convergence curve: it does not change the training, and a run that has one can never be released."""
 
 import json
 import sys
@@ -65,7 +65,7 @@ def test_a_resumed_run_keeps_the_rows_up_to_its_durable_step(model, digits, tmp_
 
 
 def test_a_change_of_a_metric_does_not_make_fine_tuning_another_work():
-    """Its code is in no plan: or each edit of a metric would spend the budget of DP-SGD again."""
+    """No plan holds its code: otherwise each edit of a metric would spend the budget of DP-SGD again."""
     assert not [name for name in import_closure("stages.finetune", ROOT) if "metrics" in name or "convergence" in name]
 
 
@@ -82,7 +82,7 @@ SMALL = {
 
 @pytest.fixture
 def desk(tmp_path, monkeypatch, digits):
-    """A folder with prepared digits, and `stage` as a function: (exit code, output). Small networks, no step too many."""
+    """A folder with prepared digits, and `stage` as a function: (exit code, output). Small networks, few steps."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
     monkeypatch.setattr(downstream, "MIN_STEPS", 5)

@@ -10,7 +10,8 @@ def parameters(body, width, classes) -> int:
     return sum(value.numel() for value in body.parameters()) + (width + 1) * classes
 
 
-# Published: WRN-40-4 8.9 M (Zagoruyko and Komodakis Table 4), ResNet-110 1.7 M (He et al. Table 6), ResNeXt-29 8×64d 34.4 M (Xie et al. Table 7).
+# Published: WRN-40-4 8.9 M (Zagoruyko and Komodakis Table 4), ResNet-110 1.7 M (He et al. Table 6),
+# ResNeXt-29 8×64d 34.4 M (Xie et al. Table 7).
 @pytest.mark.parametrize(
     ("network", "millions"),
     [(wide_resnet(3, 40, 4), 8.95), (plain_resnet(3, 110), 1.73), (resnext(3, 29, 8, 64), 34.43)],
@@ -25,7 +26,10 @@ def test_the_networks_of_the_papers_have_their_published_size(network, millions)
     [("paper", {"wrn": 40, "resnet": 110, "resnext": 29}), ("light", {"wrn": 16, "resnet": 20, "resnext": 20})],
 )
 def test_a_network_is_as_deep_as_its_name_says(name, size, expected):
-    """Depth counts the convolutions in a row and the head; 1×1 shortcuts are beside, and WRN counts 4 of stem, shortcuts and head (6n + 4)."""
+    """Depth counts the convolutions in a row and the head.
+
+    1×1 shortcuts do not count, except in WRN, which counts 4 of stem, shortcuts and head (6n + 4).
+    """
     model = build_classifier(name, (1, 8, 8), 10, size)
     beside = {id(m) for part in model.modules() for m in (getattr(part, "shortcut", None) or nn.Identity()).modules()}
     depth = 1 + sum(isinstance(m, nn.Conv2d) and id(m) not in beside for m in model.modules())

@@ -48,7 +48,7 @@ def test_blocks_change_nothing(monkeypatch, real):
 
 
 def test_the_widths_are_as_likely_as_those_of_a_gradient_method(monkeypatch):
-    """The objective by plain autograd and Adam, from several learning rates: expectation-maximisation is not worse than the best."""
+    """Expectation-maximisation is not worse than plain autograd and Adam at the best of several learning rates."""
     monkeypatch.setattr(fld, "ROUNDS", 300)
     monkeypatch.setattr(fld, "SETTLED", 1e-9)
     centres, points = torch.from_numpy(features(30, 4)), torch.from_numpy(features(60, 5))

@@ -30,7 +30,7 @@ def test_it_agrees_with_an_independent_formula(rows, rank_a, rank_b):
 
 @pytest.fixture
 def pytorch_fid(monkeypatch):
-    """pytorch-fid's own distance; where scipy no longer takes the argument that it passes to sqrtm, through a shim that does."""
+    """pytorch-fid's own distance; a shim takes the argument that it passes to sqrtm where scipy no longer does."""
     fid_score = pytest.importorskip("pytorch_fid.fid_score")
 
     def sqrtm(matrix, disp=True):

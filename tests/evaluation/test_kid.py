@@ -29,7 +29,10 @@ def test_one_subset_of_everything_is_the_plain_estimate():
 
 
 def test_it_is_unbiased_for_equal_distributions_at_any_size():
-    """Mean of 400 independent estimates, within 4 standard errors of 0: a false alarm in 16 000 runs (the seed is fixed)."""
+    """Mean of 400 independent estimates, within 4 standard errors of 0.
+
+    One false alarm in 16 000 runs (the seed is fixed).
+    """
     rng = np.random.default_rng(1)
     for size in (4, 20):
         found = [squared_mmd(rng.normal(size=(size, 5)), rng.normal(size=(size, 5))) for _ in range(400)]

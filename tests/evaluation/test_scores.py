@@ -19,7 +19,10 @@ PIXELS = Extractor(name="pixels-64", digest="pixels", dimension=64, embed=lambda
 
 @pytest.fixture(scope="module")
 def sets(digits):
-    """Real training and hold-out digits, a good synthetic set (other digits) and a bad one (inverted, their labels moved by one)."""
+    """Real training and hold-out digits, a good synthetic set (other digits) and a bad one.
+
+    The bad one is inverted, its labels moved by one.
+    """
     order = np.random.default_rng(0).permutation(len(digits))
     train, holdout, good = (
         ImageSet(digits.images[part], digits.labels[part], digits.classes) for part in np.array_split(order, 3)

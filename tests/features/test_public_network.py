@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sfumato.errors import DataError
-from sfumato.features.public_network import ResNet, load_resnet, save_resnet
+from sfumato.features.public_network import ResNet, load_classifier, save_classifier
 
 SHAPES = [(1, 4, 4), (1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64), (1, 9, 13)]
 
@@ -45,15 +45,15 @@ def test_what_was_saved_is_loaded_bit_for_bit_in_eval_mode(tmp_path):
     torch.manual_seed(0)
     model = ResNet((3, 16, 12), 5, width=4)
     model(torch.rand(4, 3, 16, 12))  # off the initial batch statistics
-    save_resnet(model, tmp_path)
+    save_classifier(model, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "weights.safetensors"]
-    again, images = load_resnet(tmp_path), torch.rand(4, 3, 16, 12)
+    again, images = load_classifier(tmp_path), torch.rand(4, 3, 16, 12)
     assert not again.training and torch.equal(again(images), model.eval()(images))
 
 
 @pytest.mark.parametrize("broken", ["missing", "other width", "no config", "cut short"])
 def test_files_that_do_not_fit_together_are_refused(broken, tmp_path):
-    save_resnet(ResNet((1, 8, 8), 5, width=4), tmp_path)
+    save_classifier(ResNet((1, 8, 8), 5, width=4), tmp_path)
     config, weights = tmp_path / "config.json", tmp_path / "weights.safetensors"
     if broken == "missing":
         weights.unlink()
@@ -64,4 +64,4 @@ def test_files_that_do_not_fit_together_are_refused(broken, tmp_path):
     else:
         weights.write_bytes(weights.read_bytes()[:100])
     with pytest.raises(DataError, match="stage classifier"):
-        load_resnet(tmp_path)
+        load_classifier(tmp_path)

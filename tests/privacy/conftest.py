@@ -8,9 +8,10 @@ import pytest
 from sfumato.config import Data
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import Card, read_card
-from sfumato.privacy.charge import Charge, Permission, open_charge
+from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import Odometer
+from sfumato.privacy.opening import Permission, Work, open_charge
 
 
 @dataclass
@@ -31,10 +32,9 @@ class Owner:
         permission: Permission = Permission(delta=1e-5),
         **more,
     ) -> Charge:
-        settings = {"stage": "count", "released": "counts", "sensitivity": "1"} | more
-        return open_charge(
-            state=self.state, card=self.card, plan=plan, mechanism=mechanism, permission=permission, **settings
-        )
+        noise = more.pop("noise", None)
+        words = {"stage": "count", "released": "counts", "sensitivity": "1"} | more
+        return open_charge(self.state, self.card, Work(plan=plan, mechanism=mechanism, **words), permission, noise)
 
 
 @pytest.fixture

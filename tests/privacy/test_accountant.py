@@ -84,7 +84,7 @@ def test_pld_is_never_worse_than_rdp(composition, delta):
 @pytest.mark.parametrize("rate", [0.01, 1 / 14, 0.5, 1.0])
 @pytest.mark.parametrize("noise", [0.4, 0.8, 2.0, 14.5])
 def test_opacus_agrees(noise, rate):
-    """Exactly at whole orders. Between them dp-accounting gives an upper bound where Opacus gives the value: ours is never below."""
+    """Exactly at whole orders. Between them dp-accounting gives an upper bound: never below the value of Opacus."""
     from opacus.accountants.analysis.rdp import compute_rdp
 
     ours = rdp_curve(Mechanism(noise_multiplier=noise, sample_rate=rate).event)
@@ -134,7 +134,8 @@ def test_shares_come_out_as_asked(target, accountant):
                 assert found[name] == pytest.approx(ask.share, abs=0.01)
 
 
-# METHODS §7: the honest shares of the selection at N = 162 770, T = 1000, q = 4096/N, in the shape of DP-SAPF's Table 10.
+# METHODS §7: the honest shares of the selection at N = 162 770, T = 1000, q = 4096/N, laid out like Table 10 of
+# DP-SAPF.
 SALIENCY_SHARES = {
     1: {5: 87.0, 10: 21.8, 20: 5.4, 25: 3.5},
     5: {5: 4.6, 10: 1.15, 20: 0.29, 25: 0.18},

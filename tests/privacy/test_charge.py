@@ -7,9 +7,9 @@ import torch
 from sfumato.data.store import load_prepared
 from sfumato.errors import BudgetError, DataError
 from sfumato.privacy.accountant import epsilon
-from sfumato.privacy.charge import Permission, open_local
 from sfumato.privacy.events import SEEDED, Mechanism, event_from_json
 from sfumato.privacy.noise import NoiseSource
+from sfumato.privacy.opening import Permission, open_local
 
 THREE = Mechanism(noise_multiplier=2.0, sample_rate=0.3, uses=3)
 

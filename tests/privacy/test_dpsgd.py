@@ -10,19 +10,9 @@ from sfumato.config import Finetune, TimestepMixture
 from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd import run as dpsgd
-from sfumato.dpsgd.run import (
-    DPSGD,
-    augment,
-    choose_chunk,
-    clipped_gradient_sum,
-    clipped_sum,
-    draw,
-    flatten,
-    per_image_gradients,
-    squared_norms,
-    step_noise,
-    unflatten,
-)
+from sfumato.dpsgd.clip import clipped_sum, flatten, squared_norms, unflatten
+from sfumato.dpsgd.gradients import augment, choose_chunk, clipped_gradient_sum, draw, per_image_gradients
+from sfumato.dpsgd.run import step_noise
 
 B, C = 6, 0.01  # images, clip: far below the gradient norms, so every row is clipped
 LAW = TimestepMixture()

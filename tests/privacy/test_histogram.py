@@ -1,4 +1,4 @@
-"""One image more or less changes only its own votes: on a trained network, also where rounding decides between two classes."""
+"""One image more or less changes only its own votes: on a trained network, also where rounding decides the class."""
 
 import copy
 import math
@@ -41,7 +41,7 @@ def trained(digits) -> ResNet:
 
 @pytest.fixture(scope="module")
 def undecided(trained) -> ResNet:
-    """Each class eight times, the copies a rounding error apart: which of them leads depends on the last bits of a sum."""
+    """Each class eight times, the copies a rounding error apart: the last bits of a sum decide which of them leads."""
     model = copy.deepcopy(trained)
     model.classes = 8 * CLASSES
     head = torch.nn.Linear(model.head.in_features, model.classes)
@@ -201,7 +201,7 @@ def test_more_votes_than_classes_are_refused_before_a_draw(trained, owner):
 
 
 def test_a_rate_below_one_draws_a_part(trained, owner):
-    """The number of votes is that of images drawn: binomial, within 6 standard deviations of half (false alarms: 4e-9)."""
+    """There are as many votes as images drawn: binomial, within 6 standard deviations of half (false alarms: 4e-9)."""
     count = len(load_prepared(owner.state, owner.card, "sensitive"))
     charge = owner.open(Mechanism(noise_multiplier=1e-3, sample_rate=0.5))
     drawn = query_histogram(charge, trained, 1).sum().item()

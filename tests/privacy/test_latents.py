@@ -1,4 +1,4 @@
-"""Guarantees with public text-to-image models: what one image can move, what a latent depends on, and who may draw it."""
+"""Guarantees with public text-to-image models: what one image moves, what a latent depends on, who may draw it."""
 
 import json
 
@@ -7,10 +7,18 @@ import pytest
 import torch
 
 from sfumato.config import Data, Finetune, Lora, Saliency, TimestepMixture
-from sfumato.data.latents import LATENTS, have_latents, latents_directory, latents_key, load_latents, write_latents
 from sfumato.data.prepare import prepare_sensitive
-from sfumato.data.store import load_prepared, read_card
-from sfumato.dpsgd.run import DPSGD, clipped_gradient_sum, draw, levels_of, per_image_gradients
+from sfumato.data.store import (
+    LATENTS,
+    have_latents,
+    latents_directory,
+    latents_key,
+    load_latents,
+    load_prepared,
+    read_card,
+    write_latents,
+)
+from sfumato.dpsgd.gradients import clipped_gradient_sum, draw, per_image_gradients
 from sfumato.dpsgd.trainable import candidates, choose_trainable
 from sfumato.errors import DataError
 from sfumato.privacy.events import Mechanism
@@ -35,7 +43,7 @@ def models(tmp_path_factory):
 
 def network(models, kind: str, trainable: str = "attention-lora"):
     """A model with adapters that do something, and what is trained of it."""
-    from sfumato.public_model.network import load_latent
+    from sfumato.public_model.reference import load_latent
 
     model = load_latent(models / f"{kind}-reference")
     choose_trainable(model, Finetune(trainable=trainable, lora=Lora(rank=2)), None, 0)
@@ -162,7 +170,7 @@ def test_an_empty_draw_is_a_step(models):
     assert len(run.draw(latents[none])) == 0
 
 
-# --- latents ------------------------------------------------------------------------------------------------------------------------
+# ---- latents
 
 
 def encode(images):

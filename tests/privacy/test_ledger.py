@@ -103,7 +103,7 @@ EDITS = {
     "record no record": (lambda x: x["records"].append(None), "record 2 is not a whole record"),
     "id no text": (lambda x: record_in(x, COUNT).update(id=7), "record 0 has no id"),
     "id a path": (lambda x: record_in(x, COUNT).update(id="../odometer"), "record 0 has no id"),
-    "stage unknown": (lambda x: record_in(x, COUNT).update(stage="select"), "no query"),
+    "stage unknown": (lambda x: record_in(x, COUNT).update(stage="select"), "is not a query"),
     "field missing": (lambda x: record_in(x, COUNT).pop("adjacency"), "not a whole record"),
     "adjacency unknown": (lambda x: record_in(x, COUNT).update(adjacency="none"), "adjacency"),
 }

@@ -73,7 +73,10 @@ def test_the_profile_goes_through_the_epsilon_of_the_ledger():
 
 
 def test_the_exact_test_of_a_subsampled_gaussian_stays_below_the_bound():
-    """One use, q = 0.3, σ = 0.7: the best test is a threshold on the released sum, so its hit rate is known. Both directions."""
+    """One use, q = 0.3, σ = 0.7: the best test is a threshold on the released sum, so its hit rate is known.
+
+    In both directions.
+    """
     q, sigma, alpha = 0.3, 0.7, 0.01
     bound = true_positive_rate(profile_of(Mechanism(noise_multiplier=sigma, sample_rate=q)), alpha)
     threshold = NORMAL.inv_cdf(1 - alpha) * sigma

@@ -1,4 +1,4 @@
-"""False-alarm rates are those of the true distribution; the sources below are not seeded, so each run is a fresh test."""
+"""False-alarm rates are those of the true distribution. The sources below are unseeded: each run is a fresh test."""
 
 import copy
 import os

@@ -1,4 +1,4 @@
-"""One image more or less moves what a query sums by at most its bound, before any noise: real digits, every awkward input."""
+"""One image more or less moves the sum of a query by at most its bound, before noise: digits and awkward inputs."""
 
 import math
 
@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from sfumato.config import FeatureMap
+from sfumato.features.fourier import FourierFeatures
 from sfumato.queries.central import mean_sum, mode_sum, query_central
 from sfumato.queries.count import class_counts, query_count
-from sfumato.queries.frequency import FourierFeatures, embedding_sum, query_frequency
+from sfumato.queries.frequency import embedding_sum, query_frequency
 
 ROUNDING = 1e-9  # the sums are float64
 FEATURES = FourierFeatures((1, 8, 8), [FeatureMap(), FeatureMap(map="scattering")], 200, seed=0)

@@ -1,4 +1,4 @@
-"""The saliency query: its sensitivity on a real network with attention, its one charge, what noise does to norms, and what follows from it."""
+"""The saliency query: its sensitivity on a network with attention, its one charge, what noise does to its norms."""
 
 import csv
 import json
@@ -13,14 +13,14 @@ import stages.saliency
 from sfumato.artifacts import write_empty, writing
 from sfumato.config import SALIENT, Finetune, Lora, Model, Saliency
 from sfumato.diffusion.unet import UNet, load_model, save_model
-from sfumato.dpsgd.lora import load_synthesizer
-from sfumato.dpsgd.run import DPSGD, draw, per_image_gradients
+from sfumato.dpsgd.gradients import draw, per_image_gradients
 from sfumato.dpsgd.trainable import candidates, choose_trainable, flat
 from sfumato.errors import BudgetError, ConfigError, DataError, SfumatoError
 from sfumato.privacy.events import Mechanism, event_from_json
 from sfumato.queries import saliency
 from sfumato.queries.saliency import plot_saliency, query_saliency, rank_candidates, ranked, split_name
 from sfumato.resolved import StagePlan
+from sfumato.synthesizer import load_synthesizer
 
 B, C, N = 6, 1e-4, 50.0  # images, clip (far below the norms: every row is clipped), public size
 ARGUMENTS = {"resolution": 8, "channels": 1, "classes": 10, "width": 8, "multipliers": (1, 2), "attention": (0, 1)}
@@ -182,8 +182,9 @@ def test_the_draws_of_the_query_are_secret():
 
 
 def test_the_whole_query_is_one_gaussian_and_its_noise_has_the_size_it_claims(owner):
-    # A fresh network ends in zeros, so that no gradient reaches attention: what is released is the noise alone. 2 688 entries; the
-    # standard deviation within 7 %, five standard errors: false alarm below 1e-6. The same for the sum of the debiased squares.
+    # A fresh network ends in zeros, so no gradient reaches attention: what is released is the noise alone.
+    # 2 688 entries; the standard deviation within 7 %, five standard errors: false alarm below 1e-6. The same for the
+    # sum of the debiased squares.
     torch.manual_seed(0)
     model = UNet(**ARGUMENTS)
     mechanism = Mechanism(noise_multiplier=3.0)
@@ -201,7 +202,8 @@ def test_the_whole_query_is_one_gaussian_and_its_noise_has_the_size_it_claims(ow
 
 
 def test_the_debiased_squared_norm_is_unbiased():
-    # Gaussian noise on known vectors, 2000 trials, fixed seed; five standard errors of the mean, false alarm below 1e-6 under another.
+    # Gaussian noise on known vectors, 2000 trials, fixed seed; five standard errors of the mean: under another seed, a
+    # false alarm below 1e-6.
     std, trials = 0.3, 2000
     generator = torch.Generator().manual_seed(0)
     truth = {

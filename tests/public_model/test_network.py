@@ -1,4 +1,4 @@
-"""Public text-to-image models on tiny random ones: the same numbers as the library's, bad directories, prompts, latents."""
+"""Public text-to-image models, tiny and random: the same numbers as the library's, bad folders, prompts, latents."""
 
 import json
 import shutil
@@ -14,20 +14,15 @@ pytest.importorskip("transformers")
 from tiny_diffusers import KINDS, save_references
 
 from sfumato.config import Finetune, LogNormal, Lora, Model, TimestepMixture
-from sfumato.dpsgd.lora import load_synthesizer, merge, save_adapter
-from sfumato.dpsgd.run import clipped_gradient_sum, draw, levels_of
+from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
+from sfumato.dpsgd.lora import merge, save_adapter
 from sfumato.dpsgd.trainable import candidates, check_trained, choose_trainable, flat
 from sfumato.errors import ConfigError, DataError
 from sfumato.public_model.directory import HUB, locate, read_model_directory
-from sfumato.public_model.network import (
-    LatentDiffusion,
-    load_codec,
-    load_latent,
-    read_reference,
-    save_reference,
-    save_trained,
-)
+from sfumato.public_model.network import LatentDiffusion
 from sfumato.public_model.parts import embed_prompts
+from sfumato.public_model.reference import load_codec, load_latent, read_reference, save_reference, save_trained
+from sfumato.synthesizer import load_synthesizer
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -51,7 +46,7 @@ def copied(models, tmp_path) -> Path:
     return Path(shutil.copytree(models / "unet-epsilon", tmp_path / "spoiled"))
 
 
-# --- the same numbers as the library's ----------------------------------------------------------------------------------------------
+# ---- the same numbers as the library's
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -116,7 +111,7 @@ def test_the_prompts_are_encoded_as_the_librarys_pipeline_does_and_once_per_clas
 def test_guided_samples_are_the_pipelines(models, kind):
     import diffusers
 
-    from sfumato.public_model.network import load_scheduler
+    from sfumato.public_model.reference import load_scheduler
     from sfumato.public_model.sampler import sample_latents
 
     model, codec = load_latent(reference(models, kind)), load_codec(reference(models, kind), CPU)
@@ -139,8 +134,9 @@ def test_a_transformer_that_is_told_the_size_is_told_it_under_vmap_too():
 
     torch.manual_seed(0)
     network = diffusers.PixArtTransformer2DModel(
-        num_attention_heads=3, attention_head_dim=4, in_channels=4, out_channels=8, num_layers=1, cross_attention_dim=12,
-        sample_size=8, patch_size=2, caption_channels=6, norm_num_groups=4, use_additional_conditions=True,
+        num_attention_heads=3, attention_head_dim=4, in_channels=4, out_channels=8, num_layers=1,
+        cross_attention_dim=12, sample_size=8, patch_size=2, caption_channels=6, norm_num_groups=4,
+        use_additional_conditions=True,
     )  # fmt: skip
     prompts, mask = torch.randn(3, 5, 6), torch.ones(3, 5, dtype=torch.bool)
     models = [
@@ -160,8 +156,9 @@ def test_what_is_learned_is_read_from_the_scheduler(models):
     t, labels = torch.tensor([10, 700]), torch.tensor([0, 3])
     for kind in KINDS:
         model = load_latent(reference(models, kind))
-        kept = model.kept[t][:, None, None, None]
-        target = kept.sqrt() * noise - (1 - kept).sqrt() * latents if kind == "unet-v" else noise
+        alphas_cumprod = model.alphas_cumprod[t][:, None, None, None]
+        signal, spread = alphas_cumprod.sqrt(), (1 - alphas_cumprod).sqrt()
+        target = signal * noise - spread * latents if kind == "unet-v" else noise
         seen = []
 
         def perfect(x, timesteps, labels, seen=seen, target=target):
@@ -169,7 +166,7 @@ def test_what_is_learned_is_read_from_the_scheduler(models):
             return target
 
         assert model.per_image_loss(perfect, latents, labels, t, noise).abs().max() < 1e-10
-        torch.testing.assert_close(seen[0], kept.sqrt() * latents + (1 - kept).sqrt() * noise)
+        torch.testing.assert_close(seen[0], signal * latents + spread * noise)
         assert model.per_image_loss(model, latents, labels, t, noise).min() > 0.1
 
 
@@ -184,7 +181,7 @@ def test_timesteps_follow_the_law(models):
     t = model.draw_levels(TimestepMixture(weights=(1, 3), bounds=(0, 100, 1000)), 20_000, generator)
     assert float((t < 100).float().mean()) == pytest.approx(0.25, abs=6 * (0.1875 / 20_000) ** 0.5)
     t = model.draw_levels(LogNormal(mean=0, std=1e-6), 5, generator)
-    assert set(t.tolist()) == {int((model.kept >= 0.5).sum())}  # σ = 1 where half of the variance is kept
+    assert set(t.tolist()) == {int((model.alphas_cumprod >= 0.5).sum())}  # σ = 1 where ᾱ = 1/2
     assert len(model.draw_levels(UNIFORM, 0, generator)) == 0
 
 
@@ -203,7 +200,7 @@ def test_a_latent_depends_on_its_own_image_alone_bit_for_bit(models, size):
     assert back.shape == images.shape and back.min() >= 0 and back.max() <= 1
 
 
-# --- what is trained, saved and loaded ----------------------------------------------------------------------------------------------
+# ---- what is trained, saved and loaded
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -260,7 +257,7 @@ def test_adapters_on_another_base_are_refused(models, tmp_path):
         load_synthesizer(tmp_path, reference(models, "unet-v"))
 
 
-# --- prompts ------------------------------------------------------------------------------------------------------------------------
+# ---- prompts
 
 
 def prompts(dataset_id: str, classes, **more) -> list[str]:
@@ -302,7 +299,7 @@ def test_templates_and_overrides():
         ({"prompt": "An image"}, "two classes"),
         ({"prompt": "A {kind}"}, r"field \{kind\}.*\{class\}"),
         ({"prompt": "A {class.__doc__}"}, "field"),
-        ({"prompt": "A {class"}, "no template"),
+        ({"prompt": "A {class"}, "not a template"),
         ({"prompts": {"ca": "A cat"}}, "did you mean 'cat'"),
     ],
 )
@@ -318,7 +315,7 @@ def test_a_prompt_too_long_for_the_model_is_refused(models, tmp_path):
         )
 
 
-# --- bad input ----------------------------------------------------------------------------------------------------------------------
+# ---- bad input
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,4 +1,4 @@
-"""The `stage` program on tiny public models: all of it, from images to a ledger; a user's mistakes; and life without the extra."""
+"""`stage` on tiny public models: a whole run from images to a ledger, a user's mistakes, and no extra installed."""
 
 import contextlib
 import io
@@ -98,8 +98,8 @@ RUN = ("count", "central", "frequency", "auxiliary", "histogram", "pretrain", "s
 )
 def test_the_whole_pipeline_ends_in_labelled_images_with_a_ledger(models, repository, kind, recipe):
     from sfumato.digest import digest_of_file
-    from sfumato.dpsgd.lora import load_synthesizer
-    from sfumato.public_model.network import load_latent
+    from sfumato.public_model.reference import load_latent
+    from sfumato.synthesizer import load_synthesizer
 
     set_up(repository, models / kind, recipe)
     before = {file: digest_of_file(file) for file in sorted((models / kind).rglob("*")) if file.is_file()}
@@ -194,7 +194,7 @@ def stage_with(repository: Path, directory: Path | None, code: int, recipe: str 
     return stage(repository, "plan", code=code)
 
 
-# --- without the extra --------------------------------------------------------------------------------------------------------------
+# ---- without the extra
 
 
 def test_the_base_install_imports_nothing_of_it_and_the_doctor_says_what_it_would_add(tmp_path):

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from sfumato.config import FeatureMap
+from sfumato.features.fourier import FourierFeatures
+from sfumato.features.scattering import Scattering
 from sfumato.queries.central import clip_rows
-from sfumato.queries.frequency import FourierFeatures, Scattering, embedding_sum
+from sfumato.queries.frequency import embedding_sum
 
 PIXELS = FeatureMap(length_scales=(0.4, 0.2))
 SCATTERING = FeatureMap(map="scattering", length_scales=(0.5,), weight=3.0)

@@ -80,7 +80,7 @@ def test_the_card_is_the_same_bytes_each_time_and_keeps_its_tables_whole():
 
 @pytest.fixture
 def release(digits) -> ImageSet:
-    """Classes whose names sort otherwise than their labels, and are no names of folders."""
+    """Classes whose names sort in another order than their labels and cannot be names of folders."""
     chosen = np.flatnonzero(digits.labels < 3)[:40]
     return ImageSet(digits.images[chosen], digits.labels[chosen], ("T-shirt/top", "Bag", "été"))
 

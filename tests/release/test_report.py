@@ -1,4 +1,7 @@
-"""The page that people read: the public edition holds the release and the ledger and nothing else, the owner's says that it is local."""
+"""The page that people read.
+
+The public edition holds the release and the ledger and nothing else; the owner's says that it is local.
+"""
 
 import hashlib
 import json
@@ -14,9 +17,10 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from sfumato.artifacts import PRIVACY, read_artifact, writing
-from sfumato.data.images import ImageSet, save_images, save_png
+from sfumato.data.images import ImageSet, save_images
 from sfumato.digest import digest_of
 from sfumato.errors import BudgetError, ConfigError, DataError
+from sfumato.pictures import save_png
 from sfumato.privacy.accountant import default_delta
 from sfumato.privacy.events import SECRET, Mechanism, event_to_json
 from sfumato.privacy.ledger import build_ledger, ledger_text
@@ -110,7 +114,7 @@ def write_evaluation(folder: Path, seed: int) -> None:
 
 @pytest.fixture
 def desk(tmp_path, monkeypatch):
-    """A working folder with a release, its ledger and an evaluation, and `stage report` as a function that raises what it raises."""
+    """A folder with a release, its ledger and an evaluation, and `stage report` as a function that lets errors out."""
     write_release(tmp_path / "artifacts" / "synthesize")
     write_ledger(tmp_path / "ledger.json")
     write_evaluation(tmp_path, 0)
@@ -160,7 +164,7 @@ class Elements(HTMLParser):
         assert self.open.pop() == tag
 
 
-# --- the public edition ---------------------------------------------------------------------------------------------------------
+# ---- the public edition
 
 
 def test_the_public_edition_is_the_same_bytes_whatever_the_evaluation_and_the_real_images(desk, tmp_path):
@@ -255,7 +259,7 @@ def test_a_ledger_that_does_not_hold_or_belongs_elsewhere_is_refused(desk, tmp_p
     assert BudgetError.exit_code == 3 and not (tmp_path / "artifacts" / "report").exists()
 
 
-# --- the owner's edition --------------------------------------------------------------------------------------------------------
+# ---- the owner's edition
 
 
 def test_the_owners_edition_says_that_it_is_local_on_top_and_on_every_printed_page(pages):
@@ -312,7 +316,7 @@ def test_dry_run_writes_nothing(desk, tmp_path):
     assert "metrics.json" in desk("--dry-run", "--audience", "owner")
 
 
-# --- both -----------------------------------------------------------------------------------------------------------------------
+# ---- both
 
 
 @pytest.mark.parametrize("edition", ["public", "owner"])

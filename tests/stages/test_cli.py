@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def desk(tmp_path, monkeypatch):
-    """A working folder with the recipes, a state directory of its own, and `stage` as a function: (exit code, output)."""
+    """A folder with the recipes, its own state directory, and `stage` as a function: (exit code, output)."""
     shutil.copytree(ROOT / "pipelines", tmp_path / "pipelines")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
@@ -78,14 +78,23 @@ def test_help_loads_nothing_heavy():
     code = (
         "import sys; sys.argv=['stage','--help']\nimport stages.cli\ntry: stages.cli.main()\nexcept SystemExit: pass\n"
     )
-    code += "print([m for m in ('torch','torchvision','dvc','opacus','sklearn','dp_accounting','pandas') if m in sys.modules])"
+    code += (
+        "print([m for m in ('torch','torchvision','dvc','opacus','sklearn','dp_accounting','pandas') "
+        "if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip().endswith("[]")
 
 
 def test_no_stage_imports_dvc_torchvision_or_opacus_unasked():
-    code = "import sys\nimport sfumato.privacy.charge, sfumato.privacy.ledger, sfumato.plan, sfumato.dpsgd.run, sfumato.release.synthesis, sfumato.evaluation.scores\n"
-    code += "import sfumato.warmup.curriculum, sfumato.data.prepare\nprint([m for m in ('torchvision','dvc','opacus','diffusers') if m in sys.modules])"
+    code = (
+        "import sys\nimport sfumato.privacy.charge, sfumato.privacy.ledger, sfumato.plan, sfumato.dpsgd.run, "
+        "sfumato.release.synthesis, sfumato.evaluation.scores\n"
+    )
+    code += (
+        "import sfumato.warmup.curriculum, sfumato.data.prepare\n"
+        "print([m for m in ('torchvision','dvc','opacus','diffusers') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -168,7 +177,8 @@ def test_the_dry_run_says_how_much_of_a_step_of_dpsgd_is_noise(desk, recipe, fin
     code, text = desk("plan", "--dry-run")
     assert code == 0, text
     found = re.search(
-        r"the noise of a step is ([\d.]+) times as long as its signal can be, over ([\d,]+) trained weights(: mostly noise)?",
+        r"the noise of a step is ([\d.]+) times as long as its signal can be, "
+        r"over ([\d,]+) trained weights(: mostly noise)?",
         text,
     )
     assert bool(found) == bool(least)

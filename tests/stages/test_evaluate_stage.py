@@ -25,7 +25,7 @@ SETTINGS = {"classifiers": ["lr"], "seeds": [0], "epochs": 1, "stages": [], "bou
 
 @pytest.fixture
 def desk(tmp_path, monkeypatch, digits):
-    """A folder with prepared digits, a release that is other digits, and `stage evaluate` as a function: (exit code, output)."""
+    """Prepared digits, a release of other digits, and `stage evaluate` as a function: (exit code, output)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
     monkeypatch.setattr(downstream, "MIN_STEPS", 20)

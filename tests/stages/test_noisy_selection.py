@@ -1,4 +1,4 @@
-"""A class histogram that is nothing but noise: the selection is random, and the pipeline ends in a release all the same."""
+"""A class histogram of noise alone: the selection is random, and the pipeline still ends in a release."""
 
 import csv
 import json

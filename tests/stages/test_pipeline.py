@@ -1,5 +1,6 @@
-"""`dvc repro` as the data owner meets it: what re-runs, what re-spends, what is refused, what a kill leaves. One small real run, then edits of it.
+"""`dvc repro` as the data owner meets it: what re-runs, what re-spends, what is refused, what a kill leaves.
 
+One small real run, then edits of it.
 The tests of this module share one repository and run in the order of the file, each from what the last one left.
 """
 
@@ -19,9 +20,9 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = 317  # of the source: a number to search git for
-KEY = bytes(
-    range(32)
-)  # of the hold-out: with it the numbers searched for are always the same, and none is one that is public, as 62 glyphs are
+# The key of the hold-out. With it the numbers searched for are always the same, and none of them is public by chance,
+# as the 62 classes of glyphs are.
+KEY = bytes(range(32))
 SMALL = {
     "recipe": "full",
     "profile": "digits",
@@ -185,7 +186,8 @@ def test_git_holds_no_size_no_counts_and_no_hash_of_sensitive_bytes(repository):
         hashes += [str(np.bincount(labels, minlength=10).tolist())]
         for file in (state / part).glob("*.npy"):
             hashes += [hashlib.new(kind, file.read_bytes()).hexdigest() for kind in ("md5", "sha256", "sha1")]
-    # DVC notes the size of every file in bytes. That of a file made from public parameters alone may equal the number of images by chance.
+    # DVC notes the size of every file. A file made from public parameters alone may by chance have as many bytes as
+    # there are images.
     public = ("params.yaml", "pipelines", "sfumato", "stages", "data/", "artifacts/plan")
     lock = written["dvc.lock"]
     for entry in re.findall(r"- path: (?:\S+)\n(?: {6}\S.*\n)+", lock):
@@ -203,19 +205,13 @@ def test_git_holds_no_size_no_counts_and_no_hash_of_sensitive_bytes(repository):
 
 
 def test_a_saved_experiment_holds_no_numbers_from_real_images(repository):
-    """DVC puts every metric and plot that dvc.yaml names into the commit of a saved experiment, those that git ignores too."""
-    assert (
-        repository.run("git", "add", "dvc.yaml", "dvc.lock", "ledger.json", "params.yaml", ".gitignore", ".dvcignore")[
-            0
-        ]
-        == 0
-    )
-    assert (
-        repository.run(
-            "git", "-c", "user.name=owner", "-c", "user.email=owner@localhost", "commit", "-qm", "a first release"
-        )[0]
-        == 0
-    )
+    """DVC commits every metric and plot that dvc.yaml names with a saved experiment, also those that git ignores."""
+    files = ("dvc.yaml", "dvc.lock", "ledger.json", "params.yaml", ".gitignore", ".dvcignore")
+    code, text = repository.run("git", "add", *files)
+    assert code == 0, text
+    owner = ("-c", "user.name=owner", "-c", "user.email=owner@localhost")
+    code, text = repository.run("git", *owner, "commit", "-qm", "a first release")
+    assert code == 0, text
     code, text = repository.run("dvc", "exp", "save", "--name", "kept")
     assert code == 0, text
     _, refs = repository.run("git", "for-each-ref", "--format=%(refname)", "refs/exps")

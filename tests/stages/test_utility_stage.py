@@ -35,7 +35,7 @@ QUICK = (
 
 @pytest.fixture
 def desk(tmp_path, monkeypatch, digits):
-    """A folder with prepared digits, a release that is other digits, and `stage utility` as a function: (exit code, output)."""
+    """Prepared digits, a release of other digits, and `stage utility` as a function: (exit code, output)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
     monkeypatch.setenv("COLUMNS", "200")

@@ -38,7 +38,7 @@ def run(model: UNet, **options) -> dict[str, Tensor]:
 
 
 def inside(delta: Tensor, radius: float) -> Tensor:
-    """The projection, as one does it by hand."""
+    """The projection, written out by hand."""
     norm = math.sqrt(float((delta.double() ** 2).sum()))
     return delta if norm <= radius else delta * (radius / norm)
 

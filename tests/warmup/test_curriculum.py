@@ -33,7 +33,7 @@ def phase(**options) -> Phase:
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others():
     torch.manual_seed(1)
     first = warm_up(tiny(), [phase(augment=2)], SOURCES, CONFIG, 7, autocast=False)
-    torch.manual_seed(2)  # the global generator has no say
+    torch.manual_seed(2)  # the global generator does not matter
     second = warm_up(tiny(), [phase(augment=2)], SOURCES, CONFIG, 7, autocast=False)
     third = warm_up(tiny(), [phase(augment=2)], SOURCES, CONFIG, 8, autocast=False)
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -114,7 +114,7 @@ def test_frozen_parameters_stay():
     assert "label.weight" not in average
 
 
-# --- public images ------------------------------------------------------------------------------------------------------------
+# ---- public images
 
 
 def public(images: int = 30) -> ImageSet:
@@ -135,7 +135,7 @@ def selection(directory, rows, labels, kind="public", classes=("a", "d")):
 
 def test_public_classes_get_rows_of_their_own_and_relabelled_ones_do_not(tmp_path):
     images, labels, extra = public_training_set(public(), selection(tmp_path / "s", [3, 5, 8], [1, 0, 1]), classes=3)
-    assert extra == 2 and labels.tolist() == [5, 4, 5]  # 0..2 sensitive, 3 no label
+    assert extra == 2 and labels.tolist() == [5, 4, 5]  # 0..2 are sensitive, 3 stands for no label
     assert images[torch.tensor([2, 0])].flatten(1).float().mean(dim=1).tolist() == [8, 3]
     assert images[torch.tensor([2, 0])].shape == (2, 1, 8, 8)
     _, labels, extra = public_training_set(
@@ -222,7 +222,7 @@ def test_public_classes_are_trained_and_leave_with_their_rows():
     model.label.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
     phases = [phase(sources={"public": 1.0}, steps=20, amp=Amp(steps=2)), phase(sources={"public": 1.0}, steps=5)]
     average = warm_up(model, phases, sources, CONFIG, 0, label_dropout=0.3, autocast=False)
-    assert set(torch.cat(seen).tolist()) == {3, 4, 5}  # none of the sensitive classes; 3 is no label
+    assert set(torch.cat(seen).tolist()) == {3, 4, 5}  # not a sensitive class; 3 stands for no label
     moved = (average["label.weight"] != start).any(dim=1)
     assert moved.tolist() == [False, False, False, True, True, True]
     ema_model(model, average)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from sfumato.config import Auxiliary, FeatureMap
-from sfumato.queries.frequency import FourierFeatures
+from sfumato.features.fourier import FourierFeatures
 from sfumato.warmup.generator import balanced_labels, draw_images, fit_generator, load_generator, save_generator
 
 SHAPE = (1, 8, 8)

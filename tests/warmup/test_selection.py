@@ -28,7 +28,7 @@ from stages.classifier import classifier
 from stages.histogram import histogram
 from stages.select import select
 
-# ------------------------------------------------------------------------------------------------------------------ which classes
+# ---- which classes
 
 
 def test_one_row_keeps_the_most_voted_equal_ones_in_their_order():
@@ -87,7 +87,7 @@ def test_without_a_histogram_all_classes_or_none_can_be_kept():
         select_all(4, 3)
 
 
-# ---------------------------------------------------------------------------------------------------------------------- relabelling
+# ---- relabelling
 
 LABELS = np.array([4, 0, 2, 2, 1, 4, 3], dtype=np.int64)
 KEPT = [Kept(2, 1, 9.0), Kept(4, 0, 8.0), Kept(1, 1, 7.0)]
@@ -133,12 +133,12 @@ def test_the_picture_is_drawn_from_few_images(channels, classes, rows, tmp_path)
     assert (tmp_path / "selection.png").read_bytes()[:4] == b"\x89PNG"
 
 
-# ----------------------------------------------------------------------------------------------------------- the stages, in a row
+# ---- the stages, in a row
 
 
 @pytest.fixture(scope="module")
 def public(digits, tmp_path_factory):
-    """A public set: the same digits, upside down counted as ten classes more."""
+    """A public set: the same digits, and inverted as ten more classes."""
     images = np.concatenate([digits.images, 255 - digits.images])
     labels = np.concatenate([digits.labels, digits.labels + 10])
     both = ImageSet(images, labels, tuple("0123456789") + tuple(f"dark {i}" for i in range(10)))

@@ -1,7 +1,7 @@
 """Public image sets that are drawn, not downloaded: glyphs of fonts, procedural textures, patches of two photographs.
 
-Every image has a random stream of its own, of (seed, class, number), so a larger set begins with the smaller one. Images come class
-by class in turn: every prefix is balanced.
+Every image has its own random stream, seeded by (seed, class, number), so a larger set begins with the smaller one.
+Classes take turns, so every prefix is balanced.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ Draw = Callable[[np.random.Generator, int], np.ndarray]  # (random stream, label
 def drawing(
     source: str, shape: tuple[int, int, int], fonts: Literal["matplotlib", "system"] = "matplotlib"
 ) -> tuple[tuple[str, ...], Draw]:
-    """The class names of a source in DRAWN, and the function that draws one image of `shape` (C, H, W). `fonts`: for glyphs only."""
+    """The class names of a source in DRAWN, and the function that draws one image of `shape` (C, H, W).
+
+    `fonts`: for glyphs only. Raises ConfigError for another source.
+    """
     if source == "glyphs":
         from sfumato.data.rendered.glyphs import CHARACTERS, glyph_drawer
 

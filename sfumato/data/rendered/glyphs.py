@@ -21,14 +21,8 @@ if TYPE_CHECKING:
 
 CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-NAMELESS = (
-    "uni",
-    "u0",
-    "glyph",
-    "gid",
-    "cid",
-    ".notdef",
-)  # how glyphs are called in fonts that do not say what they show
+# In some fonts, the names of glyphs do not say what they show. Such names begin with one of these.
+NAMELESS = ("uni", "u0", "glyph", "gid", "cid", ".notdef")
 FONT_SIZE = 96  # pixels at which a glyph is drawn before it is transformed
 CONTRAST = 110.0  # least distance of foreground and ground, in units of 1/255
 
@@ -36,7 +30,7 @@ CONTRAST = 110.0  # least distance of foreground and ground, in units of 1/255
 def glyph_drawer(
     shape: tuple[int, int, int], fonts: Literal["matplotlib", "system"]
 ) -> Callable[[np.random.Generator, int], np.ndarray]:
-    """A function (random stream, label) -> one glyph, (H, W, C) uint8, of a font drawn by lot.
+    """A function (random stream, label) -> one glyph, (H, W, C) uint8, of a random font.
 
     Deterministic as long as the fonts and the font renderer are the same; "system" fonts differ between machines.
     """
@@ -55,7 +49,7 @@ def glyph_drawer(
 
 
 def font_files(fonts: Literal["matplotlib", "system"]) -> list[Path]:
-    """Fonts that show every character, in the order of their names. "system" are those that come with matplotlib and the system's."""
+    """Fonts that show every character, in the order of their names. "system": those of matplotlib and of the system."""
     import matplotlib
     from matplotlib import font_manager
 
@@ -72,7 +66,7 @@ def font_files(fonts: Literal["matplotlib", "system"]) -> list[Path]:
 
 
 def shows_all_characters(path: Path) -> bool:
-    """Whether a font has digits and letters at their places: no symbols, as in cmsy10, and no stand-ins, as in LastResort."""
+    """Whether a font shows digits and letters at their places, not symbols (cmsy10) or placeholders (LastResort)."""
     from matplotlib.ft2font import FT2Font
     from PIL import ImageFont
 
@@ -92,7 +86,7 @@ def shows_all_characters(path: Path) -> bool:
 
 
 def glyph_picture(face: FreeTypeFont, character: str, weight: float) -> Image:
-    """One character cut to its bounds, white on black, its outline moved outwards by `weight` pixels (below -0.5: thinned by one)."""
+    """One character cut to its bounds, white on black, thickened by `weight` pixels (below -0.5: thinned by one)."""
     from PIL import Image as Pictures
     from PIL import ImageDraw, ImageFilter
 
@@ -105,18 +99,18 @@ def glyph_picture(face: FreeTypeFont, character: str, weight: float) -> Image:
 
 
 def place(picture: Image, size: tuple[int, int], random: np.random.Generator) -> np.ndarray:
-    """A glyph on a black canvas of `size` (height, width), scaled, sheared, turned and shifted by lot; (H, W) uint8."""
+    """A glyph on a black canvas of `size` (H, W), scaled, sheared, turned and shifted at random; (H, W) uint8."""
     from PIL.Image import Resampling, Transform
 
     height, width = size
     side = min(height, width)
-    fine = max(2, round(112 / side))  # drawn so many times larger, then averaged
-    fraction = random.uniform(min(0.85, 0.7 + 1.2 / side), 1.0)  # of the side; small images are filled more
+    fine = max(2, round(112 / side))  # drawn this many times larger, then averaged
+    fraction = random.uniform(min(0.85, 0.7 + 1.2 / side), 1.0)  # of the side; the glyph fills more of a small image
     scale = side * fine * fraction / max(picture.size)
     stretch, shear, angle = random.uniform(0.8, 1.2), random.uniform(-0.2, 0.2), math.radians(random.uniform(-15, 15))
     cos, sin = math.cos(angle), math.sin(angle)
     turned = np.array([[cos, -sin], [sin, cos]]) @ np.array([[stretch, shear], [0, 1]]) * scale
-    back = np.linalg.inv(turned)  # from the canvas to the picture, as the transform below wants it
+    back = np.linalg.inv(turned)  # from the canvas to the picture, as the transform below needs it
     room = side * fine * max(0.04, (1 - fraction) / 2)
     centre = np.array([width, height]) * fine / 2 + random.uniform(-room, room, 2)
     offset = np.array(picture.size) / 2 - back @ centre

@@ -12,7 +12,7 @@ SMALLEST = 16  # pixels: the least side of a patch
 
 
 def photo_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, int], np.ndarray]:
-    """A function (random stream, label) -> one patch, (H, W, C) uint8: place, scale (log-uniform) and mirroring by lot."""
+    """A function (random stream, label) -> one patch, (H, W, C) uint8: random place, scale (log-uniform), mirroring."""
     from PIL import Image
     from sklearn.datasets import load_sample_images
 

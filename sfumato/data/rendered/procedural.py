@@ -1,7 +1,8 @@
 """Textures of six classical generators, grey or in colour; the generator is the class.
 
-Sources: dead leaves (Lee, Mumford, Huang 2001; as public images: Baradad et al. 2021), 1/f noise (Field 1987), gradient noise (Perlin
-1985), cellular noise (Worley 1996), sine gratings, plain shapes. Lengths are in units of the image's shorter side.
+Sources: dead leaves (Lee, Mumford, Huang 2001; as public images: Baradad et al. 2021), 1/f noise (Field 1987), gradient
+noise (Perlin 1985), cellular noise (Worley 1996), sine gratings, plain shapes. Lengths are in units of the image's
+shorter side.
 """
 
 from __future__ import annotations
@@ -11,14 +12,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-FINE = 2  # times larger, per side, are textures with edges drawn
-Texture = Callable[
-    [np.random.Generator, int, int, int], np.ndarray
-]  # (random stream, H, W, C) -> (H, W, C) float in [0, 1]
+FINE = 2  # textures with edges are drawn this many times larger, per side
+# (random stream, H, W, C) -> (H, W, C) float in [0, 1]
+Texture = Callable[[np.random.Generator, int, int, int], np.ndarray]
 
 
 def procedural_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, int], np.ndarray]:
-    """A function (random stream, label) -> one texture, (H, W, C) uint8. Textures with edges are drawn finer and averaged."""
+    """A function (random stream, label) -> one texture, (H, W, C) uint8; those in EDGED are drawn FINE times larger."""
     channels, height, width = shape
     textures = list(FAMILIES.values())
 
@@ -33,7 +33,7 @@ def procedural_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Genera
 
 
 def dead_leaves(random: np.random.Generator, height: int, width: int, channels: int) -> np.ndarray:
-    """Discs that hide one another, of radii with density ∝ r⁻³, until nearly nothing of the ground is left."""
+    """Discs that hide one another, of radii with density ∝ r⁻³, until they cover nearly all of the ground."""
     y, x = (axis.ravel() for axis in grid(height, width))
     image = np.broadcast_to(random.random(channels), (height * width, channels)).copy()
     bare = np.arange(height * width)
@@ -41,9 +41,8 @@ def dead_leaves(random: np.random.Generator, height: int, width: int, channels: 
     for _ in range(12):  # from front to back, 24 discs at once
         radius = (most**-2 + random.random(24) * (least**-2 - most**-2)) ** -0.5
         middle = random.uniform(-0.2, [[1.2 * y[-1]], [1.2 * x[-1]]], (2, 24))
-        inside = (y[bare, None] - middle[0]) ** 2 + (
-            x[bare, None] - middle[1]
-        ) ** 2 < radius**2  # (pixels still bare, 24)
+        square = (y[bare, None] - middle[0]) ** 2 + (x[bare, None] - middle[1]) ** 2  # (pixels still bare, 24)
+        inside = square < radius**2
         hit = inside.any(axis=1)
         image[bare[hit]] = random.random((24, channels))[inside[hit].argmax(axis=1)]
         bare = bare[~hit]
@@ -54,9 +53,8 @@ def fractal_noise(random: np.random.Generator, height: int, width: int, channels
     """Gaussian noise whose amplitude falls as 1/f^β, β in 0.6..1.8; channels are correlated."""
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
     frequency[0, 0] = np.inf
-    spectrum = np.fft.rfft2(random.standard_normal((channels + 1, height, width))) * frequency ** -random.uniform(
-        0.6, 1.8
-    )
+    white = np.fft.rfft2(random.standard_normal((channels + 1, height, width)))
+    spectrum = white * frequency ** -random.uniform(0.6, 1.8)
     noise = np.fft.irfft2(spectrum, s=(height, width)).transpose(1, 2, 0)
     noise /= noise.std(axis=(0, 1)) + 1e-12
     shared = random.uniform(0.3, 1)  # correlation of the channels
@@ -111,7 +109,7 @@ def gratings(random: np.random.Generator, height: int, width: int, channels: int
 
 
 def shapes(random: np.random.Generator, height: int, width: int, channels: int) -> np.ndarray:
-    """One to five ellipses and convex polygons, one on top of the other, on a ground that fades from one colour to another."""
+    """One to five ellipses and convex polygons, on top of one another, on a ground that fades between two colours."""
     y, x = grid(height, width)
     angle = random.uniform(0, 2 * math.pi)
     ramp = (0.5 + 0.7 * ((x - 0.5) * math.cos(angle) + (y - 0.5) * math.sin(angle))).clip(0, 1)[..., None]

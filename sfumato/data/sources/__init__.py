@@ -1,7 +1,7 @@
-"""Where images come from: sets that come with a library, known sets in their own files, a folder of pictures, an `.npz` file.
+"""Where images come from: sets in a library, known sets in their own files, a folder of pictures, an `.npz` file.
 
-Every source yields one image at a time, already converted to the asked size and channels, so a set is never held in memory
-decoded. What happens to an image depends on that image and on what was asked alone.
+Every source yields one image at a time, already converted to the size and the channels of the request, so no decoded
+set is held in memory. The result for an image depends on that image and the request alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Example", "Source", "read_public", "read_source"]
 def read_source(data: Data, raw: Path) -> Source:
     """Open the sensitive source that `data` names; `raw` is the folder of downloads.
 
-    Names and array shapes are checked here; pictures are decoded, and can be refused, while they are iterated over.
+    Names and array shapes are checked here. Pictures are decoded, and may be refused, during the iteration.
     Raises ConfigError where `data` is incomplete, DataError where files are missing or unusable.
     """
     size = None if data.size is None else (data.size, data.size)
@@ -33,15 +33,16 @@ def read_source(data: Data, raw: Path) -> Source:
 
 
 def read_public(public: Public, shape: tuple[int, int, int], raw: Path, seed: int) -> Source:
-    """Open the public source that `public` names, its images as (H, W, C) of `shape` (C, H, W); the training part alone.
+    """Open the training part of the public source that `public` names, with images (H, W, C) for `shape` (C, H, W).
 
-    `seed` decides what is drawn, by the sources that are drawn. Raises as `read_source` does.
+    `seed` fixes the images of a drawn source. Raises what `read_source` raises.
     """
     channels, height, width = shape
     if public.source in DRAWN:
         if public.path is not None:
             raise ConfigError(
-                f"public.path={public.path} means nothing for public.source={public.source}, which reads no files: leave it out."
+                f"public.path={public.path} means nothing for public.source={public.source}, which reads no files: "
+                "leave it out."
             )
         classes, draw = drawing(public.source, shape, public.fonts)
         return Source(

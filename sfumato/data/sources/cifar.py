@@ -12,18 +12,19 @@ from sfumato.errors import DataError
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR100_NAMES = """
-    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle caterpillar cattle
-    chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo
-    keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter
-    palm_tree pear pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk
-    skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip
-    turtle wardrobe whale willow_tree wolf woman worm
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
+    caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant
+    flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree
+    motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate
+    poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider
+    squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle
+    wardrobe whale willow_tree wolf woman worm
 """
 
 
 @dataclass(frozen=True)
 class Cifar:
-    """How one of the two sets is called and stored. `label_bytes`: before each image; the last of them is its label."""
+    """The names and files of one of the two sets. `label_bytes`: bytes before each image; the last one is its label."""
 
     torchvision: str
     archive: str
@@ -59,12 +60,12 @@ def read_cifar10(request: Request, raw: Path) -> Source:
 
 
 def read_cifar100(request: Request, raw: Path) -> Source:
-    """With its 100 fine classes."""
+    """CIFAR-100 with its 100 fine classes."""
     return read_cifar(CIFAR100, request, raw)
 
 
 def read_cifar(known: Cifar, request: Request, raw: Path) -> Source:
-    """From the binary files (in the path asked for, or in their folder under `raw`), else by torchvision, which checks them."""
+    """Read the binary files in `request.path` or in their folder under `raw`; without a path, download missing ones."""
     place = raw / known.folder if request.path is None else Path(request.path).expanduser()
     splits = [known.train, (known.test,)] if request.sensitive else [known.train]
     files = [[place / name for name in split] for split in splits]
@@ -76,7 +77,8 @@ def read_cifar(known: Cifar, request: Request, raw: Path) -> Source:
     elif request.path is not None:
         wanted = ", ".join(path.name for split in files for path in split)
         raise DataError(
-            f"{place} does not hold {wanted}: point {request.section}.path at the binary version of {known.torchvision}."
+            f"{place} does not hold {wanted}: "
+            f"point {request.section}.path at the binary version of {known.torchvision}."
         )
     else:
         fix = f"Unpack {known.archive} so that {files[0][0]} exists"
@@ -90,7 +92,7 @@ def read_batch(path: Path, known: Cifar) -> tuple[np.ndarray, np.ndarray]:
     """One binary file: rows of the label bytes, then 1024 red, 1024 green and 1024 blue bytes."""
     content, row = np.fromfile(path, np.uint8), known.label_bytes + 3072
     if len(content) == 0 or len(content) % row:
-        raise DataError(f"{path} has {len(content)} bytes, no multiple of {row}: it is truncated. Fetch it again.")
+        raise DataError(f"{path} has {len(content)} bytes, not a multiple of {row}: it is truncated. Fetch it again.")
     rows = content.reshape(-1, row)
     labels = rows[:, known.label_bytes - 1]
     check_labels(labels, known.classes, path)

@@ -1,4 +1,4 @@
-"""MNIST and the sets that are stored as it is: Fashion-MNIST, KMNIST and EMNIST."""
+"""MNIST and the sets in its file format: Fashion-MNIST, KMNIST and EMNIST."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # where the pa
 
 @dataclass(frozen=True)
 class IdxSet:
-    """How a set is called and stored. `splits`: what the names of its training and test files begin with."""
+    """The names and files of a set. `splits`: how the names of its training and test files begin."""
 
     torchvision: str
     classes: tuple[str, ...]
@@ -36,9 +36,8 @@ IDX_SETS = {
     "kmnist": IdxSet("KMNIST", ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")),
     "emnist": IdxSet(
         "EMNIST",
-        tuple(
-            "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"
-        ),  # "balanced": letters that look alike in both cases are merged
+        # "balanced": letters that look alike in both cases are merged
+        tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"),
         ("emnist-balanced-train", "emnist-balanced-test"),
         transposed=True,
         options={"split": "balanced"},
@@ -47,7 +46,7 @@ IDX_SETS = {
 
 
 def read_idx_set(request: Request, raw: Path) -> Source:
-    """A set of idx files, gzipped or not: from the path asked for, else the usual places, else a download."""
+    """A set of idx files, gzipped or not: from `request.path`, else the usual places, else a download."""
     known = IDX_SETS[request.name]
     splits = known.splits if request.sensitive else known.splits[:1]
     stems = [f"{split}-{kind}" for split in splits for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")]
@@ -55,12 +54,8 @@ def read_idx_set(request: Request, raw: Path) -> Source:
         places = [place := Path(request.path).expanduser(), place / "gzip"]  # EMNIST's archive unpacks into the second
     else:
         system = [DEBIAN_FASHION_MNIST] if request.name == "fashion-mnist" else []
-        places = [
-            *system,
-            raw / request.name,
-            raw / request.name / "gzip",
-            raw / known.torchvision / "raw",
-        ]  # the last is torchvision's
+        # torchvision downloads to the last one.
+        places = [*system, raw / request.name, raw / request.name / "gzip", raw / known.torchvision / "raw"]
     files = first_with_all(places, stems)
     if files is None and request.path is None:
         fix = f"Put the files {', '.join(f'{stem}.gz' for stem in stems)} into {raw / request.name} by hand"
@@ -73,7 +68,8 @@ def read_idx_set(request: Request, raw: Path) -> Source:
         images, labels = read_idx(images_file), read_idx(labels_file)
         if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
             raise DataError(
-                f"{images_file} has shape {images.shape} and its labels {labels.shape}: not images and labels that belong together."
+                f"{images_file} has shape {images.shape} and its labels {labels.shape}: "
+                "not images and labels that belong together."
             )
         check_labels(labels, known.classes, labels_file)
         size += len(images)
@@ -103,7 +99,8 @@ def read_idx(path: Path) -> np.ndarray:
         raise DataError(f"{path} is truncated or corrupt ({error}): fetch it again.") from error
     if len(content) < 4 or content[:3] != b"\0\0\x08":
         raise DataError(
-            f"{path} is no idx file of unsigned bytes: it starts with {content[:4].hex() or 'nothing'}, expected 000008."
+            f"{path} is no idx file of unsigned bytes: "
+            f"it starts with {content[:4].hex() or 'nothing'}, expected 000008."
         )
     rank = content[3]
     if len(content) < 4 + 4 * rank:

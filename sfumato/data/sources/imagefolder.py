@@ -52,7 +52,7 @@ def is_picture(path: Path) -> bool:
 
 
 def pictures_of(files: list[tuple[Path, int]], request: Request) -> Iterator[Example]:
-    """Picture files decoded one by one. All must come out alike: a first one that differs from the others is an error."""
+    """Picture files decoded one by one. Raises DataError where size or channels differ from those of the first one."""
     first: tuple[Path, tuple[int, ...]] | None = None
     for path, label in files:
         image = fit(decode(path), request, str(path))
@@ -61,7 +61,8 @@ def pictures_of(files: list[tuple[Path, int]], request: Request) -> Iterator[Exa
             differs = {"size": image.shape[:2] != first[1][:2], "channels": image.shape[2] != first[1][2]}
             wish = " and ".join(f"{request.section}.{key}" for key, value in differs.items() if value)
             raise DataError(
-                f"{path} is {describe(image.shape)} but {first[0]} is {describe(first[1])}: set {wish} to convert all alike."
+                f"{path} is {describe(image.shape)} but {first[0]} is {describe(first[1])}: "
+                f"set {wish} to convert all alike."
             )
         yield image, label
 
@@ -71,7 +72,7 @@ def describe(shape: tuple[int, ...]) -> str:
 
 
 def decode(path: Path) -> np.ndarray:
-    """A picture file as (H, W, 1) or (H, W, 3) uint8: upright, 16-bit grey divided by 256, transparency laid on black."""
+    """A picture file as (H, W, 1) or (H, W, 3) uint8: upright, 16-bit grey divided by 256, transparency over black."""
     from PIL import Image, ImageOps
 
     try:

@@ -1,4 +1,4 @@
-"""NumPy archives: a set of one's own, and the batches of the downsampled ImageNet. Never a pickle."""
+"""NumPy archives: a set of the user, and the batches of the downsampled ImageNet. Pickles are refused."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ ROWS = 512  # read at once
 def read_npz(request: Request) -> Source:
     """`images` (N, H, W) or (N, H, W, C) uint8, `labels` (N,) integers, `classes`: the names, as an array of strings.
 
-    The names must be in the file: counting the labels instead would make the public class list depend on who is in the set.
+    The names must be in the file: if the labels were counted instead, the public class list would depend on who is in
+    the set.
     """
     path = request.required_path()
     if not path.is_file():
-        raise DataError(f"{request.section}.path={path} is no file: expected an .npz with images, labels and classes.")
+        raise DataError(
+            f"{request.section}.path={path} is not a file: expected an .npz with images, labels and classes."
+        )
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {key: archive[key] for key in archive.files}
@@ -39,7 +42,8 @@ def read_npz(request: Request) -> Source:
     missing = [key for key in ("images", "labels", "classes") if key not in arrays]
     if missing:
         raise DataError(
-            f"{path} has no array named {', '.join(missing)}: write it with np.savez(path, images=…, labels=…, classes=…)."
+            f"{path} has no array named {', '.join(missing)}: "
+            "write it with np.savez(path, images=…, labels=…, classes=…)."
         )
     if request.sensitive and "groups" in arrays:
         raise DataError(f"{path}: `groups` {GROUPS_REFUSED}.")
@@ -62,16 +66,18 @@ def read_npz(request: Request) -> Source:
 
 
 def read_imagenet32(request: Request, raw: Path) -> Source:
-    """The downsampled ImageNet: `train_data_batch_<n>.npz`, each with `data` (N, 3072) uint8 and `labels` (N,) in 1..1000.
+    """The downsampled ImageNet: `train_data_batch_<n>.npz` with `data` (N, 3072) uint8 and `labels` (N,) in 1..1000.
 
-    As many batches as are there, in their order; read in pieces, so that memory does not grow with them. Classes are called by
-    `map_clsloc.txt` (from the same place) where it lies beside them. Source: Chrabaszcz, Loshchilov, Hutter 2017.
+    Reads every batch it finds, in order and in pieces, so that memory does not grow with them. The names of the classes
+    come from `map_clsloc.txt` (from the same place) where it lies beside them. Source: Chrabaszcz, Loshchilov, Hutter
+    2017.
     """
     place = raw / "imagenet32" if request.path is None else request.required_path()
     files = sorted(place.glob("train_data_batch_*.npz"), key=lambda path: (len(path.name), path.name))
     if not files:
         raise DataError(
-            f"{place} holds no train_data_batch_*.npz: unpack ImageNet's 32×32 version for NumPy (image-net.org, after registration) there, "
+            f"{place} holds no train_data_batch_*.npz: "
+            "unpack ImageNet's 32×32 version for NumPy (image-net.org, after registration) there, "
             f"or name its folder by {request.section}.path."
         )
     labels = [read_imagenet_labels(path) for path in files]
@@ -79,7 +85,7 @@ def read_imagenet32(request: Request, raw: Path) -> Source:
 
 
 def read_imagenet_labels(path: Path) -> np.ndarray:
-    """The labels of a batch, less one, after checking that its images have their form. Raises DataError."""
+    """The labels of a batch, less one. Raises DataError where its images or labels have another form."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             labels = archive["labels"]
@@ -87,11 +93,13 @@ def read_imagenet_labels(path: Path) -> np.ndarray:
             shape, rowwise, dtype = read_npy_header(member)
     except UNREADABLE as error:
         raise DataError(
-            f"{path} cannot be read as a batch of ImageNet-32 ({error}): fetch it again; it must hold `data` and `labels`."
+            f"{path} cannot be read as a batch of ImageNet-32 ({error}): "
+            "fetch it again; it must hold `data` and `labels`."
         ) from error
     if dtype != np.uint8 or len(shape) != 2 or shape[1] != IMAGENET_ROW or not rowwise:
         raise DataError(
-            f"{path}: data is {dtype} {shape}, expected uint8 (N, {IMAGENET_ROW}), row by row: take the 32×32 version for NumPy."
+            f"{path}: data is {dtype} {shape}, expected uint8 (N, {IMAGENET_ROW}), row by row: "
+            "take the 32×32 version for NumPy."
         )
     if labels.dtype.kind not in "iu" or labels.shape != shape[:1]:
         raise DataError(f"{path}: labels are {labels.dtype} {labels.shape}, expected {shape[0]} integers.")
@@ -101,7 +109,7 @@ def read_imagenet_labels(path: Path) -> np.ndarray:
 
 
 def read_npy_header(member: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Shape, whether rows follow one another, and type of the array that a .npy stream holds; leaves it at the first value."""
+    """(shape, whether stored row by row, type) of the array in a .npy stream, which is left at the first value."""
     version = np.lib.format.read_magic(member)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, columnwise, dtype = read(member)
@@ -119,7 +127,7 @@ def imagenet_examples(files: Sequence[Path], labels: Sequence[np.ndarray], reque
 
 
 def imagenet_rows(path: Path, count: int) -> Iterator[np.ndarray]:
-    """`data` of a batch in pieces, (n, 3072) uint8 with n at most ROWS, never the whole of it."""
+    """`data` of a batch in pieces, (n, 3072) uint8 with n at most ROWS."""
     try:
         with zipfile.ZipFile(path) as archive, archive.open("data.npy") as member:
             read_npy_header(member)
@@ -134,7 +142,10 @@ def imagenet_rows(path: Path, count: int) -> Iterator[np.ndarray]:
 
 
 def imagenet_names(place: Path) -> tuple[str, ...]:
-    """The classes' names, in the order of their labels: lines "n02119789 1 kit_fox"; a name that two classes share gets its id added."""
+    """The names of the classes in the order of their labels, from lines such as "n02119789 1 kit_fox".
+
+    A name that two classes share gets the id of each added. Without the file, names are class-0000, class-0001, ….
+    """
     file = place / "map_clsloc.txt"
     if not file.is_file():
         return tuple(f"class-{label:04d}" for label in range(IMAGENET_CLASSES))

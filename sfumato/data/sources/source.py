@@ -1,4 +1,4 @@
-"""What every source of images has in common: what is asked of it, what it gives, and how an image is made to fit."""
+"""What every source of images shares: the request, the result, and how an image is made to fit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Example = tuple[np.ndarray, int]  # (H, W, C) uint8 and its label
 
 @dataclass(frozen=True)
 class Source:
-    """A labelled source. `train` and `test` are read once; `test` is None where there is no official test split, or none is asked for."""
+    """A labelled source. `train` and `test` are read once; `test` is None without an official or a requested split."""
 
     classes: tuple[str, ...]
     train: Iterable[Example]
@@ -32,7 +32,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is asked of a source. `section` is where the user asked: "data" for sensitive images, "public" for public ones."""
+    """What the user asks of a source. `section`: "data" for sensitive images, "public" for public ones."""
 
     section: str
     name: str
@@ -54,20 +54,21 @@ class Request:
 def check_labels(labels: np.ndarray, classes: tuple[str, ...], path: Path) -> None:
     if len(labels) and not (labels.min() >= 0 and labels.max() < len(classes)):
         raise DataError(
-            f"{path} has labels {labels.min()}..{labels.max()}, expected 0..{len(classes) - 1} for {len(classes)} classes."
+            f"{path} has labels {labels.min()}..{labels.max()}, "
+            f"expected 0..{len(classes) - 1} for {len(classes)} classes."
         )
 
 
 def examples(images: np.ndarray, labels: np.ndarray, request: Request, name: str) -> Iterator[Example]:
-    """Array rows one by one, (H, W) or (H, W, C) uint8, converted as asked."""
+    """Array rows one by one, (H, W) or (H, W, C) uint8, converted as `request` asks."""
     for i, (image, label) in enumerate(zip(images, labels, strict=True)):
         yield fit(image if image.ndim == 3 else image[..., None], request, f"{name}, image {i}"), int(label)
 
 
 def fit(image: np.ndarray, request: Request, name: str) -> np.ndarray:
-    """One image, (H, W, C) uint8, with the channels and the size that are asked for.
+    """One image, (H, W, C) uint8, with the channels and the size of `request`.
 
-    Of an image with other proportions the middle is kept. Unset fields leave the image as it is.
+    An image with other proportions is cut to its middle. Unset fields of `request` change nothing.
     """
     from PIL import ImageOps
     from PIL.Image import Resampling, fromarray
@@ -87,7 +88,7 @@ def fit(image: np.ndarray, request: Request, name: str) -> np.ndarray:
 
 
 def download(name: str, raw: Path, fix: str, *, test: bool, options: Mapping[str, str] | None = None) -> tuple:
-    """Let torchvision fetch and verify dataset `name` under `raw`; returns its training dataset, and with `test` that of its test."""
+    """Let torchvision fetch and verify dataset `name` under `raw`. Returns (training set,); with `test`, both sets."""
     from torchvision import datasets  # heavy: only when used
 
     before = socket.getdefaulttimeout()
@@ -99,7 +100,7 @@ def download(name: str, raw: Path, fix: str, *, test: bool, options: Mapping[str
         )
     except (OSError, RuntimeError) as error:  # no network, a broken file, a full disk
         for empty in (raw / name / "raw", raw / name):
-            with suppress(OSError):  # rmdir takes empty ones only
+            with suppress(OSError):  # rmdir removes empty folders only
                 empty.rmdir()
         raise DataError(f"the download of {name} failed ({error}). {fix}.") from error
     finally:

@@ -1,1 +1,1 @@
-"""Numbers about a release. Those computed against real images are outside the guarantee: local, for the owner only."""
+"""Numbers about a release. The guarantee does not cover those computed against real images: they are local."""

@@ -1,11 +1,16 @@
 """How complex images are: entropy of the grey levels, entropy of the local patterns (FETA-Pro Table 2, Appendix C.3).
 
-The paper orders its curriculum by them: central images, then auxiliary images, then real ones.
+The paper orders its curriculum by complexity: central images, then auxiliary images, then real ones.
 """
 
 from __future__ import annotations
 
 import numpy as np
+
+from sfumato.artifacts import Artifact
+from sfumato.data.images import ImageSet, as_uint8, load_images
+from sfumato.evaluation.scores import some
+from sfumato.warmup.central_images import load_central
 
 AROUND = ((-1, -1), (-1, 0), (-1, 1), (0, 1), (1, 1), (1, 0), (1, -1), (0, -1))  # the eight neighbours, in a circle
 
@@ -25,18 +30,17 @@ def entropy(images: np.ndarray) -> np.ndarray:
 def texture_complexity(images: np.ndarray) -> np.ndarray:
     """(N, H, W, C) uint8 -> (N,) Shannon entropy of each image's local binary patterns, in nats, at most ln 10.
 
-    A pattern says which of the eight neighbours are at least as bright as a pixel, up to rotation; patterns with more than two changes
-    around the circle count as one (Ojala et al. 2002: P = 8, R = 1, uniform). The paper names no formula: compare within a table only.
-    Images need three pixels a side.
+    A pattern says which of the eight neighbours are at least as bright as a pixel, up to rotation. Patterns with more
+    than two changes around the circle count as one (Ojala et al. 2002: P = 8, R = 1, uniform). The paper gives no
+    formula: compare values within a table only. Raises ValueError for images below three pixels a side.
     """
     plane = grey(images)
     height, width = plane.shape[1:]
     if min(height, width) < 3:
         raise ValueError(f"images of {height}×{width} have no local patterns: three pixels a side are needed")
     centre = plane[:, 1:-1, 1:-1]
-    above = np.stack(
-        [plane[:, 1 + i : height - 1 + i, 1 + j : width - 1 + j] >= centre for i, j in AROUND]
-    )  # (8, N, H-2, W-2)
+    # (8, N, H-2, W-2)
+    above = np.stack([plane[:, 1 + i : height - 1 + i, 1 + j : width - 1 + j] >= centre for i, j in AROUND])
     changes = (above != np.roll(above, 1, axis=0)).sum(axis=0)
     patterns = np.where(changes <= 2, above.sum(axis=0), 9)
     return entropies(patterns, 10)
@@ -56,3 +60,16 @@ def complexity(images: np.ndarray) -> dict[str, float]:
         "texture_complexity": float(texture_complexity(images).mean()),
         "images": len(images),
     }
+
+
+def complexity_by_step(
+    release: ImageSet, real: ImageSet, central: Artifact, auxiliary: Artifact
+) -> dict[str, dict[str, float]]:
+    """Complexity of the images of every step, from the simplest; steps that are switched off are left out."""
+    images = {}
+    if central.enabled:
+        images["central"] = as_uint8(load_central(central.path, real.shape, 0)[0])
+    if auxiliary.enabled:
+        images["auxiliary"] = some(load_images(auxiliary.path, real.classes)).images
+    images |= {"release": some(release).images, "real": some(real).images}
+    return {name: complexity(array) for name, array in images.items()}

@@ -28,9 +28,10 @@ def fidelity(
 ) -> dict:
     """The metrics that `config` asks for, of the set called `name`.
 
-    compared, reference: (N, D) and (M, D) features; `novel`: (features to test for copies, training, hold-out). Returns {"space",
-    "reference", "images", "reference_images", "frechet", "mmd", "mmd_std", "precision", …}. Distances are called "fid", "kid", "kid_std"
-    where the extractor is Inception with its published weights, and there alone. `warn` is told what limits a number's meaning.
+    compared, reference: (N, D) and (M, D) features; `novel`: (features to test for copies, training, hold-out).
+    Returns {"space", "reference", "images", "reference_images", "frechet", "mmd", "mmd_std", "precision", …}. Distances
+    are called "fid", "kid", "kid_std" only where the extractor is Inception with its published weights. `warn` is told
+    what limits a number.
     """
     wanted = config.metrics
     found: dict = {
@@ -45,8 +46,9 @@ def fidelity(
         found[frechet] = frechet_distance(compared, reference)
         if fewest <= extractor.dimension:
             warn(
-                f"{name}: {fewest} images in a space of {extractor.dimension} dimensions: their covariance is rank-deficient and the Fréchet distance "
-                f"too large. Compare it with distances of equally many images only; {mmd} has no such bias"
+                f"{name}: {fewest} images in a space of {extractor.dimension} dimensions: "
+                "their covariance is rank-deficient and the Fréchet distance too large. "
+                f"Compare it with distances of equally many images only; {mmd} has no such bias"
             )
     if "mmd" in wanted:
         found[mmd], found[f"{mmd}_std"] = kernel_distance(compared, reference)
@@ -57,7 +59,8 @@ def fidelity(
         k = min(config.neighbours, fewest - 1)
         if k < config.neighbours:
             warn(
-                f"{name}: precision and recall take {k} neighbours, not evaluate.neighbours={config.neighbours}: there are only {fewest} images"
+                f"{name}: precision and recall take {k} neighbours, not evaluate.neighbours={config.neighbours}: "
+                f"there are only {fewest} images"
             )
         found |= precision_recall(compared, reference, k) | {"neighbours": k}
     if "fld" in wanted:
@@ -67,8 +70,8 @@ def fidelity(
             found |= feature_likelihood(*novel)
             if found["generalisation_gap"] < MEMORISED:
                 warn(
-                    f"{name}: training images are likelier than hold-out images by {-found['generalisation_gap']:.0f} hundredths of a nat per dimension, as "
-                    "when images were copied. Look at neighbours.png"
+                    f"{name}: training images are likelier than hold-out images by {-found['generalisation_gap']:.0f} "
+                    "hundredths of a nat per dimension, as when images were copied. Look at neighbours.png"
                 )
     if "authenticity" in wanted:
         found |= authenticity(*novel)

@@ -1,7 +1,8 @@
 """Feature Likelihood Divergence: fidelity, diversity and novelty in one number (Jiralerspong et al. 2023).
 
-A Gaussian stands on every synthetic feature. Its width is fitted so that the *training* features become likely; the likelihood of the
-*hold-out* features is the score. A copy of a training image earns a Gaussian of almost no width, which hold-out features never meet.
+A Gaussian stands on every synthetic feature. Its width is fitted so that the *training* features become likely; the
+likelihood of the *hold-out* features is the score. A copy of a training image gets an almost zero width, and no
+hold-out feature is near it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MOST = 4000  # centres, and half the points they are fitted to, drawn with a fixed seed: bounds the time and the memory (0.3 GB)
+MOST = 4000  # centres, and half the points they are fitted to, drawn with a fixed seed: bounds time and memory (0.3 GB)
 ROUNDS = 40  # of expectation-maximisation
 SETTLED = 1e-5  # stop when a round brings less log-likelihood per dimension
 FLOOR = 1e-4  # least variance of a Gaussian: a hundredth of a feature's standard deviation
@@ -24,18 +25,21 @@ BLOCK = 256  # rows at a time
 def feature_likelihood(synthetic: np.ndarray, train: np.ndarray, holdout: np.ndarray) -> dict[str, float]:
     """`fld` and `generalisation_gap`, in hundredths of a nat per dimension.
 
-    synthetic, train, holdout: (N, D), finite, 4 rows or more each. Features are first brought to mean 0 and variance 1 by the hold-out's
-    moments; those constant there are left out. `fld`: negative log-likelihood of the hold-out, less that of a baseline whose centres
-    are one half of the training features, its widths fitted to the other; 0 is as good as real images, copies reach thousands.
-    `generalisation_gap`: negative log-likelihood of the training set less that of the hold-out; far below 0 when images were memorised.
-    The widths come from expectation-maximisation where the authors take 50 steps of Adam; same objective, same starting point.
+    synthetic, train, holdout: (N, D), finite, 4 rows or more each. Features are first brought to mean 0 and variance 1
+    by the moments of the hold-out; features that are constant there are left out.
+    `fld`: negative log-likelihood of the hold-out, less that of a baseline whose centres are one half of the training
+    features, its widths fitted to the other half. 0 is as good as real images, copies reach thousands.
+    `generalisation_gap`: negative log-likelihood of the training set less that of the hold-out; far below 0 when images
+    were memorised. The widths come from expectation-maximisation where the authors take 50 steps of Adam, with the same
+    objective and starting point.
     """
     if min(map(len, (synthetic, train, holdout))) < 4:
         raise ValueError(
-            f"{len(synthetic)} synthetic, {len(train)} training and {len(holdout)} hold-out features: each set needs 4 or more"
+            f"{len(synthetic)} synthetic, {len(train)} training and {len(holdout)} hold-out features: "
+            "each set needs 4 or more"
         )
     random = np.random.default_rng(0)
-    size = min(len(train) // 2, len(synthetic), MOST)  # as many centres for both, else the larger number looks better
+    size = min(len(train) // 2, len(synthetic), MOST)  # as many centres for both: more centres look better
     centres, fitted, scored = (
         some_rows(features, most, random) for features, most in ((synthetic, size), (train, 2 * size), (holdout, MOST))
     )
@@ -61,8 +65,8 @@ def some_rows(features: np.ndarray, most: int, random: np.random.Generator) -> n
 def fit_variances(centres: Tensor, points: Tensor) -> Tensor:
     """(M,) variance of the Gaussian on each of the (M, D) centres, such that the (N, D) points are likely.
 
-    Equal weights. While fitting, one broad Gaussian at the points' mean takes those that no centre explains, so that they do not
-    widen the nearest one; it is dropped afterwards, as the authors do.
+    The weights are equal. While fitting, one broad Gaussian at the mean of the points takes those that no centre
+    explains, so that they do not widen the nearest one. It is dropped afterwards, as the authors do.
     """
     dimension = points.shape[1]
     distances = squared(points, centres)  # (N, M)

@@ -1,6 +1,6 @@
 """Fréchet distance between two sets of features, each taken as a Gaussian.
 
-On Inception features this is FID; on any other features it is not comparable with published FIDs, so it is never called that here.
+On Inception features this is FID. On other features it is not called FID: published FIDs do not compare with it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ ROWS = 4096  # features read at a time
 def frechet_distance(features_a: np.ndarray, features_b: np.ndarray) -> float:
     """||μa − μb||² + tr(A) + tr(B) − 2 tr((A^½ B A^½)^½), with A, B the sample covariances.
 
-    features: (N, D), finite, two rows or more each; N may be below D. Computed in float64, in memory O(D²) besides the features.
-    tr((A^½ B A^½)^½) is the nuclear norm of X Yᵀ, where A = XᵀX and B = YᵀY: no matrix root is taken, so singular A or B are no trouble.
+    features: (N, D), finite, two rows or more each; N may be below D. Computed in float64, in O(D²) extra memory.
+    tr((A^½ B A^½)^½) is the nuclear norm of X Yᵀ, where A = XᵀX and B = YᵀY. No matrix root is taken, so A and B may be
+    singular.
     Source: Heusel et al. 2017, Eq. 6 (the distance: Dowson and Landau 1982).
     """
     a, b = np.asarray(features_a), np.asarray(features_b)
@@ -34,7 +35,7 @@ def frechet_distance(features_a: np.ndarray, features_b: np.ndarray) -> float:
 
 
 def covariance_factor(features: np.ndarray, mean: np.ndarray) -> np.ndarray:
-    """R, at most (D, D), with RᵀR the sample covariance: the QR factor of the centred rows, taken in one block of rows after another."""
+    """R, at most (D, D), with RᵀR the sample covariance: the QR factor of the centred rows, taken block by block."""
     factor = np.empty((0, features.shape[1]))
     for start in range(0, len(features), ROWS):
         rows = (features[start : start + ROWS] - mean) / np.sqrt(len(features) - 1)

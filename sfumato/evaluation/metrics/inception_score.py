@@ -1,4 +1,4 @@
-"""Inception Score: are single images clear, and are all of them together varied? It looks at no real image."""
+"""Inception Score: are single images clear, and are all of them together varied? It uses no real image."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 def inception_score(probabilities: np.ndarray, splits: int = 10, seed: int = 0) -> tuple[float, float]:
     """Mean and standard deviation over `splits` parts of exp(mean KL(p(y|x) ‖ p(y))), from 1 to the number of classes.
 
-    probabilities: (N, classes), rows that add up to 1; shuffled first, as sets may be sorted by class. With fewer than two images a
-    part there are fewer parts. Source: Salimans et al. 2016.
+    probabilities: (N, classes), rows that add up to 1. They are shuffled first, because sets may be sorted by class.
+    There are fewer parts where a part would have fewer than two images. Source: Salimans et al. 2016.
     """
     if probabilities.ndim != 2 or len(probabilities) < 2 or not np.allclose(probabilities.sum(axis=1), 1, atol=1e-3):
         raise ValueError(f"probabilities are {probabilities.shape}: expected two rows or more, each adding up to 1")

@@ -12,8 +12,9 @@ def kernel_distance(
 ) -> tuple[float, float]:
     """Mean and standard deviation, over random subsets, of the unbiased estimate of MMD².
 
-    features: (N, D), finite, two rows or more each. A subset holds `size` rows of each set, drawn without repetition, or all of the
-    smaller set. Unlike the Fréchet distance it is unbiased at any number of images, so it can be negative. Computed in float64.
+    features: (N, D), finite, two rows or more each. A subset has `size` rows of each set, drawn without repetition;
+    fewer where the smaller set has fewer. Unlike the Fréchet distance it is unbiased at any number of images, so it can
+    be negative. Computed in float64.
     Source: Bińkowski et al. 2018 (KID: 100 subsets of 1000).
     """
     if min(len(features_a), len(features_b)) < 2:
@@ -28,13 +29,12 @@ def kernel_distance(
 
 
 def squared_mmd(a: np.ndarray, b: np.ndarray) -> float:
-    """Unbiased MMD² of (n, D) and (m, D) float64 under k(x, y) = (x·y / D + 1)³: the diagonals of the two inner sums are left out."""
+    """Unbiased MMD² of (n, D) and (m, D) float64 under k(x, y) = (x·y / D + 1)³: inner sums without their diagonals."""
     n, m = len(a), len(b)
     within_a, within_b, across = (kernel(x, y) for x, y in ((a, a), (b, b), (a, b)))
-    inner = (within_a.sum() - np.trace(within_a)) / (n * (n - 1)) + (within_b.sum() - np.trace(within_b)) / (
-        m * (m - 1)
-    )
-    return float(inner - 2 * across.mean())
+    mean_a = (within_a.sum() - np.trace(within_a)) / (n * (n - 1))
+    mean_b = (within_b.sum() - np.trace(within_b)) / (m * (m - 1))
+    return float(mean_a + mean_b - 2 * across.mean())
 
 
 def kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Metrics from nearest neighbours in a feature space: precision, recall, density, coverage, and how near a set comes to the training images."""
+"""Metrics from nearest neighbours in a feature space: precision, recall, density, coverage, authenticity."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def squared_distances(a: np.ndarray, b: np.ndarray) -> Iterator[tuple[slice, np.
 
 
 def nearest(features: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The nearest row of `reference` for each row of `features`: its index, (N,) int64, and its distance, (N,) float64."""
+    """The nearest row of `reference` for each row of `features`: (index (N,) int64, distance (N,) float64)."""
     index, distance = np.empty(len(features), dtype=np.int64), np.empty(len(features))
     for rows, block in squared_distances(features, reference):
         index[rows] = block.argmin(axis=1)
@@ -37,23 +37,24 @@ def radii(features: np.ndarray, k: int) -> np.ndarray:
     """(N,) squared distance of each row to its k-th nearest other row."""
     if not 0 < k < len(features):
         raise ValueError(
-            f"k={k} nearest neighbours cannot be found among {len(features)} images: k must be from 1 to {len(features) - 1}"
+            f"k={k} nearest neighbours cannot be found among {len(features)} images: "
+            f"k must be from 1 to {len(features) - 1}"
         )
     found = np.empty(len(features))
     for rows, block in squared_distances(features, features):
-        block[
-            np.arange(len(block)), np.arange(rows.start, rows.stop)
-        ] = -1.0  # itself comes first, whatever the rounding
+        # Each row sorts itself first, whatever the rounding.
+        block[np.arange(len(block)), np.arange(rows.start, rows.stop)] = -1.0
         found[rows] = np.partition(block, k, axis=1)[:, k]
     return found
 
 
 def precision_recall(synthetic: np.ndarray, real: np.ndarray, k: int = 5) -> dict[str, float]:
-    """Precision and recall (Kynkäänniemi et al. 2019), density and coverage (Naeem et al. 2020), with balls to the k-th neighbour.
+    """Precision, recall (Kynkäänniemi et al. 2019), density, coverage (Naeem et al. 2020): balls to the k-th neighbour.
 
-    synthetic: (N, D), real: (M, D), finite. A ball is closed. Precision: share of synthetic images inside some real image's ball.
-    Recall: share of real images inside some synthetic image's ball. Density: real balls that hold a synthetic image, over k, can
-    exceed 1. Coverage: share of real balls that hold a synthetic image. k is 5 for all four (Naeem et al.); the first paper took 3.
+    synthetic: (N, D), real: (M, D), finite. Balls are closed.
+    Precision: share of synthetic images inside the ball of some real image. Recall: share of real images inside the
+    ball of some synthetic image. Density: mean number of real balls around a synthetic image, over k; it can exceed 1.
+    Coverage: share of real balls that hold a synthetic image. k is 5 for all four (Naeem et al.); 3 in the first paper.
     Raises ValueError unless both sets have more than k images.
     """
     real_radii, synthetic_radii = radii(real, k), radii(synthetic, k)
@@ -77,9 +78,10 @@ def precision_recall(synthetic: np.ndarray, real: np.ndarray, k: int = 5) -> dic
 def authenticity(synthetic: np.ndarray, train: np.ndarray, holdout: np.ndarray) -> dict[str, float]:
     """Whether a set comes nearer to the training images than fresh real images do.
 
-    `authenticity`: share of synthetic images that are farther from their nearest training image than that one is from its own nearest
-    training image (Alaa et al. 2022); near one half for fresh real images, 0 for copies. `distance_ratio`: median distance of a
-    synthetic image to its nearest training image, over that of a hold-out image; 1 for fresh real images, 0 for copies.
+    `authenticity`: share of synthetic images that are farther from their nearest training image than that one is from
+    its own nearest training image (Alaa et al. 2022); near one half for fresh real images, 0 for copies.
+    `distance_ratio`: median distance of a synthetic image to its nearest training image, over that of a hold-out image;
+    1 for fresh real images, 0 for copies.
     """
     index, distance = nearest(synthetic, train)
     own = np.sqrt(radii(train, 1))

@@ -1,0 +1,181 @@
+"""What would fail only after something was spent, found before: stages that need others, names, shapes and sizes."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+
+from sfumato.config import PUBLIC_MODEL, Params, Settings
+from sfumato.data.store import Card, PublicCard
+from sfumato.errors import ConfigError
+from sfumato.pipeline import STAGES, Stage
+from sfumato.public_model.prompts import class_prompts
+
+
+def check_consistent(params: Params, card: Card) -> None:
+    """Raise ConfigError where a stage needs one that is switched off, or where parameters and images do not fit."""
+    for problem in (
+        *card_problems(params, card),
+        *missing_stages(params),
+        *name_problems(params),
+        *public_model_problems(params),
+        *shape_problems(params, card),
+    ):
+        raise ConfigError(problem)
+    if params.model.directory is not None:
+        class_prompts(params.model, card.dataset_id, card.classes)  # raises ConfigError where a prompt cannot be made
+    elif params.runs("pretrain"):
+        import torch
+
+        from sfumato.diffusion.unet import UNet
+
+        with torch.device("meta"):  # shapes only: raises ConfigError where widths and levels do not fit
+            UNet(resolution=card.shape[1], channels=card.shape[0], classes=len(card.classes), **params.model.network())
+
+
+def settings_of(params: Params, stage: Stage) -> Settings:
+    settings: Settings = getattr(params, stage.name)
+    return settings
+
+
+def reads_public(params: Params) -> bool:
+    """Whether a stage that is switched on reads public images: they are prepared then, and only then."""
+    return any(
+        params.runs(name) and "public" in stage.inputs and settings_of(params, stage).reads("public")
+        for name, stage in STAGES.items()
+    )
+
+
+def card_problems(params: Params, card: Card) -> Iterator[str]:
+    data = params.data
+    if card.dataset_id != data.name:
+        yield (
+            f"data.dataset_id={data.name!r}, but the prepared card is of {card.dataset_id!r}: "
+            "run `stage prepare sensitive`, or mend params.yaml"
+        )
+    for key, asked, prepared in (
+        ("source", data.source, card.source),
+        ("size", data.size, card.shape[1]),
+        ("channels", data.channels, card.shape[0]),
+    ):
+        if asked not in (None, prepared):
+            yield (
+                f"data.{key}={asked}, but {prepared} was prepared: run `stage prepare sensitive`, or mend params.yaml"
+            )
+
+
+def missing_stages(params: Params) -> Iterator[str]:
+    """Stages that are switched on and read one that is not."""
+    recipe = f"recipe={params.recipe!r}"
+    if not params.runs("synthesize"):
+        yield f"{recipe}: run={list(params.run)} does not name synthesize, so nothing would be released: add it"
+    for name in params.run:
+        stage, settings = STAGES[name], settings_of(params, STAGES[name])
+        chosen = getattr(settings, settings.chooser, None)
+        who = f"{name}.{settings.chooser}={chosen}" if isinstance(chosen, str) else name
+        for other in stage.upstream:
+            if not params.runs(other) and other not in stage.optional and settings.reads(other):
+                way_out = f"change {name}.{settings.chooser}" if settings.chooser else f"take {name} out"
+                yield f"{recipe}: {who} needs {other}, which is switched off. Add {other} to run, or {way_out}"
+    select = params.select
+    if params.runs("select") and not params.runs("histogram") and (select.ratio < 1 or select.count is not None):
+        yield (
+            f"{recipe}: select.ratio below 1 needs histogram, which is switched off. Add histogram to run, "
+            "or set select.ratio: 1"
+        )
+
+
+def name_problems(params: Params) -> Iterator[str]:
+    """Names that no table has: feature maps and classifiers."""
+    if params.runs("frequency"):
+        from sfumato.features import FEATURES
+
+        for feature in params.frequency.features:
+            yield from unknown("frequency.features", feature.map, tuple(FEATURES))
+    if params.runs("evaluate"):
+        from sfumato.evaluation.classifiers import CLASSIFIERS
+
+        for name in params.evaluate.classifiers:
+            yield from unknown("evaluate.classifiers", name, tuple(CLASSIFIERS))
+
+
+def unknown(key: str, name: str, known: Sequence[str]) -> Iterator[str]:
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
+        yield f"{key} names {name!r}, which does not exist: " + (
+            f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+        )
+
+
+def shape_problems(params: Params, card: Card) -> Iterator[str]:
+    _, height, width = card.shape
+    central, frequency, model = params.central, params.frequency, params.model
+    if params.runs("central") and (height % central.pool or width % central.pool):
+        yield (
+            f"central.pool={central.pool} does not divide images of {height}×{width}: "
+            "choose a divisor, or another data.size"
+        )
+    if params.runs("central") and central.statistic == "mode" and central.max_norm is not None:
+        yield f"central.max_norm={central.max_norm} has no effect on the mode, whose bound is fixed: leave it out"
+    banks = sum(len(feature.length_scales) for feature in frequency.features)
+    if params.runs("frequency") and frequency.size < 2 * banks:
+        yield f"frequency.size={frequency.size} is too small for {banks} length-scales: at least {2 * banks}"
+    if params.runs("pretrain") and params.pretrain.median > 1 and params.pretrain.median % 2 == 0:
+        yield f"pretrain.median={params.pretrain.median} is not a window: give an odd side, or 0 for no blur"
+    if (params.runs("pretrain") or params.runs("auxiliary")) and height != width:
+        yield f"images of {height}×{width} do not fit the models, which need square ones: set data.size"
+    if params.runs("pretrain") and model.directory is None and height % model.unshuffle:
+        yield (
+            f"model.unshuffle={model.unshuffle} does not divide images of {height}×{width}: "
+            "set data.size, or model.unshuffle"
+        )
+
+
+def public_model_problems(params: Params) -> Iterator[str]:
+    """What does not go with a public text-to-image model, or with none."""
+    model, finetune = params.model, params.finetune
+    given = ", ".join(f"model.{name}" for name in PUBLIC_MODEL if getattr(model, name) and name != "directory")
+    if model.directory is None:
+        if given:
+            yield f"{given} are of a public model, but model.directory names none: set it, or leave them out"
+        return
+    if params.runs("pretrain") and params.pretrain.phases:
+        yield (
+            f"model.directory={model.directory}: a public model has no warm-up, "
+            f"but pretrain has {len(params.pretrain.phases)} phase(s). "
+            "Set pretrain.phases: [], or use one of the recipes dp-sapf, dp-lora, dp-ldm, dp-finetune"
+        )
+    if params.runs("finetune") and (finetune.flip or finetune.crop > 0):
+        yield (
+            "finetune.flip and finetune.crop do not go with a public model, whose images are encoded once: "
+            "set flip: false and crop: 0"
+        )
+    if params.runs("finetune") and finetune.convergence:
+        yield (
+            "finetune.convergence does not go with a public model, whose samples take too long: leave it out, "
+            "and look at the release with evaluate"
+        )
+
+
+def check_public(params: Params, public: PublicCard, sensitive: int) -> None:
+    """Raise ConfigError where more public classes are asked for than there are, or fewer than each class needs."""
+    classes = len(public.classes)
+    select, histogram = params.select, params.histogram
+    if params.runs("select") and params.runs("histogram") and histogram.per_class:
+        from sfumato.warmup.selection import number_to_keep
+
+        kept = number_to_keep(select, classes)
+        if kept < sensitive:
+            key = f"select.count={select.count}" if select.count else f"select.ratio={select.ratio:g}"
+            raise ConfigError(
+                f"{key} keeps {kept} of {classes} public classes, but each of the {sensitive} sensitive ones needs "
+                f"its own: select.count must be at least {sensitive}"
+                + ("" if classes >= sensitive else ", which this public set cannot give: take another, ")
+                + ("" if classes >= sensitive else "or histogram.per_class: false")
+            )
+    for wrong, key, value in (
+        (params.runs("histogram") and histogram.votes > classes, "histogram.votes", histogram.votes),
+        (params.runs("select") and (select.count or 0) > classes, "select.count", select.count),
+    ):
+        if wrong:
+            raise ConfigError(f"{key}={value} is more than the {classes} public classes of {public.source!r}: lower it")

@@ -1,0 +1,62 @@
+"""What a network must answer for, so that training, queries and drawing need not know which one it is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.config import LogNormal, TimestepMixture
+
+Network = Callable[..., Tensor]  # (x, level, labels) -> what the network predicts
+Progress = Callable[[int, int], None]  # done, of how many
+
+
+class Denoiser(nn.Module, ABC):
+    """A class-conditional network that learns to remove noise, from pixels or from latents.
+
+    channels, resolution: of what it works on; classes: labels are 0..classes-1, and `classes` means no label.
+    """
+
+    classes: int
+    channels: int
+    resolution: int
+    # What fixes the latents that it works on (weights of the encoder, image size); None: it works on pixels.
+    encoder: str | None = None
+    # No image sees another in the forward pass, and weights are used by layers alone (`sfumato.dpsgd.per_image`).
+    splits_by_image: bool = False
+
+    @abstractmethod
+    def draw_levels(self, law: LogNormal | TimestepMixture, n: int, generator: torch.Generator) -> Tensor:
+        """n independent noise levels of the law, (n,), on the generator's device, as `per_image_loss` takes them."""
+
+    @abstractmethod
+    def per_image_loss(self, network: Network, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
+        """The denoising loss of each image, (B,) float32.
+
+        network: this one, perhaps with other weights; images: (B, C, H, W) float32 in [0, 1], or latents; labels,
+        levels: (B,); noise: (B, C, H, W), standard normal.
+        """
+
+    @abstractmethod
+    def draw(
+        self,
+        labels: Tensor,
+        steps: int,
+        guidance: float,
+        generator: torch.Generator,
+        shape: Sequence[int] | None = None,
+        progress: Progress | None = None,
+    ) -> Tensor:
+        """One image for each label: (N, C, H, W) float32 in [0, 1], on the CPU.
+
+        steps: of the solver; guidance g: D + g·(D − D without label); generator: a CPU one, which fixes the images;
+        shape: (C, H, W) wanted, where the network can give others than its own; progress: images done, of how many.
+        """
+
+    @abstractmethod
+    def save(self, directory: Path, trained: Sequence[str]) -> None:
+        """Write what `sfumato.synthesizer` loads again. trained: the parameters that differ from the start."""

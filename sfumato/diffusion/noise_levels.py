@@ -1,0 +1,59 @@
+"""The laws that noise levels are drawn from: one entry of LAWS each, by the law's name in the parameters.
+
+Source: Karras et al. 2022 (EDM) for the log-normal; DP-Diffusion §3.3 for the mixture of timesteps.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sfumato.config import LogNormal, TimestepMixture
+
+TIMESTEPS = 1000
+FIRST_BETA, LAST_BETA = 1e-4, 0.02  # Ho et al. 2020 (DDPM)
+
+
+def draw_noise_levels(law: LogNormal | TimestepMixture, n: int, generator: torch.Generator) -> Tensor:
+    """n independent noise levels σ of the law, (n,) float32, on the generator's device."""
+    return LAWS[law.law](law, n, generator)
+
+
+def log_normal(law: LogNormal, n: int, generator: torch.Generator) -> Tensor:
+    """ln σ ~ N(mean, std²)."""
+    return (law.mean + law.std * torch.randn(n, generator=generator, device=generator.device)).exp()
+
+
+def timestep_mixture(law: TimestepMixture, n: int, generator: torch.Generator) -> Tensor:
+    """σ(t) of the linear DDPM schedule, t uniform on {lᵢ, …, uᵢ − 1} with probability wᵢ/Σw."""
+    return schedule().to(generator.device)[draw_timesteps(law, n, generator, TIMESTEPS)]
+
+
+LAWS: dict[str, Callable[[Any, int, torch.Generator], Tensor]] = {
+    "log-normal": log_normal,
+    "timesteps": timestep_mixture,
+}
+
+
+def draw_timesteps(law: TimestepMixture, n: int, generator: torch.Generator, steps: int) -> Tensor:
+    """n timesteps of the mixture, (n,) int64 below `steps`. Its bounds are of TIMESTEPS, and stretched to `steps`."""
+    device = generator.device
+    if n == 0:
+        return torch.empty(0, dtype=torch.int64, device=device)
+    bounds = torch.tensor(law.bounds, device=device, dtype=torch.float64) * (steps / TIMESTEPS)
+    part = torch.multinomial(torch.tensor(law.weights, device=device), n, replacement=True, generator=generator)
+    # float64, floored: the uniform draw stays below 1, so t stays below its upper bound
+    uniform = torch.rand(n, generator=generator, device=device, dtype=torch.float64)
+    return (bounds[part] + uniform * (bounds[part + 1] - bounds[part])).floor().long().clamp(max=steps - 1)
+
+
+@functools.cache
+def schedule() -> Tensor:
+    """σ(t) = √((1 − ᾱ)/ᾱ) for t = 0..999 under linear betas. (1000,) float32, rising from 0.01 to about 157."""
+    betas = torch.linspace(FIRST_BETA, LAST_BETA, TIMESTEPS, dtype=torch.float64)
+    alphas_cumprod = (1 - betas).cumprod(0)
+    return ((1 - alphas_cumprod) / alphas_cumprod).sqrt().float()

@@ -1,0 +1,49 @@
+"""The clip: rows of one image each, scaled to a bounded norm and summed; and vectors of all parameters.
+
+The bound on what one image can do to a release rests on this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+RUN = 4096  # squares added up in float32
+
+
+def clipped_sum(rows: Mapping[str, Tensor], max_grad_norm: float) -> Tensor:
+    """Σ over images of row · min(1, C/(‖row‖ + 1e-6)), without the rows that hold a NaN or an infinity.
+
+    rows: (B, *shape) float32 by name; row i is all that belongs to image i. Rows that are not finite are overwritten.
+    Returns (P,) float32.
+    Guarantee: one image more or less changes the sum by at most `max_grad_norm` in L2, whatever its row holds.
+    """
+    parts = [part.flatten(1) for part in rows.values()]
+    norms = torch.stack([squared_norms(part) for part in parts]).sum(0).sqrt()  # (B,)
+    finite = norms.isfinite()  # the norm is finite only if all entries are
+    scale = torch.where(finite, (max_grad_norm / (norms + 1e-6)).clamp(max=1), 0).float()
+    dropped = (~finite).nonzero().flatten()
+    for part in parts:
+        part.index_fill_(0, dropped, 0)  # not by the scale: infinity times zero is NaN
+    return torch.cat([scale @ part for part in parts])
+
+
+def squared_norms(part: Tensor) -> Tensor:
+    """(B, p) float32 to (B,) float64. Added up in short runs: one float32 sum over 10^6 squares would understate a norm."""
+    whole = part.shape[1] // RUN * RUN
+    runs = torch.linalg.vector_norm(part[:, :whole].unflatten(1, (-1, RUN)), dim=2).double()  # (B, runs)
+    rest = torch.linalg.vector_norm(part[:, whole:], dim=1).double()
+    return runs.square().sum(1) + rest.square()
+
+
+def flatten(tensors: Mapping[str, Tensor]) -> Tensor:
+    """All entries in the order of the mapping, (P,)."""
+    return torch.cat([tensor.flatten() for tensor in tensors.values()])
+
+
+def unflatten(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of `flatten`: views of `vector` with the names and shapes of `like`."""
+    parts = vector.split([tensor.numel() for tensor in like.values()])
+    return {name: part.view(tensor.shape) for (name, tensor), part in zip(like.items(), parts, strict=True)}

@@ -1,0 +1,194 @@
+"""Per-image gradients of the denoising loss, each the mean of K draws, and their clipped sum.
+
+Nothing here adds noise or draws images: a `Charge` does. Source: Dockhorn et al. 2023 (DPDM) for the K draws; METHODS §8
+and §10.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+
+from sfumato.config import LogNormal, TimestepMixture
+from sfumato.diffusion.denoiser import Denoiser
+from sfumato.dpsgd.clip import clipped_sum
+from sfumato.dpsgd.per_image import PerImage
+
+GRADIENT_MEMORY = 2**30  # bytes of per-image gradients held at a time
+IMAGES = 64  # whose gradients are taken together
+PASSES = 256  # network passes at a time: more is hardly faster
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draws:
+    """The randomness of the loss, K draws per image: row i belongs to image i and to no other.
+
+    The sensitivity bound rests on that: taking an image away takes its row away and changes nothing for the others.
+
+    levels: (B, K) noise levels, as the network draws them; noise: (B, K, C, H, W), standard normal; drop: (B, K) bool,
+    label hidden; flip: (B, K) bool, mirrored, or None; shift: (B, K, 2) int64, pixels down and right, or None.
+    """
+
+    levels: Tensor
+    noise: Tensor
+    drop: Tensor
+    flip: Tensor | None = None
+    shift: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.levels)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    def rows(self, index: slice | Tensor) -> Draws:
+        return Draws(**{name: value[index] for name, value in self.tensors().items()})
+
+
+def draw(
+    model: Denoiser,
+    images: Tensor,
+    draws: int,
+    law: LogNormal | TimestepMixture,
+    generator: torch.Generator,
+    *,
+    label_dropout: float = 0.0,
+    flip: bool = False,
+    crop: int = 0,
+) -> Draws:
+    """Fresh draws for a batch, for `model`.
+
+    images: (B, C, H, W), of which only the shape is used; draws: K; crop: largest shift in pixels.
+    """
+    count, device = len(images), generator.device
+    shape = (count, draws)
+    return Draws(
+        levels=model.draw_levels(law, count * draws, generator).reshape(shape),
+        noise=torch.randn(*shape, *images.shape[1:], generator=generator, device=device),
+        drop=torch.rand(shape, generator=generator, device=device) < label_dropout,
+        flip=torch.rand(shape, generator=generator, device=device) < 0.5 if flip else None,
+        shift=torch.randint(-crop, crop + 1, (*shape, 2), generator=generator, device=device) if crop else None,
+    )
+
+
+def augment(images: Tensor, draws: Draws) -> Tensor:
+    """Each image K times, mirrored and shifted as its row says; edges are repeated. (B, C, H, W) to (B, K, C, H, W)."""
+    x = images.contiguous()[:, None].expand(-1, draws.levels.shape[1], -1, -1, -1)
+    if draws.flip is not None:
+        x = torch.where(draws.flip[:, :, None, None, None], x.flip(-1), x)
+    if draws.shift is not None:
+        for axis, size in ((0, x.shape[-2]), (1, x.shape[-1])):
+            source = (torch.arange(size, device=x.device) - draws.shift[:, :, axis, None]).clamp(
+                0, size - 1
+            )  # (B, K, size)
+            source = source[:, :, None, :, None] if axis == 0 else source[:, :, None, None, :]
+            x = x.gather(3 + axis, source.expand(x.shape))
+    return x
+
+
+def per_image_gradients(
+    model: Denoiser,
+    parameters: Mapping[str, Tensor],
+    images: Tensor,
+    labels: Tensor,
+    draws: Draws,
+    autocast: bool = False,
+) -> dict[str, Tensor]:
+    """Gradient of each image's mean loss over its K draws, before any clip.
+
+    parameters: the trained ones by name, the rest are taken from `model`; images: (B, C, H, W) float32 in [0, 1], or
+    latents; labels: (B,) int64, one out of range counts as no label (to fail on it would reveal it). Returns, by name
+    and in the order of `parameters`, (B, *shape) float32. Memory: B·P numbers.
+    """
+    labels = torch.where((labels < 0) | (labels >= model.classes), model.classes, labels)
+    labels = torch.where(draws.drop, model.classes, labels[:, None])  # (B, K)
+    detached = {name: value.detach() for name, value in parameters.items()}
+    batch = (augment(images, draws), labels, draws.levels, draws.noise)
+    # The cast of a weight must stay inside the transform that made it: no cache.
+    with torch.autocast(images.device.type, torch.bfloat16, cache_enabled=False) if autocast else nullcontext():
+        return by_layers(model, detached, *batch) if model.splits_by_image else by_vmap(model, detached, *batch)
+
+
+def by_layers(
+    model: Denoiser, parameters: Mapping[str, Tensor], images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor
+) -> dict[str, Tensor]:
+    """Per-image gradients of a network in which no image sees another: a backward pass that its layers split by image."""
+    count = len(images)
+    mode = PerImage(parameters, count)
+
+    def network(x: Tensor, c_noise: Tensor, labels: Tensor) -> Tensor:
+        with mode:
+            return functional_call(model, dict(parameters), (x, c_noise, labels))
+
+    with torch.enable_grad():
+        losses = model.per_image_loss(
+            network, *(tensor.transpose(0, 1).flatten(0, 1) for tensor in (images, labels, levels, noise))
+        )  # (K·B,)
+        loss = losses.view(-1, count).mean(0).sum()  # of each image the mean over its K draws
+        return dict(
+            zip(parameters, torch.autograd.grad(loss, list(mode.rows.values()), materialize_grads=True), strict=True)
+        )
+
+
+def by_vmap(
+    model: Denoiser, parameters: Mapping[str, Tensor], images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor
+) -> dict[str, Tensor]:
+    """Per-image gradients of any network: vmap keeps the images apart."""
+
+    def loss(parameters: dict[str, Tensor], images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
+        def network(x: Tensor, c_noise: Tensor, labels: Tensor) -> Tensor:
+            return functional_call(model, parameters, (x, c_noise, labels))
+
+        return model.per_image_loss(network, images, labels, levels, noise).mean()  # over the K draws
+
+    rows = vmap(grad(loss), in_dims=(None, 0, 0, 0, 0))(dict(parameters), images, labels, levels, noise)
+    return {name: rows[name] for name in parameters}
+
+
+@torch.no_grad()  # or weights that are not differentiated would keep a graph over all images alive
+def clipped_gradient_sum(
+    model: Denoiser,
+    parameters: Mapping[str, Tensor],
+    images: Tensor,
+    labels: Tensor,
+    draws: Draws,
+    max_grad_norm: float,
+    chunk: int,
+    autocast: bool = False,
+    factors: Mapping[str, Tensor] | None = None,
+) -> Tensor:
+    """Sum over images of their clipped gradients, `chunk` images at a time. Returns (P,) float32; zeros without images.
+
+    images: (B, C, H, W) float32 in [0, 1], any memory format; labels: (B,) int64; draws: B rows, averaged before the clip;
+    factors: public, by name and of the parameters' shapes; each image's gradient is multiplied by them before the clip.
+    Guarantee: one image more or less changes the sum by at most `max_grad_norm` in L2.
+    """
+    if len(draws) != len(images):
+        raise ValueError(f"{len(draws)} rows of draws for {len(images)} images: expected one each")
+    total = torch.zeros(sum(value.numel() for value in parameters.values()), device=images.device)
+    for start in range(0, len(images), chunk):
+        # The last chunk is filled up by repeating its last image, and the copies are dropped: matrix kernels round
+        # differently for different sizes, and no image's gradient may depend on how many others were drawn.
+        index = torch.arange(start, start + chunk, device=images.device)
+        count = int((index < len(images)).sum())
+        index = index.clamp(max=len(images) - 1)
+        rows = per_image_gradients(model, parameters, images[index], labels[index], draws.rows(index), autocast)
+        if factors is not None:
+            rows = {name: value * factors[name].detach() for name, value in rows.items()}
+        total += clipped_sum({name: value[:count] for name, value in rows.items()}, max_grad_norm)
+    return total
+
+
+def choose_chunk(parameter_count: int, draws: int) -> int:
+    """Images at a time: at most GRADIENT_MEMORY of per-image gradients and PASSES network passes, but at least 1.
+
+    A power of two. `draws` is K.
+    """
+    limit = min(GRADIENT_MEMORY // (4 * parameter_count), IMAGES, max(4, PASSES // draws))
+    return 2 ** int(math.log2(limit)) if limit >= 1 else 1

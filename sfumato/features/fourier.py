@@ -1,0 +1,75 @@
+"""Random Fourier features of public maps of an image (FETA-Pro Algorithm 1, DP-MERF).
+
+Each image is taken through public maps (its pixels, its wavelet-scattering coefficients), each map through random
+Fourier features at several length-scales, and the whole vector has norm 1. The frequencies come from a public seed: they
+are rebuilt, never stored. The same features, which are differentiable, make the release and later fit the generator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.config import FeatureMap
+from sfumato.data.images import Shape
+from sfumato.features import FEATURES
+
+
+class FourierFeatures(nn.Module):
+    """φ: (B, C, H, W) images in [0, 1] -> (B, K) rows of norm 1, differentiable.
+
+    shape: (C, H, W); features: the public maps; size: K, even; seed: public. The K/2 frequencies are dealt equally to
+    every (map, length-scale); a map's share of the squared norm is its weight, split evenly over its length-scales.
+    ω ~ N(0, I/ℓ²) with ℓ in units of √d, d the dimension of the map's output. Nothing here is stored: the same arguments
+    rebuild the same φ.
+    """
+
+    amplitude: Tensor
+
+    def __init__(self, shape: Shape, features: Sequence[FeatureMap], size: int, seed: int) -> None:
+        super().__init__()
+        banks = sum(len(feature.length_scales) for feature in features)
+        if size % 2 or size < 2 * banks:
+            raise ValueError(
+                f"frequency.size={size}: expected an even number, at least two for each of the {banks} length-scales"
+            )
+        self.shape, self.size, self.seed, self.features = tuple(shape), size, seed, tuple(features)
+        public = torch.Generator().manual_seed(seed)
+        weights = sum(feature.weight for feature in features)
+        shares = [size // 2 // banks + (bank < size // 2 % banks) for bank in range(banks)]
+        self.maps = nn.ModuleList()
+        amplitudes, bank = [], 0
+        for index, feature in enumerate(features):
+            image_map = FEATURES[feature.map](shape)
+            width = image_map(torch.zeros(1, *shape)).shape[1]
+            columns = []
+            for length_scale in feature.length_scales:
+                number = shares[bank]
+                columns.append(torch.randn(width, number, generator=public) / (length_scale * math.sqrt(width)))
+                amplitudes.append(
+                    torch.full((number,), math.sqrt(feature.weight / weights / len(feature.length_scales) / number))
+                )
+                bank += 1
+            self.maps.append(image_map)
+            self.register_buffer(f"omega_{index}", torch.cat(columns, dim=1), persistent=False)
+        self.register_buffer("amplitude", torch.cat(amplitudes), persistent=False)  # (K/2,), squares summing to 1
+
+    def phases(self, images: Tensor) -> Tensor:
+        """ωᵀ map(x) for every frequency of every map: (B, K/2)."""
+        return torch.cat(
+            [image_map(images) @ getattr(self, f"omega_{i}") for i, image_map in enumerate(self.maps)], dim=1
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        phase = self.phases(images)
+        return torch.cat([phase.cos() * self.amplitude, phase.sin() * self.amplitude], dim=1)
+
+    def embed(self, images: Tensor, weights: Tensor) -> Tensor:
+        """Σ_i φ(x_i) ⊗ weights_i, (B, M) weights -> (K, M): the joint embedding, without the (B, K) matrix of rows."""
+        phase = self.phases(images)
+        amplitude = self.amplitude[:, None]
+        weights = weights.to(phase)
+        return torch.cat([(phase.cos().T @ weights).float() * amplitude, (phase.sin().T @ weights).float() * amplitude])

@@ -1,0 +1,68 @@
+"""Wavelet scattering: a public map of an image whose filters are fixed, so that nothing of it was learned."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sfumato.data.images import Shape
+
+
+class Scattering(nn.Module):
+    """Wavelet-scattering coefficients with fixed Morlet filters, each image's vector scaled to norm √d.
+
+    (B, C, H, W) -> (B, d). At each of `scales` octaves, |image * ψ_θ| for `orientations` angles, averaged over cells of
+    2^scales pixels, beside the average image: the zeroth and first order. Source: Bruna and Mallat 2013, in the cascade
+    form.
+    """
+
+    filters: Tensor
+    blur: Tensor
+
+    def __init__(self, shape: Shape, scales: int | None = None, orientations: int = 8) -> None:
+        super().__init__()
+        self.scales = scales if scales is not None else (2 if min(shape[1:]) >= 16 else 1)
+        self.register_buffer("filters", morlet(orientations), persistent=False)  # (2·orientations, 1, 7, 7)
+        axis = torch.tensor([1.0, 4.0, 6.0, 4.0, 1.0]) / 16
+        self.register_buffer("blur", torch.outer(axis, axis)[None, None], persistent=False)
+
+    def halve(self, planes: Tensor) -> Tensor:
+        return F.conv2d(planes, self.blur.to(planes), stride=2, padding=2)
+
+    def moduli(self, planes: Tensor) -> Tensor:
+        """|plane * ψ_θ| for each of N planes: (N, 1, H, W) -> (N, orientations, H, W)."""
+        real, imaginary = F.conv2d(planes, self.filters.to(planes), padding=3).chunk(2, dim=1)
+        return (
+            real.square() + imaginary.square() + 1e-6
+        ).sqrt() - 1e-3  # smooth at zero, where a gradient would be undefined
+
+    def cells(self, planes: Tensor, octave: int) -> Tensor:
+        return F.avg_pool2d(planes, 2 ** (self.scales - octave), ceil_mode=True)
+
+    def forward(self, images: Tensor) -> Tensor:
+        count = len(images)
+        plane = images.flatten(0, 1)[:, None]  # (B·C, 1, H, W)
+        rows = [F.avg_pool2d(plane, 2**self.scales, ceil_mode=True).reshape(count, -1)]
+        for octave in range(self.scales):
+            rows.append(self.cells(self.moduli(plane), octave).reshape(count, -1))
+            plane = self.halve(plane)
+        row = torch.cat(rows, dim=1)
+        return row * (math.sqrt(row.shape[1]) / (torch.linalg.vector_norm(row, dim=1, keepdim=True) + 1e-3))
+
+
+def morlet(
+    orientations: int, size: int = 7, sigma: float = 0.8, slant: float = 0.5, frequency: float = 0.75 * math.pi
+) -> Tensor:
+    """Morlet wavelets of zero mean: (2·orientations, 1, size, size), the real parts first, then the imaginary ones."""
+    axis = torch.arange(size, dtype=torch.float32) - size // 2
+    y, x = torch.meshgrid(axis, axis, indexing="ij")
+    angle = torch.arange(orientations, dtype=torch.float32)[:, None, None] * (math.pi / orientations)
+    along, across = x * angle.cos() + y * angle.sin(), y * angle.cos() - x * angle.sin()
+    envelope = torch.exp(-(along**2 + (slant * across) ** 2) / (2 * sigma**2))
+    envelope = envelope / envelope.sum((1, 2), keepdim=True)
+    real, imaginary = envelope * torch.cos(frequency * along), envelope * torch.sin(frequency * along)
+    real = real - envelope * real.sum((1, 2), keepdim=True)
+    return torch.cat([real, imaginary])[:, None]

@@ -1,0 +1,83 @@
+"""Writing files so that a reader, or a kill, never meets half of one: a temporary name first, then a rename."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+def temporary_name(path: Path) -> Path:
+    """A hidden name beside `path`, of this process."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary name to write a file under. It becomes `path` when the block ends well, and vanishes otherwise."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_name(path)
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a small file: readers see the old content or the new."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def replace_private(path: Path, content: bytes | memoryview) -> None:
+    """The same for a file that only its owner may read (0600), in a directory of their own (0700)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.chmod(0o700)
+    with replacing(path) as temporary, open_private(temporary) as file:
+        file.write(content)
+
+
+def open_private(path: Path) -> BinaryIO:
+    """A new file that only its owner may read (mode 0600)."""
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w+b")
+
+
+@contextmanager
+def replacing_directory(path: Path) -> Iterator[Path]:
+    """An empty directory to write into. Flushed to disk, it takes the place of `path` when the block ends well.
+
+    Otherwise it vanishes, and `path` stays as it is.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_name(path)
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+        for written in [*temporary.rglob("*"), temporary]:
+            sync(written)
+        shutil.rmtree(path, ignore_errors=True)
+        os.replace(temporary, path)
+        sync(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def copy_directory(source: Path, target: Path) -> None:
+    """Replace `target` by a copy of `source` that is on disk when this returns."""
+    with replacing_directory(target) as temporary:
+        shutil.copytree(source, temporary, dirs_exist_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Flush a file or a directory entry to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,196 @@
+"""The stages of the pipeline: what each one is, reads and writes. They are listed here and nowhere else.
+
+The `stage` program, the plan, the ledger and the docs are made from this table; a test compares `dvc.yaml` with it.
+A stage that the plan resolves is done by the function of its name in `stages/<name>.py`, and its parameters are the
+section of its name in `sfumato.config.Params`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sfumato.config import Settings
+
+ARTIFACTS, PLAN = "artifacts", "artifacts/plan"
+CARD = "data/sensitive/card.json"  # the public card of the sensitive set
+PUBLIC = "data/public"  # the public image set, which stages name "public" among their inputs
+LEDGER = "ledger.json"
+
+
+class Kind(StrEnum):
+    """What a stage may touch. A query spends; a free stage works on what is public or was released.
+
+    A local stage works on real images outside the guarantee: what it writes is not part of a release.
+    """
+
+    QUERY = "query"
+    FREE = "free"
+    LOCAL = "local"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage that the plan resolves.
+
+    inputs: the stages whose artifacts it reads, and "public" for the public set; optional: those that may be switched
+    off; seeded: it draws public randomness, from `seed`; network: it depends on the parameters of the network;
+    shows_epsilon: it shows ε while it runs, so it depends on δ; beside: further files that it reads.
+    """
+
+    name: str
+    kind: Kind
+    summary: str
+    _: KW_ONLY
+    inputs: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ("count",)
+    seeded: bool = False
+    network: bool = False
+    shows_epsilon: bool = False
+    beside: tuple[str, ...] = ()
+
+    @property
+    def settings(self) -> type[Settings]:
+        """The type of its parameters."""
+        from sfumato.config import Params
+
+        found = Params.settings_of(self.name)
+        assert found is not None, self.name
+        return found
+
+    @property
+    def upstream(self) -> tuple[str, ...]:
+        """The stages among its inputs."""
+        return tuple(name for name in self.inputs if name != "public")
+
+    @property
+    def public_only(self) -> bool:
+        """Nothing but the public set decides its result: it is done once for each, whatever the sensitive set is."""
+        return self.inputs == ("public",)
+
+
+QUERY, FREE, LOCAL = Kind
+STAGES: dict[str, Stage] = {
+    stage.name: stage
+    for stage in (
+        Stage("count", QUERY, "Release noisy class counts of the sensitive images."),
+        Stage(
+            "central",
+            QUERY,
+            "Release noisy central images, the mean or the mode of a draw of each class.",
+            inputs=("count",),
+        ),
+        Stage(
+            "frequency",
+            QUERY,
+            "Release the noisy mean of random Fourier features of all images, by class.",
+            inputs=("count",),
+            seeded=True,
+        ),
+        Stage(
+            "auxiliary",
+            FREE,
+            "Fit a generator to the noisy embedding, and draw images from it.",
+            inputs=("frequency", "count"),
+            seeded=True,
+        ),
+        Stage(
+            "classifier",
+            FREE,
+            "Train a residual network to tell the public classes apart.",
+            inputs=("public",),
+            seeded=True,
+        ),
+        Stage(
+            "histogram",
+            QUERY,
+            "Release noisy votes of the sensitive images for the public classes.",
+            inputs=("classifier",),
+        ),
+        Stage(
+            "select",
+            FREE,
+            "Keep the public classes with the most votes; by sensitive class, their images take its label.",
+            inputs=("histogram", "public"),
+            optional=("histogram",),
+        ),
+        Stage(
+            "pretrain",
+            FREE,
+            "Train the diffusion model on central, auxiliary and public images, in the order of its curriculum.",
+            inputs=("central", "auxiliary", "select", "public"),
+            seeded=True,
+            network=True,
+        ),
+        Stage(
+            "saliency",
+            QUERY,
+            "Release how strongly the sensitive images pull at each weight matrix: `finetune` trains the most salient.",
+            inputs=("pretrain", "count"),
+            network=True,
+        ),
+        Stage(
+            "finetune",
+            QUERY,
+            "Train the synthesizer, or the chosen part of it, on the sensitive images by DP-SGD.",
+            inputs=("pretrain", "saliency", "count"),
+            seeded=True,
+            network=True,
+            shows_epsilon=True,
+        ),
+        Stage(
+            "synthesize",
+            FREE,
+            "Draw the synthetic set. What this writes may be shared.",
+            inputs=("finetune", "pretrain", "auxiliary", "count"),
+            seeded=True,
+        ),
+        Stage(
+            "evaluate",
+            LOCAL,
+            "Train classifiers on synthetic images, test them on the real hold-out, compare features.",
+            inputs=("synthesize", "auxiliary", "pretrain", "finetune", "count"),
+            beside=(LEDGER,),
+        ),
+    )
+}
+QUERIES = tuple(name for name, stage in STAGES.items() if stage.kind is QUERY)
+
+
+def dvc_stages() -> dict[str, dict]:
+    """What `dvc.yaml` must say of every stage: its commands, what it depends on and what it writes, by DVC's names.
+
+    A sensitive, hold-out or latent byte, or a number measured on one, is never a dependency or an output: DVC would
+    write its hash into git.
+    """
+    frame = {
+        "prepare-sensitive": (["stage prepare sensitive"], ["pipelines"], [CARD]),
+        "prepare-public": (["stage prepare public"], ["params.yaml", "pipelines", CARD], [PUBLIC]),
+        "plan": (
+            ["stage plan"],
+            ["params.yaml", "pipelines", "sfumato", "stages", CARD, f"{PUBLIC}/card.json"],
+            [PLAN],
+        ),
+    }
+    closing = {
+        "ledger": (
+            ["stage ledger write"],
+            [f"{PLAN}/budget.json", CARD, *(f"{ARTIFACTS}/{name}" for name in (*QUERIES, "synthesize"))],
+            [LEDGER],
+        ),
+        "report": (["stage report"], [f"{ARTIFACTS}/synthesize", LEDGER], [f"{ARTIFACTS}/report"]),
+    }
+    resolved = {}
+    for name, stage in STAGES.items():
+        local = stage.kind is LOCAL
+        reads = [PUBLIC if other == "public" else f"{ARTIFACTS}/{other}" for other in stage.inputs]
+        card = [] if stage.kind is FREE else [CARD]
+        commands = [f"stage {name}", *(["stage report --audience owner"] if local else [])]
+        writes = [] if local else [f"{ARTIFACTS}/{name}"]
+        resolved[name] = (commands, [f"{PLAN}/{name}.yaml", *card, *reads, *stage.beside], writes)
+    return {
+        name: {"commands": commands, "reads": set(reads), "writes": set(writes)}
+        for name, (commands, reads, writes) in {**frame, **resolved, **closing}.items()
+    }

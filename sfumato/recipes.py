@@ -1,0 +1,112 @@
+"""What the user edits, merged: defaults < profile < recipe < `params.yaml`. All of it is public."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from sfumato.config import Params
+from sfumato.errors import ConfigError
+
+WHOLE = {"sources", "noise_levels"}  # replaced whole by an overlay, not merged key by key
+
+
+def load_params(path: Path, recipes: Path, recipe: str | None = None) -> Params:
+    """Merge and validate. Raises ConfigError naming the key, its value and, for an unknown one, the nearest that exists.
+
+    `recipe`: instead of the one that `path` names.
+    """
+    own = read_yaml(path)
+    if recipe is not None:
+        own["recipe"] = recipe
+    recipe_name, profile = (
+        own.get("recipe", Params.model_fields["recipe"].default),
+        own.get("profile", Params.model_fields["profile"].default),
+    )
+    overlays = [(recipes / "profiles", profile, "profile"), (recipes, recipe_name, "recipe")]
+    merged: dict[str, Any] = {}
+    for folder, name, kind in overlays:
+        if name is not None:
+            overlay = read_overlay(folder, name, kind)
+            validate(overlay, folder / f"{name}.yaml")
+            merged = overlaid(merged, overlay)
+    validate({key: value for key, value in own.items() if key not in ("recipe", "profile")}, path)
+    return validate(overlaid(merged, own), path)
+
+
+def read_overlay(folder: Path, name: object, kind: str) -> dict:
+    known = sorted(p.stem for p in folder.glob("*.yaml"))
+    if name not in known:
+        near = difflib.get_close_matches(str(name), known, 1)
+        raise ConfigError(
+            f"{kind}={name!r} does not exist{f': did you mean {near[0]!r}?' if near else '.'} Known: {', '.join(known) or 'none'}"
+        )
+    overlay = read_yaml(folder / f"{name}.yaml")
+    overlay.pop("description", None)
+    return overlay
+
+
+def read_yaml(path: Path) -> dict:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{path} does not exist: run from the project's folder, or name the file with --params"
+        ) from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    if content is not None and not isinstance(content, dict):
+        raise ConfigError(f"{path} must hold keys and values, not {type(content).__name__}")
+    return content or {}
+
+
+def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid on `under`, key by key at every depth; lists and the keys in WHOLE are replaced."""
+    result = dict(under)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping) and key not in WHOLE
+        result[key] = overlaid(result[key], value) if both else value
+    return result
+
+
+def validate(values: dict, path: Path) -> Params:
+    try:
+        return Params.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        if key.endswith(".enabled"):
+            stage = key.removesuffix(".enabled")
+            raise ConfigError(
+                f"{path}: {key} is not a parameter: the list `run` names the stages that are switched on, "
+                f"so put {stage} into it or take it out"
+            ) from error
+        if first["type"] == "extra_forbidden":
+            raise ConfigError(f"{path}: unknown key {key!r}{nearest_key(key)}") from error
+        message = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{path}: {key}={first['input']!r} is not valid: {message}") from error
+
+
+def nearest_key(key: str) -> str:
+    near = difflib.get_close_matches(key, sorted(all_keys(Params)), 1, cutoff=0.4)
+    return f": did you mean {near[0]!r}?" if near else ""
+
+
+def all_keys(model: type[BaseModel], prefix: str = "") -> set[str]:
+    """Every dotted key of a parameter model."""
+    keys = set()
+    for name, field in model.model_fields.items():
+        keys.add(prefix + name)
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                keys |= all_keys(kind, f"{prefix}{name}.")
+    return keys
+
+
+def as_yaml(content: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)

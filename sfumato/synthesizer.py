@@ -1,0 +1,79 @@
+"""The synthesizer on disk: the network that an artifact holds, our own or a public model, and the latents it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from sfumato.compute import device
+from sfumato.config import Finetune, Model, Saliency
+from sfumato.data.store import Card, have_latents, latents_key, write_latents
+from sfumato.diffusion.denoiser import Denoiser
+from sfumato.diffusion.unet import UNet, load_model
+from sfumato.dpsgd.lora import ADAPTER_CONFIG, apply_adapter
+from sfumato.dpsgd.memory import estimate
+from sfumato.privacy.opening import open_local
+from sfumato.public_model.network import CONFIG
+from sfumato.public_model.reference import is_latent, load_codec, load_latent, load_trained
+from sfumato.public_model.reference import outline as outline_of_public_model
+from sfumato.weights import WEIGHTS
+
+Report = Callable[[int, int], None]
+T = TypeVar("T", Finetune, Saliency)
+
+
+def load_start(pretrain: Path) -> Denoiser:
+    """The network that fine-tuning starts from: our own, or the public model that the artifact refers to."""
+    return load_latent(pretrain) if is_latent(pretrain) else load_model(pretrain)
+
+
+def load_synthesizer(finetune: Path, pretrain: Path) -> Denoiser:
+    """The fine-tuned network, however it was saved: its own weights, or adapters on the weights of `pretrain`."""
+    if (finetune / ADAPTER_CONFIG).is_file():
+        model = load_start(pretrain)
+        apply_adapter(model, finetune, start_file(pretrain))
+        return model
+    return load_trained(finetune) if is_latent(finetune) else load_model(finetune)
+
+
+def start_file(pretrain: Path) -> Path:
+    """The file whose sha256 stands for the frozen weights; of a public model its reference, which names all of them."""
+    return pretrain / (CONFIG if is_latent(pretrain) else WEIGHTS)
+
+
+def outline(settings: Model, shape: tuple[int, int, int], classes: int) -> Denoiser:
+    """The network that `settings` describes, on the meta device: shapes without weights, for estimates."""
+    if settings.directory is not None:
+        return outline_of_public_model(settings, classes)
+    with torch.device("meta"):
+        return UNet(resolution=shape[1], channels=shape[0], classes=classes, **settings.network())
+
+
+def with_chunk(settings: T, network: Model, shape: tuple[int, int, int], classes: int) -> T:
+    """The settings of a stage; for a public model, with a `chunk` chosen from the machine's memory, never from data."""
+    if network.directory is None or settings.chunk:
+        return settings
+    return settings.model_copy(update={"chunk": estimate(outline(network, shape, classes), settings).chunk})
+
+
+def ensure_latents(
+    model: Denoiser, state: Path, card: Card, pretrain: Path, progress: Callable[[], AbstractContextManager[Report]]
+) -> str | None:
+    """The key of the latents that a charge shall draw for `model`, encoded now where they are not there yet.
+
+    None for a network that works on pixels. Local work outside the guarantee: journalled, kept in the state directory,
+    and nothing of it is shown but how many parts of 100 are done.
+    """
+    if model.encoder is None:
+        return None
+    key = latents_key(card, model.encoder)
+    if not have_latents(state, card, key):
+        codec = load_codec(pretrain, device())
+        open_local(state, card, "latents")
+        with progress() as report:
+            write_latents(state, card, key, codec.encode, report)
+    return key

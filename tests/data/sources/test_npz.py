@@ -1,0 +1,125 @@
+"""Archives of numpy arrays: a user's own npz file, and the batches of ImageNet at 32×32."""
+
+import numpy as np
+import pytest
+from writers import NPZ, read_all, read_all_public, write_imagenet32, write_npz
+
+from sfumato.config import Data, Public
+from sfumato.data.sources import npz, read_public, read_source
+from sfumato.errors import DataError
+
+
+def test_an_npz_gives_grey_and_colour_images(tmp_path):
+    source, images, labels = read_all(write_npz(tmp_path), tmp_path)
+    assert (
+        source.classes == ("a", "b")
+        and labels == [0, 1, 0, 1]
+        and np.array_equal(np.stack(images)[..., 0], NPZ["images"])
+    )
+    _, images, _ = read_all(write_npz(tmp_path, images=np.zeros((4, 5, 3, 3), np.uint8)), tmp_path)
+    assert images[0].shape == (5, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"classes": None}, "no array named classes"),
+        ({"images": None}, "no array named images"),
+        ({"images": NPZ["images"] / 255}, "expected uint8"),
+        ({"images": np.zeros((4, 3, 3, 2), np.uint8)}, "C 1 or 3"),
+        ({"labels": np.array([0, 1, 2, 1])}, r"expected 0\.\.1"),
+        ({"labels": np.array([0, -1, 0, 1])}, r"expected 0\.\.1"),
+        ({"labels": np.zeros(4)}, "expected integers"),
+        ({"labels": np.zeros(5, np.int64)}, "expected integers"),
+        ({"classes": np.array(["a"]), "labels": np.zeros(4, np.int64)}, "one class only"),
+        ({"classes": np.array(["a", "a"])}, "distinct names"),
+        ({"classes": np.array([0, 1])}, "distinct names"),
+        ({"classes": np.array(["a", None], object)}, "without pickle"),
+        ({"groups": np.zeros(4)}, "group privacy"),
+        ({"images": NPZ["images"][:0], "labels": NPZ["labels"][:0]}, "no images"),
+    ],
+)
+def test_an_npz_that_cannot_be_used_is_refused(tmp_path, changes, message):
+    with pytest.raises(DataError, match=message):
+        read_source(write_npz(tmp_path, **changes), tmp_path)
+
+
+def test_a_file_that_is_no_npz_is_refused(tmp_path):
+    for content in (b"", b"PK\x03\x04 broken", b"text"):
+        (tmp_path / "set.npz").write_bytes(content)
+        with pytest.raises(DataError, match=r"set\.npz"):
+            read_source(Data(source="npz", path=str(tmp_path / "set.npz")), tmp_path)
+    np.save(tmp_path / "set.npy", NPZ["images"])
+    for name in ("set.npy", "nowhere.npz"):
+        with pytest.raises(DataError, match=name):
+            read_source(Data(source="npz", path=str(tmp_path / name)), tmp_path)
+
+
+# ---- ImageNet at 32×32
+
+
+def test_imagenet32_batches_are_read_in_their_order(tmp_path):
+    batches = [write_imagenet32(tmp_path / f"train_data_batch_{i}.npz", 3, seed=i) for i in (1, 2, 10)]
+    source, images, labels = read_all_public(Public(source="imagenet32", path=str(tmp_path)), (3, 32, 32), tmp_path)
+    assert np.array_equal(images, np.concatenate(batches)) and labels.tolist() == [0, 1, 2] * 3
+    assert len(source.classes) == 1000 and source.classes[999] == "class-0999"
+
+
+def test_imagenet32_is_named_by_the_list_beside_it_and_names_stay_distinct(tmp_path):
+    write_imagenet32(tmp_path / "train_data_batch_1.npz", 3)
+    lines = [
+        f"n{label:08d} {label} {'crane' if label in (7, 1000) else f'thing_{label}'}" for label in range(1000, 0, -1)
+    ]
+    (tmp_path / "map_clsloc.txt").write_text("\n".join(lines) + "\n")
+    public = Public(source="imagenet32", path=str(tmp_path))
+    classes = read_public(public, (3, 32, 32), tmp_path, 0).classes
+    assert classes[0] == "thing_1" and classes[6] == "crane-n00000007" and len(set(classes)) == 1000
+    (tmp_path / "map_clsloc.txt").write_text("\n".join(lines[:-1]))
+    with pytest.raises(DataError, match="map_clsloc"):
+        read_public(public, (3, 32, 32), tmp_path, 0)
+
+
+def test_imagenet32_is_never_held_whole(tmp_path, monkeypatch):
+    import tracemalloc
+
+    write_imagenet32(tmp_path / "train_data_batch_1.npz", 4000)  # 12 MB
+    monkeypatch.setattr(npz, "ROWS", 64)  # 0.2 MB
+    public = Public(source="imagenet32", path=str(tmp_path))
+    source = read_public(public, (3, 32, 32), tmp_path, 0)
+    next(iter(source.train))  # imports
+    source = read_public(public, (3, 32, 32), tmp_path, 0)
+    tracemalloc.start()
+    count = sum(1 for _ in source.train)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert count == 4000 and peak < 3e6
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": np.zeros((3, 3 * 64 * 64), np.uint8)}, "32×32 version"),
+        ({"data": np.zeros((3, 3072), np.float32)}, "expected uint8"),
+        ({"data": np.asfortranarray(np.zeros((3, 3072), np.uint8))}, "row by row"),
+        ({"labels": np.array([0, 1, 2])}, r"0\.\.2, expected 1\.\.1000"),
+        ({"labels": np.array([1, 2, 1001])}, r"expected 1\.\.1000"),
+        ({"labels": np.array([1, 2])}, "expected 3 integers"),
+        ({"labels": np.array([1, 2, None], object)}, "cannot be read"),
+    ],
+)
+def test_a_batch_of_another_form_is_refused(tmp_path, changes, message):
+    write_imagenet32(tmp_path / "train_data_batch_1.npz", 3, **changes)
+    with pytest.raises(DataError, match=message) as caught:
+        read_public(Public(source="imagenet32", path=str(tmp_path)), (3, 32, 32), tmp_path, 0)
+    assert "train_data_batch_1.npz" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda whole: whole[:5000], lambda whole: whole.replace(whole[3000:3010], bytes(10)), lambda whole: b""]
+)
+def test_a_damaged_batch_is_refused(tmp_path, damage):
+    file = tmp_path / "train_data_batch_1.npz"
+    write_imagenet32(file, 3)
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(DataError, match="fetch it again"):
+        read_all_public(Public(source="imagenet32", path=str(tmp_path)), (3, 32, 32), tmp_path)

@@ -1,0 +1,85 @@
+"""What holds for every source: its shape, its size and channels, where its files lie, how public images fit."""
+
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+from writers import read_all, read_all_public, write_folder, write_imagenet32
+
+from sfumato.config import Data, Public
+from sfumato.data.sources import read_public, read_source
+from sfumato.errors import ConfigError, DataError
+
+
+def test_digits_span_the_whole_range(digits, tmp_path):
+    source, images, labels = read_all(Data(), tmp_path)
+    assert source.test is None and source.classes == digits.classes and source.size == 1797
+    assert np.array_equal(np.stack(images), digits.images) and labels == digits.labels.tolist()
+    assert min(image.min() for image in images) == 0 and max(image.max() for image in images) == 255
+
+
+def test_size_and_channels_convert_every_picture(tmp_path):
+    root = write_folder(tmp_path / "in", shape=(6, 6, 3))
+    Image.new("L", (9, 4), 77).save(root / "cat" / "other.jpg")
+    Image.new("P", (3, 3)).save(root / "dog" / "palette.gif")
+    for channels in (1, 3):
+        _, images, _ = read_all(Data(source="imagefolder", path=str(root), size=5, channels=channels), tmp_path)
+        assert {image.shape for image in images} == {(5, 5, channels)} and {image.dtype for image in images} == {
+            np.dtype(np.uint8)
+        }
+    assert np.abs(images[3].astype(int) - 77).max() <= 2
+
+
+def test_an_oblong_picture_is_cropped_to_its_centre(tmp_path):
+    array = np.zeros((4, 12), np.uint8)
+    array[:, 4:8] = 200
+    root = write_folder(tmp_path / "in", shape=(4, 4, 1))
+    Image.fromarray(array).save(root / "cat" / "0.png")
+    _, images, _ = read_all(Data(source="imagefolder", path=str(root), size=4), tmp_path)
+    assert (images[0] == 200).all()
+
+
+@pytest.mark.parametrize(("name", "place"), [("mnist", "mnist"), ("cifar10", "cifar-10-batches-bin")])
+def test_a_failed_download_says_where_to_put_the_files(tmp_path, monkeypatch, name, place):
+    class Unreachable:
+        def __getattr__(self, dataset):
+            def fail(*_, **__):
+                raise OSError("no route to host")
+
+            return fail
+
+    monkeypatch.setitem(sys.modules, "torchvision", type(sys)("torchvision"))
+    sys.modules["torchvision"].datasets = Unreachable()
+    with pytest.raises(DataError, match="no route to host") as caught:
+        read_source(Data(source=name), tmp_path)
+    assert str(tmp_path / place) in str(caught.value)
+
+
+def test_a_given_path_is_never_replaced_by_a_download(tmp_path):
+    for name in ("mnist", "fashion-mnist", "cifar10"):
+        with pytest.raises(DataError, match="nowhere"):
+            read_source(Data(source=name, path=str(tmp_path / "nowhere")), tmp_path)
+
+
+# ---- public images
+
+
+def test_real_public_images_take_the_shape_of_the_sensitive_ones(tmp_path):
+    images = write_imagenet32(tmp_path / "imagenet32" / "train_data_batch_1.npz", 3)
+    for shape in ((1, 28, 28), (3, 16, 20), (1, 32, 32)):
+        _, read, _ = read_all_public(Public(source="imagenet32"), shape, tmp_path)
+        assert read.shape == (3, shape[1], shape[2], shape[0])
+    weights = np.array([0.299, 0.587, 0.114])
+    assert np.abs(read[..., 0] - images @ weights).max() <= 1.5  # the last one was grey at full size
+
+
+def test_missing_public_files_name_the_place_and_the_key(tmp_path):
+    for name in ("emnist", "kmnist", "cifar10", "cifar100", "imagenet32", "imagefolder", "npz"):
+        with pytest.raises(DataError, match="nowhere"):
+            read_public(Public(source=name, path=str(tmp_path / "nowhere")), (1, 8, 8), tmp_path, 0)
+    for name in ("imagefolder", "npz"):
+        with pytest.raises(ConfigError, match=r"public\.path is missing"):
+            read_public(Public(source=name), (1, 8, 8), tmp_path, 0)
+    with pytest.raises(DataError, match="imagenet32"):
+        read_public(Public(source="imagenet32"), (1, 8, 8), tmp_path, 0)
