@@ -27,7 +27,8 @@ from torch import Tensor, nn
 
 from sfumato.compute import keep_freed_memory
 from sfumato.config import LogNormal
-from sfumato.diffusion.objective import draw_noise_levels, per_image_loss
+from sfumato.diffusion.noise_levels import draw_noise_levels
+from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.unet import GroupNorm, UNet
 from sfumato.dpsgd.gradients import choose_chunk, clipped_gradient_sum, draw, per_image_gradients
 
@@ -82,7 +83,7 @@ def ours(setting: Setting, draws: int, autocast: bool) -> Callable[[], object]:
     parameters = dict(model.named_parameters())
     chunk = choose_chunk(sum(value.numel() for value in parameters.values()), draws)
     return lambda: clipped_gradient_sum(
-        model, parameters, images, labels, draw(images, draws, LogNormal(), generator), CLIP, chunk, autocast
+        model, parameters, images, labels, draw(model, images, draws, LogNormal(), generator), CLIP, chunk, autocast
     )
 
 
@@ -179,7 +180,7 @@ def precision(setting: Setting, images: int = 32) -> None:
     """Print how far bfloat16 turns the gradient of each image."""
     model, (x, y) = setting.network(), setting.data(images)
     for draws in (1, 8):
-        drawn = draw(x, draws, LogNormal(), torch.Generator().manual_seed(0))
+        drawn = draw(model, x, draws, LogNormal(), torch.Generator().manual_seed(0))
         parameters = dict(model.named_parameters())
         exact, rounded = (
             torch.cat(

@@ -26,8 +26,8 @@ from sfumato.diffusion.unet import load_model
 from sfumato.dpsgd.gradients import draw, per_image_gradients
 from sfumato.dpsgd.run import step_noise
 from sfumato.privacy.opening import open_local
-from sfumato.resolved import read_stage_plan
-from stages.common import ARTIFACTS, CARD, state_dir
+from sfumato.resolved import QueryPlan, read_stage_plan
+from stages.runner import ARTIFACTS, CARD, state_dir
 
 PIECE = 32  # images whose gradients are held at once
 CLIPS = (0.1, 0.3, 1.0, 3.0, 10.0)  # times `max_grad_norm`
@@ -40,7 +40,7 @@ def main() -> None:
     arguments = parser.parse_args()
     os.chdir(arguments.folder)
     plan = read_stage_plan(ARTIFACTS / "plan" / "finetune.yaml", "finetune")
-    assert plan.mechanism is not None and plan.model is not None, "a recipe with finetune"
+    assert isinstance(plan, QueryPlan), "a recipe with finetune"
     settings, batch = plan.settings, plan.mechanism.sample_rate * plan.size_hint
     clips = [factor * settings.max_grad_norm for factor in CLIPS]
     norms, halves = gradients(plan, clips, arguments.images)
@@ -79,7 +79,12 @@ def gradients(plan, clips: list[float], count: int) -> tuple[np.ndarray, torch.T
     for number, piece in enumerate(pieces):
         images, labels = sensitive.batch(np.sort(piece))
         draws = draw(
-            images, plan.settings.draws, plan.settings.noise_levels, generator, label_dropout=plan.model.label_dropout
+            model,
+            images,
+            plan.settings.draws,
+            plan.settings.noise_levels,
+            generator,
+            label_dropout=plan.network.label_dropout,
         )
         rows = torch.cat(
             [row.flatten(1) for row in per_image_gradients(model, parameters, images, labels, draws).values()], 1

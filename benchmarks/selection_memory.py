@@ -30,8 +30,10 @@ def memory(field):
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) / 1024 for line in status if line.startswith(field))
 before = memory("VmHWM")
-from stages.select import select
-select(config=Path("select.yaml"), out=Path("select"), histogram=Path("histogram"), public=Path("public"))
+from sfumato.pipeline import STAGES
+from stages.runner import run_stage
+paths = {"histogram": Path("histogram"), "public": Path("public")}
+run_stage(STAGES["select"], paths, config=Path("select.yaml"), out=Path("select"))
 print(before, memory("VmHWM"), memory("RssAnon"))
 """
 
@@ -53,7 +55,7 @@ def prepare(folder: Path, images: int, classes: int, side: int) -> None:
     plan = {
         "stage": "select",
         "enabled": True,
-        "settings": {"enabled": True, "ratio": 0.2},
+        "settings": {"ratio": 0.2},
         "shape": [3, side, side],
         "classes": list("0123456789"),
     }

@@ -1,6 +1,6 @@
 """Artifact directories: plain files, and `privacy.json`, which says what they cost and what their bytes are.
 
-There is no artifact without its cost: writing one takes its inputs, and its `privacy.json` holds their records and its own.
+Every artifact states its cost: writing one takes its inputs, and its `privacy.json` holds their records and its own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = F
     if not file.is_file():
         wanted = {"public": "prepare public"}.get(stage or path.name, stage or path.name)
         raise DataError(
-            f"{path} is no artifact: {PRIVACY} is missing. Run `stage {wanted}` first, or name the directory that holds it"
+            f"{path} is not an artifact: {PRIVACY} is missing. Run `stage {wanted}` first, "
+            "or name the directory that holds it"
         )
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -61,7 +62,8 @@ def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = F
         )
     if artifact.local and not allow_local:
         raise DataError(
-            f"{path} is local: it holds numbers from real images that no noise covers, so nothing to be released may use it"
+            f"{path} is local: it holds numbers from real images that no noise covers, "
+            "so nothing to be released may use it"
         )
     return artifact
 
@@ -80,7 +82,7 @@ def changed_files(path: Path, files: dict[str, str]) -> list[str]:
 
 
 def merge_records(inputs: Sequence[Artifact], own: Sequence[dict] = ()) -> dict[str, dict]:
-    """Own records and those of every input, by id: what is reached along two paths counts once."""
+    """Own records and those of every input, by id: a record reached along two paths counts once."""
     merged = {record["id"]: record for record in own}
     for artifact in inputs:
         for key, record in artifact.records.items():
@@ -131,7 +133,7 @@ def as_text(content: dict) -> str:
 
 
 def check_out(out: Path, stage: str) -> None:
-    """Raise ConfigError if `out` holds something else than an artifact of `stage`: no file of the user is replaced."""
+    """Raise ConfigError if `out` holds anything but an artifact of `stage`, so that no file of the user is replaced."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     try:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Hashable
 import torch
 import torch.nn.functional as F
 
-THREADS_GAIN = 1.3  # all threads must be at least so much faster than one
+THREADS_GAIN = 1.3  # all threads must be at least this many times as fast as one
 THREADS_ROUNDS = 4
-BFLOAT16_GAIN = 1.15  # bfloat16 must be at least so much faster to be worth its rounding
+BFLOAT16_GAIN = 1.15  # bfloat16 must be at least this many times as fast to be worth its rounding
 BFLOAT16_REPEATS = 3
 MALLOC_OPTIONS = (
     (-1, 2**31 - 1),
@@ -30,10 +30,10 @@ def device() -> torch.device:
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep freed memory for the next allocation, where it is glibc: elsewhere nothing happens.
+    """Let glibc keep freed memory for the next allocation. With another C library nothing happens.
 
-    A training step frees and takes the same hundred megabytes each time. Given back to the system and fetched again page by page, they
-    were seen to cost a tenth of the step. The process's peak stays what it is.
+    A training step frees and takes the same hundred megabytes each time. Giving them back to the system and fetching
+    them again, page by page, was seen to cost a tenth of the step. The peak memory of the process stays the same.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:
@@ -42,7 +42,7 @@ def keep_freed_memory() -> None:
 
 
 def settle_processor() -> int:
-    """Make a stage that trains quick on this machine: freed memory is kept, and PyTorch has the threads that pay. Returns their number."""
+    """Keep freed memory and choose the number of threads, so that training is fast here. Returns the number."""
     keep_freed_memory()
     return settle_threads()
 
@@ -50,8 +50,8 @@ def settle_processor() -> int:
 def settle_threads() -> int:
     """Let PyTorch use one thread, or all of its own, whichever runs small convolutions faster now. Returns the number.
 
-    OMP_NUM_THREADS, where it is set, is the user's word and stays. On a machine whose cores are shared with another process, two
-    threads were seen to be up to 25 times slower than one.
+    Where the user has set OMP_NUM_THREADS, the number stays. On a machine that shares its cores with another process,
+    two threads were seen to be up to 25 times slower than one.
     """
     every = torch.get_num_threads()
     if every == 1 or os.environ.get("OMP_NUM_THREADS"):
@@ -64,7 +64,7 @@ def settle_threads() -> int:
             start = time.perf_counter()
             for _ in range(3):
                 F.silu(F.conv2d(images, weight, padding=1)).sum().backward()
-            if turn:  # the first warms up; the slowest tells of other processes
+            if turn:  # the first warms up; the slowest shows what other processes do
                 slowest[threads] = max(slowest[threads], time.perf_counter() - start)
     chosen = every if slowest[every] * THREADS_GAIN < slowest[1] else 1
     torch.set_num_threads(chosen)
@@ -77,7 +77,7 @@ _measured: dict[Hashable, bool] = {}
 def bfloat16_is_faster(step: Callable[[bool], object], key: Hashable, device: torch.device) -> bool:
     """Time `step(autocast)` both ways, alternating, and compare the best times. Cached per process under `key`.
 
-    `step` must not touch sensitive images: times would tell of them.
+    `step` must not touch sensitive images: its time would reveal something of them.
     """
     if key not in _measured:
         best = {False: float("inf"), True: float("inf")}
@@ -91,3 +91,8 @@ def bfloat16_is_faster(step: Callable[[bool], object], key: Hashable, device: to
                     best[autocast] = min(best[autocast], time.perf_counter() - start)
         _measured[key] = best[False] > BFLOAT16_GAIN * best[True]
     return _measured[key]
+
+
+def fast_bfloat16(device: str) -> bool:
+    """Whether the device has bfloat16 arithmetic. It is not timed, so that one machine always does the same."""
+    return device == "cuda" or bool(torch.cpu.get_capabilities().get("avx512_bf16"))

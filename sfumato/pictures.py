@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,16 +14,13 @@ from torch import Tensor
 
 from sfumato.files import replacing
 
-if TYPE_CHECKING:
-    from sfumato.queries.saliency import Salience
-
 OUTSIDE = "(network)"  # the row of the heat map for layers outside every block
 
 
 def to_grid(images: Tensor | np.ndarray, columns: int, smallest: int = 48) -> np.ndarray:
     """Images side by side, row by row, for looking at.
 
-    images: (N, C, H, W) float in [0, 1], clamped to it, NaN shown black. An image with a side under `smallest` pixels is
+    images: (N, C, H, W) float, clamped to [0, 1], NaN shown black. An image with a side under `smallest` pixels is
     magnified by a whole number, without smoothing. Returns (H', W', C) uint8 on a white ground.
     """
     array = torch.as_tensor(images).detach().float().cpu().nan_to_num(0.0).clamp(0, 1).mul(255).round().byte().numpy()
@@ -48,14 +45,28 @@ def save_png(path: Path, array: np.ndarray) -> None:
         Image.fromarray(pixels).save(temporary, format="PNG")
 
 
+class Ranked(Protocol):
+    """A candidate with its noisy gradient norm: the debiased square of it, and the rank by that."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def debiased(self) -> float: ...
+    @property
+    def rank(self) -> int: ...
+
+
 def split_name(name: str) -> tuple[str, str]:
-    """Block and projection of a candidate: `down.1.attention.q` -> (`down.1`, `q`), `down.1.block.conv1` -> (`down.1`, `conv1`)."""
+    """Block and projection of a candidate.
+
+    `down.1.attention.q` -> (`down.1`, `q`), `down.1.block.conv1` -> (`down.1`, `conv1`).
+    """
     found = re.fullmatch(r"(?:(.*)\.)?([^.]*[^.\d][^.]*(?:\.\d+)*)", name)
     block, projection = (found[1] or OUTSIDE, found[2]) if found else (OUTSIDE, name)
     return block.removesuffix(".attention").removesuffix(".block"), projection
 
 
-def plot_saliency(rows: Sequence[Salience], path: Path) -> None:
+def plot_saliency(rows: Sequence[Ranked], path: Path) -> None:
     """Draw the noisy gradient norms as a heat map, blocks by projections, with the rank of each candidate.
 
     The colour is the square root of the debiased squared norm, 0 where that is negative: no signal above the noise.

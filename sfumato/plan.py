@@ -1,4 +1,4 @@
-"""From parameters to one resolved configuration per stage, with the noise calibrated to the budget; what it would spend.
+"""From parameters to one resolved configuration per stage, its noise calibrated to the budget; what it would spend.
 
 All of it is public: nothing here reads an image or a noisy answer.
 """
@@ -27,12 +27,15 @@ from sfumato.recipes import as_yaml
 
 OF_THE_SENSITIVE_SET = ("dataset_id", "classes", "size_hint")  # what a plan for the public set alone leaves out
 DOOR = "sfumato.privacy.charge"  # the code of every query: it draws the images and adds the noise
-MEASURED = "sfumato.evaluation"  # the code of no stage but a local one: a number from real images decides nothing
+MEASURED = "sfumato.evaluation"  # the code of local stages alone: a number from real images decides nothing
 
 
 @dataclass(frozen=True)
 class Plan:
-    """files: the resolved configuration of each stage; mechanisms: of each query that is switched on; budget: a table."""
+    """All that `stage plan` works out.
+
+    files: the resolved configuration of each stage; mechanisms: of each query that is switched on; budget: a table.
+    """
 
     params: Params
     files: dict[str, dict]
@@ -60,7 +63,8 @@ def asks_of(params: Params) -> dict[str, Ask]:
     if len(rests) != 1:
         raise ConfigError(
             f"recipe={params.recipe!r}: exactly one stage must have noise: rest, "
-            f"and {', '.join(rests) or 'none'} ha{'ve' if len(rests) > 1 else 's'} it. Queries switched on: {', '.join(asks) or 'none'}"
+            f"and {', '.join(rests) or 'none'} ha{'ve' if len(rests) > 1 else 's'} it. "
+            f"Queries switched on: {', '.join(asks) or 'none'}"
         )
     return asks
 
@@ -108,7 +112,7 @@ def make_plan(params: Params, card: Card, code: Path, public: PublicCard | None 
 
 
 def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | None, code: Path) -> dict:
-    """All that one stage may depend on, and nothing else: what is not here cannot re-run it."""
+    """All that one stage may depend on, and nothing else: a change of anything else does not re-run it."""
     enabled = params.runs(stage.name)
     content: dict[str, Any] = {"stage": stage.name, "enabled": enabled}
     if enabled:

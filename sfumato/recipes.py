@@ -17,9 +17,10 @@ WHOLE = {"sources", "noise_levels"}  # replaced whole by an overlay, not merged 
 
 
 def load_params(path: Path, recipes: Path, recipe: str | None = None) -> Params:
-    """Merge and validate. Raises ConfigError naming the key, its value and, for an unknown one, the nearest that exists.
+    """Merge and validate.
 
-    `recipe`: instead of the one that `path` names.
+    recipe: instead of the one that `path` names. Raises ConfigError, which names the key, its value and, for an unknown
+    key, the nearest one that exists.
     """
     own = read_yaml(path)
     if recipe is not None:
@@ -44,7 +45,8 @@ def read_overlay(folder: Path, name: object, kind: str) -> dict:
     if name not in known:
         near = difflib.get_close_matches(str(name), known, 1)
         raise ConfigError(
-            f"{kind}={name!r} does not exist{f': did you mean {near[0]!r}?' if near else '.'} Known: {', '.join(known) or 'none'}"
+            f"{kind}={name!r} does not exist{f': did you mean {near[0]!r}?' if near else '.'} "
+            f"Known: {', '.join(known) or 'none'}"
         )
     overlay = read_yaml(folder / f"{name}.yaml")
     overlay.pop("description", None)

@@ -66,7 +66,8 @@ def read_stage_plan(path: Path, stage: str) -> StagePlan[Any]:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict) or content.get("stage") != stage:
         raise ConfigError(
-            f"{path} is no resolved configuration of `{stage}`: run `stage plan`, or name the right file with --config"
+            f"{path} is not a resolved configuration of `{stage}`: run `stage plan`, "
+            "or name the right file with --config"
         )
     try:
         model = content.get("model")

@@ -1,4 +1,4 @@
-"""`stage compare`: many runs as one table, and one plot of accuracy against ε. Local: it holds numbers from real images."""
+"""`stage compare`: many runs as one table and one plot of accuracy by ε. Local: the numbers are from real images."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def dvc_command(revisions: list[str], every: bool) -> list[str]:
 
 
 def experiments(revisions: list[str], every: bool) -> list[Run]:
-    """What DVC knows of experiments, asked by its own command, joined with the local numbers of the state directory."""
+    """The experiments that `dvc exp show` lists, joined with the local numbers of the state directory."""
     import subprocess
     import sys
 
@@ -96,7 +96,8 @@ def experiments(revisions: list[str], every: bool) -> list[Run]:
         done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PATH": path}, check=False)
     except OSError as error:
         raise ConfigError(
-            f"--dvc: the program dvc cannot be run ({error.strerror}): pip install dvc, or name the folders of the runs instead"
+            f"--dvc: the program dvc cannot be run ({error.strerror}): pip install dvc, "
+            "or name the folders of the runs instead"
         ) from error
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[0].removeprefix("ERROR: ")

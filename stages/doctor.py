@@ -43,7 +43,10 @@ def show_machine(card: Path) -> None:
         table.add_row(name, version(name) if importlib.util.find_spec(name.replace("-", "_")) else "not installed")
     missing = [name for name in ("diffusers", "transformers") if not importlib.util.find_spec(name)]
     found = ", ".join(f"{name} {version(name)}" for name in ("diffusers", "transformers") if name not in missing)
-    would = f"no {', '.join(missing)}: {EXTRA} adds public text-to-image models as starting points (dp-sapf, dp-lora, dp-ldm, dp-finetune)"
+    would = (
+        f"no {', '.join(missing)}: {EXTRA} adds public text-to-image models as starting points "
+        "(dp-sapf, dp-lora, dp-ldm, dp-finetune)"
+    )
     table.add_row("extra diffusers", would if missing else found)
     state = state_dir()
     table.add_row("state directory", f"{state} ({'exists' if state.exists() else 'not there yet'})")
@@ -68,7 +71,10 @@ def card_in_words(card: Path) -> str:
 
 
 def check_overlap(card: Path, public: Path) -> None:
-    """Compare the public set with all real images: a local answer, journalled. Raises DataError where an image is in both."""
+    """Compare the public set with all real images. The answer is local, and the call is journalled.
+
+    Raises DataError where an image is in both.
+    """
     from sfumato.artifacts import read_artifact
     from sfumato.data.overlap import overlapping
     from sfumato.data.store import load_public, read_card, read_public_card
@@ -85,9 +91,11 @@ def check_overlap(card: Path, public: Path) -> None:
     if len(found):
         shown = ", ".join(map(str, found[:10])) + (", …" if len(found) > 10 else "")
         raise DataError(
-            f"local, not to be shared: {len(found)} of the {len(images)} public images are sensitive or hold-out images too, byte for byte "
-            f"(public images {shown}). What is public has no guarantee: take them out of the public source, or choose another"
+            f"local, not to be shared: {len(found)} of the {len(images)} public images are sensitive or hold-out "
+            f"images too, byte for byte (public images {shown}). What is public has no guarantee: "
+            "take them out of the public source, or choose another"
         )
     typer.echo(
-        f"local, not to be shared: none of the {len(images)} public images is among the sensitive or hold-out images, byte for byte"
+        f"local, not to be shared: none of the {len(images)} public images is among the sensitive or hold-out images, "
+        "byte for byte"
     )

@@ -106,7 +106,7 @@ def told(what: str) -> None:
 
 
 def draw_alone(plan: StagePlan[Any], name: str, models: dict[str, Path]) -> ImageSet:
-    """Images of one model alone, drawn as the release draws them, so that one sees what each stage bought."""
+    """Images of one model alone, drawn as the release draws them: they show what each stage contributes."""
     from sfumato.artifacts import read_artifact
     from sfumato.data.images import ImageSet, as_uint8
     from sfumato.queries.count import read_counts
@@ -122,7 +122,7 @@ def draw_alone(plan: StagePlan[Any], name: str, models: dict[str, Path]) -> Imag
 
 
 def keep(found: dict, ledger: Path) -> None:
-    """A private copy of the numbers under the release they are of: other runs of the pipeline overwrite metrics.json."""
+    """Keep a private copy of the numbers under their release: other runs of the pipeline overwrite metrics.json."""
     from sfumato.errors import BudgetError
     from sfumato.evaluation.comparison import keep_evaluation
     from sfumato.privacy.ledger import read_ledger

@@ -49,11 +49,12 @@ def write(
     fail(out, problems)
     if records.keys() - {record["id"] for record in odometer.opened()}:
         typer.echo(
-            f"note: {odometer.path} does not know every charge of this ledger: they were opened with another state directory",
+            f"note: {odometer.path} does not know every charge of this ledger: "
+            "they were opened with another state directory",
             err=True,
         )
     replace_file(out, ledger_text(ledger).encode())
-    for key in by_id(ledger):  # taken over: the copies that a kill would have needed can go
+    for key in by_id(ledger):  # the ledger is written: the copies kept in case of a kill can go
         shutil.rmtree(run_directory(key), ignore_errors=True)
     typer.echo(f"{out}: ε = {spent:.4f} of {ledger['target']:g} at δ = {ledger['delta']:.3g}, {len(records)} charges")
 
@@ -77,7 +78,7 @@ def check(
 
     for flag, value in (("--epsilon", epsilon), ("--delta", delta)):
         if value is not None and not 0 < value < float("inf"):
-            raise ConfigError(f"{flag} {value:g} is no bound: give a positive number")
+            raise ConfigError(f"{flag} {value:g} is not a bound: give a positive number")
     content = read_ledger(ledger)
     spent, problems = check_ledger(content, limit=epsilon, delta=delta)
     if lock.exists():
@@ -89,7 +90,8 @@ def check(
     fail(ledger, problems)
     bound = f" ≤ {epsilon:g}" if epsilon is not None else ""
     typer.echo(
-        f"{ledger} holds: ε = {spent:.4f}{bound} at δ = {delta or content['delta']:.3g}, {len(content['records'])} charges, {content['adjacency']}"
+        f"{ledger} holds: ε = {spent:.4f}{bound} at δ = {delta or content['delta']:.3g}, "
+        f"{len(content['records'])} charges, {content['adjacency']}"
     )
 
 
@@ -145,7 +147,8 @@ def show(ledger: LedgerPath = LEDGER) -> None:
     by = ", ".join(f"{name} {value:.4f}" for name, value in content["epsilon"].items())
     odometer = content["odometer"]
     typer.echo(
-        f"ε by accountant: {by}. {content['adjacency']}. Ever opened on this dataset: {odometer['charges']} charges, ε = {odometer['epsilon']:.4f}"
+        f"ε by accountant: {by}. {content['adjacency']}. "
+        f"Ever opened on this dataset: {odometer['charges']} charges, ε = {odometer['epsilon']:.4f}"
     )
 
 

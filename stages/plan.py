@@ -56,7 +56,7 @@ def plan(
 
 
 def check_public_model(model: Model) -> None:
-    """Raise ConfigError or DataError where the public model is not there or cannot be used: before anything is spent."""
+    """Raise ConfigError or DataError, before anything is spent, where the public model is missing or cannot be used."""
     from sfumato.public_model.directory import choose_image_size, read_model_directory, require_library
 
     require_library()
@@ -64,7 +64,7 @@ def check_public_model(model: Model) -> None:
 
 
 def show_memory(made: Plan) -> None:
-    """What the queries that train a public model will take. Nothing for a network of our own."""
+    """Show how much memory the queries that train a public model will take. Show nothing for a network of our own."""
     params = made.params
     for name in made.mechanisms if params.model.directory is not None else ():
         if STAGES[name].network:
@@ -74,7 +74,7 @@ def show_memory(made: Plan) -> None:
 
 
 def show_step_noise(made: Plan) -> None:
-    """How much of a step of DP-SGD can be signal at most, by public numbers. Nothing where there is no DP-SGD."""
+    """Show how much of a step of DP-SGD can be signal at most, by public numbers. Without DP-SGD, show nothing."""
     params, mechanism = made.params, made.mechanisms.get("finetune")
     if mechanism is None:
         return
@@ -97,7 +97,7 @@ def show_step_noise(made: Plan) -> None:
 
 
 def write_texts(out: Path, texts: dict[str, str]) -> None:
-    """Replace the files one by one, unchanged ones left alone; files of an older plan are removed."""
+    """Replace the files that changed, one by one, and remove files of an older plan."""
     from sfumato.errors import ConfigError
     from sfumato.files import replace_file
 

@@ -29,7 +29,8 @@ def sensitive(
     data = load_params(params, recipes).data
     content = prepare_sensitive(data, state_dir(), card, raw)
     typer.echo(
-        f"{card}: dataset {content['dataset_id']!r}, shape {content['shape']}, {len(content['classes'])} classes, {content['split']} hold-out"
+        f"{card}: dataset {content['dataset_id']!r}, shape {content['shape']}, {len(content['classes'])} classes, "
+        f"{content['split']} hold-out"
     )
 
 
@@ -56,5 +57,6 @@ def public(
         typer.echo(f"no stage reads public images: {out} says so and holds none")
         return
     typer.echo(
-        f"{out}: {content['images']} images of {content['source']}, shape {list(content['shape'])}, {len(content['classes'])} classes"
+        f"{out}: {content['images']} images of {content['source']}, shape {list(content['shape'])}, "
+        f"{len(content['classes'])} classes"
     )

@@ -1,4 +1,7 @@
-"""`stage report`: one self-contained page for people. The public edition may be shared with the release; the owner's may not."""
+"""`stage report`: one self-contained page for people.
+
+The public edition may be shared with the release; the owner's edition may not.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,8 @@ def report(
         for folder in page.absolute().parents:
             if (folder / PRIVACY).is_file():
                 raise ConfigError(
-                    f"--out {page} lies in the artifact {folder}, which may be shared, and the owner's edition may not: name a file elsewhere"
+                    f"--out {page} lies in the artifact {folder}, which may be shared, "
+                    "and the owner's edition may not: name a file elsewhere"
                 )
         replace_file(page, report_page(synthesize, ledger, read_local(metrics, evaluation, artifacts)).encode())
     typer.echo(f"{page}: {'may be shared with the release' if public else 'local: not to be shared'}")

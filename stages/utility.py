@@ -1,4 +1,4 @@
-"""`stage utility`: the longer utility protocol on a release. Local, by hand: outside the pipeline, for it takes long."""
+"""`stage utility`: the longer utility protocol on a release. Local, and outside the pipeline, for it takes long."""
 
 from __future__ import annotations
 
@@ -65,14 +65,15 @@ def utility(
     minutes: Annotated[float, typer.Option("--minutes", min=0, help="Refuse to start what would take longer.")] = 60.0,
     dry_run: DryRun = False,
 ) -> None:
-    """Local: accuracy against the number of images, ensembles, and whether models rank alike on synthetic and real images."""
+    """Local: accuracy by number of images, ensembles, and whether models rank alike on synthetic and real images."""
     from sfumato.errors import ConfigError
 
     plan = load_plan("evaluate", config)
     wanted = words(parts, "--parts", PARTS)
     if dry_run:
         typer.echo(
-            f"reads   {synthesize}, {card} (sensitive and hold-out images)\nwrites  {out / 'utility.json'} and tables and a plot (local)\ncharges nothing"
+            f"reads   {synthesize}, {card} (sensitive and hold-out images)\n"
+            f"writes  {out / 'utility.json'} and tables and a plot (local)\ncharges nothing"
         )
         return
     from sfumato.artifacts import read_artifact
@@ -98,7 +99,8 @@ def utility(
     )
     if max(counts) > len(release):
         raise ConfigError(
-            f"--sizes {max(counts)}: the release holds {len(release)} images. Raise synthesize.count and run `stage synthesize`, or name smaller sizes"
+            f"--sizes {max(counts)}: the release holds {len(release)} images. "
+            "Raise synthesize.count and run `stage synthesize`, or name smaller sizes"
         )
     names, gridded = words(classifiers, "--classifiers", NAMES), words(grid_classifiers, "--grid-classifiers", NAMES)
     settings = grid(gridded, numbers(rates, "--rates"), numbers(decays, "--weight-decays", zero=True))
@@ -175,7 +177,8 @@ def words(text: str, option: str, known: tuple[str, ...]) -> list[str]:
     odd = [word for word in found if word not in known]
     if odd or not found:
         raise ConfigError(
-            f"{option} {text!r}: {f'{odd[0]!r} is not known' if odd else 'nothing is named'}, expected some of {', '.join(known)}"
+            f"{option} {text!r}: {f'{odd[0]!r} is not known' if odd else 'nothing is named'}, "
+            f"expected some of {', '.join(known)}"
         )
     return list(dict.fromkeys(found))
 

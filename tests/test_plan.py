@@ -6,14 +6,22 @@ import yaml
 
 from sfumato.data.store import Card, PublicCard
 from sfumato.errors import BudgetError, ConfigError
-from sfumato.plan import asks_of, load_params, make_plan, overlaid, plan_texts
+from sfumato.pipeline import STAGES
+from sfumato.plan import asks_of, make_plan, plan_texts
 from sfumato.privacy.accountant import epsilon
-from sfumato.resolved import STAGES, read_stage_plan
+from sfumato.recipes import load_params, overlaid
+from sfumato.resolved import QueryPlan, read_stage_plan
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = ROOT / "pipelines"
 NAMES = sorted(p.stem for p in RECIPES.glob("*.yaml"))
+FULL = load_params(ROOT / "params.yaml", RECIPES, recipe="full").run
 PROFILES = {"digits": (1, 8, 8), "fashion-mnist-cpu": (1, 28, 28)}
+
+
+def without(stage: str) -> list[str]:
+    """The stages of the recipe `full`, less one."""
+    return [name for name in FULL if name != stage]
 
 
 def card(dataset_id="digits", shape=(1, 8, 8)) -> Card:
@@ -48,13 +56,14 @@ def test_every_recipe_meets_its_budget(tmp_path, recipe, profile, target):
 
 
 def test_the_resolved_files_read_back(tmp_path):
-    made = make_plan(params(tmp_path, recipe="full", saliency={"enabled": True}), card(), ROOT)
+    made = make_plan(params(tmp_path, recipe="full", run=[*FULL, "saliency"]), card(), ROOT)
     for name, text in plan_texts(made).items():
         (tmp_path / name).write_text(text)
     for stage in STAGES:
         plan = read_stage_plan(tmp_path / f"{stage}.yaml", stage)
-        assert plan.enabled and plan.mechanism == made.mechanisms.get(stage)
-    with pytest.raises(ConfigError, match="no resolved configuration of `count`"):
+        assert plan.enabled and getattr(plan, "mechanism", None) == made.mechanisms.get(stage)
+        assert isinstance(plan, QueryPlan) == (stage in made.mechanisms)
+    with pytest.raises(ConfigError, match="not a resolved configuration of `count`"):
         read_stage_plan(tmp_path / "central.yaml", "count")
     with pytest.raises(ConfigError, match="stage plan"):
         read_stage_plan(tmp_path / "none.yaml", "count")
@@ -153,11 +162,16 @@ def test_phases_share_the_steps_by_their_parts(tmp_path):
         ({"central": {"noise": "free"}}, "central.noise.*multiplier"),
         ({"central": {"noise": 0}}, "central.noise"),
         ({"frequency": {"noise": "rest"}}, "exactly one stage"),
-        ({"frequency": {"enabled": False}}, "auxiliary needs frequency"),
-        ({"auxiliary": {"enabled": False}}, "auxiliary"),
-        ({"recipe": "full", "public": {"enabled": False}}, "needs public"),
-        ({"recipe": "full", "histogram": {"enabled": False}}, "select.ratio below 1 needs histogram"),
-        ({"recipe": "full", "select": {"enabled": False}}, "pretrain needs select"),
+        ({"run": ["count", "auxiliary", "pretrain", "finetune", "synthesize"]}, "auxiliary needs frequency"),
+        ({"run": ["count", "frequency", "central", "pretrain", "finetune", "synthesize"]}, "pretrain needs auxiliary"),
+        ({"recipe": "full", "public": {"enabled": False}}, r"public\.enabled is not a parameter: .*run"),
+        ({"recipe": "full", "run": without("histogram")}, "select.ratio below 1 needs histogram"),
+        ({"recipe": "full", "run": without("select")}, "pretrain needs select"),
+        ({"run": ["count", "sinthesize"]}, "sinthesize.*did you mean 'synthesize'"),
+        ({"run": ["count", "data"]}, "'data' is not a stage"),
+        ({"run": ["count"]}, "nothing would be released"),
+        ({"evaluate": {"classifiers": ["cnm"]}}, "evaluate.classifiers.*did you mean 'cnn'"),
+        ({"frequency": {"features": [{"map": "pixel"}]}}, "frequency.features.*did you mean 'pixels'"),
         ({"recipe": "full", "finetune": {"trainable": "salient-lora"}}, "salient-lora needs saliency"),
         ({"recipe": "full", "select": {"ratio": 0}}, "select.ratio"),
         ({"recipe": "full", "select": {"ratio": 1.5}}, "select.ratio"),
@@ -186,7 +200,7 @@ def test_shapes_that_do_not_fit_are_refused_before_anything_is_spent(tmp_path, s
 
 def test_a_budget_that_cannot_be_met_names_the_stage_and_the_fix(tmp_path):
     with pytest.raises(
-        BudgetError, match=r"privacy\.epsilon=0\.01 cannot be met: central alone costs .*central\.enabled"
+        BudgetError, match=r"privacy\.epsilon=0\.01 cannot be met: central alone costs .*take it out of run"
     ):
         make_plan(params(tmp_path, central={"noise": 5.0}, privacy={"epsilon": 0.01}), card(), ROOT)
 

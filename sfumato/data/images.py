@@ -1,4 +1,7 @@
-"""Image sets in memory and on disk: `images.npy` uint8 (N, H, W, C) beside `labels.npy` int64 (N,), memory-mapped when read."""
+"""Image sets in memory and on disk.
+
+On disk: `images.npy`, uint8 (N, H, W, C), beside `labels.npy`, int64 (N,). Both are memory-mapped when read.
+"""
 
 from __future__ import annotations
 
@@ -43,21 +46,24 @@ class ImageSet:
         return channels, height, width
 
     def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        """The images at `indices` (none is fine) as ((B, C, H, W) float32 in [0, 1], (B,) int64), copied out of any memory map."""
+        """The images at `indices` and their labels, copied out of any memory map.
+
+        indices: may be empty. Returns ((B, C, H, W) float32 in [0, 1], (B,) int64).
+        """
         indices = np.asarray(indices, dtype=np.int64)
         images = torch.from_numpy(np.array(self.images[indices]))
         labels = torch.from_numpy(np.array(self.labels[indices]))
         return images.permute(0, 3, 1, 2).contiguous().float().div_(255), labels
 
     def without(self, i: int) -> ImageSet:
-        """The same set less image `i`: its neighbour, for tests of guarantees."""
+        """The same set without image `i`: its neighbour, for tests of guarantees."""
         return ImageSet(np.delete(self.images, i, axis=0), np.delete(self.labels, i, axis=0), self.classes)
 
 
 class ImageWriter:
     """Appends images one by one to `images.npy` and `labels.npy`, in memory that does not grow with their number.
 
-    A context manager; the files are whole once it is left. Leaving it by an exception leaves unfinished files: write into a
+    A context manager: the files are complete once it is left. An exception leaves unfinished files: write into a
     temporary directory and rename it.
     """
 
@@ -114,7 +120,10 @@ def save_images(directory: Path, image_set: ImageSet) -> None:
 
 
 def load_images(directory: Path, classes: Iterable[str]) -> ImageSet:
-    """The set saved in `directory`, memory-mapped read-only and validated. Raises DataError naming the file and the fix."""
+    """The set saved in `directory`, memory-mapped read-only and validated.
+
+    Raises DataError, which names the file and the fix.
+    """
     if (directory / GROUPS).exists():
         raise DataError(f"{directory / GROUPS} {GROUPS_REFUSED}.")
     images, labels = (load_array(directory / name) for name in (IMAGES, LABELS))
@@ -128,7 +137,7 @@ def load_array(path: Path) -> np.ndarray:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
-        raise DataError(f"{path} is no whole .npy file ({error}): write it again.") from error
+        raise DataError(f"{path} is not a whole .npy file ({error}): write it again.") from error
     if not isinstance(array, np.ndarray):
         raise DataError(f"{path} is an archive, expected one .npy array.")
     return array

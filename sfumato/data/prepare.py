@@ -1,8 +1,9 @@
-"""Images taken from their source: sensitive ones into the private state directory, with a card that stands for them; public ones into an artifact.
+"""Take images from their source: sensitive ones into the private state directory, public ones into an artifact.
 
-Layout of the private part: `<state>/keys/<dataset_id>` (the secret key) and `<state>/data/<dataset_id>/{sensitive,holdout,card.json}`, directories of mode
-0700, files of mode 0600. Guarantee: what is done to an image, and which part it goes to, depends on that image, the key and
-`config.Data` alone; the card depends on the images through the keyed fingerprint alone.
+A public card stands for the sensitive images. Layout of the private part: `<state>/keys/<dataset_id>` (the secret key)
+and `<state>/data/<dataset_id>/{sensitive,holdout,card.json}`. Directories have mode 0700, files mode 0600.
+Guarantee: what is done to an image, and which part it goes to, depends on that image, the key and `config.Data` alone;
+the card depends on the images through the keyed fingerprint alone.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ GRID_CLASSES, GRID_COLUMNS = 20, 10  # of the picture of a public set: classes a
 
 
 def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
-    """Read the source `data` names, store its sensitive and hold-out images under `state`; write the public card at `card` and return it.
+    """Store the sensitive and hold-out images of the source that `data` names; write the public card and return it.
 
-    An older set of the same id is replaced whole, once the new one is whole. The card holds dataset id, source, shape (C, H, W),
-    range, class names, kind of split and the fingerprint of the sensitive part: no number of images, no hash without the key.
+    state: where the images go; card: the file of the card. An older set of the same id is replaced as a whole, once the
+    new one is complete. The card holds dataset id, source, shape (C, H, W), range, class names, kind of split and the
+    fingerprint of the sensitive part. It holds no number of images, and no hash without the key.
     Raises ConfigError or DataError (see `sources.read_source`), and then leaves the older set and card as they were.
     """
     home = dataset_directory(state, data.name)
@@ -70,7 +72,7 @@ def prepare_public(public: Public | None, shape: tuple[int, int, int], out: Path
     """Write the public set as the artifact `out`: images, labels, card and picture; returns the content of its card.
 
     Images come out in the shape (C, H, W) of the sensitive ones, one by one, so memory does not grow with their number.
-    public: None where no stage reads any: the artifact then holds its card alone, the same bytes always.
+    public: None where no stage reads any. The artifact then holds its card alone, always the same bytes.
     Raises ConfigError or DataError, and then leaves what was at `out`.
     """
     with writing(out, "public") as directory:
@@ -80,7 +82,8 @@ def prepare_public(public: Public | None, shape: tuple[int, int, int], out: Path
             counts = write_public(source, shape, directory)
             if np.count_nonzero(counts) < 2:
                 raise DataError(
-                    f"public.source={public.source} has images of {np.count_nonzero(counts)} class(es): two or more must have some."
+                    f"public.source={public.source} has images of {np.count_nonzero(counts)} class(es): "
+                    "two or more must have some."
                 )
             card = PublicCard(
                 enabled=True, source=public.source, shape=shape, classes=source.classes, images=int(counts.sum())
@@ -91,7 +94,7 @@ def prepare_public(public: Public | None, shape: tuple[int, int, int], out: Path
 
 
 def write_public(source: Source, shape: tuple[int, int, int], directory: Path) -> np.ndarray:
-    """Images, labels and a picture of the first few of them into `directory`; returns the number of images of each class."""
+    """Write images, labels and a picture of the first few into `directory`. Returns the number of images per class."""
     counts = np.zeros(len(source.classes), dtype=np.int64)
     first = np.full((min(len(source.classes), GRID_CLASSES), GRID_COLUMNS, *shape[1:], shape[0]), 255, dtype=np.uint8)
     with ImageWriter(directory, shape, source.classes) as writer:
@@ -112,12 +115,13 @@ def refuse_sensitive_as_public(data: Data, public: Public) -> None:
     same_files = len(paths) == 1 and None not in (data.path, public.path)
     if same_files or public.source == data.source == "cifar10":
         raise ConfigError(
-            f"public.source={public.source}, public.path={public.path} names the sensitive images themselves: choose others."
+            f"public.source={public.source}, public.path={public.path} names the sensitive images themselves: "
+            "choose others."
         )
 
 
 def secret_key(state: Path, dataset_id: str) -> bytes:
-    """The key of a dataset: drawn from the operating system when first asked for, the same ever after."""
+    """The key of a dataset, 32 bytes: drawn from the operating system on the first call, the same ever after."""
     path = state / "keys" / dataset_id
     if not path.exists():
         with open_private(path) as file:
@@ -133,7 +137,8 @@ def secret_key(state: Path, dataset_id: str) -> bytes:
 def split(source: Source, key: bytes, holdout_fraction: float, directory: Path) -> ImageSet:
     """Write the source's images into `directory/sensitive` and `directory/holdout`; returns the sensitive part.
 
-    An official test split is the hold-out. Without one an image is held out iff `is_held_out`, so duplicates stay together.
+    An official test split is the hold-out. Without one, `is_held_out` decides for each image, so duplicates stay
+    together.
     """
     writers: dict[str, ImageWriter] = {}
     with ExitStack() as stack:
@@ -168,7 +173,7 @@ def is_held_out(image: np.ndarray, key: bytes, fraction: float) -> bool:
 
 
 def fingerprint(image_set: ImageSet, key: bytes) -> str:
-    """HMAC-SHA256 over the images and labels, in hexadecimal. Without the key it says nothing about any candidate image."""
+    """HMAC-SHA256 over the images and labels, in hexadecimal. Without the key it tells nothing about an image."""
     mac = hmac.new(key, f"fingerprint {image_set.images.shape} ".encode(), hashlib.sha256)
     for array in (image_set.images, image_set.labels):
         for start in range(0, len(array), 4096):
@@ -180,7 +185,8 @@ def fingerprint(image_set: ImageSet, key: bytes) -> str:
 def replacing(directory: Path) -> Iterator[Path]:
     """A new directory (mode 0700) that takes the place of `directory` on success and vanishes on an exception.
 
-    A kill leaves the old directory or the new one, or the old one set aside, which the next call puts back. Needs a lock around it.
+    A kill leaves the old directory, the new one, or the old one set aside, which the next call puts back. The caller
+    holds a lock.
     """
     aside = directory.with_name(f".{directory.name}.old")
     if aside.exists() and not directory.exists():

@@ -1,8 +1,8 @@
-"""Prepared images: sensitive ones in the private state directory, public ones in an artifact; the cards of both; latents.
+"""Prepared images and their cards: sensitive ones in the private state directory, public ones in an artifact; latents.
 
 A public card stands for the sensitive images, and finds them. Latents are those images after a public model's frozen
-encoder: computed once, kept beside them, drawn by the same charge, and as sensitive as they are: never in an artifact,
-never tracked by DVC, under the state directory with its modes (0700, 0600).
+encoder. They are computed once, kept beside the images and drawn by the same charge. They are as sensitive as the
+images: never in an artifact, never tracked by DVC, under the state directory with its modes (0700, 0600).
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ Progress = Callable[[int, int], None]  # done, of how many
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What is public of a dataset. `fingerprint`: HMAC of the sensitive images with a key that stays in the state directory."""
+    """What is public of a dataset.
+
+    fingerprint: HMAC of the sensitive images, with a key that stays in the state directory.
+    """
 
     dataset_id: str
     source: str
@@ -59,7 +62,7 @@ class PublicCard:
 
 
 def read_card(path: Path) -> Card:
-    """Raises DataError where `path` is no card."""
+    """Read a public card. Raises DataError where `path` does not hold one."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         content.update({key: tuple(content[key]) for key in ("shape", "classes", "range")})
@@ -67,7 +70,7 @@ def read_card(path: Path) -> Card:
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing: {AGAIN} first") from error
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DataError(f"{path} is no data card ({error!r}): {AGAIN} again") from error
+        raise DataError(f"{path} is not a data card ({error!r}): {AGAIN} again") from error
 
 
 def dataset_directory(state: Path, dataset_id: str) -> Path:
@@ -77,12 +80,13 @@ def dataset_directory(state: Path, dataset_id: str) -> Path:
 def load_prepared(state: Path, card: Card, part: str) -> ImageSet:
     """The images of one part, "sensitive" or "holdout", memory-mapped.
 
-    Raises DataError where the state directory holds none, or others than those that the card stands for.
+    Raises DataError where the state directory holds no images, or not those that the card stands for.
     """
     home = dataset_directory(state, card.dataset_id)
     if not (home / CARD).is_file():
         raise DataError(
-            f"no prepared images of dataset {card.dataset_id!r} under {state}: {AGAIN}, or set SFUMATO_STATE to where they are"
+            f"no prepared images of dataset {card.dataset_id!r} under {state}: {AGAIN}, "
+            "or set SFUMATO_STATE to where they are"
         )
     if read_card(home / CARD) != card:
         raise DataError(f"{home} holds other images than the data card stands for: {AGAIN} again")
@@ -93,7 +97,7 @@ def load_prepared(state: Path, card: Card, part: str) -> ImageSet:
 
 
 def read_public_card(path: Path) -> PublicCard:
-    """Raises DataError where `path` is no card of a public set."""
+    """Read the card of a public set. Raises DataError where `path` does not hold one."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         shape = content["shape"] and tuple(content["shape"])
@@ -101,18 +105,20 @@ def read_public_card(path: Path) -> PublicCard:
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing: {AGAIN_PUBLIC} first") from error
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DataError(f"{path} is no card of a public set ({error!r}): {AGAIN_PUBLIC} again") from error
+        raise DataError(f"{path} is not the card of a public set ({error!r}): {AGAIN_PUBLIC} again") from error
 
 
 def load_public(directory: Path, shape: tuple[int, int, int]) -> ImageSet:
     """The prepared public set, memory-mapped. Its bytes are verified by `read_artifact(directory, "public")`, not here.
 
-    Raises DataError where it is missing, switched off, or of another shape than that of the sensitive images, (C, H, W).
+    shape: (C, H, W) of the sensitive images. Raises DataError where the set is missing, switched off, or has another
+    shape.
     """
     card = read_public_card(directory / CARD)
     if not card.enabled:
         raise DataError(
-            f"{directory} holds no public images: put a stage that reads them into run (classifier, select), and {AGAIN_PUBLIC}"
+            f"{directory} holds no public images: put a stage that reads them into run (classifier, select), "
+            f"and {AGAIN_PUBLIC}"
         )
     if card.shape != tuple(shape):
         raise DataError(
@@ -121,12 +127,15 @@ def load_public(directory: Path, shape: tuple[int, int, int]) -> ImageSet:
     return load_images(directory, card.classes)
 
 
-# --- latents -----------------------------------------------------------------------------------------------------------
+# --- latents ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class LatentSet:
-    """Labelled latents. latents: (N, c, h, w) float16, possibly a memory map; labels: (N,) int64, those of the images in their order."""
+    """Labelled latents.
+
+    latents: (N, c, h, w) float16, possibly a memory map; labels: (N,) int64, those of the images, in the same order.
+    """
 
     latents: np.ndarray
     labels: np.ndarray
@@ -135,7 +144,10 @@ class LatentSet:
         return len(self.latents)
 
     def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        """The latents at `indices` (none is fine) as ((B, c, h, w) float32, (B,) int64), copied out of any memory map."""
+        """The latents at `indices` and their labels, copied out of any memory map.
+
+        indices: may be empty. Returns ((B, c, h, w) float32, (B,) int64).
+        """
         indices = np.asarray(indices, dtype=np.int64)
         return torch.from_numpy(np.array(self.latents[indices])).float(), torch.from_numpy(
             np.array(self.labels[indices])
@@ -143,7 +155,10 @@ class LatentSet:
 
 
 def latents_key(card: Card, encoder: str) -> str:
-    """The name under which latents are kept. encoder: what fixes them besides the images (sha256 of the VAE, the image size)."""
+    """The name under which latents are kept.
+
+    encoder: what fixes them besides the images (sha256 of the VAE, the image size).
+    """
     return digest_of({"encoder": encoder, "fingerprint": card.fingerprint, "dtype": "float16"})[:32]
 
 
@@ -156,10 +171,11 @@ def have_latents(state: Path, card: Card, key: str) -> bool:
 
 
 def write_latents(state: Path, card: Card, key: str, encode: Encode, progress: Progress | None = None) -> None:
-    """Encode all sensitive images and keep them under `key`; latents of other encoders or other images of this dataset are removed.
+    """Encode all sensitive images and keep the latents under `key`.
 
-    Local work, which the caller journals with `open_local` before. Memory does not grow with N. An interrupted run leaves nothing.
-    progress: called with parts of 100, never with a number of images, for how many there are is private.
+    Latents of other encoders, or of other images of this dataset, are removed. This is local work: the caller journals
+    it first, with `open_local`. Memory does not grow with N. An interrupted run leaves nothing.
+    progress: called with parts of 100, never with a number of images, which is private.
     Guarantee: latent i depends on image i alone, given that `encode` works row by row.
     """
     images = load_prepared(state, card, SENSITIVE)
@@ -200,7 +216,10 @@ def write_latents(state: Path, card: Card, key: str, encode: Encode, progress: P
 
 
 def load_latents(state: Path, card: Card, key: str) -> LatentSet:
-    """The latents under `key` with the labels of the images, memory-mapped. Raises DataError where there are none, or of other images."""
+    """The latents under `key` with the labels of the images, memory-mapped.
+
+    Raises DataError where there are none, or where they are of other images.
+    """
     images = load_prepared(state, card, SENSITIVE)
     home = latents_directory(state, card, key)
     again = "remove that directory and run the stage again"

@@ -78,7 +78,8 @@ class Attention(nn.Module):
         self.heads = max(1, channels // HEAD_CHANNELS)
         if channels % self.heads:
             raise ConfigError(
-                f"{channels} channels do not split into {self.heads} heads: choose model.width as a multiple of {HEAD_CHANNELS}"
+                f"{channels} channels do not split into {self.heads} heads: "
+                f"choose model.width as a multiple of {HEAD_CHANNELS}"
             )
         self.norm = GroupNorm(channels)
         self.q = nn.Linear(channels, channels)
@@ -117,12 +118,12 @@ class Level(nn.Module):
 class UNet(Denoiser):
     """U-Net F(x; c_noise, label) of the EDM denoiser.
 
-    resolution: height and width of the images; channels: theirs; classes: labels are 0..classes-1 and `classes` means no
-    label; width · multipliers[l]: channels of level l (0 is the finest); attention: levels with self-attention (the
-    middle has it when the coarsest level has); blocks: residual blocks per level; unshuffle: the network works at
-    resolution / unshuffle, on channels · unshuffle² (about unshuffle² times cheaper); sigma_data: of the
-    preconditioning, which belongs to the weights; extra_classes: further rows of the label table, for the classes of
-    public images: label classes+1+j is the j-th (`drop_extra_classes` removes them).
+    resolution: height and width of the images; channels: those of the images; classes: labels are 0..classes-1, and
+    `classes` means no label; width · multipliers[l]: channels of level l (0 is the finest); attention: levels with
+    self-attention (the middle has it when the coarsest level has); blocks: residual blocks per level; unshuffle: the
+    network works at resolution / unshuffle, on channels · unshuffle² (about unshuffle² times cheaper); sigma_data: of
+    the preconditioning, which belongs to the weights; extra_classes: further rows of the label table, for the classes
+    of public images: label classes+1+j is the j-th (`drop_extra_classes` removes them).
     Raises ConfigError on sizes that do not fit together.
     """
 
@@ -150,7 +151,7 @@ class UNet(Denoiser):
             raise ConfigError(f"model.width={width}: expected a multiple of 4")
         if not set(attention) <= set(range(len(multipliers))):
             raise ConfigError(f"model.attention={tuple(attention)}: expected levels among 0..{len(multipliers) - 1}")
-        self.arguments = {  # that rebuild the network
+        self.arguments = {  # what rebuilds the network
             "resolution": resolution,
             "channels": channels,
             "classes": classes,
@@ -192,11 +193,14 @@ class UNet(Denoiser):
         self.norm_out = GroupNorm(current)
         self.conv_out = nn.Conv2d(current, folded, 3, padding=1)
         zero(self.conv_out)
-        if extra_classes:  # drawn last: all other weights start as they do without
+        if extra_classes:  # drawn last, so that all other weights start as they do without
             self.label = label_table([self.label.weight, 0.5 * torch.randn(extra_classes, embedding)])
 
     def forward(self, x: Tensor, c_noise: Tensor, labels: Tensor) -> Tensor:
-        """x: (B, C, H, W); c_noise: (B,), ln σ / 4; labels: (B,) int64 in 0..classes+extra_classes. Returns (B, C, H, W)."""
+        """F(x; c_noise, label), (B, C, H, W).
+
+        x: (B, C, H, W); c_noise: (B,), ln σ / 4; labels: (B,) int64 in 0..classes+extra_classes.
+        """
         embedding = F.silu(self.noise(fourier_features(c_noise, self.width)) + self.label(labels))  # (B, E)
         x = self.conv_in(F.pixel_unshuffle(x, self.unshuffle))
         skips = []
@@ -257,7 +261,8 @@ def label_table(rows: Sequence[Tensor]) -> nn.Embedding:
 def drop_extra_classes(model: UNet) -> UNet:
     """`model` without the label rows of public classes: its own classes and "no label" stay. Changes and returns it.
 
-    A name-by-name average of the weights goes into the model first (`ema_model`); an optimiser made before keeps the old table.
+    Put a name-by-name average of the weights into the model first (`ema_model`). An optimiser made before keeps the old
+    table.
     """
     if model.extra_classes:
         trained = model.label.weight.requires_grad
@@ -268,14 +273,17 @@ def drop_extra_classes(model: UNet) -> UNet:
 
 
 def fourier_features(c_noise: Tensor, size: int) -> Tensor:
-    """Sines and cosines of ln σ / 4 at geometric frequencies, 1/4 to 8 turns per unit. c_noise: (B,). Returns (B, size)."""
+    """Sines and cosines of ln σ / 4 at geometric frequencies, 1/4 to 8 turns per unit.
+
+    c_noise: (B,). Returns (B, size).
+    """
     frequencies = 2 * math.pi * torch.logspace(-2, 3, size // 2, base=2.0, device=c_noise.device)
     phase = c_noise[:, None] * frequencies
     return torch.cat([phase.cos(), phase.sin()], dim=1) * math.sqrt(2)
 
 
 def halve(x: Tensor) -> Tensor:
-    """The mean of each 2x2 pixels, of those there are at an odd edge. (B, C, H, W) to (B, C, ceil(H/2), ceil(W/2))."""
+    """The mean of every 2x2 pixels; at an odd edge, of fewer. (B, C, H, W) to (B, C, ceil(H/2), ceil(W/2))."""
     height, width = x.shape[2:]
     if height % 2 or width % 2:
         return F.avg_pool2d(x, 2, ceil_mode=True)  # 7 -> 4

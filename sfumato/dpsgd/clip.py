@@ -31,7 +31,10 @@ def clipped_sum(rows: Mapping[str, Tensor], max_grad_norm: float) -> Tensor:
 
 
 def squared_norms(part: Tensor) -> Tensor:
-    """(B, p) float32 to (B,) float64. Added up in short runs: one float32 sum over 10^6 squares would understate a norm."""
+    """The squared L2 norm of each row, (B, p) float32 to (B,) float64.
+
+    Added up in short runs: one float32 sum over 10^6 squares would understate a norm.
+    """
     whole = part.shape[1] // RUN * RUN
     runs = torch.linalg.vector_norm(part[:, :whole].unflatten(1, (-1, RUN)), dim=2).double()  # (B, runs)
     rest = torch.linalg.vector_norm(part[:, whole:], dim=1).double()

@@ -1,7 +1,7 @@
 """Per-image gradients of the denoising loss, each the mean of K draws, and their clipped sum.
 
-Nothing here adds noise or draws images: a `Charge` does. Source: Dockhorn et al. 2023 (DPDM) for the K draws; METHODS §8
-and §10.
+Nothing here adds noise or draws images: a `Charge` does.
+Source: Dockhorn et al. 2023 (DPDM) for the K draws; METHODS §8 and §10.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ def per_image_gradients(
 ) -> dict[str, Tensor]:
     """Gradient of each image's mean loss over its K draws, before any clip.
 
-    parameters: the trained ones by name, the rest are taken from `model`; images: (B, C, H, W) float32 in [0, 1], or
-    latents; labels: (B,) int64, one out of range counts as no label (to fail on it would reveal it). Returns, by name
-    and in the order of `parameters`, (B, *shape) float32. Memory: B·P numbers.
+    parameters: the trained ones by name (`model` gives the others); images: (B, C, H, W) float32 in [0, 1], or latents;
+    labels: (B,) int64, where one out of range counts as no label (to fail on it would reveal it). Returns, by name and
+    in the order of `parameters`, (B, *shape) float32. Memory: B·P numbers.
     """
     labels = torch.where((labels < 0) | (labels >= model.classes), model.classes, labels)
     labels = torch.where(draws.drop, model.classes, labels[:, None])  # (B, K)
@@ -118,7 +118,7 @@ def per_image_gradients(
 def by_layers(
     model: Denoiser, parameters: Mapping[str, Tensor], images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor
 ) -> dict[str, Tensor]:
-    """Per-image gradients of a network in which no image sees another: a backward pass that its layers split by image."""
+    """Per-image gradients of a network in which no image sees another: its layers split one backward pass by image."""
     count = len(images)
     mode = PerImage(parameters, count)
 
@@ -130,7 +130,7 @@ def by_layers(
         losses = model.per_image_loss(
             network, *(tensor.transpose(0, 1).flatten(0, 1) for tensor in (images, labels, levels, noise))
         )  # (K·B,)
-        loss = losses.view(-1, count).mean(0).sum()  # of each image the mean over its K draws
+        loss = losses.view(-1, count).mean(0).sum()  # for each image, the mean over its K draws
         return dict(
             zip(parameters, torch.autograd.grad(loss, list(mode.rows.values()), materialize_grads=True), strict=True)
         )
@@ -151,7 +151,7 @@ def by_vmap(
     return {name: rows[name] for name in parameters}
 
 
-@torch.no_grad()  # or weights that are not differentiated would keep a graph over all images alive
+@torch.no_grad()  # otherwise weights that are not differentiated keep a graph over all images alive
 def clipped_gradient_sum(
     model: Denoiser,
     parameters: Mapping[str, Tensor],
@@ -165,8 +165,9 @@ def clipped_gradient_sum(
 ) -> Tensor:
     """Sum over images of their clipped gradients, `chunk` images at a time. Returns (P,) float32; zeros without images.
 
-    images: (B, C, H, W) float32 in [0, 1], any memory format; labels: (B,) int64; draws: B rows, averaged before the clip;
-    factors: public, by name and of the parameters' shapes; each image's gradient is multiplied by them before the clip.
+    images: (B, C, H, W) float32 in [0, 1], any memory format; labels: (B,) int64; draws: B rows, averaged before the
+    clip; factors: public, by name and of the parameters' shapes; each image's gradient is multiplied by them before the
+    clip.
     Guarantee: one image more or less changes the sum by at most `max_grad_norm` in L2.
     """
     if len(draws) != len(images):

@@ -33,7 +33,7 @@ ADAM = ("exp_avg", "exp_avg_sq", "step")  # its state, as torch names it
 
 
 class Curve(Protocol):
-    """What compares samples with real images while training: local work, which reads the weights and changes nothing."""
+    """Compares samples with real images during training. Local work: it reads the weights and changes nothing."""
 
     def resume(self, run: Path, used: int) -> None: ...
     def measure(self, model: Denoiser, average: Mapping[str, Tensor], step: int) -> object: ...
@@ -42,11 +42,11 @@ class Curve(Protocol):
 class State:
     """What a run carries from step to step: the trained weights, their average, Adam's moments.
 
-    model: its parameters with `requires_grad` are trained, in place; config: of which noise, batch and sample rate are
-    not read; public_batch: the public denominator q·N̄, never a realised count; label_dropout: as in the warm-up;
-    autocast: run the network in bfloat16, None where that is faster; generator: only for tests. Noise levels, noise and
-    augmentation are secret draws: under a public seed, the draws of an image would tell its place in the batch, and with
-    it whether an image before it is missing.
+    model: its parameters with `requires_grad` are trained, in place; config: its noise, batch and sample rate are not
+    read; public_batch: the public denominator q·N̄, never a realised count; label_dropout: as in the warm-up; autocast:
+    run the network in bfloat16, None to do so where that is faster; generator: only for tests.
+    Noise levels, noise and augmentation are secret draws: under a public seed, the draws of an image would tell its
+    place in the batch, and with it whether an image before it is missing.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class State:
         )
 
     def measure_autocast(self) -> bool:
-        """Is bfloat16 faster here? Timed on blank images: neither the answer nor the time depends on data."""
+        """Whether bfloat16 is faster here. Timed on blank images: neither the answer nor the time depends on data."""
         model = self.model
         images = torch.zeros(self.chunk, model.channels, model.resolution, model.resolution, device=self.device)
         labels = torch.zeros(self.chunk, dtype=torch.int64, device=self.device)
@@ -113,7 +113,7 @@ class State:
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Continue from `tensors()`. The draws are fresh. Raises ValueError when they are of another model."""
+        """Continue from `tensors`, with fresh draws. Raises ValueError where they are of another model."""
         shapes = {name: value.shape for name, value in self.tensors().items()}
         if {name: value.shape for name, value in tensors.items()} != shapes:
             known = shapes.keys() | tensors.keys()
@@ -138,11 +138,11 @@ def fine_tune(
     report: Callable[[int, int], None] = lambda done, total: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[Charge, list[dict]]:
-    """All steps of a charge. A run that a kill left open goes on at its last durable step; elsewhere a new one starts.
+    """Run all steps of a charge. A run that a kill left open goes on at its last durable step; else a new one starts.
 
     epsilon_after: ε of so many steps, for the log; curve: local, where asked for; report: told of durable steps alone.
-    Returns the charge, all of whose uses are on disk, and the public log, a row a step: never a loss, a number of images
-    or a time.
+    Returns the charge, all of whose uses are on disk, and the public log, one row for each step: never a loss, a number
+    of images or a time.
     """
     # the charge, and the state after its last durable step
     charge, log = open_charge(), []
@@ -211,9 +211,9 @@ def update(state: State, noised: Tensor) -> dict[str, float]:
 def step_noise(noise_multiplier: float, weights: int, batch: float) -> float:
     """How long the noise of one step is, in clips: σ·√P / batch, by public numbers alone.
 
-    The mean of clipped gradients is at most 1 long.
+    The mean of clipped gradients is at most 1 long. So above 1 a step is mostly noise, whatever the images are.
 
-    weights: P, how many are trained; batch: expected images of a step. Above 1 a step is mostly noise, whatever the images are.
+    weights: P, how many are trained; batch: expected images of a step.
     """
     return noise_multiplier * math.sqrt(weights) / batch
 

@@ -32,7 +32,7 @@ def candidates(model: nn.Module, pattern: str = "qkv") -> dict[str, list[str]]:
 
     pattern: "qkv", the query, key and value matrices of every attention; "qkvo", its output matrix too; "matrices",
     every weight of a linear layer or a convolution; "layers", all parameters of a residual block, of an attention, or
-    of a module outside both. A matrix has the name of its weight without `.weight`.
+    of a module outside both. A matrix is named after its weight, without `.weight`.
     Raises ConfigError where nothing matches.
     """
     found: dict[str, list[str]] = {}
@@ -227,8 +227,8 @@ def save_trained(
 ) -> None:
     """Write what was trained: adapters on an untouched base, or the network's own weights; and the list of names.
 
-    kind: `finetune.trainable`; base: the weights file of the network before. The adapters of the set "noisy" are merged:
-    its base was randomised, so they have none on disk.
+    kind: `finetune.trainable`; base: the weights file of the network before training. The adapters of the set "noisy"
+    are merged: their base was randomised and is not on disk.
     """
     count = sum(model.get_parameter(name).numel() for name in names)
     content = {"set": kind, "trained": list(names), "parameters": count}

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sfumato.compute import fast_bfloat16
 from sfumato.data.images import ImageSet
 from sfumato.diffusion.ema import EMA, ema_model
 from sfumato.evaluation.classifiers import CLASSIFIERS, Classifier, build_classifier
@@ -163,11 +164,6 @@ def optimizer_of(
 def averaged(model: Classifier, average: EMA | None) -> Classifier:
     """A copy of `model` with the averaged weights and its own batch-norm statistics; the model itself if no average."""
     return ema_model(copy.deepcopy(model), average.average) if average else model  # type: ignore[return-value]
-
-
-def fast_bfloat16(device: str) -> bool:
-    """Whether the device has bfloat16 arithmetic. It is not timed, so that one machine always does the same."""
-    return device == "cuda" or bool(torch.cpu.get_capabilities().get("avx512_bf16"))
 
 
 def to_tensor(images: np.ndarray, device: str) -> Tensor:

@@ -291,7 +291,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, ValueError, UnpicklingError) as error:
         raise DataError(
-            f"{path} is no plain file of weights ({type(error).__name__}): a state dict of tensors is expected."
+            f"{path} is not a plain file of weights ({type(error).__name__}): a state dict of tensors is expected."
         ) from error
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise DataError(f"{path} is not a state dict of tensors: save `model.state_dict()`.")

@@ -14,7 +14,10 @@ DRAWN_PER_CLASS = {"glyphs": 200, "procedural": 2000}  # what the embedded featu
 
 
 def feature_space(settings: Evaluate, shape: Shape, say: Callable[[str], None]) -> Extractor | None:
-    """The extractor for images of `shape`; None where no fidelity is asked for. say: told of a network to be trained."""
+    """The extractor for images of `shape`; None where no fidelity is asked for.
+
+    say: told of a network to be trained.
+    """
     if not settings.metrics:
         return None
 

@@ -1,8 +1,8 @@
 """Random Fourier features of public maps of an image (FETA-Pro Algorithm 1, DP-MERF).
 
-Each image is taken through public maps (its pixels, its wavelet-scattering coefficients), each map through random
-Fourier features at several length-scales, and the whole vector has norm 1. The frequencies come from a public seed: they
-are rebuilt, never stored. The same features, which are differentiable, make the release and later fit the generator.
+Each image is taken through public maps (its pixels, its wavelet-scattering coefficients), and each map through random
+Fourier features at several length-scales. The whole vector has norm 1. The frequencies come from a public seed: they
+are rebuilt, never stored. The same features make the release and later fit the generator, for they are differentiable.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class FourierFeatures(nn.Module):
 
     shape: (C, H, W); features: the public maps; size: K, even; seed: public. The K/2 frequencies are dealt equally to
     every (map, length-scale); a map's share of the squared norm is its weight, split evenly over its length-scales.
-    ω ~ N(0, I/ℓ²) with ℓ in units of √d, d the dimension of the map's output. Nothing here is stored: the same arguments
-    rebuild the same φ.
+    ω ~ N(0, I/ℓ²), where ℓ is in units of √d and d is the dimension of the map's output. Nothing here is stored: the
+    same arguments rebuild the same φ.
     """
 
     amplitude: Tensor

@@ -1,4 +1,4 @@
-"""Opening a charge: refuse, or journal the whole of it and hand out the door; and the other door, for local work."""
+"""Open a charge: refuse it, or journal the whole of it and hand it out. Open the images for local work."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class Permission:
 class Work:
     """What a charge is opened for: one query, by its plan, on its inputs.
 
-    plan: digest of the resolved configuration; inputs: those of the artifacts that it reads; released, sensitivity: in
-    words, for the record; resumable: a run that a kill left open goes on, the caller restoring its state from
-    `charge.run`; latents: what `sfumato.data.store` keeps of the same images, to be drawn in their place: same images,
-    same draw, same record.
+    plan: digest of the resolved configuration; inputs: digests of the artifacts that it reads; released, sensitivity:
+    in words, for the record; resumable: a run that a kill left open goes on, and the caller restores its state from
+    `charge.run`; latents: the key of the latents that `sfumato.data.store` keeps of the same images. They are drawn in
+    the images' place: same draw, same record.
     """
 
     stage: str
@@ -78,10 +78,10 @@ class Work:
 def open_charge(
     state: Path, card: Card, work: Work, permission: Permission, noise: NoiseSource | None = None
 ) -> Charge:
-    """Open a charge for `work` on the images of `card`: refuse, or journal the whole of it and hand out the door.
+    """Open a charge for `work` on the images of `card`: refuse it, or journal the whole of it and hand it out.
 
-    The same work on the same images is refused once it was released. Resumable work that a kill left open goes on at its
-    last durable use, at no further cost. noise: only for tests.
+    The same work on the same images is refused once it was released. Resumable work that a kill left open goes on at
+    its last durable use, at no further cost. noise: only for tests.
     Raises BudgetError: already released, over the lifetime budget, in use by another process; DataError: no images.
     """
     noise = noise or NoiseSource()
@@ -117,7 +117,7 @@ def open_charge(
 def open_local(state: Path, card: Card, purpose: str) -> tuple[ImageSet, ImageSet]:
     """The sensitive and the hold-out images, for work outside the guarantee.
 
-    Journalled; whatever is made with them must be marked local.
+    The call is journalled. Whatever is made with them must be marked local.
     """
     sensitive, holdout = load_prepared(state, card, SENSITIVE), load_prepared(state, card, "holdout")
     Odometer(state, card.dataset_id).append(LOCAL, purpose=purpose)

@@ -35,7 +35,7 @@ def pooled_shape(shape: Shape, pool: int) -> Shape:
 def clip_rows(rows: Tensor, max_norm: float) -> Tensor:
     """Scale each row of (B, d) to an L2 norm of at most max_norm; a row with any non-finite entry becomes zero.
 
-    The zeroing keeps a broken image from turning the release NaN, which would reveal that it is there.
+    Without the zeroing, a broken image would turn the release into NaN and so reveal that it is there.
     """
     norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=torch.float64)  # no finite float32 row overflows
     clipped = rows * (max_norm / (norms + 1e-6)).clamp(max=1).to(rows)
@@ -79,8 +79,8 @@ def query_central(
 ) -> Tensor:
     """`repeats` releases, each from its own draw: noisy means or per-pixel histograms of all classes.
 
-    denominators: (classes,), public: q·N̄_m, never a realised count; shape: (C, H, W) of the images; max_norm: L2 clip of
-    a pooled image, None for the largest that an image in [0, 1] can have, √d'; bins: mode only.
+    denominators: (classes,), public: q·N̄_m, never a realised count; shape: (C, H, W) of the images; max_norm: L2 clip
+    of a pooled image, None for √d', the largest norm that an image in [0, 1] can have; bins: mode only.
     Returns float32, unclamped: mean (R, M, C, H', W'), mode (R, M, bins, C, H', W').
     """
     classes, small = len(denominators), pooled_shape(shape, pool)
@@ -91,7 +91,8 @@ def query_central(
     elif statistic == "mode":
         if max_norm is not None:
             raise ValueError(
-                f"central.max_norm={max_norm} means nothing for the mode, whose bound is √d' = {largest:.4g}: leave it out"
+                f"central.max_norm={max_norm} means nothing for the mode, whose bound is √d' = {largest:.4g}: "
+                "leave it out"
             )
         bound, rows = largest, (bins, *small)
     else:

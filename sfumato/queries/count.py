@@ -22,7 +22,10 @@ class PublicCounts(NamedTuple):
 
 
 def membership(labels: Tensor, classes: int) -> Tensor:
-    """One-hot rows: (B,) int64 -> (B, classes) float64. A label out of range gives zeros: no record can stop a query."""
+    """One-hot rows: (B,) int64 -> (B, classes) float64.
+
+    A label out of range gives a row of zeros, so that no record can stop a query.
+    """
     return (labels[:, None] == torch.arange(classes, device=labels.device)).double()
 
 
@@ -35,7 +38,10 @@ def class_counts(labels: Tensor, classes: int) -> Tensor:
 
 
 def query_count(charge: Charge, classes: int) -> Tensor:
-    """The one release: noisy class counts, (classes,) float64, some perhaps negative. `public_counts` makes them usable."""
+    """The one release: noisy class counts, (classes,) float64, some perhaps negative.
+
+    `public_counts` makes them usable.
+    """
     total = torch.zeros(classes, dtype=torch.float64)
     for _, labels in charge.batches(size=4096):
         total += class_counts(labels, classes).cpu()
@@ -45,8 +51,8 @@ def query_count(charge: Charge, classes: int) -> Tensor:
 def public_counts(noisy: Tensor, noise_multiplier: float) -> PublicCounts:
     """Post-processing, free: noisy counts -> N̄, N̄_m and priors.
 
-    N̄_m = max(noisy count, 1, σ): below σ a count says nothing, and a smaller denominator would only blow its class's
-    noise up. N̄ is the sum of the noisy counts before that floor (it is unbiased), with the same floor. Priors are
+    N̄_m = max(noisy count, 1, σ): below σ a count says nothing, and a smaller denominator would only amplify the noise
+    of its class. N̄ is the sum of the noisy counts before that floor (it is unbiased), with the same floor. Priors are
     clipped at 0; where nothing is left they are uniform.
     """
     noisy = noisy.double()

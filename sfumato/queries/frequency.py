@@ -22,8 +22,8 @@ def embedding_sum(features: FourierFeatures, images: Tensor, labels: Tensor, cla
     """Sum of φ(x) ⊗ onehot(y) over a batch.
 
     images: (B, C, H, W) float32 in [0, 1]; labels: (B,) int64. Returns (K, classes) float64.
-    Guarantee: one image more or less changes the sum by at most 1 in L2: φ has norm 1 and touches one column. A row with
-    any non-finite entry is zeroed. The clip only trims what float32 rounding adds to the norm.
+    Guarantee: one image more or less changes the sum by at most 1 in L2: φ has norm 1 and touches one column. A row
+    with any non-finite entry is zeroed. The clip only trims what float32 rounding adds to the norm.
     Source: FETA-Pro Eq. 5.
     """
     rows = clip_rows(features(images), 1.0)  # (B, K)

@@ -1,6 +1,7 @@
-"""Noisy class histogram: how many sensitive images a public classifier puts into each public class (RPGen stage 1, PrivImage).
+"""Noisy class histogram: how many sensitive images a public classifier puts into each public class.
 
 Counts are never divided by how many images voted: that number is private, and choosing classes does not need it.
+Source: RPGen stage 1; PrivImage.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
 
 
 def vote_sum(logits: Tensor, labels: Tensor, votes: int, classes: int | None = None) -> Tensor:
-    """Votes of a batch: each image gives 1 to each of its `votes` likeliest public classes, of which equal ones come in their order.
+    """Votes of a batch: each image gives 1 to each of its `votes` likeliest public classes. Ties go in class order.
 
-    logits: (B, P), row i made from image i alone (`lone_logits`); labels: (B,) int64; classes: number of sensitive classes, for one
-    row each (PrivImage), or None for one row in all (RPGen). Returns (classes or 1, P) float64, whole numbers.
-    Guarantee: one image more or less changes the sum by at most √votes in L2: it adds 1 to `votes` different cells. An image with a
-    logit that is not finite votes nowhere, nor does one whose label is out of range where there is a row for each.
+    logits: (B, P), row i made from image i alone (`lone_logits`); labels: (B,) int64; classes: number of sensitive
+    classes, for one row each (PrivImage), or None for one row in all (RPGen). Returns (classes or 1, P) float64, whole
+    numbers.
+    Guarantee: one image more or less changes the sum by at most √votes in L2: it adds 1 to `votes` different cells. An
+    image with a logit that is not finite does not vote. Where each sensitive class has its row, an image whose label is
+    out of range does not vote either.
     """
     check_votes(votes, logits.shape[1])
     finite = logits.isfinite().all(dim=1)
@@ -41,10 +44,10 @@ def vote_sum(logits: Tensor, labels: Tensor, votes: int, classes: int | None = N
 def lone_logits(model: ResNet, images: Tensor) -> Tensor:
     """Logits of every image, one image at a time: (B, C, H, W) float32 in [0, 1], any memory format -> (B, P) float32.
 
-    Guarantee: row i is a function of image i alone, to the last bit. Matrix kernels round differently for another batch size, layout,
-    alignment or number of threads; where two classes nearly tie, an image's votes could then turn on how many others were drawn, and
-    removing one image would move more than its own votes. So each goes through the same memory, as a batch of one, on one thread.
-    An image with any non-finite pixel gives a row of NaN.
+    Guarantee: row i is a function of image i alone, to the last bit. Matrix kernels round differently for another batch
+    size, layout, alignment or number of threads. Where two classes nearly tie, an image's votes could then depend on
+    how many others were drawn, and removing one image would move more than its own votes. So each goes through the same
+    memory, as a batch of one, on one thread. An image with any non-finite pixel gives a row of NaN.
     """
     if model.training:
         raise ValueError(
@@ -62,7 +65,10 @@ def lone_logits(model: ResNet, images: Tensor) -> Tensor:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """PyTorch on one thread: for a batch of one, several cost more than they bring, and their split of a sum may vary."""
+    """Run PyTorch on one thread.
+
+    For a batch of one, several threads cost more than they bring, and they may split a sum in different ways.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -74,8 +80,9 @@ def one_thread() -> Iterator[None]:
 def query_histogram(charge: Charge, model: ResNet, votes: int, classes: int | None = None) -> Tensor:
     """The one release: noisy votes for every public class. `charge` holds one Gaussian, perhaps of a Poisson draw.
 
-    model: trained on public images, in eval mode; votes, classes: as in `vote_sum`. Returns (classes or 1, P) float64, some perhaps
-    negative, divided by nothing. Raises ValueError, before any draw, where `votes` exceeds the number of public classes.
+    model: trained on public images, in eval mode; votes, classes: as in `vote_sum`. Returns (classes or 1, P) float64,
+    some perhaps negative, divided by nothing.
+    Raises ValueError, before any draw, where `votes` exceeds the number of public classes.
     """
     check_votes(votes, model.classes)
     total = torch.zeros(classes or 1, model.classes, dtype=torch.float64)

@@ -36,8 +36,8 @@ def draw_from(
     """`count` images of one model: the one-step generator for "auxiliary", the diffusion sampler for the others.
 
     paths: the artifact of each model; a fine-tuned one saved as adapters needs that of "pretrain" too; priors:
-    (classes,) label shares, None for equal ones; shape: (C, H, W) of the images wanted, to which those of a public model
-    are resized. Returns ((N, C, H, W) float32 in [0, 1], (N,) int64).
+    (classes,) label shares, None for equal ones; shape: (C, H, W) of the images wanted: images of a public model are
+    resized to it. Returns ((N, C, H, W) float32 in [0, 1], (N,) int64).
     """
     if name == "auxiliary":
         return draw_images(load_generator(paths[name]), count, priors, seed)

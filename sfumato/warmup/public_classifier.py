@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sfumato.compute import fast_bfloat16
 from sfumato.config import Classifier
 from sfumato.data.images import ImageSet
 from sfumato.errors import DataError
-from sfumato.evaluation.downstream import fast_bfloat16
 from sfumato.features.public_network import ResNet
 
 LABEL_SMOOTHING = 0.1

@@ -82,7 +82,7 @@ def select_classes(histogram: np.ndarray, keep: int) -> list[Kept]:
 
 
 def select_all(public_classes: int, keep: int) -> list[Kept]:
-    """Every public class, in order: the only choice without a histogram. Raises ConfigError where `keep` is less."""
+    """Every public class, in order: the only choice without a histogram. Raises ConfigError where `keep` differs."""
     if keep != public_classes:
         raise ConfigError(
             f"select keeps {keep} of {public_classes} public classes, but no histogram says which: "
@@ -100,7 +100,8 @@ def select_public(settings: Select, votes: np.ndarray | None, public_classes: in
 def read_votes(histogram: Path, public: Sequence[str], classes: int) -> tuple[np.ndarray, bool]:
     """The noisy votes that `stage histogram` wrote, (R, P), and whether they are by sensitive class.
 
-    public: the names of the public classes; classes: how many sensitive ones. Raises DataError where votes are of others.
+    public: the names of the public classes; classes: the number of sensitive ones. Raises DataError where the votes are
+    of other classes.
     """
     votes = load_array(histogram / "histogram.npy")
     about = json.loads((histogram / "histogram.json").read_text(encoding="utf-8"))

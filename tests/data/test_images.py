@@ -89,12 +89,12 @@ def test_missing_truncated_and_pickled_files_are_refused(tmp_path):
         load_images(tmp_path, ("a", "b"))
     np.save(tmp_path / "images.npy", GOOD)
     np.save(tmp_path / "labels.npy", np.array([{}, {}, {}]), allow_pickle=True)
-    with pytest.raises(DataError, match=r"labels\.npy is no whole"):
+    with pytest.raises(DataError, match=r"labels\.npy is not a whole"):
         load_images(tmp_path, ("a", "b"))
     np.save(tmp_path / "labels.npy", np.zeros(3, np.int64))
     content = (tmp_path / "images.npy").read_bytes()
     (tmp_path / "images.npy").write_bytes(content[:-5])
-    with pytest.raises(DataError, match=r"images\.npy is no whole"):
+    with pytest.raises(DataError, match=r"images\.npy is not a whole"):
         load_images(tmp_path, ("a", "b"))
 
 

@@ -238,7 +238,7 @@ def contents(directory):
 
 @pytest.mark.parametrize("source", ["glyphs", "procedural", "photos"])
 def test_a_public_set_is_an_artifact_of_the_same_bytes_every_time(tmp_path, source):
-    public = Public(enabled=True, source=source, per_class=2)
+    public = Public(source=source, per_class=2)
     card = prepare_public(public, (1, 8, 8), tmp_path / "a", tmp_path, seed=3)
     prepare_public(public, (1, 8, 8), tmp_path / "b", tmp_path, seed=3)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
@@ -270,7 +270,7 @@ def test_switched_off_the_set_is_its_card_alone_whatever_else_is_asked(tmp_path)
 
 
 def test_the_picture_shows_the_first_images_of_the_first_classes(tmp_path):
-    prepare_public(Public(enabled=True, per_class=12), (3, 48, 48), tmp_path / "public", tmp_path, seed=0)
+    prepare_public(Public(per_class=12), (3, 48, 48), tmp_path / "public", tmp_path, seed=0)
     grid = np.asarray(Image.open(tmp_path / "public" / "grid.png"))
     images = load_public(tmp_path / "public", (3, 48, 48))
     assert grid.shape == (20 * 50 + 2, 10 * 50 + 2, 3)
@@ -280,7 +280,7 @@ def test_the_picture_shows_the_first_images_of_the_first_classes(tmp_path):
 @pytest.mark.parametrize("earlier", [False, True])
 def test_a_public_source_that_fails_leaves_what_was_there(tmp_path, earlier):
     root = write_folder(tmp_path / "in")
-    public = Public(enabled=True, source="imagefolder", path=str(root))
+    public = Public(source="imagefolder", path=str(root))
     if earlier:
         prepare_public(public, (3, 6, 6), tmp_path / "public", tmp_path, seed=0)
     before = contents(tmp_path / "public") if earlier else None
@@ -294,8 +294,8 @@ def test_a_public_source_that_fails_leaves_what_was_there(tmp_path, earlier):
 def test_a_public_set_needs_images_of_two_classes(tmp_path):
     write_imagenet32(tmp_path / "train_data_batch_1.npz", 3, labels=np.array([5, 5, 5]))
     for public in (
-        Public(enabled=True, source="imagenet32", path=str(tmp_path)),
-        Public(enabled=True, source="imagefolder", path=str(write_folder(tmp_path / "in", classes=("cat",)))),
+        Public(source="imagenet32", path=str(tmp_path)),
+        Public(source="imagefolder", path=str(write_folder(tmp_path / "in", classes=("cat",)))),
     ):
         with pytest.raises(DataError, match=r"two or more|one class only"):
             prepare_public(public, (3, 8, 8), tmp_path / "public", tmp_path, seed=0)
@@ -305,7 +305,7 @@ def test_a_public_set_needs_images_of_two_classes(tmp_path):
 def test_nothing_of_the_user_s_is_overwritten(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("x")
-    for public in (Public(), Public(enabled=True, source="photos")):
+    for public in (Public(), Public(source="photos")):
         with pytest.raises(ConfigError, match="--out"):
             prepare_public(public, (1, 8, 8), tmp_path / "mine", tmp_path, seed=0)
     assert (tmp_path / "mine" / "thesis.tex").exists()
@@ -314,7 +314,7 @@ def test_nothing_of_the_user_s_is_overwritten(tmp_path):
 def test_a_large_public_set_passes_through_little_memory(tmp_path):
     for i in (1, 2):
         write_imagenet32(tmp_path / f"train_data_batch_{i}.npz", 6000, seed=i)  # 18 MB each
-    public = Public(enabled=True, source="imagenet32", path=str(tmp_path))
+    public = Public(source="imagenet32", path=str(tmp_path))
     tracemalloc.start()
     card = prepare_public(public, (3, 32, 32), tmp_path / "public", tmp_path, seed=0)
     peak = tracemalloc.get_traced_memory()[1]
@@ -325,13 +325,13 @@ def test_a_large_public_set_passes_through_little_memory(tmp_path):
 @pytest.mark.parametrize(
     ("data", "public", "refused"),
     [
-        (Data(source="cifar10"), Public(enabled=True, source="cifar10"), True),
+        (Data(source="cifar10"), Public(source="cifar10"), True),
         (Data(source="cifar10"), Public(enabled=False, source="cifar10"), False),
-        (Data(source="cifar10"), Public(enabled=True, source="cifar100"), False),
-        (Data(source="imagefolder", path="a/b"), Public(enabled=True, source="imagefolder", path="./a/b/"), True),
-        (Data(source="imagefolder", path="a/b"), Public(enabled=True, source="imagefolder", path="a/c"), False),
-        (Data(source="npz", path="a"), Public(enabled=True), False),
-        (Data(), Public(enabled=True), False),
+        (Data(source="cifar10"), Public(source="cifar100"), False),
+        (Data(source="imagefolder", path="a/b"), Public(source="imagefolder", path="./a/b/"), True),
+        (Data(source="imagefolder", path="a/b"), Public(source="imagefolder", path="a/c"), False),
+        (Data(source="npz", path="a"), Public(), False),
+        (Data(), Public(), False),
     ],
 )
 def test_the_sensitive_images_are_never_taken_for_public_ones(data, public, refused):

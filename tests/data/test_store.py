@@ -42,7 +42,7 @@ def test_what_is_no_card_is_named(tmp_path, text):
 @pytest.fixture(scope="module")
 def public(tmp_path_factory):
     out = tmp_path_factory.mktemp("public") / "public"
-    prepare_public(Public(enabled=True, source="photos", per_class=3), (3, 8, 9), out, out, seed=0)
+    prepare_public(Public(source="photos", per_class=3), (3, 8, 9), out, out, seed=0)
     return out
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sfumato.diffusion.unet import Attention, GroupNorm, UNet, double, drop_extra_classes, halve, load_model, save_model
+from sfumato.diffusion.unet import Attention, GroupNorm, UNet, double, drop_extra_classes, halve, load_model
 from sfumato.errors import ConfigError, DataError
 
 TINY = {"width": 8, "multipliers": (1, 2), "attention": (1,), "blocks": 1}
@@ -116,7 +116,7 @@ def test_sizes_that_do_not_fit_are_refused(options, named):
 def test_a_saved_model_comes_back(tmp_path):
     config = {"resolution": 8, "channels": 1, "classes": 4, **TINY, "sigma_data": 0.3}
     model = awake(UNet(**config))
-    save_model(model, config, tmp_path / "model")
+    model.save(tmp_path / "model")
     again = load_model(tmp_path / "model")
     x = torch.randn(2, 1, 8, 8)
     assert torch.equal(again(x, torch.zeros(2), torch.zeros(2).long()), model(x, torch.zeros(2), torch.zeros(2).long()))
@@ -158,7 +158,7 @@ def test_dropped_classes_leave_the_plain_network_with_the_same_answers(tmp_path)
     assert torch.equal(model(x, c_noise, labels), before)
     with pytest.raises(IndexError):
         model(x, c_noise, labels + 6)
-    save_model(model, config, tmp_path)
+    model.save(tmp_path)
     assert torch.equal(load_model(tmp_path)(x, c_noise, labels), before)
 
 

@@ -9,7 +9,7 @@ from torch.func import functional_call, grad, vmap
 
 from sfumato.config import LogNormal, Lora
 from sfumato.diffusion.objective import per_image_loss
-from sfumato.diffusion.unet import UNet, save_model
+from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.gradients import augment, draw, per_image_gradients
 from sfumato.dpsgd.lora import LoraConv2d, LoraLinear, adapted_layers, add_lora, merge, save_adapter
 from sfumato.dpsgd.trainable import candidates
@@ -162,13 +162,13 @@ def test_per_image_gradients_are_those_of_a_loop(draws):
     fill(model)
     generator = torch.Generator().manual_seed(0)
     images, labels = torch.rand(5, 1, 8, 8, generator=generator), torch.randint(4, (5,), generator=generator)
-    drawn = draw(images, draws, LogNormal(), generator, label_dropout=0.2)
+    drawn = draw(model, images, draws, LogNormal(), generator, label_dropout=0.2)
     parameters = {name: value for name, value in model.named_parameters() if name.endswith((".A", ".B"))}
     assert len(parameters) == 2 * len(NAMES)
     rows = per_image_gradients(model, parameters, images, labels, drawn)
     for i in range(5):
         shown = torch.where(drawn.drop[i], model.classes, labels[i])
-        loss = per_image_loss(model, augment(images, drawn)[i], shown, drawn.sigma[i], drawn.noise[i]).mean()
+        loss = per_image_loss(model, augment(images, drawn)[i], shown, drawn.levels[i], drawn.noise[i]).mean()
         expected = torch.autograd.grad(loss, list(parameters.values()))
         for name, value in zip(parameters, expected, strict=True):
             torch.testing.assert_close(rows[name][i], value, rtol=1e-3, atol=1e-5 * float(value.abs().max()))
@@ -242,7 +242,7 @@ def test_a_layer_whose_weight_is_used_past_it_is_refused():
 def saved(tmp_path):
     """A base, adapters on it, and what the adapted network answers."""
     model = network()
-    save_model(model, ARGUMENTS, tmp_path / "pretrain")
+    model.save(tmp_path / "pretrain")
     names = [name for parts in candidates(model).values() for name in parts]
     add_lora(model, names, RANK, seed=0)
     fill(model)
@@ -270,7 +270,7 @@ def test_adapters_survive_the_disk(saved):
 
 def test_adapters_on_another_base_are_refused(saved):
     finetune, pretrain, _ = saved
-    save_model(network(seed=1), ARGUMENTS, pretrain)
+    network(seed=1).save(pretrain)
     with pytest.raises(DataError, match=r"trained on a base with sha256 .*restore that base"):
         load_synthesizer(finetune, pretrain)
 

@@ -53,7 +53,7 @@ def test_the_memory_estimate_is_within_a_quarter_of_what_was_measured(models, ki
 
     def step() -> None:
         latents, labels = torch.zeros(chunk, 4, 8, 8), torch.zeros(chunk, dtype=torch.int64)
-        drawn = draw(latents, draws, UNIFORM, generator, levels=levels_of(model))
+        drawn = draw(model, latents, draws, UNIFORM, generator)
         clipped_gradient_sum(model, parameters, latents, labels, drawn, 1.0, chunk)
 
     assert told.activations + told.gradients == pytest.approx(measured_peak(step), rel=0.25)

@@ -199,7 +199,7 @@ def test_an_image_has_the_same_gradient_in_every_place_and_in_any_company(autoca
     parameters, count = dict(model.named_parameters()), 16
     image, drawn = (
         torch.rand(1, 1, 28, 28, generator=generator),
-        draw(torch.empty(count, 1, 28, 28), DRAWS, LogNormal(), generator),
+        draw(model, torch.empty(count, 1, 28, 28), DRAWS, LogNormal(), generator),
     )
     labels = torch.randint(10, (count,), generator=generator)
     found = []

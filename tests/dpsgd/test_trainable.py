@@ -9,6 +9,7 @@ from torch import nn
 from sfumato.config import SALIENT, Finetune, Lora
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.lora import adapted_layers
+from sfumato.dpsgd.run import State, update
 from sfumato.dpsgd.trainable import ADAPTED, candidates, check_trained, choose_trainable, flat, how_many, synflow_scores
 from sfumato.errors import ConfigError, DataError, SfumatoError
 
@@ -121,9 +122,9 @@ def test_exactly_the_chosen_parameters_are_trained(kind):
     assert names == [name for name, value in model.named_parameters() if value.requires_grad]
     assert sorted(names) == sorted(wanted) if wanted is not None else len(names) == 2 * how_many(0.3, len(QKV))
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    run = DPSGD(model, settings(kind), public_batch=16.0, autocast=False)
+    run = State(model, settings(kind), public_batch=16.0, autocast=False)
     assert list(run.parameters) == names
-    run.update(torch.randn(len(run.first), generator=torch.Generator().manual_seed(0)))
+    update(run, torch.randn(run.size, generator=torch.Generator().manual_seed(0)))
     check_trained(before, model, names)  # by any other outcome it raises
     moved = [name for name, value in model.state_dict().items() if not torch.equal(value, before[name])]
     assert moved == names

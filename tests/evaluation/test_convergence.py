@@ -15,14 +15,13 @@ from sfumato.data.images import save_images
 from sfumato.diffusion.unet import UNet
 from sfumato.digest import import_closure
 from sfumato.errors import ConfigError, DataError
-from sfumato.evaluation import convergence, downstream
+from sfumato.evaluation import convergence, downstream, feature_space
 from sfumato.evaluation.convergence import ROWS, Convergence
 from sfumato.evaluation.extractors import Extractor
 from sfumato.privacy.ledger import build_ledger, ledger_text
 from sfumato.release.report import report_page
-from stages import evaluate
 from stages.cli import main
-from stages.common import ROOT
+from stages.runner import ROOT
 
 PIXELS = Extractor(name="pixels-64", digest="pixels", dimension=64, embed=lambda images: images.flatten(1))
 
@@ -86,7 +85,7 @@ def desk(tmp_path, monkeypatch, digits):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
     monkeypatch.setattr(downstream, "MIN_STEPS", 5)
-    monkeypatch.setattr(evaluate, "DRAWN_PER_CLASS", {"glyphs": 4, "procedural": 4})
+    monkeypatch.setattr(feature_space, "DRAWN_PER_CLASS", {"glyphs": 4, "procedural": 4})
     monkeypatch.setattr(convergence, "SOLVER_STEPS", 2)
     Path("pipelines").symlink_to(ROOT / "pipelines")
     np.savez(

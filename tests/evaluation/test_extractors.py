@@ -104,7 +104,7 @@ def test_a_wrong_file_is_named_with_its_hash(tmp_path, inception_file):
     with pytest.raises(DataError, match="does not hold pytorch-fid's Inception"):
         inception_extractor(small, sha256(small))
     (tmp_path / "text.pth").write_text("no weights")
-    with pytest.raises(DataError, match="no plain file of weights"):
+    with pytest.raises(DataError, match="not a plain file of weights"):
         inception_extractor(tmp_path / "text.pth", sha256(tmp_path / "text.pth"))
 
 
@@ -116,7 +116,7 @@ class Calls:
 def test_a_file_that_would_run_code_is_not_loaded(tmp_path, capsys):
     path = tmp_path / "evil.pth"
     torch.save({"fc.weight": Calls()}, path)
-    with pytest.raises(DataError, match="no plain file of weights"):
+    with pytest.raises(DataError, match="not a plain file of weights"):
         torchvision_extractor("resnet18", path)
     assert "code ran" not in capsys.readouterr().out
 

@@ -19,6 +19,7 @@ from sfumato.data.store import (
     write_latents,
 )
 from sfumato.dpsgd.gradients import clipped_gradient_sum, draw, per_image_gradients
+from sfumato.dpsgd.run import State
 from sfumato.dpsgd.trainable import candidates, choose_trainable
 from sfumato.errors import DataError
 from sfumato.privacy.events import Mechanism
@@ -58,7 +59,7 @@ def network(models, kind: str, trainable: str = "attention-lora"):
 def batch(model, draws: int):
     generator = torch.Generator().manual_seed(2)
     latents, labels = torch.randn(B, 4, 8, 8, generator=generator), torch.tensor([0, 1, 2, -1, 10**6])
-    return latents, labels, draw(latents, draws, UNIFORM, generator, label_dropout=0.2, levels=levels_of(model))
+    return latents, labels, draw(model, latents, draws, UNIFORM, generator, label_dropout=0.2)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -71,7 +72,7 @@ def test_per_image_gradients_are_those_of_a_plain_loop(models, kind, trainable):
         label = int(labels[i]) if 0 <= int(labels[i]) < 3 else 3  # out of range: no label
         said = torch.where(drawn.drop[i], 3, torch.tensor([label, label]))
         loss = model.per_image_loss(
-            model, latents[i].expand(2, -1, -1, -1), said, drawn.sigma[i], drawn.noise[i]
+            model, latents[i].expand(2, -1, -1, -1), said, drawn.levels[i], drawn.noise[i]
         ).mean()
         alone = torch.autograd.grad(loss, list(parameters.values()))
         for name, gradient in zip(parameters, alone, strict=True):
@@ -163,7 +164,7 @@ def test_a_latent_that_is_not_finite_counts_for_nothing(models, kind, value):
 
 def test_an_empty_draw_is_a_step(models):
     model, parameters = network(models, "unet-epsilon")
-    run = DPSGD(model, Finetune(draws=1, chunk=2, noise_levels=UNIFORM), public_batch=5.0, autocast=False)
+    run = State(model, Finetune(draws=1, chunk=2, noise_levels=UNIFORM), public_batch=5.0, autocast=False)
     latents, labels, drawn = batch(model, 1)
     none = torch.arange(0)
     assert not clipped_gradient_sum(model, parameters, latents[none], labels[none], drawn.rows(none), C, 2).any()

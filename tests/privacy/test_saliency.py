@@ -8,19 +8,21 @@ import pytest
 import torch
 from torch import Tensor
 
-import stages.finetune
-import stages.saliency
 from sfumato.artifacts import write_empty, writing
 from sfumato.config import SALIENT, Finetune, Lora, Model, Saliency
-from sfumato.diffusion.unet import UNet, load_model, save_model
+from sfumato.diffusion.unet import UNet, load_model
+from sfumato.dpsgd import run as dpsgd
 from sfumato.dpsgd.gradients import draw, per_image_gradients
+from sfumato.dpsgd.run import State, step
 from sfumato.dpsgd.trainable import candidates, choose_trainable, flat
 from sfumato.errors import BudgetError, ConfigError, DataError, SfumatoError
+from sfumato.pipeline import STAGES
 from sfumato.privacy.events import Mechanism, event_from_json
 from sfumato.queries import saliency
 from sfumato.queries.saliency import plot_saliency, query_saliency, rank_candidates, ranked, split_name
-from sfumato.resolved import StagePlan
+from sfumato.resolved import QueryPlan
 from sfumato.synthesizer import load_synthesizer
+from stages import runner
 
 B, C, N = 6, 1e-4, 50.0  # images, clip (far below the norms: every row is clipped), public size
 ARGUMENTS = {"resolution": 8, "channels": 1, "classes": 10, "width": 8, "multipliers": (1, 2), "attention": (0, 1)}
@@ -63,7 +65,7 @@ def total(monkeypatch):
     def total(settings: Saliency, index: Tensor, spoil=None, candidate="qkv") -> Tensor:
         generator = torch.Generator().manual_seed(0)
         images, labels = torch.rand(B, 3, 8, 8, generator=generator), torch.randint(4, (B,), generator=generator)
-        drawn = draw(images, settings.draws, settings.noise_levels, generator, label_dropout=0.2)
+        drawn = draw(MODEL, images, settings.draws, settings.noise_levels, generator, label_dropout=0.2)
         if spoil:
             spoil(images, labels)
         charge = Recorder(images, labels, index)
@@ -287,9 +289,9 @@ def test_adapters_cost_what_full_training_costs(owner):
         settings = Finetune(trainable=kind, lora=Lora(rank=2), draws=1, chunk=8, max_grad_norm=1.0)
         choose_trainable(model, settings, None, 0)
         charge = owner.open(mechanism, plan=kind, stage="finetune")
-        run = DPSGD(model, settings, public_batch=30.0, autocast=False)
+        run = State(model, settings, public_batch=30.0, autocast=False)
         while charge.used < charge.uses:
-            run.step(charge)
+            step(run, charge)
         charge.close()
         events.append(charge.record["event"])
     assert events[0] == events[1]
@@ -307,7 +309,7 @@ def test_one_image_moves_the_sum_of_adapter_gradients_by_at_most_the_clip(kind):
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
     generator = torch.Generator().manual_seed(0)
     images, labels = torch.rand(B, 3, 8, 8, generator=generator), torch.randint(4, (B,), generator=generator)
-    drawn = draw(images, 4, Saliency().noise_levels, generator)
+    drawn = draw(model, images, 4, Saliency().noise_levels, generator)
     rows = per_image_gradients(model, parameters, images, labels, drawn)
     assert torch.cat([part.flatten(1) for part in rows.values()], dim=1).norm(dim=1).min() > 2 * C
     whole = saliency.clipped_gradient_sum(model, parameters, images, labels, drawn, C, 4)
@@ -326,7 +328,7 @@ def desk(owner, tmp_path, monkeypatch):
     (artifacts / "plan").mkdir(parents=True)
     (artifacts / "plan" / "permission.json").write_text(json.dumps({"delta": 1e-5, "spend_again": True}))
     with writing(artifacts / "pretrain", "pretrain") as directory:
-        save_model(network(), ARGUMENTS, directory)
+        network().save(directory)
     write_empty(artifacts / "count", "count")
     public = {
         "dataset_id": owner.card.dataset_id,
@@ -337,7 +339,7 @@ def desk(owner, tmp_path, monkeypatch):
     }
 
     def run(stage: str, settings, mechanism: Mechanism) -> None:
-        plan = StagePlan(
+        plan = QueryPlan(
             stage=stage,
             enabled=True,
             settings=settings,
@@ -347,9 +349,8 @@ def desk(owner, tmp_path, monkeypatch):
             delta=1e-5,
             **public,
         )
-        module = getattr(stages, stage)
-        monkeypatch.setattr(module, "load_plan", lambda *rest: plan)
-        getattr(module, stage)(card=tmp_path / "card.json")
+        monkeypatch.setattr(runner, "load_plan", lambda *rest: plan)
+        runner.run_stage(STAGES[stage], card=tmp_path / "card.json")
 
     run.artifacts = artifacts
     return run
@@ -395,15 +396,15 @@ def test_the_release_chooses_what_is_trained(desk, owner, monkeypatch):
             float(row["raw_norm"]) ** 2 - int(row["size"]) * choice["noise_std"] ** 2, rel=1e-3, abs=1e-9
         )
 
-    stepped, step = [], DPSGD.step
+    stepped = []
 
-    def killed(self, charge):
+    def killed(state, charge):
         stepped.append(None)
         if len(stepped) == 3:
             raise KeyboardInterrupt
-        return step(self, charge)
+        return step(state, charge)
 
-    monkeypatch.setattr(DPSGD, "step", killed)
+    monkeypatch.setattr(dpsgd, "step", killed)
     with pytest.raises(KeyboardInterrupt):
         desk("finetune", training("salient-lora"), STEPS)
     desk("finetune", training("salient-lora"), STEPS)
@@ -454,12 +455,12 @@ def test_the_release_chooses_what_is_trained(desk, owner, monkeypatch):
 
 
 def test_a_lost_selection_is_never_written(desk, monkeypatch):
-    def idle(self, charge):
+    def idle(state, charge):
         list(charge.batches(9))
-        charge.release(self.first, 1.0)
+        charge.release(torch.zeros(state.size), 1.0)
         return {"step": charge.used, "learning_rate": 1.0, "noised_gradient_norm": 0.0}
 
-    monkeypatch.setattr(DPSGD, "step", idle)
+    monkeypatch.setattr(dpsgd, "step", idle)
     with pytest.raises(SfumatoError, match="was to be trained and did not change"):
         desk("finetune", training("attention-lora"), STEPS)
     assert not (desk.artifacts / "finetune").exists()

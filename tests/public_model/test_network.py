@@ -145,7 +145,7 @@ def test_a_transformer_that_is_told_the_size_is_told_it_under_vmap_too():
     ]
     x, t, labels = torch.randn(2, 4, 8, 8), torch.tensor([3, 700]), torch.tensor([0, 1])
     assert not torch.equal(*(model(x, t, labels) for model in models))
-    drawn = draw(x, 2, UNIFORM, torch.Generator().manual_seed(0), levels=levels_of(models[0]))
+    drawn = draw(models[0], x, 2, UNIFORM, torch.Generator().manual_seed(0))
     assert (
         clipped_gradient_sum(models[0], dict(models[0].named_parameters()), x, labels, drawn, 1.0, 2).isfinite().all()
     )

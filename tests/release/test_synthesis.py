@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from sfumato.config import Synthesize
-from sfumato.diffusion.unet import UNet, save_model
+from sfumato.diffusion.unet import UNet
 from sfumato.release.synthesis import draw_mixture, sorted_examples
 from sfumato.warmup.generator import save_generator
 from sfumato.warmup.generator_network import Generator
@@ -17,7 +17,7 @@ def models(tmp_path_factory):
     for name in ("finetune", "auxiliary"):
         (path / name).mkdir()
     arguments = SHAPE | {"width": 8, "multipliers": [1, 1]}
-    save_model(UNet(**arguments), arguments, path / "finetune")
+    UNet(**arguments).save(path / "finetune")
     save_generator(Generator(**SHAPE, latent=4, width=8), path / "auxiliary")
     return {name: path / name for name in ("finetune", "pretrain", "auxiliary")}
 

@@ -14,10 +14,9 @@ import yaml
 from sfumato.artifacts import write_empty, writing
 from sfumato.data.images import ImageSet, save_images
 from sfumato.data.store import read_card
-from sfumato.evaluation import downstream, extractors
+from sfumato.evaluation import downstream, extractors, feature_space
 from sfumato.privacy.ledger import build_ledger, ledger_text
 from sfumato.resolved import read_stage_plan
-from stages import evaluate as stage_module
 from stages.cli import main
 
 SETTINGS = {"classifiers": ["lr"], "seeds": [0], "epochs": 1, "stages": [], "bound": True}
@@ -30,7 +29,7 @@ def desk(tmp_path, monkeypatch, digits):
     monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
     monkeypatch.setattr(downstream, "MIN_STEPS", 20)
     monkeypatch.setattr(extractors, "EPOCHS", 1)
-    monkeypatch.setattr(stage_module, "DRAWN_PER_CLASS", {"glyphs": 4, "procedural": 4})
+    monkeypatch.setattr(feature_space, "DRAWN_PER_CLASS", {"glyphs": 4, "procedural": 4})
     np.savez(
         "source.npz", images=digits.images[:500, ..., 0], labels=digits.labels[:500], classes=np.array(digits.classes)
     )

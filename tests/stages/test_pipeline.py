@@ -35,7 +35,20 @@ SMALL = {
     "select": {"count": 20},
     "auxiliary": {"steps": 20, "images": 200},
     "pretrain": {"steps": 20, "batch": 16},
-    "saliency": {"enabled": True},
+    "run": [
+        "count",
+        "central",
+        "frequency",
+        "auxiliary",
+        "classifier",
+        "histogram",
+        "select",
+        "pretrain",
+        "saliency",
+        "finetune",
+        "synthesize",
+        "evaluate",
+    ],
     "finetune": {"steps": 40, "batch": 60, "draws": 1, "checkpoint_every": 1, "trainable": "salient-lora"},
     "synthesize": {"count": 120, "steps": 3},
     "evaluate": {"classifiers": ["lr"], "seeds": [0], "epochs": 1, "stages": [], "bound": False, "fidelity": []},
@@ -63,7 +76,7 @@ class Repository:
         return text
 
     def edit(self, **content) -> None:
-        from sfumato.plan import overlaid
+        from sfumato.recipes import overlaid
 
         self.edits = overlaid(self.edits, content)
         (self.path / "params.yaml").write_text(yaml.safe_dump(overlaid(SMALL, self.edits), sort_keys=False))

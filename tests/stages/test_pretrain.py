@@ -11,7 +11,8 @@ from sfumato.artifacts import read_artifact, write_empty, writing
 from sfumato.data.images import ImageSet, save_images
 from sfumato.diffusion.unet import load_model
 from sfumato.errors import ConfigError, DataError
-from stages.pretrain import pretrain
+from sfumato.pipeline import STAGES
+from stages.runner import run_stage
 
 RECORD = {"id": "1", "stage": "histogram"}
 
@@ -63,7 +64,7 @@ def stage(tmp_path):
         }
         (tmp_path / "pretrain.yaml").write_text(yaml.safe_dump(content))
         paths = {name: tmp_path / name for name in ("central", "auxiliary", "select", "public")}
-        pretrain(config=tmp_path / "pretrain.yaml", out=tmp_path / "out", **paths, **options)
+        run_stage(STAGES["pretrain"], paths, config=tmp_path / "pretrain.yaml", out=tmp_path / "out", **options)
         return tmp_path / "out"
 
     return run
@@ -107,7 +108,7 @@ def test_only_what_the_phases_need_is_read(stage, tmp_path, capsys):
 def test_an_empty_selection_is_an_error_that_says_so(stage, tmp_path):
     public(tmp_path / "public")
     write_empty(tmp_path / "select", "select")
-    with pytest.raises(ConfigError, match=r"none are selected: .*select is empty\. Set select\.enabled: true"):
+    with pytest.raises(ConfigError, match="pretrain needs select, .*select is the empty artifact .*add select to run"):
         stage({"sources": {"public": 1.0}})
     assert not (tmp_path / "out").exists()
 

@@ -11,33 +11,43 @@ from typing import Literal
 
 import numpy as np
 
-from sfumato.data.images import ImageSet
+from sfumato.data.images import ImageSet, Shape
 from sfumato.errors import ConfigError
 
-DRAWN = ("glyphs", "procedural", "photos")
+Fonts = Literal["matplotlib", "system"]
 Draw = Callable[[np.random.Generator, int], np.ndarray]  # (random stream, label) -> (H, W, C) uint8
+Drawing = tuple[tuple[str, ...], Draw]  # class names, and what draws one image
 
 
-def drawing(
-    source: str, shape: tuple[int, int, int], fonts: Literal["matplotlib", "system"] = "matplotlib"
-) -> tuple[tuple[str, ...], Draw]:
+def drawing(source: str, shape: Shape, fonts: Fonts = "matplotlib") -> Drawing:
     """The class names of a source in DRAWN, and the function that draws one image of `shape` (C, H, W).
 
     `fonts`: for glyphs only. Raises ConfigError for another source.
     """
-    if source == "glyphs":
-        from sfumato.data.rendered.glyphs import CHARACTERS, glyph_drawer
+    if source not in DRAWN:
+        raise ConfigError(f"{source!r} is not drawn: choose from {', '.join(DRAWN)}.")
+    return DRAWN[source](shape, fonts)
 
-        return CHARACTERS, glyph_drawer(shape, fonts)
-    if source == "procedural":
-        from sfumato.data.rendered.procedural import FAMILIES, procedural_drawer
 
-        return tuple(FAMILIES), procedural_drawer(shape)
-    if source == "photos":
-        from sfumato.data.rendered.photos import PHOTOGRAPHS, photo_drawer
+def glyphs(shape: Shape, fonts: Fonts) -> Drawing:
+    from sfumato.data.rendered.glyphs import CHARACTERS, glyph_drawer
 
-        return PHOTOGRAPHS, photo_drawer(shape)
-    raise ConfigError(f"{source!r} is not drawn: choose from {', '.join(DRAWN)}.")
+    return CHARACTERS, glyph_drawer(shape, fonts)
+
+
+def procedural(shape: Shape, fonts: Fonts) -> Drawing:
+    from sfumato.data.rendered.procedural import FAMILIES, procedural_drawer
+
+    return tuple(FAMILIES), procedural_drawer(shape)
+
+
+def photos(shape: Shape, fonts: Fonts) -> Drawing:
+    from sfumato.data.rendered.photos import PHOTOGRAPHS, photo_drawer
+
+    return PHOTOGRAPHS, photo_drawer(shape)
+
+
+DRAWN: dict[str, Callable[[Shape, Fonts], Drawing]] = {"glyphs": glyphs, "procedural": procedural, "photos": photos}
 
 
 def draw_all(draw: Draw, classes: int, per_class: int, seed: int) -> Iterator[tuple[np.ndarray, int]]:
@@ -47,13 +57,7 @@ def draw_all(draw: Draw, classes: int, per_class: int, seed: int) -> Iterator[tu
             yield draw(np.random.default_rng((seed, label, number)), label), label
 
 
-def drawn_set(
-    source: str,
-    shape: tuple[int, int, int],
-    per_class: int,
-    seed: int = 0,
-    fonts: Literal["matplotlib", "system"] = "matplotlib",
-) -> ImageSet:
+def drawn_set(source: str, shape: Shape, per_class: int, seed: int = 0, fonts: Fonts = "matplotlib") -> ImageSet:
     """A drawn source in memory: `per_class` images of shape (C, H, W) of each class."""
     classes, draw = drawing(source, shape, fonts)
     images, labels = zip(*draw_all(draw, len(classes), per_class, seed), strict=True)

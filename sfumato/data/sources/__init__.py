@@ -1,29 +1,59 @@
-"""Where images come from: sets in a library, known sets in their own files, a folder of pictures, an `.npz` file.
+"""Where images come from: one entry of SOURCES each, by the name in the parameters.
 
-Every source yields one image at a time, already converted to the size and the channels of the request, so no decoded
-set is held in memory. The result for an image depends on that image and the request alone.
+Every source yields one image at a time, already converted to the asked size and channels, so a set is never held in
+memory decoded. What happens to an image depends on that image and on what was asked alone.
 """
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from sfumato.config import Data, Public
-from sfumato.data.rendered import DRAWN, draw_all, drawing
+from sfumato.data.images import Shape
 from sfumato.data.sources.cifar import read_cifar10, read_cifar100
-from sfumato.data.sources.idx import IDX_SETS, read_idx_set
+from sfumato.data.sources.digits import read_digits
+from sfumato.data.sources.drawn import read_drawn
+from sfumato.data.sources.idx import read_idx_set
 from sfumato.data.sources.imagefolder import read_imagefolder
 from sfumato.data.sources.npz import read_imagenet32, read_npz
-from sfumato.data.sources.source import Example, Request, Source, examples
+from sfumato.data.sources.source import Example, Request, Source
 from sfumato.errors import ConfigError, DataError
 
-__all__ = ["Example", "Source", "read_public", "read_source"]
+__all__ = ["SOURCES", "Example", "Source", "read_public", "read_source"]
+
+
+class Reader(NamedTuple):
+    """How a source is opened (`raw`: the folder of downloads), and where it may be named: "data", "public" or both."""
+
+    read: Callable[[Request, Path], Source]
+    sections: tuple[str, ...]
+
+
+SENSITIVE, PUBLIC = ("data",), ("public",)
+SOURCES: dict[str, Reader] = {
+    "digits": Reader(read_digits, SENSITIVE),
+    "fashion-mnist": Reader(read_idx_set, SENSITIVE),
+    "mnist": Reader(read_idx_set, SENSITIVE),
+    "cifar10": Reader(read_cifar10, SENSITIVE + PUBLIC),
+    "imagefolder": Reader(read_imagefolder, SENSITIVE + PUBLIC),
+    "npz": Reader(read_npz, SENSITIVE + PUBLIC),
+    "glyphs": Reader(read_drawn, PUBLIC),
+    "procedural": Reader(read_drawn, PUBLIC),
+    "photos": Reader(read_drawn, PUBLIC),
+    "emnist": Reader(read_idx_set, PUBLIC),
+    "kmnist": Reader(read_idx_set, PUBLIC),
+    "cifar100": Reader(read_cifar100, PUBLIC),
+    "imagenet32": Reader(read_imagenet32, PUBLIC),
+}
 
 
 def read_source(data: Data, raw: Path) -> Source:
     """Open the sensitive source that `data` names; `raw` is the folder of downloads.
 
-    Names and array shapes are checked here. Pictures are decoded, and may be refused, during the iteration.
+    Names and array shapes are checked here; pictures are decoded, and can be refused, while they are iterated over.
     Raises ConfigError where `data` is incomplete, DataError where files are missing or unusable.
     """
     size = None if data.size is None else (data.size, data.size)
@@ -32,50 +62,36 @@ def read_source(data: Data, raw: Path) -> Source:
     )
 
 
-def read_public(public: Public, shape: tuple[int, int, int], raw: Path, seed: int) -> Source:
-    """Open the training part of the public source that `public` names, with images (H, W, C) for `shape` (C, H, W).
+def read_public(public: Public, shape: Shape, raw: Path, seed: int) -> Source:
+    """Open the training part of the public source that `public` names.
 
-    `seed` fixes the images of a drawn source. Raises what `read_source` raises.
+    shape: (C, H, W) that its images get, as (H, W, C); seed: decides what is drawn, for the sources that are drawn.
+    Raises as `read_source` does.
     """
     channels, height, width = shape
-    if public.source in DRAWN:
-        if public.path is not None:
-            raise ConfigError(
-                f"public.path={public.path} means nothing for public.source={public.source}, which reads no files: "
-                "leave it out."
-            )
-        classes, draw = drawing(public.source, shape, public.fonts)
-        return Source(
-            classes, draw_all(draw, len(classes), public.per_class, seed), None, len(classes) * public.per_class
-        )
-    return open_source(
-        Request(section="public", name=public.source, path=public.path, size=(height, width), channels=channels), raw
+    request = Request(
+        section="public",
+        name=public.source,
+        path=public.path,
+        size=(height, width),
+        channels=channels,
+        per_class=public.per_class,
+        seed=seed,
+        fonts=public.fonts,
     )
+    return open_source(request, raw)
 
 
 def open_source(request: Request, raw: Path) -> Source:
-    if request.name in IDX_SETS:
-        source = read_idx_set(request, raw)
-    elif request.name == "digits":
-        source = read_digits(request)
-    elif request.name in (
-        readers := {"cifar10": read_cifar10, "cifar100": read_cifar100, "imagenet32": read_imagenet32}
-    ):
-        source = readers[request.name](request, raw)
-    else:
-        source = {"imagefolder": read_imagefolder, "npz": read_npz}[request.name](request)
+    """Raises ConfigError for a name that SOURCES does not have in this section, DataError for a single class."""
+    known = [name for name, reader in SOURCES.items() if request.section in reader.sections]
+    if request.name not in known:
+        near = difflib.get_close_matches(request.name, known, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+        raise ConfigError(f"{request.section}.source={request.name!r} does not exist: {hint}")
+    source = SOURCES[request.name].read(request, raw)
     if len(source.classes) < 2:
         raise DataError(
             f"{request.section}.source={request.name} has one class only ({source.classes[0]}): give two or more."
         )
     return source
-
-
-def read_digits(request: Request) -> Source:
-    """scikit-learn's 1797 handwritten digits, 8×8, 0..16 scaled to 0..255."""
-    import numpy as np
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
-    return Source(tuple("0123456789"), examples(images, bunch.target, request, "digits"), None, len(images))

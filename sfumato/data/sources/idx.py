@@ -99,7 +99,7 @@ def read_idx(path: Path) -> np.ndarray:
         raise DataError(f"{path} is truncated or corrupt ({error}): fetch it again.") from error
     if len(content) < 4 or content[:3] != b"\0\0\x08":
         raise DataError(
-            f"{path} is no idx file of unsigned bytes: "
+            f"{path} is not an idx file of unsigned bytes: "
             f"it starts with {content[:4].hex() or 'nothing'}, expected 000008."
         )
     rank = content[3]

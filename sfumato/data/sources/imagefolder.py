@@ -13,11 +13,11 @@ from sfumato.data.sources.source import Example, Request, Source, fit
 from sfumato.errors import DataError
 
 
-def read_imagefolder(request: Request) -> Source:
+def read_imagefolder(request: Request, raw: Path) -> Source:
     """A folder with one folder of pictures per class, in the order of their names; hidden files are ignored."""
     path = request.required_path()
     if not path.is_dir():
-        raise DataError(f"{request.section}.path={path} is no folder: expected one folder of pictures per class.")
+        raise DataError(f"{request.section}.path={path} is not a folder: expected one folder of pictures per class.")
     entries = visible(path)
     folders = [entry for entry in entries if entry.is_dir()]
     loose = [entry.name for entry in entries if not entry.is_dir() and is_picture(entry)]

@@ -21,7 +21,7 @@ IMAGENET_ROW = 3072  # bytes of an image: 1024 red, 1024 green, 1024 blue
 ROWS = 512  # read at once
 
 
-def read_npz(request: Request) -> Source:
+def read_npz(request: Request, raw: Path) -> Source:
     """`images` (N, H, W) or (N, H, W, C) uint8, `labels` (N,) integers, `classes`: the names, as an array of strings.
 
     The names must be in the file: if the labels were counted instead, the public class list would depend on who is in

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -39,6 +39,9 @@ class Request:
     path: str | None
     size: tuple[int, int] | None = None  # height and width; None: as the source has them
     channels: int | None = None  # None: as the source has them
+    per_class: int = 0  # images of each class, of the sources that are drawn
+    seed: int = 0  # of what is drawn
+    fonts: Literal["matplotlib", "system"] = "matplotlib"
 
     @property
     def sensitive(self) -> bool:

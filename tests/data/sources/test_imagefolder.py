@@ -98,7 +98,7 @@ def test_a_folder_that_cannot_be_used_names_the_file_and_the_fix(tmp_path, spoil
 def test_a_missing_empty_or_single_class_folder_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"data\.path is missing"):
         read_source(Data(source="imagefolder"), tmp_path)
-    with pytest.raises(DataError, match="no folder"):
+    with pytest.raises(DataError, match="not a folder"):
         read_source(Data(source="imagefolder", path=str(tmp_path / "nowhere")), tmp_path)
     (tmp_path / "in").mkdir()
     with pytest.raises(DataError, match="is empty"):

@@ -1,0 +1,23 @@
+"""Public sources that are drawn when they are read, instead of being read from files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sfumato.data.rendered import draw_all, drawing
+from sfumato.data.sources.source import Request, Source
+from sfumato.errors import ConfigError
+
+
+def read_drawn(request: Request, raw: Path) -> Source:
+    """`request.per_class` images of each class, of the size and the channels that are asked for."""
+    if request.path is not None:
+        raise ConfigError(
+            f"public.path={request.path} has no effect on public.source={request.name}, which reads no files: "
+            "leave it out."
+        )
+    if request.size is None or request.channels is None:
+        raise ConfigError(f"{request.section}.source={request.name} is drawn: it needs a size and channels.")
+    classes, draw = drawing(request.name, (request.channels, *request.size), request.fonts)
+    count = len(classes) * request.per_class
+    return Source(classes, draw_all(draw, len(classes), request.per_class, request.seed), None, count)

@@ -1,0 +1,183 @@
+"""The house: imports point one way, `dvc.yaml` says what the table of stages says, files stay short."""
+
+import ast
+import importlib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sfumato.config import Params, QuerySettings
+from sfumato.pipeline import QUERIES, STAGES, Kind, dvc_stages
+
+ROOT = Path(__file__).resolve().parent.parent
+# Each folder or module may import those before it. A new one gets its place here.
+ORDER = [
+    "errors",
+    "files",
+    "digest",
+    "config",
+    "artifacts",
+    "weights",
+    "pictures",
+    "compute",
+    "recipes",
+    "pipeline",
+    "data",
+    "privacy",
+    "resolved",
+    "diffusion",
+    "public_model",
+    "features",
+    "dpsgd",
+    "warmup",
+    "synthesizer",
+    "queries",
+    "release",
+    "evaluation",
+    "consistency",
+    "plan",
+    "stages",
+]
+
+
+def rooms(tree: ast.AST) -> set[str]:
+    """The rooms whose names a module imports, for type checking too: `sfumato.data.images` is in `data`."""
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names += [f"{node.module}.{alias.name}" for alias in node.names] + [node.module]
+        elif isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+    found = {name.split(".")[1] for name in names if name.startswith("sfumato.")}
+    found |= {"stages" for name in names if name.split(".")[0] == "stages"}
+    return found & set(ORDER)
+
+
+def against_the_arrows(tree: ast.AST, room: str) -> set[str]:
+    """What a module of `room` imports and must not."""
+    return {other for other in rooms(tree) if ORDER.index(other) > ORDER.index(room)}
+
+
+def room_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return "stages" if parts[0] == "stages" else parts[1]
+
+
+MODULES = sorted(path for folder in ("sfumato", "stages") for path in (ROOT / folder).rglob("*.py"))
+
+
+def test_every_room_has_its_place():
+    assert {room_of(path) for path in MODULES} - {"__init__"} == set(ORDER)
+
+
+def test_imports_point_one_way():
+    wrong = {
+        str(path.relative_to(ROOT)): sorted(found)
+        for path in MODULES
+        if room_of(path) != "__init__" and (found := against_the_arrows(ast.parse(path.read_text()), room_of(path)))
+    }
+    assert wrong == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from sfumato.evaluation.downstream import fit",
+        "def late():\n    import sfumato.evaluation.downstream",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from sfumato.evaluation.plots import save",
+        "from stages.runner import say",
+    ],
+)
+def test_an_import_against_the_arrows_is_seen(line):
+    assert against_the_arrows(ast.parse(line), "dpsgd")
+    assert not against_the_arrows(ast.parse("from sfumato.data.images import ImageSet"), "dpsgd")
+
+
+def test_dp_sgd_knows_no_public_model():
+    for path in (ROOT / "sfumato/dpsgd").glob("*.py"):
+        assert "public_model" not in rooms(ast.parse(path.read_text())), path
+        assert "isinstance(model" not in path.read_text(), path
+
+
+def paths_of(entries) -> set[str]:
+    return {entry if isinstance(entry, str) else next(iter(entry)) for entry in entries or ()}
+
+
+def differences(content: dict) -> list[str]:
+    """What a `dvc.yaml` says otherwise than the table of stages: one line each."""
+    expected, said = dvc_stages(), content["stages"]
+    found = [f"{name} is missing" for name in expected if name not in said]
+    found += [f"{name} is not in the table" for name in said if name not in expected]
+    for name in expected.keys() & said.keys():
+        stage, known = said[name], expected[name]
+        commands = stage["cmd"] if isinstance(stage["cmd"], list) else [stage["cmd"]]
+        written = set().union(*(paths_of(stage.get(key)) for key in ("outs", "metrics", "plots")))
+        found += [f"{name} runs {commands}"] if commands != known["commands"] else []
+        found += [f"{name} reads {path}" for path in paths_of(stage.get("deps")) ^ known["reads"]]
+        found += [f"{name} writes {path}" for path in written ^ known["writes"]]
+    return found
+
+
+def dvc_yaml() -> dict:
+    return yaml.safe_load((ROOT / "dvc.yaml").read_text())
+
+
+def test_dvc_says_what_the_table_says():
+    assert differences(dvc_yaml()) == []
+
+
+@pytest.mark.parametrize("name", list(dvc_stages()))
+def test_a_stage_that_dvc_lacks_or_has_too_many_is_seen(name):
+    content = dvc_yaml()
+    stage = content["stages"].pop(name)
+    assert differences(content) == [f"{name} is missing"]
+    content["stages"] |= {name: stage, "another": stage}
+    assert differences(content) == ["another is not in the table"]
+
+
+@pytest.mark.parametrize("name", list(dvc_stages()))
+def test_an_input_that_dvc_lacks_or_has_too_many_is_seen(name):
+    content = dvc_yaml()
+    inputs = content["stages"][name]["deps"]
+    for wrong in (inputs[1:], [*inputs, "artifacts/another"]):
+        content["stages"][name]["deps"] = wrong
+        assert len(differences(content)) == 1
+    content["stages"][name] |= {"deps": inputs, "cmd": "stage another"}
+    assert len(differences(content)) == 1
+
+
+def test_no_sensitive_path_is_ever_dvc_s():
+    for stage in dvc_stages().values():
+        for path in stage["reads"] | stage["writes"]:
+            assert not path.startswith((".sfumato", "metrics.json", "evaluation", "data/raw")), path
+
+
+@pytest.mark.parametrize("name", list(STAGES))
+def test_every_stage_has_its_settings_its_function_and_inputs_that_come_before_it(name):
+    stage = STAGES[name]
+    assert issubclass(stage.settings, QuerySettings) == (stage.kind is Kind.QUERY)
+    assert callable(getattr(importlib.import_module(f"stages.{name}"), name))
+    before = list(STAGES)[: list(STAGES).index(name)]
+    assert set(stage.upstream) <= set(before)
+    assert set(STAGES) == {field for field in Params.model_fields if Params.settings_of(field)}
+
+
+def test_recipes_name_their_stages_in_the_order_of_the_table():
+    for path in sorted((ROOT / "pipelines").glob("*.yaml")):
+        run = yaml.safe_load(path.read_text())["run"]
+        assert run == [name for name in STAGES if name in run], path.name
+
+
+@pytest.mark.parametrize("name", [name for name in STAGES if name != "evaluate"])
+def test_stage_modules_are_thin(name):
+    """They name what they read, call the library and save: a function, and perhaps one beside it."""
+    tree = ast.parse((ROOT / "stages" / f"{name}.py").read_text())
+    assert sum(isinstance(node, ast.FunctionDef) for node in ast.walk(tree)) <= 2
+    assert not any(isinstance(node, ast.ClassDef) for node in ast.walk(tree))
+
+
+def test_only_queries_open_charges():
+    for name in STAGES:
+        opens = "open_charge" in (ROOT / "stages" / f"{name}.py").read_text()
+        assert opens == (name in QUERIES), name
