@@ -6,11 +6,10 @@ import ast
 import functools
 import hashlib
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
-# Not followed: their whole effect is in the resolved configuration that a stage reads, or in how files are named,
-# found and shown.
+# Not followed: their whole effect is in the resolved configuration that a stage reads, in how files are named, found
+# and shown, or in whether a charge may be opened and what it costs.
 NOT_PART_OF_A_RESULT = {
     "sfumato",
     "sfumato.artifacts",
@@ -19,6 +18,9 @@ NOT_PART_OF_A_RESULT = {
     "sfumato.errors",
     "sfumato.pictures",
     "sfumato.pipeline",
+    "sfumato.privacy.accountant",
+    "sfumato.privacy.odometer",
+    "sfumato.privacy.opening",
     "sfumato.resolved",
     "stages",
     "stages.runner",
@@ -39,20 +41,23 @@ def digest_of_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def code_digest(modules: Sequence[str], root: Path, without: str | None = None) -> str:
+def code_digest(root: Path, *modules: str, without: str | None = None) -> str:
     """Digest of modules and of all the project's modules that they import, on the syntax tree without docstrings.
 
     A comment, a docstring or a blank line changes nothing; a changed formula does. Names are dotted, below `root`.
     without: a package that is not followed.
     """
-    return digest_of(import_closure(modules, root, without))
+    return digest_of(import_closure(root, *modules, without=without))
 
 
-def import_closure(modules: Sequence[str], root: Path, without: str | None = None) -> dict[str, str]:
-    """Syntax trees of the modules that modules reach, themselves included.
+def import_closure(root: Path, *modules: str, without: str | None = None) -> dict[str, str]:
+    """Syntax trees of the modules that modules reach, themselves included. Raises ValueError where one is not there.
 
     NOT_PART_OF_A_RESULT, `without` and imports for type checking alone are not followed.
     """
+    for name in modules:
+        if _module_file(name, root) is None:
+            raise ValueError(f"there is no module {name} below {root}")
     trees: dict[str, str] = {}
     waiting = list(modules)
     while waiting:

@@ -37,7 +37,8 @@ class Stage:
 
     inputs: the stages whose artifacts it reads, and "public" for the public set; optional: those that may be switched
     off; seeded: it draws public randomness, from `seed`; network: it depends on the parameters of the network;
-    shows_epsilon: it shows ε while it runs, so it depends on δ; beside: further files that it reads.
+    shows_epsilon: it shows ε while it runs, so it depends on δ; resumable: a run that a kill left open goes on; beside:
+    further files that it reads.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Stage:
     seeded: bool = False
     network: bool = False
     shows_epsilon: bool = False
+    resumable: bool = False
     beside: tuple[str, ...] = ()
 
     @property
@@ -139,6 +141,7 @@ STAGES: dict[str, Stage] = {
             seeded=True,
             network=True,
             shows_epsilon=True,
+            resumable=True,
         ),
         Stage(
             "synthesize",

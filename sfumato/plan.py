@@ -27,6 +27,7 @@ from sfumato.recipes import as_yaml
 
 OF_THE_SENSITIVE_SET = ("dataset_id", "classes", "size_hint")  # what a plan for the public set alone leaves out
 DOOR = "sfumato.privacy.charge"  # the code of every query: it draws the images and adds the noise
+LARGEST_DELTA = 1e-3
 MEASURED = "sfumato.evaluation"  # the code of local stages alone: a number from real images decides nothing
 
 
@@ -111,12 +112,28 @@ def make_plan(params: Params, card: Card, code: Path, public: PublicCard | None 
     return Plan(params, files, mechanisms, budget)
 
 
+def warnings_of(params: Params, delta: float) -> list[str]:
+    """What is allowed and yet weakens the guarantee: one sentence each."""
+    found, hint = [], params.privacy.size
+    if delta > LARGEST_DELTA:
+        found.append(
+            f"δ = {delta:.2g} (privacy.size_hint={hint}): with that probability the guarantee says nothing. "
+            f"Set privacy.delta to {LARGEST_DELTA:g} or less; a set of so few images cannot be protected well"
+        )
+    if not params.privacy.declared_size and float(f"{hint:.1e}") != hint:
+        found.append(
+            f"privacy.size_hint={hint} looks like an exact count, which is private: round it to two digits, such as "
+            f"{float(f'{hint:.1e}'):.0f}, or set privacy.declared_size: true where the number is public"
+        )
+    return found
+
+
 def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | None, code: Path) -> dict:
     """All that one stage may depend on, and nothing else: a change of anything else does not re-run it."""
     enabled = params.runs(stage.name)
     content: dict[str, Any] = {"stage": stage.name, "enabled": enabled}
     if enabled:
-        content["code"] = code_digest(modules_of(stage), code, None if stage.kind is Kind.LOCAL else MEASURED)
+        content["code"] = code_of(stage, code)
     content |= {
         "dataset_id": card.dataset_id,
         "shape": list(card.shape),
@@ -135,9 +152,10 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
     return {key: value for key, value in content.items() if not stage.public_only or key not in OF_THE_SENSITIVE_SET}
 
 
-def modules_of(stage: Stage) -> list[str]:
-    """The modules whose code, with all that it imports, decides what a stage writes."""
-    return [f"stages.{stage.name}", *([DOOR] if stage.kind is Kind.QUERY else [])]
+def code_of(stage: Stage, root: Path) -> str:
+    """Digest of the code that decides what a stage writes."""
+    door = [DOOR] if stage.kind is Kind.QUERY else []
+    return code_digest(root, f"stages.{stage.name}", *door, without=None if stage.kind is Kind.LOCAL else MEASURED)
 
 
 def plan_texts(plan: Plan) -> dict[str, str]:
@@ -191,7 +209,7 @@ def spending_of(made: Plan, card: Card, odometer: Odometer, out: Path) -> list[S
         if cause:
             changed[name] = cause
         if mechanism is not None:
-            left_open = name == "finetune" and odometer.left_open(card.fingerprint, digest_of(content))
+            left_open = stage.resumable and odometer.left_open(card.fingerprint, digest_of(content))
             found.append(Spending(stage=name, mechanism=mechanism, done=done, cause=cause, left_open=left_open))
     return found
 

@@ -53,9 +53,21 @@ def read_overlay(folder: Path, name: object, kind: str) -> dict:
     return overlay
 
 
+class UniqueKeys(yaml.SafeLoader):
+    """YAML in which a key stands once: of two, the second would win without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                problem = f"the key {key!r} stands twice: remove one"
+                raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: Path) -> dict:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), UniqueKeys)
     except FileNotFoundError as error:
         raise ConfigError(
             f"{path} does not exist: run from the project's folder, or name the file with --params"
@@ -84,6 +96,11 @@ def validate(values: dict, path: Path) -> Params:
         key = ".".join(str(part) for part in first["loc"])
         if key.endswith(".enabled"):
             stage = key.removesuffix(".enabled")
+            if stage == "public":
+                raise ConfigError(
+                    f"{path}: {key} is not a parameter: public images are prepared where the list `run` names a stage "
+                    "that reads them, such as classifier or select"
+                ) from error
             raise ConfigError(
                 f"{path}: {key} is not a parameter: the list `run` names the stages that are switched on, "
                 f"so put {stage} into it or take it out"

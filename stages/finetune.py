@@ -42,16 +42,13 @@ def finetune(run: QueryRun[Finetune]) -> None:
     if settings.convergence:
         from sfumato.evaluation.convergence import open_curve
 
-        curve = open_curve(load_plan("evaluate"), state_dir(), card, say)
+        curve = open_curve(load_plan("evaluate"), plan.network, state_dir(), card, say)
 
     with progress("finetune", clock=False) as report:
         charge, log = fine_tune(
             state,
             lambda: run.open_charge(
-                f"{settings.steps} steps of DP-SGD",
-                "max_grad_norm: the clipped gradient of one image",
-                resumable=True,
-                latents=latents,
+                f"{settings.steps} steps of DP-SGD", "max_grad_norm: the clipped gradient of one image", latents=latents
             ),
             epsilon_after=epsilon_by_step(plan.mechanism, plan.delta),
             curve=curve,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sfumato.pipeline import STAGES
-from stages.runner import CARD, PLAN, PUBLIC, ROOT, CardPath, PublicPath, memory_line, state_dir, table_console
+from stages.runner import CARD, PLAN, PUBLIC, ROOT, CardPath, PublicPath, memory_line, say, state_dir, table_console
 
 if TYPE_CHECKING:
     from sfumato.config import Model
@@ -34,7 +34,7 @@ def plan(
     """Free: one resolved configuration per stage, and the budget table."""
     from sfumato.consistency import reads_public
     from sfumato.data.store import read_card, read_public_card
-    from sfumato.plan import check_lifetime_of, make_plan, plan_texts, spending_of
+    from sfumato.plan import check_lifetime_of, make_plan, plan_texts, spending_of, warnings_of
     from sfumato.privacy.odometer import Odometer
     from sfumato.recipes import load_params
 
@@ -44,6 +44,8 @@ def plan(
     if loaded.model.directory is not None:
         check_public_model(loaded.model)
     show_budget(made)
+    for warning in warnings_of(loaded, made.budget["delta"]):
+        say(f"warning: {warning}")
     odometer = Odometer(state_dir(), known.dataset_id)
     spending = spending_of(made, known, odometer, out)
     check_lifetime_of(made, odometer, spending)

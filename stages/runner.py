@@ -20,7 +20,7 @@ import typer
 
 from sfumato import pipeline
 from sfumato.errors import ConfigError
-from sfumato.pipeline import Kind, Stage
+from sfumato.pipeline import STAGES, Kind, Stage
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -149,7 +149,8 @@ def describe(plan: StagePlan[Any], reads: Mapping[str, Path], out: Path) -> None
 
     if not plan.enabled:
         typer.echo(
-            f"{plan.stage} is switched off by its recipe: it writes an empty artifact to {out} and charges nothing"
+            f"{plan.stage} is switched off, for `run` does not name it: it writes an empty artifact to {out} "
+            "and charges nothing"
         )
         return
     for name, path in reads.items():
@@ -213,9 +214,7 @@ class QueryRun(StageRun[S]):
 
     plan: QueryPlan[Any]
 
-    def open_charge(
-        self, released: str, sensitivity: str, *, resumable: bool = False, latents: str | None = None
-    ) -> Charge:
+    def open_charge(self, released: str, sensitivity: str, *, latents: str | None = None) -> Charge:
         """The charge that the plan asks for. released, sensitivity: in words, for the record.
 
         Raises TakenOver where nothing is left to do: a kill came between the release and the pipeline's taking it over.
@@ -238,7 +237,7 @@ class QueryRun(StageRun[S]):
             released=released,
             sensitivity=sensitivity,
             inputs=[digest_of_file(artifact.path / "privacy.json") for artifact in self.inputs.values()],
-            resumable=resumable,
+            resumable=STAGES[plan.stage].resumable,
             latents=latents,
         )
         try:

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from sfumato.digest import canonical, code_digest, digest_of, digest_of_file, import_closure
+from sfumato.plan import DOOR, MEASURED
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -23,32 +24,32 @@ def tree(tmp_path) -> Path:
 
 
 def test_comments_docstrings_and_blank_lines_change_nothing(tree):
-    before = code_digest("stages.count", tree)
+    before = code_digest(tree, "stages.count")
     write(
         tree,
         "sfumato/formula.py",
         '"""Something else."""\n# why\n\n\n'
         'def double(x):\n    """Two times.\n\n    Long."""\n    return 2 * x  # here\n',
     )
-    assert code_digest("stages.count", tree) == before
+    assert code_digest(tree, "stages.count") == before
 
 
 def test_a_changed_formula_in_an_import_deep_inside_is_seen(tree):
-    before = code_digest("stages.count", tree)
+    before = code_digest(tree, "stages.count")
     write(tree, "sfumato/formula.py", "def double(x):\n    return 3 * x\n")
-    assert code_digest("stages.count", tree) != before
+    assert code_digest(tree, "stages.count") != before
 
 
 def test_a_module_that_is_not_imported_does_not_matter(tree):
-    before = code_digest("stages.count", tree)
+    before = code_digest(tree, "stages.count")
     write(tree, "sfumato/other.py", "def unused():\n    return 2\n")
-    assert code_digest("stages.count", tree) == before
+    assert code_digest(tree, "stages.count") == before
 
 
 @pytest.mark.parametrize("stage", ["count", "central", "frequency"])
 def test_queries_do_not_depend_on_what_comes_after_them(stage):
     """Editing training, sampling, metrics or the sources of images must not make a query spend again."""
-    seen = import_closure(f"stages.{stage}", ROOT)
+    seen = import_closure(ROOT, f"stages.{stage}", DOOR, without=MEASURED)
     later = (
         "sfumato.dpsgd",
         "sfumato.warmup",
@@ -61,6 +62,11 @@ def test_queries_do_not_depend_on_what_comes_after_them(stage):
     )
     assert "sfumato.privacy.charge" in seen
     assert [name for name in seen if name in later or name.startswith(tuple(f"{x}." for x in later))] == []
+
+
+def test_a_module_that_is_not_there_is_an_error(tree):
+    with pytest.raises(ValueError, match=r"stages\.cuont"):
+        code_digest(tree, "stages.cuont")
 
 
 def test_canonical_form_ignores_order_and_refuses_nan():

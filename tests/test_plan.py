@@ -7,8 +7,8 @@ import yaml
 from sfumato.data.store import Card, PublicCard
 from sfumato.errors import BudgetError, ConfigError
 from sfumato.pipeline import STAGES
-from sfumato.plan import asks_of, make_plan, plan_texts
-from sfumato.privacy.accountant import epsilon
+from sfumato.plan import asks_of, make_plan, plan_texts, warnings_of
+from sfumato.privacy.accountant import default_delta, epsilon
 from sfumato.recipes import load_params, overlaid
 from sfumato.resolved import QueryPlan, read_stage_plan
 
@@ -225,3 +225,26 @@ def test_overlays_merge_by_key_but_mixtures_are_replaced():
         "a": {"x": 1, "y": 3},
         "s": {"sources": {"auxiliary": 1}},
     }
+
+
+def test_a_key_that_stands_twice_is_an_error(tmp_path):
+    (tmp_path / "params.yaml").write_text("privacy:\n  epsilon: 1\n  epsilon: 100\n")
+    with pytest.raises(ConfigError, match="'epsilon' stands twice"):
+        load_params(tmp_path / "params.yaml", RECIPES)
+
+
+@pytest.mark.parametrize(
+    ("privacy", "words"),
+    [
+        ({"size_hint": 3}, "the guarantee says nothing"),
+        ({"size_hint": 100}, "the guarantee says nothing"),
+        ({"size_hint": 1497}, "looks like an exact count"),
+        ({"size_hint": 1500}, None),
+        ({"size_hint": 1497, "declared_size": True}, None),
+        ({"size_hint": 100, "delta": 1e-3}, None),
+    ],
+)
+def test_a_hint_that_weakens_the_guarantee_is_said(tmp_path, privacy, words):
+    loaded = params(tmp_path, privacy=privacy)
+    found = warnings_of(loaded, loaded.privacy.delta or default_delta(loaded.privacy.size))
+    assert [words in warning for warning in found] == ([True] if words else [])

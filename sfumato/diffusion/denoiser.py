@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from sfumato.config import LogNormal, TimestepMixture
+from sfumato.config import NoiseLevels
 
 Network = Callable[..., Tensor]  # (x, level, labels) -> what the network predicts
 Progress = Callable[[int, int], None]  # done, of how many
@@ -30,7 +30,7 @@ class Denoiser(nn.Module, ABC):
     splits_by_image: bool = False
 
     @abstractmethod
-    def draw_levels(self, law: LogNormal | TimestepMixture, n: int, generator: torch.Generator) -> Tensor:
+    def draw_levels(self, law: NoiseLevels, n: int, generator: torch.Generator) -> Tensor:
         """n independent noise levels of the law, (n,), on the generator's device, as `per_image_loss` takes them."""
 
     @abstractmethod

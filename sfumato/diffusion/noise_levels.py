@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfumato.config import LogNormal, TimestepMixture
+from sfumato.config import LogNormal, NoiseLevels, TimestepMixture
 
 TIMESTEPS = 1000
 FIRST_BETA, LAST_BETA = 1e-4, 0.02  # Ho et al. 2020 (DDPM)
 
 
-def draw_noise_levels(law: LogNormal | TimestepMixture, n: int, generator: torch.Generator) -> Tensor:
+def draw_noise_levels(law: NoiseLevels, n: int, generator: torch.Generator) -> Tensor:
     """n independent noise levels σ of the law, (n,) float32, on the generator's device."""
     return LAWS[law.law](law, n, generator)
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfumato.config import LogNormal, TimestepMixture
+from sfumato.config import NoiseLevels
 from sfumato.diffusion.denoiser import Denoiser, Network, Progress
 from sfumato.diffusion.noise_levels import draw_noise_levels
 from sfumato.diffusion.objective import per_image_loss
@@ -218,7 +218,7 @@ class UNet(Denoiser):
             x = level(torch.cat([x, skip.to(x.dtype)], dim=1), embedding)
         return F.pixel_shuffle(self.conv_out(F.silu(self.norm_out(x))), self.unshuffle)
 
-    def draw_levels(self, law: LogNormal | TimestepMixture, n: int, generator: torch.Generator) -> Tensor:
+    def draw_levels(self, law: NoiseLevels, n: int, generator: torch.Generator) -> Tensor:
         """Noise levels σ."""
         return draw_noise_levels(law, n, generator)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from sfumato.config import LogNormal, TimestepMixture
+from sfumato.config import NoiseLevels
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.dpsgd.clip import clipped_sum
 from sfumato.dpsgd.per_image import PerImage
@@ -55,7 +55,7 @@ def draw(
     model: Denoiser,
     images: Tensor,
     draws: int,
-    law: LogNormal | TimestepMixture,
+    law: NoiseLevels,
     generator: torch.Generator,
     *,
     label_dropout: float = 0.0,

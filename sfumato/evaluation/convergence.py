@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.config import Evaluate
+from sfumato.config import Evaluate, Model
 from sfumato.data.images import as_uint8
 from sfumato.data.store import Card
 from sfumato.diffusion.denoiser import Denoiser
@@ -72,11 +72,18 @@ class Convergence:
         )
 
 
-def open_curve(plan: StagePlan[Evaluate], state: Path, card: Card, say: Callable[[str], None]) -> Convergence:
+def open_curve(
+    plan: StagePlan[Evaluate], network: Model, state: Path, card: Card, say: Callable[[str], None]
+) -> Convergence:
     """Real features in the space that `evaluate` compares in, of the hold-out or of training images as it says.
 
-    plan: of `evaluate`. Journalled as local.
+    plan: of `evaluate`; network: that is fine-tuned. Journalled as local.
     """
+    if network.directory:
+        raise ConfigError(
+            "finetune.convergence is for our own network, and model.directory names a public model: "
+            "take one of them out"
+        )
     extractor = feature_space(plan.settings, plan.shape, say)
     if extractor is None:
         raise ConfigError(

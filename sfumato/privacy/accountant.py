@@ -37,6 +37,7 @@ RELATIONS = {
     ADD_OR_REMOVE_ONE: NeighboringRelation.ADD_OR_REMOVE_ONE,
     ZERO_OUT_ONE: NeighboringRelation.REPLACE_SPECIAL,
 }
+MOST_NOISE = 1e7  # no multiplier is sought above it
 ACCOUNTANTS = ("rdp", "rdp_classic", "pld")
 
 
@@ -134,7 +135,7 @@ def round_up(value: float, digits: int = 4) -> float:
     return float(f"{rounded:.{digits}g}")
 
 
-def smallest_noise(fits, low: float = 0.05, high: float = 1e7, tolerance: float = 1e-5) -> float:
+def smallest_noise(fits, low: float = 0.05, high: float = MOST_NOISE, tolerance: float = 1e-5) -> float:
     """The smallest noise multiplier for which `fits(sigma)` holds (monotone), or infinity."""
     if not fits(high):
         return math.inf
@@ -188,12 +189,14 @@ def calibrate(
         left = (1 - shared) * allowed - sum(_mechanism_rdp(m, order) for m in fixed.values())
         if allowed <= 0 or left <= 0:
             continue
+        if not all(math.isfinite(_mechanism_rdp(ask.with_noise(MOST_NOISE), order)) for ask in shares.values()):
+            continue  # an order at which nothing finite is known of a share, however much noise it adds
 
         def fits(noise: float, order: float = order, left: float = left) -> bool:
             return _mechanism_rdp(asks[rest].with_noise(noise), order) <= left
 
         if not math.isfinite(best_noise) or fits(best_noise * (1 - 1e-5)):
-            noise = smallest_noise(fits, high=best_noise if math.isfinite(best_noise) else 1e7)
+            noise = smallest_noise(fits, high=best_noise if math.isfinite(best_noise) else MOST_NOISE)
             if noise < best_noise:
                 best_order, best_noise = order, noise
     if not math.isfinite(best_noise):

@@ -6,6 +6,7 @@ budget was checked and the whole of it was written into the odometer.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,15 +18,18 @@ from sfumato.data.images import ImageSet
 from sfumato.data.store import LatentSet
 from sfumato.errors import BudgetError
 from sfumato.privacy.events import Mechanism
-from sfumato.privacy.noise import NoiseSource
+from sfumato.privacy.noise import NoiseSource, public_grid, rounded
 from sfumato.privacy.odometer import ABANDON, CLOSE, PROGRESS, Odometer
 from sfumato.privacy.sampling import poisson_draw
+
+SMALLEST_NORM = 1e-20  # far above the smallest float32 that has all its bits
 
 
 class Charge:
     """One mechanism's uses, each a draw and then a release; the (uses + 1)-th is refused.
 
-    `sfumato.privacy.opening.open_charge` alone makes it. Not thread-safe; not to be copied (its noise source refuses).
+    `sfumato.privacy.opening.open_charge` alone makes it. Not thread-safe. It refuses to be copied, and to be used in a
+    process that a fork made.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class Charge:
         self._odometer, self._lock = odometer, lock
         self._drawn = False
         self._closed = False
+        self._process = os.getpid()
 
     @property
     def uses(self) -> int:
@@ -64,6 +69,7 @@ class Charge:
         is a draw all the same.
         Raises BudgetError when all uses are spent or the last draw was not released.
         """
+        self._check_owner()
         if self._closed or self.used >= self.uses:
             raise BudgetError(
                 f"{self.record['stage']}: the charge covers {self.uses} releases and all are used; "
@@ -75,19 +81,42 @@ class Charge:
         chosen = poisson_draw(self._noise.generator, len(self._images), self.sample_rate)
         return (self._images.batch(chosen[start : start + size]) for start in range(0, len(chosen), size))
 
-    def release(self, total: Tensor, max_norm: float) -> Tensor:
-        """`total` + N(0, (noise_multiplier · max_norm)² I), float64 where `total` is, else float32: completes the use.
+    def release(self, total: Tensor, max_norm: float, *, whole: bool = False) -> Tensor:
+        """`total` + N(0, (noise_multiplier · max_norm)² I), rounded to a public grid: completes the use.
 
-        total: any shape, a sum over the images of the draw in which each moves it by at most `max_norm` in L2.
+        total: any shape, a sum over the images of the draw in which each moves it by at most `max_norm` in L2. Added up
+        and rounded in float64; the result has the type of `total`. whole: `total` counts, and the result is whole
+        numbers; else the grid is `sfumato.privacy.noise.public_grid`.
+        Guarantee: the rounding is post-processing, so the cost is that of the Gaussian; no release shows the last bits
+        of a float, which depend on what was summed up.
         """
+        self._check_owner()
         if not self._drawn:
             raise BudgetError(f"{self.record['stage']}: nothing was drawn for this release")
-        if not 0 < max_norm < float("inf"):
-            raise BudgetError(f"{self.record['stage']}: max_norm={max_norm} must be positive and finite")
+        if not SMALLEST_NORM <= max_norm < float("inf"):
+            raise BudgetError(
+                f"{self.record['stage']}: max_norm={max_norm} must be finite and at least {SMALLEST_NORM:g}: "
+                "the noise of a smaller one would be lost in the rounding"
+            )
         self._drawn = False
         self.used += 1
-        total = total.detach() if total.dtype == torch.float64 else total.detach().to(torch.float32)
-        return total + self._noise.gaussian_like(total, self._mechanism.noise_multiplier * max_norm)
+        std = self._mechanism.noise_multiplier * max_norm
+        noisy = total.detach().cpu().double() + self._noise.gaussian(tuple(total.shape), std)
+        kind = torch.float64 if total.dtype == torch.float64 else torch.float32
+        return rounded(noisy, 1.0 if whole else public_grid(std)).to(device=total.device, dtype=kind)
+
+    def _check_owner(self) -> None:
+        """Raise BudgetError in a process that a fork made: each would count its own uses of one charge."""
+        if os.getpid() != self._process:
+            raise BudgetError(f"{self.record['stage']}: the charge was opened by another process: open one here")
+
+    def __reduce__(self):
+        raise TypeError("a charge cannot be saved, copied or sent: its uses are counted once")
+
+    def __deepcopy__(self, memo):
+        return self.__reduce__()
+
+    __copy__ = __reduce__
 
     def durable(self) -> None:
         """Journal that the uses so far are on disk: a later process may go on from here, and from nowhere else."""

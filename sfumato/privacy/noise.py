@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import numpy as np
@@ -10,6 +11,7 @@ from randomgen import AESCounter
 
 from sfumato.privacy.events import SECRET, SEEDED
 
+GRID_BITS = 20  # a release is rounded to about a millionth of its noise
 # The words of the Mersenne twister in the state of torch's CPU generator: 624 of 32 bits, each stored in 64
 TWISTER = slice(24, 24 + 8 * 624)
 
@@ -19,7 +21,7 @@ class NoiseSource:
 
     AES in counter mode, with 128 bits of `os.urandom` as its key. A forked process gets a new one. It cannot be saved,
     copied or pickled. With `seed` (tests only) the stream repeats; `label` says so in every record, and every ledger
-    check then fails. Attacks on the floating-point form of the noise are out of scope.
+    check then fails.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -40,10 +42,9 @@ class NoiseSource:
             self._generator = self._fresh()
         return self._generator
 
-    def gaussian_like(self, total: torch.Tensor, std: float) -> torch.Tensor:
-        """N(0, std²) in the shape of `total`: drawn in float64, scaled, then cast to its type."""
-        drawn = self.generator.standard_normal(tuple(total.shape))
-        return torch.from_numpy(np.asarray(drawn * std)).to(device=total.device, dtype=total.dtype)
+    def gaussian(self, shape: tuple[int, ...], std: float) -> torch.Tensor:
+        """N(0, std²), float64, on the CPU."""
+        return torch.from_numpy(np.asarray(self.generator.standard_normal(shape) * std))
 
     def __reduce__(self):
         raise TypeError("a noise source cannot be saved, copied or sent: its stream must never be used twice")
@@ -52,6 +53,21 @@ class NoiseSource:
         return self.__reduce__()
 
     __copy__ = __reduce__
+
+
+def rounded(noisy: torch.Tensor, grid: float) -> torch.Tensor:
+    """Each entry at the nearest multiple of `grid`, a power of two."""
+    return (noisy / grid).round() * grid
+
+
+def public_grid(std: float) -> float:
+    """What a release with noise of this standard deviation is rounded to: a power of two, GRID_BITS below the noise.
+
+    The spacing is public. In double precision, the last bits of "sum + noise" depend on the sum: they can tell an empty
+    sum from another one. No release shows them: what is rounded lies many thousand floats away from the next value.
+    Source: Mironov 2012.
+    """
+    return 2.0 ** (math.floor(math.log2(std)) - GRID_BITS)
 
 
 def secret_generator(device: torch.device | str = "cpu") -> torch.Generator:

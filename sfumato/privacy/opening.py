@@ -97,6 +97,11 @@ def open_charge(
         left = odometer.unfinished(work.digest, card.fingerprint) if work.resumable else None
         if left is not None and left[0]["noise_source"] == noise.label:
             resumed, (record, used) = True, left
+            if record["event"] != event_to_json(work.mechanism.event):
+                raise BudgetError(
+                    f"{work.stage}: run {record['id'][:8]} was opened with another mechanism than {work.mechanism}: "
+                    "run `stage plan` again"
+                )
         else:
             resumed, record, used = False, new_record(card, work, permission, noise.label), 0
             check_lifetime(odometer, [work.mechanism.event], permission)

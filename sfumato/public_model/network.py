@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sfumato.compute import bfloat16_is_faster
-from sfumato.config import LogNormal, TimestepMixture
+from sfumato.config import NoiseLevels, TimestepMixture
 from sfumato.diffusion.denoiser import Denoiser, Network, Progress
 from sfumato.diffusion.noise_levels import draw_noise_levels, draw_timesteps
 from sfumato.errors import DataError
@@ -112,7 +112,7 @@ class LatentDiffusion(Denoiser):
         output = network(image_scale * images + noise_scale * noise, levels, labels).float()
         return (output - target).square().mean(dim=(1, 2, 3))
 
-    def draw_levels(self, law: LogNormal | TimestepMixture, n: int, generator: torch.Generator) -> Tensor:
+    def draw_levels(self, law: NoiseLevels, n: int, generator: torch.Generator) -> Tensor:
         """n independent timesteps of the law, (n,) int64, on the generator's device.
 
         Timesteps: by the mixture, with its bounds stretched from 1000 steps to the model's own number. Log-normal: draw

@@ -107,6 +107,7 @@ def query_central(
         total = torch.zeros(classes, math.prod(rows), dtype=torch.float64)
         for images, labels in charge.batches(size=1024):
             total += per_class(images, labels).cpu()
-        noisy = charge.release(total, max_norm=bound).double() / denominators.double()[:, None]
+        released = charge.release(total, max_norm=bound, whole=statistic == "mode")
+        noisy = released.double() / denominators.double()[:, None]
         means.append(noisy.reshape(classes, *rows).float())
     return torch.stack(means)

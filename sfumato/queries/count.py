@@ -45,7 +45,7 @@ def query_count(charge: Charge, classes: int) -> Tensor:
     total = torch.zeros(classes, dtype=torch.float64)
     for _, labels in charge.batches(size=4096):
         total += class_counts(labels, classes).cpu()
-    return charge.release(total, max_norm=1.0).double()
+    return charge.release(total, max_norm=1.0, whole=True)
 
 
 def public_counts(noisy: Tensor, noise_multiplier: float) -> PublicCounts:

@@ -88,7 +88,7 @@ def query_histogram(charge: Charge, model: ResNet, votes: int, classes: int | No
     total = torch.zeros(classes or 1, model.classes, dtype=torch.float64)
     for images, labels in charge.batches(size=512):
         total += vote_sum(lone_logits(model, images).cpu(), labels, votes, classes)
-    return charge.release(total, max_norm=math.sqrt(votes))
+    return charge.release(total, max_norm=math.sqrt(votes), whole=True)
 
 
 def check_votes(votes: int, public_classes: int) -> None:

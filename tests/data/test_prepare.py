@@ -258,8 +258,8 @@ def test_a_public_set_is_an_artifact_of_the_same_bytes_every_time(tmp_path, sour
 
 
 def test_switched_off_the_set_is_its_card_alone_whatever_else_is_asked(tmp_path):
-    prepare_public(Public(), (1, 8, 8), tmp_path / "a", tmp_path, seed=0)
-    prepare_public(Public(source="imagenet32", per_class=7), (3, 32, 32), tmp_path / "b", tmp_path / "raw", seed=9)
+    prepare_public(None, (1, 8, 8), tmp_path / "a", tmp_path, seed=0)
+    prepare_public(None, (3, 32, 32), tmp_path / "b", tmp_path / "raw", seed=9)
     assert contents(tmp_path / "a") == contents(tmp_path / "b") and set(contents(tmp_path / "a")) == {
         "card.json",
         "privacy.json",
@@ -305,7 +305,7 @@ def test_a_public_set_needs_images_of_two_classes(tmp_path):
 def test_nothing_of_the_user_s_is_overwritten(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("x")
-    for public in (Public(), Public(source="photos")):
+    for public in (None, Public(source="photos")):
         with pytest.raises(ConfigError, match="--out"):
             prepare_public(public, (1, 8, 8), tmp_path / "mine", tmp_path, seed=0)
     assert (tmp_path / "mine" / "thesis.tex").exists()
@@ -326,7 +326,7 @@ def test_a_large_public_set_passes_through_little_memory(tmp_path):
     ("data", "public", "refused"),
     [
         (Data(source="cifar10"), Public(source="cifar10"), True),
-        (Data(source="cifar10"), Public(enabled=False, source="cifar10"), False),
+        (Data(source="cifar10"), Public(source="glyphs"), False),
         (Data(source="cifar10"), Public(source="cifar100"), False),
         (Data(source="imagefolder", path="a/b"), Public(source="imagefolder", path="./a/b/"), True),
         (Data(source="imagefolder", path="a/b"), Public(source="imagefolder", path="a/c"), False),
@@ -351,7 +351,7 @@ def desk(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
     (tmp_path / "pipelines").mkdir()
-    (tmp_path / "pipelines" / "one.yaml").write_text("description: one\n")
+    (tmp_path / "pipelines" / "one.yaml").write_text("description: one\nrun: [select, synthesize]\n")
 
     def stage(*words, **params):
         (tmp_path / "params.yaml").write_text(yaml.safe_dump({"recipe": "one", "profile": None, **params}))
@@ -368,16 +368,16 @@ def desk(tmp_path, monkeypatch, capsys):
 
 
 def test_the_command_takes_the_shape_from_the_card_and_says_what_it_made(desk, tmp_path):
-    code, text = desk("prepare", "public", public={"enabled": True, "per_class": 1})
+    code, text = desk("prepare", "public", public={"per_class": 1})
     assert code == 4 and "stage prepare sensitive" in text and not (tmp_path / "data").exists()
     assert desk("prepare", "sensitive")[0] == 0
-    code, text = desk("prepare", "public", public={"enabled": True, "per_class": 1})
+    code, text = desk("prepare", "public", public={"per_class": 1})
     assert code == 0 and "62 images of glyphs, shape [1, 8, 8], 62 classes" in text
     assert len(load_public(tmp_path / "data" / "public", (1, 8, 8))) == 62
-    code, text = desk("prepare", "public")
+    code, text = desk("prepare", "public", run=["synthesize"])
     assert (
         code == 0
-        and "switched off" in text
+        and "no stage reads public images" in text
         and set(contents(tmp_path / "data" / "public")) == {"card.json", "privacy.json"}
     )
 
@@ -393,7 +393,7 @@ def test_the_command_takes_the_shape_from_the_card_and_says_what_it_made(desk, t
 )
 def test_a_mistake_in_the_public_section_is_one_sentence(desk, public, code, words):
     desk("prepare", "sensitive")
-    found, text = desk("prepare", "public", public={"enabled": True, **public})
+    found, text = desk("prepare", "public", public=public)
     assert found == code and words in text and "Traceback" not in text
 
 
@@ -404,7 +404,7 @@ def test_doctor_finds_public_images_among_the_real_ones_and_journals_that_it_loo
     np.savez("public.npz", images=other, labels=np.arange(30) % 2, classes=np.array(["x", "y"]))
     params = {
         "data": {"dataset_id": "own", "source": "npz", "path": "real.npz", "holdout_fraction": 0.5},
-        "public": {"enabled": True, "source": "npz", "path": "public.npz"},
+        "public": {"source": "npz", "path": "public.npz"},
     }
     assert desk("prepare", "sensitive", **params)[0] == 0 and desk("prepare", "public", **params)[0] == 0
     code, text = desk("doctor", "--overlap", **params)
@@ -427,7 +427,7 @@ def test_doctor_compares_nothing_where_there_are_no_public_images(desk, tmp_path
     desk("prepare", "sensitive")
     code, text = desk("doctor", "--overlap")
     assert code == 4 and "data/public" in text
-    desk("prepare", "public")
+    desk("prepare", "public", run=["synthesize"])
     code, text = desk("doctor", "--overlap")
     assert code == 0 and "nothing to compare" in text
     assert not any("overlap" in path.read_text() for path in (tmp_path / "state").rglob("*.jsonl"))

@@ -60,9 +60,9 @@ def test_a_public_set_of_another_shape_is_refused(public):
 
 
 def test_a_public_set_that_is_switched_off_has_a_card_and_no_images(tmp_path):
-    prepare_public(Public(), (1, 8, 8), tmp_path / "public", tmp_path, seed=0)
+    prepare_public(None, (1, 8, 8), tmp_path / "public", tmp_path, seed=0)
     assert read_public_card(tmp_path / "public" / "card.json") == PublicCard(enabled=False)
-    with pytest.raises(DataError, match="public.enabled"):
+    with pytest.raises(DataError, match="into run"):
         load_public(tmp_path / "public", (1, 8, 8))
 
 

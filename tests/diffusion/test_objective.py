@@ -4,14 +4,8 @@ import pytest
 import torch
 
 from sfumato.config import LogNormal, TimestepMixture
-from sfumato.diffusion.objective import (
-    denoise,
-    draw_noise_levels,
-    per_image_loss,
-    schedule,
-    to_image_range,
-    to_model_range,
-)
+from sfumato.diffusion.noise_levels import draw_noise_levels, schedule
+from sfumato.diffusion.objective import denoise, per_image_loss, to_image_range, to_model_range
 
 
 def nothing(x, c_noise, labels):

@@ -10,9 +10,10 @@ from tiny_diffusers import KINDS, save_references
 
 from sfumato.config import Finetune, Lora, Model, Saliency, TimestepMixture
 from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
-from sfumato.dpsgd.memory import estimate, settle_chunk
+from sfumato.dpsgd.memory import estimate
 from sfumato.dpsgd.trainable import candidates, choose_trainable
 from sfumato.public_model.reference import load_latent, outline
+from sfumato.synthesizer import with_chunk
 
 CLASSES = ("zero", "one", "two")
 UNIFORM = TimestepMixture(weights=(1,), bounds=(0, 1000))
@@ -44,7 +45,7 @@ def measured_peak(work) -> int:
 )
 def test_the_memory_estimate_is_within_a_quarter_of_what_was_measured(models, kind, trainable, chunk, draws):
     settings = Finetune(trainable=trainable, draws=draws, chunk=chunk, lora=Lora(rank=2))
-    told = estimate(Model(directory=str(models / kind)), len(CLASSES), settings)
+    told = estimate(outline(Model(directory=str(models / kind)), len(CLASSES)), settings)
     model = load_latent(models / f"{kind}-reference")
     choose_trainable(model, settings, list(candidates(model).values()), 0)
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
@@ -64,13 +65,13 @@ def test_the_memory_estimate_is_within_a_quarter_of_what_was_measured(models, ki
 
 def test_the_chunk_is_what_fits(models):
     settings, model = Saliency(), Model(directory=str(models / "transformer"))
-    one = estimate(model, 3, settings, chunk=1).peak
-    assert estimate(model, 3, settings, budget=one // 2).chunk == 1
-    few, many = (estimate(model, 3, settings, budget=times * one) for times in (6, 100))
+    one = estimate(outline(model, 3), settings, chunk=1).peak
+    assert estimate(outline(model, 3), settings, budget=one // 2).chunk == 1
+    few, many = (estimate(outline(model, 3), settings, budget=times * one) for times in (6, 100))
     assert 1 < few.chunk < many.chunk == 32 and few.peak <= 6 * one
     assert (
-        settle_chunk(settings, model, 3).chunk == 32
-        and settle_chunk(settings.model_copy(update={"chunk": 3}), model, 3).chunk == 3
+        with_chunk(settings, model, (1, 8, 8), 3).chunk == 32
+        and with_chunk(settings.model_copy(update={"chunk": 3}), model, (1, 8, 8), 3).chunk == 3
     )
-    assert settle_chunk(settings, Model(), 3) is settings
+    assert with_chunk(settings, Model(), (1, 8, 8), 3) is settings
     assert all(value.device.type == "meta" for value in outline(model, 3).parameters())

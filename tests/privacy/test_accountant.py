@@ -189,3 +189,13 @@ def test_rounding_never_lowers_the_noise(value):
 
 def test_tight_conversion_is_below_the_papers():
     assert all(conversion(a, 1e-5) < conversion(a, 1e-5, classic=True) for a in ORDERS)
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.499])
+def test_a_share_at_an_order_where_nothing_finite_is_known_takes_another_order(rate):
+    """At a rate of one half the curve is infinite at most orders below 4, however much noise is added."""
+    asks = {"central": Ask(sample_rate=rate, uses=4, share=0.03), "finetune": Ask(sample_rate=0.33, uses=20)}
+    for target in (1.0, 10.0):
+        solved = calibrate(asks, target, 1e-4)
+        spent = epsilon([mechanism.event for mechanism in solved.values()], 1e-4)
+        assert 0.8 * target < spent <= target

@@ -1,6 +1,10 @@
+import copy
 import dataclasses
+import os
 import pickle
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -8,7 +12,7 @@ from sfumato.data.store import load_prepared
 from sfumato.errors import BudgetError, DataError
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.events import SEEDED, Mechanism, event_from_json
-from sfumato.privacy.noise import NoiseSource
+from sfumato.privacy.noise import NoiseSource, public_grid
 from sfumato.privacy.opening import Permission, open_local
 
 THREE = Mechanism(noise_multiplier=2.0, sample_rate=0.3, uses=3)
@@ -83,12 +87,72 @@ def test_release_adds_noise_of_multiplier_times_bound(owner):
     assert abs(noise.double().var().item() / 7.5**2 - 1) < 6 * (2 / 400_000) ** 0.5
 
 
-@pytest.mark.parametrize("bound", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("bound", [0.0, -1.0, float("nan"), float("inf"), 1e-320, 1e-30])
 def test_a_bound_that_gives_no_noise_or_all_is_refused(owner, bound):
     charge = owner.open()
     draw(charge)
     with pytest.raises(BudgetError, match="max_norm"):
         charge.release(torch.zeros(1), bound)
+
+
+def released_values(owner, total: float, whole: bool, count: int = 20_000) -> np.ndarray:
+    """Many releases of the same small total, float64: one entry each."""
+    charge = owner.open(Mechanism(noise_multiplier=3.0), plan=f"{total}")
+    draw(charge)
+    return charge.release(torch.full((count,), total, dtype=torch.float64), 1.0, whole=whole).numpy()
+
+
+def test_the_last_bits_of_a_count_tell_nothing(owner):
+    """Raw, a total of 0 plus noise has bits below 2⁻⁵³ for one outcome in fourteen, and a total of 1 never has."""
+    raw = np.random.default_rng(0).standard_normal(20_000) * 3
+    bits = [np.mean((values != 0) & (np.abs(values) < 0.5) & (values * 2.0**53 % 1 != 0)) for values in (raw, raw + 1)]
+    assert bits[0] > 0.02 and bits[1] == 0  # the attack, on what a release must not be
+    empty, one = (released_values(owner, total, whole=True) for total in (0.0, 1.0))
+    assert np.array_equal(empty, np.rint(empty)) and np.array_equal(one, np.rint(one))
+    assert set(range(-6, 8)) <= set(empty.astype(int)) & set(one.astype(int))  # the same outcomes, both ways
+
+
+def test_the_last_bits_of_a_sum_tell_nothing(owner):
+    grid = public_grid(3.0)
+    for total in (0.0, 0.3, 1 / 3, 1e-9):
+        values = released_values(owner, total, whole=False)
+        assert np.array_equal(values, np.rint(values / grid) * grid)
+    assert grid < 1e-5 * 3.0  # rounding costs nothing that one could see
+    assert public_grid(3.0) == public_grid(3.9) and np.log2(grid) == int(np.log2(grid))  # public, whatever the sum
+
+
+@pytest.mark.parametrize("attempt", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_charge_cannot_be_copied(owner, attempt):
+    with pytest.raises(TypeError, match="copied"):
+        attempt(owner.open())
+
+
+def test_a_fork_cannot_use_the_charge_of_its_parent(owner):
+    charge = owner.open(Mechanism(noise_multiplier=2.0, uses=2))
+    draw(charge)
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for use in (lambda: charge.release(torch.zeros(1), 1.0), lambda: charge.batches(8)):
+            try:
+                use()
+            except BudgetError as error:
+                refused += "another process" in str(error)
+        os._exit(10 + refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 12
+    charge.release(torch.zeros(1), 1.0)
+    assert charge.used == 1
+
+
+def test_a_resume_with_another_mechanism_is_refused(owner):
+    """Else a caller with less noise, or a larger rate, would be charged as the record says."""
+    charge = owner.open(THREE, resumable=True)
+    draw(charge), charge.release(torch.zeros(1), 1.0)
+    charge.durable()
+    charge._lock.close()
+    for other in (replace(THREE, noise_multiplier=0.1), replace(THREE, sample_rate=1.0), replace(THREE, uses=9)):
+        with pytest.raises(BudgetError, match="another mechanism"):
+            owner.open(other, resumable=True)
 
 
 def test_the_same_work_is_refused_once_it_was_released(owner):
@@ -168,11 +232,6 @@ def test_the_lifetime_budget_counts_everything_ever_opened(owner):
 
 def test_seeded_noise_is_stamped_on_the_record(owner):
     assert owner.open(noise=NoiseSource(seed=0)).record["noise_source"] == SEEDED
-
-
-def test_a_charge_cannot_be_copied(owner):
-    with pytest.raises(TypeError):
-        pickle.dumps(owner.open())
 
 
 def test_the_local_door_is_journalled(owner):

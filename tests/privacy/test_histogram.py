@@ -29,7 +29,7 @@ class Recorder:
         for start in range(0, len(self.images), size):
             yield self.images[start : start + size], self.labels[start : start + size]
 
-    def release(self, total: Tensor, max_norm: float) -> Tensor:
+    def release(self, total: Tensor, max_norm: float, whole: bool = False) -> Tensor:
         self.released.append((total.clone(), max_norm))
         return total
 

@@ -15,7 +15,7 @@ from sfumato.privacy.noise import NoiseSource, secret_generator
 
 def test_noise_has_the_stated_standard_deviation_and_shape():
     count, std = 400_000, 3.7
-    drawn = NoiseSource().gaussian_like(torch.zeros(count, dtype=torch.float64), std).numpy()
+    drawn = NoiseSource().gaussian((count,), std).numpy()
     # s² of n normals has a standard error of σ²·√(2/n), the mean one of σ/√n: six of each, false alarm 4e-9
     assert abs(drawn.var() / std**2 - 1) < 6 * np.sqrt(2 / count)
     assert abs(drawn.mean()) < 6 * std / np.sqrt(count)
@@ -24,11 +24,11 @@ def test_noise_has_the_stated_standard_deviation_and_shape():
 
 
 def test_two_sources_and_two_draws_differ():
-    source, zeros = NoiseSource(), torch.zeros(64)
+    source = NoiseSource()
     first, second, other = (
-        source.gaussian_like(zeros, 1.0),
-        source.gaussian_like(zeros, 1.0),
-        NoiseSource().gaussian_like(zeros, 1.0),
+        source.gaussian((64,), 1.0),
+        source.gaussian((64,), 1.0),
+        NoiseSource().gaussian((64,), 1.0),
     )
     assert not torch.equal(first, second) and not torch.equal(first, other)
 
@@ -37,7 +37,7 @@ def test_global_seeds_do_not_fix_the_noise():
     def draw():
         np.random.seed(0)
         torch.manual_seed(0)
-        return NoiseSource().gaussian_like(torch.zeros(64), 1.0)
+        return NoiseSource().gaussian((64,), 1.0)
 
     assert not torch.equal(draw(), draw())
 
@@ -64,9 +64,7 @@ def test_a_seed_is_told_in_the_label():
     assert NoiseSource().label == SECRET
     seeded = NoiseSource(seed=1)
     assert seeded.label == SEEDED
-    assert torch.equal(
-        seeded.gaussian_like(torch.zeros(4), 1.0), NoiseSource(seed=1).gaussian_like(torch.zeros(4), 1.0)
-    )
+    assert torch.equal(seeded.gaussian((4,), 1.0), NoiseSource(seed=1).gaussian((4,), 1.0))
 
 
 def test_a_secret_generator_differs_each_time_and_draws_standard_normals():

@@ -16,10 +16,11 @@ from sfumato.dpsgd.gradients import draw, per_image_gradients
 from sfumato.dpsgd.run import State, step
 from sfumato.dpsgd.trainable import candidates, choose_trainable, flat
 from sfumato.errors import BudgetError, ConfigError, DataError, SfumatoError
+from sfumato.pictures import plot_saliency, split_name
 from sfumato.pipeline import STAGES
 from sfumato.privacy.events import Mechanism, event_from_json
 from sfumato.queries import saliency
-from sfumato.queries.saliency import plot_saliency, query_saliency, rank_candidates, ranked, split_name
+from sfumato.queries.saliency import query_saliency, rank_candidates, ranked
 from sfumato.resolved import QueryPlan
 from sfumato.synthesizer import load_synthesizer
 from stages import runner
@@ -53,7 +54,7 @@ class Recorder:
             self.current, self.largest = part, max(self.largest, len(part))
             yield self.images[part], self.labels[part]
 
-    def release(self, total: Tensor, max_norm: float) -> Tensor:
+    def release(self, total: Tensor, max_norm: float, whole: bool = False) -> Tensor:
         self.released.append((total.clone(), max_norm))
         return total + self.noise
 
@@ -471,6 +472,6 @@ def test_a_salient_set_without_saliency_is_refused_before_it_spends(desk, owner,
     with pytest.raises(DataError, match="stage saliency"):
         desk("finetune", training(kind), STEPS)
     write_empty(desk.artifacts / "saliency", "saliency")
-    with pytest.raises(ConfigError, match="switch saliency on"):
+    with pytest.raises(ConfigError, match="add saliency to run"):
         desk("finetune", training(kind), STEPS)
     assert owner.odometer.opened() == []

@@ -21,7 +21,7 @@ from sfumato.errors import ConfigError, DataError
 from sfumato.public_model.directory import HUB, locate, read_model_directory
 from sfumato.public_model.network import LatentDiffusion
 from sfumato.public_model.parts import embed_prompts
-from sfumato.public_model.reference import load_codec, load_latent, read_reference, save_reference, save_trained
+from sfumato.public_model.reference import load_codec, load_latent, read_reference, save_reference
 from sfumato.synthesizer import load_synthesizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -233,7 +233,7 @@ def test_frozen_parts_stay_bit_identical_and_the_result_reads_back(models, tmp_p
         save_adapter(model, tmp_path, reference(models, kind) / "config.json")
     else:
         merge(model)
-        save_trained(model, pool if trainable == "noisy" else names, tmp_path, reference(models, kind))
+        model.save(tmp_path, pool if trainable == "noisy" else names)
     merge(model)
     again = load_synthesizer(tmp_path, reference(models, kind))
     for name, value in model.state_dict().items():

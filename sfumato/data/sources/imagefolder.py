@@ -29,10 +29,8 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
         raise DataError(f"{request.section}.path={path} is empty: expected one folder of pictures per class.")
     files: list[tuple[Path, int]] = []
     for label, folder in enumerate(folders):
-        pictures = visible(folder)
-        if not pictures:
-            raise DataError(f"{folder} is empty: a class without pictures. Fill it or remove it.")
-        for picture in pictures:
+        # A folder without pictures is a class all the same: a refusal would tell that its last picture is gone.
+        for picture in visible(folder):
             if picture.is_dir():
                 raise DataError(
                     f"{picture} is a folder inside a class: pictures must lie directly in their class's folder."

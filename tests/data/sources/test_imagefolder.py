@@ -81,7 +81,6 @@ def spoil_groups(root):
         (spoil_modes, "1.png", "set data.channels to"),
         (spoil_frames, "1.gif", "3 frames"),
         (spoil_depth, "1.tiff", "8 bits"),
-        (spoil_empty_class, "empty", "Fill it or remove it"),
         (spoil_nesting, "puppies", "directly in their class"),
         (spoil_loose, "loose.jpg", "outside a class"),
         (spoil_groups, "groups.npy", "group privacy"),
@@ -93,6 +92,16 @@ def test_a_folder_that_cannot_be_used_names_the_file_and_the_fix(tmp_path, spoil
     with pytest.raises(DataError, match=fix) as caught:
         read_all(Data(source="imagefolder", path=str(root)), tmp_path)
     assert named in str(caught.value)
+
+
+def test_a_class_whose_last_picture_was_taken_away_is_a_class_all_the_same(tmp_path):
+    """Refused, or left out of the public class list, it would tell of that one picture."""
+    root = write_folder(tmp_path / "in")
+    before = read_all(Data(source="imagefolder", path=str(root)), tmp_path)[0]
+    spoil_empty_class(root)
+    after, images, labels = read_all(Data(source="imagefolder", path=str(root)), tmp_path)
+    assert set(after.classes) == {*before.classes, "empty"}
+    assert after.classes.index("empty") not in labels and len(images) == len(labels) > 0
 
 
 def test_a_missing_empty_or_single_class_folder_is_refused(tmp_path):
