@@ -78,6 +78,8 @@ class Data(Strict):
     path: str | None = None
     size: Positive | None = None  # height and width after resizing; None: as the source has them
     channels: Literal[1, 3] | None = None  # None: as the source has them
+    # a public name of this state of the images: where they change, another one; None: drawn when first prepared
+    version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
     holdout_fraction: Fraction = 0.2  # ignored where the source has an official test split
 
     @property

@@ -203,13 +203,13 @@ def spending_of(made: Plan, card: Card, odometer: Odometer, out: Path) -> list[S
         same = file.is_file() and yaml.safe_load(file.read_text(encoding="utf-8")) == content
         cause = next((changed[other] for other in stage.upstream if other in changed), None)
         mechanism = made.mechanisms.get(name)
-        done = odometer.closed(card.fingerprint, plan=digest_of(content)) if mechanism else None
+        done = odometer.closed(card.version, plan=digest_of(content)) if mechanism else None
         if not same or (mechanism and not done):
             cause = name
         if cause:
             changed[name] = cause
         if mechanism is not None:
-            left_open = stage.resumable and odometer.left_open(card.fingerprint, digest_of(content))
+            left_open = stage.resumable and odometer.left_open(card.version, digest_of(content))
             found.append(Spending(stage=name, mechanism=mechanism, done=done, cause=cause, left_open=left_open))
     return found
 

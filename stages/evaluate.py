@@ -82,7 +82,7 @@ def evaluate(
     cache, key = state_dir() / "cache" / "features", secret_key(state_dir(), plan.dataset_id)
 
     found = evaluate_release(synthetic, train, holdout, plan.settings, extractor, cache, told)
-    found["identity"] = identity(plan, key, train, holdout, extractor, synthesize)
+    found["identity"] = identity(plan, key, read_card(card).version, train, holdout, extractor, synthesize)
     if complexity:
         steps = read_artifact(central, "central"), read_artifact(auxiliary, "auxiliary")
         found["complexity"] = complexity_by_step(synthetic["release"], train, *steps)

@@ -86,7 +86,7 @@ def check(
     else:
         typer.echo(f"note: {lock} does not exist, so the ledger is compared with no run", err=True)
     if artifacts:
-        problems += artifact_problems(content, folder)
+        problems += artifact_problems(content, folder, lock)
     fail(ledger, problems)
     bound = f" ≤ {epsilon:g}" if epsilon is not None else ""
     typer.echo(
@@ -95,24 +95,49 @@ def check(
     )
 
 
-def artifact_problems(ledger: dict, folder: Path) -> list[str]:
-    """Files whose bytes no longer fit, and records on disk that the ledger does not know."""
-    from sfumato.artifacts import read_artifact
-    from sfumato.errors import SfumatoError
-    from sfumato.privacy.ledger import by_id
+def artifact_problems(ledger: dict, folder: Path, lock: Path) -> list[str]:
+    """What does not fit in the artifacts on disk: their bytes, their names, and the records that they must hold.
 
-    found, known = sorted(path.parent for path in folder.glob("*/privacy.json")), by_id(ledger)
-    if not found:
+    An artifact holds the records of every input that its plan reads, a query its own too; the ledger holds them all.
+    """
+    import yaml
+
+    from sfumato.artifacts import Artifact, read_artifact
+    from sfumato.errors import SfumatoError
+    from sfumato.pipeline import QUERIES, STAGES
+    from sfumato.privacy.ledger import by_id
+    from sfumato.resolved import read_stage_plan
+
+    paths, known = {path.parent for path in folder.glob("*/privacy.json")}, by_id(ledger)
+    if not paths:
         return [f"{folder} holds no artifact to verify (`dvc checkout`, `dvc pull`)"]
-    problems = []
-    for path in found:
+    if lock.exists():
+        content = yaml.safe_load(lock.read_text(encoding="utf-8"))["stages"]
+        outs = [Path(out["path"]) for stage in content.values() for out in stage.get("outs", ())]
+        paths |= {folder / path.name for path in outs if path.parent == ARTIFACTS and path != PLAN}
+    problems, found = [], dict[str, Artifact]()
+    for path in sorted(paths):
         try:
-            artifact = read_artifact(path, allow_local=True)
+            found[path.name] = read_artifact(path, path.name, allow_local=True)
         except SfumatoError as error:
             problems.append(str(error))
             continue
-        unknown = [key for key, record in artifact.records.items() if known.get(key) != record]
+        unknown = [key for key, record in found[path.name].records.items() if known.get(key) != record]
         problems += [f"{path} depends on charge {key[:8]}, which the ledger does not hold" for key in unknown]
+    for name, artifact in found.items():
+        if name not in STAGES or not artifact.enabled:
+            continue
+        own = {record["stage"] for record in artifact.records.values() if isinstance(record, dict)}
+        if name in QUERIES and name not in own:
+            problems.append(f"{artifact.path} holds no record of its own charge: its privacy.json was edited")
+        try:
+            settings = read_stage_plan(folder / "plan" / f"{name}.yaml", name).settings
+        except SfumatoError as error:
+            problems.append(str(error))
+            continue
+        for other in (other for other in STAGES[name].upstream if other in found and settings.reads(other)):
+            if not found[other].records.keys() <= artifact.records.keys():
+                problems.append(f"{artifact.path} lacks records of {other}, which it was made from: one was trimmed")
     return problems
 
 

@@ -147,6 +147,6 @@ def show_spending(made: Plan, card: Card, odometer: Odometer, spending: Sequence
             continue
         row = made.budget["stages"][stage]
         why = "is new or was changed" if cause == stage else f"depends on {cause}, which was changed"
-        before = odometer.closed(card.fingerprint) and any(r["stage"] == stage for r in odometer.opened())
+        before = odometer.closed(card.version) and any(r["stage"] == stage for r in odometer.opened())
         again = "re-spend" if entry.done or before else "spend"
         typer.echo(f"{stage}: would {again} ε = {row['epsilon']:.3f} alone ({entry.mechanism}): it {why}")

@@ -119,12 +119,12 @@ def utility(
         check_classes(f"{size} images of the release", subset(release, size))
 
     train, holdout = open_local(state_dir(), read_card(card), "utility")
-    key = secret_key(state_dir(), plan.dataset_id)
+    key, version = secret_key(state_dir(), plan.dataset_id), read_card(card).version
     for name, image_set in {"release": release, "real training": train, "hold-out": holdout}.items():
         check_fits(name, image_set, train)
     found: dict = {
         "scope": "local",
-        "identity": identity(replace(plan, settings=asked), key, train, holdout, None, synthesize),
+        "identity": identity(replace(plan, settings=asked), key, version, train, holdout, None, synthesize),
     }
     found["steps"] = {name: schedule.steps for name, schedule in schedules.items()}
     largest = subset(release, max(counts))

@@ -26,12 +26,7 @@ def without(stage: str) -> list[str]:
 
 def card(dataset_id="digits", shape=(1, 8, 8)) -> Card:
     return Card(
-        dataset_id=dataset_id,
-        source=dataset_id,
-        shape=shape,
-        classes=tuple("0123456789"),
-        split="keyed",
-        fingerprint="f",
+        dataset_id=dataset_id, source=dataset_id, shape=shape, classes=tuple("0123456789"), split="keyed", version="v"
     )
 
 

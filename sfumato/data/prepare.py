@@ -3,7 +3,7 @@
 A public card stands for the sensitive images. Layout of the private part: `<state>/keys/<dataset_id>` (the secret key)
 and `<state>/data/<dataset_id>/{sensitive,holdout,card.json}`. Directories have mode 0700, files mode 0600.
 Guarantee: what is done to an image, and which part it goes to, depends on that image, the key and `config.Data` alone;
-the card depends on the images through the keyed fingerprint alone.
+the card does not depend on the images, but for their shape where `config.Data` names none.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import json
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -27,7 +28,7 @@ from sfumato.artifacts import writing
 from sfumato.config import Data, Public
 from sfumato.data.images import ImageSet, ImageWriter, load_images
 from sfumato.data.sources import Example, Source, read_public, read_source
-from sfumato.data.store import CARD, HOLDOUT, SENSITIVE, Card, PublicCard, dataset_directory
+from sfumato.data.store import CARD, HOLDOUT, SENSITIVE, Card, PublicCard, dataset_directory, read_card
 from sfumato.errors import ConfigError, DataError
 from sfumato.files import open_private, replace_file
 from sfumato.pictures import save_png, to_grid
@@ -40,8 +41,9 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
     """Store the sensitive and hold-out images of the source that `data` names; write the public card and return it.
 
     state: where the images go; card: the file of the card. An older set of the same id is replaced as a whole, once the
-    new one is complete. The card holds dataset id, source, shape (C, H, W), range, class names, kind of split and the
-    fingerprint of the sensitive part. It holds no number of images, and no hash without the key.
+    new one is complete. The card holds dataset id, version, source, shape (C, H, W), range, class names and kind of
+    split. It holds no number of images and no hash, keyed or not. The version is the owner's (`data.version`), or a
+    random one that stays until the owner gives another.
     Raises ConfigError or DataError (see `sources.read_source`), and then leaves the older set and card as they were.
     """
     home = dataset_directory(state, data.name)
@@ -59,13 +61,21 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
             shape=image_set.shape,
             classes=source.classes,
             split="keyed" if source.test is None else "official",
-            fingerprint=fingerprint(image_set, key),
+            version=data.version or kept_version(home) or secrets.token_hex(8),
         )
         text = json.dumps(content := asdict(public), indent=2, ensure_ascii=False).encode() + b"\n"
         with open_private(fresh / CARD) as file:
             file.write(text)
     replace_file(card, text)
     return content
+
+
+def kept_version(home: Path) -> str | None:
+    """The version that an earlier preparation gave these images; None for the first."""
+    try:
+        return read_card(home / CARD).version
+    except DataError:
+        return None
 
 
 def prepare_public(public: Public | None, shape: tuple[int, int, int], out: Path, raw: Path, seed: int) -> dict:

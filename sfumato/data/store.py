@@ -38,7 +38,8 @@ Progress = Callable[[int, int], None]  # done, of how many
 class Card:
     """What is public of a dataset.
 
-    fingerprint: HMAC of the sensitive images, with a key that stays in the state directory.
+    version: the owner's name for this state of the images, or a random one. It is not computed from them: equal ones
+    before and after a withdrawal would tell that the person was not in the set.
     """
 
     dataset_id: str
@@ -46,7 +47,7 @@ class Card:
     shape: tuple[int, int, int]  # (C, H, W)
     classes: tuple[str, ...]
     split: str
-    fingerprint: str
+    version: str
     range: tuple[int, int] = (0, 255)
 
 
@@ -159,7 +160,7 @@ def latents_key(card: Card, encoder: str) -> str:
 
     encoder: what fixes them besides the images (sha256 of the VAE, the image size).
     """
-    return digest_of({"encoder": encoder, "fingerprint": card.fingerprint, "dtype": "float16"})[:32]
+    return digest_of({"encoder": encoder, "version": card.version, "dtype": "float16"})[:32]
 
 
 def latents_directory(state: Path, card: Card, key: str) -> Path:
@@ -207,9 +208,7 @@ def write_latents(state: Path, card: Card, key: str, encode: Encode, progress: P
                     if progress:
                         progress(100 * (start + len(rows)) // len(images), 100)
             with open_private(fresh / META) as file:
-                file.write(
-                    json.dumps({"key": key, "fingerprint": card.fingerprint, "shape": list(shape or ())}).encode()
-                )
+                file.write(json.dumps({"key": key, "version": card.version, "shape": list(shape or ())}).encode())
             os.rename(fresh, home)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
@@ -225,7 +224,7 @@ def load_latents(state: Path, card: Card, key: str) -> LatentSet:
     again = "remove that directory and run the stage again"
     try:
         content = json.loads((home / META).read_text(encoding="utf-8"))
-        fits = (content["key"], content["fingerprint"]) == (key, card.fingerprint)
+        fits = (content["key"], content["version"]) == (key, card.version)
         shape = tuple(content["shape"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{home} holds no latents ({error!r}): {again}") from error

@@ -134,13 +134,13 @@ def run_of(name: str, ledger: Mapping, metrics: Mapping) -> Run:
     known = (
         {
             "dataset": joined(record["dataset_id"] for record in records),
-            "data": joined(record["fingerprint"] for record in records),
+            "version": joined(record["data_version"] for record in records),
         }
         if not problems
         else {}
     )
     identity = {**known, **{key: str(value) for key, value in metrics.get("identity", {}).items()}}
-    if known and "data" in metrics.get("identity", {}) and known["data"] not in ("", identity["data"]):
+    if known and known["version"] not in ("", identity["version"]):
         problems = [*problems, "its ledger is of other data than its evaluation"]
     return Run(
         name=name,
@@ -184,6 +184,7 @@ def keep_evaluation(state: Path, metrics: Mapping) -> Path:
 def identity(
     plan: StagePlan[Evaluate],
     key: bytes,
+    version: str,
     train: ImageSet,
     holdout: ImageSet,
     extractor: Extractor | None,
@@ -191,7 +192,7 @@ def identity(
 ) -> dict[str, str]:
     """What the numbers of an evaluation belong to: equal entries, comparable numbers.
 
-    key: of the dataset; digests of real images are keyed with it, and say nothing without it.
+    version: of the data card; key: of the dataset. Digests of real images are keyed: they say nothing without it.
     """
     settings = plan.settings
     deep = {name: network for name, network in NETWORKS[settings.schedule].items() if name in settings.classifiers}
@@ -200,6 +201,7 @@ def identity(
         amount = f"{settings.steps} steps" if settings.steps else "50 epochs"
     return {
         "dataset": plan.dataset_id,
+        "version": version,
         "data": fingerprint(train, key),
         "holdout": fingerprint(holdout, key),
         "extractor": extractor.digest if extractor else "none",

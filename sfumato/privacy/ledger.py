@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from sfumato.pipeline import QUERIES
 from sfumato.privacy.accountant import ACCOUNTANTS, RELATIONS, epsilon, shares_of_rdp
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, SECRET, ZERO_OUT_ONE, event_from_json
 
-SCHEMA = 2  # 1 held the records by id, and DVC showed their fields as metrics; DVC skips lists
+SCHEMA = 3
 KEYS = {
     "schema",
     "recipe",
@@ -40,7 +41,7 @@ RECORD_KEYS = {
     "id",
     "stage",
     "dataset_id",
-    "fingerprint",
+    "data_version",
     "unit",
     "adjacency",
     "event",
@@ -104,13 +105,17 @@ def ledger_text(ledger: Mapping) -> str:
     return json.dumps(ledger, indent=1, sort_keys=True, allow_nan=False) + "\n"
 
 
+def refuse_constant(name: str) -> float:
+    raise ValueError(f"it holds {name}")
+
+
 def read_ledger(path: Path) -> dict:
     """Read a ledger. Raises BudgetError where the file is missing or not a whole ledger."""
     try:
-        ledger = json.loads(path.read_text(encoding="utf-8"))
+        ledger = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse_constant)
     except FileNotFoundError as error:
         raise BudgetError(f"{path} does not exist: run `stage ledger write` (or `dvc repro`)") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BudgetError(
             f"{path} is truncated or not JSON ({error}): restore it from git, or run `stage ledger write`"
         ) from error
@@ -139,7 +144,9 @@ def check_ledger(ledger: Mapping, *, limit: float | None = None, delta: float | 
 
     limit: the largest epsilon allowed, beside the ledger's own target; delta: by default the ledger's.
     """
-    problems: list[str] = []
+    problems = malformed(ledger)
+    if problems:
+        return float("inf"), problems
     if digest_of({key: value for key, value in ledger.items() if key != "digest"}) != ledger["digest"]:
         problems.append("its digest does not fit its content: it was edited")
     delta = ledger["delta"] if delta is None else delta
@@ -179,6 +186,19 @@ def check_ledger(ledger: Mapping, *, limit: float | None = None, delta: float | 
     return spent, problems
 
 
+def malformed(ledger: Mapping) -> list[str]:
+    """The entries of a ledger that are not of their kind, one sentence each."""
+    found = []
+    for key, kind in (("epsilon", dict), ("stages", dict), ("odometer", dict), ("records", list), ("digest", str)):
+        if not isinstance(ledger[key], kind):
+            found.append(f"its entry {key!r} is not a {kind.__name__}")
+    for key in ("target", "delta"):
+        value = ledger[key]
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            found.append(f"its {key} is {value!r}, which is not a positive number")
+    return found
+
+
 def listed(stages: Mapping) -> dict[str, list[str]]:
     """The record ids of each stage that has any. An older version's ledger may lack a stage that is switched off."""
     return {
@@ -204,7 +224,7 @@ def record_problems(place: str, record: object) -> list[str]:
         )
     try:
         event_from_json(record["event"])
-    except BudgetError as error:
+    except (BudgetError, RecursionError) as error:
         problems.append(f"{name} ({record['stage']}): {error}")
     return problems
 

@@ -104,37 +104,37 @@ class Odometer:
     def events(self) -> list[DpEvent]:
         return [event_from_json(record["event"]) for record in self.opened()]
 
-    def closed(self, fingerprint: str, **same: str) -> str | None:
+    def closed(self, version: str, **same: str) -> str | None:
         """The id of the last charge closed on these images with the same `plan` (or the same `work`), or None."""
         entries = self.entries()
         alike = {
             e["record"]["id"]
             for e in entries
-            if e["kind"] == OPEN and e["record"]["fingerprint"] == fingerprint and same.items() <= e.items()
+            if e["kind"] == OPEN and e["record"].get("data_version") == version and same.items() <= e.items()
         }
         done = [entry["id"] for entry in entries if entry["kind"] == CLOSE and entry["id"] in alike]
         return done[-1] if done else None
 
-    def left_open(self, fingerprint: str, plan: str) -> bool:
+    def left_open(self, version: str, plan: str) -> bool:
         """Is a charge of this plan on these images neither closed nor abandoned?"""
         entries = self.entries()
         over = {entry["id"] for entry in entries if entry["kind"] in (CLOSE, ABANDON)}
         return any(
             e["kind"] == OPEN
             and e["plan"] == plan
-            and e["record"]["fingerprint"] == fingerprint
+            and e["record"].get("data_version") == version
             and e["record"]["id"] not in over
             for e in entries
         )
 
-    def unfinished(self, work: str, fingerprint: str) -> tuple[dict, int] | None:
+    def unfinished(self, work: str, version: str) -> tuple[dict, int] | None:
         """The newest charge of this work on these images, if it is still open: its record and its last durable use."""
         entries = self.entries()
         over = {entry["id"] for entry in entries if entry["kind"] in (CLOSE, ABANDON)}
         open_ones = [
             e["record"]
             for e in entries
-            if e["kind"] == OPEN and e["work"] == work and e["record"]["fingerprint"] == fingerprint
+            if e["kind"] == OPEN and e["work"] == work and e["record"].get("data_version") == version
         ]
         if not open_ones or open_ones[-1]["id"] in over:
             return None

@@ -88,13 +88,13 @@ def open_charge(
     images = load_latents(state, card, work.latents) if work.latents else load_prepared(state, card, SENSITIVE)
     odometer = Odometer(state, card.dataset_id)
     with odometer.locked(), ExitStack() as stack:
-        if (done := odometer.closed(card.fingerprint, work=work.digest)) and not permission.spend_again:
+        if (done := odometer.closed(card.version, work=work.digest)) and not permission.spend_again:
             raise AlreadyReleasedError(
                 done,
                 f"{work.stage}: already released as {done} for dataset {card.dataset_id!r} under this very plan. "
                 "Restore it (`dvc checkout`, `dvc pull`), or set privacy.spend_again: true to pay for it once more",
             )
-        left = odometer.unfinished(work.digest, card.fingerprint) if work.resumable else None
+        left = odometer.unfinished(work.digest, card.version) if work.resumable else None
         if left is not None and left[0]["noise_source"] == noise.label:
             resumed, (record, used) = True, left
             if record["event"] != event_to_json(work.mechanism.event):
@@ -134,7 +134,7 @@ def new_record(card: Card, work: Work, permission: Permission, noise_source: str
         "id": secrets.token_hex(16),
         "stage": work.stage,
         "dataset_id": card.dataset_id,
-        "fingerprint": card.fingerprint,
+        "data_version": card.version,
         "unit": UNIT,
         "adjacency": permission.adjacency,
         "event": event_to_json(work.mechanism.event),

@@ -12,7 +12,7 @@ from sources.writers import write_folder, write_idx, write_imagenet32, write_mni
 from sfumato.artifacts import read_artifact
 from sfumato.config import Data, Public
 from sfumato.data import prepare
-from sfumato.data.prepare import is_held_out, prepare_public, prepare_sensitive, refuse_sensitive_as_public
+from sfumato.data.prepare import fingerprint, is_held_out, prepare_public, prepare_sensitive, refuse_sensitive_as_public
 from sfumato.data.store import load_prepared, load_public, read_card
 from sfumato.errors import ConfigError, DataError
 from stages.cli import main
@@ -100,7 +100,7 @@ def test_the_card_holds_the_public_facts_and_no_number_of_images(owner, images):
     for count in (300, 211):
         owner.prepare(images[:count])
         card = json.loads(owner.card.read_text())
-        texts.append(owner.card.read_text().replace(card.pop("fingerprint"), ""))
+        texts.append(owner.card.read_text().replace(card.pop("version"), ""))
         facts = {
             "dataset_id": "set",
             "source": "npz",
@@ -110,31 +110,57 @@ def test_the_card_holds_the_public_facts_and_no_number_of_images(owner, images):
             "split": "keyed",
         }
         assert card == facts
-    assert texts[0] == texts[1]  # but for the fingerprint, sets of any size have one card
+    assert texts[0] == texts[1]  # but for the version, sets of any size have one card
+
+
+def test_the_card_is_the_same_before_and_after_a_withdrawal(owner, images, tmp_path):
+    """A fingerprint, keyed or not, that stays equal would tell that who withdrew had not been in the set."""
+    labels = np.arange(300) % 3
+    owner.prepare(images, labels)
+    card = owner.card.read_text()
+    for changed in (images[:-1], images[1:], images[:100], images ^ 1, images):
+        owner.prepare(changed, labels[: len(changed)])
+        assert owner.card.read_text() == card
+    other = Owner(tmp_path / "other")
+    other.file.parent.mkdir()
+    assert other.prepare(images, labels).version != json.loads(card)["version"]  # random, not computed from the images
+
+
+def test_the_owner_names_the_version_of_the_images(owner, images):
+    first = owner.prepare(images).version
+    assert owner.prepare(images, version="2026-11").version == "2026-11" != first
+    assert owner.prepare(images).version == "2026-11"  # until another is given
+
+
+def private_fingerprint(owner) -> str:
+    return fingerprint(owner.part("sensitive"), (owner.state / "keys" / "set").read_bytes())
 
 
 def test_the_fingerprint_follows_every_sensitive_pixel_and_label_and_no_other(owner, images):
     labels = np.arange(300) % 3
-    first = owner.prepare(images, labels).fingerprint
-    assert owner.prepare(images, labels).fingerprint == first
+
+    def of(images, labels) -> str:
+        owner.prepare(images, labels)
+        return private_fingerprint(owner)
+
+    first = of(images, labels)
+    assert of(images, labels) == first
     held = {image for image, _ in rows(owner.part("holdout"))}
     out = next(i for i, image in enumerate(images) if image.tobytes() in held)
     inside = next(i for i, image in enumerate(images) if image.tobytes() not in held)
-    assert owner.prepare(np.delete(images, out, axis=0), np.delete(labels, out)).fingerprint == first
-    assert owner.prepare(np.delete(images, inside, axis=0), np.delete(labels, inside)).fingerprint != first
+    assert of(np.delete(images, out, axis=0), np.delete(labels, out)) == first
+    assert of(np.delete(images, inside, axis=0), np.delete(labels, inside)) != first
     other = labels.copy()
     other[inside] = (other[inside] + 1) % 3
-    assert owner.prepare(images, other).fingerprint != first
+    assert of(images, other) != first
     pixel = images.copy()
     pixel[inside, 2, 2] ^= 1
-    assert owner.prepare(pixel, labels).fingerprint != first
+    assert of(pixel, labels) != first
 
 
-def test_the_fingerprint_needs_the_key(tmp_path, images):
-    a, b = Owner(tmp_path / "a"), Owner(tmp_path / "b")
-    for each in (a, b):
-        each.file.parent.mkdir()
-    assert a.prepare(images).fingerprint != b.prepare(images).fingerprint
+def test_the_fingerprint_needs_the_key(owner, images):
+    owner.prepare(images)
+    assert private_fingerprint(owner) != fingerprint(owner.part("sensitive"), bytes(32))
 
 
 def test_the_key_is_drawn_once_and_survives_preparing_again(owner, images):
@@ -215,7 +241,7 @@ def test_a_kill_between_the_two_renames_is_mended(owner, images):
 def test_a_card_of_other_images_is_refused(owner, images):
     owner.prepare(images)
     text = owner.card.read_text()
-    owner.prepare(images[:200])
+    owner.prepare(images[:200], version="2")
     owner.card.write_text(text)
     with pytest.raises(DataError, match="prepare sensitive"):
         owner.part("sensitive")

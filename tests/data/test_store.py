@@ -22,7 +22,7 @@ def test_images_are_found_by_their_card(prepared):
 
 def test_images_of_another_card_are_refused(prepared):
     content = json.loads((prepared / "card.json").read_text())
-    (prepared / "card.json").write_text(json.dumps(content | {"fingerprint": "0" * 64}))
+    (prepared / "card.json").write_text(json.dumps(content | {"version": "another"}))
     with pytest.raises(DataError, match="other images"):
         load_prepared(prepared / "state", read_card(prepared / "card.json"), "sensitive")
 

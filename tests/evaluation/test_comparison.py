@@ -30,6 +30,7 @@ from stages.cli import main
 
 IDENTITY = {
     "dataset": "digits",
+    "version": "v1",
     "data": "f" * 64,
     "holdout": "h" * 64,
     "extractor": "e" * 64,
@@ -44,7 +45,7 @@ def ledger_of(recipe: str, target: float, sigma: float, key: str = "0") -> dict:
         "id": key * 32,
         "stage": "count",
         "dataset_id": "digits",
-        "fingerprint": IDENTITY["data"],
+        "data_version": IDENTITY["version"],
         "unit": "one (image, label)",
         "adjacency": "add-or-remove-one",
         "event": event_to_json(Mechanism(noise_multiplier=sigma).event),
@@ -146,9 +147,8 @@ def test_an_evaluation_that_does_not_say_what_it_is_of_is_marked(desk):
     del content["identity"]
     (folder / "metrics.json").write_text(json.dumps(content))
     runs, warnings = marked([read_run(folder), read_run(write_run(desk / "new", "full", 1, 0.8))])
-    assert (
-        "hold-out unknown" in runs[0].marks and "data unknown" not in runs[0].marks and not runs[1].marks
-    )  # its records name the data
+    assert "hold-out unknown" in runs[0].marks and "data unknown" in runs[0].marks and not runs[1].marks
+    assert "data set unknown" not in runs[0].marks  # its records name that
     assert any(warning.startswith(f"{folder}: the hold-out of its evaluation is not known") for warning in warnings)
 
 
@@ -156,9 +156,9 @@ def test_a_ledger_that_was_edited_or_is_of_other_data_is_marked(desk):
     folders = [write_run(desk / name, "full", 1, 0.8) for name in "abc"]
     edited = json.loads((folders[0] / "ledger.json").read_text()) | {"target": 2.0}
     (folders[0] / "ledger.json").write_text(json.dumps(edited))
-    (folders[1] / "metrics.json").write_text(json.dumps(metrics_of(0.8, data="0" * 64)))
+    (folders[1] / "metrics.json").write_text(json.dumps(metrics_of(0.8, version="another")))
     runs, warnings = marked([read_run(folder) for folder in folders])
-    assert "ledger" in runs[0].marks and runs[1].marks == ("data", "ledger") and not runs[2].marks
+    assert "ledger" in runs[0].marks and runs[1].marks == ("ledger",) and not runs[2].marks
     assert any("edited" in warning for warning in warnings) and any(
         "other data than its evaluation" in warning for warning in warnings
     )

@@ -29,7 +29,7 @@ def record(stage: str, number: int, mechanism: Mechanism) -> dict:
         "id": f"{number:032x}",
         "stage": stage,
         "dataset_id": "digits",
-        "fingerprint": "f",
+        "data_version": "v",
         "unit": "one (image, label)",
         "adjacency": "add-or-remove-one",
         "event": event_to_json(mechanism.event),
@@ -198,3 +198,37 @@ def test_the_stored_table_is_plain_json():
         "share": 0.0,
         "records": [],
     }
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("target", None),
+        ("target", "10"),
+        ("target", -1.0),
+        ("target", True),
+        ("delta", None),
+        ("epsilon", 9.5),
+        ("epsilon", None),
+        ("stages", []),
+        ("odometer", "none"),
+        ("records", {}),
+    ],
+)
+def test_an_entry_of_another_kind_is_a_reason_and_not_a_traceback(key, value):
+    spent, problems = check_ledger(ledger_of(COUNT, STEPS) | {key: value}, limit=10)
+    assert spent == float("inf") and any(key in problem for problem in problems)
+
+
+@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
+def test_numbers_that_are_none_are_not_read(tmp_path, constant):
+    text = ledger_text(ledger_of(COUNT)).replace(' "target": 10.0', f' "target": {constant}')
+    (tmp_path / "ledger.json").write_text(text)
+    with pytest.raises(BudgetError, match=constant):
+        read_ledger(tmp_path / "ledger.json")
+
+
+def test_json_that_is_too_deep_is_one_sentence(tmp_path):
+    (tmp_path / "ledger.json").write_text("[" * 200_000)
+    with pytest.raises(BudgetError, match=r"ledger\.json"):
+        read_ledger(tmp_path / "ledger.json")

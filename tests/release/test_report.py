@@ -66,7 +66,7 @@ def record(stage: str, number: int, mechanism: Mechanism) -> dict:
         "id": f"{number:032x}",
         "stage": stage,
         "dataset_id": "clinic-2026",
-        "fingerprint": "f",
+        "data_version": "v",
         "unit": "one (image, label)",
         "adjacency": "add-or-remove-one",
         "event": event_to_json(mechanism.event),

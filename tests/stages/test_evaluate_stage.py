@@ -166,7 +166,7 @@ def test_the_plan_reads_back_what_was_asked(desk):
 def test_the_numbers_say_what_they_belong_to_and_no_digest_of_real_images_is_without_a_key(desk, digits):
     assert desk(fidelity=[])[0] == 0
     first = json.loads(Path("metrics.json").read_text())["identity"]
-    assert first["dataset"] == "digits" and first["data"] == read_card(Path("data/sensitive/card.json")).fingerprint
+    assert first["dataset"] == "digits" and first["version"] == read_card(Path("data/sensitive/card.json")).version
     assert (
         first["extractor"] == "none"
         and first["training"] == "light, 1 epochs, last epoch"
