@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 from collections.abc import Iterator
@@ -66,6 +67,37 @@ def replacing_directory(path: Path) -> Iterator[Path]:
         sync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_writable(path: Path) -> None:
+    """Raise OSError where nothing can be written beside `path`. Removes what killed processes left there of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        process = leftover.name.removesuffix(".tmp").rpartition(".")[2]
+        if process.isdigit() and not is_running(int(process)):
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+    probe = temporary_name(path)
+    probe.mkdir(exist_ok=True)
+    probe.rmdir()
+
+
+def is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
+
+
+def keep_private(directory: Path) -> None:
+    """Make a folder, and let only its owner read it and the files in it, whatever the umask."""
+    directory.mkdir(parents=True, exist_ok=True)
+    directory.chmod(0o700)
+    for path in directory.iterdir():
+        if path.is_file():
+            path.chmod(0o600)
 
 
 def copy_directory(source: Path, target: Path) -> None:

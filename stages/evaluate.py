@@ -69,7 +69,7 @@ def evaluate(
     from sfumato.evaluation.plots import plot_accuracy, plot_features
     from sfumato.evaluation.scores import evaluate_release
     from sfumato.evaluation.tables import accuracy_table, class_table, screen_tables
-    from sfumato.files import replace_file
+    from sfumato.files import keep_private, replace_file
     from sfumato.privacy.opening import open_local
 
     settle_processor()
@@ -86,7 +86,7 @@ def evaluate(
     if complexity:
         steps = read_artifact(central, "central"), read_artifact(auxiliary, "auxiliary")
         found["complexity"] = complexity_by_step(synthetic["release"], train, *steps)
-    out.mkdir(parents=True, exist_ok=True)
+    keep_private(out)
     plot_accuracy(found, out / "accuracy.png")
     if extractor is not None:
         told("plots")
@@ -94,6 +94,8 @@ def evaluate(
     replace_file(out / "accuracy.csv", accuracy_table(found).encode())
     replace_file(out / "per_class.csv", class_table(found).encode())
     replace_file(metrics, (json.dumps(found, indent=1) + "\n").encode())
+    metrics.chmod(0o600)
+    keep_private(out)
     keep(found, ledger)
     for warning in found["warnings"]:
         say(f"warning: {warning}")

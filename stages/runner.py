@@ -106,10 +106,12 @@ def run_stage(
     if dry_run:
         return describe(plan, ({"card": card} if stage.kind is Kind.QUERY else {}) | used, out)
     from sfumato.artifacts import check_out, write_empty
+    from sfumato.files import check_writable
 
     if not plan.enabled:
         return write_empty(out, stage.name)
     check_out(out, stage.name)
+    check_writable(out)  # found before a charge is opened, not after
     inputs = read_inputs(stage, used)
     from sfumato.compute import settle_processor
 

@@ -291,6 +291,16 @@ def test_a_kill_between_the_release_and_its_taking_over_costs_nothing(desk):
     assert desk("count")[0] == 3
 
 
+def test_an_output_that_cannot_be_written_is_found_before_a_charge_is_opened(desk):
+    write_params()
+    desk("prepare", "sensitive")
+    assert desk("plan")[0] == 0
+    Path("file").write_text("")
+    code, text = desk("count", "--out", "file/count")
+    assert code == 4 and "file" in text and "Traceback" not in text
+    assert not Path("state/odometer").exists()
+
+
 def test_another_card_than_the_planned_one_is_refused(desk):
     write_params()
     desk("prepare", "sensitive")
