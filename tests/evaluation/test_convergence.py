@@ -19,6 +19,7 @@ from sfumato.errors import ConfigError, DataError
 from sfumato.evaluation import convergence, downstream, feature_space
 from sfumato.evaluation.convergence import ROWS, Convergence
 from sfumato.evaluation.extractors import Extractor
+from sfumato.pipeline import STAGES
 from sfumato.plan import DOOR, MEASURED
 from sfumato.privacy.ledger import build_ledger, ledger_text
 from sfumato.release.report import report_page
@@ -122,7 +123,7 @@ def run(desk, **finetune) -> None:
         assert code == 0, text
 
 
-BEFORE = ("count", "central", "frequency", "auxiliary", "classifier", "histogram", "select", "pretrain", "saliency")
+BEFORE = list(STAGES)[: list(STAGES).index("finetune")]
 
 
 def test_a_run_with_a_curve_is_local_and_nothing_of_it_can_be_released(desk):

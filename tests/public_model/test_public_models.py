@@ -14,6 +14,8 @@ import pytest
 import torch
 import yaml
 
+from sfumato.pipeline import STAGES
+
 ROOT = Path(__file__).resolve().parents[2]
 CLASSES = ("zero", "one", "two")
 
@@ -83,7 +85,7 @@ def set_up(repository: Path, directory: Path, recipe: str, **more) -> None:
     (repository / "params.yaml").write_text(yaml.safe_dump(content))
 
 
-RUN = ("count", "central", "frequency", "auxiliary", "histogram", "pretrain", "saliency", "finetune", "synthesize")
+RUN = [name for name in STAGES if name not in ("classifier", "select", "evaluate")]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import yaml
 
+from sfumato.pipeline import STAGES
+
 SMALL = {
     "profile": "digits",
     "privacy": {"epsilon": 5.0},
@@ -20,19 +22,6 @@ SMALL = {
     "finetune": {"steps": 2, "batch": 60, "draws": 1},
     "synthesize": {"count": 60, "steps": 2},
 }
-STAGES = (
-    "count",
-    "central",
-    "frequency",
-    "auxiliary",
-    "classifier",
-    "histogram",
-    "select",
-    "pretrain",
-    "saliency",
-    "finetune",
-    "synthesize",
-)
 
 
 @pytest.mark.parametrize(("recipe", "label"), [("privimage", "sensitive"), ("rpgen", "public")])
@@ -50,7 +39,7 @@ def test_pure_noise_selects_at_random_and_the_pipeline_completes(recipe, label, 
         ["prepare", "sensitive"],
         ["prepare", "public"],
         ["plan"],
-        *([name] for name in STAGES),
+        *([name] for name in STAGES if name != "evaluate"),
         ["ledger", "write"],
     ):
         stage(*words)
