@@ -9,7 +9,7 @@ BIN := $(CURDIR)/$(VENV)/bin
 help:
 	@echo "make demo     install, then run the whole pipeline on 8x8 digits: images, ledger, local metrics"
 	@echo "make test     install with the test extra, then run all tests"
-	@echo "make lint     ruff and mypy"
+	@echo "make lint     ruff (rules and layout) and mypy"
 	@echo "make install  only make $(VENV) and install into it"
 	@echo "make clean    remove $(VENV) and the caches of tools; keeps artifacts, DVC's cache and .sfumato"
 
@@ -41,6 +41,7 @@ test: $(VENV)/.installed-test
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 clean:

@@ -25,22 +25,12 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
+from sfumato import pipeline
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "recipes.csv"
 BEFORE_PLAN = (["prepare", "public"], ["plan"])
-STAGES = (
-    "count",
-    "central",
-    "frequency",
-    "auxiliary",
-    "classifier",
-    "histogram",
-    "select",
-    "pretrain",
-    "saliency",
-    "finetune",
-    "synthesize",
-)
+STAGES = [name for name in pipeline.STAGES if name != "evaluate"]
 
 
 def main() -> None:

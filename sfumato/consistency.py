@@ -86,7 +86,12 @@ def missing_stages(params: Params) -> Iterator[str]:
 
 
 def name_problems(params: Params) -> Iterator[str]:
-    """Names that no table has: feature maps and classifiers."""
+    """Names that no table has: sources, feature maps and classifiers."""
+    from sfumato.data.sources import names_in
+
+    yield from unknown("data.source", params.data.source, names_in("data"))
+    if reads_public(params):
+        yield from unknown("public.source", params.public.source, names_in("public"))
     if params.runs("frequency"):
         from sfumato.features import FEATURES
 
@@ -159,6 +164,10 @@ def public_model_problems(params: Params) -> Iterator[str]:
 
 def check_public(params: Params, public: PublicCard, sensitive: int) -> None:
     """Raise ConfigError where more public classes are asked for than there are, or fewer than each class needs."""
+    if public.source not in (None, params.public.source):
+        raise ConfigError(
+            f"public.source={params.public.source}, but {public.source} was prepared: run `stage prepare public`"
+        )
     classes = len(public.classes)
     select, histogram = params.select, params.histogram
     if params.runs("select") and params.runs("histogram") and histogram.per_class:

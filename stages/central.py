@@ -17,9 +17,9 @@ SENSITIVITY = {
 
 def central(run: QueryRun[Central]) -> None:
     settings, plan = run.settings, run.plan
+    counts = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes))
     released = f"{settings.statistic} images: {settings.repeats} of each class"
     charge = run.open_charge(released, SENSITIVITY[settings.statistic])
-    counts = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes))
     images = query_central(
         charge,
         charge.sample_rate * counts.per_class,

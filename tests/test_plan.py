@@ -165,6 +165,8 @@ def test_phases_share_the_steps_by_their_parts(tmp_path):
         ({"run": ["count", "sinthesize"]}, "sinthesize.*did you mean 'synthesize'"),
         ({"run": ["count", "data"]}, "'data' is not a stage"),
         ({"run": ["count"]}, "nothing would be released"),
+        ({"data": {"source": "digit", "dataset_id": "digits"}}, "data.source.*digits"),
+        ({"recipe": "full", "public": {"source": "glyhps"}}, "public.source.*did you mean 'glyphs'"),
         ({"evaluate": {"classifiers": ["cnm"]}}, "evaluate.classifiers.*did you mean 'cnn'"),
         ({"frequency": {"features": [{"map": "pixel"}]}}, "frequency.features.*did you mean 'pixels'"),
         ({"recipe": "full", "finetune": {"trainable": "salient-lora"}}, "salient-lora needs saliency"),
@@ -243,3 +245,9 @@ def test_a_hint_that_weakens_the_guarantee_is_said(tmp_path, privacy, words):
     loaded = params(tmp_path, privacy=privacy)
     found = warnings_of(loaded, loaded.privacy.delta or default_delta(loaded.privacy.size))
     assert [words in warning for warning in found] == ([True] if words else [])
+
+
+def test_another_public_set_than_the_prepared_one_is_named(tmp_path):
+    public = PublicCard(enabled=True, source="procedural", shape=(1, 8, 8), classes=tuple("abcdefghijkl"), images=120)
+    with pytest.raises(ConfigError, match=r"public\.source=glyphs, but procedural was prepared"):
+        make_plan(params(tmp_path, recipe="full"), card(), ROOT, public)

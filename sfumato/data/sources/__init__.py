@@ -82,9 +82,14 @@ def read_public(public: Public, shape: Shape, raw: Path, seed: int) -> Source:
     return open_source(request, raw)
 
 
+def names_in(section: str) -> list[str]:
+    """The sources that may be named in a section, "data" or "public"."""
+    return [name for name, reader in SOURCES.items() if section in reader.sections]
+
+
 def open_source(request: Request, raw: Path) -> Source:
     """Raises ConfigError for a name that SOURCES does not have in this section, DataError for a single class."""
-    known = [name for name, reader in SOURCES.items() if request.section in reader.sections]
+    known = names_in(request.section)
     if request.name not in known:
         near = difflib.get_close_matches(request.name, known, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
