@@ -10,10 +10,13 @@ import torch
 
 from sfumato.data.store import load_prepared
 from sfumato.errors import BudgetError, DataError
+from sfumato.features.public_network import ResNet
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.events import SEEDED, Mechanism, event_from_json
 from sfumato.privacy.noise import NoiseSource, public_grid
 from sfumato.privacy.opening import Permission, open_local
+from sfumato.queries.count import query_count
+from sfumato.queries.histogram import query_histogram
 
 THREE = Mechanism(noise_multiplier=2.0, sample_rate=0.3, uses=3)
 
@@ -244,3 +247,13 @@ def test_the_local_door_is_journalled(owner):
 def test_missing_images_are_named(owner, tmp_path):
     with pytest.raises(DataError, match="SFUMATO_STATE"):
         open_local(tmp_path / "elsewhere", owner.card, "evaluate")
+
+
+def test_counts_and_votes_are_released_as_whole_numbers(owner):
+    counts = query_count(owner.open(Mechanism(noise_multiplier=3.3)), 10).numpy()
+    assert counts.dtype == np.float64 and np.array_equal(counts, np.rint(counts))
+    torch.manual_seed(0)
+    model = ResNet((1, 8, 8), 5, width=4).eval()
+    charge = owner.open(Mechanism(noise_multiplier=3.3, sample_rate=0.05), plan="votes", stage="histogram")
+    votes = query_histogram(charge, model, votes=2).numpy()
+    assert votes.dtype == np.float64 and np.array_equal(votes, np.rint(votes))
