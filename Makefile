@@ -30,7 +30,8 @@ install: $(VENV)/.installed
 # The demo keeps its own state inside the clone, unless SFUMATO_STATE says otherwise. Real images belong into the default state directory.
 demo: $(VENV)/.installed
 	@$(BIN)/stage recipe show | grep -q '^data:.*source: digits' || { echo "make demo is for the digits, and params.yaml names other images: run dvc repro" >&2; exit 2; }
-	@PATH="$(BIN):$$PATH" SFUMATO_STATE="$${SFUMATO_STATE:-$(CURDIR)/.sfumato}" $(BIN)/dvc repro $(REPRO)
+	@PATH="$(BIN):$$PATH" SFUMATO_STATE="$${SFUMATO_STATE:-$(CURDIR)/.sfumato}" \
+		DVC_SITE_CACHE_DIR="$${DVC_SITE_CACHE_DIR:-$${SFUMATO_STATE:-$(CURDIR)/.sfumato}/dvc}" $(BIN)/dvc repro $(REPRO)
 	@echo
 	@echo "the release     artifacts/synthesize/   (look at artifacts/synthesize/grid.png)"
 	@echo "what it cost    ledger.json             (stage ledger show, stage ledger check)"

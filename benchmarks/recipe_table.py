@@ -123,11 +123,11 @@ def prepare_folder(folder: Path, shared: Path, params: dict) -> None:
     os.environ["SFUMATO_STATE"] = str(folder / "state")
     if not shared.exists():
         stage("prepare", "sensitive")
-        for part in ("data", "keys"):
+        for part in ("data", "keys", "odometer"):
             shutil.copytree(folder / "state" / part, shared / part)
         shutil.copytree("data/sensitive", shared / "card")
     else:
-        for part in ("data", "keys"):
+        for part in ("data", "keys", "odometer"):
             shutil.copytree(shared / part, folder / "state" / part)
         shutil.copytree(shared / "card", "data/sensitive")
 

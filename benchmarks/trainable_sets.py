@@ -80,7 +80,7 @@ def compare(epsilon: float, seed: int, sets: dict[str, dict], work: Path, result
         "recipe": "sapf-pixel",
         "profile": "digits",
         "seed": seed,
-        "privacy": {"epsilon": epsilon, "spend_again": True},
+        "privacy": {"epsilon": epsilon},
         "finetune": FINETUNE,
         "synthesize": {"count": 2000},
         "evaluate": {"bound": False, "classifiers": ["cnn"], "fidelity": ["frechet"]},

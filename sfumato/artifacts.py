@@ -68,6 +68,14 @@ def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = F
     return artifact
 
 
+def own_record(path: Path, record_id: str) -> bool:
+    """Whether an artifact at `path` depends on the charge `record_id`."""
+    try:
+        return record_id in json.loads((path / PRIVACY).read_text(encoding="utf-8"))["records"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
 def changed_files(path: Path, files: dict[str, str]) -> list[str]:
     """What differs between a directory and the sha256 of its files: one sentence each."""
     present = {str(p.relative_to(path)) for p in path.rglob("*") if p.is_file()} - {PRIVACY}

@@ -18,10 +18,8 @@ THREADS_GAIN = 1.3  # all threads must be at least this many times as fast as on
 THREADS_ROUNDS = 4
 BFLOAT16_GAIN = 1.15  # bfloat16 must be at least this many times as fast to be worth its rounding
 BFLOAT16_REPEATS = 3
-MALLOC_OPTIONS = (
-    (-1, 2**31 - 1),
-    (-3, 2**25),
-)  # glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, in bytes, at their largest
+# glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, in bytes, at their largest
+MALLOC_OPTIONS = ((-1, 2**31 - 1), (-3, 2**25))
 
 
 def device() -> torch.device:

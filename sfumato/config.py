@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from sfumato.errors import ConfigError
 
 REST = "rest"
+UNLIMITED = "unlimited"  # a lifetime budget: for images that are public
 
 
 def parse_noise(value: object) -> object:
@@ -31,10 +33,28 @@ def parse_noise(value: object) -> object:
     return value
 
 
+def parse_lifetime(value: object) -> object:
+    """A lifetime budget: a positive number, or "unlimited"."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+    if value is not None and value != UNLIMITED and not number:
+        raise ValueError("expected a positive number, or unlimited where the images are public")
+    return value
+
+
+Lifetime = Annotated[float | str | None, BeforeValidator(parse_lifetime)]
 Noise = Annotated[float | str, BeforeValidator(parse_noise)]
 Positive = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+# Machine settings: they change speed alone, so no plan holds them. A stage reads them from its environment.
+MACHINE = {"chunk": "SFUMATO_CHUNK", "checkpoint_every": "SFUMATO_CHECKPOINT_EVERY"}
+
+
+def machine(default: int | None) -> Any:
+    """The field of a machine setting: it is not written into a plan."""
+    return Field(default=default, exclude=True)
 
 
 class Strict(BaseModel):
@@ -45,6 +65,16 @@ class Settings(Strict):
     """The parameters of one stage, which `sfumato.pipeline` lists. A stage runs where `Params.run` names it."""
 
     chooser: ClassVar[str] = ""  # the key that decides which inputs are read, where one does
+
+    def on_this_machine(self) -> Self:
+        """With the machine settings that the environment gives. Raises ConfigError for one that is no number."""
+        found = {}
+        for key, variable in MACHINE.items():
+            if key in type(self).model_fields and (text := os.environ.get(variable)):
+                if not text.isdigit() or int(text) < 1:
+                    raise ConfigError(f"{variable}={text}: expected a whole number of at least 1")
+                found[key] = int(text)
+        return self.model_copy(update=found)
 
     def reads(self, name: str) -> bool:
         """Whether the stage reads its input `name` under these settings."""
@@ -81,6 +111,8 @@ class Data(Strict):
     # a public name of this state of the images: where they change, another one; None: drawn when first prepared
     version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
     holdout_fraction: Fraction = 0.2  # ignored where the source has an official test split
+    # said by the owner where images or a folder of another dataset_id come again under this one
+    different_people: bool = False
 
     @property
     def name(self) -> str:
@@ -100,8 +132,16 @@ class Privacy(Strict):
     size_hint: Annotated[int, Field(ge=3)] | None = None
     declared_size: bool = False  # N is exactly size_hint and public: records then say zero-out-one
     accountant: Literal["rdp", "pld"] = "rdp"
-    spend_again: bool = False
-    lifetime_epsilon: PositiveFloat | None = None
+    spend_again: tuple[str, ...] = ()  # queries to pay for once more, with those that depend on them
+    # of everything ever opened on the dataset; None: `epsilon`. Public images may have "unlimited"
+    lifetime_epsilon: Lifetime = None
+
+    @field_validator("spend_again", mode="before")
+    @classmethod
+    def names_of_queries(cls, value: object) -> object:
+        if value is True:
+            raise ValueError("it is a list of stages now: name those to pay for once more, such as [count]")
+        return () if value is False else value
 
     @property
     def size(self) -> int:
@@ -112,6 +152,11 @@ class Privacy(Strict):
                 "such as 50000"
             )
         return self.size_hint
+
+    @property
+    def lifetime(self) -> float | str:
+        """`lifetime_epsilon`, filled in."""
+        return self.epsilon if self.lifetime_epsilon is None else self.lifetime_epsilon
 
 
 class Count(QuerySettings):
@@ -162,15 +207,18 @@ class Public(Strict):
     path: str | None = None
     per_class: Positive = 300  # images of each class, for the sources that are drawn: glyphs, procedural, photos
     fonts: Literal["matplotlib", "system"] = "matplotlib"  # glyphs only: which fonts are drawn
+    # said by the owner of images that carry no privacy.json: none was made from sensitive images
+    declared_public: bool = False
 
 
 class Classifier(Settings):
-    """A residual network trained on the public set alone (METHODS §5)."""
+    """A network trained to classify the public set, and on nothing else (METHODS §5, §9c)."""
 
+    network: Literal["residual", "whitened"] = "residual"
     width: Positive = 32
     steps: Positive = 1500
     batch: Positive = 128
-    learning_rate: PositiveFloat = 0.01  # peak of a one-cycle schedule
+    learning_rate: PositiveFloat = 0.01  # peak of a one-cycle schedule; 0.1 suits the whitened network
     validation: Annotated[float, Field(gt=0, lt=1)] = 0.1  # part of the public images kept for its accuracy
 
 
@@ -189,11 +237,76 @@ class Histogram(QuerySettings):
         return rate_of(self.batch, size_hint), 1
 
 
-class Select(Settings):
-    """Which public classes the warm-up sees (RPGen stage 1, PrivImage)."""
+# of `Teacher` where nothing else is said: at ε up to 1, and from 10 on; between them by powers of ε (METHODS §9c)
+TEACHER: dict[str, dict[str, tuple[float, float]]] = {
+    "public": {"dimension": (256, 512), "power": (0.8, 0.5), "steps": (25, 40), "learning_rate": (12.0, 60.0)},
+    "auxiliary": {
+        "dimension": (512, 512),
+        "power": (0.5, 0.5),
+        "steps": (40, 80),
+        "learning_rate": (300.0, 1000.0),
+        "last_rate": (0.2, 0.2),
+        "momentum": (0.8, 0.8),
+        "max_norm": (0.3, 0.1),
+        "ridge": (1e-3, 1e-3),
+        "average": (1 / 3, 1 / 3),
+    },
+}
 
-    ratio: Share = 0.05  # part of the public classes to keep
-    count: Positive | None = None  # so many public classes instead
+
+class Teacher(QuerySettings):
+    """A linear classifier on public features, by noisy gradient steps over all images (METHODS §12).
+
+    With few steps and a high rate: each step releases as many numbers as the classifier has. What is left out follows
+    from `fitted_on` and privacy.epsilon alone, by the table TEACHER; the defaults here are those at ε = 10.
+    """
+
+    chooser: ClassVar[str] = "feature"
+    noise: Noise = "10%"
+    feature: str = "classifier"  # the network that `classifier` trained, or one of FEATURES (sfumato/features)
+    fitted_on: Literal["public", "auxiliary"] = "public"  # images whose principal directions span the features
+    dimension: Positive = 512  # of the features, at most
+    power: Annotated[float, Field(ge=0, le=1)] = 0.5  # directions are scaled by variance^(−power/2)
+    steps: Positive = 40
+    batch: Positive | None = None  # expected images a step: sample_rate = batch / size_hint; None: all, sample_rate 1
+    learning_rate: PositiveFloat = 60.0
+    last_rate: Annotated[float, Field(gt=0, le=1)] = 1.0  # part of the learning rate that the last step has
+    momentum: Fraction = 0.9
+    max_norm: Annotated[float, Field(gt=0, le=1.4143)] = 1.4142  # C, clip of an image's errors; none is longer than √2
+    ridge: PositiveFloat | None = None  # λ of the preconditioner λ(covariance + λ)⁻¹; None: no preconditioner
+    average: Share = 0.5  # the last part of the steps, whose mean is the result
+
+    @classmethod
+    def constants(cls, fitted_on: str, epsilon: float) -> dict[str, float]:
+        """The settings that follow from public numbers: a, b of TEACHER give a·(b/a)^log10(ε), ε cut to 1..10."""
+        power = math.log10(min(max(epsilon, 1.0), 10.0))
+        found = {name: low * (high / low) ** power for name, (low, high) in TEACHER.get(fitted_on, {}).items()}
+        return {name: round(value) if name in ("dimension", "steps") else value for name, value in found.items()}
+
+    def sampling(self, size_hint: int) -> tuple[float, int]:
+        return rate_of(self.batch, size_hint), self.steps
+
+    def reads(self, name: str) -> bool:
+        if name in ("public", "auxiliary"):
+            return name == self.fitted_on
+        return name != "classifier" or self.feature == "classifier"
+
+
+class Select(Settings):
+    """Which public images the warm-up sees, or the release holds.
+
+    By votes: all images of the classes with the most of them (RPGen stage 1, PrivImage). By the teacher: of each
+    sensitive class, the images that the teacher is surest of (METHODS §9c).
+    """
+
+    chooser: ClassVar[str] = "by"
+    by: Literal["votes", "teacher"] = "votes"
+    ratio: Share = 0.05  # by votes: part of the public classes to keep
+    count: Positive | None = None  # by votes: so many public classes instead
+    images: Positive = 20_000  # by the teacher: of all classes together, equally many of each
+
+    def reads(self, name: str) -> bool:
+        return name == "public" or name == {"votes": "histogram", "teacher": "teacher"}[self.by]
 
 
 class Auxiliary(Settings):
@@ -231,10 +344,12 @@ class Model(Strict):
     # the class prompts' template, with {class}, {article} or {number}; None: by data.dataset_id
     prompt: str | None = None
     prompts: dict[str, str] = {}  # class name -> its whole prompt, instead of the template
+    # said by the owner of a model that carries no privacy.json: it was not made from sensitive images
+    declared_public: bool = False
 
     def network(self) -> dict[str, Any]:
         """The arguments of our own U-Net."""
-        return self.model_dump(mode="json", exclude={"label_dropout", *PUBLIC_MODEL})
+        return self.model_dump(mode="json", exclude={"label_dropout", "declared_public", *PUBLIC_MODEL})
 
     def resolved(self) -> dict[str, Any]:
         """What the stages that train may depend on: the keys of the network in use, and no others."""
@@ -346,7 +461,7 @@ class Saliency(QuerySettings):
     score: Literal["gradient", "snip"] = "gradient"
     draws: Positive = 1  # noise levels per image, averaged before the clip
     noise_levels: NoiseLevels = LogNormal()
-    chunk: Positive | None = None  # images whose gradients are taken together; None: chosen from the model's size
+    chunk: Positive | None = machine(None)  # images whose gradients are taken together; None: by the model's size
 
 
 class Lora(Strict):
@@ -380,8 +495,8 @@ class Finetune(QuerySettings):
     flip: bool = False
     crop: Annotated[int, Field(ge=0)] = 0  # random shift by up to so many pixels
     ema: Fraction = 0.999
-    chunk: Positive | None = None  # images whose gradients are taken together; None: chosen from the model's size
-    checkpoint_every: Positive = 10
+    chunk: Positive | None = machine(None)  # images whose gradients are taken together; None: by the model's size
+    checkpoint_every: Positive = machine(10)  # steps
     # steps after which a sample is compared with real images: the run is then local, nothing of it is released
     convergence: tuple[Positive, ...] = ()
 
@@ -401,7 +516,8 @@ class Finetune(QuerySettings):
         return name != "saliency" or self.trainable in SALIENT
 
 
-Drawable = Literal["finetune", "pretrain", "auxiliary"]  # the stages whose models draw images
+# the stages whose models draw images, and `select`, which chooses public ones
+Drawable = Literal["finetune", "pretrain", "auxiliary", "select"]
 
 
 class Synthesize(Settings):
@@ -413,12 +529,28 @@ class Synthesize(Settings):
     steps: Positive = 18  # Heun steps
     guidance: Annotated[float, Field(ge=0)] = 0.0  # 0: none; g: D + g·(D − D_unconditional)
     labels: Literal["prior", "uniform"] = "prior"
+    relabel: bool = False  # released with the teacher's labels, not with those asked of the models
+    augmented: Fraction = 0.0  # part of the images that is slightly moved, brightened or blurred
+    mixed: Fraction = 0.0  # part that is blended with images of classes that the teacher confuses with their own
     # further forms beside the arrays: a folder of PNGs a class, one archive, one table
     export: tuple[Literal["png", "npz", "parquet"], ...] = ()
 
+    @model_validator(mode="after")
+    def some_stay_plain(self) -> Synthesize:
+        if self.augmented + self.mixed >= 1:
+            raise ValueError(
+                f"augmented={self.augmented:g} and mixed={self.mixed:g} leave no plain image: lower one of them"
+            )
+        if self.mixed > 0 and not self.relabel:
+            raise ValueError("mixed images have no label but the teacher's: set relabel: true")
+        return self
+
     def reads(self, name: str) -> bool:
-        """Adapters of `finetune` need the weights of `pretrain`."""
-        return name == "count" or name in self.sources or (name == "pretrain" and "finetune" in self.sources)
+        """Adapters of `finetune` need the weights of `pretrain`, a selection the images that it is of."""
+        if name == "teacher":
+            return self.relabel or self.mixed > 0
+        needs = {"pretrain": "finetune", "public": "select"}
+        return name == "count" or name in self.sources or needs.get(name) in self.sources
 
 
 Fidelity = Literal["frechet", "mmd", "inception_score", "precision_recall", "fld", "authenticity"]
@@ -476,8 +608,12 @@ class Evaluate(Settings):
             )
         return self
 
+    teacher: bool = False  # also the accuracy of the teacher, which is the baseline of a release
+
     def reads(self, name: str) -> bool:
-        return name in ("synthesize", "count") or name in self.stages
+        if name == "teacher":
+            return self.teacher
+        return name in ("synthesize", "count") or name in self.stages or (name == "public" and "select" in self.stages)
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -504,12 +640,24 @@ class Params(Strict):
     auxiliary: Auxiliary = Auxiliary()
     classifier: Classifier = Classifier()
     histogram: Histogram = Histogram()
+    teacher: Teacher = Teacher()
     select: Select = Select()
     pretrain: Pretrain = Pretrain()
     saliency: Saliency = Saliency()
     finetune: Finetune = Finetune()
     synthesize: Synthesize = Synthesize()
     evaluate: Evaluate = Evaluate()
+
+    @model_validator(mode="before")
+    @classmethod
+    def teacher_by_rule(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """What the parameters leave open of the teacher follows from ε. Mistakes in them are found afterwards."""
+        teacher, privacy = values.get("teacher", {}), values.get("privacy", {})
+        epsilon = privacy.get("epsilon", Privacy().epsilon) if isinstance(privacy, dict) else None
+        if isinstance(teacher, dict) and isinstance(epsilon, int | float) and epsilon > 0:
+            rule = Teacher.constants(str(teacher.get("fitted_on", Teacher().fitted_on)), epsilon)
+            return {**values, "teacher": rule | teacher}
+        return values
 
     @field_validator("run")
     @classmethod
@@ -521,6 +669,14 @@ class Params(Strict):
                 hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
                 raise ValueError(f"{name!r} is not a stage that can be switched on: {hint}")
         return names
+
+    @model_validator(mode="after")
+    def spends_on_queries(self) -> Params:
+        for name in self.privacy.spend_again:
+            kind = self.settings_of(name)
+            if kind is None or not issubclass(kind, QuerySettings):
+                raise ValueError(f"privacy.spend_again names {name!r}, which is no query: only queries spend")
+        return self
 
     @classmethod
     def settings_of(cls, stage: str) -> type[Settings] | None:

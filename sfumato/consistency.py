@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from sfumato.config import PUBLIC_MODEL, Params, Settings
 from sfumato.data.store import Card, PublicCard
@@ -14,12 +15,13 @@ from sfumato.public_model.prompts import class_prompts
 
 def check_consistent(params: Params, card: Card) -> None:
     """Raise ConfigError where a stage needs one that is switched off, or where parameters and images do not fit."""
-    for problem in (
-        *card_problems(params, card),
-        *missing_stages(params),
-        *name_problems(params),
-        *public_model_problems(params),
-        *shape_problems(params, card),
+    for problem in chain(
+        card_problems(params, card),
+        missing_stages(params),
+        name_problems(params),
+        public_model_problems(params),
+        shape_problems(params, card),
+        release_problems(params),
     ):
         raise ConfigError(problem)
     if params.model.directory is not None:
@@ -78,7 +80,8 @@ def missing_stages(params: Params) -> Iterator[str]:
                 way_out = f"change {name}.{settings.chooser}" if settings.chooser else f"take {name} out"
                 yield f"{recipe}: {who} needs {other}, which is switched off. Add {other} to run, or {way_out}"
     select = params.select
-    if params.runs("select") and not params.runs("histogram") and (select.ratio < 1 or select.count is not None):
+    voted = params.runs("select") and select.by == "votes"
+    if voted and not params.runs("histogram") and (select.ratio < 1 or select.count is not None):
         yield (
             f"{recipe}: select.ratio below 1 needs histogram, which is switched off. Add histogram to run, "
             "or set select.ratio: 1"
@@ -97,6 +100,10 @@ def name_problems(params: Params) -> Iterator[str]:
 
         for feature in params.frequency.features:
             yield from unknown("frequency.features", feature.map, tuple(FEATURES))
+    if params.runs("teacher"):
+        from sfumato.features.projection import CLASSIFIER, FEATURES
+
+        yield from unknown("teacher.feature", params.teacher.feature, (CLASSIFIER, *FEATURES))
     if params.runs("evaluate"):
         from sfumato.evaluation.classifiers import CLASSIFIERS
 
@@ -136,6 +143,16 @@ def shape_problems(params: Params, card: Card) -> Iterator[str]:
         )
 
 
+def release_problems(params: Params) -> Iterator[str]:
+    """Releases of public images that have no sensitive class."""
+    labelled = params.select.by == "teacher" or (params.runs("histogram") and params.histogram.per_class)
+    if params.runs("synthesize") and "select" in params.synthesize.sources and not labelled:
+        yield (
+            "synthesize.sources names select, whose images keep their public labels: set select.by: teacher, or "
+            "histogram.per_class: true"
+        )
+
+
 def public_model_problems(params: Params) -> Iterator[str]:
     """What does not go with a public text-to-image model, or with none."""
     model, finetune = params.model, params.finetune
@@ -170,7 +187,13 @@ def check_public(params: Params, public: PublicCard, sensitive: int) -> None:
         )
     classes = len(public.classes)
     select, histogram = params.select, params.histogram
-    if params.runs("select") and params.runs("histogram") and histogram.per_class:
+    if params.runs("select") and select.by == "teacher":
+        if not sensitive <= select.images <= public.images:
+            raise ConfigError(
+                f"select.images={select.images} of {public.images} public images in {sensitive} classes: "
+                f"give between {sensitive} and {public.images}"
+            )
+    elif params.runs("select") and params.runs("histogram") and histogram.per_class:
         from sfumato.warmup.selection import number_to_keep
 
         kept = number_to_keep(select, classes)

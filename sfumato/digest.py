@@ -9,13 +9,18 @@ import json
 from pathlib import Path
 
 # Not followed: their whole effect is in the resolved configuration that a stage reads, in how files are named, found
-# and shown, or in whether a charge may be opened and what it costs.
+# and shown, in speed, or in whether a charge may be opened and what it costs.
 NOT_PART_OF_A_RESULT = {
     "sfumato",
     "sfumato.artifacts",
+    "sfumato.compute",
     "sfumato.config",
     "sfumato.digest",
+    "sfumato.dpsgd.checkpoint",
+    "sfumato.dpsgd.memory",
     "sfumato.errors",
+    "sfumato.files",
+    "sfumato.journal",
     "sfumato.pictures",
     "sfumato.pipeline",
     "sfumato.privacy.accountant",
@@ -25,6 +30,7 @@ NOT_PART_OF_A_RESULT = {
     "stages",
     "stages.runner",
 }
+SHOWN = {"say", "report", "echo", "progress"}  # functions that tell the user something
 
 
 def canonical(data: object) -> bytes:
@@ -42,9 +48,10 @@ def digest_of_file(path: Path) -> str:
 
 
 def code_digest(root: Path, *modules: str, without: str | None = None) -> str:
-    """Digest of modules and of all the project's modules that they import, on the syntax tree without docstrings.
+    """Digest of modules and of all the project's modules that they import, on the syntax tree without what is said.
 
-    A comment, a docstring or a blank line changes nothing; a changed formula does. Names are dotted, below `root`.
+    A comment, a docstring, a blank line, the text of an error or of a progress line changes nothing; a changed formula
+    does. Names are dotted, below `root`.
     without: a package that is not followed.
     """
     return digest_of(import_closure(root, *modules, without=without))
@@ -75,7 +82,7 @@ def import_closure(root: Path, *modules: str, without: str | None = None) -> dic
 def _read(code: str) -> tuple[list[str], str]:
     """The project's modules that `code` imports, and its syntax tree."""
     tree = ast.parse(code)
-    return _imports(tree), ast.dump(_without_docstrings(tree))
+    return _imports(tree), ast.dump(_without_words(tree))
 
 
 def _module_file(name: str, root: Path) -> Path | None:
@@ -103,7 +110,8 @@ def _imports(tree: ast.AST) -> list[str]:
     return [name for name in found if name.split(".")[0] in ("sfumato", "stages")]
 
 
-def _without_docstrings(tree: ast.AST) -> ast.AST:
+def _without_words(tree: ast.AST) -> ast.AST:
+    """The tree without docstrings, without what errors say, and without the text that SHOWN functions are given."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             first = node.body[0] if node.body else None
@@ -113,4 +121,16 @@ def _without_docstrings(tree: ast.AST) -> ast.AST:
                 and isinstance(first.value.value, str)
             ):
                 node.body = node.body[1:] or [ast.Pass()]
+        elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            node.exc.args, node.exc.keywords = [], []
+        elif isinstance(node, ast.Call) and {_name(node.func), *map(_name, node.args)} & SHOWN:
+            node.args = [arg for arg in node.args if not _is_text(arg)]
     return tree
+
+
+def _name(node: ast.AST) -> str | None:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))

@@ -1,5 +1,13 @@
 """The mistakes a user can make, each with the exit code that `stage` answers with."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+# what reading a file raises that is missing, damaged, or of another kind
+UNREADABLE: tuple[type[Exception], ...] = (OSError, ValueError, KeyError, TypeError, AttributeError)
+
 
 class SfumatoError(Exception):
     """A mistake that a message can explain. Its text names the thing, its value and the fix."""
@@ -23,3 +31,19 @@ class DataError(SfumatoError):
     """Input images or an artifact that cannot be used."""
 
     exit_code = 4
+
+
+@contextmanager
+def explained(
+    kind: type[SfumatoError],
+    why: Callable[[Exception], str],
+    *,
+    missing: str | None = None,
+    causes: tuple[type[Exception], ...] = UNREADABLE,
+) -> Iterator[None]:
+    """Raise `kind` in place of any of `causes`. why: the text, by what was raised; missing: where there is no file."""
+    try:
+        yield
+    except causes as error:
+        absent = missing is not None and isinstance(error, FileNotFoundError)
+        raise kind(missing if absent else why(error)) from error

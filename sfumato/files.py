@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 import glob
+import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 
 def temporary_name(path: Path) -> Path:
@@ -46,6 +49,25 @@ def open_private(path: Path) -> BinaryIO:
     """A new file that only its owner may read (mode 0600)."""
     path.unlink(missing_ok=True)
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w+b")
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def write_json(path: Path, content: Any, **options: Any) -> None:
+    """Write JSON that people can read, under a temporary name first. options: of `json.dumps`."""
+    replace_file(path, (json.dumps(content, **{"indent": 1} | options) + "\n").encode())
+
+
+def csv_text(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
+    """CSV with a header. columns: name -> format of its values; a None stays empty."""
+    table = StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow("" if row[name] is None else format(row[name], form) for name, form in columns.items())
+    return table.getvalue()
 
 
 @contextmanager
@@ -103,7 +125,10 @@ def keep_private(directory: Path) -> None:
 def copy_directory(source: Path, target: Path) -> None:
     """Replace `target` by a copy of `source` that is on disk when this returns."""
     with replacing_directory(target) as temporary:
-        shutil.copytree(source, temporary, dirs_exist_ok=True)
+        try:
+            shutil.copytree(source, temporary, dirs_exist_ok=True)
+        except shutil.Error as error:  # it holds a list: of files, and of what went wrong with each
+            raise OSError(f"{source} cannot be copied to {target}: {error.args[0][0][-1]}") from error
 
 
 def sync(path: Path) -> None:

@@ -80,10 +80,8 @@ def plot_saliency(rows: Sequence[Ranked], path: Path) -> None:
     widest = max(map(len, blocks))
     turned = widest > 9
     margin = 0.075 * widest * turned
-    figure = Figure(
-        figsize=(max(4.6, 2.6 + 0.62 * len(blocks)), max(2.3, 1.5 + 0.5 * len(projections) + margin)),
-        layout="constrained",
-    )
+    width, height = max(4.6, 2.6 + 0.62 * len(blocks)), max(2.3, 1.5 + 0.5 * len(projections) + margin)
+    figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots()
     axes.set_facecolor("#eeeeee")  # no such candidate
     largest = max(values.values()) or 1.0

@@ -37,8 +37,7 @@ class Stage:
 
     inputs: the stages whose artifacts it reads, and "public" for the public set; optional: those that may be switched
     off; seeded: it draws public randomness, from `seed`; network: it depends on the parameters of the network;
-    shows_epsilon: it shows ε while it runs, so it depends on δ; resumable: a run that a kill left open goes on; beside:
-    further files that it reads.
+    shows_epsilon: it shows ε while it runs, so it depends on δ; beside: further files that it reads.
     """
 
     name: str
@@ -50,7 +49,6 @@ class Stage:
     seeded: bool = False
     network: bool = False
     shows_epsilon: bool = False
-    resumable: bool = False
     beside: tuple[str, ...] = ()
 
     @property
@@ -112,10 +110,17 @@ STAGES: dict[str, Stage] = {
             inputs=("classifier",),
         ),
         Stage(
+            "teacher",
+            QUERY,
+            "Release a linear classifier on public features, by noisy gradient steps.",
+            inputs=("classifier", "auxiliary", "public", "count"),
+            seeded=True,
+        ),
+        Stage(
             "select",
             FREE,
-            "Keep the public classes with the most votes; by sensitive class, their images take its label.",
-            inputs=("histogram", "public"),
+            "Keep the public classes with the most votes, or label public images by the teacher and keep the surest.",
+            inputs=("histogram", "teacher", "public"),
             optional=("histogram",),
         ),
         Stage(
@@ -141,20 +146,19 @@ STAGES: dict[str, Stage] = {
             seeded=True,
             network=True,
             shows_epsilon=True,
-            resumable=True,
         ),
         Stage(
             "synthesize",
             FREE,
             "Draw the synthetic set. What this writes may be shared.",
-            inputs=("finetune", "pretrain", "auxiliary", "count"),
+            inputs=("finetune", "pretrain", "auxiliary", "select", "public", "teacher", "count"),
             seeded=True,
         ),
         Stage(
             "evaluate",
             LOCAL,
             "Train classifiers on synthetic images, test them on the real hold-out, compare features.",
-            inputs=("synthesize", "auxiliary", "pretrain", "finetune", "count"),
+            inputs=("synthesize", "teacher", "select", "public", "auxiliary", "pretrain", "finetune", "count"),
             beside=(LEDGER,),
         ),
     )
@@ -173,7 +177,7 @@ def dvc_stages() -> dict[str, dict]:
         "prepare-public": (["stage prepare public"], ["params.yaml", "pipelines", CARD], [PUBLIC]),
         "plan": (
             ["stage plan"],
-            ["params.yaml", "pipelines", "sfumato", "stages", CARD, f"{PUBLIC}/card.json"],
+            ["params.yaml", "pipelines", "sfumato", "stages", CARD, f"{PUBLIC}/card.json", f"{PUBLIC}/privacy.json"],
             [PLAN],
         ),
     }

@@ -6,24 +6,27 @@ All of it is public: nothing here reads an image or a noisy answer.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from dp_accounting import DpEvent
 
 from sfumato.config import REST, Params, QuerySettings
 from sfumato.consistency import check_consistent, check_public, settings_of
 from sfumato.data.store import Card, PublicCard
 from sfumato.digest import code_digest, digest_of
-from sfumato.errors import ConfigError
+from sfumato.errors import BudgetError, ConfigError
 from sfumato.pipeline import QUERIES, STAGES, Kind, Stage
 from sfumato.privacy.accountant import Ask, calibrate, default_delta, epsilon, shares_of_rdp
-from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism
-from sfumato.privacy.odometer import Odometer
-from sfumato.privacy.opening import Permission, check_lifetime
+from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism, event_from_json
+from sfumato.privacy.ledger import record_problems
+from sfumato.privacy.odometer import ABANDON, CLOSE, OPEN, Odometer
+from sfumato.privacy.opening import UNIT, Permission, check_lifetime
 from sfumato.recipes import as_yaml
+from sfumato.resolved import LINEAGE, settings_digest
 
 OF_THE_SENSITIVE_SET = ("dataset_id", "classes", "size_hint")  # what a plan for the public set alone leaves out
 DOOR = "sfumato.privacy.charge"  # the code of every query: it draws the images and adds the noise
@@ -35,13 +38,19 @@ MEASURED = "sfumato.evaluation"  # the code of local stages alone: a number from
 class Plan:
     """All that `stage plan` works out.
 
-    files: the resolved configuration of each stage; mechanisms: of each query that is switched on; budget: a table.
+    files: the resolved configuration of each stage; mechanisms: of each query that is switched on; budget: a table;
+    lineage: of each such query, what its record says beside its own settings: `plan`, the digest of the settings of it
+    and of all stages before it; `code`, by stage, of the same; `again`, how often the owner had it paid for once more;
+    kept: the release that each of them keeps, where there is one; edited: those whose release other code made.
     """
 
     params: Params
     files: dict[str, dict]
     mechanisms: dict[str, Mechanism]
     budget: dict
+    lineage: dict[str, dict]
+    kept: dict[str, dict]
+    edited: frozenset[str]
 
 
 def asks_of(params: Params) -> dict[str, Ask]:
@@ -70,11 +79,21 @@ def asks_of(params: Params) -> dict[str, Ask]:
     return asks
 
 
-def make_plan(params: Params, card: Card, code: Path, public: PublicCard | None = None) -> Plan:
+def make_plan(
+    params: Params,
+    card: Card,
+    code: Path,
+    public: PublicCard | None = None,
+    released: Sequence[dict] = (),
+    before: Mapping[str, dict] | None = None,
+    inherited: Sequence[dict] = (),
+) -> Plan:
     """Resolve everything. Raises BudgetError, naming the stage and the excess, if the budget cannot be met.
 
     `code` is the folder that holds the packages `sfumato` and `stages`; `public` the card of the public set, where a
-    stage reads it.
+    stage reads it; released: records of these images, of which the last is kept first (`released_records`); before: the
+    lineage of the plan so far, which tells whether privacy.spend_again is still the same wish; inherited: the records
+    that public images and a public model bring, which the budget holds too.
     """
     check_consistent(params, card)
     if public is not None:
@@ -87,10 +106,13 @@ def make_plan(params: Params, card: Card, code: Path, public: PublicCard | None 
             "it would allow publishing an image. Lower it, or leave it out"
         )
     adjacency = ZERO_OUT_ONE if privacy.declared_size else ADD_OR_REMOVE_ONE
-    mechanisms = calibrate(asks_of(params), privacy.epsilon, delta, privacy.accountant, adjacency)
+    brought = inherited_events(inherited, privacy.epsilon, delta)
+    if any(record["adjacency"] == ADD_OR_REMOVE_ONE for record in inherited):
+        adjacency = ADD_OR_REMOVE_ONE
+    mechanisms = calibrate(asks_of(params), privacy.epsilon, delta, privacy.accountant, adjacency, brought)
     events = {name: [m.event] for name, m in mechanisms.items()}
     shares = shares_of_rdp(events, delta)
-    every = [m.event for m in mechanisms.values()]
+    every = [*brought, *(m.event for m in mechanisms.values())]
     budget = {
         "recipe": params.recipe,
         "accountant": privacy.accountant,
@@ -108,8 +130,158 @@ def make_plan(params: Params, card: Card, code: Path, public: PublicCard | None 
             for name, m in mechanisms.items()
         },
     }
-    files = {name: stage_file(stage, params, card, mechanisms.get(name), code) for name, stage in STAGES.items()}
-    return Plan(params, files, mechanisms, budget)
+    contents = {name: stage_file(stage, params, card, mechanisms.get(name)) for name, stage in STAGES.items()}
+    plans = {name: plan_digest(name, params, contents, public) for name in mechanisms}
+    agains = agains_of(params, plans, released, before or {})
+    at_hand = {name: code_of(STAGES[name], code) for name in contents if params.runs(name)}
+    codes, kept = kept_releases(plans, agains, released)
+    files = {
+        name: {
+            **content,
+            **({"code": codes.get(name, at_hand[name])} if name in at_hand else {}),
+            **({"again": agains[name]} if agains.get(name) else {}),
+        }
+        for name, content in contents.items()
+    }
+    lineage: dict[str, dict[str, Any]] = {
+        name: {
+            "plan": plans[name],
+            "code": {other: files[other]["code"] for other in (*stages_before(name, params), name)},
+            "again": agains[name],
+        }
+        for name in mechanisms
+    }
+    edited = frozenset(n for n in kept if any(at_hand[other] != c for other, c in lineage[n]["code"].items()))
+    return Plan(params, files, mechanisms, budget, lineage, kept, edited)
+
+
+# --- what was released, which a plan keeps ----------------------------------------------------------------------------
+
+
+def stages_before(name: str, params: Params) -> tuple[str, ...]:
+    """The stages that are switched on and that `name` reads, directly or through others, in the order of the table."""
+    settings = settings_of(params, STAGES[name])
+    direct = [other for other in STAGES[name].upstream if params.runs(other) and settings.reads(other)]
+    found = {*direct, *(far for other in direct for far in stages_before(other, params))}
+    return tuple(other for other in STAGES if other in found)
+
+
+def plan_digest(name: str, params: Params, contents: Mapping[str, dict], public: PublicCard | None) -> str:
+    """Digest of the settings of a stage and of all before it, and of the public card where one reads the public set."""
+    stages = (*stages_before(name, params), name)
+    reads = any("public" in STAGES[n].inputs and settings_of(params, STAGES[n]).reads("public") for n in stages)
+    settings = {n: settings_digest(contents[n]) for n in stages}
+    return digest_of({"settings": settings, "public": asdict(public) if reads and public is not None else None})
+
+
+def released_records(card: Card, odometer: Odometer, artifacts: Path, ledger: Path) -> list[dict]:
+    """The records of what was released on these images, or left open by a kill; of two the later one is to be kept.
+
+    From the committed ledger, which is there after `git clone`; from the odometer, which outlives a lost cache; from
+    the artifacts that lie there now. A record that cannot be read is skipped: then nothing is kept, and the odometer
+    refuses all the same to spend on what was released before.
+    """
+    found = []
+    for records in (ledger_records(ledger), odometer_records(odometer), artifact_records(artifacts)):
+        found += [
+            record
+            for record in records
+            if isinstance(record, dict)
+            and (record.get("dataset_id"), record.get("data_version")) == (card.dataset_id, card.version)
+            and isinstance(record.get("code"), dict)
+            and isinstance(record.get("again"), int)
+        ]
+    return found
+
+
+def ledger_records(path: Path) -> list:
+    try:
+        return list(json.loads(path.read_text(encoding="utf-8"))["records"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []
+
+
+def odometer_records(odometer: Odometer) -> list[dict]:
+    """Those of charges that are not given up: the open ones first, for a closed one is kept before it."""
+    entries, newest = odometer.entries(), odometer.runs()
+    gone = {entry["id"] for entry in entries if entry["kind"] == ABANDON}
+    closed = {entry["id"] for entry in entries if entry["kind"] == CLOSE}
+    runs = [entry["record"]["id"] for entry in entries if entry["kind"] == OPEN and entry["record"]["id"] not in gone]
+    return [
+        *({**newest[run], "open": True} for run in runs if run not in closed),
+        *(newest[run] for run in runs if run in closed),
+    ]
+
+
+def artifact_records(artifacts: Path) -> list:
+    found = []
+    for name in QUERIES:
+        try:
+            content = json.loads((artifacts / name / "privacy.json").read_text(encoding="utf-8"))
+            found += [record for record in content["records"].values() if record["stage"] == name]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return found
+
+
+def agains_of(
+    params: Params, plans: Mapping[str, str], released: Sequence[dict], before: Mapping[str, dict]
+) -> dict[str, int]:
+    """How often each query is to be paid for once more: one more for those that privacy.spend_again newly names.
+
+    It also reaches the queries that depend on them, whose inputs will be others.
+    """
+    named = set(params.privacy.spend_again)
+    found = {}
+    for name, plan in plans.items():
+        done = [record["again"] for record in released if record.get("plan") == plan]
+        found[name] = max(done, default=0)
+        if name not in named and not named & set(stages_before(name, params)):
+            continue
+        then = before.get(name, {})
+        if then.get("plan") == plan and then.get("asked"):  # the wish is not new: it was granted, or is about to be
+            found[name] = then["again"]
+        elif done:
+            found[name] += 1
+    return found
+
+
+def kept_releases(
+    plans: Mapping[str, str], agains: Mapping[str, int], released: Sequence[dict]
+) -> tuple[dict[str, str], dict[str, dict]]:
+    """The code that the plan is to name so that nothing released re-runs, by stage, and the release that each keeps.
+
+    The last queries choose first: a release brings the code of all stages before it.
+    """
+    codes: dict[str, str] = {}
+    kept: dict[str, dict] = {}
+    for name in reversed(list(plans)):
+        for record in reversed(released):
+            same = (record.get("stage"), record.get("plan"), record["again"]) == (name, plans[name], agains[name])
+            if same and name in record["code"] and all(codes.get(n, c) == c for n, c in record["code"].items()):
+                codes |= record["code"]
+                kept[name] = record
+                break
+    return codes, {name: kept[name] for name in plans if name in kept}
+
+
+def inherited_events(records: Sequence[dict], target: float, delta: float) -> list[DpEvent]:
+    """The mechanisms of records that inputs bring. Raises BudgetError where they do not count, or cost too much."""
+    problems = [problem for record in records for problem in record_problems("record", record)]
+    problems = problems or [
+        f"{record['id'][:8]} is of the unit {record['unit']!r}, not {UNIT!r}"
+        for record in records
+        if record["unit"] != UNIT
+    ]
+    if problems:
+        raise BudgetError(f"public images or the public model bring records that cannot be counted: {problems[0]}")
+    events = [event_from_json(record["event"]) for record in records]
+    if (spent := epsilon(events, delta)) >= target:
+        raise BudgetError(
+            f"privacy.epsilon={target:g}: public images or the public model were made from sensitive images, "
+            f"and what that cost comes to {spent:.4g} alone. Raise privacy.epsilon, or choose others"
+        )
+    return events
 
 
 def warnings_of(params: Params, delta: float) -> list[str]:
@@ -128,13 +300,12 @@ def warnings_of(params: Params, delta: float) -> list[str]:
     return found
 
 
-def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | None, code: Path) -> dict:
-    """All that one stage may depend on, and nothing else: a change of anything else does not re-run it."""
+def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | None) -> dict:
+    """All that one stage may depend on besides its code: a change of anything else does not re-run it."""
     enabled = params.runs(stage.name)
-    content: dict[str, Any] = {"stage": stage.name, "enabled": enabled}
-    if enabled:
-        content["code"] = code_of(stage, code)
-    content |= {
+    content: dict[str, Any] = {
+        "stage": stage.name,
+        "enabled": enabled,
         "dataset_id": card.dataset_id,
         "shape": list(card.shape),
         "classes": list(card.classes),
@@ -158,20 +329,30 @@ def code_of(stage: Stage, root: Path) -> str:
     return code_digest(root, f"stages.{stage.name}", *door, without=None if stage.kind is Kind.LOCAL else MEASURED)
 
 
+def permission_of(plan: Plan) -> Permission:
+    """What the owner allows beyond the plan of one stage."""
+    privacy = plan.params.privacy
+    return Permission(
+        delta=plan.budget["delta"],
+        lifetime_epsilon=privacy.lifetime,
+        accountant=privacy.accountant,
+        declared_size=privacy.declared_size,
+    )
+
+
 def plan_texts(plan: Plan) -> dict[str, str]:
     """File name -> text, byte-deterministic."""
-    privacy = plan.params.privacy
-    permission = {
-        "delta": plan.budget["delta"],
-        "declared_size": privacy.declared_size,
-        "lifetime_epsilon": privacy.lifetime_epsilon,
-        "spend_again": privacy.spend_again,
-    }
     texts = {f"{stage}.yaml": as_yaml(content) for stage, content in plan.files.items()}
     texts["budget.json"] = json.dumps(plan.budget, indent=1) + "\n"
     rows = [f"{name},{row['epsilon']:.6g},{row['share']:.6g}" for name, row in plan.budget["stages"].items()]
     texts["budget.csv"] = "\n".join(["stage,epsilon_alone,share", *rows]) + "\n"  # for `dvc plots`
-    texts["permission.json"] = json.dumps(permission, indent=1) + "\n"
+    texts["permission.json"] = json.dumps(vars(permission_of(plan)), indent=1) + "\n"
+    asked = plan.params.privacy.spend_again
+    lineage = {
+        name: {**entry, **({"asked": True} if {name, *stages_before(name, plan.params)} & set(asked) else {})}
+        for name, entry in plan.lineage.items()
+    }
+    texts[LINEAGE] = json.dumps(lineage, indent=1) + "\n"
     return texts
 
 
@@ -182,44 +363,50 @@ def plan_texts(plan: Plan) -> dict[str, str]:
 class Spending:
     """What becomes of one query under a plan.
 
-    done: the charge that released it; cause: the stage whose change makes it spend, or None; left_open: a kill left it
-    on the odometer, and it goes on from there at no further cost.
+    done: the charge that released it; edited: by other code than that at hand; cause: the stage whose change makes it
+    spend, or None; left_open: a kill left it on the odometer, and it goes on from there at no further cost.
     """
 
     stage: str
     mechanism: Mechanism
     done: str | None
+    edited: bool
     cause: str | None
     left_open: bool
 
 
-def spending_of(made: Plan, card: Card, odometer: Odometer, out: Path) -> list[Spending]:
+def spending_of(made: Plan, out: Path) -> list[Spending]:
     """For each query: already released, or to be spent, and why. out: the folder of the plan so far."""
     changed: dict[str, str] = {}  # stage -> the stage whose change reaches it
     found = []
     for name, stage in STAGES.items():
         file = out / f"{name}.yaml"
-        content = made.files[name]
-        same = file.is_file() and yaml.safe_load(file.read_text(encoding="utf-8")) == content
+        same = file.is_file() and yaml.safe_load(file.read_text(encoding="utf-8")) == made.files[name]
+        kept = made.kept.get(name, {})
+        done = kept["id"] if kept and not kept.get("open") else None
         cause = next((changed[other] for other in stage.upstream if other in changed), None)
-        mechanism = made.mechanisms.get(name)
-        done = odometer.closed(card.version, plan=digest_of(content)) if mechanism else None
-        if not same or (mechanism and not done):
+        if not same or (name in made.mechanisms and cause is None):
             cause = name
+        if done:
+            cause = None
         if cause:
             changed[name] = cause
-        if mechanism is not None:
-            left_open = stage.resumable and odometer.left_open(card.version, digest_of(content))
-            found.append(Spending(stage=name, mechanism=mechanism, done=done, cause=cause, left_open=left_open))
+        if name in made.mechanisms:
+            found.append(
+                Spending(
+                    stage=name,
+                    mechanism=made.mechanisms[name],
+                    done=done,
+                    edited=name in made.edited,
+                    cause=cause,
+                    left_open=bool(kept.get("open")),
+                )
+            )
     return found
 
 
 def check_lifetime_of(made: Plan, odometer: Odometer, spending: Sequence[Spending]) -> None:
     """Refuse a plan that would run out of the lifetime budget half-way, before its first query."""
-    privacy = made.params.privacy
-    permission = Permission(
-        delta=made.budget["delta"], lifetime_epsilon=privacy.lifetime_epsilon, declared_size=privacy.declared_size
-    )
-    events = [entry.mechanism.event for entry in spending if entry.cause and not entry.left_open]
-    if events:
-        check_lifetime(odometer, events, permission)
+    coming = {entry.stage: entry.mechanism for entry in spending if not entry.done and not entry.left_open}
+    if coming:
+        check_lifetime(odometer, coming, permission_of(made))

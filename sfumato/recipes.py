@@ -10,7 +10,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from sfumato.config import Params
+from sfumato.config import MACHINE, UNLIMITED, Params
 from sfumato.errors import ConfigError
 
 WHOLE = {"sources", "noise_levels"}  # replaced whole by an overlay, not merged key by key
@@ -37,7 +37,20 @@ def load_params(path: Path, recipes: Path, recipe: str | None = None) -> Params:
             validate(overlay, folder / f"{name}.yaml")
             merged = overlaid(merged, overlay)
     validate({key: value for key, value in own.items() if key not in ("recipe", "profile")}, path)
-    return validate(overlaid(merged, own), path)
+    return validate(overlaid(of_its_own_images(merged, own), own), path)
+
+
+def of_its_own_images(merged: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """`merged` without an unlimited lifetime budget, where `own` names other images than the profile gives it to."""
+    data, named = merged.get("data") or {}, own.get("data") or {}
+    privacy = merged.get("privacy") or {}
+    if not isinstance(named, Mapping) or all(
+        named.get(key, data.get(key)) == data.get(key) for key in ("source", "path")
+    ):
+        return merged
+    if privacy.get("lifetime_epsilon") != UNLIMITED:
+        return merged
+    return {**merged, "privacy": {key: value for key, value in privacy.items() if key != "lifetime_epsilon"}}
 
 
 def read_overlay(folder: Path, name: object, kind: str) -> dict:
@@ -89,6 +102,12 @@ def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
 
 
 def validate(values: dict, path: Path) -> Params:
+    for stage, section in values.items():
+        for key in MACHINE.keys() & section.keys() if isinstance(section, dict) else ():
+            raise ConfigError(
+                f"{path}: {stage}.{key} is no parameter any more, since it changes speed alone: take it out, and set "
+                f"the environment variable {MACHINE[key]}={section[key]} where it is needed"
+            )
     try:
         return Params.model_validate(values)
     except ValidationError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -18,11 +20,14 @@ if TYPE_CHECKING:
     from sfumato.privacy.events import Mechanism
 
 S = TypeVar("S", bound=Settings)
+LINEAGE = "lineage.json"  # beside the resolved files: what the record of each query says of the stages before it
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagePlan(Generic[S]):
-    """One stage, resolved. shape: (C, H, W) of the images; digest: of the whole file.
+    """One stage, resolved. shape: (C, H, W) of the images; digest: of all but `code` and `again`.
+
+    code: digest of the code that is to do it, or did; again: how often the owner had it paid for once more.
 
     A plan for the public set alone names no sensitive set: its dataset id, classes and size hint are empty.
     """
@@ -32,6 +37,8 @@ class StagePlan(Generic[S]):
     settings: S
     digest: str
     shape: tuple[int, int, int]
+    code: str = ""
+    again: int = 0
     dataset_id: str = ""
     classes: tuple[str, ...] = ()
     size_hint: int = 0
@@ -52,6 +59,21 @@ class QueryPlan(StagePlan[S]):
     """A query that is switched on. `mechanism` is for the charge alone: no query reads a noise multiplier from it."""
 
     mechanism: Mechanism
+
+
+def read_lineage(folder: Path, stage: str) -> dict:
+    """The lineage of a query (`sfumato.plan.Plan`), from the folder of a plan. Raises ConfigError where it is not."""
+    path = folder / LINEAGE
+    try:
+        entry = json.loads(path.read_text(encoding="utf-8"))[stage]
+        return {"plan": str(entry["plan"]), "code": dict(entry["code"]), "again": int(entry["again"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} cannot be read ({error!r}): run `stage plan`") from error
+
+
+def settings_digest(content: Mapping[str, Any]) -> str:
+    """Digest of a resolved file without its `code` and `again`."""
+    return digest_of({key: value for key, value in content.items() if key not in ("code", "again")})
 
 
 def read_stage_plan(path: Path, stage: str) -> StagePlan[Any]:
@@ -75,11 +97,15 @@ def read_stage_plan(path: Path, stage: str) -> StagePlan[Any]:
             "stage": stage,
             "enabled": content["enabled"],
             "settings": STAGES[stage].settings.model_validate(content["settings"]),
-            "digest": digest_of(content),
+            "digest": settings_digest(content),
             "shape": tuple(content["shape"]),
             "classes": tuple(content.get("classes", ())),
             "model": Model.model_validate(model) if model else None,
-            **{key: content[key] for key in ("dataset_id", "size_hint", "seed", "delta") if key in content},
+            **{
+                key: content[key]
+                for key in ("code", "again", "dataset_id", "size_hint", "seed", "delta")
+                if key in content
+            },
         }
         if STAGES[stage].kind is Kind.QUERY and content["enabled"]:
             from sfumato.privacy.events import Mechanism  # slow to import: only for a query

@@ -17,9 +17,9 @@ from sfumato.diffusion.unet import UNet, load_model
 from sfumato.dpsgd.lora import ADAPTER_CONFIG, apply_adapter
 from sfumato.dpsgd.memory import estimate
 from sfumato.privacy.opening import open_local
-from sfumato.public_model.network import CONFIG
-from sfumato.public_model.reference import is_latent, load_codec, load_latent, load_trained
-from sfumato.public_model.reference import outline as outline_of_public_model
+from sfumato.public_model.network import load_latent, load_trained
+from sfumato.public_model.network import outline as outline_of_public_model
+from sfumato.public_model.reference import CONFIG, is_latent, load_codec
 from sfumato.weights import WEIGHTS
 
 Report = Callable[[int, int], None]

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
-from sfumato.errors import DataError
-from sfumato.files import replace_file, replacing
+from sfumato.errors import UNREADABLE, DataError, explained
+from sfumato.files import read_json, replacing, write_json
 
 WEIGHTS, CONFIG = "weights.safetensors", "config.json"
 N = TypeVar("N", bound=nn.Module)
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write tensors as safetensors. Raises OSError where they cannot be written, a full disk included."""
+    try:
+        save_file(dict(tensors), path, metadata)
+    except SafetensorError as error:
+        raise OSError(f"{path}: {error}") from error
 
 
 def save_network(model: nn.Module, arguments: Mapping[str, Any], directory: Path, weights: str = WEIGHTS) -> None:
     """Write the weights and the arguments, each under a temporary name first."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     with replacing(directory / weights) as temporary:
-        save_file(tensors, temporary)
-    text = json.dumps(arguments, indent=2, sort_keys=True) + "\n"
-    replace_file(directory / CONFIG, text.encode())
+        save_tensors(tensors, temporary)
+    write_json(directory / CONFIG, arguments, indent=2, sort_keys=True)
 
 
 def load_network(directory: Path, build: Callable[..., N], stage: str, weights: str = WEIGHTS) -> N:
@@ -35,11 +41,11 @@ def load_network(directory: Path, build: Callable[..., N], stage: str, weights: 
     for name in (CONFIG, weights):
         if not (directory / name).is_file():
             raise DataError(f"{directory} holds no network: {name} is missing. Run `stage {stage}`")
-    try:
-        model = build(**json.loads((directory / CONFIG).read_text(encoding="utf-8")))
+    with explained(
+        DataError,
+        lambda error: f"{directory}: {CONFIG} and {weights} do not fit together ({error}): run `stage {stage}` again",
+        causes=(*UNREADABLE, RuntimeError, SafetensorError),
+    ):
+        model = build(**read_json(directory / CONFIG))
         model.load_state_dict(load_file(directory / weights))
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
-        raise DataError(
-            f"{directory}: {CONFIG} and {weights} do not fit together ({error}): run `stage {stage}` again"
-        ) from error
     return model

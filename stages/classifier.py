@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 from sfumato.config import Classifier
 from sfumato.data.store import CARD, load_public, read_public_card
 from sfumato.features.public_network import save_classifier
+from sfumato.files import write_json
 from sfumato.warmup.public_classifier import train_public_classifier
 from stages.runner import StageRun, progress, say
 
@@ -25,4 +24,4 @@ def classifier(run: StageRun[Classifier]) -> None:
             "classes": images.classes,
             "source": read_public_card(public / CARD).source,
         }
-        (directory / "card.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_json(directory / "card.json", content)

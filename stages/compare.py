@@ -9,32 +9,29 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stages.runner import EVALUATION, DryRun, state_dir, table_console
+from sfumato.errors import ConfigError, DataError
+from stages.runner import EVALUATION, DryRun, check_local, show_local, state_dir
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from sfumato.evaluation.comparison import Run
+
+DVC_HELP = "Also the experiments of this repository, as `dvc exp show` lists them."
+REVISION_HELP = "With --dvc: experiments of this commit, branch or tag. May be repeated."
+CLASSIFIER_HELP = "Which accuracy to plot. Default: cnn, or the first that the runs have."
 
 
 def compare(
     runs: Annotated[list[Path] | None, typer.Argument(help="Folders that hold metrics.json and ledger.json.")] = None,
-    dvc: Annotated[
-        bool, typer.Option("--dvc", help="Also the experiments of this repository, as `dvc exp show` lists them.")
-    ] = False,
-    revisions: Annotated[
-        list[str] | None,
-        typer.Option("--rev", help="With --dvc: experiments of this commit, branch or tag. May be repeated."),
-    ] = None,
+    dvc: Annotated[bool, typer.Option("--dvc", help=DVC_HELP)] = False,
+    revisions: Annotated[list[str] | None, typer.Option("--rev", help=REVISION_HELP)] = None,
     every: Annotated[bool, typer.Option("--all-commits", help="With --dvc: experiments of all commits.")] = False,
-    classifier: Annotated[
-        str | None,
-        typer.Option("--classifier", help="Which accuracy to plot. Default: cnn, or the first that the runs have."),
-    ] = None,
+    classifier: Annotated[str | None, typer.Option("--classifier", help=CLASSIFIER_HELP)] = None,
     out: Annotated[Path, typer.Option("--out", help="Directory for comparison.csv and comparison.png.")] = EVALUATION,
     dry_run: DryRun = False,
 ) -> None:
     """Local: one table and one plot of many runs, with a warning where they cannot be compared."""
-    from sfumato.errors import ConfigError, DataError
-
     folders = runs or []
     if not folders and not dvc:
         raise ConfigError("nothing to compare: name folders that hold metrics.json and ledger.json, or give --dvc")
@@ -51,6 +48,7 @@ def compare(
     from sfumato.evaluation.plots import plot_comparison
     from sfumato.files import replace_file
 
+    check_local("--out", out / "comparison.csv")
     found = [read_run(folder) for folder in folders] + (experiments(revisions or [], every) if dvc else [])
     if not found:
         raise DataError(
@@ -63,21 +61,15 @@ def compare(
         raise ConfigError(f"--classifier {chosen}: no run has it, they have {', '.join(names)}")
     replace_file(out / "comparison.csv", comparison_csv(rows).encode())
     plot_comparison(rows, chosen, out / "comparison.png")
-    show(rows, names)
+    show_local([table_of(rows, names)], out / "comparison.csv")
     for warning in warnings:
         typer.echo(f"warning: {warning}", err=True)
     typer.echo(f"{out / 'comparison.csv'}, {out / 'comparison.png'}: local, not to be shared", err=True)
 
 
 def dvc_command(revisions: list[str], every: bool) -> list[str]:
-    return [
-        "dvc",
-        "exp",
-        "show",
-        "--json",
-        *(["--all-commits"] if every else []),
-        *(word for name in revisions for word in ("--rev", name)),
-    ]
+    named = [word for name in revisions for word in ("--rev", name)]
+    return ["dvc", "exp", "show", "--json", *(["--all-commits"] if every else []), *named]
 
 
 def experiments(revisions: list[str], every: bool) -> list[Run]:
@@ -85,13 +77,11 @@ def experiments(revisions: list[str], every: bool) -> list[Run]:
     import subprocess
     import sys
 
-    from sfumato.errors import ConfigError
     from sfumato.evaluation.comparison import runs_of_experiments
 
     command = dvc_command(revisions, every)
-    path = os.pathsep.join(
-        [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
-    )  # the dvc of this installation first
+    # the dvc of this installation first
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     try:
         done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PATH": path}, check=False)
     except OSError as error:
@@ -114,31 +104,22 @@ def experiments(revisions: list[str], every: bool) -> list[Run]:
     return runs
 
 
-def show(rows: list[dict], classifiers: list[str]) -> None:
+def table_of(rows: list[dict], classifiers: list[str]) -> Table:
     from rich.table import Table
 
     table = Table(title="Runs (local). Accuracy on the real hold-out, %", title_justify="left")
+    words = ("run", "recipe", "differs in")
     for heading in ("run", "recipe", "target", "ε", *classifiers, "distance", "differs in"):
-        table.add_column(
-            heading, justify="left" if heading in ("run", "recipe", "differs in") else "right", overflow="fold"
-        )
-    shown = short_names([row["run"] for row in rows])
-    for row, name_of_run in zip(rows, shown, strict=True):
+        table.add_column(heading, justify="left" if heading in words else "right", overflow="fold")
+    for row, name in zip(rows, short_names([row["run"] for row in rows]), strict=True):
         accuracies = [
-            f"{100 * row[name]:.1f} ± {100 * row[f'{name}_std']:.1f}" if row[name] is not None else "–"
-            for name in classifiers
+            f"{100 * row[key]:.1f} ± {100 * row[f'{key}_std']:.1f}" if row[key] is not None else "–"
+            for key in classifiers
         ]
         distance = f"{row['distance']:.4g}" if row["distance"] is not None else "–"
-        table.add_row(
-            name_of_run,
-            row["recipe"],
-            f"{row['target']:g}",
-            f"{row['epsilon']:.4g}",
-            *accuracies,
-            distance,
-            row["differs"],
-        )
-    table_console().print(table)
+        cost = f"{row['target']:g}", f"{row['epsilon']:.4g}"
+        table.add_row(name, row["recipe"], *cost, *accuracies, distance, row["differs"])
+    return table
 
 
 def short_names(names: list[str]) -> list[str]:

@@ -8,8 +8,8 @@ from stages.runner import QueryRun
 
 
 def count(run: QueryRun[Count]) -> None:
-    charge = run.open_charge("class counts", "1: an image is in one class")
+    charge = run.open_charge("class counts", "1: an image is in one class", 1.0)
     noisy = query_count(charge, len(run.plan.classes))
-    counts = public_counts(noisy, run.plan.mechanism.noise_multiplier)
+    counts = public_counts(noisy, charge.noise_multiplier)
     with run.releasing(charge) as directory:
         save_counts(counts, noisy, directory)

@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
+from sfumato.errors import DataError
 from stages.runner import CARD, PUBLIC, CardPath, PublicPath, state_dir, table_console
+
+OVERLAP_HELP = "Local: look for public images among the sensitive and hold-out ones instead."
 
 
 def doctor(
     card: CardPath = CARD,
     public: PublicPath = PUBLIC,
-    overlap: Annotated[
-        bool,
-        typer.Option("--overlap", help="Local: look for public images among the sensitive and hold-out ones instead."),
-    ] = False,
+    overlap: Annotated[bool, typer.Option("--overlap", help=OVERLAP_HELP)] = False,
 ) -> None:
     """What is here: device, threads, libraries, data, state, DVC."""
     if overlap:
@@ -43,26 +43,23 @@ def show_machine(card: Path) -> None:
         table.add_row(name, version(name) if importlib.util.find_spec(name.replace("-", "_")) else "not installed")
     missing = [name for name in ("diffusers", "transformers") if not importlib.util.find_spec(name)]
     found = ", ".join(f"{name} {version(name)}" for name in ("diffusers", "transformers") if name not in missing)
-    would = (
-        f"no {', '.join(missing)}: {EXTRA} adds public text-to-image models as starting points "
-        "(dp-sapf, dp-lora, dp-ldm, dp-finetune)"
-    )
-    table.add_row("extra diffusers", would if missing else found)
+    would = "public text-to-image models as starting points (dp-sapf, dp-lora, dp-ldm, dp-finetune)"
+    table.add_row("extra diffusers", f"no {', '.join(missing)}: {EXTRA} adds {would}" if missing else found)
     state = state_dir()
     table.add_row("state directory", f"{state} ({'exists' if state.exists() else 'not there yet'})")
     prepared = sorted(p.parent.name for p in state.glob("data/*/card.json"))
     table.add_row("prepared datasets", ", ".join(prepared) or "none: `stage prepare sensitive`")
     table.add_row("data card", card_in_words(card))
-    table.add_row(
-        "fashion-mnist", "system package" if DEBIAN_FASHION_MNIST.is_dir() else "not installed: data/raw or a download"
-    )
+    fashion = "system package" if DEBIAN_FASHION_MNIST.is_dir() else "not installed: data/raw or a download"
+    table.add_row("fashion-mnist", fashion)
     table.add_row("DVC repository", "yes" if os.path.isdir(".dvc") else "no")
+    shared = f"shared with all accounts: export DVC_SITE_CACHE_DIR={state / 'dvc'}"
+    table.add_row("DVC's index", os.environ.get("DVC_SITE_CACHE_DIR") or shared)
     table_console().print(table)
 
 
 def card_in_words(card: Path) -> str:
     from sfumato.data.store import read_card
-    from sfumato.errors import DataError
 
     try:
         return read_card(card).dataset_id if card.is_file() else f"no {card}"
@@ -76,9 +73,8 @@ def check_overlap(card: Path, public: Path) -> None:
     Raises DataError where an image is in both.
     """
     from sfumato.artifacts import read_artifact
-    from sfumato.data.overlap import overlapping
+    from sfumato.data.overlap import refuse_overlap
     from sfumato.data.store import load_public, read_card, read_public_card
-    from sfumato.errors import DataError
     from sfumato.privacy.opening import open_local
 
     about = read_card(card)
@@ -87,14 +83,7 @@ def check_overlap(card: Path, public: Path) -> None:
         typer.echo(f"{public} holds no public images (no stage in run reads any): nothing to compare")
         return
     images = load_public(public, about.shape)
-    found = overlapping(images, open_local(state_dir(), about, "overlap check"))
-    if len(found):
-        shown = ", ".join(map(str, found[:10])) + (", …" if len(found) > 10 else "")
-        raise DataError(
-            f"local, not to be shared: {len(found)} of the {len(images)} public images are sensitive or hold-out "
-            f"images too, byte for byte (public images {shown}). What is public has no guarantee: "
-            "take them out of the public source, or choose another"
-        )
+    refuse_overlap(images, open_local(state_dir(), about, "overlap check"))
     typer.echo(
         f"local, not to be shared: none of the {len(images)} public images is among the sensitive or hold-out images, "
         "byte for byte"

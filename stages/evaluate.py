@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sfumato.errors import BudgetError
 from stages.runner import (
     ARTIFACTS,
     CARD,
     EVALUATION,
     LEDGER,
+    PUBLIC,
     CardPath,
     Config,
     DryRun,
+    PublicPath,
+    check_local,
     describe,
     input_option,
     load_plan,
     progress,
     say,
+    show_local,
     state_dir,
-    table_console,
 )
 
 if TYPE_CHECKING:
@@ -39,6 +43,9 @@ def evaluate(
     metrics: Annotated[Path, typer.Option("--metrics", help="File for the numbers.")] = Path("metrics.json"),
     card: CardPath = CARD,
     synthesize: Annotated[Path, input_option("synthesize")] = ARTIFACTS / "synthesize",
+    teacher: Annotated[Path, input_option("teacher")] = ARTIFACTS / "teacher",
+    select: Annotated[Path, input_option("select")] = ARTIFACTS / "select",
+    public: PublicPath = PUBLIC,
     auxiliary: Annotated[Path, input_option("auxiliary")] = ARTIFACTS / "auxiliary",
     pretrain: Annotated[Path, input_option("pretrain")] = ARTIFACTS / "pretrain",
     finetune: Annotated[Path, input_option("finetune")] = ARTIFACTS / "finetune",
@@ -50,16 +57,19 @@ def evaluate(
 ) -> None:
     """Local: train classifiers on synthetic images, test them on the real hold-out, compare features."""
     plan = load_plan("evaluate", config)
-    models = {"auxiliary": auxiliary, "pretrain": pretrain, "finetune": finetune, "count": count}
+    models = {"auxiliary": auxiliary, "pretrain": pretrain, "finetune": finetune, "select": select}
     if dry_run:
         scored = {name: models[name] for name in plan.settings.stages}
+        scored |= {"teacher": teacher} if plan.settings.teacher else {}
         real = {"real images": state_dir() / "data" / plan.dataset_id, "ledger": ledger}
         describe(plan, {"card": card, "synthesize": synthesize, **scored, **real}, metrics)
         return typer.echo(f"and the folder {out}: local, not to be shared")
     if not plan.enabled:
         return metrics.unlink(missing_ok=True)
+    check_local("--metrics", metrics)
+    check_local("--out", out / "accuracy.csv")
     from sfumato.artifacts import read_artifact
-    from sfumato.compute import settle_processor
+    from sfumato.compute import device, settle_processor
     from sfumato.data.images import load_images
     from sfumato.data.prepare import secret_key
     from sfumato.data.store import read_card
@@ -67,22 +77,28 @@ def evaluate(
     from sfumato.evaluation.feature_space import feature_space
     from sfumato.evaluation.metrics.complexity import complexity_by_step
     from sfumato.evaluation.plots import plot_accuracy, plot_features
-    from sfumato.evaluation.scores import evaluate_release
+    from sfumato.evaluation.scores import evaluate_release, teacher_accuracy
     from sfumato.evaluation.tables import accuracy_table, class_table, screen_tables
-    from sfumato.files import keep_private, replace_file
+    from sfumato.files import keep_private, replace_file, write_json
     from sfumato.privacy.opening import open_local
+    from sfumato.queries.teacher import load_teacher
 
     settle_processor()
     read_artifact(synthesize, "synthesize")
     synthetic = {"release": load_images(synthesize, plan.classes)}
     extractor = feature_space(plan.settings, plan.shape, told)  # before anything slow: a weights file may be missing
     for name in plan.settings.stages:
-        synthetic[name] = draw_alone(plan, name, models)
+        read_artifact(models[name], name)
+        synthetic[name] = draw_alone(plan, name, models | {"public": public}, count)
     train, holdout = open_local(state_dir(), read_card(card), "evaluate")
     cache, key = state_dir() / "cache" / "features", secret_key(state_dir(), plan.dataset_id)
 
     found = evaluate_release(synthetic, train, holdout, plan.settings, extractor, cache, told)
     found["identity"] = identity(plan, key, read_card(card).version, train, holdout, extractor, synthesize)
+    if plan.settings.teacher:
+        read_artifact(teacher, "teacher")
+        told("teacher")
+        found["teacher"] = teacher_accuracy(load_teacher(teacher).to(device()), holdout)
     if complexity:
         steps = read_artifact(central, "central"), read_artifact(auxiliary, "auxiliary")
         found["complexity"] = complexity_by_step(synthetic["release"], train, *steps)
@@ -93,30 +109,31 @@ def evaluate(
         plot_features(extractor, synthetic["release"], train, cache, out)
     replace_file(out / "accuracy.csv", accuracy_table(found).encode())
     replace_file(out / "per_class.csv", class_table(found).encode())
-    replace_file(metrics, (json.dumps(found, indent=1) + "\n").encode())
+    write_json(metrics, found)
     metrics.chmod(0o600)
     keep_private(out)
     keep(found, ledger)
-    for warning in found["warnings"]:
-        say(f"warning: {warning}")
-    for table in screen_tables(found):
-        table_console().print(table)
+    if found["warnings"] and not sys.stderr.isatty():  # they name numbers of real images
+        say(f"evaluate: there are warnings, in {metrics}")
+    else:
+        for warning in found["warnings"]:
+            say(f"warning: {warning}")
+    show_local(screen_tables(found), metrics)
 
 
 def told(what: str) -> None:
     say(f"evaluate: {what}")
 
 
-def draw_alone(plan: StagePlan[Any], name: str, models: dict[str, Path]) -> ImageSet:
+def draw_alone(plan: StagePlan[Any], name: str, models: dict[str, Path], count: Path) -> ImageSet:
     """Images of one model alone, drawn as the release draws them: they show what each stage contributes."""
     from sfumato.artifacts import read_artifact
     from sfumato.data.images import ImageSet, as_uint8
     from sfumato.queries.count import read_counts
     from sfumato.release.synthesis import draw_from
 
-    read_artifact(models[name], name)
     settings = load_plan("synthesize").settings
-    counts = read_counts(read_artifact(models["count"], "count"), plan.size_hint, len(plan.classes))
+    counts = read_counts(read_artifact(count, "count"), plan.size_hint, len(plan.classes))
     priors = counts.priors if settings.labels == "prior" else None
     with progress(f"evaluate: drawing from {name}") as report:
         images, labels = draw_from(name, models, plan.settings.images, settings, priors, 0, report, plan.shape)
@@ -125,7 +142,6 @@ def draw_alone(plan: StagePlan[Any], name: str, models: dict[str, Path]) -> Imag
 
 def keep(found: dict, ledger: Path) -> None:
     """Keep a private copy of the numbers under their release: other runs of the pipeline overwrite metrics.json."""
-    from sfumato.errors import BudgetError
     from sfumato.evaluation.comparison import keep_evaluation
     from sfumato.privacy.ledger import read_ledger
 

@@ -20,7 +20,7 @@ from stages.runner import EVALUATION, QueryRun, load_plan, progress, say, state_
 
 def finetune(run: QueryRun[Finetune]) -> None:
     plan, pretrain, card = run.plan, run.path("pretrain"), read_card(run.card)
-    settings = with_chunk(run.settings, plan.network, plan.shape, len(plan.classes))
+    settings = with_chunk(run.settings.on_this_machine(), plan.network, plan.shape, len(plan.classes))
 
     # the network, what of it is trained, and what it is trained on
     model = load_start(pretrain)
@@ -30,12 +30,8 @@ def finetune(run: QueryRun[Finetune]) -> None:
     names = choose_trainable(model.to(device()), settings, ranking, plan.seed)
     before = {name: value.to("cpu", copy=True) for name, value in model.state_dict().items()}
     counts = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes))
-    state = State(
-        model,
-        settings,
-        public_batch=plan.mechanism.sample_rate * counts.total,
-        label_dropout=plan.network.label_dropout,
-    )
+    public_batch = plan.mechanism.sample_rate * counts.total
+    state = State(model, settings, public_batch=public_batch, label_dropout=plan.network.label_dropout)
 
     # a curve compares with real images: only where it is asked for, and then the run is local
     curve = None
@@ -44,17 +40,11 @@ def finetune(run: QueryRun[Finetune]) -> None:
 
         curve = open_curve(load_plan("evaluate"), plan.network, state_dir(), card, say)
 
+    released, sensitivity = f"{settings.steps} steps of DP-SGD", "max_grad_norm: the clipped gradient of one image"
+    open_charge = partial(run.open_charge, released, sensitivity, settings.max_grad_norm, latents=latents)
+    epsilon_after = epsilon_by_step(plan.mechanism, plan.delta)
     with progress("finetune", clock=False) as report:
-        charge, log = fine_tune(
-            state,
-            lambda: run.open_charge(
-                f"{settings.steps} steps of DP-SGD", "max_grad_norm: the clipped gradient of one image", latents=latents
-            ),
-            epsilon_after=epsilon_by_step(plan.mechanism, plan.delta),
-            curve=curve,
-            report=report,
-            say=say,
-        )
+        charge, log = fine_tune(state, open_charge, epsilon_after=epsilon_after, curve=curve, report=report, say=say)
     ema_model(model, state.ema.average)
     check_trained(before, model, names)
     with run.releasing(charge, local=curve is not None) as directory:

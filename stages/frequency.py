@@ -14,7 +14,7 @@ def frequency(run: QueryRun[Frequency]) -> None:
     features = FourierFeatures(plan.shape, settings.features, settings.size, plan.seed)
     counts = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes))
     released = f"joint embedding: {settings.size} Fourier features by class"
-    charge = run.open_charge(released, "1: the features of an image have norm 1")
+    charge = run.open_charge(released, "1: the features of an image have norm 1", 1.0)
     embedding = query_frequency(charge, features, len(plan.classes), counts.total)
     with run.releasing(charge) as directory:
         save_embedding(embedding, features, directory)

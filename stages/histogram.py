@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from sfumato.compute import device
 from sfumato.config import Histogram
 from sfumato.errors import ConfigError, DataError
 from sfumato.features.public_network import load_classifier
+from sfumato.files import read_json, write_json
 from sfumato.queries.histogram import query_histogram
 from stages.runner import QueryRun
 
@@ -17,7 +18,7 @@ from stages.runner import QueryRun
 def histogram(run: QueryRun[Histogram]) -> None:
     trained, shape, votes = run.path("classifier"), run.plan.shape, run.settings.votes
     model = load_classifier(trained).to(device())
-    names = json.loads((trained / "card.json").read_text(encoding="utf-8"))["classes"]
+    names = read_json(trained / "card.json")["classes"]
     if model.shape != shape:
         raise DataError(
             f"{trained} was trained on images of shape {model.shape}, the sensitive ones have {shape}: "
@@ -27,9 +28,9 @@ def histogram(run: QueryRun[Histogram]) -> None:
         raise ConfigError(f"histogram.votes={votes} exceeds the {model.classes} public classes: lower it")
     rows = len(run.plan.classes) if run.settings.per_class else None
     released = f"votes of each image for {votes} of {model.classes} public classes" + (", by class" if rows else "")
-    charge = run.open_charge(released, f"√{votes}: an image adds 1 to {votes} different counts")
+    charge = run.open_charge(released, f"√{votes}: an image adds 1 to {votes} different counts", math.sqrt(votes))
     noisy = query_histogram(charge, model, votes, rows)
     with run.releasing(charge) as directory:
         np.save(directory / "histogram.npy", noisy.numpy(), allow_pickle=False)
         content = {"public_classes": names, "votes": votes, "per_class": run.settings.per_class}
-        (directory / "histogram.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_json(directory / "histogram.json", content)

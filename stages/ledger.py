@@ -1,4 +1,4 @@
-"""`stage ledger write|check|show|history`: what the release cost, composed and checked."""
+"""`stage ledger write|check|show|adopt|history`: what the release cost, composed and checked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,20 @@ from typing import Annotated
 
 import typer
 
-from stages.runner import ARTIFACTS, CARD, LEDGER, PLAN, CardPath, run_directory, state_dir, table_console
+from stages.runner import (
+    ARTIFACTS,
+    CARD,
+    LEDGER,
+    PLAN,
+    PUBLIC,
+    CardPath,
+    ledgers,
+    run_directory,
+    say,
+    seen_in_ledgers,
+    state_dir,
+    table_console,
+)
 
 app = typer.Typer(
     no_args_is_help=True, help="The privacy ledger: write it, check it, show it, and everything ever spent."
@@ -26,11 +39,12 @@ def write(
 ) -> None:
     """Compose the records of the release and of every query into the ledger, and check it."""
     from sfumato.artifacts import merge_records, read_artifact
+    from sfumato.data.lineage import remember
     from sfumato.data.store import read_card
-    from sfumato.errors import ConfigError
+    from sfumato.errors import BudgetError, ConfigError
     from sfumato.files import replace_file
     from sfumato.pipeline import QUERIES
-    from sfumato.privacy.ledger import build_ledger, by_id, check_ledger, ledger_text
+    from sfumato.privacy.ledger import build_ledger, by_id, check_ledger, ledger_text, seen_of
     from sfumato.privacy.odometer import Odometer
 
     budget_file = folder / "plan" / "budget.json"
@@ -44,18 +58,25 @@ def write(
     ]
     records = merge_records(artifacts)
     odometer = Odometer(state_dir(), read_card(card).dataset_id)
-    ledger = build_ledger(budget, records, odometer.events())
+    mine, journal, head, gap = odometer.dataset_id, [], None, f"{odometer.path} was never begun"
+    try:
+        journal = odometer.opened()
+        named = seen_in_ledgers(mine) | seen_of({"records": list(records.values())}, mine)
+        if odometer.complete() and not named - odometer.known():
+            head = odometer.head()
+        elif odometer.head():
+            gap = f"{odometer.path} does not know every charge on dataset {mine!r} that a ledger names"
+    except BudgetError as error:
+        gap = str(error)
+    ledger = build_ledger(budget, records, journal, dataset_id=mine, head=head)
     spent, problems = check_ledger(ledger)
     fail(out, problems)
-    if records.keys() - {record["id"] for record in odometer.opened()}:
-        typer.echo(
-            f"note: {odometer.path} does not know every charge of this ledger: "
-            "they were opened with another state directory",
-            err=True,
-        )
+    if head is None:
+        say(f"note: the line of the odometer is incomplete: {gap}")
+    remember(state_dir(), artifacts, PUBLIC)
     replace_file(out, ledger_text(ledger).encode())
     for key in by_id(ledger):  # the ledger is written: the copies kept in case of a kill can go
-        shutil.rmtree(run_directory(key), ignore_errors=True)
+        shutil.rmtree(run_directory(odometer.run_of(key) if journal else key), ignore_errors=True)
     typer.echo(f"{out}: ε = {spent:.4f} of {ledger['target']:g} at δ = {ledger['delta']:.3g}, {len(records)} charges")
 
 
@@ -115,6 +136,8 @@ def artifact_problems(ledger: dict, folder: Path, lock: Path) -> list[str]:
         content = yaml.safe_load(lock.read_text(encoding="utf-8"))["stages"]
         outs = [Path(out["path"]) for stage in content.values() for out in stage.get("outs", ())]
         paths |= {folder / path.name for path in outs if path.parent == ARTIFACTS and path != PLAN}
+    if folder == ARTIFACTS and (PUBLIC / "privacy.json").is_file():
+        paths.add(PUBLIC)  # an earlier release may be among the public images
     problems, found = [], dict[str, Artifact]()
     for path in sorted(paths):
         try:
@@ -135,7 +158,7 @@ def artifact_problems(ledger: dict, folder: Path, lock: Path) -> list[str]:
         except SfumatoError as error:
             problems.append(str(error))
             continue
-        for other in (other for other in STAGES[name].upstream if other in found and settings.reads(other)):
+        for other in (other for other in STAGES[name].inputs if other in found and settings.reads(other)):
             if not found[other].records.keys() <= artifact.records.keys():
                 problems.append(f"{artifact.path} lacks records of {other}, which it was made from: one was trimmed")
     return problems
@@ -172,8 +195,35 @@ def show(ledger: LedgerPath = LEDGER) -> None:
     by = ", ".join(f"{name} {value:.4f}" for name, value in content["epsilon"].items())
     odometer = content["odometer"]
     typer.echo(
-        f"ε by accountant: {by}. {content['adjacency']}. "
-        f"Ever opened on this dataset: {odometer['charges']} charges, ε = {odometer['epsilon']:.4f}"
+        f"ε by accountant: {by}. {content['adjacency']}. Ever opened on dataset {odometer['dataset_id']!r}: "
+        f"{'' if odometer['complete'] else 'at least '}{odometer['charges']} charges, ε = {odometer['epsilon']:.4f}"
+        f"{'' if odometer['complete'] else ' (incomplete: the journal at hand did not know all)'}"
+    )
+
+
+@app.command()
+def adopt(folder: Folder = ARTIFACTS, card: CardPath = CARD) -> None:
+    """Go on without a journal that was lost: count what can be read of it, and what ledgers and artifacts hold."""
+    from sfumato.artifacts import read_artifact
+    from sfumato.data.store import read_card
+    from sfumato.errors import SfumatoError
+    from sfumato.privacy.ledger import by_id, record_problems
+    from sfumato.privacy.odometer import Odometer
+
+    odometer = Odometer(state_dir(), read_card(card).dataset_id)
+    mine, records = odometer.dataset_id, dict[str, dict]()
+    for ledger in ledgers():
+        records |= by_id(ledger)
+    for path in folder.glob("*/privacy.json"):
+        try:
+            records |= read_artifact(path.parent, allow_local=True).records
+        except SfumatoError as error:
+            say(f"left out: {error}")
+    whole = [record for record in records.values() if not record_problems("record", record)]
+    new = odometer.adopt([record for record in whole if record["dataset_id"] == mine], seen_in_ledgers(mine))
+    typer.echo(
+        f"{odometer.path}: {new} charges adopted, {len(odometer.opened())} are counted. "
+        "What else was lost is not known, so ledgers and reports say that the odometer is incomplete"
     )
 
 
@@ -188,12 +238,13 @@ def history(
 
     from sfumato.data.store import read_card
     from sfumato.errors import ConfigError
+    from sfumato.journal import GENESIS
     from sfumato.privacy.accountant import epsilon
-    from sfumato.privacy.odometer import ABANDON, CLOSE, LOCAL, OPEN, PROGRESS, Odometer
+    from sfumato.privacy.odometer import ABANDON, ADOPT, CLOSE, LOCAL, OPEN, PROGRESS, Odometer
 
     odometer = Odometer(state_dir(), dataset or read_card(card).dataset_id)
     entries = odometer.entries()
-    if not entries:
+    if not entries or entries[-1]["kind"] == GENESIS:
         typer.echo(f"dataset {odometer.dataset_id!r}: no history")
         return
     if delta is None:
@@ -201,6 +252,7 @@ def history(
             delta = json.loads((PLAN / "permission.json").read_text(encoding="utf-8"))["delta"]
         except (OSError, ValueError, KeyError) as error:
             raise ConfigError("--delta is needed where there is no plan: give it, or run `stage plan`") from error
+    runs = odometer.runs()
     ended = {entry["id"]: entry["kind"] for entry in entries if entry["kind"] in (CLOSE, ABANDON)}
     durable = {entry["id"]: entry["uses"] for entry in entries if entry["kind"] == PROGRESS}
     table = Table(title=f"dataset {odometer.dataset_id}", title_justify="left")
@@ -213,12 +265,19 @@ def history(
             state = {CLOSE: "released", ABANDON: "given up"}.get(
                 ended.get(key, ""), f"open, {durable.get(key, 0)} uses on disk"
             )
-            table.add_row(when, entry["record"]["stage"], key[:8], mechanism_text(entry["record"]["event"]), state)
+            record = runs[key]  # the newest of a run that was resumed, by which ledgers know it
+            table.add_row(when, record["stage"], record["id"][:8], mechanism_text(record["event"]), state)
         elif entry["kind"] == LOCAL:
             table.add_row(when, "local", "", entry["purpose"], "outside the guarantee")
+        elif entry["kind"] == ADOPT:
+            for record in entry["records"]:
+                table.add_row(when, record["stage"], record["id"][:8], mechanism_text(record["event"]), "adopted")
     table_console().print(table)
     opened = odometer.events()
-    typer.echo(f"{len(opened)} charges, ε = {epsilon(opened, delta):.4f} together at δ = {delta:.3g}")
+    typer.echo(
+        f"{len(opened)} charges, ε = {epsilon(opened, delta):.4f} together at δ = {delta:.3g}"
+        f"{'' if odometer.complete() else ' (incomplete: what the journal once held is not all known)'}"
+    )
 
 
 def utc(seconds: int) -> str:

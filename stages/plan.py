@@ -9,7 +9,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sfumato.pipeline import STAGES
-from stages.runner import CARD, PLAN, PUBLIC, ROOT, CardPath, PublicPath, memory_line, say, state_dir, table_console
+from stages.runner import (
+    ARTIFACTS,
+    CARD,
+    LEDGER,
+    PLAN,
+    PUBLIC,
+    ROOT,
+    CardPath,
+    PublicPath,
+    lineage_of_model,
+    memory_line,
+    say,
+    seen_in_ledgers,
+    state_dir,
+    table_console,
+)
 
 if TYPE_CHECKING:
     from sfumato.config import Model
@@ -32,29 +47,74 @@ def plan(
     ] = False,
 ) -> None:
     """Free: one resolved configuration per stage, and the budget table."""
+    from sfumato.artifacts import merge_records, read_artifact
+    from sfumato.config import UNLIMITED
     from sfumato.consistency import reads_public
     from sfumato.data.store import read_card, read_public_card
-    from sfumato.plan import check_lifetime_of, make_plan, plan_texts, spending_of, warnings_of
+    from sfumato.errors import BudgetError
+    from sfumato.plan import check_lifetime_of, make_plan, plan_texts, released_records, spending_of, warnings_of
     from sfumato.privacy.odometer import Odometer
+    from sfumato.privacy.opening import check_known
     from sfumato.recipes import load_params
 
     loaded = load_params(params, recipes)
     known = read_card(card)
-    made = make_plan(loaded, known, ROOT, read_public_card(public / "card.json") if reads_public(loaded) else None)
+    reads, inputs = reads_public(loaded), []
+    if reads:
+        inputs.append(read_artifact(public, "public"))
     if loaded.model.directory is not None:
         check_public_model(loaded.model)
+        inputs += lineage_of_model(loaded.model)
+    inherited = list(merge_records(inputs).values())
+    odometer = Odometer(state_dir(), known.dataset_id)
+    made = make_plan(
+        loaded,
+        known,
+        ROOT,
+        read_public_card(public / "card.json") if reads else None,
+        released_records(known, odometer, ARTIFACTS, LEDGER),
+        lineage_so_far(out),
+        inherited,
+    )
     show_budget(made)
+    if inherited:
+        say(
+            f"{len(inherited)} charges of an earlier release come with public images or the public model "
+            f"(datasets {', '.join(sorted({record['dataset_id'] for record in inherited}))}): the budget holds them too"
+        )
     for warning in warnings_of(loaded, made.budget["delta"]):
         say(f"warning: {warning}")
-    odometer = Odometer(state_dir(), known.dataset_id)
-    spending = spending_of(made, known, odometer, out)
-    check_lifetime_of(made, odometer, spending)
+    if odometer.head() is not None:
+        check_known(odometer, known, seen_in_ledgers(known.dataset_id), loaded.privacy.lifetime != UNLIMITED)
+    spending = spending_of(made, out)
+    refusal = None
+    try:
+        check_lifetime_of(made, odometer, spending)
+    except BudgetError as error:
+        refusal = error
     if dry_run:
         show_spending(made, known, odometer, spending)
         show_memory(made)
         show_step_noise(made)
-        return
+    if refusal is not None:
+        raise refusal
+    if dry_run:
+        return show_next(made, spending)
     write_texts(out, plan_texts(made))
+    if names := ", ".join(entry.stage for entry in spending if entry.done and entry.edited):
+        say(f"kept; the code has changed since: {names}. To run them anew: privacy.spend_again: [{names}]")
+
+
+def lineage_so_far(out: Path) -> dict:
+    """What the plan that lies in `out` says of each query; nothing where there is none."""
+    import json
+
+    from sfumato.resolved import LINEAGE
+
+    try:
+        return dict(json.loads((out / LINEAGE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def check_public_model(model: Model) -> None:
@@ -138,15 +198,32 @@ def show_budget(made: Plan) -> None:
 
 def show_spending(made: Plan, card: Card, odometer: Odometer, spending: Sequence[Spending]) -> None:
     """A line for each query: already released, or what it would spend and why."""
-    if not odometer.path.exists():
+    if not odometer.opened():
         typer.echo(f"no history of dataset {card.dataset_id!r} in {odometer.path.parent}")
+    before = {record["stage"] for record in odometer.opened()}
     for entry in spending:
         stage, cause = entry.stage, entry.cause
-        if cause is None:
-            typer.echo(f"{stage}: already released as {entry.done}; not spent again")
-            continue
-        row = made.budget["stages"][stage]
-        why = "is new or was changed" if cause == stage else f"depends on {cause}, which was changed"
-        before = odometer.closed(card.version) and any(r["stage"] == stage for r in odometer.opened())
-        again = "re-spend" if entry.done or before else "spend"
-        typer.echo(f"{stage}: would {again} ε = {row['epsilon']:.3f} alone ({entry.mechanism}): it {why}")
+        cost = f"ε = {made.budget['stages'][stage]['epsilon']:.3f} alone ({entry.mechanism})"
+        if entry.done:
+            kept = "kept; the code has changed since" if entry.edited else "not spent again"
+            typer.echo(f"{stage}: already released as {entry.done}; {kept}")
+        elif entry.left_open:
+            typer.echo(f"{stage}: goes on where a kill left it, at no further cost; {cost} is spent")
+        else:
+            why = "is new or was changed" if cause == stage else f"depends on {cause}, which was changed"
+            why = "is named in privacy.spend_again, or reads what is" if made.lineage[stage]["again"] else why
+            typer.echo(f"{stage}: would {'re-spend' if stage in before else 'spend'} {cost}: it {why}")
+
+
+def show_next(made: Plan, spending: Sequence[Spending]) -> None:
+    """The last line: what to do now."""
+    coming = [entry.stage for entry in spending if not entry.done and not entry.left_open]
+    costs = ", ".join(f"{name} (ε = {made.budget['stages'][name]['epsilon']:.3f} alone)" for name in coming)
+    if edited := [entry.stage for entry in spending if entry.done and entry.edited]:
+        typer.echo(
+            f"to run them with the code as it is now, and pay for them: privacy.spend_again: [{', '.join(edited)}]"
+        )
+    granted = [entry.stage for entry in spending if entry.done and entry.stage in made.params.privacy.spend_again]
+    if granted:
+        typer.echo(f"paid for again: take {', '.join(granted)} out of privacy.spend_again")
+    typer.echo(f"next: `dvc repro` will spend: {costs}" if coming else "next: nothing to spend: `dvc repro`")

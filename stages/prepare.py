@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -46,13 +47,16 @@ def public(
     from sfumato.consistency import reads_public
     from sfumato.data.prepare import prepare_public, refuse_sensitive_as_public
     from sfumato.data.store import read_card
+    from sfumato.privacy.opening import open_local
     from sfumato.recipes import load_params
 
     loaded = load_params(params, recipes)
     wanted = loaded.public if reads_public(loaded) else None
     if wanted is not None:
         refuse_sensitive_as_public(loaded.data, wanted)
-    content = prepare_public(wanted, read_card(card).shape, out, raw, loaded.seed)
+    known, state = read_card(card), state_dir()
+    private = partial(open_local, state, known, "overlap check")
+    content = prepare_public(wanted, known.shape, out, raw, loaded.seed, private=private, state=state)
     if not content["enabled"]:
         typer.echo(f"no stage reads public images: {out} says so and holds none")
         return

@@ -12,7 +12,7 @@ from sfumato.pictures import save_png
 from sfumato.public_model.reference import save_reference
 from sfumato.warmup.curriculum import over_all, warm_up
 from sfumato.warmup.training_sets import training_sets
-from stages.runner import StageRun, progress, say
+from stages.runner import StageRun, lineage_of_model, progress, say
 
 
 def pretrain(run: StageRun[Pretrain]) -> None:
@@ -22,23 +22,12 @@ def pretrain(run: StageRun[Pretrain]) -> None:
     paths = {name: artifact.path for name, artifact in run.inputs.items()}
     sets = training_sets(paths, plan.shape, classes, run.settings.median)
     torch.manual_seed(plan.seed)
-    model = UNet(
-        resolution=plan.shape[1],
-        channels=plan.shape[0],
-        classes=len(classes),
-        **plan.network.network(),
-        extra_classes=sets.extra_classes,
-    ).to(device())
+    network = plan.network.network() | {"extra_classes": sets.extra_classes}
+    model = UNet(resolution=plan.shape[1], channels=plan.shape[0], classes=len(classes), **network).to(device())
+    phases, dropout = run.settings.phases, plan.network.label_dropout
     with progress("pretrain") as report:
-        average = warm_up(
-            model,
-            run.settings.phases,
-            sets.sources,
-            run.settings,
-            plan.seed,
-            over_all(run.settings.phases, report),
-            label_dropout=plan.network.label_dropout,
-        )
+        told = over_all(phases, report)
+        average = warm_up(model, phases, sets.sources, run.settings, plan.seed, told, label_dropout=dropout)
     ema_model(model, average)
     with run.writing() as directory:
         drop_extra_classes(model).save(directory)
@@ -49,7 +38,7 @@ def pretrain(run: StageRun[Pretrain]) -> None:
 def refer_to_public_model(run: StageRun[Pretrain]) -> None:
     """Write what stands for a public text-to-image model: where it is, its sha256, the class prompts as embeddings."""
     plan = run.plan
-    with run.writing() as directory:
+    with run.writing(lineage_of_model(plan.network, check_declared=False)) as directory:
         found = save_reference(plan.network, plan.dataset_id, plan.classes, directory, device())
     say(
         f"pretrain: {found['directory']} has sha256 {found['sha256']}; set model.sha256 to it, "

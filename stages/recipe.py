@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from sfumato.errors import ConfigError
 from stages.plan import Params, Recipes
 from stages.runner import table_console
 
@@ -19,17 +20,14 @@ def list_recipes(recipes: Recipes = Path("pipelines")) -> None:
     import yaml
     from rich.table import Table
 
-    from sfumato.errors import ConfigError
-
     table = Table("name", "what it is")
     found = [*sorted(recipes.glob("*.yaml")), *sorted((recipes / "profiles").glob("*.yaml"))]
     if not found:
         raise ConfigError(f"{recipes} holds no recipes: name the folder `pipelines` of your clone with --recipes")
     for path in found:
         content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        table.add_row(
-            ("profile " if path.parent.name == "profiles" else "") + path.stem, content.get("description", "")
-        )
+        kind = "profile " if path.parent.name == "profiles" else ""
+        table.add_row(kind + path.stem, content.get("description", ""))
     table_console().print(table)
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from stages.runner import ARTIFACTS, EVALUATION, LEDGER, DryRun, input_option
+from stages.runner import ARTIFACTS, EVALUATION, LEDGER, DryRun, check_local, input_option
 
 
 class Audience(StrEnum):
@@ -21,31 +21,21 @@ class Audience(StrEnum):
     owner = "owner"
 
 
+AUDIENCE_HELP = "public: made of the release and the ledger alone. owner: also numbers from real images."
+OUT_HELP = "HTML file. Default: artifacts/report/index.html; evaluation/report.html for the owner."
+METRICS_HELP = "Owner only: numbers of `stage evaluate`."
+ARTIFACTS_HELP = "Owner only: folder of artifacts whose pictures to show."
 PAGES = {Audience.public: ARTIFACTS / "report" / "index.html", Audience.owner: Path("evaluation/report.html")}
 
 
 def report(
-    audience: Annotated[
-        Audience,
-        typer.Option(
-            "--audience", help="public: made of the release and the ledger alone. owner: also numbers from real images."
-        ),
-    ] = (Audience.public),
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", help="HTML file. Default: artifacts/report/index.html; evaluation/report.html for the owner."
-        ),
-    ] = None,
+    audience: Annotated[Audience, typer.Option("--audience", help=AUDIENCE_HELP)] = Audience.public,
+    out: Annotated[Path | None, typer.Option("--out", help=OUT_HELP)] = None,
     synthesize: Annotated[Path, input_option("synthesize")] = ARTIFACTS / "synthesize",
     ledger: Annotated[Path, typer.Option("--ledger", help="The ledger file.")] = LEDGER,
-    metrics: Annotated[Path, typer.Option("--metrics", help="Owner only: numbers of `stage evaluate`.")] = Path(
-        "metrics.json"
-    ),
+    metrics: Annotated[Path, typer.Option("--metrics", help=METRICS_HELP)] = Path("metrics.json"),
     evaluation: Annotated[Path, typer.Option("--evaluation", help="Owner only: folder of its plots.")] = EVALUATION,
-    artifacts: Annotated[
-        Path, typer.Option("--artifacts", help="Owner only: folder of artifacts whose pictures to show.")
-    ] = ARTIFACTS,
+    artifacts: Annotated[Path, typer.Option("--artifacts", help=ARTIFACTS_HELP)] = ARTIFACTS,
     dry_run: DryRun = False,
 ) -> None:
     """Free: what was released, what it cost and what that means, as one HTML page. The owner's edition is local."""
@@ -55,7 +45,7 @@ def report(
             typer.echo(f"reads   {path}{'' if path.exists() else ' (not there)'}")
         typer.echo(f"writes  {page} ({'may be shared' if public else 'local: not to be shared'})\ncharges nothing")
         return
-    from sfumato.artifacts import PRIVACY, check_out, read_artifact, writing
+    from sfumato.artifacts import check_out, read_artifact, writing
     from sfumato.errors import ConfigError
     from sfumato.files import replace_file
     from sfumato.release.report import read_local, report_page
@@ -68,11 +58,6 @@ def report(
         with writing(page.parent, "report", [read_artifact(synthesize, "synthesize")]) as directory:
             (directory / page.name).write_text(text, encoding="utf-8")
     else:
-        for folder in page.absolute().parents:
-            if (folder / PRIVACY).is_file():
-                raise ConfigError(
-                    f"--out {page} lies in the artifact {folder}, which may be shared, "
-                    "and the owner's edition may not: name a file elsewhere"
-                )
+        check_local("--out", page)
         replace_file(page, report_page(synthesize, ledger, read_local(metrics, evaluation, artifacts)).encode())
     typer.echo(f"{page}: {'may be shared with the release' if public else 'local: not to be shared'}")

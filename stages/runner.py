@@ -6,10 +6,11 @@ A stage that the plan resolves is a function of the name of its module, `stages/
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -24,6 +25,7 @@ from sfumato.pipeline import STAGES, Kind, Stage
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from sfumato.artifacts import Artifact
     from sfumato.privacy.charge import Charge
@@ -33,7 +35,6 @@ ROOT = Path(__file__).resolve().parent.parent  # the folder that holds the packa
 ARTIFACTS, PLAN = Path(pipeline.ARTIFACTS), Path(pipeline.PLAN)
 CARD, PUBLIC, LEDGER = Path(pipeline.CARD), Path(pipeline.PUBLIC), Path(pipeline.LEDGER)
 EVALUATION = Path("evaluation")  # numbers from real images, of which neither DVC nor git knows
-RELEASED = "released"  # in a run's directory: the copy of its release
 PERMISSION = "permission.json"  # beside the plan
 
 CONFIG_HELP = "Resolved configuration. Default: artifacts/plan/<stage>.yaml, which `stage plan` writes."
@@ -58,10 +59,88 @@ def state_dir() -> Path:
                 f"SFUMATO_STATE={named} is relative: from another folder it would be another odometer. "
                 "Give the whole path"
             )
-        return Path(named)
-    from platformdirs import user_state_path
+        path = Path(named)
+    else:
+        from platformdirs import user_state_path
 
-    return user_state_path("sfumato")
+        path = user_state_path("sfumato")
+    if in_git(path / "keys"):
+        raise ConfigError(
+            f"the state directory {path} would hold real images and keys where git takes them: "
+            "ignore it (a line in .gitignore), or set SFUMATO_STATE to a place outside the repository"
+        )
+    return path
+
+
+# --- what is local, and git -------------------------------------------------------------------------------------------
+
+
+def git(*words: str) -> tuple[int, str]:
+    """Exit code and standard output of git; 127 where there is none."""
+    import subprocess
+
+    try:
+        done = subprocess.run(
+            ["git", "-c", "safe.directory=*", *words], capture_output=True, text=True, check=False, timeout=60
+        )
+    except OSError:
+        return 127, ""
+    return done.returncode, done.stdout
+
+
+@functools.cache
+def in_git(path: Path) -> bool:
+    """Whether git would take a file: it lies in a work tree that does not ignore it, as far as git can say."""
+    path = path.resolve()
+    root = next((folder for folder in path.parents if (folder / ".git").exists()), None)
+    return root is not None and git("-C", str(root), "check-ignore", "-q", str(path))[0] != 0
+
+
+def check_local(option: str, *files: Path) -> None:
+    """Raise ConfigError where a file of numbers from real images would land in an artifact, or in git."""
+    for file in files:
+        for folder in file.absolute().parents:
+            if (folder / "privacy.json").is_file() or folder.resolve() in (ARTIFACTS.resolve(), PUBLIC.resolve()):
+                raise ConfigError(
+                    f"{option} {file} lies in the artifact {folder}, which may be shared, "
+                    "and numbers from real images may not: name a place elsewhere"
+                )
+        if in_git(file):
+            raise ConfigError(
+                f"{option} {file} lies where git would take it, and numbers from real images may not be shared: "
+                "name a place that git ignores, such as evaluation/, or ignore it (a line in .gitignore)"
+            )
+
+
+def show_local(tables: Iterable[Table], file: Path) -> None:
+    """Print tables of numbers from real images on a terminal. Elsewhere, a log of CI say, name their file instead."""
+    if sys.stdout.isatty():
+        for table in tables:
+            table_console().print(table)
+    else:
+        typer.echo(f"{file}: local, not to be shared, so its numbers are shown on a terminal alone")
+
+
+def ledgers() -> list[dict]:
+    """ledger.json, of any version: the file at hand, and as it was last committed."""
+    import json
+
+    from sfumato.errors import BudgetError
+
+    texts = [LEDGER.read_text(encoding="utf-8", errors="replace")] if LEDGER.is_file() else []
+    code, committed = git("show", f"HEAD:./{LEDGER}")
+    try:
+        found = [json.loads(text) for text in [*texts, *([committed] if code == 0 else [])]]
+    except (ValueError, RecursionError) as error:
+        raise BudgetError(f"{LEDGER} is not JSON ({error}): restore it (`git checkout {LEDGER}`)") from error
+    return [content for content in found if isinstance(content, dict)]
+
+
+def seen_in_ledgers(dataset_id: str) -> set[str]:
+    """What these ledgers name of the journal of a dataset."""
+    from sfumato.privacy.ledger import seen_of
+
+    return {name for content in ledgers() for name in seen_of(content, dataset_id)}
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
@@ -116,12 +195,21 @@ def run_stage(
     from sfumato.compute import settle_processor
 
     settle_processor()
+    if stage.kind is Kind.QUERY:
+        keep_memory_off_disk()
     work = getattr(import_module(f"stages.{stage.name}"), stage.name)
     kind = QueryRun if stage.kind is Kind.QUERY else StageRun
     try:
-        work(kind(plan=plan, inputs=inputs, out=out, card=card))  # type: ignore[arg-type]
+        work(kind(plan=plan, inputs=inputs, out=out, card=card, folder=config.parent if config else PLAN))  # type: ignore[arg-type]
     except TakenOver as found:
         say(f"{stage.name}: {found}")
+
+
+def keep_memory_off_disk() -> None:
+    """No core dump of a process that holds sensitive images: a crash would write them where others may read."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 def load_plan(stage: str, config: Path | None = None) -> StagePlan[Any]:
@@ -143,6 +231,14 @@ def read_inputs(stage: Stage, paths: Mapping[str, Path]) -> dict[str, Artifact]:
                 f"add {name} to run, and run `stage plan` and `stage {name}`"
             )
     return found
+
+
+def lineage_of_model(model: Any, *, check_declared: bool = True) -> list[Artifact]:
+    """The releases that a public model comes from. Raises ConfigError where nobody says that it is public."""
+    from sfumato.data.lineage import lineage
+    from sfumato.public_model.directory import locate
+
+    return lineage(locate(model.directory), "model", model.declared_public or not check_declared, state_dir())
 
 
 def describe(plan: StagePlan[Any], reads: Mapping[str, Path], out: Path) -> None:
@@ -192,6 +288,7 @@ class StageRun(Generic[S]):
     inputs: Mapping[str, Artifact]
     out: Path
     card: Path
+    folder: Path = PLAN  # of the plan
 
     @property
     def settings(self) -> S:
@@ -202,11 +299,14 @@ class StageRun(Generic[S]):
         return self.inputs[name].path
 
     @contextmanager
-    def writing(self) -> Iterator[Path]:
-        """A directory that becomes the artifact, with the records of all inputs, when the block ends well."""
+    def writing(self, also: Iterable[Artifact] = ()) -> Iterator[Path]:
+        """A directory that becomes the artifact, with the records of all inputs, when the block ends well.
+
+        also: what it was made from besides.
+        """
         from sfumato.artifacts import writing
 
-        with writing(self.out, self.plan.stage, list(self.inputs.values())) as directory:
+        with writing(self.out, self.plan.stage, [*self.inputs.values(), *also]) as directory:
             yield directory
 
 
@@ -216,57 +316,74 @@ class QueryRun(StageRun[S]):
 
     plan: QueryPlan[Any]
 
-    def open_charge(self, released: str, sensitivity: str, *, latents: str | None = None) -> Charge:
+    def open_charge(self, released: str, sensitivity: str, max_norm: float, *, latents: str | None = None) -> Charge:
         """The charge that the plan asks for. released, sensitivity: in words, for the record.
 
+        max_norm: what one image can contribute at most, in L2.
         Raises TakenOver where nothing is left to do: a kill came between the release and the pipeline's taking it over.
         The release, kept with its run until the ledger is written, is then put back, at no cost.
         """
+        from sfumato.artifacts import own_record
         from sfumato.data.store import read_card
         from sfumato.digest import digest_of_file
         from sfumato.files import copy_directory
-        from sfumato.privacy.opening import AlreadyReleasedError, Work, open_charge
+        from sfumato.plan import code_of
+        from sfumato.privacy.opening import RELEASED, AlreadyReleasedError, Work, open_charge
+        from sfumato.resolved import read_lineage
 
-        plan, public = self.plan, read_card(self.card)
+        plan, public, lineage = self.plan, read_card(self.card), read_lineage(self.folder, self.plan.stage)
         if (public.dataset_id, public.shape, public.classes) != (plan.dataset_id, plan.shape, plan.classes):
             raise ConfigError(
                 f"the plan of {plan.stage} was made for another data card than {self.card}: run `stage plan` again"
             )
         work = Work(
             stage=plan.stage,
-            plan=plan.digest,
+            settings=plan.digest,
             mechanism=plan.mechanism,
+            max_norm=max_norm,
             released=released,
             sensitivity=sensitivity,
             inputs=[digest_of_file(artifact.path / "privacy.json") for artifact in self.inputs.values()],
-            resumable=STAGES[plan.stage].resumable,
+            stale=lineage["code"].get(plan.stage) != code_of(STAGES[plan.stage], ROOT),
             latents=latents,
+            seen=self.seen(),
+            **lineage,
         )
         try:
             return open_charge(state_dir(), public, work, read_permission())
         except AlreadyReleasedError as refusal:
-            kept = run_directory(refusal.record_id) / RELEASED
-            if self.out.exists() or not kept.exists():
+            kept = run_directory(refusal.run_id) / RELEASED
+            if own_record(self.out, refusal.record_id) or not (refusal.same_inputs and kept.exists()):
                 raise
             copy_directory(kept, self.out)
             raise TakenOver(
                 f"released as {refusal.record_id[:8]} before it was taken over: put back, nothing is charged"
             ) from None
 
+    def seen(self) -> set[str]:
+        """What the ledgers and the inputs name of the journal, which may lack none of it."""
+        mine = self.plan.dataset_id
+        records = [record for artifact in self.inputs.values() for record in artifact.records.values()]
+        return seen_in_ledgers(mine) | {record["id"] for record in records if record["dataset_id"] == mine}
+
     @contextmanager
     def releasing(self, charge: Charge, *, local: bool = False) -> Iterator[Path]:
         """A directory that becomes the artifact, with the record of the charge, which is closed at the end.
 
-        A copy of the release is kept until the ledger is written. local: it depends on numbers from real images.
+        The release is written into the private directory of the run, then journalled, and only then copied to `out`: a
+        charge that is open has released nothing. It stays there until the ledger is written. local: it depends on
+        numbers from real images.
         """
         from sfumato.artifacts import writing
-        from sfumato.files import copy_directory
+        from sfumato.files import check_writable, copy_directory
+        from sfumato.privacy.opening import RELEASED
 
-        inputs = list(self.inputs.values())
-        with writing(self.out, self.plan.stage, inputs, [charge.record], local=local) as directory:
+        kept = charge.run / RELEASED
+        check_writable(kept)  # removes what a killed process left
+        with writing(kept, self.plan.stage, list(self.inputs.values()), [charge.record], local=local) as directory:
             yield directory
-        copy_directory(self.out, charge.run / RELEASED)
         charge.close()
+        copy_directory(kept, self.out)
 
 
 def read_permission() -> Any:

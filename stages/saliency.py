@@ -20,15 +20,17 @@ def saliency(run: QueryRun[Saliency]) -> None:
     model = load_start(pretrain)
     encoding = partial(progress, "encoding the images, once", clock=False)
     latents = ensure_latents(model, state_dir(), read_card(run.card), pretrain, encoding)
-    settings = with_chunk(run.settings, plan.network, plan.shape, len(plan.classes))
+    settings = with_chunk(run.settings.on_this_machine(), plan.network, plan.shape, len(plan.classes))
     pool = candidates(model.to(device()), settings.candidates)
     public_size = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes)).total
     released = f"gradient of {len(pool)} candidates ({settings.candidates}, score {settings.score})"
-    charge = run.open_charge(released, "max_norm: the jointly clipped gradient of one image", latents=latents)
+    charge = run.open_charge(
+        released, "max_norm: the jointly clipped gradient of one image", settings.max_norm, latents=latents
+    )
     dropout, autocast = plan.network.label_dropout, None if latents else False
     vectors = query_saliency(charge, model, pool, settings, public_size, label_dropout=dropout, autocast=autocast)
     # public, as the multiplier is; the charge has added the noise itself
-    noise_std = plan.mechanism.noise_multiplier * settings.max_norm / public_size
+    noise_std = charge.noise_multiplier * settings.max_norm / public_size
     rows = rank_candidates(vectors, noise_std)
     with run.releasing(charge) as directory:
         save_ranking(rows, pool, settings, noise_std, directory)

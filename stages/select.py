@@ -1,15 +1,22 @@
-"""`stage select`: the public images that the warm-up sees, by the noisy votes for their classes."""
+"""`stage select`: the public images that the warm-up sees, by the noisy votes for their classes or by the teacher."""
 
 from __future__ import annotations
 
 from sfumato.config import Select
 from sfumato.data.store import load_public
-from sfumato.warmup.selection import read_votes, relabel, save_selection, select_public
+from sfumato.queries.teacher import classify, load_teacher
+from sfumato.warmup.selection import read_votes, relabel, save_selection, save_surest, select_public, surest
 from stages.runner import StageRun
 
 
 def select(run: StageRun[Select]) -> None:
     images, classes = load_public(run.path("public"), run.plan.shape), run.plan.classes
+    if run.settings.by == "teacher":
+        probabilities = classify(load_teacher(run.path("teacher")), images).numpy()
+        indices, labels = surest(probabilities, max(1, run.settings.images // len(classes)))
+        with run.writing() as directory:
+            save_surest(directory, images, probabilities, indices, labels, classes)
+        return
     counted = run.inputs["histogram"]
     votes, per_class = read_votes(counted.path, images.classes, len(classes)) if counted.enabled else (None, False)
     kept = select_public(run.settings, votes, len(images.classes))

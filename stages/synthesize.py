@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from sfumato.artifacts import merge_records
+from sfumato.compute import device
 from sfumato.config import Synthesize
 from sfumato.queries.count import read_counts
+from sfumato.queries.teacher import load_teacher
 from sfumato.release.exports import check_parquet
 from sfumato.release.release import save_release
 from sfumato.release.synthesis import draw_mixture
+from sfumato.release.variation import vary
 from stages.runner import StageRun, progress
 
 
@@ -20,5 +23,7 @@ def synthesize(run: StageRun[Synthesize]) -> None:
     priors = counts.priors if settings.labels == "prior" else None
     with progress("synthesize") as report:
         images, labels, sources = draw_mixture(paths, settings, priors, plan.seed, report, plan.shape)
+    teacher = load_teacher(paths["teacher"]).to(device()) if settings.reads("teacher") else None
+    varied = vary(images, labels, settings, teacher, plan.seed)
     with run.writing() as directory:
-        save_release(directory, images, labels, sources, merge_records(list(run.inputs.values())), plan)
+        save_release(directory, varied, sources, merge_records(list(run.inputs.values())), plan)

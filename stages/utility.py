@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sfumato.errors import ConfigError
+from sfumato.files import csv_text
 from stages.runner import (
     ARTIFACTS,
     CARD,
@@ -16,58 +18,48 @@ from stages.runner import (
     CardPath,
     Config,
     DryRun,
+    check_local,
     input_option,
     load_plan,
+    show_local,
     state_dir,
-    table_console,
 )
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from sfumato.evaluation.downstream import Schedule
     from sfumato.evaluation.protocol import Setting
 
 PARTS = ("sizes", "ensemble", "selection")
 SIZES = (1000, 5000, 20_000, 60_000)
 
+OUT_HELP = "Directory for utility.json, utility.csv, selection.csv and utility.png."
+SIZES_HELP = "Numbers of synthetic images. Default: those of 1000, 5000, 20000, 60000 that there are."
+RETRAIN_HELP = "Also train every setting of the grid on real images."
+STEPS_HELP = "Gradient steps of every training. Default: as evaluate trains on the largest size."
+Names = Annotated[str, typer.Option("--classifiers", help="Classifiers of the curve and the ensembles.")]
+GridNames = Annotated[str, typer.Option("--grid-classifiers", help="Classifiers of the grid.")]
+
 
 def utility(
     config: Config = None,
-    out: Annotated[
-        Path, typer.Option("--out", help="Directory for utility.json, utility.csv, selection.csv and utility.png.")
-    ] = EVALUATION,
+    out: Annotated[Path, typer.Option("--out", help=OUT_HELP)] = EVALUATION,
     card: CardPath = CARD,
     synthesize: Annotated[Path, input_option("synthesize")] = ARTIFACTS / "synthesize",
     parts: Annotated[str, typer.Option("--parts", help="Which of sizes, ensemble, selection.")] = ",".join(PARTS),
-    classifiers: Annotated[
-        str, typer.Option("--classifiers", help="Classifiers of the curve and the ensembles.")
-    ] = "cnn",
-    sizes: Annotated[
-        str | None,
-        typer.Option(
-            "--sizes", help="Numbers of synthetic images. Default: those of 1000, 5000, 20000, 60000 that there are."
-        ),
-    ] = None,
+    classifiers: Names = "cnn",
+    sizes: Annotated[str | None, typer.Option("--sizes", help=SIZES_HELP)] = None,
     members: Annotated[int, typer.Option("--ensemble", min=2, help="Classifiers in an ensemble.")] = 5,
-    grid_classifiers: Annotated[
-        str, typer.Option("--grid-classifiers", help="Classifiers of the grid.")
-    ] = "lr,mlp,cnn",
+    grid_classifiers: GridNames = "lr,mlp,cnn",
     rates: Annotated[str, typer.Option("--rates", help="Factors on their learning rates.")] = "0.01,0.1,0.3,1,3",
     decays: Annotated[str, typer.Option("--weight-decays", help="Their weight decays.")] = "0,0.1",
-    retrain: Annotated[
-        bool, typer.Option("--retrain", help="Also train every setting of the grid on real images.")
-    ] = False,
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            "--steps", min=1, help="Gradient steps of every training. Default: as evaluate trains on the largest size."
-        ),
-    ] = None,
+    retrain: Annotated[bool, typer.Option("--retrain", help=RETRAIN_HELP)] = False,
+    steps: Annotated[int | None, typer.Option("--steps", min=1, help=STEPS_HELP)] = None,
     minutes: Annotated[float, typer.Option("--minutes", min=0, help="Refuse to start what would take longer.")] = 60.0,
     dry_run: DryRun = False,
 ) -> None:
     """Local: accuracy by number of images, ensembles, and whether models rank alike on synthetic and real images."""
-    from sfumato.errors import ConfigError
-
     plan = load_plan("evaluate", config)
     wanted = words(parts, "--parts", PARTS)
     if dry_run:
@@ -86,17 +78,16 @@ def utility(
     from sfumato.evaluation.plots import plot_protocol
     from sfumato.evaluation.protocol import accuracy_by_size, check_time, ensemble, grid, model_selection, subset
     from sfumato.evaluation.scores import check_classes, check_fits, schedule_from
-    from sfumato.files import replace_file
+    from sfumato.files import replace_file, write_json
     from sfumato.privacy.opening import open_local
 
+    check_local("--out", out / "utility.json")
     settle_processor()
     read_artifact(synthesize, "synthesize")
     release, seeds = load_images(synthesize, plan.classes), plan.settings.seeds
-    counts = (
-        whole_numbers(sizes, "--sizes")
-        if sizes is not None
-        else [size for size in SIZES if size <= len(release)] or [len(release)]
-    )
+    counts = [size for size in SIZES if size <= len(release)] or [len(release)]
+    if sizes is not None:
+        counts = whole_numbers(sizes, "--sizes")
     if max(counts) > len(release):
         raise ConfigError(
             f"--sizes {max(counts)}: the release holds {len(release)} images. "
@@ -108,12 +99,8 @@ def utility(
         update={"steps": steps or plan.settings.steps, "classifiers": tuple(dict.fromkeys([*names, *gridded]))}
     )
     schedules = {name: schedule_from(asked, name, max(counts)) for name in asked.classifiers}
-    expected = check_time(
-        trainings(wanted, names, settings, schedules, len(counts) * len(seeds), members, retrain),
-        plan.shape,
-        len(plan.classes),
-        minutes,
-    )
+    planned = trainings(wanted, names, settings, schedules, len(counts) * len(seeds), members, retrain)
+    expected = check_time(planned, plan.shape, len(plan.classes), minutes)
     say(f"about {expected:.0f} minutes")
     for size in counts:
         check_classes(f"{size} images of the release", subset(release, size))
@@ -122,10 +109,8 @@ def utility(
     key, version = secret_key(state_dir(), plan.dataset_id), read_card(card).version
     for name, image_set in {"release": release, "real training": train, "hold-out": holdout}.items():
         check_fits(name, image_set, train)
-    found: dict = {
-        "scope": "local",
-        "identity": identity(replace(plan, settings=asked), key, version, train, holdout, None, synthesize),
-    }
+    belongs_to = identity(replace(plan, settings=asked), key, version, train, holdout, None, synthesize)
+    found: dict = {"scope": "local", "identity": belongs_to}
     found["steps"] = {name: schedule.steps for name, schedule in schedules.items()}
     largest = subset(release, max(counts))
     if "sizes" in wanted:
@@ -138,12 +123,12 @@ def utility(
     if "selection" in wanted:
         bases = [schedules[setting.classifier] for setting in settings]
         found["selection"] = model_selection(settings, bases, largest, holdout, train if retrain else None, say)
-    replace_file(out / "utility.json", (json.dumps(found, indent=1) + "\n").encode())
-    for file, lines in tables(found).items():
-        replace_file(out / file, ("\n".join(lines) + "\n").encode())
+    write_json(out / "utility.json", found)
+    for file, text in tables(found).items():
+        replace_file(out / file, text.encode())
     if found.keys() & {"sizes", "selection"}:
         plot_protocol(found, out / "utility.png")
-    show(found)
+    show_local(screen_tables(found), out / "utility.json")
     typer.echo(f"{out / 'utility.json'}: local, not to be shared", err=True)
 
 
@@ -161,9 +146,8 @@ def trainings(
     retrain: bool,
 ) -> list[tuple[str, Schedule, int]]:
     """All that will be trained: (classifier, schedule, how many). curve: sizes times seeds."""
-    planned = [
-        (name, schedules[name], curve * ("sizes" in wanted) + members * ("ensemble" in wanted)) for name in names
-    ]
+    times = curve * ("sizes" in wanted) + members * ("ensemble" in wanted)
+    planned = [(name, schedules[name], times) for name in names]
     if "selection" in wanted:
         planned += [(setting.classifier, schedules[setting.classifier], 2 if retrain else 1) for setting in settings]
     return [row for row in planned if row[2]]
@@ -171,95 +155,66 @@ def trainings(
 
 def words(text: str, option: str, known: tuple[str, ...]) -> list[str]:
     """The names of a comma-separated option. Raises ConfigError where one is not known, or there is none."""
-    from sfumato.errors import ConfigError
-
     found = [word.strip() for word in text.split(",") if word.strip()]
     odd = [word for word in found if word not in known]
     if odd or not found:
-        raise ConfigError(
-            f"{option} {text!r}: {f'{odd[0]!r} is not known' if odd else 'nothing is named'}, "
-            f"expected some of {', '.join(known)}"
-        )
+        wrong = f"{odd[0]!r} is not known" if odd else "nothing is named"
+        raise ConfigError(f"{option} {text!r}: {wrong}, expected some of {', '.join(known)}")
     return list(dict.fromkeys(found))
 
 
 def numbers(text: str, option: str, *, zero: bool = False) -> list[float]:
     """The numbers of a comma-separated option, all positive (or not negative). Raises ConfigError for anything else."""
-    from sfumato.errors import ConfigError
-
     try:
         found = [float(word) for word in text.split(",") if word.strip()]
     except ValueError:
         found = []
     if not found or not all(0 < value < 1e9 or (zero and value == 0) for value in found):
-        raise ConfigError(
-            f"{option} {text!r}: expected {'numbers from 0' if zero else 'positive numbers'} with commas between them"
-        )
+        what = "numbers from 0" if zero else "positive numbers"
+        raise ConfigError(f"{option} {text!r}: expected {what} with commas between them")
     return list(dict.fromkeys(found))
 
 
 def whole_numbers(text: str, option: str) -> list[int]:
-    from sfumato.errors import ConfigError
-
     found = numbers(text, option)
     if not all(value.is_integer() for value in found):
         raise ConfigError(f"{option} {text!r}: expected whole numbers with commas between them")
     return [int(value) for value in found]
 
 
-def tables(found: dict) -> dict[str, list[str]]:
-    """The lines of each CSV file."""
+def tables(found: dict) -> dict[str, str]:
+    """The text of each CSV file."""
     written = {}
     if "sizes" in found or "ensemble" in found:
-        written["utility.csv"] = ["classifier,images,members,accuracy,std"]
-        for name, rows in found.get("sizes", {}).items():
-            written["utility.csv"] += [f"{name},{row['images']},1,{row['mean']:.4f},{row['std']:.4f}" for row in rows]
-        written["utility.csv"] += [
-            f"{name},{row['images']},{row['members']},{row['accuracy']:.4f},"
-            for name, row in found.get("ensemble", {}).items()
-        ]
+        sizes = ((name, row) for name, rows in found.get("sizes", {}).items() for row in rows)
+        lines = [{"classifier": name, "members": 1, "accuracy": row["mean"]} | row for name, row in sizes]
+        lines += [{"classifier": name, "std": None} | row for name, row in found.get("ensemble", {}).items()]
+        columns = {"classifier": "", "images": "", "members": "", "accuracy": ".4f", "std": ".4f"}
+        written["utility.csv"] = csv_text(lines, columns)
     if "selection" in found:
-        rows = found["selection"]["settings"]
-        written["selection.csv"] = [
-            ",".join(rows[0]),
-            *(
-                ",".join(f"{v:.4f}" if k in ("synthetic", "real", "retrained") else str(v) for k, v in row.items())
-                for row in rows
-            ),
-        ]
+        rows, shares = found["selection"]["settings"], ("synthetic", "real", "retrained")
+        written["selection.csv"] = csv_text(rows, {key: ".4f" if key in shares else "" for key in rows[0]})
     return written
 
 
-def show(found: dict) -> None:
+def screen_tables(found: dict) -> Iterator[Table]:
     from rich.table import Table
 
-    console = table_console()
     for name in dict.fromkeys([*found.get("sizes", {}), *found.get("ensemble", {})]):
         table = Table("images", "classifiers", "accuracy, %", title=f"{name} on the real hold-out (local)")
         for row in found.get("sizes", {}).get(name, ()):
             table.add_row(str(row["images"]), "1", f"{100 * row['mean']:.1f} ± {100 * row['std']:.1f}")
         if row := found.get("ensemble", {}).get(name):
             table.add_row(str(row["images"]), f"{row['members']} together", f"{100 * row['accuracy']:.1f}")
-        console.print(table)
+        yield table
     if chosen := found.get("selection"):
-        table = Table(
-            "by synthetic images",
-            "against",
-            "Spearman",
-            "Kendall",
-            "rank of the chosen",
-            "what it lacks, %",
-            title=f"Model selection, {len(chosen['settings'])} settings (local)",
-        )
+        heads = ("by synthetic images", "against", "Spearman", "Kendall", "rank of the chosen", "what it lacks, %")
+        table = Table(*heads, title=f"Model selection, {len(chosen['settings'])} settings (local)")
         for end, against in (("", "the same models on real images"), ("_retrained", "models trained on real images")):
             if f"spearman{end}" in chosen:
-                row = {key: chosen[f"{key}{end}"] for key in ("spearman", "kendall", "rank", "regret")}
-                table.add_row(
-                    f"setting {chosen['chosen'] + 1}",
-                    against,
-                    f"{row['spearman']:.3f}",
-                    f"{row['kendall']:.3f}",
-                    str(row["rank"]),
-                    f"{100 * row['regret']:.2f}",
+                spearman, kendall, rank, regret = (
+                    chosen[f"{key}{end}"] for key in ("spearman", "kendall", "rank", "regret")
                 )
-        console.print(table)
+                numbers = (f"{spearman:.3f}", f"{kendall:.3f}", str(rank), f"{100 * regret:.2f}")
+                table.add_row(f"setting {chosen['chosen'] + 1}", against, *numbers)
+        yield table

@@ -1,9 +1,11 @@
+import shutil
 from pathlib import Path
 
 import pytest
 
 from sfumato.digest import canonical, code_digest, digest_of, digest_of_file, import_closure
-from sfumato.plan import DOOR, MEASURED
+from sfumato.pipeline import QUERIES, STAGES
+from sfumato.plan import DOOR, MEASURED, code_of
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -79,3 +81,63 @@ def test_a_file_is_known_by_its_bytes(tmp_path):
     (tmp_path / "a").write_bytes(b"x")
     (tmp_path / "b").write_bytes(b"x")
     assert digest_of_file(tmp_path / "a") == digest_of_file(tmp_path / "b")
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory) -> Path:
+    """The project's code, to be edited."""
+    root = tmp_path_factory.mktemp("code")
+    for name in ("sfumato", "stages"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return root
+
+
+def queries_that_change(root: Path, file: str, old: str, new: str) -> set[str]:
+    """The queries whose code digest is another after one edit, which is taken back."""
+    path = root / file
+    whole = path.read_text()
+    assert old in whole, (file, old)
+    before = {name: code_of(STAGES[name], root) for name in QUERIES}
+    path.write_text(whole.replace(old, new, 1))
+    try:
+        return {name for name in QUERIES if code_of(STAGES[name], root) != before[name]}
+    finally:
+        path.write_text(whole)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("sfumato/queries/count.py", '"""', '"""Another. '),  # a docstring
+        ("sfumato/pictures.py", "), 2\n", "), 3\n"),  # a picture's gap
+        ("sfumato/queries/central.py", "choose a divisor", "take a divisor"),  # the text of an error
+        ("sfumato/privacy/charge.py", "nothing was drawn for this release", "no draw came before"),
+        (
+            "sfumato/privacy/accountant.py",
+            "(4 + x / 4 for x in range(24))",
+            "(4 + x / 8 for x in range(48))",
+        ),  # its grid
+        ("sfumato/dpsgd/run.py", "finetune: resuming run", "finetune goes on with run"),  # a progress line
+        ("stages/finetune.py", "encoding the images, once", "encoding"),
+        ("sfumato/compute.py", "THREADS_ROUNDS = 4", "THREADS_ROUNDS = 5"),  # what the machine does
+        ("sfumato/compute.py", '"cuda" if', '"cuda:1" if'),  # the device
+        ("sfumato/dpsgd/memory.py", "CPU_BYTES = 4", "CPU_BYTES = 8"),  # the chunk
+        ("sfumato/config.py", "machine(10)", "machine(20)"),
+    ],
+)
+def test_what_decides_no_released_number_changes_no_query(copied, file, old, new):
+    assert queries_that_change(copied, file, old, new) == set()
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "changed"),
+    [
+        ("sfumato/dpsgd/clip.py", "norms + 1e-6", "norms + 1e-5", {"saliency", "finetune"}),  # the clip's formula
+        ("sfumato/features/scattering.py", "padding=3", "padding=2", {"frequency", "teacher"}),  # a feature's constant
+        ("sfumato/privacy/sampling.py", "sample_rate >= 1", "sample_rate > 1", set(QUERIES)),  # the sampler
+        ("sfumato/privacy/noise.py", "GRID_BITS = 20", "GRID_BITS = 21", set(QUERIES)),
+        ("sfumato/queries/histogram.py", "math.sqrt(votes)", "math.sqrt(2 * votes)", {"histogram"}),
+    ],
+)
+def test_what_decides_released_numbers_changes_the_queries_concerned(copied, file, old, new, changed):
+    assert queries_that_change(copied, file, old, new) == changed

@@ -64,3 +64,41 @@ def test_a_private_folder_is_its_owner_s_alone_whatever_the_umask(tmp_path):
         os.umask(before)
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "local", tmp_path / "local" / "faces.png")]
     assert modes == [0o700, 0o600]
+
+
+def test_weights_that_do_not_fit_on_the_disk_are_an_error_of_the_system_in_one_line(tmp_path):
+    """In a process of its own, which may write no file of more than 1000 bytes."""
+    program = (
+        "import resource, sys, torch\n"
+        "from pathlib import Path\n"
+        "from sfumato.weights import save_tensors\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "try:\n"
+        "    save_tensors({'x': torch.zeros(10_000)}, Path(sys.argv[1]))\n"
+        "except OSError as error:\n"
+        "    print(error)\n"
+    )
+    words = [sys.executable, "-c", program, str(tmp_path / "weights")]
+    text = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    assert text.count("\n") == 1 and text.startswith(f"{tmp_path / 'weights'}: ") and "too large" in text
+
+
+def test_a_directory_that_cannot_be_copied_is_named_with_the_reason(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "gone").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(OSError, match="a cannot be copied to .*b: .*No such file"):
+        copy_directory(tmp_path / "a", tmp_path / "b")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
+
+
+def test_a_query_leaves_no_core_dump():
+    """In a process of its own, whose limit is raised first as far as it goes."""
+    program = (
+        "import resource\n"
+        "from stages.runner import keep_memory_off_disk\n"
+        "hard = resource.getrlimit(resource.RLIMIT_CORE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))\n"
+        "keep_memory_off_disk()\n"
+        "assert resource.getrlimit(resource.RLIMIT_CORE) == (0, hard)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

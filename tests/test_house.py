@@ -16,6 +16,7 @@ ORDER = [
     "errors",
     "files",
     "digest",
+    "journal",
     "config",
     "artifacts",
     "weights",
@@ -145,6 +146,14 @@ def test_an_input_that_dvc_lacks_or_has_too_many_is_seen(name):
         assert len(differences(content)) == 1
     content["stages"][name] |= {"deps": inputs, "cmd": "stage another"}
     assert len(differences(content)) == 1
+
+
+def test_dvc_never_brings_an_old_card_or_an_old_total_back():
+    """Its run cache would: what was spent since then would be gone from the ledger."""
+    stages = dvc_yaml()["stages"]
+    for name, key in (("prepare-sensitive", "outs"), ("ledger", "metrics")):
+        (entry,) = stages[name][key]
+        assert next(iter(entry.values()))["persist"] is True
 
 
 def test_no_sensitive_path_is_ever_dvc_s():

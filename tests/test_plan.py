@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from sfumato.config import MACHINE
 from sfumato.data.store import Card, PublicCard
 from sfumato.errors import BudgetError, ConfigError
 from sfumato.pipeline import STAGES
@@ -76,12 +77,15 @@ def test_no_resolved_query_tells_the_query_its_noise(tmp_path):
         ({"auxiliary": {"steps": 77}}, {"auxiliary"}),
         ({"evaluate": {"epochs": 3}}, {"evaluate"}),
         ({"pretrain": {"median": 5}}, {"pretrain"}),
-        ({"privacy": {"spend_again": True, "lifetime_epsilon": 50}}, set()),
+        ({"privacy": {"spend_again": ["count"], "lifetime_epsilon": 50}}, set()),  # nothing to spend again
         ({"seed": 3}, {"frequency", "auxiliary", "classifier", "pretrain", "finetune", "synthesize"}),
         ({"select": {"ratio": 0.9}}, {"select"}),
         ({"pretrain": {"amp": {"radius": 0.1}}}, {"pretrain"}),
         ({"classifier": {"steps": 7}}, {"classifier"}),
         ({"histogram": {"batch": 100}}, {"histogram"}),
+        ({"privacy": {"lifetime_epsilon": "unlimited"}}, set()),
+        ({"finetune": {"steps": 30}}, {"finetune"}),  # shares keep their noise
+        ({"finetune": {"batch": 300}}, {"finetune"}),
     ],
 )
 def test_an_edit_changes_the_files_of_its_own_stages_only(tmp_path, edit, changed):
@@ -92,6 +96,21 @@ def test_an_edit_changes_the_files_of_its_own_stages_only(tmp_path, edit, change
         changed = changed | {"finetune"}  # which takes the rest
     before, after = files(tmp_path, **fixed), files(tmp_path, **fixed | edit)
     assert {stage for stage in STAGES if before[stage] != after[stage]} == changed
+
+
+def test_machine_settings_come_from_the_environment_and_are_in_no_plan(tmp_path, monkeypatch):
+    before = files(tmp_path, recipe="sapf-pixel")
+    monkeypatch.setenv("SFUMATO_CHUNK", "7")
+    monkeypatch.setenv("SFUMATO_CHECKPOINT_EVERY", "3")
+    loaded = params(tmp_path, recipe="sapf-pixel")
+    assert loaded.finetune.on_this_machine().chunk == 7 and loaded.finetune.on_this_machine().checkpoint_every == 3
+    assert loaded.saliency.on_this_machine().chunk == 7
+    assert files(tmp_path, recipe="sapf-pixel") == before
+    assert not [key for content in before.values() for key in content["settings"] if key in MACHINE]
+    for wrong in ("0", "many", "-1", "1.5"):
+        monkeypatch.setenv("SFUMATO_CHUNK", wrong)
+        with pytest.raises(ConfigError, match=f"SFUMATO_CHUNK={wrong}"):
+            loaded.finetune.on_this_machine()
 
 
 def test_the_public_classifier_knows_no_sensitive_set(tmp_path):
@@ -148,6 +167,10 @@ def test_phases_share_the_steps_by_their_parts(tmp_path):
         ({"recipe": "feta-prp"}, "feta-pro"),
         ({"profile": "digit"}, "digits"),
         ({"finetune": {"steps": 0}}, "finetune.steps"),
+        ({"finetune": {"chunk": 8}}, r"finetune\.chunk is no parameter any more.*SFUMATO_CHUNK=8"),
+        ({"saliency": {"chunk": 4}}, r"saliency\.chunk.*SFUMATO_CHUNK=4"),
+        ({"finetune": {"checkpoint_every": 2}}, "SFUMATO_CHECKPOINT_EVERY=2"),
+        ({"privacy": {"spend_again": ["pretrain"]}}, "spend_again.*no query"),
         ({"pretrain": {"phases": [{"sources": {"central": 1}}], "steps": "ab"}}, r"pretrain\.steps='ab'.*positive"),
         ({"pretrain": {"phases": [{"sources": {"central": 1}, "part": "x"}]}}, "part='x'.*positive"),
         (
@@ -208,6 +231,28 @@ def test_a_file_that_is_no_yaml_is_named(tmp_path):
         load_params(tmp_path / "params.yaml", RECIPES)
     with pytest.raises(ConfigError, match="does not exist"):
         load_params(tmp_path / "nowhere.yaml", RECIPES)
+
+
+def test_a_plan_spends_its_epsilon_once_unless_the_owner_says_more(tmp_path):
+    own = {"recipe": "dpdm", "data": {"source": "npz", "path": "a.npz", "dataset_id": "clinic"}}
+    for content, lifetime in (
+        ({"recipe": "dpdm", "profile": None, "privacy": {"epsilon": 3}}, 3.0),
+        ({"recipe": "dpdm", "privacy": {"lifetime_epsilon": 7}}, 7.0),
+        ({"recipe": "dpdm"}, "unlimited"),  # the profile's images are public
+        (own | {"privacy": {"epsilon": 3}}, 3.0),  # on the profile's scale, but not its images
+        (own | {"privacy": {"lifetime_epsilon": "unlimited"}}, "unlimited"),
+    ):
+        assert params(tmp_path, **content).privacy.lifetime == lifetime
+    with pytest.raises(ConfigError, match="lifetime_epsilon='unlimitd'"):
+        params(tmp_path, recipe="dpdm", privacy={"lifetime_epsilon": "unlimitd"})
+
+
+def test_public_profiles_alone_are_unlimited():
+    for path in (RECIPES / "profiles").glob("*.yaml"):
+        content = yaml.safe_load(path.read_text())
+        unlimited = content["privacy"].get("lifetime_epsilon") == "unlimited"
+        assert unlimited == (content["data"]["source"] in ("digits", "fashion-mnist"))
+    assert "lifetime_epsilon" not in yaml.safe_load((ROOT / "params.yaml").read_text())["privacy"]
 
 
 def test_sampling_rates_come_from_the_hint_alone(tmp_path):

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.errors import DataError
+from sfumato.errors import UNREADABLE, DataError, explained
 from sfumato.files import open_private, replacing
 
 Shape = tuple[int, int, int]  # channels, height, width
@@ -81,12 +80,7 @@ class ImageWriter:
         # numpy pads the header so that it keeps its length while the first axis grows: it can be rewritten in place
         for file, dtype, row in ((self.images, np.uint8, self.row), (self.labels, np.int64, ())):
             file.seek(0)
-            header = {
-                "descr": np.lib.format.dtype_to_descr(np.dtype(dtype)),
-                "fortran_order": False,
-                "shape": (self.count, *row),
-            }
-            np.lib.format.write_array_header_1_0(file, header)
+            write_header(file, np.dtype(dtype), (self.count, *row))
 
     def append(self, image: np.ndarray, label: int) -> None:
         """One image, (H, W, C) uint8, and its label. Raises DataError where they do not fit the set."""
@@ -103,12 +97,16 @@ class ImageWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self.images, self.labels:
             if kind is None:
                 self.write_headers()
+
+
+def write_header(file: BinaryIO, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+    """The head of a .npy file, which the values follow row by row."""
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
 
 
 def save_images(directory: Path, image_set: ImageSet) -> None:
@@ -134,10 +132,9 @@ def load_images(directory: Path, classes: Iterable[str]) -> ImageSet:
 def load_array(path: Path) -> np.ndarray:
     if not path.is_file():
         raise DataError(f"{path} is missing: run the stage that writes it.")
-    try:
+    broken, causes = f"{path} is not a whole .npy file", (*UNREADABLE, EOFError)
+    with explained(DataError, lambda error: f"{broken} ({error}): write it again.", causes=causes):
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise DataError(f"{path} is not a whole .npy file ({error}): write it again.") from error
     if not isinstance(array, np.ndarray):
         raise DataError(f"{path} is an archive, expected one .npy array.")
     return array
@@ -146,18 +143,15 @@ def load_array(path: Path) -> np.ndarray:
 def check(images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], directory: Path) -> None:
     """Raise DataError unless the arrays are a valid set over `classes`."""
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3) or 0 in images.shape[1:]:
-        raise DataError(
-            f"{directory / IMAGES} is {images.dtype} {images.shape}, expected uint8 (N, H, W, C) with C 1 or 3."
-        )
+        found = f"{images.dtype} {images.shape}"
+        raise DataError(f"{directory / IMAGES} is {found}, expected uint8 (N, H, W, C) with C 1 or 3.")
     if labels.dtype != np.int64 or labels.ndim != 1:
         raise DataError(f"{directory / LABELS} is {labels.dtype} {labels.shape}, expected int64 (N,).")
     if len(labels) != len(images):
         raise DataError(f"{directory} holds {len(images)} images but {len(labels)} labels: write both again.")
     if len(labels) and not (labels.min() >= 0 and labels.max() < len(classes)):
-        found = f"{labels.min()}..{labels.max()}"
-        raise DataError(
-            f"{directory / LABELS} has labels {found}, expected 0..{len(classes) - 1} for {len(classes)} classes."
-        )
+        found, known = f"{labels.min()}..{labels.max()}", f"0..{len(classes) - 1} for {len(classes)} classes"
+        raise DataError(f"{directory / LABELS} has labels {found}, expected {known}.")
 
 
 def as_uint8(images: Tensor) -> np.ndarray:

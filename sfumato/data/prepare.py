@@ -1,7 +1,7 @@
 """Take images from their source: sensitive ones into the private state directory, public ones into an artifact.
 
 A public card stands for the sensitive images. Layout of the private part: `<state>/keys/<dataset_id>` (the secret key)
-and `<state>/data/<dataset_id>/{sensitive,holdout,card.json}`. Directories have mode 0700, files mode 0600.
+and `<state>/data/<dataset_id>/{sensitive,holdout,card.json,origin.json}`. Directories have mode 0700, files mode 0600.
 Guarantee: what is done to an image, and which part it goes to, depends on that image, the key and `config.Data` alone;
 the card does not depend on the images, but for their shape where `config.Data` names none.
 """
@@ -16,7 +16,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -24,16 +24,21 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock
 
-from sfumato.artifacts import writing
-from sfumato.config import Data, Public
-from sfumato.data.images import ImageSet, ImageWriter, load_images
+from sfumato.artifacts import Artifact, writing
+from sfumato.config import OF_THE_OWNER, Data, Public
+from sfumato.data.images import IMAGES, ImageSet, ImageWriter, load_array, load_images
+from sfumato.data.lineage import lineage, recognised
+from sfumato.data.overlap import digests, refuse_overlap
+from sfumato.data.rendered import DRAWN
 from sfumato.data.sources import Example, Source, read_public, read_source
 from sfumato.data.store import CARD, HOLDOUT, SENSITIVE, Card, PublicCard, dataset_directory, read_card
 from sfumato.errors import ConfigError, DataError
 from sfumato.files import open_private, replace_file
+from sfumato.journal import Journal
 from sfumato.pictures import save_png, to_grid
 
 KEY_BYTES = 32
+ORIGIN = "origin.json"  # source and path of prepared images: private
 GRID_CLASSES, GRID_COLUMNS = 20, 10  # of the picture of a public set: classes at most, images of each
 
 
@@ -44,13 +49,20 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
     new one is complete. The card holds dataset id, version, source, shape (C, H, W), range, class names and kind of
     split. It holds no number of images and no hash, keyed or not. The version is the owner's (`data.version`), or a
     random one that stays until the owner gives another.
-    Raises ConfigError or DataError (see `sources.read_source`), and then leaves the older set and card as they were.
+    Raises ConfigError or DataError (see `sources.read_source`; also for images that are counted under another id), and
+    then leaves the older set and card as they were; BudgetError where the journal was lost or does not hold.
     """
     home = dataset_directory(state, data.name)
-    state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for directory in (home.parent, state / "keys"):
-        directory.mkdir(mode=0o700, exist_ok=True)
-        directory.chmod(0o700)
+    for directory in (state, home.parent, state / "keys"):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            directory.chmod(0o700)
+        except OSError as error:
+            raise ConfigError(
+                f"{directory} may be read by others, and this account cannot change that ({error.strerror}): "
+                f"run `chmod 700 {directory}` as its owner, or set SFUMATO_STATE to a folder of your own"
+            ) from error
+    Journal(state, data.name).begin()
     with FileLock(home.with_name(f".{home.name}.lock")), replacing(home) as fresh:
         source = read_source(data, raw)
         key = secret_key(state, data.name)
@@ -64,10 +76,40 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
             version=data.version or kept_version(home) or secrets.token_hex(8),
         )
         text = json.dumps(content := asdict(public), indent=2, ensure_ascii=False).encode() + b"\n"
-        with open_private(fresh / CARD) as file:
-            file.write(text)
+        origin = {"source": data.source, "path": data.path and str(Path(data.path).expanduser().resolve())}
+        if not data.different_people:
+            refuse_another_id(home, fresh, image_set.shape, origin)
+        for name, written in ((CARD, text), (ORIGIN, json.dumps(origin).encode())):
+            with open_private(fresh / name) as file:
+                file.write(written)
     replace_file(card, text)
     return content
+
+
+def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], origin: dict) -> None:
+    """Raise ConfigError where images of another dataset id are among the new ones: each odometer would count a part.
+
+    home: where the new images go; fresh: where they are; shape: (C, H, W). Images are compared in the stored shape,
+    and the source with its path.
+    """
+    known: set[bytes] = set()
+    for other in sorted(path.parent for path in home.parent.glob(f"*/{CARD}") if path.parent != home):
+        card, origin_file = read_card(other / CARD), other / ORIGIN
+        same = origin_file.is_file() and json.loads(origin_file.read_text(encoding="utf-8")) == origin
+        if not same and card.shape == shape:
+            known = known or {*digests_of_both(fresh)}
+            same = any(value in known for value in digests_of_both(other))
+        if same:
+            raise ConfigError(
+                f"data.dataset_id={home.name}: some of these images, or their folder, are counted as {other.name!r} "
+                "already, and under a second name what was spent on them would not add up. Keep the first name; where "
+                "these are images of other people all the same, say data.different_people: true"
+            )
+
+
+def digests_of_both(home: Path) -> Iterator[bytes]:
+    for part in (SENSITIVE, HOLDOUT):
+        yield from digests(load_array(home / part / IMAGES))
 
 
 def kept_version(home: Path) -> str | None:
@@ -78,23 +120,43 @@ def kept_version(home: Path) -> str | None:
         return None
 
 
-def prepare_public(public: Public | None, shape: tuple[int, int, int], out: Path, raw: Path, seed: int) -> dict:
+def prepare_public(
+    public: Public | None,
+    shape: tuple[int, int, int],
+    out: Path,
+    raw: Path,
+    seed: int,
+    *,
+    private: Callable[[], Iterable[ImageSet]] = tuple,
+    state: Path | None = None,
+) -> dict:
     """Write the public set as the artifact `out`: images, labels, card and picture; returns the content of its card.
 
     Images come out in the shape (C, H, W) of the sensitive ones, one by one, so memory does not grow with their number.
     public: None where no stage reads any. The artifact then holds its card alone, always the same bytes.
+    private: opens the sensitive and the hold-out images, none of which may be among the public ones; it is not called
+    for images that are drawn here. state: where it is remembered what was released; a set that was made from a release
+    has the records of that.
     Raises ConfigError or DataError, and then leaves what was at `out`.
     """
-    with writing(out, "public") as directory:
+    inputs: list[Artifact] = []  # is added to before the block ends
+    with writing(out, "public", inputs) as directory:
         card = PublicCard(enabled=False)
         if public is not None:
             source = read_public(public, shape, raw, seed)
+            if public.path is not None:
+                declared = public.declared_public or public.source not in OF_THE_OWNER
+                inputs += lineage(Path(public.path), "public", declared, state)
             counts = write_public(source, shape, directory)
             if np.count_nonzero(counts) < 2:
                 raise DataError(
                     f"public.source={public.source} has images of {np.count_nonzero(counts)} class(es): "
                     "two or more must have some."
                 )
+            if public.source not in DRAWN:
+                images = load_images(directory, source.classes)
+                refuse_overlap(images, private())
+                inputs += recognised(state, (value.hex() for value in digests(images.images)))
             card = PublicCard(
                 enabled=True, source=public.source, shape=shape, classes=source.classes, images=int(counts.sum())
             )

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +20,10 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from sfumato.data.images import ImageSet, load_array, load_images
+from sfumato.data.images import ImageSet, load_array, load_images, write_header
 from sfumato.digest import digest_of
-from sfumato.errors import DataError
-from sfumato.files import open_private
+from sfumato.errors import DataError, explained
+from sfumato.files import open_private, read_json
 
 SENSITIVE, HOLDOUT, CARD = "sensitive", "holdout", "card.json"
 AGAIN = "run `stage prepare sensitive`"
@@ -62,16 +63,18 @@ class PublicCard:
     images: int = 0
 
 
+def card_at(path: Path, what: str, fix: str) -> AbstractContextManager[None]:
+    """Raise DataError where the file is missing or is no such card."""
+    missing = f"{path} is missing: {fix} first"
+    return explained(DataError, lambda error: f"{path} is not {what} ({error!r}): {fix} again", missing=missing)
+
+
 def read_card(path: Path) -> Card:
     """Read a public card. Raises DataError where `path` does not hold one."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+    with card_at(path, "a data card", AGAIN):
+        content = read_json(path)
         content.update({key: tuple(content[key]) for key in ("shape", "classes", "range")})
         return Card(**content)
-    except FileNotFoundError as error:
-        raise DataError(f"{path} is missing: {AGAIN} first") from error
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DataError(f"{path} is not a data card ({error!r}): {AGAIN} again") from error
 
 
 def dataset_directory(state: Path, dataset_id: str) -> Path:
@@ -99,14 +102,10 @@ def load_prepared(state: Path, card: Card, part: str) -> ImageSet:
 
 def read_public_card(path: Path) -> PublicCard:
     """Read the card of a public set. Raises DataError where `path` does not hold one."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+    with card_at(path, "the card of a public set", AGAIN_PUBLIC):
+        content = read_json(path)
         shape = content["shape"] and tuple(content["shape"])
         return PublicCard(**{**content, "shape": shape, "classes": tuple(content["classes"])})
-    except FileNotFoundError as error:
-        raise DataError(f"{path} is missing: {AGAIN_PUBLIC} first") from error
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DataError(f"{path} is not the card of a public set ({error!r}): {AGAIN_PUBLIC} again") from error
 
 
 def load_public(directory: Path, shape: tuple[int, int, int]) -> ImageSet:
@@ -150,9 +149,8 @@ class LatentSet:
         indices: may be empty. Returns ((B, c, h, w) float32, (B,) int64).
         """
         indices = np.asarray(indices, dtype=np.int64)
-        return torch.from_numpy(np.array(self.latents[indices])).float(), torch.from_numpy(
-            np.array(self.labels[indices])
-        )
+        latents, labels = (torch.from_numpy(np.array(array[indices])) for array in (self.latents, self.labels))
+        return latents.float(), labels
 
 
 def latents_key(card: Card, encoder: str) -> str:
@@ -176,7 +174,7 @@ def write_latents(state: Path, card: Card, key: str, encode: Encode, progress: P
 
     Latents of other encoders, or of other images of this dataset, are removed. This is local work: the caller journals
     it first, with `open_local`. Memory does not grow with N. An interrupted run leaves nothing.
-    progress: called with parts of 100, never with a number of images, which is private.
+    progress: called with 1, 2, … 100 of 100 however many images there are, for their number is private.
     Guarantee: latent i depends on image i alone, given that `encode` works row by row.
     """
     images = load_prepared(state, card, SENSITIVE)
@@ -190,23 +188,19 @@ def write_latents(state: Path, card: Card, key: str, encode: Encode, progress: P
         fresh = home.with_name(f".new.{home.name}")
         fresh.mkdir(mode=0o700)
         try:
-            shape = None
+            shape, told = None, 0
             with open_private(fresh / LATENTS) as file:
                 for start in range(0, len(images), CHUNK):
-                    rows = (
-                        encode(images.batch(np.arange(start, min(start + CHUNK, len(images))))[0]).cpu().half().numpy()
-                    )
+                    batch, _ = images.batch(np.arange(start, min(start + CHUNK, len(images))))
+                    rows = encode(batch).cpu().half().numpy()
                     if shape is None:
                         shape = rows.shape[1:]
-                        header = {
-                            "descr": np.lib.format.dtype_to_descr(rows.dtype),
-                            "fortran_order": False,
-                            "shape": (len(images), *shape),
-                        }
-                        np.lib.format.write_array_header_1_0(file, header)
+                        write_header(file, rows.dtype, (len(images), *shape))
                     file.write(np.ascontiguousarray(rows).tobytes())
-                    if progress:
-                        progress(100 * (start + len(rows)) // len(images), 100)
+                    while told < 100 * (start + len(rows)) // len(images):
+                        told += 1
+                        if progress:
+                            progress(told, 100)
             with open_private(fresh / META) as file:
                 file.write(json.dumps({"key": key, "version": card.version, "shape": list(shape or ())}).encode())
             os.rename(fresh, home)
@@ -222,12 +216,10 @@ def load_latents(state: Path, card: Card, key: str) -> LatentSet:
     images = load_prepared(state, card, SENSITIVE)
     home = latents_directory(state, card, key)
     again = "remove that directory and run the stage again"
-    try:
-        content = json.loads((home / META).read_text(encoding="utf-8"))
+    with explained(DataError, lambda error: f"{home} holds no latents ({error!r}): {again}"):
+        content = read_json(home / META)
         fits = (content["key"], content["version"]) == (key, card.version)
         shape = tuple(content["shape"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{home} holds no latents ({error!r}): {again}") from error
     latents = load_array(home / LATENTS)
     if not fits or latents.dtype != np.float16 or latents.shape != (len(images), *shape):
         raise DataError(f"{home} holds latents of other images than the data card stands for: {again}")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sfumato.config import NoiseLevels
 
 Network = Callable[..., Tensor]  # (x, level, labels) -> what the network predicts
+Sampler = Callable[[Tensor], Tensor]  # labels, (B,) -> images, (B, C, H, W) float32 in [0, 1], on the CPU
 Progress = Callable[[int, int], None]  # done, of how many
 
 
@@ -28,6 +29,7 @@ class Denoiser(nn.Module, ABC):
     encoder: str | None = None
     # No image sees another in the forward pass, and weights are used by layers alone (`sfumato.dpsgd.per_image`).
     splits_by_image: bool = False
+    AT_A_TIME: int  # images that are drawn together
 
     @abstractmethod
     def draw_levels(self, law: NoiseLevels, n: int, generator: torch.Generator) -> Tensor:
@@ -42,6 +44,9 @@ class Denoiser(nn.Module, ABC):
         """
 
     @abstractmethod
+    def sampler(self, steps: int, guidance: float, generator: torch.Generator, shape: Sequence[int] | None) -> Sampler:
+        """What draws some images, as `draw` asks. It is called with AT_A_TIME labels at most."""
+
     def draw(
         self,
         labels: Tensor,
@@ -56,6 +61,13 @@ class Denoiser(nn.Module, ABC):
         steps: of the solver; guidance g: D + g·(D − D without label); generator: a CPU one, which fixes the images;
         shape: (C, H, W) wanted, where the network can give others than its own; progress: images done, of how many.
         """
+        sampler = self.sampler(steps, guidance, generator, shape)
+        images: list[Tensor] = []
+        for part in labels.split(self.AT_A_TIME):
+            images.append(sampler(part))
+            if progress:
+                progress(sum(map(len, images)), len(labels))
+        return torch.cat(images)
 
     @abstractmethod
     def save(self, directory: Path, trained: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ Source: EDM, Algorithm 1 (deterministic) and Eq. 5 for the noise levels; Ho & Sa
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -52,11 +53,7 @@ def sample(
     images = [torch.empty(0, *shape)]
     for part in labels.split(batch):
         # One image's noise at a time, so that the k-th image does not depend on `batch`.
-        start = (
-            torch.stack([torch.randn(shape, generator=generator) for _ in part])
-            if len(part)
-            else torch.empty(0, *shape)
-        )
+        start = torch.cat([torch.empty(0, *shape), *(torch.randn(1, *shape, generator=generator) for _ in part)])
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
             images.append(to_image_range(solve(model, start.to(device), part.to(device), steps, guidance)).cpu())
     model.train(training)
@@ -79,10 +76,20 @@ def solve(model: UNet, noise: Tensor, labels: Tensor, steps: int, guidance: floa
 
 
 def guided(model: UNet, x: Tensor, sigma: float, labels: Tensor, guidance: float) -> Tensor:
-    """D + g·(D − D_unconditional), the two in one pass of the network."""
-    if guidance == 0:
+    """D at one noise level, guided."""
+
+    def denoised(x: Tensor, labels: Tensor) -> Tensor:
         return denoise(model, x, x.new_full((len(x),), sigma), labels, model.sigma_data)
-    both = torch.cat([labels, torch.full_like(labels, model.classes)])
-    outputs = denoise(model, torch.cat([x, x]), x.new_full((2 * len(x),), sigma), both, model.sigma_data)
-    conditional, unconditional = outputs.chunk(2)
+
+    return with_guidance(denoised, x, labels, model.classes, guidance)
+
+
+def with_guidance(
+    network: Callable[[Tensor, Tensor], Tensor], x: Tensor, labels: Tensor, no_label: int, guidance: float
+) -> Tensor:
+    """D + g·(D − D_unconditional), the two in one pass of the network: (x, labels) -> D."""
+    if guidance == 0:
+        return network(x, labels)
+    both = torch.cat([labels, torch.full_like(labels, no_label)])
+    conditional, unconditional = network(torch.cat([x, x]), both).chunk(2)
     return conditional + guidance * (conditional - unconditional)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfumato.config import NoiseLevels
-from sfumato.diffusion.denoiser import Denoiser, Network, Progress
+from sfumato.diffusion.denoiser import Denoiser, Network, Sampler
 from sfumato.diffusion.noise_levels import draw_noise_levels
 from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.sampler import sample
@@ -24,7 +24,6 @@ from sfumato.errors import ConfigError
 from sfumato.weights import load_network, save_network
 
 HEAD_CHANNELS = 32
-DRAWN = 500  # images at a time
 
 
 class GroupNorm(nn.Module):
@@ -93,9 +92,8 @@ class Attention(nn.Module):
         tokens = self.norm(x).flatten(2).transpose(1, 2).contiguous()  # (B, H*W, C)
         q, k, v = (self.split(project(tokens)) for project in (self.q, self.k, self.v))
         # Spelled out: on a CPU the fused attention takes ten times as long, forward and back, for so few pixels.
-        weights = (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).softmax(
-            dim=-1, dtype=torch.float32
-        )  # (B, heads, H*W, H*W)
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, heads, H*W, H*W)
+        weights = scores.softmax(dim=-1, dtype=torch.float32)
         tokens = (weights.to(v.dtype) @ v).transpose(1, 2).flatten(2)  # (B, H*W, C)
         return (x + self.out(tokens).transpose(1, 2).contiguous().view(x.shape)) * math.sqrt(0.5)
 
@@ -128,6 +126,7 @@ class UNet(Denoiser):
     """
 
     splits_by_image = True
+    AT_A_TIME = 500
 
     def __init__(
         self,
@@ -170,11 +169,8 @@ class UNet(Denoiser):
         nn.init.normal_(self.label.weight, std=0.5)
 
         folded = channels * unshuffle**2
-        levels = [
-            (width * multiplier, level in attention)
-            for level, multiplier in enumerate(multipliers)
-            for _ in range(blocks)
-        ]
+        sizes = [(width * multiplier, level in attention) for level, multiplier in enumerate(multipliers)]
+        levels = [size for size in sizes for _ in range(blocks)]
         current = levels[0][0]
         self.blocks = blocks
         self.conv_in = nn.Conv2d(folded, current, 3, padding=1)
@@ -182,10 +178,7 @@ class UNet(Denoiser):
         for size, attends in levels:
             self.down.append(Level(current, size, embedding, attends))
             current = size
-        attends = levels[-1][1]
-        self.middle = nn.ModuleList(
-            [Level(current, current, embedding, attends), Level(current, current, embedding, False)]
-        )
+        self.middle = nn.ModuleList(Level(current, current, embedding, attends) for attends in (levels[-1][1], False))
         self.up = nn.ModuleList()  # and back, each with the output of its counterpart
         for size, attends in reversed(levels):
             self.up.append(Level(current + size, size, embedding, attends))
@@ -225,22 +218,9 @@ class UNet(Denoiser):
     def per_image_loss(self, network: Network, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
         return per_image_loss(network, images, labels, levels, noise, self.sigma_data)
 
-    def draw(
-        self,
-        labels: Tensor,
-        steps: int,
-        guidance: float,
-        generator: torch.Generator,
-        shape: Sequence[int] | None = None,
-        progress: Progress | None = None,
-    ) -> Tensor:
+    def sampler(self, steps: int, guidance: float, generator: torch.Generator, shape: Sequence[int] | None) -> Sampler:
         """Images of its own shape, by Heun's solver."""
-        images = []
-        for part in labels.split(DRAWN):
-            images.append(sample(self, part, steps, guidance, generator, batch=DRAWN))
-            if progress:
-                progress(sum(map(len, images)), len(labels))
-        return torch.cat(images)
+        return lambda labels: sample(self, labels, steps, guidance, generator, batch=self.AT_A_TIME)
 
     def save(self, directory: Path, trained: Sequence[str] = ()) -> None:
         """All weights, whichever were trained. Extra classes must be gone."""

@@ -9,10 +9,10 @@ import json
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from sfumato.files import replacing, sync
+from sfumato.weights import save_tensors
 
 
 def checkpoint_path(run: Path, uses: int) -> Path:
@@ -25,7 +25,7 @@ def save_checkpoint(run: Path, run_id: str, uses: int, state: dict[str, Tensor],
     The checkpoint counts only once the charge journals it.
     """
     with replacing(checkpoint_path(run, uses)) as temporary:
-        save_file(state, temporary, metadata={"run": run_id, "uses": str(uses), "log": json.dumps(log)})
+        save_tensors(state, temporary, {"run": run_id, "uses": str(uses), "log": json.dumps(log)})
         sync(temporary)
     sync(run)
 

@@ -7,7 +7,7 @@ Source: Dockhorn et al. 2023 (DPDM) for the K draws; METHODS §8 and §10.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
+from sfumato.compute import bfloat16_is_faster
 from sfumato.config import NoiseLevels
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.dpsgd.clip import clipped_sum
@@ -84,9 +85,8 @@ def augment(images: Tensor, draws: Draws) -> Tensor:
         x = torch.where(draws.flip[:, :, None, None, None], x.flip(-1), x)
     if draws.shift is not None:
         for axis, size in ((0, x.shape[-2]), (1, x.shape[-1])):
-            source = (torch.arange(size, device=x.device) - draws.shift[:, :, axis, None]).clamp(
-                0, size - 1
-            )  # (B, K, size)
+            # (B, K, size)
+            source = (torch.arange(size, device=x.device) - draws.shift[:, :, axis, None]).clamp(0, size - 1)
             source = source[:, :, None, :, None] if axis == 0 else source[:, :, None, None, :]
             x = x.gather(3 + axis, source.expand(x.shape))
     return x
@@ -127,13 +127,11 @@ def by_layers(
             return functional_call(model, dict(parameters), (x, c_noise, labels))
 
     with torch.enable_grad():
-        losses = model.per_image_loss(
-            network, *(tensor.transpose(0, 1).flatten(0, 1) for tensor in (images, labels, levels, noise))
-        )  # (K·B,)
+        rows = (tensor.transpose(0, 1).flatten(0, 1) for tensor in (images, labels, levels, noise))  # (K·B, ...)
+        losses = model.per_image_loss(network, *rows)  # (K·B,)
         loss = losses.view(-1, count).mean(0).sum()  # for each image, the mean over its K draws
-        return dict(
-            zip(parameters, torch.autograd.grad(loss, list(mode.rows.values()), materialize_grads=True), strict=True)
-        )
+        gradients = torch.autograd.grad(loss, list(mode.rows.values()), materialize_grads=True)
+    return dict(zip(parameters, gradients, strict=True))
 
 
 def by_vmap(
@@ -184,6 +182,21 @@ def clipped_gradient_sum(
             rows = {name: value * factors[name].detach() for name, value in rows.items()}
         total += clipped_sum({name: value[:count] for name, value in rows.items()}, max_grad_norm)
     return total
+
+
+@torch.no_grad()
+def half_precision_pays(
+    model: Denoiser, parameters: Mapping[str, Tensor], chunk: int, draw: Callable[[Tensor], Draws]
+) -> bool:
+    """Is bfloat16 faster here? Timed on blank images: neither the answer nor the time depends on data."""
+    device = next(iter(parameters.values())).device
+    images = torch.zeros(chunk, model.channels, model.resolution, model.resolution, device=device)
+    labels = torch.zeros(chunk, dtype=torch.int64, device=device)
+    draws = draw(images)
+    key = ("per-image", device, images.shape, draws.levels.shape, sum(value.numel() for value in parameters.values()))
+    return bfloat16_is_faster(
+        lambda half: per_image_gradients(model, parameters, images, labels, draws, half), key, device
+    )
 
 
 def choose_chunk(parameter_count: int, draws: int) -> int:

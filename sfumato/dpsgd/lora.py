@@ -7,7 +7,6 @@ Source: Hu et al. 2022 (LoRA); DP-SAPF Eq. 9 and Algorithm 2, for A Gaussian and
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,35 +15,40 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sfumato.config import Lora
 from sfumato.digest import digest_of_file
-from sfumato.errors import ConfigError, DataError
+from sfumato.errors import UNREADABLE, ConfigError, DataError, explained
+from sfumato.files import read_json, write_json
+from sfumato.weights import save_tensors
 
 ADAPTER, ADAPTER_CONFIG = "adapter.safetensors", "adapter.json"
+AGAIN = "run `stage finetune` again"
 
 
-class LoraLinear(nn.Linear):
-    """A linear layer with a frozen weight (m, n) and bias, and an adapter A (m, r), B (r, n)."""
+class Adapted(nn.Module):
+    """A layer that shares the parameters of `layer`, frozen, beside an adapter A (m, r), B (r, n)."""
 
-    def __init__(self, layer: nn.Linear, a: Tensor, b: Tensor, scale: float) -> None:
+    bias: Any
+
+    def __init__(self, layer: nn.Linear | nn.Conv2d, a: Tensor, b: Tensor, scale: float) -> None:
         super().__init__(**arguments(layer))
-        adopt(self, layer)
+        self.weight, self.bias = layer.requires_grad_(False).weight, layer.bias
+        self.train(layer.training)
         self.A, self.B, self.scale = nn.Parameter(a), nn.Parameter(b), scale
+
+
+class LoraLinear(Adapted, nn.Linear):
+    """A linear layer with a frozen weight (m, n) and bias."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + self.scale * F.linear(F.linear(x, self.B), self.A)
 
 
-class LoraConv2d(nn.Conv2d):
-    """A convolution with frozen weight, read as (m, n) with n = in·height·width, and bias; A and B as in LoraLinear."""
-
-    def __init__(self, layer: nn.Conv2d, a: Tensor, b: Tensor, scale: float) -> None:
-        super().__init__(**arguments(layer))
-        adopt(self, layer)
-        self.A, self.B, self.scale = nn.Parameter(a), nn.Parameter(b), scale
+class LoraConv2d(Adapted, nn.Conv2d):
+    """A convolution with frozen weight, read as (m, n) with n = in·height·width, and bias."""
 
     def forward(self, x: Tensor) -> Tensor:
         narrow = self.B.unflatten(1, self.weight.shape[1:])  # (r, in, height, width): the convolution to r channels
@@ -58,14 +62,6 @@ def arguments(layer: nn.Linear | nn.Conv2d) -> dict[str, Any]:
     if isinstance(layer, nn.Conv2d):
         names = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation")
     return {name: getattr(layer, name) for name in names} | {"bias": layer.bias is not None, "device": "meta"}
-
-
-def adopt(adapted: nn.Linear | nn.Conv2d, layer: nn.Linear | nn.Conv2d) -> None:
-    """Make `adapted` share the parameters of `layer`, frozen."""
-    adapted.weight, adapted.bias = layer.weight, layer.bias
-    for parameter in layer.parameters():
-        parameter.requires_grad_(False)
-    adapted.train(layer.training)
 
 
 def layer_of(model: nn.Module, name: str) -> nn.Linear | nn.Conv2d:
@@ -153,14 +149,10 @@ def save_adapter(model: nn.Module, directory: Path, base: Path) -> None:
         for part in ("A", "B")
     }
     first = next(iter(layers.values()))
-    content = {
-        "base_sha256": digest_of_file(base),
-        "rank": first.A.shape[1],
-        "scale": first.scale,
-        "matrices": list(layers),
-    }
-    save_file(tensors, directory / ADAPTER)
-    (directory / ADAPTER_CONFIG).write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    rank, scale = first.A.shape[1], first.scale
+    content = {"base_sha256": digest_of_file(base), "rank": rank, "scale": scale, "matrices": list(layers)}
+    save_tensors(tensors, directory / ADAPTER)
+    write_json(directory / ADAPTER_CONFIG, content, sort_keys=True)
 
 
 @torch.no_grad()
@@ -173,18 +165,15 @@ def apply_adapter(model: nn.Module, directory: Path, base: Path) -> None:
     for name in (ADAPTER, ADAPTER_CONFIG):
         if not (directory / name).is_file():
             raise DataError(f"{directory} holds no adapter: {name} is missing")
-    try:
-        content = json.loads((directory / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-        expected, scale, matrices = (
-            str(content["base_sha256"]),
-            float(content["scale"]),
-            [str(name) for name in content["matrices"]],
-        )
+    with explained(
+        DataError,
+        lambda error: f"{directory}: {ADAPTER_CONFIG} and {ADAPTER} cannot be read ({error}): {AGAIN}",
+        causes=(*UNREADABLE, SafetensorError),
+    ):
+        content = read_json(directory / ADAPTER_CONFIG)
+        expected, scale = str(content["base_sha256"]), float(content["scale"])
+        matrices = [str(name) for name in content["matrices"]]
         tensors = load_file(directory / ADAPTER)
-    except (ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise DataError(
-            f"{directory}: {ADAPTER_CONFIG} and {ADAPTER} cannot be read ({error}): run `stage finetune` again"
-        ) from error
     if (found := digest_of_file(base)) != expected:
         raise DataError(
             f"the adapters of {directory} were trained on a base with sha256 {expected[:12]}…, "
@@ -192,19 +181,16 @@ def apply_adapter(model: nn.Module, directory: Path, base: Path) -> None:
             "or run `stage finetune` on this one"
         )
     if tensors.keys() != {f"{name}.{part}" for name in matrices for part in ("A", "B")} or not math.isfinite(scale):
-        raise DataError(f"{directory}: {ADAPTER} does not hold what {ADAPTER_CONFIG} lists: run `stage finetune` again")
+        raise DataError(f"{directory}: {ADAPTER} does not hold what {ADAPTER_CONFIG} lists: {AGAIN}")
     for name in matrices:
         try:
             layer = layer_of(model, name)
         except ConfigError as error:
             raise DataError(f"{directory} does not fit the model of {base.parent}: {error}") from error
         a, b = tensors[f"{name}.A"], tensors[f"{name}.B"]
-        if (
-            a.ndim != 2
-            or b.ndim != 2
-            or (len(a), a.shape[1], b.shape[1]) != (len(layer.weight), len(b), layer.weight[0].numel())
-        ):
+        rows, columns = len(layer.weight), layer.weight[0].numel()
+        if not (a.ndim == b.ndim == 2 and (len(a), a.shape[1], b.shape[1]) == (rows, len(b), columns)):
             shapes = f"{tuple(a.shape)} and {tuple(b.shape)}, which do not fit {tuple(layer.weight.shape)}"
-            raise DataError(f"{directory}: the adapter of {name} has shapes {shapes}: run `stage finetune` again")
+            raise DataError(f"{directory}: the adapter of {name} has shapes {shapes}: {AGAIN}")
         attach(model, name, layer, a.to(layer.weight), b.to(layer.weight), scale)
     merge(model)

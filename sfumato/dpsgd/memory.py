@@ -44,9 +44,8 @@ class Memory:
         return self.weights + self.copies + self.gradients + self.activations
 
     def __str__(self) -> str:
-        peak, weights, copies, gradients, activations = map(
-            readable, (self.peak, self.weights, self.copies, self.gradients, self.activations)
-        )
+        sizes = (self.peak, self.weights, self.copies, self.gradients, self.activations)
+        peak, weights, copies, gradients, activations = map(readable, sizes)
         return (
             f"about {peak} at float32, {self.chunk} image{'s' * (self.chunk > 1)} at a time: "
             f"{weights} for the network, {copies} for sums and moments, "
@@ -109,13 +108,9 @@ def gradient_memory(model: Denoiser, parameters: Mapping[str, Tensor], chunk: in
     weights = sum(value.numel() * value.element_size() for value in [*model.parameters(), *model.buffers()])
     inputs = 4 * chunk * (1 + draws) * images[0].numel()
     most = max(counter.peak, gradients + 8 * trained)  # the clipped sum exists twice: in parts, and whole
+    copies, activations = 4 * trained * copies, most - gradients + inputs
     return Memory(
-        weights=weights,
-        copies=4 * trained * copies,
-        gradients=gradients,
-        activations=most - gradients + inputs,
-        trained=trained,
-        chunk=chunk,
+        weights=weights, copies=copies, gradients=gradients, activations=activations, trained=trained, chunk=chunk
     )
 
 

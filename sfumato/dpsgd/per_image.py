@@ -10,6 +10,7 @@ Source: Rochette, Manoel and Tramel 2019, for the weight gradients of a convolut
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -56,10 +57,8 @@ class PerImage(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         values = [*args, *kwargs.values()]
-        if not any(
-            id(value) in self.of
-            for value in values + [part for value in values if isinstance(value, (list, tuple)) for part in value]
-        ):
+        values += [part for value in values if isinstance(value, (list, tuple)) for part in value]
+        if not any(id(value) in self.of for value in values):
             return function(*args, **kwargs)
         if function in RULES:
             return RULES[function](self, *args, **kwargs)
@@ -80,32 +79,43 @@ def computed(weight: Tensor) -> Tensor:
 # --- layers -----------------------------------------------------------------------------------------------------------
 
 
-class Linear(torch.autograd.Function):
-    """weights, biases: the rows of each, or None for one that is not trained. The layers below take the same."""
+class Layer(torch.autograd.Function):
+    """A layer whose weight and bias get one gradient per image.
+
+    kind: what it computes, and its derivatives; rows: of weight and bias, or None for one that is not trained.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        weights: Tensor | None,
-        biases: Tensor | None,
-        images: int,
+        ctx: Any, kind: Linear | Convolution, images: int, x: Tensor, weight: Tensor, bias: Tensor | None, *rows: Any
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.images = images
-        return F.linear(x, weight, bias)
+        ctx.kind, ctx.images = kind, images
+        return kind.output(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Gradients:
         x, weight = ctx.saved_tensors
+        _, _, for_x, _, _, for_weights, for_biases = ctx.needs_input_grad
+        kind, images = ctx.kind, ctx.images
         gradient = gradient.contiguous()
-        each = by_image(gradient, ctx.images)
-        to_x = gradient @ weight if ctx.needs_input_grad[0] else None
-        to_weights = each.mT @ by_image(x, ctx.images) if ctx.needs_input_grad[3] else None
-        to_biases = each.sum(1) if ctx.needs_input_grad[4] else None
-        return to_x, None, None, to_weights, to_biases, None
+        to_x = kind.to_input(gradient, x, weight) if for_x else None
+        to_weights = kind.to_weights(gradient, x, weight, images) if for_weights else None
+        to_biases = kind.to_biases(gradient, images) if for_biases else None
+        return None, None, to_x, None, None, to_weights, to_biases
+
+
+class Linear:
+    output = staticmethod(F.linear)
+
+    def to_input(self, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        return gradient @ weight
+
+    def to_weights(self, gradient: Tensor, x: Tensor, weight: Tensor, images: int) -> Tensor:
+        return by_image(gradient, images).mT @ by_image(x, images)
+
+    def to_biases(self, gradient: Tensor, images: int) -> Tensor:
+        return by_image(gradient, images).sum(1)
 
 
 def by_image(x: Tensor, images: int) -> Tensor:
@@ -113,70 +123,36 @@ def by_image(x: Tensor, images: int) -> Tensor:
     return x.reshape(-1, images, x[0].numel() // x.shape[-1], x.shape[-1]).transpose(0, 1).flatten(1, 2)
 
 
-class Pointwise(torch.autograd.Function):
+@dataclass(frozen=True)
+class Convolution:
+    geometry: Geometry
+
+    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.conv2d(x, weight, bias, *self.geometry)
+
+    def to_input(self, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor | None:
+        return convolution_backward(gradient, x, weight, self.geometry, 1, [True, False, False])[0]
+
+    def to_weights(self, gradient: Tensor, x: Tensor, weight: Tensor, images: int) -> Tensor:
+        return grouped_weight_gradients(gradient, x, weight, self.geometry, images)
+
+    def to_biases(self, gradient: Tensor, images: int) -> Tensor:
+        """(K·B, C, H, W) to (B, C)."""
+        return gradient.flatten(2).sum(2).view(-1, images, gradient.shape[1]).sum(0)
+
+
+class Pointwise(Convolution):
     """A 1×1 convolution, as a matrix product."""
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        weights: Tensor | None,
-        biases: Tensor | None,
-        images: int,
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.images = images
+    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         y = torch.bmm(weight.flatten(1).expand(len(x), -1, -1), x.flatten(2)).unflatten(2, x.shape[2:])
         return y if bias is None else y + bias[:, None, None]
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Gradients:
-        x, weight = ctx.saved_tensors
-        flat = gradient.flatten(2)
-        to_x = (
-            torch.bmm(weight.flatten(1).t().expand(len(x), -1, -1), flat).view(x.shape)
-            if ctx.needs_input_grad[0]
-            else None
-        )
-        to_weights = (
-            torch.bmm(flat, x.flatten(2).mT).view(-1, ctx.images, *weight.shape).sum(0)
-            if ctx.needs_input_grad[3]
-            else None
-        )
-        to_biases = sum_of_pixels(gradient, ctx.images) if ctx.needs_input_grad[4] else None
-        return to_x, None, None, to_weights, to_biases, None
+    def to_input(self, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        return torch.bmm(weight.flatten(1).t().expand(len(x), -1, -1), gradient.flatten(2)).view(x.shape)
 
-
-class Convolution(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        weights: Tensor | None,
-        biases: Tensor | None,
-        images: int,
-        geometry: Geometry,
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.images, ctx.geometry = images, geometry
-        stride, padding, dilation = geometry
-        return F.conv2d(x, weight, bias, stride, padding, dilation)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Gradients:
-        x, weight = ctx.saved_tensors
-        gradient = gradient.contiguous()
-        to_x = to_weights = None
-        if ctx.needs_input_grad[0]:
-            to_x = convolution_backward(gradient, x, weight, ctx.geometry, 1, [True, False, False])[0]
-        if ctx.needs_input_grad[3]:
-            to_weights = grouped_weight_gradients(gradient, x, weight, ctx.geometry, ctx.images)
-        to_biases = sum_of_pixels(gradient, ctx.images) if ctx.needs_input_grad[4] else None
-        return to_x, None, None, to_weights, to_biases, None, None
+    def to_weights(self, gradient: Tensor, x: Tensor, weight: Tensor, images: int) -> Tensor:
+        return torch.bmm(gradient.flatten(2), x.flatten(2).mT).view(-1, images, *weight.shape).sum(0)
 
 
 def grouped_weight_gradients(gradient: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, images: int) -> Tensor:
@@ -198,11 +174,6 @@ def convolution_backward(
     return torch.ops.aten.convolution_backward(gradient, x, weight, None, *geometry, False, [0, 0], groups, wanted)
 
 
-def sum_of_pixels(gradient: Tensor, images: int) -> Tensor:
-    """(K·B, C, H, W) to (B, C)."""
-    return gradient.flatten(2).sum(2).view(-1, images, gradient.shape[1]).sum(0)
-
-
 class Embedding(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, index: Tensor, weight: Tensor, weights: Tensor) -> Tensor:
@@ -222,44 +193,28 @@ class Embedding(torch.autograd.Function):
 # --- rules: what replaces PyTorch's functions of a trained weight -----------------------------------------------------
 
 
+def layer(mode: PerImage, kind: Linear | Convolution, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    value, offset = computed(weight), None if bias is None else computed(bias)
+    rows = mode.rows_of(weight), mode.rows_of(bias)
+    return Layer.apply(kind, mode.images, x.to(value.dtype), value, offset, *rows)
+
+
 def linear(mode: PerImage, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    value = computed(weight)
-    offset = None if bias is None else computed(bias)
-    return Linear.apply(x.to(value.dtype), value, offset, mode.rows_of(weight), mode.rows_of(bias), mode.images)
+    return layer(mode, Linear(), x, weight, bias)
 
 
 def conv2d(
-    mode: PerImage,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
+    mode: PerImage, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride=1, padding=0, dilation=1, groups=1
 ) -> Tensor:
     if groups != 1 or isinstance(padding, str):
         raise NoRuleError("no per-image gradient for a convolution in groups, or one whose padding is a word")
-    both: list[list[int]] = [
-        [value, value] if isinstance(value, int) else list(value) for value in (stride, padding, dilation)
-    ]
+    both = [[value, value] if isinstance(value, int) else list(value) for value in (stride, padding, dilation)]
     geometry: Geometry = (both[0], both[1], both[2])
-    value = computed(weight)
-    offset = None if bias is None else computed(bias)
-    arguments = (x.to(value.dtype), value, offset, mode.rows_of(weight), mode.rows_of(bias), mode.images)
-    if weight.shape[2:] == (1, 1) and geometry == ([1, 1], [0, 0], [1, 1]):
-        return Pointwise.apply(*arguments)
-    return Convolution.apply(*arguments, geometry)
+    single = weight.shape[2:] == (1, 1) and geometry == ([1, 1], [0, 0], [1, 1])
+    return layer(mode, Pointwise(geometry) if single else Convolution(geometry), x, weight, bias)
 
 
-def embedding(
-    mode: PerImage,
-    index: Tensor,
-    weight: Tensor,
-    padding_idx: int | None = None,
-    max_norm: float | None = None,
-    **_: Any,
-) -> Tensor:
+def embedding(mode: PerImage, index: Tensor, weight: Tensor, padding_idx=None, max_norm=None, **_: Any) -> Tensor:
     if index.ndim != 1 or padding_idx is not None or max_norm is not None:
         raise NoRuleError(
             "no per-image gradient for an embedding of more than one index each, with padding or a largest norm"

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from sfumato.compute import bfloat16_is_faster
 from sfumato.config import Finetune
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.ema import EMA
 from sfumato.dpsgd.checkpoint import drop_checkpoints, load_checkpoint, save_checkpoint
 from sfumato.dpsgd.clip import unflatten
-from sfumato.dpsgd.gradients import Draws, choose_chunk, clipped_gradient_sum, draw, per_image_gradients
+from sfumato.dpsgd.gradients import Draws, choose_chunk, clipped_gradient_sum, draw, half_precision_pays
+from sfumato.files import csv_text
 from sfumato.privacy.accountant import epsilon_and_order, rdp_curve
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import secret_generator
@@ -29,7 +29,8 @@ from sfumato.privacy.noise import secret_generator
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
 
-ADAM = ("exp_avg", "exp_avg_sq", "step")  # its state, as torch names it
+# what makes an optimiser, and the names of its state, as torch gives them: a checkpoint holds it
+OPTIMISERS = {"adam": (torch.optim.Adam, ("exp_avg", "exp_avg_sq", "step"))}
 
 
 class Curve(Protocol):
@@ -71,10 +72,13 @@ class State:
         self.size = sum(value.numel() for value in self.parameters.values())
         self.generator = generator or secret_generator(self.device)
         self.ema = EMA(self.parameters, config.ema)
-        self.adam = torch.optim.Adam(self.parameters.values(), lr=config.learning_rate)
+        make, self.moments = OPTIMISERS["adam"]
+        self.optimiser = make(self.parameters.values(), lr=config.learning_rate)
         self.steps = 0
         self.chunk = config.chunk or choose_chunk(self.size, config.draws)
-        self.autocast = self.measure_autocast() if autocast is None else autocast
+        if autocast is None:
+            autocast = half_precision_pays(model, self.parameters, self.chunk, self.draw)
+        self.autocast = autocast
 
     def draw(self, images: Tensor) -> Draws:
         config = self.config
@@ -89,26 +93,13 @@ class State:
             crop=config.crop,
         )
 
-    def measure_autocast(self) -> bool:
-        """Whether bfloat16 is faster here. Timed on blank images: neither the answer nor the time depends on data."""
-        model = self.model
-        images = torch.zeros(self.chunk, model.channels, model.resolution, model.resolution, device=self.device)
-        labels = torch.zeros(self.chunk, dtype=torch.int64, device=self.device)
-        draws = self.draw(images)
-        key = ("per-image", self.device, images.shape, self.config.draws, self.size)
-        return bfloat16_is_faster(
-            lambda autocast: per_image_gradients(model, self.parameters, images, labels, draws, autocast),
-            key,
-            self.device,
-        )
-
     def tensors(self) -> dict[str, Tensor]:
         """Everything a checkpoint needs, under names such as `parameters.conv_in.weight`: copies, on the CPU."""
         found: dict[str, Tensor] = {"step": torch.tensor(self.steps)}
         for name, value in self.parameters.items():
-            moments = self.adam.state.get(value) or {"step": torch.tensor(0.0)}
+            moments = self.optimiser.state.get(value) or {"step": torch.tensor(0.0)}
             found |= {f"parameters.{name}": value, f"ema.{name}": self.ema.average[name]}
-            found |= {f"{key}.{name}": moments.get(key, torch.zeros_like(value)) for key in ADAM}
+            found |= {f"{key}.{name}": moments.get(key, torch.zeros_like(value)) for key in self.moments}
         return {name: value.detach().cpu().clone() for name, value in found.items()}
 
     @torch.no_grad()
@@ -124,8 +115,8 @@ class State:
         for name, value in self.parameters.items():
             value.copy_(tensors[f"parameters.{name}"])
             self.ema.average[name].copy_(tensors[f"ema.{name}"])
-            moments = {key: tensors[f"{key}.{name}"].clone() for key in ADAM}
-            self.adam.state[value] = {key: part if key == "step" else part.to(value) for key, part in moments.items()}
+            own = {key: tensors[f"{key}.{name}"].clone() for key in self.moments}
+            self.optimiser.state[value] = {key: part if key == "step" else part.to(value) for key, part in own.items()}
         self.steps = self.ema.steps = int(tensors["step"])
 
 
@@ -147,8 +138,8 @@ def fine_tune(
     # the charge, and the state after its last durable step
     charge, log = open_charge(), []
     while charge.used > 0:
-        run, short = charge.run, charge.record["id"][:8]
-        found = load_checkpoint(run, charge.record["id"], charge.used)
+        run, short = charge.run, charge.run.name[:8]
+        found = load_checkpoint(run, run.name, charge.used)
         if found is not None:
             state.load(found[0])
             log = found[1]
@@ -168,7 +159,7 @@ def fine_tune(
 
         # on disk and in the journal before anything that follows from it is shown
         if charge.used % state.config.checkpoint_every == 0 or charge.used == charge.uses:
-            save_checkpoint(charge.run, charge.record["id"], charge.used, state.tensors(), log)
+            save_checkpoint(charge.run, charge.run.name, charge.used, state.tensors(), log)
             charge.durable()
             drop_checkpoints(charge.run, keep=charge.used)
             report(charge.used, charge.uses)
@@ -200,8 +191,8 @@ def update(state: State, noised: Tensor) -> dict[str, float]:
     gradient = noised.to(next(iter(state.parameters.values()))) / state.public_batch
     for value, part in zip(state.parameters.values(), unflatten(gradient, state.parameters).values(), strict=True):
         value.grad = part
-    state.adam.step()
-    state.adam.zero_grad(set_to_none=True)
+    state.optimiser.step()
+    state.optimiser.zero_grad(set_to_none=True)
     state.ema.update(state.parameters)
     state.steps += 1
     norm = float(torch.linalg.vector_norm(gradient))
@@ -226,8 +217,5 @@ def epsilon_by_step(mechanism: Mechanism, delta: float | None) -> Callable[[int]
 
 def save_log(log: Sequence[Mapping[str, float]], path: Path) -> None:
     """The public log as CSV."""
-    lines = ["step,learning_rate,noised_gradient_norm,epsilon"]
-    lines += [
-        f"{row['step']},{row['learning_rate']:g},{row['noised_gradient_norm']:.6g},{row['epsilon']:.6g}" for row in log
-    ]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    columns = {"step": "", "learning_rate": "g", "noised_gradient_norm": ".6g", "epsilon": ".6g"}
+    path.write_text(csv_text(log, columns), encoding="utf-8")

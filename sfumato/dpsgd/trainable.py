@@ -6,7 +6,6 @@ Everything here works on names and on public or released numbers, so it charges 
 from __future__ import annotations
 
 import copy
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -20,11 +19,13 @@ from sfumato.config import SALIENT, Finetune
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.dpsgd.lora import add_lora, merge, save_adapter
 from sfumato.errors import ConfigError, DataError, SfumatoError
+from sfumato.files import write_json
 
 ATTENTION = r"(.*\.)?(attention|attn\d*)\."  # the names of our U-Net and of public text-to-image models
 PATTERNS = {"qkv": ATTENTION + r"(to_)?[qkv]\.weight", "qkvo": ATTENTION + r"((to_)?[qkv]|out|to_out\.0)\.weight"}
 # The sets whose result is adapters on an unchanged base
 ADAPTED = ("attention-lora", "salient-lora", "random-lora", "synflow-lora")
+Ranking = Sequence[Sequence[str]]  # the parameters of each candidate, the most salient first
 
 
 def candidates(model: nn.Module, pattern: str = "qkv") -> dict[str, list[str]]:
@@ -71,9 +72,7 @@ def how_many(ratio: float, total: int) -> int:
     return max(1, math.floor(ratio * total + 0.5))
 
 
-def choose_trainable(
-    model: Denoiser, settings: Finetune, ranking: Sequence[Sequence[str]] | None, seed: int
-) -> list[str]:
+def choose_trainable(model: Denoiser, settings: Finetune, ranking: Ranking | None, seed: int) -> list[str]:
     """Make exactly the chosen parameters trainable, in place, and return their names, in the order of the model.
 
     ranking: the parameters of each candidate of `stage saliency`, the most salient first; None without it. The first
@@ -126,9 +125,8 @@ def choose_trainable(
             )
         add_lora(model, adaptable, settings.lora, seed)
     else:
-        named = dict(model.named_parameters())
         for name in chosen:
-            named[name].requires_grad_(True)
+            model.get_parameter(name).requires_grad_(True)
     trained = [name for name, value in model.named_parameters() if value.requires_grad]
     if not trained:
         raise ConfigError(
@@ -138,7 +136,7 @@ def choose_trainable(
     return trained
 
 
-def flat(groups: Mapping[str, Sequence[str]] | Sequence[Sequence[str]]) -> list[str]:
+def flat(groups: Mapping[str, Sequence[str]] | Ranking) -> list[str]:
     """The parameters of all candidates."""
     return [name for names in (groups.values() if isinstance(groups, Mapping) else groups) for name in names]
 
@@ -166,13 +164,11 @@ def synflow_scores(model: Denoiser, names: Sequence[str]) -> dict[str, float]:
     Source: Tanaka et al. 2020 (SynFlow), one round.
     """
     linear = copy.deepcopy(model).cpu().double()
-    weights = {
-        name: value.detach().abs().requires_grad_(name in set(names)) for name, value in linear.named_parameters()
-    }
+    wanted = set(names)
+    weights = {name: value.detach().abs().requires_grad_(name in wanted) for name, value in linear.named_parameters()}
     ones = torch.ones(1, model.channels, model.resolution, model.resolution, dtype=torch.float64)
-    output = functional_call(
-        linear, weights, (ones, torch.zeros(1, dtype=torch.float64), torch.tensor([model.classes]))
-    )
+    arguments = ones, torch.zeros(1, dtype=torch.float64), torch.tensor([model.classes])
+    output = functional_call(linear, weights, arguments)
     gradients = torch.autograd.grad(output.sum(), [weights[name] for name in names])
     return {
         name: float((gradient * weights[name]).detach().abs().sum())
@@ -184,9 +180,8 @@ def synflow_scores(model: Denoiser, names: Sequence[str]) -> dict[str, float]:
 def randomise(model: nn.Module, names: Sequence[str], seed: int) -> None:
     """Fill the named matrices with values uniform in ±1/√inputs, as in a new layer; biases and norms stay."""
     public = torch.Generator().manual_seed(seed)
-    named = dict(model.named_parameters())
     for name in names:
-        value = named[name]
+        value = model.get_parameter(name)
         if value.ndim >= 2:
             value.copy_((2 * torch.rand(value.shape, generator=public) - 1) / math.sqrt(value[0].numel()))
 
@@ -200,30 +195,20 @@ def check_trained(before: Mapping[str, Tensor], model: nn.Module, names: Sequenc
     after = model.state_dict()
     if before.keys() != after.keys() or not set(names) <= after.keys():
         odd = (before.keys() ^ after.keys()) | (set(names) - after.keys())
-        raise SfumatoError(
-            f"internal error: {min(odd)} is not in the model both before and after training. "
-            "Nothing is written: please report it"
-        )
+        raise internal(f"{min(odd)} is not in the model both before and after training")
     same = {name for name, value in after.items() if torch.equal(value.to(before[name].device), before[name])}
     if idle := [name for name in names if name in same]:
-        raise SfumatoError(
-            f"internal error: {idle[0]} was to be trained and did not change ({len(idle)} such). "
-            "Nothing is written: please report it"
-        )
+        raise internal(f"{idle[0]} was to be trained and did not change ({len(idle)} such)")
     if moved := sorted(after.keys() - same - set(names)):
-        raise SfumatoError(
-            f"internal error: {moved[0]} was frozen and changed ({len(moved)} such). "
-            "Nothing is written: please report it"
-        )
+        raise internal(f"{moved[0]} was frozen and changed ({len(moved)} such)")
+
+
+def internal(what: str) -> SfumatoError:
+    return SfumatoError(f"internal error: {what}. Nothing is written: please report it")
 
 
 def save_trained(
-    model: Denoiser,
-    kind: str,
-    names: Sequence[str],
-    ranking: Sequence[Sequence[str]] | None,
-    directory: Path,
-    base: Path,
+    model: Denoiser, kind: str, names: Sequence[str], ranking: Ranking | None, directory: Path, base: Path
 ) -> None:
     """Write what was trained: adapters on an untouched base, or the network's own weights; and the list of names.
 
@@ -232,7 +217,7 @@ def save_trained(
     """
     count = sum(model.get_parameter(name).numel() for name in names)
     content = {"set": kind, "trained": list(names), "parameters": count}
-    (directory / "trainable.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_json(directory / "trainable.json", content)
     if kind in ADAPTED:
         return save_adapter(model, directory, base)
     merge(model)

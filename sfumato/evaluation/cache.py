@@ -44,12 +44,8 @@ def read_features(path: Path, shape: tuple[int, int]) -> np.ndarray | None:
         features = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
-    if (
-        not isinstance(features, np.ndarray)
-        or features.shape != shape
-        or features.dtype != np.float32
-        or not np.isfinite(features).all()
-    ):
+    fits = isinstance(features, np.ndarray) and (features.shape, features.dtype) == (shape, np.float32)
+    if not fits or not np.isfinite(features).all():
         return None
     path.touch()  # marks it as used, so that it is pruned last
     return features

@@ -1,4 +1,4 @@
-"""The classifiers that score synthetic images: a linear one, a perceptron, a small CNN and three deep networks.
+"""The classifiers that score synthetic images: a linear one, a perceptron, two small CNNs and three deep networks.
 
 All take (B, C, H, W) float32 in [0, 1] and return (B, classes) logits; `features` returns the input of the last layer.
 `wrn`, `resnet` and `resnext` are the networks of DPImageBench in the size "paper", and smaller ones of the same
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from sfumato.evaluation.deep_classifiers import plain_resnet, resnext, wide_resnet
+from sfumato.features.public_network import MaxAndMean, PooledBlock
 
 FEATURES = 128  # width of the layer before the last one of `mlp` and `cnn`
 Body = tuple[nn.Module, int]  # images (B, C, H, W) in [-1, 1] -> (B, width), and the width
@@ -25,6 +26,7 @@ class Spec:
     light, paper: (channels, height, width) of the images -> body, by size; without `paper`, both sizes use `light`.
     peak_learning_rate, weight_decay: of the light schedule.
     networks: the network's name by size, "light" and "paper", of a deep classifier; empty for the others.
+    moved: training images are shifted a little, and colour ones mirrored.
     """
 
     light: Callable[[int, int, int], Body]
@@ -32,6 +34,7 @@ class Spec:
     peak_learning_rate: float
     weight_decay: float
     networks: Mapping[str, str] = field(default_factory=dict)
+    moved: bool = False
 
 
 CLASSIFIERS: dict[str, Spec] = {
@@ -49,6 +52,12 @@ CLASSIFIERS: dict[str, Spec] = {
         light=lambda channels, height, width: (convolutions(channels, height, width), FEATURES),
         peak_learning_rate=4e-3,
         weight_decay=1e-2,
+    ),
+    "student": Spec(
+        light=lambda channels, height, width: pooled_convolutions(channels, height, width),
+        peak_learning_rate=4e-3,
+        weight_decay=1e-2,
+        moved=True,
     ),
     "wrn": Spec(
         light=lambda channels, height, width: wide_resnet(channels, 16, 2, stem_stride(height, width)),
@@ -120,6 +129,18 @@ def perceptron(pixels: int) -> nn.Sequential:
         nn.Linear(2 * FEATURES, FEATURES),
         nn.ReLU(),
     )
+
+
+def pooled_convolutions(channels: int, height: int, width: int) -> Body:
+    """A convolution and up to four blocks that each halve the side, down to 4: 32×32 has 3. Returns (body, width)."""
+    blocks: list[nn.Module] = []
+    depth, side = 32, min(height, width)
+    while side >= 8 and len(blocks) < 4:
+        out = min(48 * 2 ** len(blocks), 192)
+        blocks.append(PooledBlock(depth, out))
+        side, depth = side // 2, out
+    stem = [nn.Conv2d(channels, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU()]
+    return nn.Sequential(*stem, *blocks, MaxAndMean(), nn.Dropout(0.2)), 2 * depth
 
 
 def convolutions(channels: int, height: int, width: int) -> nn.Sequential:

@@ -7,23 +7,22 @@ state directory, where `stage evaluate` keeps a copy.
 
 from __future__ import annotations
 
-import csv
+import functools
 import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from io import StringIO
 from pathlib import Path
 
 from sfumato.config import Evaluate
 from sfumato.data.images import ImageSet
 from sfumato.data.prepare import fingerprint
-from sfumato.errors import DataError
+from sfumato.errors import DataError, explained
 from sfumato.evaluation.classifiers import DEEP, NETWORKS
 from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.plots import accuracies
-from sfumato.files import replace_private
+from sfumato.files import csv_text, read_json, replace_private
 from sfumato.privacy.ledger import KEYS, check_ledger, read_ledger
 from sfumato.resolved import StagePlan
 
@@ -61,11 +60,8 @@ class Run:
     @property
     def accuracy(self) -> dict[str, dict]:
         """{classifier: {"mean", "std", …}} of the release."""
-        return (
-            accuracies(dict(self.metrics["release"]))
-            if self.metrics and isinstance(self.metrics.get("release"), Mapping)
-            else {}
-        )
+        found = self.metrics.get("release") if self.metrics else None
+        return accuracies(dict(found)) if isinstance(found, Mapping) else {}
 
 
 # --- where runs come from ---------------------------------------------------------------------------------------------
@@ -80,14 +76,12 @@ def read_run(folder: Path) -> Run:
 
 
 def read_metrics(path: Path) -> dict:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise DataError(f"{path} does not exist: run `stage evaluate` there, or leave the folder out") from error
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read ({error}): run `stage evaluate` again") from error
+    missing = f"{path} does not exist: run `stage evaluate` there, or leave the folder out"
+    again = "run `stage evaluate` again"
+    with explained(DataError, lambda error: f"{path} cannot be read ({error}): {again}", missing=missing):
+        content = read_json(path)
     if not isinstance(content, dict) or content.get("scope") != "local" or not isinstance(content.get("release"), dict):
-        raise DataError(f"{path} holds no evaluation of a release: run `stage evaluate` again")
+        raise DataError(f"{path} holds no evaluation of a release: {again}")
     return content
 
 
@@ -131,14 +125,8 @@ def experiments(shown: object) -> list[tuple[str, dict]]:
 def run_of(name: str, ledger: Mapping, metrics: Mapping) -> Run:
     spent, problems = check_ledger(ledger, delta=ledger["delta"])
     records = ledger["records"]
-    known = (
-        {
-            "dataset": joined(record["dataset_id"] for record in records),
-            "version": joined(record["data_version"] for record in records),
-        }
-        if not problems
-        else {}
-    )
+    keys = {} if problems else {"dataset": "dataset_id", "version": "data_version"}
+    known = {name: joined(record[key] for record in records) for name, key in keys.items()}
     identity = {**known, **{key: str(value) for key, value in metrics.get("identity", {}).items()}}
     if known and known["version"] not in ("", identity["version"]):
         problems = [*problems, "its ledger is of other data than its evaluation"]
@@ -164,11 +152,9 @@ def joined(values: Iterable) -> str:
 def directory_hash(directory: Path) -> str:
     """The hash that DVC 3 gives a directory: md5 over the md5 and the path of each file, and ".dir"."""
     files = sorted((path.relative_to(directory).as_posix(), path) for path in directory.rglob("*") if path.is_file())
-    entries = [
-        {"md5": hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest(), "relpath": name}
-        for name, path in files
-    ]
-    return hashlib.md5(json.dumps(entries, sort_keys=True).encode(), usedforsecurity=False).hexdigest() + ".dir"
+    md5 = functools.partial(hashlib.md5, usedforsecurity=False)
+    entries = [{"md5": md5(path.read_bytes()).hexdigest(), "relpath": name} for name, path in files]
+    return md5(json.dumps(entries, sort_keys=True).encode()).hexdigest() + ".dir"
 
 
 def keep_evaluation(state: Path, metrics: Mapping) -> Path:
@@ -243,15 +229,11 @@ def marked(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
         warnings += [f"{run.name}: its ledger does not hold: {problem}" for problem in run.problems]
     for mark in dict.fromkeys(mark for run in found for mark in run.marks if mark != "ledger"):
         names = [run.name for run in found if mark in run.marks]
-        what = (
-            f"the {mark.removesuffix(' unknown')} of its evaluation is not known"
-            if mark.endswith("unknown")
-            else f"another {mark} than the others"
-        )
-        warnings.append(
-            f"{', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}: {what}: "
-            "do not compare its numbers with theirs"
-        )
+        what = f"another {mark} than the others"
+        if mark.endswith("unknown"):
+            what = f"the {mark.removesuffix(' unknown')} of its evaluation is not known"
+        named = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        warnings.append(f"{named}: {what}: do not compare its numbers with theirs")
     return found, warnings
 
 
@@ -266,43 +248,28 @@ def classifiers_of(runs: Sequence[Run]) -> list[str]:
     return list(dict.fromkeys(name for run in runs for name in run.accuracy))
 
 
-def distance_of(run: Run) -> tuple[str, float] | None:
-    """("fid" or "frechet", its value) of the release."""
+def distance_of(run: Run) -> tuple[float | None, str | None]:
+    """FID or Fréchet distance of the release, and the space of its features; None and None without it."""
     values = run.metrics["release"].get("fidelity", {}) if run.metrics else {}
-    return next(((key, float(values[key])) for key in ("fid", "frechet") if key in values), None)
+    return next(
+        ((float(values[key]), values.get("space")) for key in ("fid", "frechet") if key in values), (None, None)
+    )
 
 
 def comparison_rows(runs: Sequence[Run]) -> list[dict]:
     """One row per run, by recipe and then ε, for the table, the CSV file and the plot. Accuracies are in [0, 1]."""
     rows = []
     for run in sorted(runs, key=lambda run: (run.recipe, run.target, run.name)):
-        row: dict = {
-            "run": run.name,
-            "recipe": run.recipe,
-            "target": run.target,
-            "epsilon": run.epsilon,
-            "delta": run.delta,
-        }
+        row: dict = {"run": run.name, "recipe": run.recipe}
+        row |= {"target": run.target, "epsilon": run.epsilon, "delta": run.delta}
         for name in classifiers_of(runs):
             scored = run.accuracy.get(name, {})
             row[name], row[f"{name}_std"] = scored.get("mean"), scored.get("std")
-        distance = distance_of(run)
-        row["distance"], row["space"] = (
-            (distance[1], run.metrics["release"]["fidelity"].get("space")) if distance and run.metrics else (None, None)
-        )
+        row["distance"], row["space"] = distance_of(run)
         rows.append(row | {"differs": ", ".join(run.marks)})
     return rows
 
 
 def comparison_csv(rows: Sequence[Mapping]) -> str:
-    table = StringIO()
-    writer = csv.DictWriter(table, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(
-        {
-            key: f"{value:.6g}" if isinstance(value, float) else "" if value is None else value
-            for key, value in row.items()
-        }
-        for row in rows
-    )
-    return table.getvalue()
+    words = ("run", "recipe", "space", "differs")
+    return csv_text(rows, {key: "" if key in words else ".6g" for key in rows[0]})

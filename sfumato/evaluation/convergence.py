@@ -7,7 +7,6 @@ watches a run may choose by what they see: `synthesize`, the ledger and the publ
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.feature_space import feature_space
 from sfumato.evaluation.metrics.frechet import frechet_distance
 from sfumato.evaluation.scores import some
-from sfumato.files import replace_file
+from sfumato.files import csv_text, read_json, write_json
 from sfumato.privacy.opening import open_local
 from sfumato.resolved import StagePlan
 
@@ -46,7 +45,7 @@ class Convergence:
     def resume(self, run: Path, used: int) -> None:
         """Keep the rows in the directory `run` from now on. Drops rows after step `used`, from an earlier process."""
         self.path = run / ROWS
-        kept = json.loads(self.path.read_text(encoding="utf-8")) if self.path.is_file() else []
+        kept = read_json(self.path) if self.path.is_file() else []
         self.rows = [row for row in kept if row["step"] <= used]
 
     def measure(self, model: Denoiser, average: Mapping[str, Tensor], step: int) -> dict:
@@ -58,18 +57,12 @@ class Convergence:
         distance = frechet_distance(self.extractor(as_uint8(drawn)), self.real)
         self.rows.append({"step": step, "frechet": distance, "images": self.images, "space": self.extractor.name})
         if self.path is not None:
-            replace_file(self.path, json.dumps(self.rows).encode())
+            write_json(self.path, self.rows)
         return self.rows[-1]
 
     def text(self) -> str:
         """The curve as CSV."""
-        lines = ["step,frechet,images,space"]
-        return (
-            "\n".join(
-                lines + [f"{row['step']},{row['frechet']:.6g},{row['images']},{row['space']}" for row in self.rows]
-            )
-            + "\n"
-        )
+        return csv_text(self.rows, {"step": "", "frechet": ".6g", "images": "", "space": ""})
 
 
 def open_curve(

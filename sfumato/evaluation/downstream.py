@@ -19,6 +19,7 @@ from sfumato.compute import fast_bfloat16
 from sfumato.data.images import ImageSet
 from sfumato.diffusion.ema import EMA, ema_model
 from sfumato.evaluation.classifiers import CLASSIFIERS, Classifier, build_classifier
+from sfumato.warmup.public_classifier import augment
 
 BATCH = 128
 MIN_STEPS = 600  # least gradient steps: a small set gets more passes
@@ -88,7 +89,7 @@ def train_classifier(
 def fit(
     name: str, images: np.ndarray, labels: np.ndarray, classes: int, schedule: Schedule, seed: int
 ) -> tuple[Classifier, int]:
-    """Train classifier `name`, one of CLASSIFIERS: shuffled passes, cross-entropy, no augmentation.
+    """Train classifier `name`, one of CLASSIFIERS: shuffled passes, cross-entropy.
 
     images: (N, H, W, C) uint8; labels: (N,) integers below `classes`. `seed` fixes initialisation, order, dropout and
     the images kept apart; the global generator does not change. Returns (the model in evaluation mode, on the device it
@@ -117,8 +118,11 @@ def fit(
                 order = order[:0]
             if len(index) == 1:
                 index = index.repeat(2)
+            pixels = to_tensor(images[index.numpy()], device)
+            if CLASSIFIERS[name].moved:
+                pixels = augment(pixels, flip=images.shape[3] == 3)
             with torch.autocast(device, torch.bfloat16, enabled=fast_bfloat16(device)):
-                loss = F.cross_entropy(model(to_tensor(images[index.numpy()], device)), targets[index].to(device))
+                loss = F.cross_entropy(model(pixels), targets[index].to(device))
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from sfumato.evaluation.scores import SEARCHED, some
 LOCAL = "local: not for release"
 SYNTHETIC, REAL = (37, 99, 168), (224, 122, 31)  # the frames of the images, and their names in the title
 MOST_CLASSES = 20
+COLOURS = ("#253d5b", "#e07a1f", "#5c9e6b", "#9b59b6", "#9db4c0", "#c0392b")
+LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 8}
+Array = np.ndarray
 
 
 def accuracies(values: dict) -> dict[str, dict]:
@@ -25,26 +29,16 @@ def accuracies(values: dict) -> dict[str, dict]:
 
 def plot_accuracy(metrics: dict, path: Path) -> None:
     """Draw the accuracies of `evaluate_release`: a group per set, a bar per classifier, ± one standard deviation."""
-    from matplotlib.figure import Figure  # heavy: only when used
-
     sets = [name for name, values in metrics.items() if isinstance(values, dict) and accuracies(values)]
     classifiers = list(accuracies(metrics[sets[0]]))
     width, colours = 0.8 / len(classifiers), ("#9db4c0", "#5c7f9c", "#253d5b", "#f0c08a", "#e07a1f", "#9a4d0c")
-    figure = Figure(figsize=(max(5.0, 1.2 + 0.65 * len(classifiers) * len(sets)), 3.6), layout="constrained")
+    figure = new_figure(max(5.0, 1.2 + 0.65 * len(classifiers) * len(sets)), 3.6)
     axes = figure.subplots()
     for i, classifier in enumerate(classifiers):
         places = np.arange(len(sets)) + (i - (len(classifiers) - 1) / 2) * width
         heights, spread = ([100 * metrics[name][classifier][key] for name in sets] for key in ("mean", "std"))
-        bars = axes.bar(
-            places,
-            heights,
-            width * 0.92,
-            yerr=spread,
-            capsize=3,
-            label=classifier,
-            color=colours[i % 6],
-            ecolor="#444444",
-        )
+        style = {"capsize": 3, "color": colours[i % 6], "ecolor": "#444444"}
+        bars = axes.bar(places, heights, width * 0.92, yerr=spread, label=classifier, **style)
         axes.bar_label(bars, fmt="%.1f", padding=2, fontsize=8)
     axes.set_xticks(range(len(sets)), sets)
     axes.set_ylim(0, 110)
@@ -64,70 +58,39 @@ def plot_comparison(rows: Sequence[Mapping], classifier: str, path: Path) -> Non
     marked as not comparable is drawn hollow, apart from the lines.
     """
     from matplotlib import colormaps
-    from matplotlib.figure import Figure
 
     rows = [row for row in rows if row.get(classifier) is not None]
     recipes = list(dict.fromkeys(row["recipe"] for row in rows))
-    figure = Figure(figsize=(7.5, 4.4), layout="constrained")
+    figure = new_figure(7.5, 4.4)
     axes = figure.subplots()
-    hollow = False
     for i, recipe in enumerate(recipes):
-        colour, marker = colormaps["tab10" if len(recipes) <= 10 else "tab20"](i % 20), "osD^vP*X"[i % 8]
+        colour = colormaps["tab10" if len(recipes) <= 10 else "tab20"](i % 20)
+        style = {"marker": "osD^vP*X"[i % 8], "color": colour}
         own = [row for row in rows if row["recipe"] == recipe]
-        groups: dict[float, list[Mapping]] = {}
-        for row in own:
-            if row["differs"]:
-                hollow = True
-                axes.errorbar(
-                    row["epsilon"],
-                    100 * row[classifier],
-                    marker=marker,
-                    color=colour,
-                    markerfacecolor="white",
-                    linestyle="none",
-                    markersize=7,
-                )
-            else:
-                groups.setdefault(row["target"], []).append(row)
-        points = []
-        for target in sorted(groups):
-            values = [100 * row[classifier] for row in groups[target]]
-            spread = (
-                float(np.std(values, ddof=1))
-                if len(values) > 1
-                else 100 * (groups[target][0].get(f"{classifier}_std") or 0.0)
-            )
-            points.append((float(np.mean([row["epsilon"] for row in groups[target]])), float(np.mean(values)), spread))
-        places, heights, spreads = (list(values) for values in zip(*points, strict=True)) if points else ([], [], [])
-        axes.errorbar(
-            places,
-            heights,
-            yerr=spreads,
-            marker=marker,
-            color=colour,
-            capsize=3,
-            linewidth=1.3,
-            markersize=6,
-            label=recipe,
-        )
-    axes.set_xscale("log")
-    ticks = sorted({round(row["target"], 6) for row in rows})
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.minorticks_off()
+        for row in (row for row in own if row["differs"]):
+            hollow = {"markerfacecolor": "white", "linestyle": "none", "markersize": 7}
+            axes.errorbar(row["epsilon"], 100 * row[classifier], **style, **hollow)
+        points = [
+            mean_point([row for row in own if row["target"] == target and not row["differs"]], classifier)
+            for target in sorted({row["target"] for row in own if not row["differs"]})
+        ]
+        places, heights, spreads = np.array(points).reshape(-1, 3).T
+        axes.errorbar(places, heights, yerr=spreads, capsize=3, linewidth=1.3, markersize=6, label=recipe, **style)
+    log_ticks(axes, {round(row["target"], 6): f"{row['target']:g}" for row in rows})
     axes.set_xlabel("ε, log scale")
     axes.set_ylabel(f"accuracy of {classifier} on real hold-out, %")
-    axes.grid(axis="y", color="#e3e3e3", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    on_a_grid(axes, "y")
     axes.set_title(f"Accuracy against privacy, by recipe ({LOCAL})", fontsize=10)
-    figure.legend(
-        loc="outside right upper",
-        frameon=False,
-        fontsize=8,
-        title="hollow: not comparable" if hollow else None,
-        title_fontsize=8,
-    )
+    title = "hollow: not comparable" if any(row["differs"] for row in rows) else None
+    figure.legend(loc="outside right upper", title=title, title_fontsize=8, **LEGEND)
     save(figure, path)
+
+
+def mean_point(rows: Sequence[Mapping], classifier: str) -> tuple[float, float, float]:
+    """Mean ε, mean accuracy in %, and its standard deviation over the runs, or over the seeds of a single one."""
+    values = [100 * row[classifier] for row in rows]
+    spread = np.std(values, ddof=1) if len(values) > 1 else 100 * (rows[0].get(f"{classifier}_std") or 0.0)
+    return float(np.mean([row["epsilon"] for row in rows])), float(np.mean(values)), float(spread)
 
 
 def plot_protocol(found: Mapping, path: Path) -> None:
@@ -135,75 +98,51 @@ def plot_protocol(found: Mapping, path: Path) -> None:
 
     Panels: accuracy against the number of images, with ensembles; real against synthetic scores of a grid of settings.
     """
-    from matplotlib.figure import Figure
-
-    panels = [name for name in ("sizes", "selection") if found.get(name)]
-    figure = Figure(figsize=(5.2 * len(panels), 4.2), layout="constrained")
-    colours = ("#253d5b", "#e07a1f", "#5c9e6b", "#9b59b6", "#9db4c0", "#c0392b")
-    for panel, axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
-        if panel == "sizes":
-            for i, (name, rows) in enumerate(found["sizes"].items()):
-                counts, means, spreads = ([row[key] for row in rows] for key in ("images", "mean", "std"))
-                axes.errorbar(
-                    counts,
-                    [100 * v for v in means],
-                    yerr=[100 * v for v in spreads],
-                    marker="o",
-                    capsize=3,
-                    color=colours[i % 6],
-                    label=name,
-                )
-                ensemble = found.get("ensemble", {}).get(name)
-                if ensemble:
-                    label = f"{name}, ensemble of {ensemble['members']}"
-                    axes.plot(
-                        ensemble["images"],
-                        100 * ensemble["accuracy"],
-                        marker="*",
-                        markersize=12,
-                        linestyle="none",
-                        color=colours[i % 6],
-                        label=label,
-                    )
-            axes.set_xscale("log")
-            ticks = sorted({row["images"] for rows in found["sizes"].values() for row in rows})
-            axes.set_xticks(ticks, [f"{tick / 1000:g} K" if tick >= 1000 else str(tick) for tick in ticks])
-            axes.minorticks_off()
-            axes.set_xlabel("synthetic images, log scale")
-            axes.set_ylabel("accuracy on real hold-out, %")
-            axes.set_title("Accuracy against the number of images", fontsize=10)
-        else:
-            settings = found["selection"]["settings"]
-            for i, name in enumerate(dict.fromkeys(row["classifier"] for row in settings)):
-                own = [row for row in settings if row["classifier"] == name]
-                axes.scatter(
-                    [100 * row["synthetic"] for row in own],
-                    [100 * row["real"] for row in own],
-                    color=colours[i % 6],
-                    s=28,
-                    label=name,
-                )
-            axes.set_xlabel("accuracy on synthetic images kept apart, %")
-            axes.set_ylabel("accuracy on real hold-out, %")
-            axes.set_title(f"Model selection: rank correlation {found['selection']['spearman']:.2f}", fontsize=10)
-        axes.legend(frameon=False, fontsize=8)
-        axes.grid(color="#ececec", linewidth=0.8)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
+    panels = [draw for name, draw in (("sizes", draw_sizes), ("selection", draw_selection)) if found.get(name)]
+    figure = new_figure(5.2 * len(panels), 4.2)
+    for draw, axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
+        draw(axes, found)
+        axes.legend(**LEGEND)
+        on_a_grid(axes, "both")
     figure.suptitle(LOCAL, fontsize=9, color="#666666")
     save(figure, path)
 
 
+def draw_sizes(axes, found: Mapping) -> None:
+    for i, (name, rows) in enumerate(found["sizes"].items()):
+        counts, means, spreads = np.array([(row["images"], 100 * row["mean"], 100 * row["std"]) for row in rows]).T
+        colour = COLOURS[i % 6]
+        axes.errorbar(counts, means, yerr=spreads, marker="o", capsize=3, color=colour, label=name)
+        if together := found.get("ensemble", {}).get(name):
+            star = {"marker": "*", "markersize": 12, "linestyle": "none", "color": colour}
+            label = f"{name}, ensemble of {together['members']}"
+            axes.plot(together["images"], 100 * together["accuracy"], label=label, **star)
+    every = {row["images"] for rows in found["sizes"].values() for row in rows}
+    log_ticks(axes, {count: f"{count / 1000:g} K" if count >= 1000 else str(count) for count in every})
+    axes.set_xlabel("synthetic images, log scale")
+    axes.set_ylabel("accuracy on real hold-out, %")
+    axes.set_title("Accuracy against the number of images", fontsize=10)
+
+
+def draw_selection(axes, found: Mapping) -> None:
+    settings = found["selection"]["settings"]
+    for i, name in enumerate(dict.fromkeys(row["classifier"] for row in settings)):
+        own = [row for row in settings if row["classifier"] == name]
+        synthetic, real = ([100 * row[key] for row in own] for key in ("synthetic", "real"))
+        axes.scatter(synthetic, real, color=COLOURS[i % 6], s=28, label=name)
+    axes.set_xlabel("accuracy on synthetic images kept apart, %")
+    axes.set_ylabel("accuracy on real hold-out, %")
+    axes.set_title(f"Model selection: rank correlation {found['selection']['spearman']:.2f}", fontsize=10)
+
+
 def plot_neighbours(
-    synthetic: ImageSet, train: ImageSet, features: np.ndarray, train_features: np.ndarray, path: Path, pairs: int = 6
+    synthetic: ImageSet, train: ImageSet, features: Array, train_features: Array, path: Path, pairs: int = 6
 ) -> None:
     """For each class, the synthetic images that come nearest to any training image, each beside that one.
 
     features, train_features: (N, D) and (M, D), a row for each image of the two sets. If anything was copied, this
     picture shows it. The first MOST_CLASSES classes are shown.
     """
-    from matplotlib.figure import Figure
-
     index, distance = nearest(features, train_features)
     classes = range(min(len(synthetic.classes), MOST_CLASSES))
     height, width = synthetic.images.shape[1:3]
@@ -217,12 +156,10 @@ def plot_neighbours(
         top = row * (tile_height + 6)
         for column, i in enumerate(closest):
             left = column * (2 * tile_width + gap)
-            canvas[top : top + tile_height, left : left + tile_width] = framed(synthetic.images[i], scale, SYNTHETIC)
-            canvas[top : top + tile_height, left + tile_width : left + 2 * tile_width] = framed(
-                train.images[index[i]], scale, REAL
-            )
+            both = framed(synthetic.images[i], scale, SYNTHETIC), framed(train.images[index[i]], scale, REAL)
+            canvas[top : top + tile_height, left : left + 2 * tile_width] = np.concatenate(both, axis=1)
         ends.append(f"{distance[closest[0]]:.3g}" if len(closest) else "")
-    figure = Figure(figsize=(canvas.shape[1] / 100 + 1.9, canvas.shape[0] / 100 + 0.8), layout="constrained")
+    figure = new_figure(canvas.shape[1] / 100 + 1.9, canvas.shape[0] / 100 + 0.8)
     axes = figure.subplots()
     axes.imshow(canvas, interpolation="nearest")
     middles = [row * (tile_height + 6) + tile_height / 2 for row in range(len(classes))]
@@ -256,17 +193,10 @@ def framed(image: np.ndarray, scale: int, colour: tuple[int, int, int]) -> np.nd
 
 
 def plot_embedding(
-    synthetic: ImageSet,
-    real: ImageSet,
-    features: np.ndarray,
-    real_features: np.ndarray,
-    path: Path,
-    space: str,
-    most: int = 1000,
+    synthetic: ImageSet, real: ImageSet, features: Array, real_features: Array, path: Path, space: str, most: int = 1000
 ) -> None:
     """t-SNE of synthetic and real features together, at most `most` of each, side by side and coloured by class."""
     from matplotlib import colormaps
-    from matplotlib.figure import Figure
     from sklearn.manifold import TSNE
 
     random = np.random.default_rng(0)
@@ -275,13 +205,12 @@ def plot_embedding(
     # The jitter keeps points apart: t-SNE crashes where all are equal.
     together = together / max(float(together.std()), 1e-12) + 1e-6 * random.normal(size=together.shape)
     perplexity = min(30.0, max(1.0, (len(together) - 1) / 4))
-    places = TSNE(
-        perplexity=perplexity, init="pca" if together.shape[1] > 1 else "random", random_state=0
-    ).fit_transform(together)
+    start = "pca" if together.shape[1] > 1 else "random"
+    places = TSNE(perplexity=perplexity, init=start, random_state=0).fit_transform(together)
     first = len(chosen[0])
     count = len(synthetic.classes)
     colours = colormaps["tab10" if count <= 10 else "tab20" if count <= 20 else "gist_rainbow"]
-    figure = Figure(figsize=(10, 5.4), layout="constrained")
+    figure = new_figure(10, 5.4)
     panels = figure.subplots(1, 2, sharex=True, sharey=True)
     sides = (
         ("real", places[first:], real.labels[chosen[1]]),
@@ -298,18 +227,30 @@ def plot_embedding(
         axes.spines[:].set_color("#cccccc")
     if count <= MOST_CLASSES:
         handles, names = panels[0].get_legend_handles_labels()
-        figure.legend(
-            handles,
-            names,
-            loc="outside lower center",
-            ncols=min(count, 10),
-            frameon=False,
-            fontsize=8,
-            markerscale=2.5,
-            handletextpad=0.1,
-        )
+        below = {"loc": "outside lower center", "ncols": min(count, 10), "markerscale": 2.5, "handletextpad": 0.1}
+        figure.legend(handles, names, **below, **LEGEND)
     figure.suptitle(f"t-SNE of features in {space}, in colour by class, grey: the other set ({LOCAL})", fontsize=10)
     save(figure, path)
+
+
+def new_figure(width: float, height: float):
+    from matplotlib.figure import Figure  # heavy: only when used
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def log_ticks(axes, ticks: Mapping[float, str]) -> None:
+    """A logarithmic x axis that is marked at `ticks` alone."""
+    axes.set_xscale("log")
+    axes.set_xticks(list(ticks), list(ticks.values()))
+    axes.minorticks_off()
+
+
+def on_a_grid(axes, lines: str) -> None:
+    """Pale grid lines, "y" or "both", behind what is drawn."""
+    axes.grid(axis=lines, color="#e8e8e8", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def save(figure, path: Path) -> None:

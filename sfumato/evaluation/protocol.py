@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import torch
@@ -46,13 +46,17 @@ class Setting:
     def schedule(self, schedule: Schedule) -> Schedule:
         return replace(schedule, learning_rate=self.rate * schedule.learning_rate, weight_decay=self.weight_decay)
 
+    def accuracies(self, schedule: Schedule, trained: ImageSet, scored: Sequence[ImageSet]) -> list[float]:
+        """On each of `scored`, after training on `trained` by this choice of `schedule`."""
+        own = self.schedule(schedule)
+        model, _ = fit(self.classifier, trained.images, trained.labels, len(trained.classes), own, seed=0)
+        return [float((predict(model, part.images) == part.labels).mean()) for part in scored]
+
 
 def grid(classifiers: Sequence[str], rates: Sequence[float], decays: Sequence[float]) -> list[Setting]:
     """Every combination."""
-    return [
-        Setting(classifier=name, rate=rate, weight_decay=decay)
-        for name, rate, decay in itertools.product(classifiers, rates, decays)
-    ]
+    every = itertools.product(classifiers, rates, decays)
+    return [Setting(classifier=name, rate=rate, weight_decay=decay) for name, rate, decay in every]
 
 
 def subset(image_set: ImageSet, count: int) -> ImageSet:
@@ -135,18 +139,11 @@ def model_selection(
             f"setting {i + 1} of {len(settings)}: {setting.classifier}, rate × {setting.rate:g}, "
             f"weight decay {setting.weight_decay:g}"
         )
-        row: dict = {"classifier": setting.classifier, "rate": setting.rate, "weight_decay": setting.weight_decay}
-        model, _ = fit(
-            setting.classifier, learnt.images, learnt.labels, len(learnt.classes), setting.schedule(schedule), seed=0
-        )
-        row["synthetic"] = float((predict(model, judged.images) == judged.labels).mean())
-        row["real"] = float((predict(model, holdout.images) == holdout.labels).mean())
+        row: dict = asdict(setting)
+        row["synthetic"], row["real"] = setting.accuracies(schedule, learnt, [judged, holdout])
         if train is not None:
             real = subset(train, min(len(train), len(learnt)))
-            model, _ = fit(
-                setting.classifier, real.images, real.labels, len(real.classes), setting.schedule(schedule), seed=0
-            )
-            row["retrained"] = float((predict(model, holdout.images) == holdout.labels).mean())
+            (row["retrained"],) = setting.accuracies(schedule, real, [holdout])
         rows.append(row)
     found: dict = {"settings": rows, "kept": len(judged)} | agreement(rows, "real")
     if train is not None:
@@ -181,10 +178,8 @@ def check_time(
     Timed on blank images, so it needs no data. Scoring, a few per cent, is not counted. Raises ConfigError above
     `minutes`.
     """
-    step = {
-        key: seconds_per_step(key[0], schedule, shape, classes)
-        for key, schedule in {timed(name, s): s for name, s, _ in trainings}.items()
-    }
+    kinds = {timed(name, schedule): schedule for name, schedule, _ in trainings}
+    step = {key: seconds_per_step(key[0], schedule, shape, classes) for key, schedule in kinds.items()}
     expected = sum(step[timed(name, schedule)] * schedule.steps * times for name, schedule, times in trainings) / 60
     if expected > minutes:
         runs = sum(times for _, _, times in trainings)

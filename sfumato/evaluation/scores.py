@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from sfumato.evaluation.cache import features_of
 from sfumato.evaluation.downstream import Schedule, schedule_of, score
 from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.metrics.fidelity import fidelity
+from sfumato.queries.teacher import TeacherNetwork, classify
 
 COMPARED = 10_000  # at most this many images on each side of a distance
 SEARCHED = 30_000  # at most this many training images are searched for copies
@@ -50,42 +52,47 @@ def evaluate_release(
         metrics[name] = {}
         for classifier in config.classifiers:
             progress(f"{name}: {classifier}")
-            metrics[name][classifier] = score(
-                classifier, image_set, holdout, schedule_from(config, classifier, len(image_set)), config.seeds
-            )
+            schedule = schedule_from(config, classifier, len(image_set))
+            metrics[name][classifier] = score(classifier, image_set, holdout, schedule, config.seeds)
     if not config.metrics:
         return metrics
     if extractor is None:
         raise ValueError("evaluate.fidelity asks for features, and there is no extractor")
 
+    warn = metrics["warnings"].append
     absent = sorted(set(range(len(train.classes))) - set(holdout.labels.tolist()))
     if absent:
         names = ", ".join(repr(train.classes[label]) for label in absent[:5])
-        metrics["warnings"].append(
-            f"the hold-out has no image of {names}{' and others' if len(absent) > 5 else ''}: "
-            "no number speaks for these classes"
-        )
+        others = " and others" if len(absent) > 5 else ""
+        warn(f"the hold-out has no image of {names}{others}: no number speaks for these classes")
     progress(f"real: features in {extractor.name}")
     searched = features_of(extractor, some(train, SEARCHED).images, cache)
     fresh = features_of(extractor, some(holdout).images, cache)
     known = searched[spread(len(searched), COMPARED)]
     reference = {"holdout": fresh, "train": known}[config.reference]
+    compare = functools.partial(fidelity, reference=reference, extractor=extractor, config=config, warn=warn)
     for name, image_set in synthetic.items():
         progress(f"{name}: features and fidelity")
         features = features_of(extractor, some(image_set).images, cache)
-        metrics[name]["fidelity"] = fidelity(
-            name, features, reference, (features, searched, fresh), extractor, config, metrics["warnings"].append
-        )
+        metrics[name]["fidelity"] = compare(name, features, novel=(features, searched, fresh))
     if config.bound:
         progress("real: fidelity")
         order = np.random.default_rng(0).permutation(len(searched))
         halves = searched[order[::2]], searched[order[1::2]]
         compared = known if config.reference == "holdout" else fresh
         # one half of the training images against the other: a set without copies
-        metrics["real"]["fidelity"] = fidelity(
-            "real", compared, reference, (*halves, fresh), extractor, config, metrics["warnings"].append
-        )
+        metrics["real"]["fidelity"] = compare("real", compared, novel=(*halves, fresh))
     return metrics
+
+
+def teacher_accuracy(teacher: TeacherNetwork, holdout: ImageSet) -> dict[str, float]:
+    """Accuracy of the teacher on the hold-out, and its mean over the classes, in [0, 1]: the baseline of a release.
+
+    Who needs no more than a classifier may release the teacher alone.
+    """
+    right = classify(teacher, holdout).argmax(dim=1).numpy() == holdout.labels
+    classes = [right[holdout.labels == label] for label in np.unique(holdout.labels)]
+    return {"accuracy": float(right.mean()), "balanced_accuracy": float(np.mean([part.mean() for part in classes]))}
 
 
 def schedule_from(config: Evaluate, classifier: str, count: int) -> Schedule:

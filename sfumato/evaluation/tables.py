@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
-from io import StringIO
 
 from rich.table import Table
 
 from sfumato.evaluation.plots import accuracies
+from sfumato.files import csv_text
 
 
 def accuracy_table(found: dict) -> str:
-    lines = ["model,trained_on,accuracy,std"]
-    for name, values in scored(found).items():
-        lines += [f"{name}: {model},{name},{row['mean']:.4f},{row['std']:.4f}" for model, row in values.items()]
-    return "\n".join(lines) + "\n"
+    rows = (
+        {"model": f"{name}: {model}", "trained_on": name, "accuracy": row["mean"], "std": row["std"]}
+        for name, values in scored(found).items()
+        for model, row in values.items()
+    )
+    return csv_text(rows, {"model": "", "trained_on": "", "accuracy": ".4f", "std": ".4f"})
 
 
 def class_table(found: dict) -> str:
-    table = StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(("trained_on", "classifier", "class", "accuracy", "std"))
-    for name, values in scored(found).items():
-        for model, row in values.items():
-            writer.writerows(
-                (name, model, one["class"], f"{one['mean']:.4f}", f"{one['std']:.4f}") for one in row["per_class"]
-            )
-    return table.getvalue()
+    rows = (
+        {"trained_on": name, "classifier": model, "accuracy": one["mean"]} | one
+        for name, values in scored(found).items()
+        for model, row in values.items()
+        for one in row["per_class"]
+    )
+    return csv_text(rows, {"trained_on": "", "classifier": "", "class": "", "accuracy": ".4f", "std": ".4f"})
 
 
 def scored(found: dict) -> dict[str, dict]:
@@ -44,6 +43,9 @@ def screen_tables(found: dict) -> Iterator[Table]:
     table = Table("trained on", *classifiers, title="Accuracy on the real hold-out, % (local)")
     for name, values in sets.items():
         table.add_row(name, *(percent(values[c]) for c in classifiers))
+    if "teacher" in found:
+        share = f"{100 * found['teacher']['accuracy']:.1f}"
+        table.caption = f"The teacher, a classifier that was released itself, has {share} %."
     yield table
     release = scored(found)["release"]
     table = Table("class", *classifiers, title="The release, class by class, % (local)")

@@ -11,9 +11,10 @@ from torch import nn
 
 from sfumato.data.images import Shape
 from sfumato.features.pixels import Pixels
-from sfumato.features.scattering import Scattering
+from sfumato.features.scattering import DeepScattering, Scattering
 
 FEATURES: dict[str, Callable[[Shape], nn.Module]] = {  # name -> what makes the map for images of a shape (C, H, W)
     "pixels": lambda shape: Pixels(),
     "scattering": Scattering,
+    "deep-scattering": DeepScattering,
 }

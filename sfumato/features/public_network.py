@@ -1,9 +1,10 @@
-"""A small residual network that classifies images, from 8×8 grey to 64×64 colour: the public classifier."""
+"""The networks that classify public images, from 8×8 grey to 64×64 colour. What they learn is a public feature map."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -14,6 +15,7 @@ DEPTH = 4  # at most: each but the first halves the sides, down to SMALLEST
 SMALLEST = 4
 WIDEST = 4  # times `width`
 POOLED = 2  # cells per side that the head sees, so it can tell where a stroke is
+PATCH_FLOOR = 5e-4  # added to the variances of patches, so that flat directions are not blown up
 
 
 class Block(nn.Module):
@@ -68,19 +70,104 @@ class ResNet(nn.Module):
         self.pool = nn.AdaptiveAvgPool2d(POOLED)
         self.head = nn.Linear(depth * POOLED**2, classes)
 
+    def features(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) float32 in [0, 1] -> (B, d): what the head sees."""
+        return self.pool(self.blocks(self.stem(images * 2 - 1))).flatten(1)
+
     def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.pool(self.blocks(self.stem(images * 2 - 1))).flatten(1))
-
-    def config(self) -> dict:
-        """The arguments that rebuild this network."""
-        return {"shape": list(self.shape), "classes": self.classes, "width": self.width}
+        return self.head(self.features(images))
 
 
-def save_classifier(model: ResNet, directory: Path) -> None:
+class PooledBlock(nn.Module):
+    """Two 3×3 convolutions without a shortcut; the first halves the sides by its maxima, rounding down."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+        self.first_norm = nn.BatchNorm2d(outputs)
+        self.second = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.second_norm = nn.BatchNorm2d(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.second_norm(self.second(F.relu(self.first_norm(F.max_pool2d(self.first(x), 2))))))
+
+
+class MaxAndMean(nn.Module):
+    """The largest and the mean of each channel: (B, C, H, W) -> (B, 2·C)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x.amax((2, 3)), x.mean((2, 3))], dim=1)
+
+
+class WhitenedCNN(nn.Module):
+    """(B, C, H, W) float32 in [0, 1] -> (B, classes) logits, by a shallow network behind a fixed whitening of patches.
+
+    Quicker to train than a residual network of equal accuracy. shape, width: as for `ResNet`. `whiten` sets the first
+    layer from public images, before training. In eval mode an image's logits do not depend on the batch.
+    Source: Jordan 2024 (94 % on CIFAR-10 in 3.29 seconds).
+    """
+
+    filters: Tensor
+
+    def __init__(self, shape: Shape, classes: int, width: int = 64) -> None:
+        super().__init__()
+        channels, height, width_of_image = shape
+        self.shape, self.classes, self.width = (channels, height, width_of_image), classes, width
+        self.patch = 2 if channels == 3 else 3
+        self.register_buffer("filters", torch.zeros(2 * channels * self.patch**2, channels, self.patch, self.patch))
+        side, depth = min(height, width_of_image) + 1 - self.patch, 2 * channels * self.patch**2
+        if side < SMALLEST:
+            raise ValueError(
+                f"images of {height}×{width_of_image} are too small for the classifier: "
+                f"expected {SMALLEST + self.patch - 1} pixels a side or more"
+            )
+        blocks: list[nn.Module] = []
+        while len(blocks) < DEPTH and side > SMALLEST:
+            wider = min(width * 2 ** len(blocks), WIDEST * width)
+            blocks.append(PooledBlock(depth, wider))
+            side, depth = side // 2, wider
+        self.blocks = nn.Sequential(*blocks)
+        self.pool, self.norm = MaxAndMean(), nn.BatchNorm1d(2 * depth)
+        self.head = nn.Linear(2 * depth, classes)
+
+    @torch.no_grad()
+    def whiten(self, images: Tensor) -> None:
+        """Set the first layer: the principal directions of the patches of public images, and their negatives."""
+        channels, size = self.shape[0], self.patch
+        patches = F.unfold(images * 2 - 1, size).transpose(1, 2).flatten(0, 1).double()  # (n, C·size²)
+        values, vectors = torch.linalg.eigh(torch.cov(patches.T))
+        filters = (vectors / (values + PATCH_FLOOR).sqrt()).T.reshape(-1, channels, size, size).flip(0)
+        self.filters.copy_(torch.cat([filters, -filters]))
+
+    def features(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) float32 in [0, 1] -> (B, d): the largest and the mean of each channel of the last block."""
+        images = (images * 2 - 1).contiguous(memory_format=torch.channels_last)
+        return self.pool(self.blocks(F.relu(F.conv2d(images, self.filters.to(images)))))  # type: ignore[no-any-return]
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.norm(self.features(images)))
+
+
+PublicNetwork = ResNet | WhitenedCNN
+NETWORKS: dict[str, type[ResNet] | type[WhitenedCNN]] = {"residual": ResNet, "whitened": WhitenedCNN}
+
+
+def build_network(network: str, shape: Shape, classes: int, width: int) -> PublicNetwork:
+    """A freshly initialised network, by its name in NETWORKS."""
+    return NETWORKS[network]((*shape,), classes, width)  # type: ignore[arg-type]
+
+
+def arguments_of(model: PublicNetwork) -> dict:
+    """The arguments of `build_network` that rebuild `model`."""
+    name = next(name for name, kind in NETWORKS.items() if isinstance(model, kind))
+    return {"network": name, "shape": list(model.shape), "classes": model.classes, "width": model.width}
+
+
+def save_classifier(model: PublicNetwork, directory: Path) -> None:
     """Write `weights.safetensors` and `config.json`."""
-    save_network(model, model.config(), directory)
+    save_network(model, arguments_of(model), directory)
 
 
-def load_classifier(directory: Path) -> ResNet:
+def load_classifier(directory: Path) -> PublicNetwork:
     """The network that `save_classifier` wrote, in eval mode. Raises DataError when files are missing or damaged."""
-    return load_network(directory, ResNet, "classifier").eval()
+    return load_network(directory, build_network, "classifier").eval()

@@ -53,6 +53,40 @@ class Scattering(nn.Module):
         return row * (math.sqrt(row.shape[1]) / (torch.linalg.vector_norm(row, dim=1, keepdim=True) + 1e-3))
 
 
+class DeepScattering(Scattering):
+    """Wavelet scattering up to the second order, in three blocks that are weighed against each other.
+
+    (B, C, H, W) -> (B, d), each image's vector of norm √d. Beside the average image and the moduli |image * ψ_θ| of
+    `Scattering`, the moduli of the moduli of the finest octave, for every pair of angles, at half resolution. Each
+    block loses its own mean and is brought to norm 1 before it is weighed.
+    Source: Bruna and Mallat 2013; Tramèr and Boneh 2021 for learning on it under differential privacy.
+    """
+
+    WEIGHTS = (0.35, 0.65, 0.675)  # of the three orders
+
+    def forward(self, images: Tensor) -> Tensor:
+        count = len(images)
+        plane = images.flatten(0, 1)[:, None]  # (B·C, 1, H, W)
+        blocks = [F.avg_pool2d(plane, 2**self.scales, ceil_mode=True).reshape(count, -1)]
+        first = []
+        for octave in range(self.scales):
+            moduli = self.moduli(plane)
+            first.append(self.cells(moduli, octave).reshape(count, -1))
+            if octave == 0:
+                coarse = F.avg_pool2d(moduli, 2, ceil_mode=True).flatten(0, 1)[:, None]
+                second = F.avg_pool2d(self.moduli(coarse), 2 ** (self.scales - 1), ceil_mode=True)
+            plane = self.halve(plane)
+        blocks += [torch.cat(first, dim=1), second.reshape(count, -1)]
+        row = torch.cat([weight * unit(block) for weight, block in zip(self.WEIGHTS, blocks, strict=True)], dim=1)
+        return row * math.sqrt(row.shape[1] / sum(weight**2 for weight in self.WEIGHTS))
+
+
+def unit(rows: Tensor) -> Tensor:
+    """Rows less their own mean, brought to norm 1; a constant row becomes zero."""
+    rows = rows - rows.mean(dim=1, keepdim=True)
+    return rows / (torch.linalg.vector_norm(rows, dim=1, keepdim=True) + 1e-3)
+
+
 def morlet(
     orientations: int, size: int = 7, sigma: float = 0.8, slant: float = 0.5, frequency: float = 0.75 * math.pi
 ) -> Tensor:

@@ -111,7 +111,7 @@ def epsilon(
 
     Infinite if no finite bound is known. Without events it is 0.
     """
-    events = list(events)
+    events = sorted(events, key=repr)  # the order in which they were opened changes no bit of the result
     if not events:
         return 0.0
     if adjacency not in RELATIONS:
@@ -161,14 +161,36 @@ class Ask:
         return Mechanism(noise_multiplier=noise_multiplier, sample_rate=self.sample_rate, uses=self.uses)
 
 
-def calibrate(
-    asks: Mapping[str, Ask], target: float, delta: float, accountant: str = "rdp", adjacency: str = ADD_OR_REMOVE_ONE
-) -> dict[str, Mechanism]:
-    """The mechanisms whose composition costs at most `target` at `delta` (METHODS §1).
+def reference_order(ask: Ask, target: float, delta: float) -> float:
+    """The order at which one Gaussian that took the whole budget would be accounted, of those finite for `ask`.
 
-    At each order, the allowed RDP is `target` less the conversion. Fixed multipliers use up their part, each
-    share gets its part of the whole, and the one stage without either takes the rest. The order chosen gives the rest
-    the least noise. Multipliers are rounded up to 4 digits.
+    Its RDP is α·ρ, so it is the order with the largest allowed RDP per order. Raises BudgetError where there is none.
+    """
+    known = [
+        order
+        for order in ORDERS
+        if target > conversion(order, delta) and math.isfinite(_mechanism_rdp(ask.with_noise(MOST_NOISE), order))
+    ]
+    if not known:
+        raise BudgetError(f"privacy.epsilon={target:g} cannot be met at delta={delta:.3g}: raise privacy.epsilon")
+    return max(known, key=lambda order: (target - conversion(order, delta)) / order)
+
+
+def calibrate(
+    asks: Mapping[str, Ask],
+    target: float,
+    delta: float,
+    accountant: str = "rdp",
+    adjacency: str = ADD_OR_REMOVE_ONE,
+    before: Sequence[DpEvent] = (),
+) -> dict[str, Mechanism]:
+    """The mechanisms whose composition with `before` costs at most `target` at `delta` (METHODS §1).
+
+    At each order, the allowed RDP is `target` less the conversion and what `before` took. A share is a part of `target`
+    less the conversion at `reference_order`, which the stage's own sampling, the target and delta fix: no other stage
+    moves its noise. The one stage with neither a multiplier nor a share takes what all the others leave, at the order
+    that gives it the least noise, so that the whole composition meets the target. Multipliers are rounded up to 4
+    digits.
     Raises BudgetError if the budget cannot be met, and names the stage that costs most.
     """
     fixed = {
@@ -183,33 +205,36 @@ def calibrate(
     if shared >= 1:
         raise BudgetError(f"the shares of {', '.join(shares)} add up to {shared:.0%}: nothing is left for {rest}")
 
-    best_order, best_noise = 0.0, math.inf
+    solved = dict(fixed)
+    for name, ask in shares.items():
+        order = reference_order(ask, target, delta)
+        part = (ask.share or 0) * (target - conversion(order, delta))
+        noise = smallest_noise(
+            lambda s, ask=ask, order=order, part=part: _mechanism_rdp(ask.with_noise(s), order) <= part
+        )
+        if not math.isfinite(noise):
+            raise BudgetError(_infeasible(fixed, {name: ask}, name, target, delta))
+        solved[name] = ask.with_noise(round_up(noise))
+
+    taken = dict(zip(ORDERS, rdp_curve(ComposedDpEvent(list(before))), strict=True))
+    best_noise = math.inf
     for order in ORDERS:
-        allowed = target - conversion(order, delta)
-        left = (1 - shared) * allowed - sum(_mechanism_rdp(m, order) for m in fixed.values())
-        if allowed <= 0 or left <= 0:
+        left = target - conversion(order, delta) - taken[order]
+        left -= sum(_mechanism_rdp(m, order) for m in solved.values())
+        if left <= 0:
             continue
-        if not all(math.isfinite(_mechanism_rdp(ask.with_noise(MOST_NOISE), order)) for ask in shares.values()):
-            continue  # an order at which nothing finite is known of a share, however much noise it adds
 
         def fits(noise: float, order: float = order, left: float = left) -> bool:
             return _mechanism_rdp(asks[rest].with_noise(noise), order) <= left
 
         if not math.isfinite(best_noise) or fits(best_noise * (1 - 1e-5)):
             noise = smallest_noise(fits, high=best_noise if math.isfinite(best_noise) else MOST_NOISE)
-            if noise < best_noise:
-                best_order, best_noise = order, noise
+            best_noise = min(noise, best_noise)
     if not math.isfinite(best_noise):
         raise BudgetError(_infeasible(fixed, shares, rest, target, delta))
 
-    solved = dict(fixed)
-    allowed = target - conversion(best_order, delta)
-    for name, ask in shares.items():
-        part = (ask.share or 0) * allowed
-        noise = smallest_noise(lambda s, ask=ask, part=part: _mechanism_rdp(ask.with_noise(s), best_order) <= part)
-        solved[name] = ask.with_noise(round_up(noise))
     if accountant == "pld":
-        others = [m.event for m in solved.values()]
+        others = [*before, *(m.event for m in solved.values())]
         best_noise = smallest_noise(
             lambda s: epsilon([*others, asks[rest].with_noise(s).event], delta, "pld", adjacency) <= target,
             low=best_noise / 2,
@@ -228,16 +253,14 @@ def _infeasible(
     if not fixed:
         return (
             f"privacy.epsilon={target:g} cannot be met at delta={delta:.3g}, however much noise {rest} adds. "
-            "Raise privacy.epsilon"
+            "Raise privacy.epsilon, or lower the shares"
         )
     alone = {name: epsilon([m.event], delta) for name, m in fixed.items()}
     most = max(alone, key=lambda name: alone[name])
     together = epsilon([m.event for m in fixed.values()], delta)
-    excess = (
-        f"; the stages of fixed noise cost {together:.4g} together, {together - target:.3g} too much"
-        if together > target
-        else ""
-    )
+    excess = ""
+    if together > target:
+        excess = f"; the stages of fixed noise cost {together:.4g} together, {together - target:.3g} too much"
     return (
         f"privacy.epsilon={target:g} cannot be met: {most} alone costs {alone[most]:.4g} ({fixed[most]}){excess}. "
         f"Raise {most}.noise, give it as a share such as '5%', or drop {most} (take it out of run)"

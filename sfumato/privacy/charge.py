@@ -7,10 +7,11 @@ budget was checked and the whole of it was written into the odometer.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from sfumato.errors import BudgetError
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import NoiseSource, public_grid, rounded
 from sfumato.privacy.odometer import ABANDON, CLOSE, PROGRESS, Odometer
+from sfumato.privacy.rows import Rows, bounded_sum
 from sfumato.privacy.sampling import poisson_draw
 
 SMALLEST_NORM = 1e-20  # far above the smallest float32 that has all its bits
@@ -58,6 +60,11 @@ class Charge:
         return self._mechanism.uses
 
     @property
+    def noise_multiplier(self) -> float:
+        """Public, as the record is."""
+        return self._mechanism.noise_multiplier
+
+    @property
     def sample_rate(self) -> float:
         """The public rate of the draws, for a public denominator."""
         return self._mechanism.sample_rate
@@ -81,6 +88,25 @@ class Charge:
         chosen = poisson_draw(self._noise.generator, len(self._images), self.sample_rate)
         return (self._images.batch(chosen[start : start + size]) for start in range(0, len(chosen), size))
 
+    def sum(
+        self, rows_of: Callable[[Tensor, Tensor], Rows], max_norm: float, *, size: int, whole: bool = False
+    ) -> Tensor:
+        """One use: the noisy sum of the rows of one draw, float64.
+
+        rows_of: images and labels of a batch of at most `size` -> a row for each image, of that image alone. Rows that
+        are not finite are left out, longer ones than `max_norm` scaled to it; the rest as in `release`.
+        """
+        blank = rows_of(*self.blank())
+        total = bounded_sum(Rows(blank.left[:0], None if blank.right is None else blank.right[:0]), max_norm)
+        for images, labels in self.batches(size):
+            total = total + bounded_sum(rows_of(images, labels), max_norm).to(total.device)
+        return self.release(total.cpu(), max_norm, whole=whole)
+
+    def blank(self) -> tuple[Tensor, Tensor]:
+        """A black image with a label of no class: by its row the shape of a sum is known where nothing is drawn."""
+        images, _ = self._images.batch(np.zeros(0, dtype=np.int64))
+        return images.new_zeros(1, *images.shape[1:]), torch.tensor([-1])
+
     def release(self, total: Tensor, max_norm: float, *, whole: bool = False) -> Tensor:
         """`total` + N(0, (noise_multiplier · max_norm)² I), rounded to a public grid: completes the use.
 
@@ -97,6 +123,11 @@ class Charge:
             raise BudgetError(
                 f"{self.record['stage']}: max_norm={max_norm} must be finite and at least {SMALLEST_NORM:g}: "
                 "the noise of a smaller one would be lost in the rounding"
+            )
+        if max_norm != self.record["max_norm"]:
+            raise BudgetError(
+                f"{self.record['stage']}: max_norm={max_norm:g}, but the charge was opened for "
+                f"{self.record['max_norm']:g}: its noise would not cover the sum"
             )
         self._drawn = False
         self.used += 1
@@ -120,16 +151,20 @@ class Charge:
 
     def durable(self) -> None:
         """Journal that the uses so far are on disk: a later process may go on from here, and from nowhere else."""
-        self._odometer.append(PROGRESS, id=self.record["id"], uses=self.used)
+        self._odometer.append(PROGRESS, id=self.run.name, uses=self.used)
 
     def abandon(self) -> None:
         """Give the charge up, its durable state being lost: it stays on the odometer and can never be resumed."""
         self._closed = True
-        self._odometer.append(ABANDON, id=self.record["id"])
+        self._odometer.append(ABANDON, id=self.run.name)
         self._lock.close()
 
     def close(self) -> None:
-        """Journal that the artifact is written: this plan is released, and is refused from now on."""
+        """Journal that this work is released, and is refused from now on.
+
+        The release is on disk in `run` by now, and nowhere else before: an open charge has released nothing, so it may
+        draw anew.
+        """
         self._closed = True
-        self._odometer.append(CLOSE, id=self.record["id"], uses=self.used)
+        self._odometer.append(CLOSE, id=self.run.name, uses=self.used)
         self._lock.close()

@@ -39,6 +39,18 @@ class Mechanism:
         if self.uses < 1 or self.uses != int(self.uses):
             raise BudgetError(f"uses={self.uses} must be a whole number of at least 1")
 
+    @classmethod
+    def from_event(cls, event: DpEvent) -> Mechanism:
+        """The mechanism whose `event` this is. Raises BudgetError for any other."""
+        uses, rate, one = 1, 1.0, event
+        if isinstance(one, SelfComposedDpEvent):
+            uses, one = one.count, one.event
+        if isinstance(one, PoissonSampledDpEvent):
+            rate, one = one.sampling_probability, one.event
+        if not isinstance(one, GaussianDpEvent):
+            raise BudgetError(f"{event} is not the event of one mechanism")
+        return cls(noise_multiplier=one.noise_multiplier, sample_rate=rate, uses=uses)
+
     @property
     def event(self) -> DpEvent:
         one: DpEvent = GaussianDpEvent(self.noise_multiplier)

@@ -16,13 +16,13 @@ import yaml
 from dp_accounting import DpEvent
 
 from sfumato.artifacts import as_text, empty_content
-from sfumato.digest import digest_of
+from sfumato.digest import canonical, digest_of
 from sfumato.errors import BudgetError
 from sfumato.pipeline import QUERIES
 from sfumato.privacy.accountant import ACCOUNTANTS, RELATIONS, epsilon, shares_of_rdp
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, SECRET, ZERO_OUT_ONE, event_from_json
 
-SCHEMA = 3
+SCHEMA = 4
 KEYS = {
     "schema",
     "recipe",
@@ -48,11 +48,17 @@ RECORD_KEYS = {
     "released",
     "sensitivity",
     "noise_source",
+    "max_norm",
     "plan",
+    "settings",
+    "code",
+    "again",
     "versions",
     "time",
 }
 RECORD_ID = re.compile("[0-9a-f]{32}")  # it also names a directory
+ODOMETER_KEYS = {"dataset_id", "charges", "epsilon", "others", "complete", "head"}
+HEAD = re.compile("[0-9a-f]{64}")  # of a journal
 TOLERANCE = 1e-6  # relative, between stored and recomputed epsilon
 
 
@@ -80,10 +86,43 @@ def compose(records: Sequence[dict], delta: float) -> dict:
     }
 
 
-def build_ledger(budget: Mapping, records: Mapping[str, dict], odometer: Sequence[DpEvent]) -> dict:
-    """The ledger of a release. budget: the plan's; odometer: every charge opened on the dataset, aborted ones too."""
+def odometer_line(
+    records: Sequence[dict], journal: Sequence[dict], delta: float, dataset_id: str, head: str | None
+) -> dict:
+    """Everything ever opened on a dataset: the union of its journal and of the release's records, aborted charges too.
+
+    journal: its records; head: of the journal, where it is at hand and lacks nothing that is known of it; else None,
+    and the line says that it is incomplete. `others`: the mechanisms of charges that the release does not depend on.
+    """
+    own = {record["id"]: record["event"] for record in records if record["dataset_id"] == dataset_id}
+    others = sorted((record["event"] for record in journal if record["id"] not in own), key=canonical)
+    events = [event_from_json(event) for event in (*own.values(), *others)]
+    return {
+        "dataset_id": dataset_id,
+        "charges": len(events),
+        "epsilon": epsilon(events, delta),
+        "others": others,
+        "complete": head is not None,
+        "head": head,
+    }
+
+
+def build_ledger(
+    budget: Mapping,
+    records: Mapping[str, dict],
+    journal: Sequence[dict],
+    *,
+    dataset_id: str | None = None,
+    head: str | None = None,
+) -> dict:
+    """The ledger of a release. budget: the plan's; journal, head: as `odometer_line` takes them.
+
+    dataset_id: whose journal it is; None: the first that the records name.
+    """
     delta = budget["delta"]
     rows = [records[key] for key in sorted(records)]
+    if dataset_id is None:
+        dataset_id = next((record["dataset_id"] for record in (*rows, *journal)), "")
     composed = compose(rows, delta)
     ledger = {
         "schema": SCHEMA,
@@ -96,7 +135,7 @@ def build_ledger(budget: Mapping, records: Mapping[str, dict], odometer: Sequenc
         "epsilon": composed["epsilon"],
         "stages": composed["stages"],
         "records": rows,
-        "odometer": {"charges": len(odometer), "epsilon": epsilon(odometer, delta)},
+        "odometer": odometer_line(rows, journal, delta, dataset_id, head),
     }
     return {**ledger, "digest": digest_of(ledger)}
 
@@ -131,12 +170,21 @@ def read_ledger(path: Path) -> dict:
 
 
 def by_id(ledger: Mapping) -> dict[str, dict]:
-    """The records of a ledger by id. It skips records without an id: `check_ledger` reports these."""
+    """The records of a ledger, of any version, by id. It skips records without an id: `check_ledger` reports these."""
+    records = ledger.get("records")
+    records = records.values() if isinstance(records, Mapping) else records if isinstance(records, list) else ()
     return {
-        record["id"]: record
-        for record in ledger["records"]
-        if isinstance(record, dict) and isinstance(record.get("id"), str)
+        record["id"]: record for record in records if isinstance(record, dict) and isinstance(record.get("id"), str)
     }
+
+
+def seen_of(ledger: Mapping, dataset_id: str) -> set[str]:
+    """What a ledger names of the journal of a dataset: its head, and the ids of its records on that dataset."""
+    rows = by_id(ledger).values()
+    odometer, found = ledger.get("odometer"), {row["id"] for row in rows if row.get("dataset_id") == dataset_id}
+    if isinstance(odometer, Mapping) and odometer.get("dataset_id") == dataset_id and odometer.get("head"):
+        found.add(str(odometer["head"]))
+    return found
 
 
 def check_ledger(ledger: Mapping, *, limit: float | None = None, delta: float | None = None) -> tuple[float, list[str]]:
@@ -159,6 +207,8 @@ def check_ledger(ledger: Mapping, *, limit: float | None = None, delta: float | 
         problems += record_problems(f"record {number}", record)
     if not problems and len(by_id(ledger)) < len(records):
         problems.append("it lists a record twice")
+    if not problems and len(units := {record["unit"] for record in records}) > 1:
+        problems.append(f"its records are of different units ({', '.join(sorted(units))}), which make no one claim")
     if problems:
         return float("inf"), problems
 
@@ -167,6 +217,7 @@ def check_ledger(ledger: Mapping, *, limit: float | None = None, delta: float | 
         said, found = ledger["epsilon"].get(name), stored["epsilon"][name]
         if not isinstance(said, (int, float)) or abs(said - found) > TOLERANCE * max(1.0, found):
             problems.append(f"it says epsilon ({name}) = {said}, its records come to {found:.6g}")
+    problems += odometer_problems(ledger)
     if listed(ledger["stages"]) != listed(stored["stages"]):
         problems.append("its table of stages does not list the records it holds: one was added or trimmed")
     if ledger["accountant"] not in ACCOUNTANTS or ledger["adjacency"] not in RELATIONS:
@@ -184,6 +235,32 @@ def check_ledger(ledger: Mapping, *, limit: float | None = None, delta: float | 
         if bound is not None and not found <= bound:
             problems.append(f"epsilon={found:.4f} at delta={at:.3g} exceeds {what} {bound:g}")
     return spent, problems
+
+
+def odometer_problems(ledger: Mapping) -> list[str]:
+    """What does not hold in the line of everything ever opened, which is computed again from what the ledger lists."""
+    said = ledger["odometer"]
+    try:
+        found = odometer_line(
+            ledger["records"],
+            [{"id": None, "event": event} for event in said["others"]],
+            ledger["delta"],
+            said["dataset_id"],
+            said["head"],
+        )
+        problems = [
+            f"its odometer says {key} = {said[key]}, what it lists makes {found[key]:.6g}"
+            for key in ("charges", "epsilon")
+            if not abs(said[key] - found[key]) <= TOLERANCE * max(1.0, found[key])
+        ]
+        if said["complete"] is not found["complete"] or not (said["head"] is None or HEAD.fullmatch(said["head"])):
+            problems.append("its odometer says complete without the head of a journal, or has no such head")
+    except (KeyError, TypeError, ValueError, BudgetError, RecursionError) as error:
+        return [f"its odometer cannot be read ({error!r})"]
+    odd = sorted(set(said) ^ ODOMETER_KEYS)
+    if said["dataset_id"] not in {record["dataset_id"] for record in ledger["records"]} and ledger["records"]:
+        problems.append(f"its odometer is of {said['dataset_id']!r}, of which it holds no record")
+    return [*problems, *(f"its odometer has or lacks {key}" for key in odd)]
 
 
 def malformed(ledger: Mapping) -> list[str]:

@@ -2,38 +2,45 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from dp_accounting import DpEvent
 from filelock import FileLock, Timeout
 
+from sfumato.config import OF_THE_OWNER, UNLIMITED
 from sfumato.data.images import ImageSet
 from sfumato.data.store import SENSITIVE, Card, load_latents, load_prepared
 from sfumato.digest import digest_of
 from sfumato.errors import BudgetError
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.charge import Charge
-from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism, event_to_json
+from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism, event_from_json, event_to_json
 from sfumato.privacy.noise import NoiseSource
-from sfumato.privacy.odometer import LOCAL, OPEN, Odometer
+from sfumato.privacy.odometer import CLOSE, LOCAL, OPEN, RESUME, Odometer
 
 UNIT = "one (image, label)"
 DAY = 86_400  # seconds: two exact times would tell how long a query took, and so how many images it saw
 VERSIONED = ("sfumato", "torch", "numpy", "dp-accounting", "randomgen")
 
+RELEASED = "released"  # in a run's directory: its release, whole once it has this name
+
 
 class AlreadyReleasedError(BudgetError):
-    """The same work was released before, by the charge `record_id`."""
+    """The same work was released before, by the run `run_id`, under the record `record_id`.
 
-    def __init__(self, record_id: str, message: str) -> None:
+    same_inputs: from the very same inputs.
+    """
+
+    def __init__(self, run_id: str, record_id: str, message: str, *, same_inputs: bool = True) -> None:
         super().__init__(message)
-        self.record_id = record_id
+        self.run_id, self.record_id, self.same_inputs = run_id, record_id, same_inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +48,14 @@ class Permission:
     """What the owner allows beyond the plan of one stage. It is not part of a plan, so changing it re-runs nothing."""
 
     delta: float
-    spend_again: bool = False
-    lifetime_epsilon: float | None = None
+    lifetime_epsilon: float | str  # of everything ever opened on the dataset, or "unlimited"
+    accountant: str = "rdp"
     declared_size: bool = False
+
+    def __post_init__(self) -> None:
+        limit = self.lifetime_epsilon
+        if limit != UNLIMITED and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0):
+            raise BudgetError(f"lifetime_epsilon={limit!r} is no budget: expected a number, or {UNLIMITED!r}")
 
     @property
     def adjacency(self) -> str:
@@ -52,27 +64,45 @@ class Permission:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a charge is opened for: one query, by its plan, on its inputs.
+    """What a charge is opened for: one query, by its settings, on its inputs.
 
-    plan: digest of the resolved configuration; inputs: digests of the artifacts that it reads; released, sensitivity:
-    in words, for the record; resumable: a run that a kill left open goes on, and the caller restores its state from
-    `charge.run`; latents: the key of the latents that `sfumato.data.store` keeps of the same images. They are drawn in
-    the images' place: same draw, same record.
+    plan: digest of the settings of the stage and of all stages before it; settings: of its own; code: digest of the
+    code, by stage, of it and of all before it; max_norm: what one image can contribute at most, in L2; inputs: digests
+    of the artifacts that it reads; released, sensitivity: in words, for the record; again: how often the owner had the
+    same plan paid for once more; stale: the plan keeps the code of an earlier release, and the code at hand is another;
+    latents: the key of the latents that `sfumato.data.store` keeps of the same images. They are drawn in the images'
+    place: same draw, same record; seen: what ledgers and inputs name of the journal, heads and ids of
+    records, none of which it may lack.
     """
 
     stage: str
     plan: str
+    settings: str
     mechanism: Mechanism
+    max_norm: float
     released: str
     sensitivity: str
+    code: Mapping[str, str] = field(default_factory=dict)
     inputs: Sequence[str] = ()
-    resumable: bool = False
+    again: int = 0
+    stale: bool = False
     latents: str | None = None
+    seen: Collection[str] = ()
 
     @property
     def digest(self) -> str:
-        """The same plan on the same inputs is the same work."""
-        return digest_of({"plan": self.plan, "inputs": sorted(self.inputs)})
+        """The same settings on the same inputs are the same work."""
+        return digest_of({"settings": self.settings, "again": self.again, "inputs": sorted(self.inputs)})
+
+
+def released_before(odometer: Odometer, card: Card, work: Work) -> tuple[str, bool] | None:
+    """The last run closed on these images for the same work, or else under the same plan: (its id, same inputs).
+
+    The same plan may have come to other inputs, where a free stage was made anew: that is no reason to spend.
+    """
+    same = odometer.closed(card.version, work=work.digest)
+    found = same or odometer.closed(card.version, plan=work.plan, again=work.again)
+    return (found, same is not None) if found else None
 
 
 def open_charge(
@@ -80,43 +110,68 @@ def open_charge(
 ) -> Charge:
     """Open a charge for `work` on the images of `card`: refuse it, or journal the whole of it and hand it out.
 
-    The same work on the same images is refused once it was released. Resumable work that a kill left open goes on at
-    its last durable use, at no further cost. noise: only for tests.
-    Raises BudgetError: already released, over the lifetime budget, in use by another process; DataError: no images.
+    The same work on the same images is refused once it was released. A charge of it that a kill left open has released
+    nothing: it goes on at its last durable use, with fresh noise, at no further cost, under a record with a new id,
+    which takes the place of the old in the journal. So two continuations of one copied state directory leave two
+    records. noise: only for tests.
+    Raises BudgetError: already released, over the lifetime budget, in use by another process, a journal that does not
+    hold or is not the one that `work.seen` speaks of; DataError: no images.
     """
     noise = noise or NoiseSource()
     images = load_latents(state, card, work.latents) if work.latents else load_prepared(state, card, SENSITIVE)
     odometer = Odometer(state, card.dataset_id)
     with odometer.locked(), ExitStack() as stack:
-        if (done := odometer.closed(card.version, work=work.digest)) and not permission.spend_again:
+        check_known(odometer, card, work.seen, permission.lifetime_epsilon != UNLIMITED)
+        if found := released_before(odometer, card, work):
+            done, same_inputs = found
+            released = odometer.runs()[done]["id"]  # by which the ledger knows it
             raise AlreadyReleasedError(
                 done,
-                f"{work.stage}: already released as {done} for dataset {card.dataset_id!r} under this very plan. "
-                "Restore it (`dvc checkout`, `dvc pull`), or set privacy.spend_again: true to pay for it once more",
+                released,
+                f"{work.stage}: already released as {released} for dataset {card.dataset_id!r} under this very plan. "
+                f"Restore it (`dvc checkout`, `dvc pull`), or set privacy.spend_again: [{work.stage}] to pay for it "
+                "once more",
+                same_inputs=same_inputs,
             )
-        left = odometer.unfinished(work.digest, card.version) if work.resumable else None
-        if left is not None and left[0]["noise_source"] == noise.label:
-            resumed, (record, used) = True, left
-            if record["event"] != event_to_json(work.mechanism.event):
+        left = odometer.unfinished(work.digest, card.version)
+        if left is not None and left[1]["noise_source"] == noise.label:
+            resumed, (run_id, record, used) = True, left
+            asked = (event_to_json(work.mechanism.event), work.max_norm, permission.adjacency)
+            if (record["event"], record.get("max_norm"), record["adjacency"]) != asked:
                 raise BudgetError(
-                    f"{work.stage}: run {record['id'][:8]} was opened with another mechanism than {work.mechanism}: "
-                    "run `stage plan` again"
+                    f"{work.stage}: run {record['id'][:8]} was opened with another mechanism than {work.mechanism}, "
+                    f"max_norm={work.max_norm:g}, {permission.adjacency}: set that back, or name {work.stage} in "
+                    "privacy.spend_again to open another charge"
                 )
         else:
+            if work.stale:
+                raise BudgetError(
+                    f"{work.stage}: the plan keeps what an earlier version of the code released, and that was from "
+                    f"other inputs. Restore them (`dvc checkout`, `dvc pull`), or set privacy.spend_again: "
+                    f"[{work.stage}] to pay for it once more, and run `stage plan`"
+                )
             resumed, record, used = False, new_record(card, work, permission, noise.label), 0
-            check_lifetime(odometer, [work.mechanism.event], permission)
-        run = state / "runs" / record["id"]
+            run_id = record["id"]
+            check_lifetime(odometer, {work.stage: work.mechanism}, permission)
+        run = state / "runs" / run_id
         run.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             stack.enter_context(FileLock(run / "lock", blocking=False))
         except Timeout as error:
             raise BudgetError(
-                f"{work.stage}: run {record['id']} is held by another process: wait for it, or stop it"
+                f"{work.stage}: run {run_id} is held by another process: wait for it, or stop it"
             ) from error
-        if not resumed:
+        if resumed and (run / RELEASED).exists():  # whole, and on disk: a kill came before it was journalled
+            odometer.append(CLOSE, id=run_id, uses=work.mechanism.uses)
+            raise AlreadyReleasedError(run_id, record["id"], f"{work.stage}: already released as {record['id']}")
+        if resumed:
+            adopted, record = record["id"], {**record, "id": secrets.token_hex(16)}
+            odometer.append(RESUME, id=run_id, adopts=adopted, record=record)
+        else:
             odometer.append(OPEN, plan=work.plan, work=work.digest, record=record)
         lock = stack.pop_all()
-    return Charge(record, images, work.mechanism, odometer=odometer, noise=noise, run=run, lock=lock, used=used)
+    mechanism = Mechanism.from_event(event_from_json(record["event"]))
+    return Charge(record, images, mechanism, odometer=odometer, noise=noise, run=run, lock=lock, used=used)
 
 
 def open_local(state: Path, card: Card, purpose: str) -> tuple[ImageSet, ImageSet]:
@@ -141,7 +196,11 @@ def new_record(card: Card, work: Work, permission: Permission, noise_source: str
         "released": work.released,
         "sensitivity": work.sensitivity,
         "noise_source": noise_source,
+        "max_norm": float(work.max_norm),
         "plan": work.plan,
+        "settings": work.settings,
+        "code": dict(work.code),
+        "again": work.again,
         "versions": {name: installed_version(name) for name in VERSIONED},
         "time": int(time.time()) // DAY * DAY,
     }
@@ -154,14 +213,44 @@ def installed_version(name: str) -> str:
         return "not installed"
 
 
-def check_lifetime(odometer: Odometer, events: Sequence[DpEvent], permission: Permission) -> None:
-    """Raise BudgetError where everything ever opened and `events`, which are to come, exceed the lifetime budget."""
-    if permission.lifetime_epsilon is None:
-        return
-    total = epsilon([*odometer.events(), *events], permission.delta, "rdp", permission.adjacency)
-    if total > permission.lifetime_epsilon:
+def check_known(odometer: Odometer, card: Card, seen: Collection[str], bounded: bool) -> None:
+    """Raise BudgetError where the journal lacks some of `seen`: it is an older copy, or another one.
+
+    bounded: whether there is a lifetime budget. Without one, any journal will do for a public source.
+    """
+    missing = {*seen} - odometer.known()
+    if missing and (card.source in OF_THE_OWNER or bounded):
         raise BudgetError(
-            f"privacy.lifetime_epsilon={permission.lifetime_epsilon:g} of dataset {odometer.dataset_id!r} would be "
-            f"exceeded: everything ever opened and what is to come make {total:.4g} at delta={permission.delta:.3g} "
-            "(`stage ledger history` lists it)"
+            f"{odometer.path} does not know {min(missing)[:8]}, which a ledger or a release of dataset "
+            f"{card.dataset_id!r} names: it is an older copy or another journal, so what was spent is not known here. "
+            "Restore the newest state directory, or run `stage ledger adopt`: it counts what ledger.json and the "
+            "releases hold, and the odometer is said to be incomplete ever after"
         )
+
+
+def check_lifetime(odometer: Odometer, coming: Mapping[str, Mechanism], permission: Permission) -> None:
+    """Raise BudgetError where everything ever opened and `coming`, by stage, exceed the lifetime budget."""
+    limit, dataset = permission.lifetime_epsilon, odometer.dataset_id
+    if isinstance(limit, str):
+        return
+
+    def cost(events: Iterable[DpEvent]) -> float:
+        return epsilon(events, permission.delta, permission.accountant, permission.adjacency)
+
+    spent = odometer.events()
+    total = cost([*spent, *(mechanism.event for mechanism in coming.values())])
+    if total <= limit:
+        return
+    by_stage: dict[str, list[DpEvent]] = {}
+    for record, event in zip(odometer.opened(), spent, strict=True):
+        by_stage.setdefault(record["stage"], []).append(event)
+    past = ", ".join(f"{name} {cost(events):.3g} ({len(events)} ×)" for name, events in by_stage.items())
+    future = ", ".join(f"{name} {cost([mechanism.event]):.3g}" for name, mechanism in coming.items())
+    raise BudgetError(
+        f"privacy.lifetime_epsilon={limit:g} of dataset {dataset!r} would be exceeded: ε = {cost(spent):.4g} is spent"
+        f"{f' on {past}' if past else ''}; {future}, now to come, would make it {total:.4g} "
+        f"(each ε alone; δ = {permission.delta:.3g}; `stage ledger history` lists all). Three ways on: "
+        "keep the old release (undo the edit, or `git checkout` the params.yaml and dvc.lock of that release); "
+        f"raise privacy.lifetime_epsilon to {math.ceil(total * 100) / 100:g}, where the owner of the images agrees; "
+        f"or lower this plan: a smaller privacy.epsilon, with privacy.lifetime_epsilon: {limit:g} written beside it"
+    )

@@ -11,11 +11,7 @@ def poisson_draw(generator: np.random.Generator, size: int, sample_rate: float) 
     The number of images is binomial, and the subset uniform given its size: the same law as one coin per image, in
     memory that grows with the draw instead of the set. A rate of 1 takes every image.
     """
-    if sample_rate >= 1:
+    if sample_rate >= 1 or not size:
         return np.arange(size, dtype=np.int64)
-    chosen = (
-        generator.choice(size, size=generator.binomial(size, sample_rate), replace=False, shuffle=False)
-        if size
-        else np.empty(0)
-    )
-    return np.sort(chosen).astype(np.int64)
+    drawn = generator.binomial(size, sample_rate)
+    return np.sort(generator.choice(size, size=drawn, replace=False, shuffle=False)).astype(np.int64)

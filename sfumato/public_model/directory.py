@@ -5,16 +5,16 @@ It reads only JSON and file names, so a plan can be checked without the librarie
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sfumato import files
 from sfumato.config import Model
 from sfumato.digest import digest_of, digest_of_file
-from sfumato.errors import ConfigError, DataError
+from sfumato.errors import ConfigError, DataError, explained
 
 INDEX = "model_index.json"
 KNOWN = {  # the classes that this package can load, by part
@@ -25,15 +25,11 @@ KNOWN = {  # the classes that this package can load, by part
     "transformer": ("PixArtTransformer2DModel",),
 }
 CONFIG_OF = {"tokenizer": "tokenizer_config.json", "scheduler": "scheduler_config.json"}  # the others: config.json
-WEIGHTS_OF = {
-    "text_encoder": "model",
-    "vae": "diffusion_pytorch_model",
-    "unet": "diffusion_pytorch_model",
-    "transformer": "diffusion_pytorch_model",
-}
+WEIGHTS_OF = {"text_encoder": "model"} | dict.fromkeys(("vae", "unet", "transformer"), "diffusion_pytorch_model")
 VARIANTS = ("", ".fp16")  # half-precision files only if there are no others
 PICKLED = (".bin", ".ckpt", ".pt", ".pth", ".pkl")
 HUB = "hub:"
+AGAIN = "download the model again"
 EXTRA = "pip install 'sfumato[diffusers]'"
 LAYOUT = (
     "expected a directory as diffusers saves it, with model_index.json, tokenizer, text_encoder, vae, scheduler, "
@@ -68,10 +64,9 @@ class ModelDirectory:
     def multiple(self) -> int:
         """The VAE and the network take image sizes that this number divides."""
         config = self.configs[self.denoiser]
-        inside = (
-            2 ** (len(config["block_out_channels"]) - 1) if self.denoiser == "unet" else config.get("patch_size", 2)
-        )
-        return self.factor * inside
+        if self.denoiser == "unet":
+            return self.factor * 2 ** (len(config["block_out_channels"]) - 1)
+        return self.factor * config.get("patch_size", 2)
 
     @property
     def image_size(self) -> int:
@@ -158,12 +153,9 @@ def read_model_directory(directory: str) -> ModelDirectory:
     for part in classes:
         part_files(path, part)
     model = ModelDirectory(path=path, classes=classes, configs=configs)
-    try:
+    lacking = f"{path}: the config.json of vae and {model.denoiser} lack"
+    with explained(DataError, lambda error: f"{lacking} {error}: {AGAIN}"):
         _ = model.factor, model.multiple, model.image_size
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(
-            f"{path}: the config.json of vae and {model.denoiser} lack {error}: download the model again"
-        ) from error
     if model.prediction not in ("epsilon", "v_prediction"):
         raise DataError(
             f"{path}: the scheduler's prediction_type is {model.prediction!r}: expected epsilon or v_prediction"
@@ -172,14 +164,11 @@ def read_model_directory(directory: str) -> ModelDirectory:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise DataError(f"{path} is missing: {LAYOUT}; download the model again") from error
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read ({error}): download the model again") from error
+    missing = f"{path} is missing: {LAYOUT}; {AGAIN}"
+    with explained(DataError, lambda error: f"{path} cannot be read ({error}): {AGAIN}", missing=missing):
+        content = files.read_json(path)
     if not isinstance(content, dict):
-        raise DataError(f"{path} must hold a JSON object: download the model again")
+        raise DataError(f"{path} must hold a JSON object: {AGAIN}")
     return content
 
 
@@ -187,10 +176,8 @@ def variant_of(path: Path, part: str) -> str | None:
     """The variant of a part's weight files to use: "" or ".fp16"; None where there are no safetensors."""
     stem = WEIGHTS_OF[part]
     for variant in VARIANTS:
-        if any(
-            (path / part / name).is_file()
-            for name in (f"{stem}{variant}.safetensors", f"{stem}.safetensors.index{variant}.json")
-        ):
+        names = f"{stem}{variant}.safetensors", f"{stem}.safetensors.index{variant}.json"
+        if any((path / part / name).is_file() for name in names):
             return variant
     return None
 
@@ -210,19 +197,17 @@ def part_files(path: Path, part: str) -> list[Path]:
                     f"{directory} holds its weights only as {pickles[0]}, a pickle, which may run any program: "
                     "take the model's safetensors files, or convert them"
                 )
-            raise DataError(f"{directory} holds no weights: {stem}.safetensors is missing; download the model again")
+            raise DataError(f"{directory} holds no weights: {stem}.safetensors is missing; {AGAIN}")
         whole, index = directory / f"{stem}{variant}.safetensors", directory / f"{stem}.safetensors.index{variant}.json"
         if whole.is_file():
             files.add(whole)
         else:
             named = read_json(index).get("weight_map")
-            files |= {
-                index,
-                *(directory / Path(str(name)).name for name in (named.values() if isinstance(named, dict) else ())),
-            }
+            parts = named.values() if isinstance(named, dict) else ()
+            files |= {index, *(directory / Path(str(name)).name for name in parts)}
     for file in sorted(files):
         if not file.is_file():
-            raise DataError(f"{file} is missing: download the model again")
+            raise DataError(f"{file} is missing: {AGAIN}")
     return sorted(files)
 
 

@@ -6,97 +6,96 @@ and images come as latents.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from sfumato.compute import bfloat16_is_faster
-from sfumato.config import NoiseLevels, TimestepMixture
-from sfumato.diffusion.denoiser import Denoiser, Network, Progress
-from sfumato.diffusion.noise_levels import draw_noise_levels, draw_timesteps
+from sfumato.config import Model, NoiseLevels, TimestepMixture
+from sfumato.diffusion.denoiser import Denoiser, Network, Sampler
+from sfumato.diffusion.noise_levels import TIMESTEPS, draw_noise_levels, draw_timesteps
 from sfumato.errors import DataError
-from sfumato.public_model.parts import LatentCodec, make_differentiable
+from sfumato.public_model.directory import ModelDirectory, choose_image_size, read_model_directory
+from sfumato.public_model.parts import build_network, load_part, make_differentiable, make_scheduler
+from sfumato.public_model.reference import (
+    CONFIG,
+    PROMPTS,
+    load_codec,
+    load_scheduler,
+    read_reference,
+    readable,
+    referred,
+)
 from sfumato.public_model.sampler import sample_latents
+from sfumato.weights import save_tensors
 
-CONFIG, PROMPTS, TRAINED = "config.json", "prompts.safetensors", "trained.safetensors"
-DRAWN = 16  # images at a time
-
-
-@dataclass(frozen=True)
-class Origin:
-    """What a network was read from: the folder of its reference, and what opens the model's other parts.
-
-    encoder: what fixes its latents, the weights of the encoder and the image size.
-    """
-
-    directory: Path
-    encoder: str
-    load_codec: Callable[[torch.device], LatentCodec]
-    load_scheduler: Callable[[], Any]
+TRAINED = "trained.safetensors"
 
 
 class LatentDiffusion(Denoiser):
     """A text-conditional denoiser over latents, with the interface of our own network.
 
-    network: U-Net or transformer of `diffusers`; prompts: (classes + 1, tokens, D), the last for no label; mask:
-    (classes + 1, tokens) bool, or None; alphas_cumprod: (T,) ᾱ of the model's own schedule; prediction: "epsilon" or
-    "v_prediction"; resolution: side of the latents.
+    network: U-Net or transformer of `model`; prompts: (classes + 1, tokens, D), the last for no label; mask:
+    (classes + 1, tokens) bool, or None; alphas_cumprod: (T,) ᾱ of the model's own schedule; image_size: side of the
+    images that the latents stand for; reference: the folder that it was read from.
+    Raises DataError where the prompts do not fit the network.
     """
 
+    AT_A_TIME = 16
     alphas_cumprod: Tensor
     prompts: Tensor
     mask: Tensor | None
 
     def __init__(
         self,
+        model: ModelDirectory,
         network: Any,
         prompts: Tensor,
         mask: Tensor | None,
         alphas_cumprod: Tensor,
-        prediction: str,
-        resolution: int,
         image_size: int,
-        origin: Origin | None = None,
+        reference: Path | None = None,
     ) -> None:
         super().__init__()
+        self.is_transformer = model.denoiser == "transformer"
+        expected = network.config.caption_channels if self.is_transformer else network.config.cross_attention_dim
+        if isinstance(expected, int) and prompts.shape[2] != expected:
+            raise DataError(
+                f"{model.path}: its text encoder gives {prompts.shape[2]} numbers a token, "
+                f"its {model.denoiser} takes {expected}: the parts are of different models. Download the model again"
+            )
         make_differentiable(network)
         self.network = network
-        self.prediction, self.resolution, self.image_size = prediction, resolution, image_size
+        self.prediction, self.resolution, self.image_size = model.prediction, image_size // model.factor, image_size
         self.classes, self.channels = len(prompts) - 1, int(network.config.in_channels)
-        self.is_transformer = hasattr(network, "transformer_blocks")
         self.sized = bool(getattr(network, "use_additional_conditions", False))
-        self.origin = origin
-        self.encoder = None if origin is None else origin.encoder
-        for name, value in (("prompts", prompts), ("mask", mask), ("alphas_cumprod", alphas_cumprod)):
-            self.register_buffer(name, value, persistent=False)
+        self.reference = reference
+        self.register_buffer("prompts", prompts, persistent=False)
+        # a U-Net sees every token, also padding, as in its training
+        seen = mask.bool() if mask is not None and self.is_transformer else None
+        self.register_buffer("mask", seen, persistent=False)
+        self.register_buffer("alphas_cumprod", alphas_cumprod.float(), persistent=False)
 
     def forward(self, x: Tensor, timesteps: Tensor, labels: Tensor) -> Tensor:
         """What the model predicts, (B, c, h, w).
 
         x: (B, c, h, w) noisy latents; timesteps: (B,); labels: (B,) int64 in 0..classes.
         """
-        context = self.prompts[labels]  # (B, tokens, D)
-        if not self.is_transformer:
-            output = self.network(x, timesteps, encoder_hidden_states=context, return_dict=False)[0]
-        else:
+        more: dict[str, Any] = {}
+        if self.is_transformer:
             sizes: dict[str, Tensor | None] = {"resolution": None, "aspect_ratio": None}
             if self.sized:
                 side = x.new_full((len(x), 2), float(self.image_size))
                 sizes = {"resolution": side, "aspect_ratio": torch.ones_like(side[:, :1])}
             mask = None if self.mask is None else self.mask[labels].to(x.dtype)
-            output = self.network(
-                x,
-                encoder_hidden_states=context,
-                timestep=timesteps,
-                encoder_attention_mask=mask,
-                added_cond_kwargs=sizes,
-                return_dict=False,
-            )[0]
+            more = {"encoder_attention_mask": mask, "added_cond_kwargs": sizes}
+        context = self.prompts[labels]  # (B, tokens, D)
+        output = self.network(x, timestep=timesteps, encoder_hidden_states=context, return_dict=False, **more)[0]
         return output[:, : self.channels]  # some models also predict a variance, unused here
 
     def per_image_loss(self, network: Network, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
@@ -125,42 +124,79 @@ class LatentDiffusion(Denoiser):
         levels = ((1 - self.alphas_cumprod) / self.alphas_cumprod.clamp(min=1e-12)).sqrt().to(sigma.device)  # rising
         return torch.searchsorted(levels, sigma).clamp(max=steps - 1)
 
-    def draw(
-        self,
-        labels: Tensor,
-        steps: int,
-        guidance: float,
-        generator: torch.Generator,
-        shape: Sequence[int] | None = None,
-        progress: Progress | None = None,
-    ) -> Tensor:
+    def sampler(self, steps: int, guidance: float, generator: torch.Generator, shape: Sequence[int] | None) -> Sampler:
         """Images by the library's sampler, decoded and resized to `shape`."""
-        origin = self.opened_from()
-        device = next(self.parameters()).device
-        scheduler, codec = origin.load_scheduler(), origin.load_codec(device)
+        device, reference = next(self.parameters()).device, self.read_from()
+        scheduler, codec = load_scheduler(reference), load_codec(reference, device)
         channels, height, width = shape or (codec.channels, self.image_size, self.image_size)
 
         def step(autocast: bool) -> Tensor:
-            blank = torch.zeros(min(len(labels), DRAWN), dtype=torch.int64)
+            blank = torch.zeros(self.AT_A_TIME, dtype=torch.int64)
             return sample_latents(self, scheduler, blank, 1, guidance, torch.Generator().manual_seed(0), autocast)
 
         half = device.type == "cuda" and bfloat16_is_faster(step, ("latent sampling", self.resolution), device)
-        images = []
-        for part in labels.split(DRAWN):
-            latents = sample_latents(self, scheduler, part, steps, guidance, generator, half)
-            images.append(codec.decode(latents, (channels, height, width)))
-            if progress:
-                progress(sum(map(len, images)), len(labels))
-        return torch.cat(images)
+
+        def drawn(labels: Tensor) -> Tensor:
+            latents = sample_latents(self, scheduler, labels, steps, guidance, generator, half)
+            return codec.decode(latents, (channels, height, width))
+
+        return drawn
 
     def save(self, directory: Path, trained: Sequence[str]) -> None:
         """Write the trained parameters, and the reference that they belong to. Other changes of the model are lost."""
         tensors = {name: self.get_parameter(name).detach().cpu().contiguous() for name in trained}
-        save_file(tensors, directory / TRAINED)
+        save_tensors(tensors, directory / TRAINED)
         for name in (CONFIG, PROMPTS):
-            (directory / name).write_bytes((self.opened_from().directory / name).read_bytes())
+            shutil.copyfile(self.read_from() / name, directory / name)
 
-    def opened_from(self) -> Origin:
-        if self.origin is None:
+    def read_from(self) -> Path:
+        if self.reference is None:
             raise DataError("this network was not read from a reference: run `stage pretrain`, and read what it wrote")
-        return self.origin
+        return self.reference
+
+
+def load_latent(directory: Path) -> LatentDiffusion:
+    """The network of a reference with the model's own weights, float32, frozen."""
+    reference = read_reference(directory)
+    model = referred(reference, "denoiser", "scheduler")
+    with readable(directory / PROMPTS, "pretrain"):
+        tensors = load_file(directory / PROMPTS)
+        prompts, mask = tensors["embeddings"], tensors.get("mask")
+    network, alphas_cumprod = load_part(model, model.denoiser), make_scheduler(model).alphas_cumprod
+    image_size = int(reference["image_size"])
+    found = LatentDiffusion(model, network, prompts, mask, alphas_cumprod, image_size, directory)
+    found.encoder = f"{reference['parts']['vae']['sha256']} at {image_size}"
+    return found
+
+
+def outline(settings: Model, classes: int) -> LatentDiffusion:
+    """The network that `settings` names, on the meta device: shapes without weights, for estimates."""
+    assert settings.directory is not None
+    model = read_model_directory(settings.directory)
+    image_size = choose_image_size(model, settings)
+    text = model.configs["text_encoder"]
+    width = int(text.get("hidden_size") or text.get("d_model") or text.get("text_config", {}).get("hidden_size", 768))
+    tokens = int(
+        min(model.configs["tokenizer"].get("model_max_length", 77), 120 if model.denoiser == "transformer" else 77)
+    )
+    with torch.device("meta"):
+        network = build_network(model).to("meta")
+        prompts, mask = torch.empty(classes + 1, tokens, width), torch.ones(classes + 1, tokens, dtype=torch.bool)
+        found = LatentDiffusion(model, network, prompts, mask, torch.empty(TIMESTEPS), image_size)
+        return found.requires_grad_(False)
+
+
+@torch.no_grad()
+def load_trained(directory: Path) -> LatentDiffusion:
+    """The network that `LatentDiffusion.save` wrote. Raises DataError where the files do not fit the model."""
+    model = load_latent(directory)
+    with readable(directory / TRAINED, "finetune"):
+        tensors = load_file(directory / TRAINED)
+    named = dict(model.named_parameters())
+    for name, value in tensors.items():
+        if name not in named or named[name].shape != value.shape:
+            raise DataError(
+                f"{directory / TRAINED} holds {name}, which does not fit the model: run `stage finetune` again"
+            )
+        named[name].copy_(value)
+    return model

@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfumato.errors import DataError, SfumatoError
+from sfumato.errors import DataError, SfumatoError, explained
 from sfumato.public_model.directory import ModelDirectory, require_library, variant_of
 from sfumato.public_model.prompts import NO_LABEL
 
+UNSUPPORTED = ("group_norm", "spatial_norm", "norm_q", "norm_k", "norm_cross", "add_k_proj")  # in an attention
 LONGEST_T5 = 120  # tokens; class prompts are far shorter, and masked tokens only cost time
 
 
@@ -90,9 +91,8 @@ class PlainAttention:
             weights = (scores if bias is None else scores + bias).softmax(dim=-1)
             mixed = weights.to(v.dtype) @ v
         else:
-            mixed = F.scaled_dot_product_attention(
-                q, k, v, None if bias is None else bias.to(q.dtype), scale=attn.scale
-            )
+            bias = None if bias is None else bias.to(q.dtype)
+            mixed = F.scaled_dot_product_attention(q, k, v, bias, scale=attn.scale)
         return attn.to_out[1](attn.to_out[0](mixed.transpose(1, 2).flatten(2))) / attn.rescale_output_factor
 
 
@@ -117,9 +117,8 @@ class LayerNorm(nn.LayerNorm):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(
-            x.to(torch.promote_types(x.dtype, torch.float32)), self.normalized_shape, self.weight, self.bias, self.eps
-        )
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
 class SiLU(torch.autograd.Function):
@@ -152,13 +151,9 @@ class CheapSiLU(nn.Module):
 def build_network(model: ModelDirectory) -> nn.Module:
     """The U-Net or the transformer with untrained weights, on the current device, which may be the meta device."""
     kind = class_named(model.classes[model.denoiser])
-    try:
+    what = f"{model.path / model.denoiser}: config.json does not describe a {kind.__name__}"
+    with explained(DataError, lambda error: f"{what} ({error}): download the model again", causes=(Exception,)):
         return kind.from_config(model.configs[model.denoiser])
-    except Exception as error:
-        raise DataError(
-            f"{model.path / model.denoiser}: config.json does not describe a {kind.__name__} ({error}): "
-            "download the model again"
-        ) from error
 
 
 def make_differentiable(network: Any) -> None:
@@ -168,11 +163,7 @@ def make_differentiable(network: Any) -> None:
     """
     for path, module in network.named_modules():
         if hasattr(module, "to_q") and hasattr(module, "processor"):
-            odd = [
-                name
-                for name in ("group_norm", "spatial_norm", "norm_q", "norm_k", "norm_cross", "add_k_proj")
-                if getattr(module, name, None)
-            ]
+            odd = [name for name in UNSUPPORTED if getattr(module, name, None)]
             if odd or module.residual_connection:
                 raise DataError(
                     f"the attention {path} has {(odd or ['residual_connection'])[0]}, which is not supported: "
@@ -216,9 +207,8 @@ def embed_prompts(model: ModelDirectory, prompts: Sequence[str], device: torch.d
                 "shorten it (model.prompt, model.prompts)"
             )
         tokens = tokenizer(text, padding="max_length", max_length=length, truncation=True, return_tensors="pt")
-        attended = (
-            tokens.attention_mask.to(device) if masked or getattr(encoder.config, "use_attention_mask", False) else None
-        )
+        attends = masked or getattr(encoder.config, "use_attention_mask", False)
+        attended = tokens.attention_mask.to(device) if attends else None
         rows.append(encoder(tokens.input_ids.to(device), attention_mask=attended)[0][0].float().cpu())
         masks.append(tokens.attention_mask[0].bool())
     return torch.stack(rows), torch.stack(masks) if masked else None
@@ -229,10 +219,8 @@ class LatentCodec:
 
     def __init__(self, model: ModelDirectory, image_size: int, device: torch.device) -> None:
         self.vae, self.image_size, self.device = load_part(model, "vae").to(device), image_size, device
-        self.scale, self.shift = (
-            float(self.vae.config.scaling_factor),
-            float(getattr(self.vae.config, "shift_factor", None) or 0.0),
-        )
+        self.scale = float(self.vae.config.scaling_factor)
+        self.shift = float(getattr(self.vae.config, "shift_factor", None) or 0.0)
         self.channels = int(self.vae.config.in_channels)
 
     @torch.no_grad()
@@ -252,10 +240,8 @@ class LatentCodec:
     def decode(self, latents: Tensor, shape: tuple[int, int, int]) -> Tensor:
         """(B, c, h, w) to images of `shape` (C, H, W): (B, C, H, W) float32 in [0, 1], on the CPU."""
         channels, height, _ = shape
-        rows = [
-            self.vae.decode(latent / self.scale + self.shift).sample.float()
-            for latent in latents.to(self.device).split(1)
-        ]
+        each = latents.to(self.device).split(1)
+        rows = [self.vae.decode(latent / self.scale + self.shift).sample.float() for latent in each]
         images = ((torch.cat(rows) + 1) / 2).clamp(0, 1)
         return resize(with_channels(images, channels), height).cpu()
 

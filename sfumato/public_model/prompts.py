@@ -8,7 +8,7 @@ import string
 from collections.abc import Sequence
 
 from sfumato.config import Model
-from sfumato.errors import ConfigError
+from sfumato.errors import ConfigError, explained
 
 TEMPLATE = "An image of {article} {class}"
 # By data.dataset_id: a template, or the whole prompt of each class. Source: DP-SAPF Table 14.
@@ -57,16 +57,11 @@ def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list
 
 
 def check_template(template: str) -> None:
-    try:
-        parsed = [
-            (field, form, convert)
-            for _, field, form, convert in string.Formatter().parse(template)
-            if field is not None
-        ]
-    except ValueError as error:
-        raise ConfigError(f"model.prompt={template!r} is not a template ({error}): write it as {TEMPLATE!r}") from error
-    for field, form, convert in parsed:
-        if field not in FIELDS or form or convert:
+    wrong = f"model.prompt={template!r} is not a template"
+    with explained(ConfigError, lambda error: f"{wrong} ({error}): write it as {TEMPLATE!r}"):
+        parsed = list(string.Formatter().parse(template))
+    for _, field, form, convert in parsed:
+        if field is not None and (field not in FIELDS or form or convert):
             raise ConfigError(
                 f"model.prompt={template!r} has the field {{{field}}}: "
                 f"known are {', '.join(f'{{{name}}}' for name in FIELDS)}"

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from sfumato.diffusion.sampler import with_guidance
+
 if TYPE_CHECKING:
     from sfumato.public_model.network import LatentDiffusion
 
@@ -46,9 +48,5 @@ def sample_latents(
 
 
 def guided(model: LatentDiffusion, x: Tensor, t: Tensor, labels: Tensor, guidance: float) -> Tensor:
-    """ε + g·(ε − ε_no label), both in one pass of the network."""
-    if guidance == 0:
-        return model(x, t.expand(len(x)), labels)
-    both = torch.cat([labels, torch.full_like(labels, model.classes)])
-    conditional, unconditional = model(torch.cat([x, x]), t.expand(2 * len(x)), both).chunk(2)
-    return conditional + guidance * (conditional - unconditional)
+    """ε + g·(ε − ε_no label)."""
+    return with_guidance(lambda x, labels: model(x, t.expand(len(x)), labels), x, labels, model.classes, guidance)

@@ -8,15 +8,15 @@ like any other.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sfumato.config import Central
 from sfumato.data.images import Shape
-from sfumato.queries.count import membership
+from sfumato.privacy.rows import Rows, membership
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
@@ -32,82 +32,59 @@ def pooled_shape(shape: Shape, pool: int) -> Shape:
     return channels, height // pool, width // pool
 
 
-def clip_rows(rows: Tensor, max_norm: float) -> Tensor:
-    """Scale each row of (B, d) to an L2 norm of at most max_norm; a row with any non-finite entry becomes zero.
+def central_norm(shape: Shape, settings: Central) -> float:
+    """What one image of `shape` can contribute to a release at most, in L2: `settings.max_norm`, or √d' without it.
 
-    Without the zeroing, a broken image would turn the release into NaN and so reveal that it is there.
+    Raises ValueError for a `max_norm` of the mode.
     """
-    norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=torch.float64)  # no finite float32 row overflows
-    clipped = rows * (max_norm / (norms + 1e-6)).clamp(max=1).to(rows)
-    return torch.where(norms.isfinite(), clipped, 0)
+    largest = math.sqrt(math.prod(pooled_shape(shape, settings.pool)))
+    if settings.statistic == "mode" and settings.max_norm is not None:
+        raise ValueError(
+            f"central.max_norm={settings.max_norm} means nothing for the mode, whose bound is √d' = {largest:.4g}: "
+            "leave it out"
+        )
+    return settings.max_norm or largest
 
 
-def mean_sum(images: Tensor, labels: Tensor, classes: int, max_norm: float, pool: int = 1) -> Tensor:
-    """Sum of clipped, average-pooled images per class.
+def mean_rows(images: Tensor, labels: Tensor, classes: int, pool: int = 1) -> Rows:
+    """Average-pooled images in the row of their class: (B, C, H, W) float32 in [0, 1] -> (B, classes) ⊗ (B, d').
 
-    images: (B, C, H, W) float32 in [0, 1]; labels: (B,) int64. Returns (classes, d') float64, d' = C·H·W/pool².
-    Guarantee: one image more or less changes the sum by at most `max_norm` in L2.
+    d' = C·H·W/pool².
     """
-    rows = F.avg_pool2d(images, pool).flatten(1).double()
-    return membership(labels, classes).T @ clip_rows(rows, max_norm)
+    return Rows(membership(labels, classes), F.avg_pool2d(images, pool).flatten(1))
 
 
-def mode_sum(images: Tensor, labels: Tensor, classes: int, bins: int, pool: int = 1) -> Tensor:
-    """Histogram of every pooled pixel over `bins` equal bins of [0, 1], per class.
+def mode_rows(images: Tensor, labels: Tensor, classes: int, bins: int, pool: int = 1) -> Rows:
+    """One of `bins` equal bins of [0, 1] for every pooled pixel, in the row of the class: (B, classes) ⊗ (B, bins·d').
 
-    images: (B, C, H, W) float32 in [0, 1]; labels: (B,) int64. Returns (classes, bins·d') float64.
-    Guarantee: one image more or less changes the sum by at most √d' in L2: it is in one bin of each of d' pixels. A row
-    with any non-finite entry counts nowhere; values outside [0, 1] count in the outer bins.
+    A row has norm √d'. One with any non-finite pixel is zero; values outside [0, 1] count in the outer bins.
     """
     rows = F.avg_pool2d(images, pool).flatten(1)
     finite = rows.isfinite().all(dim=1)
     bin_of = (torch.where(finite[:, None], rows, 0.0).clamp(0, 1) * bins).long().clamp(max=bins - 1)  # (B, d')
     one_hot = (bin_of[:, None] == torch.arange(bins, device=rows.device)[:, None]).flatten(1).double()  # (B, bins·d')
-    return (membership(labels, classes) * finite[:, None]).T @ one_hot
+    return Rows(membership(labels, classes) * finite[:, None], one_hot)
 
 
-def query_central(
-    charge: Charge,
-    denominators: Tensor,
-    shape: Shape,
-    *,
-    repeats: int,
-    statistic: str = "mean",
-    max_norm: float | None = None,
-    pool: int = 1,
-    bins: int = 2,
-) -> Tensor:
-    """`repeats` releases, each from its own draw: noisy means or per-pixel histograms of all classes.
+def query_central(charge: Charge, denominators: Tensor, shape: Shape, settings: Central) -> Tensor:
+    """`settings.repeats` releases, each from its own draw: noisy means or per-pixel histograms of all classes.
 
-    denominators: (classes,), public: q·N̄_m, never a realised count; shape: (C, H, W) of the images; max_norm: L2 clip
-    of a pooled image, None for √d', the largest norm that an image in [0, 1] can have; bins: mode only.
+    denominators: (classes,), public: q·N̄_m, never a realised count; shape: (C, H, W) of the images; settings: of which
+    noise and batch are not read. Without `max_norm`, an image is clipped to √d', the largest norm that one in [0, 1]
+    can have.
     Returns float32, unclamped: mean (R, M, C, H', W'), mode (R, M, bins, C, H', W').
     """
-    classes, small = len(denominators), pooled_shape(shape, pool)
-    largest = math.sqrt(math.prod(small))
-    rows: tuple[int, ...]  # shape of one class's row
-    if statistic == "mean":
-        bound, rows = (largest if max_norm is None else max_norm), small
-    elif statistic == "mode":
-        if max_norm is not None:
-            raise ValueError(
-                f"central.max_norm={max_norm} means nothing for the mode, whose bound is √d' = {largest:.4g}: "
-                "leave it out"
-            )
-        bound, rows = largest, (bins, *small)
-    else:
-        raise ValueError(f"central.statistic={statistic!r}: expected mean or mode")
-    per_class: Callable[[Tensor, Tensor], Tensor] = (
-        (lambda images, labels: mean_sum(images, labels, classes, bound, pool))
-        if statistic == "mean"
-        else (lambda images, labels: mode_sum(images, labels, classes, bins, pool))
-    )
+    classes, small, mode = len(denominators), pooled_shape(shape, settings.pool), settings.statistic == "mode"
+    bound = central_norm(shape, settings)
+    rows = (settings.bins, *small) if mode else small  # shape of one class's row
+
+    def rows_of(images: Tensor, labels: Tensor) -> Rows:
+        if mode:
+            return mode_rows(images, labels, classes, settings.bins, settings.pool)
+        return mean_rows(images, labels, classes, settings.pool)
+
     means = []
-    for _ in range(repeats):
-        total = torch.zeros(classes, math.prod(rows), dtype=torch.float64)
-        for images, labels in charge.batches(size=1024):
-            total += per_class(images, labels).cpu()
-        released = charge.release(total, max_norm=bound, whole=statistic == "mode")
-        noisy = released.double() / denominators.double()[:, None]
+    for _ in range(settings.repeats):
+        noisy = charge.sum(rows_of, bound, size=1024, whole=mode) / denominators.double()[:, None]
         means.append(noisy.reshape(classes, *rows).float())
     return torch.stack(means)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,6 +9,8 @@ import torch
 from torch import Tensor
 
 from sfumato.artifacts import Artifact
+from sfumato.files import read_json, write_json
+from sfumato.privacy.rows import Rows, membership
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
@@ -21,31 +22,12 @@ class PublicCounts(NamedTuple):
     priors: Tensor  # (classes,) float64, non-negative, summing to 1
 
 
-def membership(labels: Tensor, classes: int) -> Tensor:
-    """One-hot rows: (B,) int64 -> (B, classes) float64.
-
-    A label out of range gives a row of zeros, so that no record can stop a query.
-    """
-    return (labels[:, None] == torch.arange(classes, device=labels.device)).double()
-
-
-def class_counts(labels: Tensor, classes: int) -> Tensor:
-    """Images per class in a batch: (B,) int64 -> (classes,) float64.
-
-    Guarantee: one image more or less changes the counts by at most 1 in L2.
-    """
-    return membership(labels, classes).sum(0)
-
-
 def query_count(charge: Charge, classes: int) -> Tensor:
     """The one release: noisy class counts, (classes,) float64, some perhaps negative.
 
-    `public_counts` makes them usable.
+    An image adds a one to its class. `public_counts` makes them usable.
     """
-    total = torch.zeros(classes, dtype=torch.float64)
-    for _, labels in charge.batches(size=4096):
-        total += class_counts(labels, classes).cpu()
-    return charge.release(total, max_norm=1.0, whole=True)
+    return charge.sum(lambda _, labels: Rows(membership(labels, classes)), 1.0, size=4096, whole=True)
 
 
 def public_counts(noisy: Tensor, noise_multiplier: float) -> PublicCounts:
@@ -69,7 +51,7 @@ def save_counts(counts: PublicCounts, noisy: Tensor, directory: Path) -> None:
         "priors": counts.priors.tolist(),
         "noisy": noisy.tolist(),
     }
-    (directory / "counts.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_json(directory / "counts.json", content)
 
 
 def read_counts(count: Artifact, size_hint: int, classes: int) -> PublicCounts:
@@ -77,6 +59,6 @@ def read_counts(count: Artifact, size_hint: int, classes: int) -> PublicCounts:
     if not count.enabled:
         even = torch.full((classes,), 1 / classes).double()
         return PublicCounts(float(size_hint), torch.full((classes,), size_hint / classes).double(), even)
-    content = json.loads((count.path / "counts.json").read_text(encoding="utf-8"))
+    content = read_json(count.path / "counts.json")
     per_class, priors = (torch.tensor(content[key]).double() for key in ("per_class", "priors"))
     return PublicCounts(content["total"], per_class, priors)

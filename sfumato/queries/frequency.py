@@ -7,31 +7,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from sfumato.config import FeatureMap
 from sfumato.features.fourier import FourierFeatures
-from sfumato.queries.central import clip_rows
+from sfumato.privacy.rows import Rows, membership
+from sfumato.weights import save_tensors
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
 
 
-def embedding_sum(features: FourierFeatures, images: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Sum of φ(x) ⊗ onehot(y) over a batch.
+def embedding_rows(features: FourierFeatures, images: Tensor, labels: Tensor, classes: int) -> Rows:
+    """φ(x) ⊗ onehot(y): (B, C, H, W) float32 in [0, 1], (B,) int64 -> (B, K) ⊗ (B, classes). Source: FETA-Pro Eq. 5.
 
-    images: (B, C, H, W) float32 in [0, 1]; labels: (B,) int64. Returns (K, classes) float64.
-    Guarantee: one image more or less changes the sum by at most 1 in L2: φ has norm 1 and touches one column. A row
-    with any non-finite entry is zeroed. The clip only trims what float32 rounding adds to the norm.
-    Source: FETA-Pro Eq. 5.
+    φ has norm 1 up to the rounding of float32.
     """
-    rows = clip_rows(features(images), 1.0)  # (B, K)
-    total = torch.zeros(features.size, classes, dtype=torch.float64, device=rows.device)
-    for m in labels.unique().tolist():
-        if 0 <= m < classes:  # a label out of range counts nowhere, and stops no query
-            total[:, m] = rows[labels == m].sum(0, dtype=torch.float64)
-    return total
+    return Rows(features(images), membership(labels, classes))
 
 
 @torch.no_grad()
@@ -40,15 +33,13 @@ def query_frequency(charge: Charge, features: FourierFeatures, classes: int, pub
 
     public_size: N̄, never a realised count. Returns (K, classes) float32, the target of `fit_generator`.
     """
-    total = torch.zeros(features.size, classes, dtype=torch.float64)
-    for images, labels in charge.batches(size=512):
-        total += embedding_sum(features, images, labels, classes).cpu()
-    return (charge.release(total, max_norm=1.0).double() / public_size).float()
+    released = charge.sum(lambda images, labels: embedding_rows(features, images, labels, classes), 1.0, size=512)
+    return (released / public_size).float()
 
 
 def save_embedding(embedding: Tensor, features: FourierFeatures, directory: Path) -> None:
     """Write the release and what rebuilds its features."""
-    save_file({"embedding": embedding.contiguous()}, directory / "embedding.safetensors")
+    save_tensors({"embedding": embedding.contiguous()}, directory / "embedding.safetensors")
     content = {
         "shape": features.shape,
         "size": features.size,

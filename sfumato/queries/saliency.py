@@ -5,7 +5,6 @@ One Gaussian for all candidates together: their gradients are clipped jointly. N
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,16 +13,19 @@ import torch
 from torch import Tensor
 
 from sfumato.artifacts import Artifact
-from sfumato.compute import bfloat16_is_faster
 from sfumato.config import Saliency
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.dpsgd.clip import unflatten
-from sfumato.dpsgd.gradients import choose_chunk, clipped_gradient_sum, draw
-from sfumato.errors import DataError
+from sfumato.dpsgd.gradients import Draws, choose_chunk, clipped_gradient_sum, draw, half_precision_pays
+from sfumato.errors import DataError, explained
+from sfumato.files import csv_text, read_json, write_json
 from sfumato.privacy.noise import secret_generator
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
+
+
+Candidates = Mapping[str, Sequence[str]]  # name -> names of its parameters
 
 
 class Salience(NamedTuple):
@@ -40,7 +42,7 @@ class Salience(NamedTuple):
 def query_saliency(
     charge: Charge,
     model: Denoiser,
-    candidates: Mapping[str, Sequence[str]],
+    candidates: Candidates,
     settings: Saliency,
     public_size: float,
     *,
@@ -64,32 +66,21 @@ def query_saliency(
     chunk = settings.chunk or choose_chunk(size, settings.draws)
     device = next(iter(parameters.values())).device
     generator = generator or secret_generator(device)
+
+    def fresh(images: Tensor) -> Draws:
+        return draw(model, images, settings.draws, settings.noise_levels, generator, label_dropout=label_dropout)
+
     if autocast is None:
-        autocast = half_precision_pays(model, parameters, settings, chunk, generator)
+        autocast = half_precision_pays(model, parameters, chunk, fresh)
     factors = parameters if settings.score == "snip" else None
     total = torch.zeros(size, dtype=torch.float64)
     for images, labels in charge.batches(size=4 * chunk):
         images, labels = images.to(device), labels.to(device)
-        draws = draw(model, images, settings.draws, settings.noise_levels, generator, label_dropout=label_dropout)
         total += clipped_gradient_sum(
-            model, parameters, images, labels, draws, settings.max_norm, chunk, autocast, factors
+            model, parameters, images, labels, fresh(images), settings.max_norm, chunk, autocast, factors
         ).cpu()
     released = unflatten(charge.release(total, max_norm=settings.max_norm).double() / public_size, parameters)
     return {name: torch.cat([released[part].flatten() for part in parts]) for name, parts in candidates.items()}
-
-
-def half_precision_pays(
-    model: Denoiser, parameters: Mapping[str, Tensor], settings: Saliency, chunk: int, generator: torch.Generator
-) -> bool:
-    """Is bfloat16 faster here? Timed on blank images: neither the answer nor the time depends on data."""
-    device = generator.device
-    images = torch.zeros(chunk, model.channels, model.resolution, model.resolution, device=device)
-    labels = torch.zeros(chunk, dtype=torch.int64, device=device)
-    drawn = draw(model, images, settings.draws, settings.noise_levels, generator)
-    key = ("saliency", device, images.shape, settings.draws, len(parameters))
-    return bfloat16_is_faster(
-        lambda half: clipped_gradient_sum(model, parameters, images, labels, drawn, 1.0, chunk, half), key, device
-    )
 
 
 def rank_candidates(released: Mapping[str, Tensor], noise_std: float) -> list[Salience]:
@@ -102,10 +93,8 @@ def rank_candidates(released: Mapping[str, Tensor], noise_std: float) -> list[Sa
     """
     norms = {name: float(torch.linalg.vector_norm(vector.double())) for name, vector in released.items()}
     debiased = {name: norms[name] ** 2 - len(vector) * noise_std**2 for name, vector in released.items()}
-    ranks, raw_ranks = (
-        {name: place + 1 for place, name in enumerate(sorted(released, key=lambda name: -scores[name]))}
-        for scores in (debiased, norms)
-    )
+    orders = (sorted(released, key=lambda name: -scores[name]) for scores in (debiased, norms))
+    ranks, raw_ranks = ({name: place for place, name in enumerate(order, start=1)} for order in orders)
     return [
         Salience(name, len(vector), norms[name], debiased[name], ranks[name], raw_ranks[name])
         for name, vector in released.items()
@@ -117,22 +106,13 @@ def ranked(rows: Sequence[Salience], debias: bool) -> list[str]:
     return [row.name for row in sorted(rows, key=lambda row: row.rank if debias else row.raw_rank)]
 
 
-def saliency_table(rows: Sequence[Salience]) -> str:
-    """The rows as CSV."""
-    lines = ["matrix,size,raw_norm,debiased,rank,raw_rank"]
-    lines += [f"{row.name},{row.size},{row.raw_norm:.6g},{row.debiased:.6g},{row.rank},{row.raw_rank}" for row in rows]
-    return "\n".join(lines) + "\n"
-
-
 def save_ranking(
-    rows: Sequence[Salience],
-    candidates: Mapping[str, Sequence[str]],
-    settings: Saliency,
-    noise_std: float,
-    directory: Path,
+    rows: Sequence[Salience], candidates: Candidates, settings: Saliency, noise_std: float, directory: Path
 ) -> None:
     """Write the table, and the parameters of each candidate in the order of their salience, by either norm."""
-    (directory / "saliency.csv").write_text(saliency_table(rows), encoding="utf-8")
+    columns = {"matrix": "", "size": "", "raw_norm": ".6g", "debiased": ".6g", "rank": "", "raw_rank": ""}
+    table = csv_text(({"matrix": row.name} | row._asdict() for row in rows), columns)
+    (directory / "saliency.csv").write_text(table, encoding="utf-8")
     orders = {"debiased": ranked(rows, True), "raw": ranked(rows, False)}
     content = {
         "candidates": settings.candidates,
@@ -140,7 +120,7 @@ def save_ranking(
         "noise_std": noise_std,
         "ranked": {key: [candidates[name] for name in names] for key, names in orders.items()},
     }
-    (directory / "saliency.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_json(directory / "saliency.json", content)
 
 
 def read_ranking(saliency: Artifact, debias: bool) -> list[list[str]] | None:
@@ -148,8 +128,6 @@ def read_ranking(saliency: Artifact, debias: bool) -> list[list[str]] | None:
     if not saliency.enabled:
         return None
     file = saliency.path / "saliency.json"
-    try:
-        ranking = json.loads(file.read_text(encoding="utf-8"))["ranked"]["debiased" if debias else "raw"]
+    with explained(DataError, lambda error: f"{file} cannot be read ({error}): run `stage saliency` again"):
+        ranking = read_json(file)["ranked"]["debiased" if debias else "raw"]
         return [[str(name) for name in names] for names in ranking]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{file} cannot be read ({error}): run `stage saliency` again") from error

@@ -6,11 +6,18 @@ from collections.abc import Mapping, Sequence
 
 import yaml
 
+from sfumato.config import Synthesize
 from sfumato.privacy.accountant import default_delta, epsilon
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, event_from_json
 from sfumato.privacy.meaning import bound_text
 from sfumato.release.exports import METADATA, NPZ, PARQUET, PNG
+from sfumato.resolved import StagePlan
 
+KINDS = {
+    "augmented": "slightly moved, brightened or blurred",
+    "mixed": "blends of two images, to train a classifier on and not to look at",
+}
+PHOTOGRAPHS = "select"  # the source whose images are public ones
 SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"))
 NEIGHBOURS = {
     ADD_OR_REMOVE_ONE: "one (image, label) added or removed",
@@ -19,32 +26,32 @@ NEIGHBOURS = {
 
 
 def dataset_card(
-    *,
-    dataset_id: str,
-    shape: tuple[int, int, int],
-    classes: Sequence[str],
+    plan: StagePlan[Synthesize],
     per_class: Sequence[int],
     sources: Mapping[str, int],
-    size_hint: int,
+    kinds: Mapping[str, int],
     records: Mapping[str, dict],
-    export: Sequence[str] = (),
 ) -> str:
     """The card as Markdown with YAML front matter, byte-deterministic.
 
-    shape: (C, H, W); per_class: (M,) number of released images of each label; sources: stage -> images it drew;
-    records: every charge behind the release, by id. It states Rényi's epsilon at the default delta of `size_hint`.
+    per_class: (M,) number of released images of each label; sources: stage -> images it drew; kinds: plain, augmented,
+    mixed -> number of images; records: every charge behind the release, by id. It states Rényi's epsilon at the default
+    delta of the plan's `size_hint`.
     """
-    count, (channels, height, width) = sum(per_class), shape
-    delta = default_delta(size_hint)
+    dataset_id, classes, export = plan.dataset_id, plan.classes, plan.settings.export
+    count, (channels, height, width) = sum(per_class), plan.shape
+    delta = default_delta(plan.size_hint)
     adjacencies = {record["adjacency"] for record in records.values()}
     adjacency = ZERO_OUT_ONE if adjacencies == {ZERO_OUT_ONE} else ADD_OR_REMOVE_ONE
     spent = epsilon([event_from_json(record["event"]) for record in records.values()], delta, "rdp", adjacency)
+    chosen, drawn_by_models = sources.get(PHOTOGRAPHS, 0), {k: n for k, n in sources.items() if k != PHOTOGRAPHS}
+    kind = "synthetic" if not chosen else "synthetic and public" if drawn_by_models else "public, privately chosen"
     front: dict[str, object] = {
         "license": "other",
-        "pretty_name": f"{dataset_id}, synthetic and differentially private",
+        "pretty_name": f"{dataset_id}, {kind} and differentially private",
         "task_categories": ["image-classification"],
         "size_categories": [next((name for bound, name in SIZES if count < bound), "n>10M")],
-        "tags": ["synthetic", "differential-privacy"],
+        "tags": [*(["synthetic"] if drawn_by_models else []), "differential-privacy"],
     }
     if "parquet" in export:
         front["configs"] = [{"config_name": "default", "data_files": PARQUET}]
@@ -63,65 +70,63 @@ def dataset_card(
         files[PARQUET] = "one table: image (PNG bytes) and label, as dataset libraries load it"
     if PNG in export:
         files[f"{PNG}/"] = f"one PNG an image, a folder a class, {METADATA} with file_name, label, class"
-    drawn = ", ".join(f"{number} by `{name}`" for name, number in sorted(sources.items()))
-    return "\n".join(
+    drawn = ", ".join(f"{number} by `{name}`" for name, number in sorted(drawn_by_models.items()))
+    origin = (
+        f" {'All' if not chosen else count - chosen} were drawn by generative models that know the sensitive images "
+        f"through noisy releases only ({drawn})."
+        if drawn_by_models
+        else ""
+    )
+    if chosen:
+        origin += (
+            f" {'All' if not drawn_by_models else chosen} are **public photographs, privately selected and labelled**: "
+            "their pixels are the public set's, and so is their licence; the guarantee covers which were chosen and "
+            "the label of each, which means that a classifier takes it for that class, not that it shows one."
+        )
+    if changed := {KINDS[name]: number for name, number in kinds.items() if name in KINDS}:
+        origin += f" {kinds['plain']} are as they were drawn" + "".join(f", {n} {what}" for what, n in changed.items())
+        origin += ", those not shown in the picture."
+    named = (
+        "the teacher, a classifier trained under the same guarantee, gave"
+        if plan.settings.relabel
+        else "the models were asked for"
+    )
+    about = yaml.safe_dump(front, sort_keys=False, allow_unicode=True, width=120).rstrip()
+    charges = sorted((record["stage"], record["released"]) for record in records.values())
+    numbers = [(str(i), name, str(n)) for i, (name, n) in enumerate(zip(classes, per_class, strict=True))]
+    return "\n\n".join(
         [
-            "---",
-            yaml.safe_dump(front, sort_keys=False, allow_unicode=True, width=120).rstrip(),
-            "---",
-            "",
-            f"# {plain(dataset_id)}, synthetic",
-            "",
-            f"{count} labelled synthetic {'grey' if channels == 1 else 'colour'} images of {height}×{width} pixels in "
-            f"{len(classes)} classes."
-            " All were drawn by generative models that know the sensitive images through noisy releases only"
-            f" ({drawn}).",
-            "",
+            f"---\n{about}\n---",
+            f"# {plain(dataset_id)}, {kind}",
+            f"{count} labelled {'synthetic ' * (not chosen)}{'grey' if channels == 1 else 'colour'} images of "
+            f"{height}×{width} pixels in {len(classes)} classes.{origin}",
             "![Ten images of each class](grid.png)",
-            "",
             "## Privacy",
-            "",
             f"The set is (ε, δ)-differentially private with **ε = {bound_text(spent)}** at "
             f"**δ = {bound_text(delta, 3)}** (Rényi accounting; {len(records)}"
-            f" charge{'s' * (len(records) != 1)}).",
+            f" charge{'s' * (len(records) != 1)}).\n"
             f"Neighbouring sets differ in {NEIGHBOURS[adjacency]}. `privacy.json` lists the mechanisms, so anyone can "
             "recompute ε from it at any δ; the project's `ledger.json` composes them with everything else that was "
             "released.",
-            "",
             "Not covered: hold-out images, choices made by looking at numbers from real images, the fact that the "
             "sensitive set exists, its class names and image shape, several images of one person.",
-            "",
-            *table(
-                ("mechanism of", "released"),
-                sorted((record["stage"], record["released"]) for record in records.values()),
-            ),
-            "",
+            table(("mechanism of", "released"), charges),
             "## Files",
-            "",
-            *table(("file", "what"), [(f"`{name}`", what) for name, what in files.items()]),
-            "",
+            table(("file", "what"), [(f"`{name}`", what) for name, what in files.items()]),
             "## Classes",
-            "",
-            *table(
-                ("label", "class", "images"),
-                [(str(i), name, str(n)) for i, (name, n) in enumerate(zip(classes, per_class, strict=True))],
-            ),
-            "",
+            table(("label", "class", "images"), numbers),
             "## Use",
-            "",
-            "The labels are those that the models were asked to draw; nobody checked them by hand. Accuracy on these "
-            "images says little about accuracy on real ones. The licence is for whoever publishes the set to name.",
-            "",
+            f"The labels are those that {named}; nobody checked them by hand. Accuracy on these images says little "
+            "about accuracy on real ones. The licence is for whoever publishes the set to name.\n",
         ]
     )
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a Markdown table."""
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    return lines + [
-        f"| {' | '.join(plain(cell) if not cell.startswith('`') else cell for cell in row)} |" for row in rows
-    ]
+    lines += [f"| {' | '.join(plain(cell) if not cell.startswith('`') else cell for cell in row)} |" for row in rows]
+    return "\n".join(lines)
 
 
 def plain(text: str) -> str:

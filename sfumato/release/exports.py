@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import re
@@ -13,7 +12,7 @@ import numpy as np
 
 from sfumato.data.images import ImageSet
 from sfumato.errors import ConfigError
-from sfumato.files import replace_file
+from sfumato.files import csv_text, replace_file
 from sfumato.pictures import save_png
 
 NPZ, PNG, METADATA = "images.npz", "png", "metadata.csv"
@@ -27,9 +26,8 @@ def save_npz(path: Path, image_set: ImageSet) -> None:
     The same set always gives the same bytes.
     """
     archive = io.BytesIO()
-    np.savez_compressed(
-        archive, images=image_set.images, labels=image_set.labels, classes=np.array(image_set.classes, dtype=np.str_)
-    )
+    classes = np.array(image_set.classes, dtype=np.str_)
+    np.savez_compressed(archive, images=image_set.images, labels=image_set.labels, classes=classes)
     replace_file(path, archive.getvalue())
 
 
@@ -66,9 +64,8 @@ def save_parquet(path: Path, image_set: ImageSet) -> None:
         for start in range(0, len(image_set), GROUP):
             rows = [{"bytes": png_bytes(array), "path": None} for array in image_set.images[start : start + GROUP]]
             labels = image_set.labels[start : start + GROUP].tolist()
-            writer.write_table(
-                pyarrow.table([pyarrow.array(rows, image), pyarrow.array(labels, pyarrow.int64())], schema=schema)
-            )
+            columns = [pyarrow.array(rows, image), pyarrow.array(labels, pyarrow.int64())]
+            writer.write_table(pyarrow.table(columns, schema=schema))
 
 
 def png_bytes(array: np.ndarray) -> bytes:
@@ -87,14 +84,12 @@ def save_png_folders(directory: Path, image_set: ImageSet) -> None:
     provided each class has an image.
     """
     folders = folder_names(image_set.classes)
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(("file_name", "label", "class"))
+    rows = []
     for i, (image, label) in enumerate(zip(image_set.images, image_set.labels, strict=True)):
         name = f"{folders[label]}/{i:06d}.png"
         save_png(directory / name, image)
-        writer.writerow((name, int(label), image_set.classes[label]))
-    replace_file(directory / METADATA, table.getvalue().encode())
+        rows.append({"file_name": name, "label": int(label), "class": image_set.classes[label]})
+    replace_file(directory / METADATA, csv_text(rows, {"file_name": "", "label": "", "class": ""}).encode())
 
 
 def folder_names(classes: Sequence[str]) -> tuple[str, ...]:
@@ -110,9 +105,8 @@ def folder_names(classes: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{label:0{digits}d}-{name}".rstrip("-") for label, name in enumerate(safe))
 
 
-FORMS: dict[
-    str, Callable[[Path, ImageSet], None]
-] = {  # the further forms of a release, by their names in the parameters
+# the further forms of a release, by their names in the parameters
+FORMS: dict[str, Callable[[Path, ImageSet], None]] = {
     "png": lambda directory, release: save_png_folders(directory / PNG, release),
     "npz": lambda directory, release: save_npz(directory / NPZ, release),
     "parquet": lambda directory, release: save_parquet(directory / PARQUET, release),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,12 +17,14 @@ from typing import Any
 
 from sfumato.artifacts import PRIVACY, Artifact, read_artifact
 from sfumato.digest import digest_of_file
-from sfumato.errors import BudgetError, DataError, SfumatoError
+from sfumato.errors import UNREADABLE, BudgetError, DataError, SfumatoError, explained
+from sfumato.files import read_json
 from sfumato.pipeline import QUERIES
 from sfumato.privacy.accountant import round_up
 from sfumato.privacy.events import ZERO_OUT_ONE, event_from_json
 from sfumato.privacy.ledger import by_id, check_ledger, compose, read_ledger
 from sfumato.privacy.meaning import bound_text, membership_advantage, privacy_profile, true_positive_rate
+from sfumato.release.card import PHOTOGRAPHS
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 FALSE_ALARMS = 0.01
@@ -36,6 +37,7 @@ SEEN = {
     "pretrain": "what the warm-up saw",
     "saliency": "noisy gradient norms",
 }
+ACCOUNTANTS = {"rdp": "Rényi", "rdp_classic": "Rényi, older conversion", "pld": "privacy-loss distribution"}
 ACCURACY = "Accuracy on real hold-out images, %"
 
 
@@ -88,22 +90,18 @@ def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
         raise BudgetError(
             f"{ledger} does not hold: {'; '.join(problems)}. Run `stage ledger write`, or restore it from git"
         )
-    try:
+    shown = f"{ledger} has a record that cannot be shown"  # a field that `check_ledger` does not need
+    again, causes = "run `stage ledger write`, or restore it from git", (*UNREADABLE, OverflowError)
+    with explained(BudgetError, lambda error: f"{shown} ({error!r}): {again}", causes=causes):
         cost, proof = what_it_cost(content, spent), what_to_check(artifact, content, ledger)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        # a field that `check_ledger` does not need
-        raise BudgetError(
-            f"{ledger} has a record that cannot be shown ({error!r}): run `stage ledger write`, or restore it from git"
-        ) from error
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    return template.render(
-        local=local, release=what_was_released(artifact), cost=cost, attacker=what_it_means(content), proof=proof
-    )
+    released, attacker = what_was_released(artifact), what_it_means(content)
+    return template.render(local=local, release=released, cost=cost, attacker=attacker, proof=proof)
 
 
 # --- sections ---------------------------------------------------------------------------------------------------------
@@ -113,27 +111,25 @@ def what_was_released(artifact: Artifact) -> dict[str, Any]:
     """Number, shape and classes of the images, how many of each class, and the grid."""
     import numpy as np
 
-    try:
-        card = json.loads((artifact.path / "card.json").read_text(encoding="utf-8"))
+    shown = f"{artifact.path} is not a release that can be shown"
+    with explained(DataError, lambda error: f"{shown} ({error!r}): run `stage synthesize` again"):
+        card = read_json(artifact.path / "card.json")
         labels = np.load(artifact.path / "labels.npy", mmap_mode="r", allow_pickle=False)
         per_class = np.bincount(labels, minlength=len(card["classes"])).tolist()
+        counted = zip(card["classes"], per_class, strict=True)
+        classes = [(label, name, grouped(n)) for label, (name, n) in enumerate(counted)]
         channels, height, width = card["shape"]
         return {
             "images": grouped(card["images"]),
             "shape": f"{height} × {width}",
             "colour": "grey" if channels == 1 else "colour",
-            "classes": [
-                (label, name, grouped(n))
-                for label, (name, n) in enumerate(zip(card["classes"], per_class, strict=True))
-            ][:LISTED_CLASSES],
+            "classes": classes[:LISTED_CLASSES],
             "class_count": grouped(len(card["classes"])),
             "sources": [(name, grouped(number)) for name, number in sorted(card["sources"].items())],
-            "grid": picture(artifact.path / "grid.png", "", "Ten synthetic images of each class, one class a row"),
+            "photographs": PHOTOGRAPHS in card["sources"],
+            "only_photographs": set(card["sources"]) == {PHOTOGRAPHS},
+            "grid": picture(artifact.path / "grid.png", "", "Ten released images of each class, one class a row"),
         }
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{artifact.path} is not a release that can be shown ({error!r}): run `stage synthesize` again"
-        ) from error
 
 
 def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
@@ -152,21 +148,14 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
         share = 100 * entry["share"]
         tint = 1 + sum(other["share"] > entry["share"] for other in composed["stages"].values())
         place = {"start": f"{start:.2f}", "width": f"{share:.2f}", "tint": min(tint, 6)}
-        rows.append(
-            {
-                "stage": stage,
-                "charges": charges,
-                "epsilon": bound_text(entry["epsilon"]),
-                "share": f"{share:.1f}",
-                **place,
-            }
-        )
+        cost = {"epsilon": bound_text(entry["epsilon"]), "share": f"{share:.1f}"}
+        rows.append({"stage": stage, "charges": charges, **cost, **place})
         start += share
     delta = ledger["delta"]
     first: dict = next(iter(ledger["records"]), {})
     return {
         "recipe": ledger["recipe"],
-        "dataset": first.get("dataset_id", ""),
+        "dataset": ", ".join(sorted({record["dataset_id"] for record in ledger["records"]})),
         "unit": first.get("unit", "one (image, label)"),
         "declared": ledger["adjacency"] == ZERO_OUT_ONE,
         "adjacency": ledger["adjacency"],
@@ -176,13 +165,16 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
         "factor": scientific(math.exp(min(spent, 700)), 2) if spent > 6 else bound_text(math.exp(spent), 3),
         "target": f"{ledger['target']:g}",
         "size_hint": grouped(ledger["size_hint"]),
-        "accountant": {"rdp": "Rényi", "rdp_classic": "Rényi, older conversion", "pld": "privacy-loss distribution"}[
-            ledger["accountant"]
-        ],
+        "accountant": ACCOUNTANTS[ledger["accountant"]],
         "accountants": [(name, bound_text(value)) for name, value in sorted(composed["epsilon"].items())],
         "stages": rows,
         "public_images": any(record["stage"] == "histogram" for record in ledger["records"]),
-        "odometer": {"charges": ledger["odometer"]["charges"], "epsilon": bound_text(ledger["odometer"]["epsilon"])},
+        "odometer": {
+            "dataset": ledger["odometer"]["dataset_id"],
+            "charges": ledger["odometer"]["charges"],
+            "epsilon": bound_text(ledger["odometer"]["epsilon"]),
+            "complete": ledger["odometer"]["complete"],
+        },
         "charges": len(ledger["records"]),
     }
 
@@ -212,19 +204,16 @@ def what_it_means(ledger: Mapping) -> dict[str, Any]:
     profile = privacy_profile(events, ledger["adjacency"])
     advantage, hits = membership_advantage(profile), true_positive_rate(profile, FALSE_ALARMS)
     strength = "strong" if advantage <= 0.1 else "limited" if advantage <= 0.5 else "weak"
-    return {
-        "guess": percent_up((1 + advantage) / 2),
-        "hits": percent_up(hits),
-        "advantage": percent_up(advantage),
-        "strength": strength,
-    }
+    shares = {"guess": (1 + advantage) / 2, "hits": hits, "advantage": advantage}
+    return {name: percent_up(share) for name, share in shares.items()} | {"strength": strength}
 
 
 def what_to_check(artifact: Artifact, ledger: Mapping, path: Path) -> dict[str, Any]:
     """Hashes of the released files, versions, and where each charge came from."""
-    listed = json.loads((artifact.path / PRIVACY).read_text(encoding="utf-8"))["files"]
+    listed = read_json(artifact.path / PRIVACY)["files"]
     top = [(name, sha) for name, sha in sorted(listed.items()) if "/" not in name]
     folders = sorted({name.split("/")[0] for name in listed if "/" in name})
+    records = sorted(ledger["records"], key=lambda record: (QUERIES.index(record["stage"]), record["id"]))
     versions: dict[str, set[str]] = {}
     for record in ledger["records"]:
         for package, version in record["versions"].items():
@@ -233,17 +222,13 @@ def what_to_check(artifact: Artifact, ledger: Mapping, path: Path) -> dict[str, 
         "files": [*top, (PRIVACY, digest_of_file(artifact.path / PRIVACY)), (path.name, digest_of_file(path))],
         "folders": [(folder, grouped(sum(name.startswith(f"{folder}/") for name in listed))) for folder in folders],
         "versions": [(package, ", ".join(sorted(found))) for package, found in sorted(versions.items())],
-        "charges": [
-            (
-                record["id"],
-                record["stage"],
-                datetime.fromtimestamp(record["time"], UTC).strftime("%Y-%m-%d"),
-                record["plan"],
-            )
-            for record in sorted(ledger["records"], key=lambda record: (QUERIES.index(record["stage"]), record["id"]))
-        ],
+        "charges": [(record["id"], record["stage"], day_of(record), record["plan"]) for record in records],
         "digest": ledger["digest"],
     }
+
+
+def day_of(record: Mapping) -> str:
+    return datetime.fromtimestamp(record["time"], UTC).strftime("%Y-%m-%d")
 
 
 # --- the owner's edition ----------------------------------------------------------------------------------------------
@@ -254,11 +239,9 @@ def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
 
     It skips what does not exist. Raises DataError where a file exists and cannot be read.
     """
-    try:
-        found = json.loads(metrics.read_text(encoding="utf-8")) if metrics.is_file() else {}
+    with explained(DataError, lambda error: f"{metrics} cannot be read ({error}): run `stage evaluate` again"):
+        found = read_json(metrics) if metrics.is_file() else {}
         tables, warnings = metric_tables(found), tuple(str(warning) for warning in found.get("warnings", ()))
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise DataError(f"{metrics} cannot be read ({error}): run `stage evaluate` again") from error
     plots = tuple(picture(path, path.stem, "rests on real images") for path in sorted(evaluation.glob("*.png")))
     pictures = []
     for stage, what in SEEN.items():
@@ -285,13 +268,8 @@ def metric_tables(metrics: Mapping) -> tuple[Table, ...]:
     tables = []
     for title, rows in cells.items():
         columns = tuple(dict.fromkeys(image_set for row in rows.values() for image_set in row))
-        tables.append(
-            Table(
-                title,
-                columns,
-                tuple((measure, tuple(row.get(c, "–") for c in columns)) for measure, row in rows.items()),
-            )
-        )
+        lines = ((measure, tuple(row.get(c, "–") for c in columns)) for measure, row in rows.items())
+        tables.append(Table(title, columns, tuple(lines)))
     return tuple(tables)
 
 
@@ -302,11 +280,8 @@ def leaves(values: Mapping, title: str) -> Iterable[tuple[str, str, str]]:
         if isinstance(value, Mapping) and {"mean", "std"} <= value.keys():
             yield ACCURACY, measure, f"{100 * value['mean']:.1f} ± {100 * value['std']:.1f}"
         elif isinstance(value, Mapping):
-            space = "".join(
-                f", {word} {value[name]}"
-                for name, word in (("space", "features"), ("reference", "against"))
-                if name in value
-            )
+            words = {"space": "features", "reference": "against"}
+            space = "".join(f", {word} {value[name]}" for name, word in words.items() if name in value)
             yield from leaves(value, f"{measure.capitalize()}{space}")
         elif isinstance(value, (int, float)) and not isinstance(value, bool) and not key.endswith("_std"):
             spread = f" ± {number(values[f'{key}_std'])}" if f"{key}_std" in values else ""
@@ -318,7 +293,7 @@ def leaves(values: Mapping, title: str) -> Iterable[tuple[str, str, str]]:
 
 def picture(path: Path, title: str, caption: str) -> Picture:
     """A PNG file for the page. It shrinks one that is too large."""
-    try:
+    with explained(DataError, lambda error: f"{path} cannot be shown ({error}): run the stage that writes it again"):
         content = path.read_bytes()
         if len(content) > LARGEST_PICTURE:
             from PIL import Image
@@ -327,8 +302,6 @@ def picture(path: Path, title: str, caption: str) -> Picture:
                 opened.thumbnail((WIDEST, WIDEST * 4))
                 opened.save(shrunk := io.BytesIO(), format="PNG", optimize=True)
             content = shrunk.getvalue()
-    except OSError as error:
-        raise DataError(f"{path} cannot be shown ({error}): run the stage that writes it again") from error
     return Picture(title, caption, f"data:image/png;base64,{base64.b64encode(content).decode()}")
 
 

@@ -10,9 +10,12 @@ from torch import Tensor
 
 from sfumato.compute import device
 from sfumato.config import Synthesize
+from sfumato.data.store import load_public
 from sfumato.diffusion.denoiser import Denoiser
+from sfumato.errors import DataError
 from sfumato.synthesizer import load_start, load_synthesizer
 from sfumato.warmup.generator import balanced_labels, draw_images, load_generator
+from sfumato.warmup.public_images import public_training_set
 
 Progress = Callable[[int, int], None]
 NETWORKS: dict[
@@ -39,12 +42,34 @@ def draw_from(
     (classes,) label shares, None for equal ones; shape: (C, H, W) of the images wanted: images of a public model are
     resized to it. Returns ((N, C, H, W) float32 in [0, 1], (N,) int64).
     """
+    if name == "select":
+        return chosen_images(paths, count, priors, seed, shape)
     if name == "auxiliary":
         return draw_images(load_generator(paths[name]), count, priors, seed)
     model = NETWORKS[name](paths).to(device())
     random = torch.Generator().manual_seed(seed)
     labels = balanced_labels(count, priors, model.classes, random)
     return model.draw(labels, settings.steps, settings.guidance, random, shape, progress), labels
+
+
+def chosen_images(
+    paths: Mapping[str, Path], count: int, priors: Tensor | None, seed: int, shape: Sequence[int] | None
+) -> tuple[Tensor, Tensor]:
+    """`count` of the public images that the teacher chose, of each class the surest. Raises DataError: not so many."""
+    public = load_public(paths["public"], (*shape,))  # type: ignore[misc]
+    images, labels, _ = public_training_set(public, paths["select"], None)
+    wanted = balanced_labels(count, priors, int(labels.max()) + 1, torch.Generator().manual_seed(seed))
+    rows = []
+    for label, number in enumerate(wanted.bincount().tolist()):
+        found = (labels == label).nonzero().flatten()
+        if len(found) < number:
+            raise DataError(
+                f"the release asks for {number} images of class {label}, and {paths['select']} holds {len(found)}: "
+                "lower synthesize.count, or raise select.images"
+            )
+        rows.append(found[:number])
+    chosen = torch.cat(rows)
+    return images[chosen].float() / 255, labels[chosen]
 
 
 def draw_mixture(

@@ -170,12 +170,8 @@ def plain_autocast(model: UNet, batch: int) -> bool:
     parameters = [value for value in model.parameters() if value.requires_grad]
 
     def step(autocast: bool) -> None:
-        images = torch.zeros(shape, device=device)
-        labels = torch.zeros(batch, dtype=torch.int64, device=device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-            loss = per_image_loss(
-                model, images, labels, torch.ones(batch, device=device), torch.ones_like(images)
-            ).mean()
-        torch.autograd.grad(loss, parameters)
+        images, labels = torch.zeros(shape, device=device), torch.zeros(batch, dtype=torch.int64, device=device)
+        constants = images, labels, torch.ones(batch, device=device), torch.ones_like(images)
+        torch.autograd.grad(mean_loss(model, constants, autocast), parameters)
 
     return bfloat16_is_faster(step, ("plain", device, shape, sum(value.numel() for value in parameters)), device)

@@ -1,4 +1,4 @@
-"""The public classifier: a residual network trained on the labelled public images alone (RPGen stage 1, PrivImage).
+"""The public classifier: a network trained on the labelled public images alone (RPGen stage 1, PrivImage).
 
 Nothing here reads a sensitive image. Later `sfumato.queries.histogram` counts its answers on sensitive images, and
 charges for that count alone.
@@ -11,16 +11,17 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from sfumato.compute import fast_bfloat16
 from sfumato.config import Classifier
 from sfumato.data.images import ImageSet
 from sfumato.errors import DataError
-from sfumato.features.public_network import ResNet
+from sfumato.features.public_network import PublicNetwork, WhitenedCNN, build_network
 
 LABEL_SMOOTHING = 0.1
-WEIGHT_DECAY = 0.02
+WEIGHT_DECAY, WHITENED_DECAY = 0.02, 5e-4
+WHITENED_BY = 5000  # images whose patches set the first layer
 WARM_UP = 0.2  # share of the steps in which the learning rate rises
 SHIFT = 8  # an image moves by at most its side / SHIFT
 SCORED = 512  # images at a time when it computes the accuracy
@@ -28,11 +29,11 @@ SCORED = 512  # images at a time when it computes the accuracy
 
 def train_public_classifier(
     images: ImageSet, settings: Classifier, seed: int, progress: Callable[[int, int], None] | None = None
-) -> tuple[ResNet, float]:
+) -> tuple[PublicNetwork, float]:
     """Train on a random part of the public images, and measure the accuracy on the rest, a share `settings.validation`.
 
-    images: public, read batch by batch, so they may be memory-mapped. AdamW, one-cycle learning rate, smoothed labels,
-    random shifts, and mirroring of colour images only (a mirrored letter is another letter). `seed` fixes the split,
+    images: public, read batch by batch, so they may be memory-mapped. One-cycle learning rate, smoothed labels, random
+    shifts, and mirroring of colour images only (a mirrored letter is another letter). `seed` fixes the split,
     initialisation, order and augmentation; the global generator stays as it was.
     progress: called with (steps done, steps).
     Returns the network after its last step, in eval mode, and its accuracy on the validation part, in [0, 1].
@@ -50,10 +51,17 @@ def train_public_classifier(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = ResNet(images.shape, len(images.classes), settings.width).to(device).train()
-        optimizer = torch.optim.AdamW(parameter_groups(model), lr=settings.learning_rate)
+        model = build_network(settings.network, images.shape, len(images.classes), settings.width)
+        if isinstance(model, WhitenedCNN):
+            model.whiten(images.batch(np.sort(training[:WHITENED_BY]))[0])
+        model = model.to(device).train()
+        optimizer = optimizer_of(model, settings.learning_rate)
         schedule = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, max_lr=settings.learning_rate, total_steps=settings.steps, pct_start=WARM_UP
+            optimizer,
+            max_lr=settings.learning_rate,
+            total_steps=settings.steps,
+            pct_start=WARM_UP,
+            cycle_momentum=settings.network == "residual",
         )
         batches = shuffled(training, settings.batch, order)
         for step in range(settings.steps):
@@ -70,11 +78,18 @@ def train_public_classifier(
     return model.eval(), accuracy(model, images, validation)
 
 
-def parameter_groups(model: nn.Module) -> list[dict]:
-    """Weight matrices decay; scales and offsets do not."""
-    parameters = list(model.parameters())
+def optimizer_of(model: PublicNetwork, learning_rate: float) -> torch.optim.Optimizer:
+    """AdamW for the residual network, SGD with Nesterov momentum for the whitened one.
+
+    Weight matrices decay; scales and offsets do not.
+    """
+    whitened, parameters = isinstance(model, WhitenedCNN), list(model.parameters())
     matrices, others = ([value for value in parameters if (value.ndim > 1) == wanted] for wanted in (True, False))
-    return [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
+    decay = WHITENED_DECAY if whitened else WEIGHT_DECAY
+    groups = [{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
+    if whitened:
+        return torch.optim.SGD(groups, lr=learning_rate, momentum=0.9, nesterov=True)
+    return torch.optim.AdamW(groups, lr=learning_rate)
 
 
 def shuffled(indices: np.ndarray, batch: int, order: np.random.Generator) -> Iterator[np.ndarray]:
@@ -107,7 +122,7 @@ def augment(images: Tensor, flip: bool) -> Tensor:
 
 
 @torch.no_grad()
-def accuracy(model: ResNet, images: ImageSet, indices: np.ndarray) -> float:
+def accuracy(model: PublicNetwork, images: ImageSet, indices: np.ndarray) -> float:
     """Share of the images at `indices` that the model labels correctly, in [0, 1]."""
     device, right = next(model.parameters()).device, 0
     for start in range(0, len(indices), SCORED):

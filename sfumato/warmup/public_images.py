@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,26 +9,27 @@ import torch
 from torch import Tensor
 
 from sfumato.data.images import ImageSet, load_array
-from sfumato.errors import DataError
+from sfumato.errors import DataError, explained
+from sfumato.files import read_json
 from sfumato.warmup.curriculum import Images, MappedImages
 
 AGAIN = "run `stage select` again"
 
 
-def public_training_set(public: ImageSet, selection: Path, classes: int) -> tuple[MappedImages, Tensor, int]:
+def public_training_set(public: ImageSet, selection: Path, classes: int | None) -> tuple[MappedImages, Tensor, int]:
     """The selected images (still memory-mapped), the label of each, and how many extra classes they add to the model.
 
-    selection: directory that `stage select` wrote; classes: M, of the sensitive set. Labels are rows of the label table
-    of `UNet(extra_classes=k)`: sensitive classes 0..M-1 where the selection relabelled to them (PrivImage; k = 0), else
-    M + 1 + j for the j-th of its k public classes (RPGen).
+    selection: directory that `stage select` wrote; classes: M, of the sensitive set, None where it is known to have
+    relabelled. Labels are rows of the label table of `UNet(extra_classes=k)`: sensitive classes 0..M-1 where the
+    selection relabelled to them (PrivImage; k = 0), else M + 1 + j for the j-th of its k public classes (RPGen).
     Raises DataError where the selection is damaged or belongs to another public set.
     """
     rows, labels = (np.array(load_array(selection / name)) for name in ("indices.npy", "labels.npy"))
-    try:
-        about = json.loads((selection / "selection.json").read_text(encoding="utf-8"))
+    file = selection / "selection.json"
+    with explained(DataError, lambda error: f"{file} cannot be read ({error!r}): {AGAIN}"):
+        about = read_json(file)
         own, kept = {"sensitive": True, "public": False}[about["labels"]], len(about["classes"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{selection / 'selection.json'} cannot be read ({error!r}): {AGAIN}") from error
+    classes = kept if classes is None else classes
     check_rows(rows, labels, len(public), classes if own else kept, selection)
     return MappedImages(public.images, rows), torch.from_numpy(labels) + (0 if own else classes + 1), 0 if own else kept
 

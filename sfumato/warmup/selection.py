@@ -1,7 +1,7 @@
-"""Choose the public images of the warm-up: rank classes by their noisy votes, and relabel their images.
+"""Choose public images: relabel those of the classes with the most votes, or let the teacher choose and label.
 
-It reads only the released histogram and public images, so it is free, and the ratio may be tuned afterwards.
-Source: RPGen stage 1; PrivImage.
+It reads only what was released and public images, so it is free, and how many to keep may be tuned afterwards.
+Source: RPGen stage 1; PrivImage; METHODS §9c.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ import numpy as np
 from sfumato.config import Select
 from sfumato.data.images import ImageSet, load_array
 from sfumato.errors import ConfigError, DataError
-from sfumato.pictures import to_grid
+from sfumato.files import csv_text, write_json
+from sfumato.pictures import save_png, to_grid
 
 SHOWN, EXAMPLES, TALLEST = 60, 6, 20  # of the picture: classes, images of each, classes in a column
+SUREST = 12  # images of each class in the picture of those that a teacher chose
 CELL = 0.42  # inches: the height of a class in the picture
 DARK, LIGHT, PALE = "#253d5b", "#5c7f9c", "#c9d4db"
 
@@ -138,7 +140,7 @@ def save_selection(
         "kept": chosen,  # by rank
         "images": len(indices),
     }
-    (directory / "selection.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_json(directory / "selection.json", content)
     plot_selection(directory / "selection.png", images, kept, votes, sensitive)
 
 
@@ -157,6 +159,60 @@ def relabel(
     every = new[labels]
     indices = np.flatnonzero(every >= 0)
     return indices.astype(np.int64), every[indices]
+
+
+def surest(probabilities: np.ndarray, per_class: int) -> tuple[np.ndarray, np.ndarray]:
+    """The images that a teacher is surest of: `per_class` for each class, each image for one class at most.
+
+    probabilities: (N, M), of public images. All pairs of image and class are taken from the likeliest down; a pair is
+    passed over where its image is taken or its class is full. Returns (int64 indices, int64 labels), class by class,
+    the surest first. Source: METHODS §9c.
+    Raises ConfigError where there are too few images.
+    """
+    count, classes = probabilities.shape
+    if count < per_class * classes:
+        raise ConfigError(
+            f"select.images asks for {per_class} images of each of {classes} classes, and the public set holds "
+            f"{count}: lower it, or take a larger public set"
+        )
+    chosen: list[list[int]] = [[] for _ in range(classes)]
+    free, wanting = np.ones(count, dtype=bool), classes
+    for pair in np.argsort(-probabilities, axis=None, kind="stable"):
+        image, label = divmod(int(pair), classes)
+        if free[image] and len(chosen[label]) < per_class:
+            free[image] = False
+            chosen[label].append(image)
+            wanting -= len(chosen[label]) == per_class
+            if not wanting:
+                break
+    return np.concatenate([np.array(rows, dtype=np.int64) for rows in chosen]), np.repeat(np.arange(classes), per_class)
+
+
+def save_surest(
+    directory: Path,
+    images: ImageSet,
+    probabilities: np.ndarray,
+    indices: np.ndarray,
+    labels: np.ndarray,
+    names: Sequence[str],
+) -> None:
+    """Write the chosen images and their labels, and by class how sure the teacher is and where they come from."""
+    np.save(directory / "indices.npy", indices, allow_pickle=False)
+    np.save(directory / "labels.npy", labels, allow_pickle=False)
+    rows = []
+    for label, name in enumerate(names):
+        own = indices[labels == label]
+        counts = np.bincount(images.labels[own], minlength=len(images.classes))
+        common = [images.classes[i] for i in np.argsort(-counts, kind="stable")[:EXAMPLES] if counts[i]]
+        least = probabilities[own, label].min()
+        rows.append({"class": name, "images": len(own), "least_sure": least, "most_frequent": " ".join(common)})
+    columns = {"class": "", "images": "", "least_sure": ".3f", "most_frequent": ""}
+    (directory / "selection.csv").write_text(csv_text(rows, columns), encoding="utf-8")
+    content = {"labels": "sensitive", "classes": list(names), "kept": list(names), "images": len(indices)}
+    write_json(directory / "selection.json", content)
+    shown = np.concatenate([indices[labels == label][:SUREST] for label in range(len(names))])
+    pixels = images.batch(shown)[0]
+    save_png(directory / "selection.png", to_grid(pixels, min(SUREST, len(indices) // len(names))))
 
 
 def selection_rows(kept: Sequence[Kept], public: Sequence[str], sensitive: Sequence[str] | None) -> list[list[str]]:

@@ -2,6 +2,7 @@ import json
 import stat
 import sys
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -183,7 +184,24 @@ def test_only_the_owner_may_read_what_is_stored(owner, images):
     }
     assert {mode for path, mode in found.items() if path.is_dir()} == {0o700}
     assert {mode for path, mode in found.items() if path.is_file()} == {0o600}
-    assert sum(path.is_file() for path in found) == 6  # two parts of two files, the card, the key
+    assert sum(path.is_file() for path in found) == 9  # two parts of two files, card, origin, key; journal and its key
+
+
+def test_a_state_directory_that_others_may_read_is_tightened_or_refused(tmp_path, monkeypatch):
+    for directory in (tmp_path / "state", tmp_path / "state" / "keys"):
+        directory.mkdir(mode=0o755)
+        directory.chmod(0o755)
+    data, card = Data(), tmp_path / "card.json"
+    prepare_sensitive(data, tmp_path / "state", card, tmp_path / "raw")
+    for name in ("", "data", "keys"):
+        assert stat.S_IMODE((tmp_path / "state" / name).stat().st_mode) == 0o700
+
+    def of_another(path, mode):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "chmod", of_another)
+    with pytest.raises(ConfigError, match="run `chmod 700 .*state` as its owner"):
+        prepare_sensitive(data, tmp_path / "state", card, tmp_path / "raw")
 
 
 def test_an_official_test_image_changes_neither_card_nor_sensitive_set(owner):
@@ -214,14 +232,12 @@ def test_a_failure_leaves_what_was_there_and_nothing_half_written(owner, images,
     with monkeypatch.context() as patch, pytest.raises(DataError, match="unreadable"):
         patch.setattr(prepare, "assigned", breaks_off)
         owner.prepare(images[:200])
-    after = {
-        path: content
-        for path, content in owner.files().items()
-        if path.suffix != ".lock" and path.parent.name != "keys"
-    }
-    assert after == {
-        path: content for path, content in before.items() if path.suffix != ".lock" and path.parent.name != "keys"
-    }
+    begun = ("keys",) if earlier else ("keys", "odometer")  # the key, and the journal that the first call begins
+    after, before = (
+        {p: content for p, content in files.items() if p.suffix != ".lock" and p.parent.name not in begun}
+        for files in (owner.files(), before)
+    )
+    assert after == before
     assert (owner.card.exists() and owner.card.read_bytes()) == card
     assert [path.name for path in (owner.state / "data").iterdir() if path.is_dir()] == ["set"] * earlier
 
@@ -306,7 +322,7 @@ def test_the_picture_shows_the_first_images_of_the_first_classes(tmp_path):
 @pytest.mark.parametrize("earlier", [False, True])
 def test_a_public_source_that_fails_leaves_what_was_there(tmp_path, earlier):
     root = write_folder(tmp_path / "in")
-    public = Public(source="imagefolder", path=str(root))
+    public = Public(source="imagefolder", path=str(root), declared_public=True)
     if earlier:
         prepare_public(public, (3, 6, 6), tmp_path / "public", tmp_path, seed=0)
     before = contents(tmp_path / "public") if earlier else None
@@ -423,22 +439,55 @@ def test_a_mistake_in_the_public_section_is_one_sentence(desk, public, code, wor
     assert found == code and words in text and "Traceback" not in text
 
 
+def own_params(**data) -> dict:
+    """Images of the owner's own, and a public set from a file."""
+    return {
+        "data": {"dataset_id": "own", "source": "npz", "path": "real.npz", "holdout_fraction": 0.5, **data},
+        "public": {"source": "npz", "path": "public.npz", "declared_public": True},
+    }
+
+
+def write_both(images, public) -> None:
+    np.savez("real.npz", images=images, labels=np.arange(len(images)) % 3, classes=np.array(["a", "b", "c"]))
+    np.savez("public.npz", images=public, labels=np.arange(len(public)) % 2, classes=np.array(["x", "y"]))
+
+
+def test_a_public_set_that_holds_real_images_is_refused(desk, tmp_path, images):
+    """A copy of the sensitive folder, or of a part of it, would be given away as it is."""
+    other = np.random.default_rng(9).integers(0, 256, (30, 5, 6), dtype=np.uint8)
+    mixed = other.copy()
+    mixed[[4, 17]] = images[[3, 200]]
+    for public, data, words in (
+        (mixed, {}, ("2 of the 30", "4, 17")),  # some of them
+        (images, {}, ("300 of the 300",)),  # a copy under another name
+        (images, {"size": 4}, ("300 of the 300",)),  # which both get the stored shape
+    ):
+        write_both(images, public)
+        assert desk("prepare", "sensitive", **own_params(**data))[0] == 0
+        code, text = desk("prepare", "public", **own_params(**data))
+        assert code == 4 and "local" in text and all(word in text for word in words) and "Traceback" not in text
+        assert not (tmp_path / "data" / "public").exists()
+    write_both(images, other)
+    assert desk("prepare", "public", **own_params())[0] == 0
+    journal = "".join(path.read_text() for path in (tmp_path / "state").rglob("*.jsonl"))
+    assert journal.count("overlap check") == 4
+
+
 def test_doctor_finds_public_images_among_the_real_ones_and_journals_that_it_looked(desk, tmp_path, images):
-    np.savez("real.npz", images=images, labels=np.arange(300) % 3, classes=np.array(["a", "b", "c"]))
+    """Real images may come after the public ones."""
     other = np.random.default_rng(9).integers(0, 256, (30, 5, 6), dtype=np.uint8)
     other[[4, 17]] = images[[3, 200]]
-    np.savez("public.npz", images=other, labels=np.arange(30) % 2, classes=np.array(["x", "y"]))
-    params = {
-        "data": {"dataset_id": "own", "source": "npz", "path": "real.npz", "holdout_fraction": 0.5},
-        "public": {"source": "npz", "path": "public.npz"},
-    }
+    write_both(np.delete(images, [3, 200], axis=0), other)
+    params = own_params()
     assert desk("prepare", "sensitive", **params)[0] == 0 and desk("prepare", "public", **params)[0] == 0
+    write_both(images, other)
+    assert desk("prepare", "sensitive", **params)[0] == 0
     code, text = desk("doctor", "--overlap", **params)
     assert code == 4 and "local" in text and "2 of the 30" in text and "4, 17" in text and "Traceback" not in text
     journal = "".join(path.read_text() for path in (tmp_path / "state").rglob("*.jsonl"))
-    assert journal.count("overlap check") == 1
+    assert journal.count("overlap check") == 2
     other[[4, 17]] ^= 1
-    np.savez("public.npz", images=other, labels=np.arange(30) % 2, classes=np.array(["x", "y"]))
+    write_both(images, other)
     desk("prepare", "public", **params)
     code, text = desk("doctor", "--overlap", **params)
     assert code == 0 and "local" in text and "none of the 30" in text
@@ -457,3 +506,25 @@ def test_doctor_compares_nothing_where_there_are_no_public_images(desk, tmp_path
     code, text = desk("doctor", "--overlap")
     assert code == 0 and "nothing to compare" in text
     assert not any("overlap" in path.read_text() for path in (tmp_path / "state").rglob("*.jsonl"))
+
+
+def test_images_that_are_counted_under_one_id_are_not_counted_under_another(owner, images):
+    """A second name was a second odometer, from nought, for the same people."""
+    owner.prepare(images)
+    card = owner.card.read_text()
+    some = np.concatenate([images[:1], np.random.default_rng(5).integers(0, 256, (80, 5, 6), dtype=np.uint8)])
+    for changed, more in ((images, {}), (some, {}), (images, {"size": 4})):  # all, one of them, the same file resized
+        with pytest.raises(ConfigError, match=r"counted as 'set' already.*data\.different_people"):
+            owner.prepare(changed, dataset_id="again", **more)
+        assert owner.card.read_text() == card and not (owner.state / "data" / "again").exists()
+    assert owner.prepare(images, dataset_id="again", different_people=True).dataset_id == "again"
+    with pytest.raises(ConfigError, match="counted as 'again' already"):
+        owner.prepare(images)  # it is said under both names
+    owner.prepare(images, different_people=True)
+
+
+def test_other_images_may_have_another_id(owner, tmp_path, images):
+    owner.prepare(images)
+    other = Owner(tmp_path)
+    other.file = tmp_path / "other.npz"
+    assert other.prepare(np.random.default_rng(5).integers(0, 256, (80, 5, 6), dtype=np.uint8), dataset_id="other")

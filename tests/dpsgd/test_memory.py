@@ -12,7 +12,7 @@ from sfumato.config import Finetune, Lora, Model, Saliency, TimestepMixture
 from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
 from sfumato.dpsgd.memory import estimate
 from sfumato.dpsgd.trainable import candidates, choose_trainable
-from sfumato.public_model.reference import load_latent, outline
+from sfumato.public_model.network import load_latent, outline
 from sfumato.synthesizer import with_chunk
 
 CLASSES = ("zero", "one", "two")

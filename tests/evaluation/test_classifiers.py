@@ -14,10 +14,8 @@ def test_every_shape_gives_logits_and_gradients(name, shape):
     assert logits.shape == (2, 7)
     logits.sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
-    assert model.features(torch.rand(2, *shape)).shape == (
-        2,
-        shape[0] * shape[1] * shape[2] if name == "lr" else FEATURES,
-    )
+    widths = {"lr": shape[0] * shape[1] * shape[2], "student": model.head.in_features}
+    assert model.features(torch.rand(2, *shape)).shape == (2, widths.get(name, FEATURES))
 
 
 @pytest.mark.parametrize("name", SHALLOW)
@@ -28,5 +26,5 @@ def test_the_prediction_of_an_image_does_not_depend_on_its_batch(name):
 
 
 def test_an_unknown_name_is_an_error():
-    with pytest.raises(ValueError, match="lr, mlp, cnn, wrn, resnet, resnext"):
+    with pytest.raises(ValueError, match="lr, mlp, cnn, student, wrn, resnet, resnext"):
         build_classifier("vit", (1, 8, 8), 10)

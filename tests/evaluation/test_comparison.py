@@ -53,6 +53,10 @@ def ledger_of(recipe: str, target: float, sigma: float, key: str = "0") -> dict:
         "sensitivity": "1",
         "noise_source": "os-entropy, AES counter",
         "plan": "p",
+        "settings": "s",
+        "code": {"count": "c"},
+        "again": 0,
+        "max_norm": 1.0,
         "versions": {},
         "time": 0,
     }
@@ -312,13 +316,18 @@ def test_a_folder_has_the_hash_that_dvc_gives_it(tmp_path):
 
 
 def test_the_table_shows_folders_as_they_are_named_without_what_all_share(capsys, monkeypatch):
-    from stages.compare import short_names, show
+    from stages.compare import short_names, table_of
+    from stages.runner import show_local
 
     monkeypatch.setenv("COLUMNS", "160")
     assert short_names(["/a/b/one", "/a/b/two/x"]) == ["one", "two/x"]
     assert short_names(["/a/one", "/a"]) == ["one", "/a"]
     assert short_names(["/a/b"]) == ["/a/b"] and short_names(["/a", "a"]) == ["/a", "a"]
     row = {"recipe": "full", "target": 1.0, "epsilon": 1.0, "distance": None, "differs": ""}
-    show([row | {"run": "/runs/steps=[40]"}, row | {"run": "/runs/[red]"}], [])
+    table = table_of([row | {"run": "/runs/steps=[40]"}, row | {"run": "/runs/[red]"}], [])
+    show_local([table], Path("comparison.csv"))
+    assert "steps" not in (text := capsys.readouterr().out) and "comparison.csv: local" in text  # no terminal
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    show_local([table], Path("comparison.csv"))
     text = capsys.readouterr().out
     assert "steps=[40]" in text and "[red]" in text and "/runs" not in text

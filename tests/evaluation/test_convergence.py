@@ -82,7 +82,7 @@ SMALL = {
     "privacy": {"epsilon": 10.0, "size_hint": 300},
     "data": {"dataset_id": "small", "source": "npz", "path": "source.npz"},
     "model": {"width": 8, "multipliers": [1], "attention": []},
-    "finetune": {"steps": 3, "batch": 30, "draws": 1, "checkpoint_every": 1},
+    "finetune": {"steps": 3, "batch": 30, "draws": 1},
     "synthesize": {"count": 40, "steps": 2},
 }
 
@@ -92,6 +92,7 @@ def desk(tmp_path, monkeypatch, digits):
     """A folder with prepared digits, and `stage` as a function: (exit code, output). Small networks, few steps."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("SFUMATO_CHECKPOINT_EVERY", "1")
     monkeypatch.setattr(downstream, "MIN_STEPS", 5)
     monkeypatch.setattr(feature_space, "DRAWN_PER_CLASS", {"glyphs": 4, "procedural": 4})
     monkeypatch.setattr(convergence, "SOLVER_STEPS", 2)
@@ -190,9 +191,8 @@ def test_a_step_that_never_comes_and_a_missing_feature_space_are_refused(desk):
     plan = Path("artifacts/plan/evaluate.yaml")
     plan.write_text(plan.read_text().replace("fidelity: null", "fidelity: []"))
     code, text = desk("finetune")
-    assert (
-        code == 2 and "needs a feature space" in text and not Path("state/odometer").exists()
-    )  # before anything is spent
+    (entry,) = Path("state/odometer/small.jsonl").read_text().splitlines()
+    assert code == 2 and "needs a feature space" in text and json.loads(entry)["kind"] == "genesis"  # nothing is spent
 
 
 def test_a_public_model_has_no_curve(tmp_path):

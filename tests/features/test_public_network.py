@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sfumato.errors import DataError
-from sfumato.features.public_network import ResNet, load_classifier, save_classifier
+from sfumato.features.public_network import ResNet, WhitenedCNN, load_classifier, save_classifier
 
 SHAPES = [(1, 4, 4), (1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64), (1, 9, 13)]
 
@@ -65,3 +65,31 @@ def test_files_that_do_not_fit_together_are_refused(broken, tmp_path):
         weights.write_bytes(weights.read_bytes()[:100])
     with pytest.raises(DataError, match="stage classifier"):
         load_classifier(tmp_path)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64)])
+def test_the_whitened_network_learns_all_but_its_first_layer_and_is_loaded_as_it_was(shape, tmp_path):
+    torch.manual_seed(0)
+    model, images = WhitenedCNN(shape, 7, width=4), torch.rand(8, *shape)
+    model.whiten(images)
+    before = model.filters.clone()
+    model(images).square().sum().backward()
+    assert all(value.grad is not None and value.grad.abs().sum() > 0 for value in model.parameters())
+    assert torch.equal(model.filters, before)
+    save_classifier(model, tmp_path)
+    again = load_classifier(tmp_path)
+    assert isinstance(again, WhitenedCNN) and torch.equal(again(images), model.eval()(images))
+    assert again.features(images).shape == (8, again.head.in_features)
+
+
+def test_whitened_patches_have_no_correlation():
+    images = torch.nn.functional.avg_pool2d(
+        torch.rand(200, 3, 18, 18, generator=torch.Generator().manual_seed(0)), 3, 1
+    )
+    model = WhitenedCNN((3, 16, 16), 5, width=4)
+    model.whiten(images)
+    answers = torch.nn.functional.conv2d(images * 2 - 1, model.filters).transpose(0, 1).flatten(1)
+    half = len(answers) // 2
+    torch.testing.assert_close(answers[:half], -answers[half:])
+    correlation = torch.corrcoef(answers[:half])
+    assert (correlation - torch.eye(half)).abs().max() < 0.05

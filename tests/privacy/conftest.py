@@ -29,11 +29,11 @@ class Owner:
         self,
         mechanism: Mechanism = Mechanism(noise_multiplier=2.0),
         plan: str = "plan",
-        permission: Permission = Permission(delta=1e-5),
+        permission: Permission = Permission(delta=1e-5, lifetime_epsilon="unlimited"),
         **more,
     ) -> Charge:
         noise = more.pop("noise", None)
-        words = {"stage": "count", "released": "counts", "sensitivity": "1"} | more
+        words = {"stage": "count", "released": "counts", "sensitivity": "1", "settings": plan, "max_norm": 1.0} | more
         return open_charge(self.state, self.card, Work(plan=plan, mechanism=mechanism, **words), permission, noise)
 
 

@@ -134,6 +134,27 @@ def test_shares_come_out_as_asked(target, accountant):
                 assert found[name] == pytest.approx(ask.share, abs=0.01)
 
 
+@pytest.mark.parametrize("target", [1.0, 10.0])
+def test_a_share_keeps_its_noise_whatever_the_other_stages_do(target):
+    """Else an edit of DP-SGD alone would make every query spend again."""
+    delta, seen = default_delta(1500), []
+    for uses, rate, more in ((20, 0.33, {}), (30, 0.33, {}), (200, 0.01, {"histogram": Ask(share=0.3)})):
+        asks = {"count": Ask(share=0.02), "central": Ask(share=0.03, sample_rate=0.4, uses=4), **more}
+        solved = calibrate(asks | {"finetune": Ask(sample_rate=rate, uses=uses)}, target, delta)
+        assert epsilon([m.event for m in solved.values()], delta) <= target
+        seen.append((solved["count"], solved["central"]))
+    assert len(set(seen)) == 1
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3])
+@pytest.mark.parametrize("target", [1.0, 10.0])
+def test_a_share_of_one_release_over_all_images_is_that_part_of_a_gaussian_s_budget(target, share):
+    delta = default_delta(60_000)
+    whole = calibrate({"all": Ask()}, target, delta)["all"].noise_multiplier
+    found = calibrate({"a": Ask(share=share), "finetune": Ask(sample_rate=0.07, uses=200)}, target, delta)["a"]
+    assert found.noise_multiplier == pytest.approx(whole / math.sqrt(share), rel=2e-3)
+
+
 # METHODS §7: the honest shares of the selection at N = 162 770, T = 1000, q = 4096/N, laid out like Table 10 of
 # DP-SAPF.
 SALIENCY_SHARES = {
@@ -199,3 +220,13 @@ def test_a_share_at_an_order_where_nothing_finite_is_known_takes_another_order(r
         solved = calibrate(asks, target, 1e-4)
         spent = epsilon([mechanism.event for mechanism in solved.values()], 1e-4)
         assert 0.8 * target < spent <= target
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_what_inputs_bring_along_is_part_of_the_budget(accountant):
+    before = [Mechanism(noise_multiplier=6.0).event]
+    asks = {"count": Ask(noise_multiplier=8.0), "finetune": Ask(sample_rate=0.1, uses=20)}
+    alone = calibrate(asks, 2.0, 1e-5, accountant)
+    beside = calibrate(asks, 2.0, 1e-5, accountant, before=before)
+    together = epsilon([*before, *(m.event for m in beside.values())], 1e-5, accountant)
+    assert 1.95 < together <= 2.0 and beside["finetune"].noise_multiplier > alone["finetune"].noise_multiplier

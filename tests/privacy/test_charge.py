@@ -2,7 +2,9 @@ import copy
 import dataclasses
 import os
 import pickle
+import re
 from dataclasses import replace
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -14,7 +16,8 @@ from sfumato.features.public_network import ResNet
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.events import SEEDED, Mechanism, event_from_json
 from sfumato.privacy.noise import NoiseSource, public_grid
-from sfumato.privacy.opening import Permission, open_local
+from sfumato.privacy.opening import AlreadyReleasedError, Permission, open_local
+from sfumato.privacy.rows import Rows, membership
 from sfumato.queries.count import query_count
 from sfumato.queries.histogram import query_histogram
 
@@ -82,7 +85,7 @@ def test_rate_one_gives_every_image_once(owner):
 
 
 def test_release_adds_noise_of_multiplier_times_bound(owner):
-    charge = owner.open(Mechanism(noise_multiplier=2.5))
+    charge = owner.open(Mechanism(noise_multiplier=2.5), max_norm=3.0)
     draw(charge)
     total = torch.full((400_000,), 7.0)
     noise = charge.release(total, max_norm=3.0) - total
@@ -149,13 +152,52 @@ def test_a_fork_cannot_use_the_charge_of_its_parent(owner):
 
 def test_a_resume_with_another_mechanism_is_refused(owner):
     """Else a caller with less noise, or a larger rate, would be charged as the record says."""
-    charge = owner.open(THREE, resumable=True)
+    charge = owner.open(THREE)
     draw(charge), charge.release(torch.zeros(1), 1.0)
     charge.durable()
     charge._lock.close()
     for other in (replace(THREE, noise_multiplier=0.1), replace(THREE, sample_rate=1.0), replace(THREE, uses=9)):
         with pytest.raises(BudgetError, match="another mechanism"):
-            owner.open(other, resumable=True)
+            owner.open(other)
+    zero_out = Permission(delta=1e-5, lifetime_epsilon="unlimited", declared_size=True)
+    for more in ({"max_norm": 9.0}, {"permission": zero_out}):
+        with pytest.raises(BudgetError, match="another mechanism"):
+            owner.open(THREE, **more)
+    resumed = owner.open(THREE)
+    assert resumed.record == charge.record | {"id": resumed.record["id"]}
+    assert resumed.noise_multiplier == 2.0 and resumed.used == 1
+
+
+def test_a_sum_of_another_bound_than_the_record_s_is_refused(owner):
+    charge = owner.open(max_norm=2.0)
+    assert charge.record["max_norm"] == 2.0
+    draw(charge)
+    for other in (1.0, 2.1, 3.0):
+        with pytest.raises(BudgetError, match="max_norm=.*opened for 2"):
+            charge.release(torch.zeros(1), other)
+    charge.release(torch.zeros(1), 2.0)
+
+
+def test_a_plan_that_keeps_an_earlier_code_opens_no_new_charge(owner):
+    """Else the record would name code that did not run."""
+    with pytest.raises(BudgetError, match=r"an earlier version of the code.*spend_again: \[count\]"):
+        owner.open(stale=True)
+    assert owner.odometer.opened() == []
+    charge = owner.open()
+    charge._lock.close()
+    resumed = owner.open(stale=True)  # its own charge goes on: nothing is spent
+    assert resumed.record == charge.record | {"id": resumed.record["id"]} and len(owner.odometer.opened()) == 1
+
+
+def test_several_releases_of_a_killed_query_start_anew_at_no_further_cost(owner):
+    charge = owner.open(THREE)
+    for _ in range(2):
+        draw(charge), charge.release(torch.zeros(1), 1.0)
+    charge._lock.close()
+    resumed = owner.open(THREE)
+    assert resumed.record == charge.record | {"id": resumed.record["id"]} and resumed.used == 0
+    spend(resumed)
+    assert len(owner.odometer.opened()) == 1
 
 
 def test_the_same_work_is_refused_once_it_was_released(owner):
@@ -164,37 +206,48 @@ def test_the_same_work_is_refused_once_it_was_released(owner):
     with pytest.raises(BudgetError, match=f"already released as {charge.record['id']}.*spend_again"):
         owner.open()
     owner.open(plan="another plan")
-    owner.open(inputs=["another input"])
-    again = owner.open(permission=Permission(delta=1e-5, spend_again=True))
+    with pytest.raises(AlreadyReleasedError, match=f"already released as {charge.record['id']}") as refusal:
+        owner.open(inputs=["another input"])  # a free stage made anew, where a cache was lost, is no reason to spend
+    assert not refusal.value.same_inputs  # so nothing is put back that was made from others
+    owner.open(plan="another plan", inputs=["another input"])
+    with pytest.raises(BudgetError, match="already released"):
+        owner.open(plan="newer", settings="plan")  # the same settings and inputs, whatever came before
+    again = owner.open(again=1)
     assert again.record["id"] != charge.record["id"]
     assert len(owner.odometer.opened()) == 4
+    spend(again)
+    with pytest.raises(BudgetError, match=f"already released as {again.record['id']}"):
+        owner.open(again=1)
 
 
 def test_an_abort_never_lowers_what_was_opened(owner):
-    for _ in range(2):
-        charge = owner.open(THREE)
+    for opened in (1, 2):
+        charge = owner.open(THREE, plan=f"plan {opened}")
         charge._lock.close()  # as a kill would let go of it
+        assert len(owner.odometer.opened()) == opened
+    charge.abandon()
     assert len(owner.odometer.opened()) == 2
 
 
 def test_a_killed_run_is_continued_at_its_last_durable_use(owner):
-    charge = owner.open(THREE, resumable=True)
+    charge = owner.open(THREE)
     draw(charge), charge.release(torch.zeros(1), 1.0)
     charge.durable()
     draw(charge), charge.release(torch.zeros(1), 1.0)  # not durable: lost with the process
     charge._lock.close()
-    resumed = owner.open(THREE, resumable=True)
-    assert resumed.record == charge.record and resumed.used == 1
-    assert len(owner.odometer.opened()) == 1
+    resumed = owner.open(THREE)
+    assert resumed.record == charge.record | {"id": resumed.record["id"]} and resumed.used == 1
+    assert resumed.record["id"] != charge.record["id"]  # a copy of the state may go on from the same step
+    assert owner.odometer.opened() == [resumed.record]
     spend(resumed)
     with pytest.raises(BudgetError, match="already released"):
-        owner.open(THREE, resumable=True)
+        owner.open(THREE)
 
 
 def test_resuming_draws_fresh_noise(owner):
     released = []
     for _ in range(2):
-        charge = owner.open(THREE, resumable=True)
+        charge = owner.open(THREE)
         draw(charge)
         released.append(charge.release(torch.zeros(32), 1.0))
         charge._lock.close()
@@ -202,16 +255,16 @@ def test_resuming_draws_fresh_noise(owner):
 
 
 def test_a_run_in_use_cannot_be_resumed_by_another_process(owner):
-    held = owner.open(THREE, resumable=True)
+    held = owner.open(THREE)
     with pytest.raises(BudgetError, match="held by another process"):
-        owner.open(THREE, resumable=True)
+        owner.open(THREE)
     assert held.used == 0
 
 
 def test_a_run_given_up_stays_spent_and_the_next_is_a_new_charge(owner):
-    charge = owner.open(THREE, resumable=True)
+    charge = owner.open(THREE)
     charge.abandon()
-    fresh = owner.open(THREE, resumable=True)
+    fresh = owner.open(THREE)
     assert fresh.record["id"] != charge.record["id"] and fresh.used == 0
     assert len(owner.odometer.opened()) == 2
 
@@ -231,6 +284,31 @@ def test_the_lifetime_budget_counts_everything_ever_opened(owner):
     with pytest.raises(BudgetError, match="lifetime_epsilon"):
         owner.open(permission=permission, plan="second")
     assert len(owner.odometer.opened()) == 1
+
+
+def test_a_charge_over_the_lifetime_says_what_was_spent_on_what_and_the_ways_on(owner):
+    owner.open(plan="first")
+    owner.open(THREE, plan="second", stage="central")
+    one = epsilon([Mechanism(noise_multiplier=2.0).event], 1e-5)
+    with pytest.raises(BudgetError) as refusal:
+        owner.open(plan="third", permission=Permission(delta=1e-5, lifetime_epsilon=one))
+    words = str(refusal.value)
+    assert f"count {one:.3g} (1 ×)" in words and "central " in words and f"count {one:.3g}, now to come" in words
+    assert all(way in words for way in ("keep the old release", "raise privacy.lifetime_epsilon to", "lower this plan"))
+    raised = float(re.search(r"lifetime_epsilon to ([\d.]+)", words)[1])
+    owner.open(plan="third", permission=Permission(delta=1e-5, lifetime_epsilon=raised))  # what it asks for is enough
+
+
+@pytest.mark.parametrize("limit", [None, 0, -1.0, "none", float("nan"), True])
+def test_a_lifetime_that_is_no_number_never_means_unlimited(limit):
+    with pytest.raises(BudgetError, match="lifetime_epsilon"):
+        Permission(delta=1e-5, lifetime_epsilon=limit)
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_the_order_of_opening_changes_no_bit_of_the_total(accountant):
+    events = [Mechanism(noise_multiplier=s, sample_rate=0.3, uses=3).event for s in (1.1, 2.3, 0.9)]
+    assert len({epsilon(order, 1e-5, accountant) for order in permutations(events)}) == 1
 
 
 def test_seeded_noise_is_stamped_on_the_record(owner):
@@ -254,6 +332,35 @@ def test_counts_and_votes_are_released_as_whole_numbers(owner):
     assert counts.dtype == np.float64 and np.array_equal(counts, np.rint(counts))
     torch.manual_seed(0)
     model = ResNet((1, 8, 8), 5, width=4).eval()
-    charge = owner.open(Mechanism(noise_multiplier=3.3, sample_rate=0.05), plan="votes", stage="histogram")
+    charge = owner.open(
+        Mechanism(noise_multiplier=3.3, sample_rate=0.05), plan="votes", stage="histogram", max_norm=2**0.5
+    )
     votes = query_histogram(charge, model, votes=2).numpy()
     assert votes.dtype == np.float64 and np.array_equal(votes, np.rint(votes))
+
+
+def test_the_charge_itself_bounds_clips_and_leaves_out_what_a_query_hands_over(owner):
+    """Rows a thousand times too long, and one that is not finite, where a query forgot both."""
+    charge = owner.open(Mechanism(noise_multiplier=1e-3), max_norm=0.5)
+    images = len(load_prepared(owner.state, owner.card, "sensitive"))
+    batches = []
+
+    def careless(images, labels):
+        batches.append(len(images))
+        rows = 1000 * images.flatten(1)
+        rows[:1] = float("nan")
+        return Rows(rows)
+
+    total = charge.sum(careless, 0.5, size=100)
+    assert total.shape == (64,) and total.isfinite().all() and charge.used == 1
+    assert max(batches) <= 100 and sum(batches) == images + 1  # and the black one, by which the shape is known
+    assert 0.3 * images < total.norm() <= 0.5 * images + 1
+
+
+def test_a_sum_over_an_empty_draw_is_noise_in_the_same_shape(owner):
+    charge = owner.open(Mechanism(noise_multiplier=2.0, sample_rate=1e-9))
+    assert charge.sum(lambda images, labels: Rows(images.flatten(1), membership(labels, 3)), 1.0, size=9).shape == (
+        64,
+        3,
+    )
+    assert charge.used == 1

@@ -12,7 +12,8 @@ from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd import gradients
 from sfumato.dpsgd.clip import clipped_sum, flatten, squared_norms, unflatten
 from sfumato.dpsgd.gradients import augment, choose_chunk, clipped_gradient_sum, draw, per_image_gradients
-from sfumato.dpsgd.run import State, step, step_noise, update
+from sfumato.dpsgd.run import State, fine_tune, step, step_noise, update
+from sfumato.privacy.events import Mechanism
 
 B, C = 6, 0.01  # images, clip: far below the gradient norms, so every row is clipped
 LAW = TimestepMixture()
@@ -301,6 +302,31 @@ def test_a_run_goes_on_from_its_state():
     assert all(torch.equal(value, resumed.tensors()[name]) for name, value in straight.tensors().items())
     with pytest.raises(ValueError, match=r"exp_avg\."):
         resumed.load({name: value for name, value in state.items() if name != "exp_avg.conv_in.weight"})
+
+
+def test_a_run_that_was_killed_goes_on_under_another_id_however_often_and_is_charged_once(owner):
+    mechanism, charges, told = Mechanism(noise_multiplier=2.0, sample_rate=0.02, uses=4), [], []
+
+    def open_charge():
+        charges.append(owner.open(mechanism, stage="finetune", max_norm=0.01))
+        return charges[-1]
+
+    def run_until(last: int):
+        def kill(done: int, total: int) -> None:
+            if done == last:
+                raise KeyboardInterrupt
+
+        state = trainer(seed=last, checkpoint_every=1)
+        return fine_tune(state, open_charge, epsilon_after=float, report=kill, say=told.append)
+
+    for last in (1, 3):
+        with pytest.raises(KeyboardInterrupt):
+            run_until(last)
+        charges[-1]._lock.close()
+    charge, log = run_until(-1)
+    assert [row["epsilon"] for row in log] == [1, 2, 3, 4] and [row["step"] for row in log] == [1, 2, 3, 4]
+    assert len(told) == 2 and all("resuming" in line for line in told)
+    assert len({charge.record["id"] for charge in charges}) == 3 and owner.odometer.opened() == [charge.record]
 
 
 def test_draws_are_secret():

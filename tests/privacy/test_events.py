@@ -59,3 +59,12 @@ def test_an_event_of_another_type_cannot_be_written():
 def test_a_mechanism_without_a_guarantee_is_refused(bad):
     with pytest.raises(BudgetError):
         Mechanism(**bad)
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.3])
+@pytest.mark.parametrize("uses", [1, 7])
+def test_a_mechanism_comes_back_from_its_record(rate, uses):
+    mechanism = Mechanism(noise_multiplier=2.5, sample_rate=rate, uses=uses)
+    assert Mechanism.from_event(event_from_json(event_to_json(mechanism.event))) == mechanism
+    with pytest.raises(BudgetError, match="not the event of one mechanism"):
+        Mechanism.from_event(ComposedDpEvent([mechanism.event]))

@@ -10,8 +10,10 @@ from torch import Tensor
 from sfumato.config import Classifier
 from sfumato.data.store import load_prepared
 from sfumato.features.public_network import ResNet
+from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import Mechanism
-from sfumato.queries.histogram import lone_logits, query_histogram, vote_sum
+from sfumato.privacy.rows import bounded_sum
+from sfumato.queries.histogram import lone_logits, query_histogram, vote_rows
 from sfumato.warmup.public_classifier import train_public_classifier
 
 CLASSES = 10
@@ -32,6 +34,11 @@ class Recorder:
     def release(self, total: Tensor, max_norm: float, whole: bool = False) -> Tensor:
         self.released.append((total.clone(), max_norm))
         return total
+
+    sum = Charge.sum
+
+    def blank(self):
+        return self.images.new_zeros(1, *self.images.shape[1:]), torch.tensor([-1])
 
 
 @pytest.fixture(scope="module")
@@ -141,8 +148,11 @@ def test_of_equal_classes_the_first_get_the_votes_each_once(votes, trained, samp
 def test_the_votes_are_the_likeliest_classes():
     logits = torch.tensor([[0.0, 3.0, 1.0, 2.0], [5.0, 5.0, -1.0, 5.0], [-4.0, -3.0, -2.0, -9.0]])
     labels = torch.tensor([1, 0, 1])
-    assert vote_sum(logits, labels, 2).tolist() == [[1.0, 3.0, 1.0, 1.0]]
-    assert vote_sum(logits, labels, 2, 2).tolist() == [[1.0, 1.0, 0.0, 0.0], [0.0, 2.0, 1.0, 1.0]]
+    assert bounded_sum(vote_rows(logits, labels, 2), math.sqrt(2)).tolist() == [[1.0, 3.0, 1.0, 1.0]]
+    assert bounded_sum(vote_rows(logits, labels, 2, 2), math.sqrt(2)).tolist() == [
+        [1.0, 1.0, 0.0, 0.0],
+        [0.0, 2.0, 1.0, 1.0],
+    ]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e38, -5.0])
@@ -160,7 +170,7 @@ def test_a_logit_that_is_not_finite_votes_nowhere():
     logits = torch.tensor(
         [[0.0, float("inf"), 1.0], [float("nan"), 0.0, 1.0], [0.0, -float("inf"), 1.0], [1.0, 0.0, 0.0]]
     )
-    assert vote_sum(logits, torch.zeros(4, dtype=torch.int64), 1).tolist() == [[1.0, 0.0, 0.0]]
+    assert bounded_sum(vote_rows(logits, torch.zeros(4, dtype=torch.int64), 1), 1.0).tolist() == [[1.0, 0.0, 0.0]]
 
 
 @pytest.mark.parametrize("label", [-1, CLASSES, 2**40])
@@ -215,6 +225,6 @@ def test_the_release_is_noised_by_the_bound(trained, owner):
         range(len(load_prepared(owner.state, owner.card, "sensitive")))
     )
     exact = total(trained, images, labels, 4, CLASSES)
-    noisy = query_histogram(owner.open(Mechanism(noise_multiplier=50.0)), trained, 4, CLASSES)
+    noisy = query_histogram(owner.open(Mechanism(noise_multiplier=50.0), max_norm=2.0), trained, 4, CLASSES)
     assert noisy.shape == exact.shape and noisy.dtype == torch.float64
     assert (noisy - exact).std().item() == pytest.approx(50 * 2, rel=0.45)

@@ -37,6 +37,10 @@ def record(stage: str, number: int, mechanism: Mechanism) -> dict:
         "sensitivity": "1",
         "noise_source": SECRET,
         "plan": "p",
+        "settings": "s",
+        "code": {"count": "c"},
+        "again": 0,
+        "max_norm": 1.0,
         "versions": {},
         "time": 0,
     }
@@ -68,6 +72,34 @@ def test_the_same_query_twice_costs_twice():
     once, twice = ledger_of(COUNT), ledger_of(COUNT, again)
     assert twice["epsilon"]["rdp"] > 1.3 * once["epsilon"]["rdp"]
     assert twice["stages"]["count"]["records"] == sorted([COUNT["id"], again["id"]])
+
+
+def test_the_line_of_the_odometer_is_the_union_of_journal_and_records_and_says_where_it_cannot_know():
+    """An empty state directory, or an older journal, said that fewer charges were ever opened than the release has."""
+    other, aborted = {**COUNT, "id": f"{8:032x}"}, {**STEPS, "id": f"{9:032x}"}
+    released = {r["id"]: r for r in (COUNT, STEPS)}
+    lines = {}
+    for name, journal, head in (
+        ("empty", [], None),
+        ("older", [COUNT], None),
+        ("whole", [COUNT, aborted, STEPS, other], "0" * 64),
+        ("older, of more", [COUNT, aborted, other], None),
+    ):
+        ledger = build_ledger(BUDGET, released, journal, dataset_id="digits", head=head)
+        assert check_ledger(ledger)[1] == []
+        lines[name] = ledger["odometer"]
+    assert [line["charges"] for line in lines.values()] == [2, 2, 4, 4]
+    assert lines["empty"]["epsilon"] == pytest.approx(ledger["epsilon"]["rdp"])
+    assert lines["whole"]["epsilon"] == pytest.approx(lines["older, of more"]["epsilon"])
+    assert lines["whole"]["epsilon"] > lines["empty"]["epsilon"]
+    assert [line["complete"] for line in lines.values()] == [False, False, True, False]
+
+
+def test_records_of_another_dataset_are_composed_and_left_out_of_the_odometers_line():
+    foreign = {**STEPS, "id": f"{9:032x}", "dataset_id": "another"}
+    ledger = build_ledger(BUDGET, {r["id"]: r for r in (COUNT, STEPS, foreign)}, [], dataset_id="digits")
+    assert check_ledger(ledger)[1] == [] and ledger["odometer"]["charges"] == 2
+    assert ledger["epsilon"]["rdp"] > ledger["odometer"]["epsilon"]
 
 
 def test_above_the_limit_is_a_problem():
@@ -105,6 +137,14 @@ EDITS = {
     "id a path": (lambda x: record_in(x, COUNT).update(id="../odometer"), "record 0 has no id"),
     "stage unknown": (lambda x: record_in(x, COUNT).update(stage="select"), "is not a query"),
     "field missing": (lambda x: record_in(x, COUNT).pop("adjacency"), "not a whole record"),
+    "odometer emptied": (lambda x: x["odometer"].update(charges=0, epsilon=0.0), "its odometer says charges = 0"),
+    "odometer lowered": (lambda x: x["odometer"].update(epsilon=0.1), "its odometer says epsilon = 0.1"),
+    "odometer no number": (lambda x: x["odometer"].update(epsilon=None), "its odometer cannot be read"),
+    "odometer complete": (lambda x: x["odometer"].update(complete=True), "complete without the head of a journal"),
+    "odometer with any head": (lambda x: x["odometer"].update(complete=True, head="all"), "has no such head"),
+    "odometer of another": (lambda x: x["odometer"].update(dataset_id="other"), "of which it holds no record|says"),
+    "odometer cut": (lambda x: x["odometer"].pop("others"), "its odometer cannot be read"),
+    "units mixed": (lambda x: record_in(x, COUNT).update(unit="one group"), "different units"),
     "adjacency unknown": (lambda x: record_in(x, COUNT).update(adjacency="none"), "adjacency"),
 }
 

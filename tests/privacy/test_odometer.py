@@ -1,5 +1,6 @@
 import multiprocessing
 import os
+import shutil
 
 import pytest
 
@@ -7,26 +8,48 @@ from sfumato.errors import BudgetError
 from sfumato.privacy.odometer import Odometer
 
 
+def begun(state, dataset_id="a") -> Odometer:
+    odometer = Odometer(state, dataset_id)
+    odometer.begin()
+    return odometer
+
+
+def purposes(odometer: Odometer) -> list[str]:
+    return [entry["purpose"] for entry in odometer.entries() if entry["kind"] == "local"]
+
+
 def test_entries_come_back_in_order(tmp_path):
-    odometer = Odometer(tmp_path, "a")
+    odometer = begun(tmp_path)
     for i in range(3):
         odometer.append("local", purpose=str(i))
-    assert [entry["purpose"] for entry in odometer.entries()] == ["0", "1", "2"]
+    assert purposes(odometer) == ["0", "1", "2"]
+    assert [entry["kind"] for entry in odometer.entries()] == ["genesis", *["local"] * 3]
     assert Odometer(tmp_path, "b").entries() == []
 
 
 def test_an_append_that_was_killed_is_given_up_and_swallows_nothing(tmp_path):
-    odometer = Odometer(tmp_path, "a")
+    odometer = begun(tmp_path)
     odometer.append("local", purpose="first")
     with odometer.path.open("a") as file:
-        file.write('{"kind": "open", "rec')  # no newline: the write never returned
-    assert [entry["purpose"] for entry in odometer.entries()] == ["first"]
+        file.write('{"kind": "open", "rec')  # cut short: the write never returned
+    assert purposes(odometer) == ["first"]
     odometer.append("local", purpose="second")
-    assert [entry["purpose"] for entry in odometer.entries()] == ["first", "second"]
+    assert purposes(odometer) == ["first", "second"]
+
+
+def test_a_last_line_without_its_newline_is_an_entry(tmp_path):
+    """An editor, a copy or a tool that cuts the last newline off took the newest charge away with it."""
+    odometer = begun(tmp_path)
+    odometer.append("open", record={"id": "x"})
+    odometer.path.write_bytes(odometer.path.read_bytes().rstrip(b"\n"))
+    assert odometer.opened() == [{"id": "x"}]
+    odometer.append("local", purpose="after")
+    assert odometer.opened() == [{"id": "x"}] and purposes(odometer) == ["after"]
+    assert odometer.path.read_text().count("\n") == 3
 
 
 def test_a_line_that_the_disk_takes_only_a_piece_of_is_no_charge(tmp_path, monkeypatch):
-    odometer = Odometer(tmp_path, "small")
+    odometer = begun(tmp_path, "small")
     odometer.append("local", purpose="first")
     with monkeypatch.context() as patched:
         write = os.write
@@ -34,23 +57,132 @@ def test_a_line_that_the_disk_takes_only_a_piece_of_is_no_charge(tmp_path, monke
         with pytest.raises(BudgetError, match="disk full"):
             odometer.append("open", record={"id": "lost"})
     odometer.append("local", purpose="second")
-    assert [entry["purpose"] for entry in odometer.entries()] == ["first", "second"]
+    assert purposes(odometer) == ["first", "second"]
 
 
 def test_who_holds_the_journal_may_append(tmp_path):
-    odometer = Odometer(tmp_path, "small")
+    odometer = begun(tmp_path, "small")
     with odometer.locked():
         odometer.append("local", purpose="held")
-    assert len(odometer.entries()) == 1
+    assert purposes(odometer) == ["held"]
 
 
 @pytest.mark.parametrize("damage", ["not json\n", '{"time": 1}\n', "[]\n"])
 def test_a_damaged_journal_stops_all_spending(tmp_path, damage):
-    odometer = Odometer(tmp_path, "a")
+    odometer = begun(tmp_path)
     odometer.append("local", purpose="first")
     odometer.path.write_text(damage + odometer.path.read_text())
     with pytest.raises(BudgetError, match="line 1"):
         odometer.entries()
+
+
+# ---- a journal that was lost, replaced, cut or edited
+
+
+def spent(tmp_path) -> Odometer:
+    odometer = begun(tmp_path)
+    for name in ("one", "two", "three"):
+        odometer.append("open", record={"id": name}, plan=name, work=name)
+    return odometer
+
+
+TAMPERED = {
+    "its last line gone": lambda lines: lines[:-1],
+    "its last line cut in two": lambda lines: [*lines[:-1], lines[-1][: len(lines[-1]) // 2]],
+    "a line taken out": lambda lines: [lines[0], *lines[2:]],
+    "two lines swapped": lambda lines: [lines[0], lines[2], lines[1], *lines[3:]],
+    "a line edited": lambda lines: [line.replace('"two"', '"too"') for line in lines],
+    "a line twice": lambda lines: [*lines, lines[-1]],
+    "a line without its head": lambda lines: [*lines, '{"kind": "local", "time": 0}\n'],
+    "its genesis gone": lambda lines: lines[1:],
+    "emptied": lambda lines: [],
+}
+
+
+@pytest.mark.parametrize("name", TAMPERED)
+def test_a_journal_that_was_cut_or_edited_stops_all_spending(tmp_path, name):
+    odometer = spent(tmp_path)
+    odometer.path.write_text("".join(TAMPERED[name](odometer.path.read_text().splitlines(keepends=True))))
+    for attempt in (odometer.opened, odometer.begin, lambda: odometer.append("open", record={"id": "x"})):
+        with pytest.raises(BudgetError, match="stage ledger adopt"):
+            attempt()
+
+
+def test_an_older_copy_of_the_journal_is_found(tmp_path):
+    odometer = spent(tmp_path)
+    shutil.copy(odometer.path, tmp_path / "copy")
+    odometer.append("open", record={"id": "four"})
+    shutil.copy(tmp_path / "copy", odometer.path)
+    with pytest.raises(BudgetError, match="older"):
+        odometer.opened()
+
+
+@pytest.mark.parametrize("lost", ["the journal", "its key", "both"])
+def test_a_journal_that_was_deleted_is_found(tmp_path, lost):
+    odometer = spent(tmp_path)
+    (tmp_path / "data" / "a").mkdir(parents=True)  # the prepared images
+    for path, name in ((odometer.path, "the journal"), (odometer.anchor, "its key")):
+        if lost in (name, "both"):
+            path.unlink()
+    for attempt in (odometer.opened, odometer.begin, lambda: odometer.append("open", record={"id": "x"})):
+        with pytest.raises(BudgetError):
+            attempt()
+
+
+def test_the_journal_of_another_dataset_does_not_fit(tmp_path):
+    odometer, other = spent(tmp_path), begun(tmp_path, "b")
+    shutil.copy(other.path, odometer.path)
+    with pytest.raises(BudgetError, match="does not follow"):
+        odometer.opened()
+
+
+def test_a_head_stands_for_all_before_it_and_tells_nothing_of_them(tmp_path, monkeypatch):
+    monkeypatch.setattr("sfumato.journal.time.time", lambda: 0)
+    heads = []
+    for place in ("x", "y"):  # the same entries, two salts
+        odometer = spent(tmp_path / place)
+        assert odometer.head() in odometer.known()
+        heads.append(odometer.head())
+    assert heads[0] != heads[1]
+
+
+def test_a_journal_from_before_the_chain_goes_on_and_its_lines_are_held(tmp_path):
+    odometer = Odometer(tmp_path, "a")
+    odometer.path.parent.mkdir()
+    odometer.path.write_text('{"kind": "open", "time": 0, "record": {"id": "old"}}\n')
+    (tmp_path / "data" / "a").mkdir(parents=True)
+    odometer.begin()
+    odometer.append("open", record={"id": "new"})
+    assert [record["id"] for record in odometer.opened()] == ["old", "new"] and not odometer.complete()
+    odometer.path.write_text("".join(odometer.path.read_text().splitlines(keepends=True)[1:]))
+    with pytest.raises(BudgetError, match="does not follow"):
+        odometer.opened()
+
+
+def test_a_lost_journal_is_gone_on_without_by_adopting_what_is_known_and_never_complete_again(tmp_path):
+    odometer = spent(tmp_path)
+    odometer.append("resume", id="three", adopts="three", record={"id": "three again"})
+    lines = odometer.path.read_text().splitlines(keepends=True)
+    odometer.path.write_text("".join([lines[0], *lines[2:]]))
+    assert odometer.adopt([{"id": "two"}, {"id": "elsewhere"}], ["f" * 64]) == 4
+    ids = [record["id"] for record in odometer.opened()]
+    assert sorted(ids) == ["elsewhere", "three", "three again", "two"]  # in doubt, more
+    assert not odometer.complete() and "f" * 64 in odometer.known() and begun(tmp_path / "b").complete()
+    assert odometer.adopt([{"id": "two"}], []) == 0 and len(odometer.opened()) == 4
+    assert len(list(odometer.path.parent.glob("a.*.aside"))) == 1
+
+
+def test_a_run_that_was_resumed_counts_once_by_its_newest_record(tmp_path):
+    odometer = begun(tmp_path)
+    odometer.append("open", record={"id": "x", "data_version": "v"}, plan="p", work="w")
+    for i in range(3):
+        odometer.append("resume", id="x", adopts="", record={"id": f"x{i}", "data_version": "v"})
+        odometer.append("progress", id="x", uses=i)
+    assert [record["id"] for record in odometer.opened()] == ["x2"] and odometer.run_of("x2") == "x"
+    assert {"x", "x0", "x1", "x2"} <= odometer.known()
+    assert odometer.unfinished("w", "v") == ("x", {"id": "x2", "data_version": "v"}, 2)
+    odometer.append("close", id="x", uses=3)
+    assert odometer.closed("v", work="w") == "x" and odometer.unfinished("w", "v") is None
 
 
 def append_many(path, name):
@@ -60,16 +192,17 @@ def append_many(path, name):
 
 
 def test_appends_of_many_processes_are_all_kept(tmp_path):
+    begun(tmp_path)
     context = multiprocessing.get_context("spawn")
     workers = [context.Process(target=append_many, args=(tmp_path, name)) for name in "xy"]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
-    assert sorted(entry["purpose"] for entry in Odometer(tmp_path, "a").entries()) == ["x"] * 50 + ["y"] * 50
+    assert sorted(purposes(Odometer(tmp_path, "a"))) == ["x"] * 50 + ["y"] * 50
 
 
 def test_the_journal_is_readable_by_its_owner_only(tmp_path):
-    odometer = Odometer(tmp_path, "a")
+    odometer = begun(tmp_path)
     odometer.append("local", purpose="x")
-    assert odometer.path.stat().st_mode & 0o077 == 0
+    assert odometer.path.stat().st_mode & 0o077 == 0 and odometer.anchor.stat().st_mode & 0o077 == 0

@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from sfumato.config import FeatureMap
+from sfumato.config import Central, FeatureMap
 from sfumato.features.fourier import FourierFeatures
-from sfumato.queries.central import mean_sum, mode_sum, query_central
-from sfumato.queries.count import class_counts, query_count
-from sfumato.queries.frequency import embedding_sum, query_frequency
+from sfumato.privacy.charge import Charge
+from sfumato.privacy.rows import Rows, bounded_sum, membership
+from sfumato.queries.central import mean_rows, mode_rows, query_central
+from sfumato.queries.count import query_count
+from sfumato.queries.frequency import embedding_rows, query_frequency
 
 ROUNDING = 1e-9  # the sums are float64
 FEATURES = FourierFeatures((1, 8, 8), [FeatureMap(), FeatureMap(map="scattering")], 200, seed=0)
@@ -32,17 +34,22 @@ class Recorder:
         self.released.append((total.clone(), max_norm))
         return total
 
+    sum = Charge.sum
+
+    def blank(self):
+        return self.images.new_zeros(1, *self.images.shape[1:]), torch.tensor([-1])
+
 
 QUERIES = {
     "count": lambda charge: query_count(charge, 10),
-    "mean": lambda charge: query_central(charge, torch.full((10,), 30.0), (1, 8, 8), repeats=2, max_norm=2.0),
-    "mean-unclipped": lambda charge: query_central(charge, torch.full((10,), 30.0), (1, 8, 8), repeats=1),
-    "mean-pooled": lambda charge: query_central(charge, torch.full((10,), 30.0), (1, 8, 8), repeats=1, pool=2),
+    "mean": lambda charge: query_central(charge, torch.full((10,), 30.0), (1, 8, 8), Central(repeats=2, max_norm=2.0)),
+    "mean-unclipped": lambda charge: query_central(charge, torch.full((10,), 30.0), (1, 8, 8), Central(repeats=1)),
+    "mean-pooled": lambda charge: query_central(charge, torch.full((10,), 30.0), (1, 8, 8), Central(repeats=1, pool=2)),
     "mode": lambda charge: query_central(
-        charge, torch.full((10,), 30.0), (1, 8, 8), repeats=1, statistic="mode", bins=4
+        charge, torch.full((10,), 30.0), (1, 8, 8), Central(repeats=1, statistic="mode", bins=4)
     ),
     "mode-pooled": lambda charge: query_central(
-        charge, torch.full((10,), 30.0), (1, 8, 8), repeats=1, statistic="mode", pool=2
+        charge, torch.full((10,), 30.0), (1, 8, 8), Central(repeats=1, statistic="mode", pool=2)
     ),
     "frequency": lambda charge: query_frequency(charge, FEATURES, 10, 300.0),
 }
@@ -154,10 +161,10 @@ def test_one_image_touches_only_its_own_class(name, sample):
 def test_sums_of_a_batch_are_the_sums_of_its_images(sample):
     images, labels = sample
     functions = (
-        lambda x, y: class_counts(y, 10),
-        lambda x, y: mean_sum(x, y, 10, 2.0),
-        lambda x, y: mode_sum(x, y, 10, 3),
-        lambda x, y: embedding_sum(FEATURES, x, y, 10),
+        lambda x, y: bounded_sum(Rows(membership(y, 10)), 1.0),
+        lambda x, y: bounded_sum(mean_rows(x, y, 10), 2.0),
+        lambda x, y: bounded_sum(mode_rows(x, y, 10, 3), 8.0),
+        lambda x, y: bounded_sum(embedding_rows(FEATURES, x, y, 10), 1.0),
     )
     with torch.no_grad():
         for function in functions:
@@ -169,7 +176,9 @@ def test_every_mode_vector_has_the_norm_it_is_charged_for(sample):
     images, labels = sample
     for pool in (1, 2):
         norms = [
-            torch.linalg.vector_norm(mode_sum(images[i : i + 1], labels[i : i + 1], 10, 5, pool)).item()
+            torch.linalg.vector_norm(
+                bounded_sum(mode_rows(images[i : i + 1], labels[i : i + 1], 10, 5, pool), 99.0)
+            ).item()
             for i in range(10)
         ]
         assert norms == pytest.approx([math.sqrt(64) / pool] * 10)

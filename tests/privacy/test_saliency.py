@@ -18,6 +18,7 @@ from sfumato.dpsgd.trainable import candidates, choose_trainable, flat
 from sfumato.errors import BudgetError, ConfigError, DataError, SfumatoError
 from sfumato.pictures import plot_saliency, split_name
 from sfumato.pipeline import STAGES
+from sfumato.plan import code_of
 from sfumato.privacy.events import Mechanism, event_from_json
 from sfumato.queries import saliency
 from sfumato.queries.saliency import query_saliency, rank_candidates, ranked
@@ -191,7 +192,7 @@ def test_the_whole_query_is_one_gaussian_and_its_noise_has_the_size_it_claims(ow
     torch.manual_seed(0)
     model = UNet(**ARGUMENTS)
     mechanism = Mechanism(noise_multiplier=3.0)
-    charge = owner.open(mechanism, stage="saliency")
+    charge = owner.open(mechanism, stage="saliency", max_norm=0.5)
     vectors = query_saliency(charge, model, candidates(model), Saliency(max_norm=0.5), 1000.0)
     noise = torch.cat(list(vectors.values()))
     std = 3.0 * 0.5 / 1000
@@ -327,7 +328,8 @@ def desk(owner, tmp_path, monkeypatch):
     monkeypatch.setenv("SFUMATO_STATE", str(owner.state))
     artifacts = tmp_path / "artifacts"
     (artifacts / "plan").mkdir(parents=True)
-    (artifacts / "plan" / "permission.json").write_text(json.dumps({"delta": 1e-5, "spend_again": True}))
+    permission = {"delta": 1e-5, "lifetime_epsilon": "unlimited"}
+    (artifacts / "plan" / "permission.json").write_text(json.dumps(permission))
     with writing(artifacts / "pretrain", "pretrain") as directory:
         network().save(directory)
     write_empty(artifacts / "count", "count")
@@ -351,6 +353,9 @@ def desk(owner, tmp_path, monkeypatch):
             **public,
         )
         monkeypatch.setattr(runner, "load_plan", lambda *rest: plan)
+        code = {stage: code_of(STAGES[stage], runner.ROOT)}
+        lineage = {stage: {"plan": str(settings), "code": code, "again": 0}}
+        (artifacts / "plan" / "lineage.json").write_text(json.dumps(lineage))
         runner.run_stage(STAGES[stage], card=tmp_path / "card.json")
 
     run.artifacts = artifacts
@@ -458,7 +463,7 @@ def test_the_release_chooses_what_is_trained(desk, owner, monkeypatch):
 def test_a_lost_selection_is_never_written(desk, monkeypatch):
     def idle(state, charge):
         list(charge.batches(9))
-        charge.release(torch.zeros(state.size), 1.0)
+        charge.release(torch.zeros(state.size), state.config.max_grad_norm)
         return {"step": charge.used, "learning_rate": 1.0, "noised_gradient_norm": 0.0}
 
     monkeypatch.setattr(dpsgd, "step", idle)

@@ -18,10 +18,10 @@ from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
 from sfumato.dpsgd.lora import merge, save_adapter
 from sfumato.dpsgd.trainable import candidates, check_trained, choose_trainable, flat
 from sfumato.errors import ConfigError, DataError
-from sfumato.public_model.directory import HUB, locate, read_model_directory
-from sfumato.public_model.network import LatentDiffusion
+from sfumato.public_model.directory import HUB, ModelDirectory, locate, read_model_directory
+from sfumato.public_model.network import LatentDiffusion, load_latent
 from sfumato.public_model.parts import embed_prompts
-from sfumato.public_model.reference import load_codec, load_latent, read_reference, save_reference
+from sfumato.public_model.reference import load_codec, read_reference, save_reference
 from sfumato.synthesizer import load_synthesizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -139,10 +139,10 @@ def test_a_transformer_that_is_told_the_size_is_told_it_under_vmap_too():
         use_additional_conditions=True,
     )  # fmt: skip
     prompts, mask = torch.randn(3, 5, 6), torch.ones(3, 5, dtype=torch.bool)
-    models = [
-        LatentDiffusion(network, prompts, mask, torch.linspace(0.99, 0.01, 1000), "epsilon", 8, size)
-        for size in (16, 32)
-    ]
+    configs: dict = {"scheduler": {}, "vae": {"block_out_channels": [4, 4]}}
+    directory = ModelDirectory(path=Path("none"), classes={"transformer": "PixArtTransformer2DModel"}, configs=configs)
+    alphas_cumprod = torch.linspace(0.99, 0.01, 1000)
+    models = [LatentDiffusion(directory, network, prompts, mask, alphas_cumprod, size) for size in (16, 32)]
     x, t, labels = torch.randn(2, 4, 8, 8), torch.tensor([3, 700]), torch.tensor([0, 1])
     assert not torch.equal(*(model(x, t, labels) for model in models))
     drawn = draw(models[0], x, 2, UNIFORM, torch.Generator().manual_seed(0))

@@ -39,8 +39,7 @@ SMALL = {
     "profile": None,
     "data": {"dataset_id": "tiny", "source": "npz", "path": "source.npz"},
     "privacy": {"epsilon": 10.0, "size_hint": 60},
-    "saliency": {"chunk": 8},
-    "finetune": {"steps": 3, "batch": 12, "chunk": 4, "lora": {"rank": 2}, "checkpoint_every": 1},
+    "finetune": {"steps": 3, "batch": 12, "lora": {"rank": 2}},
     "synthesize": {"count": 12, "steps": 3},
 }
 
@@ -65,6 +64,8 @@ def stage(folder: Path, *words: str, code: int = 0) -> str:
 def repository(tmp_path, monkeypatch) -> Path:
     """Sixty grey images of 8×8 in three classes, and an empty project."""
     monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("SFUMATO_CHECKPOINT_EVERY", "1")
+    monkeypatch.setenv("SFUMATO_CHUNK", "4")
     rng = np.random.default_rng(0)
     np.savez(
         tmp_path / "source.npz",
@@ -79,7 +80,9 @@ def repository(tmp_path, monkeypatch) -> Path:
 def set_up(repository: Path, directory: Path, recipe: str, **more) -> None:
     from sfumato.recipes import load_params, overlaid
 
-    content = overlaid(SMALL | {"recipe": recipe, "model": {"directory": str(directory)}}, more)
+    content = overlaid(
+        SMALL | {"recipe": recipe, "model": {"directory": str(directory), "declared_public": True}}, more
+    )
     stages = load_params(ROOT / "params.yaml", ROOT / "pipelines", recipe=recipe).run
     content.setdefault("run", [name for name in stages if name != "evaluate"])  # which takes longest
     (repository / "params.yaml").write_text(yaml.safe_dump(content))
@@ -101,7 +104,7 @@ RUN = [name for name in STAGES if name not in ("classifier", "select", "evaluate
 )
 def test_the_whole_pipeline_ends_in_labelled_images_with_a_ledger(models, repository, kind, recipe):
     from sfumato.digest import digest_of_file
-    from sfumato.public_model.reference import load_latent
+    from sfumato.public_model.network import load_latent
     from sfumato.synthesizer import load_synthesizer
 
     set_up(repository, models / kind, recipe)
@@ -183,6 +186,43 @@ def test_the_mistakes_of_a_user_are_one_sentence_and_an_exit_code(models, reposi
         not (repository / "state/odometer/tiny.jsonl").exists()
         or '"open"' not in (repository / "state/odometer/tiny.jsonl").read_text()
     )
+
+
+def test_a_model_that_was_made_from_sensitive_images_brings_its_records(models, repository):
+    """A fine-tuned model given as the public one lost what it had cost."""
+    from sfumato.artifacts import read_artifact, writing
+    from sfumato.privacy.events import SECRET, Mechanism, event_to_json
+
+    record = {
+        "id": f"{7:032x}",
+        "stage": "finetune",
+        "dataset_id": "another",
+        "data_version": "v",
+        "unit": "one (image, label)",
+        "adjacency": "add-or-remove-one",
+        "event": event_to_json(Mechanism(noise_multiplier=3.0).event),
+        "released": "x",
+        "sensitivity": "1",
+        "noise_source": SECRET,
+        "max_norm": 1.0,
+        "plan": "p",
+        "settings": "s",
+        "code": {},
+        "again": 0,
+        "versions": {},
+        "time": 0,
+    }
+    with writing(repository / "tuned", "finetune", records=[record]) as directory:
+        shutil.copytree(models / "unet-epsilon", directory / "model")
+    own = {"model": {"declared_public": False}}
+    set_up(repository, models / "unet-epsilon", "dp-finetune", **own)
+    stage(repository, "prepare", "sensitive")
+    stage(repository, "prepare", "public")
+    assert "model.declared_public: true" in stage(repository, "plan", code=2)
+    set_up(repository, repository / "tuned" / "model", "dp-finetune", **own)
+    assert "1 charges of an earlier release" in stage(repository, "plan")
+    stage(repository, "pretrain")
+    assert read_artifact(repository / "artifacts/pretrain").records == {record["id"]: record}
 
 
 PUBLIC = {"run": ["pretrain", "select", "finetune", "synthesize"], "select": {"ratio": 1}}

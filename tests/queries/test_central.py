@@ -1,7 +1,10 @@
 import pytest
 import torch
 
-from sfumato.queries.central import clip_rows, mean_sum, mode_sum, query_central
+from sfumato.config import Central
+from sfumato.privacy.charge import Charge
+from sfumato.privacy.rows import Rows, bounded_sum
+from sfumato.queries.central import mean_rows, mode_rows, query_central
 from sfumato.warmup.central_images import finish_images, median_blur, mode_images
 
 
@@ -18,6 +21,11 @@ class Noiseless:
         self.uses += 1
         return total
 
+    sum = Charge.sum
+
+    def blank(self):
+        return self.images.new_zeros(1, *self.images.shape[1:]), torch.tensor([-1])
+
 
 @pytest.fixture(scope="module")
 def sample(digits):
@@ -26,7 +34,7 @@ def sample(digits):
 
 def test_without_noise_the_mean_is_the_class_mean(sample):
     images, labels = sample
-    means = query_central(Noiseless(images, labels), torch.bincount(labels).double(), (1, 8, 8), repeats=1)
+    means = query_central(Noiseless(images, labels), torch.bincount(labels).double(), (1, 8, 8), Central(repeats=1))
     assert means.shape == (1, 10, 1, 8, 8) and means.dtype == torch.float32
     for m in range(10):
         torch.testing.assert_close(means[0, m], images[labels == m].mean(0))
@@ -34,13 +42,13 @@ def test_without_noise_the_mean_is_the_class_mean(sample):
 
 def test_every_repeat_is_a_use_of_the_charge(sample):
     charge = Noiseless(*sample)
-    assert query_central(charge, torch.ones(10), (1, 8, 8), repeats=4).shape[0] == 4
+    assert query_central(charge, torch.ones(10), (1, 8, 8), Central(repeats=4)).shape[0] == 4
     assert charge.uses == 4
 
 
 def test_pooling_averages_before_the_clip(sample):
     images, labels = sample
-    pooled = mean_sum(images[:1], labels[:1], 10, max_norm=100.0, pool=4)[labels[0]]
+    pooled = bounded_sum(mean_rows(images[:1], labels[:1], 10, pool=4), 100.0)[labels[0]].flatten()
     by_hand = torch.stack(
         [images[0, 0, 4 * i : 4 * i + 4, 4 * j : 4 * j + 4].mean() for i in range(2) for j in range(2)]
     )
@@ -50,7 +58,9 @@ def test_pooling_averages_before_the_clip(sample):
 def test_the_clip_keeps_short_rows_and_the_direction_of_long_ones():
     rows = torch.tensor([[0.3, 0.4], [3.0, 4.0], [float("inf"), 0.0]], dtype=torch.float64)
     expected = torch.tensor([[0.3, 0.4], [0.6, 0.8], [0.0, 0.0]], dtype=torch.float64)
-    torch.testing.assert_close(clip_rows(rows, 1.0), expected, rtol=0, atol=1e-6)
+    clipped = torch.stack([bounded_sum(Rows(row[None]), 1.0) for row in rows])
+    torch.testing.assert_close(clipped, expected, rtol=0, atol=1e-9)
+    assert torch.linalg.vector_norm(clipped, dim=1).max() <= 1
 
 
 def test_the_mode_of_repeated_images_is_the_image_up_to_half_a_bin(sample):
@@ -58,14 +68,17 @@ def test_the_mode_of_repeated_images_is_the_image_up_to_half_a_bin(sample):
     labels = torch.arange(10).repeat(3)
     for bins in (2, 5, 16):
         histograms = query_central(
-            Noiseless(images, labels), torch.full((10,), 3.0), (1, 8, 8), repeats=1, statistic="mode", bins=bins
+            Noiseless(images, labels),
+            torch.full((10,), 3.0),
+            (1, 8, 8),
+            Central(repeats=1, statistic="mode", bins=bins),
         )
         assert histograms.shape == (1, 10, bins, 1, 8, 8)
         assert (mode_images(histograms)[0] - images[:10]).abs().max() <= 0.5 / bins + 1e-6
 
 
 def test_the_mode_counts_every_pixel_once(sample):
-    total = mode_sum(*sample, 10, bins=4).unflatten(1, (4, 64))
+    total = bounded_sum(mode_rows(*sample, 10, bins=4), 8.0).unflatten(1, (4, 64))
     assert (total.sum(1) == torch.bincount(sample[1])[:, None]).all()
 
 
@@ -88,10 +101,10 @@ def test_the_median_removes_a_lone_pixel_and_keeps_an_edge():
 
 def test_mistakes_are_named(sample):
     charge = Noiseless(*sample)
-    with pytest.raises(ValueError, match="pool=3 does not divide"):
-        query_central(charge, torch.ones(10), (1, 8, 8), repeats=1, pool=3)
+    with pytest.raises(ValueError, match="pool=4 does not divide"):
+        query_central(charge, torch.ones(10), (1, 6, 6), Central(repeats=1, pool=4))
     with pytest.raises(ValueError, match="max_norm"):
-        query_central(charge, torch.ones(10), (1, 8, 8), repeats=1, statistic="mode", max_norm=1.0)
+        query_central(charge, torch.ones(10), (1, 8, 8), Central(repeats=1, statistic="mode", max_norm=1.0))
     with pytest.raises(ValueError, match="median"):
-        query_central(charge, torch.ones(10), (1, 8, 8), repeats=1, statistic="median")
+        query_central(charge, torch.ones(10), (1, 8, 8), Central(repeats=1, statistic="median"))
     assert charge.uses == 0

@@ -1,11 +1,12 @@
 import torch
 
-from sfumato.queries.count import class_counts, public_counts
+from sfumato.privacy.rows import Rows, bounded_sum, membership
+from sfumato.queries.count import public_counts
 
 
 def test_counts_are_bincounts():
     labels = torch.tensor([0, 2, 2, 1, 2])
-    assert class_counts(labels, 4).tolist() == [1, 1, 3, 0]
+    assert bounded_sum(Rows(membership(labels, 4)), 1.0).tolist() == [1, 1, 3, 0]
 
 
 def test_denominators_never_fall_below_the_noise():

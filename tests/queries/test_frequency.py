@@ -6,8 +6,8 @@ import torch
 from sfumato.config import FeatureMap
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.scattering import Scattering
-from sfumato.queries.central import clip_rows
-from sfumato.queries.frequency import embedding_sum
+from sfumato.privacy.rows import Rows, bounded_sum
+from sfumato.queries.frequency import embedding_rows
 
 PIXELS = FeatureMap(length_scales=(0.4, 0.2))
 SCATTERING = FeatureMap(map="scattering", length_scales=(0.5,), weight=3.0)
@@ -30,7 +30,8 @@ def test_every_row_has_norm_one(shape, size):
     torch.testing.assert_close(
         torch.linalg.vector_norm(rows.double(), dim=1), torch.ones(8, dtype=torch.float64), rtol=0, atol=1e-6
     )
-    assert (torch.linalg.vector_norm(clip_rows(rows.double(), 1.0), dim=1) <= 1).all()
+    clipped = torch.stack([bounded_sum(Rows(row[None]), 1.0) for row in rows])
+    assert (torch.linalg.vector_norm(clipped, dim=1) <= 1).all()
 
 
 def test_the_seed_rebuilds_the_features_and_nothing_of_them_is_stored():
@@ -72,7 +73,10 @@ def test_the_fast_embedding_is_the_sum_of_rows(digits):
     features = FourierFeatures((1, 8, 8), BOTH, 100, seed=0)
     onehot = torch.nn.functional.one_hot(labels, 10).float()
     torch.testing.assert_close(
-        features.embed(images, onehot), embedding_sum(features, images, labels, 10).float(), rtol=0, atol=1e-4
+        features.embed(images, onehot),
+        bounded_sum(embedding_rows(features, images, labels, 10), 1.0).float(),
+        rtol=0,
+        atol=1e-4,
     )
 
 

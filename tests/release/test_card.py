@@ -1,6 +1,7 @@
 """The card of a release, and its exports to other programs."""
 
 import csv
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -34,14 +35,11 @@ def records(adjacency: str = "add-or-remove-one") -> dict[str, dict]:
 
 
 def card(**more) -> str:
-    given = {
-        "dataset_id": "clinic-2026",
-        "shape": (1, 8, 8),
-        "classes": ("benign", "mal|ignant"),
-        "per_class": [700, 500],
-        "size_hint": 1500,
-    }
-    return dataset_card(**given | {"sources": {"finetune": 1200}, "records": records()} | more)
+    of_card = {"per_class": [700, 500], "sources": {"finetune": 1200}, "kinds": {"plain": 1200}, "records": records()}
+    of_plan = {"dataset_id": "clinic-2026", "shape": (1, 8, 8), "classes": ("benign", "mal|ignant"), "size_hint": 1500}
+    settings = SimpleNamespace(export=more.pop("export", ()), relabel=False)
+    plan = SimpleNamespace(settings=settings, **of_plan | {key: more.pop(key) for key in of_plan if key in more})
+    return dataset_card(plan, **of_card | more)
 
 
 def front(text: str) -> dict:
@@ -142,3 +140,14 @@ def test_folders_sort_as_their_labels_and_stay_inside(classes, folders):
 def test_folders_of_many_classes_keep_their_order():
     names = folder_names([str(i) for i in range(120)])
     assert names[7] == "007-7" and list(names) == sorted(names)
+
+
+def test_the_card_says_which_images_are_photographs_and_which_are_no_plain_ones():
+    chosen = card(sources={"select": 1200})
+    assert "All are **public photographs, privately selected and labelled**" in chosen and "drawn by" not in chosen
+    assert "synthetic" not in chosen.split("## Privacy")[0]
+    both = card(sources={"select": 400, "finetune": 800})
+    assert "800 were drawn by generative models" in both and "400 are **public photographs" in both
+    varied = card(kinds={"plain": 600, "augmented": 400, "mixed": 200})
+    assert "600 are as they were drawn, 400 slightly moved, brightened or blurred, 200 blends" in varied
+    assert "as they were drawn" not in card()

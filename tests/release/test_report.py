@@ -74,6 +74,10 @@ def record(stage: str, number: int, mechanism: Mechanism) -> dict:
         "sensitivity": "1",
         "noise_source": SECRET,
         "plan": "p" * 64,
+        "settings": "s" * 64,
+        "code": {"count": "c" * 64},
+        "again": 0,
+        "max_norm": 1.0,
         "versions": {"numpy": "2.4.6"},
         "time": 1_795_243_189 + number,
     }
@@ -100,6 +104,17 @@ def write_ledger(path: Path, records=RECORDS, change=None, **budget) -> Path:
         ledger["digest"] = digest_of({key: value for key, value in ledger.items() if key != "digest"})
     path.write_text(ledger_text(ledger))
     return path
+
+
+def test_the_line_of_all_time_counts_the_release_and_says_where_it_is_incomplete(tmp_path):
+    """Beside an empty state directory it said that no charge was ever opened."""
+    release, ledger = write_release(tmp_path / "synthesize"), write_ledger(tmp_path / "ledger.json")
+    page = " ".join(report_page(release, ledger).split())
+    assert "At least 2 charges were ever opened on dataset clinic-2026" in page and "This is incomplete" in page
+    assert "0 charges" not in page
+    write_ledger(ledger, change=lambda x: x["odometer"].update(complete=True, head="0" * 64))
+    page = " ".join(report_page(release, ledger).split())
+    assert ">2 charges were ever opened on dataset clinic-2026" in page and "incomplete" not in page
 
 
 def write_evaluation(folder: Path, seed: int) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import stat
+import subprocess
 import sys
 from hashlib import sha256
 from io import StringIO
@@ -18,8 +19,18 @@ from sfumato.evaluation import downstream, extractors, feature_space
 from sfumato.privacy.ledger import build_ledger, ledger_text
 from sfumato.resolved import read_stage_plan
 from stages.cli import main
+from stages.runner import in_git
 
 SETTINGS = {"classifiers": ["lr"], "seeds": [0], "epochs": 1, "stages": [], "bound": True}
+
+
+class Screen(StringIO):
+    """Standard output and error: of a log, or of a terminal."""
+
+    terminal = False
+
+    def isatty(self) -> bool:
+        return self.terminal
 
 
 @pytest.fixture
@@ -36,7 +47,7 @@ def desk(tmp_path, monkeypatch, digits):
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["stage", *words])
-        out = StringIO()
+        out = Screen()
         with pytest.MonkeyPatch.context() as capture:
             capture.setattr(sys, "stdout", out)
             capture.setattr(sys, "stderr", out)
@@ -78,7 +89,8 @@ def release(digits, rows, classes, labels=None):
         )
 
 
-def test_numbers_and_pictures_are_written_and_features_are_kept_privately(desk):
+def test_numbers_and_pictures_are_written_and_features_are_kept_privately(desk, monkeypatch):
+    monkeypatch.setattr(Screen, "terminal", True)
     code, text = desk()
     assert code == 0, text
     found = json.loads(Path("metrics.json").read_text())
@@ -104,23 +116,78 @@ def test_numbers_and_pictures_are_written_and_features_are_kept_privately(desk):
         and "evaluate: feature network on drawn images (glyphs)" in text
         and "Fidelity" in text
     )
+    assert journalled() == ["local"]
+
+
+def journalled() -> list[str]:
+    """What the journal says was done with the sensitive images since they were prepared."""
     journal = [json.loads(line) for line in Path("state/odometer/digits.jsonl").read_text().splitlines()]
-    assert [entry["kind"] for entry in journal] == ["local"]
+    assert journal[0]["kind"] == "genesis"
+    return [entry["kind"] for entry in journal[1:]]
 
 
-def test_warnings_are_shown_and_kept(desk):
+def test_warnings_are_shown_and_kept(desk, monkeypatch):
+    code, text = desk(fidelity=["frechet"])
+    assert code == 0 and "rank-deficient" not in text and "warnings, in metrics.json" in text  # they name numbers
+    assert json.loads(Path("metrics.json").read_text())["warnings"]
+    monkeypatch.setattr(Screen, "terminal", True)
     code, text = desk(fidelity=["frechet"])
     assert code == 0 and "warning: real: " in text and "rank-deficient" in text
-    assert json.loads(Path("metrics.json").read_text())["warnings"]
 
 
-def test_without_fidelity_there_is_no_network_and_no_picture_of_features(desk):
+def test_a_log_holds_no_number_from_real_images(desk):
+    """Standard output that is no terminal is kept: by CI, by a scheduler, in a file."""
     code, text = desk(fidelity=[])
+    found = json.loads(Path("metrics.json").read_text())
+    means = [f"{100 * values['lr']['mean']:.1f}" for values in (found["release"], found["real"])]
+    assert code == 0 and not any(mean in text for mean in means), text
+    assert "metrics.json: local, not to be shared" in text
+
+
+def git_repository(*ignored: str) -> None:
+    subprocess.run(["git", "init", "-q"], check=True)
+    Path(".git/info/exclude").write_text("\n".join(["/state/", *ignored]) + "\n")
+    in_git.cache_clear()
+
+
+def test_numbers_from_real_images_never_go_where_git_or_an_artifact_would_take_them(desk):
+    git_repository("/metrics.json", "/evaluation/")
+    for words, said in (
+        (("--metrics", "numbers.json"), "git"),
+        (("--out", "plots"), "git"),
+        (("--metrics", "artifacts/synthesize/metrics.json"), "artifact"),
+        (("--out", "artifacts/plots"), "artifact"),
+        (("--out", "artifacts/synthesize/plots"), "artifact"),
+    ):
+        code, text = desk(*words, fidelity=[])
+        assert code == 2 and said in text and "Traceback" not in text, (words, text)
+        assert not Path(words[1]).exists() and journalled() == []
+    assert desk(fidelity=[])[0] == 0  # the usual places, which git ignores
+    subprocess.run(["git", "add", "-f", "metrics.json"], check=True)  # tracked all the same
+    in_git.cache_clear()
+    assert desk(fidelity=[])[0] == 2
+
+
+def test_a_state_directory_that_git_would_take_is_refused(desk, monkeypatch):
+    git_repository("/metrics.json", "/evaluation/")
+    Path(".git/info/exclude").write_text("/metrics.json\n/evaluation/\n")
+    code, text = desk(fidelity=[])
+    assert code == 2 and ".gitignore" in text and "SFUMATO_STATE" in text and "Traceback" not in text
+    Path(".gitignore").write_text("/state/\n")
+    in_git.cache_clear()
+    assert desk(fidelity=[])[0] == 0
+
+
+def test_without_fidelity_there_is_no_network_and_no_picture_of_features(desk, monkeypatch):
+    monkeypatch.setattr(Screen, "terminal", True)
+    code, text = desk(fidelity=[])
+    assert "release: lr" in text
     assert code == 0 and "feature network" not in text and not Path("state/cache").exists()
     assert {p.name for p in Path("evaluation").iterdir()} == {"accuracy.png", "accuracy.csv", "per_class.csv"}
 
 
-def test_complexity_is_a_table_of_the_steps_that_are_on(desk, digits):
+def test_complexity_is_a_table_of_the_steps_that_are_on(desk, digits, monkeypatch):
+    monkeypatch.setattr(Screen, "terminal", True)
     write_empty(Path("artifacts/central"), "central")
     with writing(Path("artifacts/auxiliary"), "auxiliary") as directory:
         save_images(directory, ImageSet(digits.images[:20], digits.labels[:20], digits.classes))
@@ -149,7 +216,7 @@ def test_a_missing_or_other_weights_file_exits_4_before_real_images_are_read(des
     ):
         code, text = desk(extractor="inception", **settings)
         assert code == 4 and words in " ".join(text.split()) and "Traceback" not in text
-    assert not Path("state/odometer").exists()
+    assert journalled() == []
 
 
 def test_settings_that_do_not_fit_exit_2(desk):
@@ -200,7 +267,9 @@ def test_a_copy_is_kept_for_the_ledger_of_the_release_and_only_then(desk):
     assert found["release"] == json.loads(Path("metrics.json").read_text())["release"]
 
 
-def test_the_accuracies_of_the_classes_are_a_table(desk):
+def test_the_accuracies_of_the_classes_are_a_table(desk, monkeypatch):
+    monkeypatch.setattr(Screen, "terminal", True)
+    monkeypatch.setenv("TERM", "dumb")  # no codes of style in the text
     code, text = desk(fidelity=[], seeds=[0, 1])
     lines = Path("evaluation/per_class.csv").read_text().splitlines()
     assert code == 0 and lines[0] == "trained_on,classifier,class,accuracy,std" and len(lines) == 1 + 2 * 10
@@ -209,4 +278,4 @@ def test_the_accuracies_of_the_classes_are_a_table(desk):
 
 def test_no_seeds_exit_2_before_real_images_are_read(desk):
     code, text = desk(seeds=[])
-    assert code == 2 and "seeds" in text and "Traceback" not in text and not Path("state/odometer").exists()
+    assert code == 2 and "seeds" in text and "Traceback" not in text and journalled() == []

@@ -27,7 +27,7 @@ SMALL = {
     "recipe": "full",
     "profile": "digits",
     "data": {"dataset_id": "small", "source": "npz", "path": "source.npz"},
-    "privacy": {"epsilon": 10.0, "size_hint": 300},
+    "privacy": {"epsilon": 10.0, "size_hint": 300, "lifetime_epsilon": "unlimited"},
     "model": {"width": 16, "multipliers": [1, 1]},
     "public": {"per_class": 4},
     "frequency": {"size": 200},
@@ -49,7 +49,7 @@ SMALL = {
         "synthesize",
         "evaluate",
     ],
-    "finetune": {"steps": 40, "batch": 60, "draws": 1, "checkpoint_every": 1, "trainable": "salient-lora"},
+    "finetune": {"steps": 40, "batch": 60, "draws": 1, "trainable": "salient-lora"},
     "synthesize": {"count": 120, "steps": 3},
     "evaluate": {"classifiers": ["lr"], "seeds": [0], "epochs": 1, "stages": [], "bound": False, "fidelity": []},
 }
@@ -63,6 +63,7 @@ class Repository:
             "PYTHONPATH": str(path),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "OMP_NUM_THREADS": "1",
+            "SFUMATO_CHECKPOINT_EVERY": "1",
         }
         self.edits: dict = {}
 
@@ -117,6 +118,7 @@ def repository(tmp_path_factory) -> Repository:
     repository = Repository(path)
     for words in (["git", "init", "-q"], ["dvc", "init", "-q"], ["dvc", "config", "core.analytics", "false"]):
         assert repository.run(*words)[0] == 0
+    (path / ".git/info/exclude").write_text("/state/\n")
     repository.edit()
     repository.write_source(SIZE)
     key = path / "state" / "keys" / "small"
@@ -276,6 +278,21 @@ def test_a_docstring_runs_no_query(repository):
     assert sorted(repository.opened()) == QUERIES
 
 
+def test_an_upgrade_of_the_code_runs_no_query_and_no_stage_before_one(repository):
+    whole = {}
+    for name in ("sfumato/queries/count.py", "sfumato/warmup/curriculum.py", "sfumato/privacy/noise.py"):
+        file = repository.path / name
+        whole[file] = file.read_text()
+        file.write_text(whole[file] + "\nANOTHER = 1\n")
+    code, text = repository.run("stage", "plan", "--dry-run")
+    assert code == 0 and text.count("kept; the code has changed since") == len(QUERIES), text
+    assert "next: nothing to spend: `dvc repro`" in text.splitlines()[-1]
+    assert ran(repository.repro()) <= {"plan", *AFTER}  # what comes after the last query takes the new code
+    assert sorted(repository.opened()) == QUERIES
+    for file, content in whole.items():
+        file.write_text(content)
+
+
 UPSTREAM, DOWNSTREAM = {"count", "central", "frequency", "histogram"}, ["finetune", "saliency"]  # of the warm-up
 
 
@@ -368,7 +385,7 @@ def test_a_checkpoint_kept_aside_cannot_be_resumed_for_free(repository):
     code, text = repository.run("stage", "finetune")
     assert code == 3 and "already released" in text
     before = len(repository.opened())
-    repository.edit(privacy={"spend_again": True})
+    repository.edit(privacy={"spend_again": ["finetune"]})
     assert repository.run("stage", "plan")[0] == 0
     code, text = repository.run("stage", "finetune")
     assert code == 0 and "resuming" not in text, text
@@ -378,7 +395,7 @@ def test_a_checkpoint_kept_aside_cannot_be_resumed_for_free(repository):
 def test_a_trimmed_ledger_is_found(repository):
     from sfumato.digest import digest_of
 
-    repository.edit(privacy={"spend_again": False})
+    repository.edit(privacy={"spend_again": []})
     path = repository.path / "ledger.json"
     ledger = json.loads(path.read_text())
     whole = path.read_text()

@@ -33,6 +33,15 @@ QUICK = (
 )
 
 
+class Screen(StringIO):
+    """Standard output and error: of a log, or of a terminal."""
+
+    terminal = False
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+
 @pytest.fixture
 def desk(tmp_path, monkeypatch, digits):
     """Prepared digits, a release of other digits, and `stage utility` as a function: (exit code, output)."""
@@ -45,7 +54,7 @@ def desk(tmp_path, monkeypatch, digits):
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["stage", *words])
-        out = StringIO()
+        out = Screen()
         with pytest.MonkeyPatch.context() as capture:
             capture.setattr(sys, "stdout", out)
             capture.setattr(sys, "stderr", out)
@@ -84,7 +93,8 @@ def release(digits, rows, classes):
         save_images(directory, ImageSet(digits.images[rows], digits.labels[rows], classes))
 
 
-def test_curve_ensemble_and_ranking_are_written_as_numbers_tables_and_a_plot(desk):
+def test_curve_ensemble_and_ranking_are_written_as_numbers_tables_and_a_plot(desk, monkeypatch):
+    monkeypatch.setattr(Screen, "terminal", True)
     code, text = desk(*QUICK, "--retrain")
     assert code == 0, text
     found = json.loads(Path("evaluation/utility.json").read_text())
@@ -106,13 +116,20 @@ def test_curve_ensemble_and_ranking_are_written_as_numbers_tables_and_a_plot(des
     }
     assert Path("evaluation/utility.csv").read_text().splitlines()[0] == "classifier,images,members,accuracy,std"
     assert "utility: about" in text and "Spearman" in text and "2 together" in text
+    assert journalled() == ["utility"]
+
+
+def journalled() -> list[str]:
+    """What the journal says was done with the sensitive images."""
     journal = [json.loads(line) for line in Path("state/odometer/digits.jsonl").read_text().splitlines()]
-    assert [(entry["kind"], entry["purpose"]) for entry in journal] == [("local", "utility")]
+    assert journal[0]["kind"] == "genesis" and {entry["kind"] for entry in journal[1:]} <= {"local"}
+    return [entry["purpose"] for entry in journal[1:]]
 
 
-def test_parts_can_be_had_alone(desk):
+def test_parts_can_be_had_alone_and_a_log_names_the_file_in_place_of_the_numbers(desk):
     code, text = desk(*QUICK, "--parts", "selection")
     assert code == 0, text
+    assert "Spearman" not in text and "evaluation/utility.json: local, not to be shared" in text
     found = json.loads(Path("evaluation/utility.json").read_text())
     assert "sizes" not in found and "ensemble" not in found and "spearman" in found["selection"]
     assert {path.name for path in Path("evaluation").iterdir()} == {"utility.json", "selection.csv", "utility.png"}
@@ -122,7 +139,7 @@ def test_a_grid_larger_than_the_time_allowed_exits_2_before_real_images_are_read
     monkeypatch.setattr(protocol, "seconds_per_step", lambda *_: 10.0)
     code, text = desk(*QUICK, "--minutes", "5")
     assert code == 2 and "error: --minutes 5 is too little: 10 trainings would take about 33 minutes" in text
-    assert not Path("state/odometer").exists() and not Path("evaluation").exists()
+    assert journalled() == [] and not Path("evaluation").exists()
 
 
 @pytest.mark.parametrize(
@@ -133,13 +150,13 @@ def test_a_grid_larger_than_the_time_allowed_exits_2_before_real_images_are_read
         (("--sizes", "60.5"), "expected whole numbers"),
         (("--rates", "0"), "expected positive numbers"),
         (("--rates", "1e99"), "expected positive numbers"),
-        (("--classifiers", "vit"), "'vit' is not known, expected some of lr, mlp, cnn, wrn, resnet, resnext"),
+        (("--classifiers", "vit"), "'vit' is not known, expected some of lr, mlp, cnn, student, wrn, resnet, resnext"),
         (("--parts", ","), "nothing is named"),
     ],
 )
 def test_options_that_mean_nothing_exit_2(desk, words, said):
     code, text = desk(*words)
-    assert code == 2 and said in text and "Traceback" not in text and not Path("state/odometer").exists()
+    assert code == 2 and said in text and "Traceback" not in text and journalled() == []
 
 
 def test_no_seeds_exit_2(desk):
@@ -158,4 +175,4 @@ def test_fewer_classes_in_the_release_than_in_the_hold_out_exit_4(desk, digits):
 
 def test_a_dry_run_reads_nothing(desk):
     code, text = desk("--dry-run")
-    assert code == 0 and "charges nothing" in text and not Path("state/odometer").exists()
+    assert code == 0 and "charges nothing" in text and journalled() == []

@@ -3,6 +3,8 @@
 import csv
 import json
 import math
+import resource
+from secrets import token_hex
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from sfumato.data.images import ImageSet, save_images
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.errors import ConfigError, DataError
 from sfumato.pipeline import STAGES
+from sfumato.plan import code_of
 from sfumato.warmup.selection import (
     Kept,
     number_to_keep,
@@ -24,8 +27,9 @@ from sfumato.warmup.selection import (
     select_all,
     select_classes,
     selection_rows,
+    surest,
 )
-from stages.runner import run_stage
+from stages.runner import ROOT, run_stage
 
 # ---- which classes
 
@@ -163,7 +167,7 @@ def desk(tmp_path, monkeypatch, public):
     prepare_sensitive(Data(), tmp_path / "state", tmp_path / "data/sensitive/card.json", tmp_path / "raw")
     plans = tmp_path / "artifacts/plan"
     plans.mkdir(parents=True)
-    (plans / "permission.json").write_text(json.dumps({"delta": 1e-5}))
+    (plans / "permission.json").write_text(json.dumps({"delta": 1e-5, "lifetime_epsilon": "unlimited"}))
 
     def run(
         stage: str,
@@ -171,13 +175,17 @@ def desk(tmp_path, monkeypatch, public):
         enabled: bool = True,
         noise: float | None = None,
         sample_rate: float = 1.0,
+        uses: int = 1,
         shape=(1, 8, 8),
         **settings,
     ):
         content = {"stage": stage, "enabled": enabled, "settings": settings, "shape": list(shape), "seed": 0}
         content |= {"dataset_id": "digits", "classes": list("0123456789"), "size_hint": 1400, "delta": 1e-5}
         if noise is not None:
-            content["mechanism"] = {"noise_multiplier": noise, "sample_rate": sample_rate, "uses": 1}
+            content["mechanism"] = {"noise_multiplier": noise, "sample_rate": sample_rate, "uses": uses}
+            code = {stage: code_of(STAGES[stage], ROOT)}
+            lineage = {stage: {"plan": token_hex(), "code": code, "again": 0}}
+            (plans / "lineage.json").write_text(json.dumps(lineage))
         (plans / f"{stage}.yaml").write_text(yaml.safe_dump(content))
         run_stage(STAGES[stage], {"public": public} if "public" in STAGES[stage].inputs else {})
         return tmp_path / "artifacts" / stage
@@ -221,6 +229,33 @@ def test_relabelled_by_class_the_public_digits_take_the_labels_of_the_sensitive_
     assert [row["rank"] for row in rows] == [str(i) for i in range(1, 11)] and all(
         row["public_class"] == row["relabelled_as"] for row in rows
     )
+
+
+def test_a_teacher_labels_the_public_digits_and_they_are_released_as_what_they_are(desk, public):
+    desk("classifier", network="whitened", **QUICK)
+    resource.setrlimit(resource.RLIMIT_CORE, (resource.getrlimit(resource.RLIMIT_CORE)[1],) * 2)
+    desk("count", noise=5.0)
+    assert resource.getrlimit(resource.RLIMIT_CORE)[0] == 0, "a query leaves no core dump"
+    taught = desk("teacher", noise=3.0, uses=20, steps=20, dimension=32, learning_rate=30.0)
+    records = {record["stage"]: record for record in read_artifact(taught, "teacher").records.values()}
+    assert set(records) == {"count", "teacher"} and records["teacher"]["event"]["count"] == 20
+    chosen = desk("select", by="teacher", images=600)
+    indices, labels = (np.load(chosen / name, allow_pickle=False) for name in ("indices.npy", "labels.npy"))
+    original = np.load(public / "labels.npy")[indices]
+    assert np.bincount(labels).tolist() == [60] * 10 and len(set(indices.tolist())) == 600
+    assert (original == labels).mean() > 0.7, "most are digits of their own class, few are inverted ones"
+    with (chosen / "selection.csv").open(newline="") as file:
+        assert [row["most_frequent"].split()[0] for row in csv.DictReader(file)] == list("0123456789")
+    with pytest.raises(DataError, match="60: lower synthesize.count, or raise select.images"):
+        desk("synthesize", sources={"select": 1}, count=1000, labels="uniform")
+    out = desk("synthesize", sources={"select": 1}, count=300, labels="uniform")
+    images, labels = (np.load(out / name, allow_pickle=False) for name in ("images.npy", "labels.npy"))
+    known = {image.tobytes() for image in np.load(public / "images.npy")[indices]}
+    assert np.bincount(labels).tolist() == [30] * 10 and all(image.tobytes() in known for image in images)
+    assert len(read_artifact(out, "synthesize").records) == 2, "it carries the cost of the teacher and of the counts"
+    card, text = json.loads((out / "card.json").read_text()), (out / "README.md").read_text()
+    assert card["sources"] == {"select": 300} and not card["synthetic"]
+    assert "All are **public photographs, privately selected and labelled**" in text and "drawn by" not in text
 
 
 def test_in_one_row_the_kept_classes_are_renumbered_by_rank(desk, public):
@@ -273,3 +308,28 @@ def test_what_does_not_fit_is_refused_before_anything_is_spent(desk, tmp_path):
         (directory / "histogram.json").write_text(json.dumps(about | {"public_classes": about["public_classes"][::-1]}))
     with pytest.raises(DataError, match="other classes"):
         desk("select", count=2)
+
+
+# ---- by a teacher
+
+
+def test_the_surest_images_are_taken_greedily_each_for_one_class():
+    probabilities = np.array([[0.9, 0.8], [0.85, 0.1], [0.2, 0.3], [0.1, 0.25], [0.95, 0.0]])
+    indices, labels = surest(probabilities, 2)
+    assert indices.tolist() == [4, 0, 2, 3] and labels.tolist() == [0, 0, 1, 1]
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 6), st.integers(0, 2**31))
+def test_every_class_gets_its_number_and_no_image_two(classes, per_class, spare, seed):
+    probabilities = np.random.default_rng(seed).random((classes * per_class + spare, classes))
+    indices, labels = surest(probabilities, per_class)
+    assert len(set(indices.tolist())) == len(indices) == classes * per_class
+    assert np.bincount(labels, minlength=classes).tolist() == [per_class] * classes
+    for label in range(classes):
+        own = probabilities[indices[labels == label], label]
+        assert (np.diff(own) <= 0).all()
+
+
+def test_too_few_public_images_are_refused():
+    with pytest.raises(ConfigError, match="5 images of each of 2 classes, and the public set holds 9"):
+        surest(np.ones((9, 2)), 5)

@@ -66,9 +66,8 @@ def gradient_noise(random: np.random.Generator, height: int, width: int, channel
     """Perlin's noise, one to five octaves, as a mixture of three colours."""
     cells = random.uniform(1.5, 6)
     octaves = int(random.integers(1, 6))
-    value = np.sum(
-        [0.55**octave * perlin(random, height, width, cells * 2**octave) for octave in range(octaves)], axis=0
-    )
+    waves = [0.55**octave * perlin(random, height, width, cells * 2**octave) for octave in range(octaves)]
+    value = np.sum(waves, axis=0)
     value = (value - value.min()) / (np.ptp(value) + 1e-12)
     low, middle, high = random.random((3, channels))
     value = value[..., None]
@@ -96,11 +95,9 @@ def gratings(random: np.random.Generator, height: int, width: int, channels: int
     wave = np.zeros((height, width))
     sharpness = random.choice([0.0, 3.0, 12.0])
     for _ in range(random.integers(1, 4)):
-        angle, cycles, phase = (
-            random.uniform(0, math.pi),
-            math.exp(random.uniform(math.log(1.5), math.log(9))),
-            random.uniform(0, 2 * math.pi),
-        )
+        angle = random.uniform(0, math.pi)
+        cycles = math.exp(random.uniform(math.log(1.5), math.log(9)))
+        phase = random.uniform(0, 2 * math.pi)
         each = np.sin(2 * math.pi * cycles * (x * math.cos(angle) + y * math.sin(angle)) + phase)
         wave += random.uniform(0.4, 1) * (np.tanh(sharpness * each) if sharpness else each)
     wave = 0.5 + 0.5 * wave[..., None] / (np.abs(wave).max() + 1e-12)
@@ -118,10 +115,8 @@ def shapes(random: np.random.Generator, height: int, width: int, channels: int) 
     for _ in range(random.integers(1, 6)):
         size, turn = random.uniform(0.1, 0.4), random.uniform(0, 2 * math.pi)
         dy, dx = y - random.uniform(0, y[-1, 0]), x - random.uniform(0, x[0, -1])
-        across, along = (
-            dx * math.cos(turn) + dy * math.sin(turn),
-            (dy * math.cos(turn) - dx * math.sin(turn)) / random.uniform(0.4, 1),
-        )
+        across = dx * math.cos(turn) + dy * math.sin(turn)
+        along = (dy * math.cos(turn) - dx * math.sin(turn)) / random.uniform(0.4, 1)
         if random.random() < 0.4:
             inside = across**2 + along**2 < size**2
         else:

@@ -57,9 +57,8 @@ def read_source(data: Data, raw: Path) -> Source:
     Raises ConfigError where `data` is incomplete, DataError where files are missing or unusable.
     """
     size = None if data.size is None else (data.size, data.size)
-    return open_source(
-        Request(section="data", name=data.source, path=data.path, size=size, channels=data.channels), raw
-    )
+    request = Request(section="data", name=data.source, path=data.path, size=size, channels=data.channels)
+    return open_source(request, raw)
 
 
 def read_public(public: Public, shape: Shape, raw: Path, seed: int) -> Source:
@@ -69,16 +68,8 @@ def read_public(public: Public, shape: Shape, raw: Path, seed: int) -> Source:
     Raises as `read_source` does.
     """
     channels, height, width = shape
-    request = Request(
-        section="public",
-        name=public.source,
-        path=public.path,
-        size=(height, width),
-        channels=channels,
-        per_class=public.per_class,
-        seed=seed,
-        fonts=public.fonts,
-    )
+    asked = public.model_dump(include={"path", "per_class", "fonts"})
+    request = Request(section="public", name=public.source, size=(height, width), channels=channels, seed=seed, **asked)
     return open_source(request, raw)
 
 

@@ -35,23 +35,13 @@ class Cifar:
     label_bytes: int
 
 
+PARTS = tuple(f"data_batch_{i}.bin" for i in range(1, 6))
+FINE = tuple(CIFAR100_NAMES.split())
 CIFAR10 = Cifar(
-    "CIFAR10",
-    "cifar-10-binary.tar.gz",
-    "cifar-10-batches-bin",
-    tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
-    "test_batch.bin",
-    CIFAR10_CLASSES,
-    label_bytes=1,
+    "CIFAR10", "cifar-10-binary.tar.gz", "cifar-10-batches-bin", PARTS, "test_batch.bin", CIFAR10_CLASSES, label_bytes=1
 )
 CIFAR100 = Cifar(
-    "CIFAR100",
-    "cifar-100-binary.tar.gz",
-    "cifar-100-binary",
-    ("train.bin",),
-    "test.bin",
-    tuple(CIFAR100_NAMES.split()),
-    label_bytes=2,
+    "CIFAR100", "cifar-100-binary.tar.gz", "cifar-100-binary", ("train.bin",), "test.bin", FINE, label_bytes=2
 )
 
 
@@ -70,10 +60,8 @@ def read_cifar(known: Cifar, request: Request, raw: Path) -> Source:
     splits = [known.train, (known.test,)] if request.sensitive else [known.train]
     files = [[place / name for name in split] for split in splits]
     if all(path.is_file() for split in files for path in split):
-        parts = [
-            tuple(np.concatenate(arrays) for arrays in zip(*(read_batch(path, known) for path in split), strict=True))
-            for split in files
-        ]
+        batches = [[read_batch(path, known) for path in split] for split in files]
+        parts = [tuple(np.concatenate(arrays) for arrays in zip(*split, strict=True)) for split in batches]
     elif request.path is not None:
         wanted = ", ".join(path.name for split in files for path in split)
         raise DataError(

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from sfumato.data.sources.source import Request, Source, check_labels, download, examples
-from sfumato.errors import DataError
+from sfumato.errors import DataError, explained
 
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # where the package dataset-fashion-mnist puts it
 
@@ -73,18 +73,15 @@ def read_idx_set(request: Request, raw: Path) -> Source:
             )
         check_labels(labels, known.classes, labels_file)
         size += len(images)
-        parts.append(
-            examples(images.transpose(0, 2, 1) if known.transposed else images, labels, request, images_file.name)
-        )
+        upright = images.transpose(0, 2, 1) if known.transposed else images
+        parts.append(examples(upright, labels, request, images_file.name))
     return Source(known.classes, parts[0], parts[1] if request.sensitive else None, size)
 
 
 def first_with_all(places: list[Path], stems: list[str]) -> list[Path] | None:
     """The files of the first folder that holds all of `stems`, each gzipped or plain."""
     for place in places:
-        found = [
-            next((path for path in (place / f"{stem}.gz", place / stem) if path.is_file()), None) for stem in stems
-        ]
+        found = [next(filter(Path.is_file, (place / f"{stem}.gz", place / stem)), None) for stem in stems]
         whole = [path for path in found if path is not None]
         if len(whole) == len(stems):
             return whole
@@ -93,10 +90,9 @@ def first_with_all(places: list[Path], stems: list[str]) -> list[Path] | None:
 
 def read_idx(path: Path) -> np.ndarray:
     """An idx file of unsigned bytes: magic 0, 0, 8, rank; then one big-endian int32 per axis; then the bytes."""
-    try:
+    broken, causes = f"{path} is truncated or corrupt", (OSError, EOFError, zlib.error)
+    with explained(DataError, lambda error: f"{broken} ({error}): fetch it again.", causes=causes):
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is truncated or corrupt ({error}): fetch it again.") from error
     if len(content) < 4 or content[:3] != b"\0\0\x08":
         raise DataError(
             f"{path} is not an idx file of unsigned bytes: "
@@ -104,9 +100,9 @@ def read_idx(path: Path) -> np.ndarray:
         )
     rank = content[3]
     if len(content) < 4 + 4 * rank:
-        raise DataError(f"{path} is truncated or corrupt: its header stops short. Fetch it again.")
+        raise DataError(f"{broken}: its header stops short. Fetch it again.")
     shape = tuple(int(n) for n in np.frombuffer(content, ">i4", count=rank, offset=4))
     values = np.frombuffer(content, np.uint8, offset=4 + 4 * rank)
     if len(values) != np.prod(shape, dtype=np.int64):
-        raise DataError(f"{path} is truncated or corrupt: {len(values)} values for shape {shape}. Fetch it again.")
+        raise DataError(f"{broken}: {len(values)} values for shape {shape}. Fetch it again.")
     return values.reshape(shape)

@@ -88,10 +88,9 @@ def decode(path: Path) -> np.ndarray:
             f"{path} has 32-bit pixels, whose range nothing states: save it with 8 bits, or as 16-bit grey."
         )
     if picture.has_transparency_data:
-        grey = picture.mode in ("LA", "La", "L", "1")
+        mode = "L" if picture.mode in ("LA", "La", "L", "1") else "RGB"
         picture = picture.convert("RGBA")
-        picture = Image.alpha_composite(Image.new("RGBA", picture.size, (0, 0, 0, 255)), picture).convert(
-            "L" if grey else "RGB"
-        )
+        black = Image.new("RGBA", picture.size, (0, 0, 0, 255))
+        picture = Image.alpha_composite(black, picture).convert(mode)
     array = np.asarray(picture.convert("L" if picture.mode in ("1", "L") else "RGB"))
     return array if array.ndim == 3 else array[..., None]

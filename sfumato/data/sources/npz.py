@@ -6,6 +6,7 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO
 
@@ -13,12 +14,17 @@ import numpy as np
 
 from sfumato.data.images import GROUPS_REFUSED
 from sfumato.data.sources.source import Example, Request, Source, check_labels, examples, fit
-from sfumato.errors import DataError
+from sfumato.errors import UNREADABLE, DataError, explained
 
-UNREADABLE = (ValueError, OSError, EOFError, TypeError, KeyError, zipfile.BadZipFile, zlib.error)
 IMAGENET_CLASSES = 1000
 IMAGENET_ROW = 3072  # bytes of an image: 1024 red, 1024 green, 1024 blue
 ROWS = 512  # read at once
+
+
+def unzipped(path: Path, wrong: str, fix: str) -> AbstractContextManager[None]:
+    """Raise DataError where an archive cannot be read."""
+    causes = (*UNREADABLE, EOFError, zipfile.BadZipFile, zlib.error)
+    return explained(DataError, lambda error: f"{path} {wrong} ({error}): {fix}", causes=causes)
 
 
 def read_npz(request: Request, raw: Path) -> Source:
@@ -32,13 +38,9 @@ def read_npz(request: Request, raw: Path) -> Source:
         raise DataError(
             f"{request.section}.path={path} is not a file: expected an .npz with images, labels and classes."
         )
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in archive.files}
-    except UNREADABLE as error:
-        raise DataError(
-            f"{path} cannot be read as .npz without pickle ({error}): write it with np.savez and plain arrays."
-        ) from error
+    plain = "write it with np.savez and plain arrays."
+    with unzipped(path, "cannot be read as .npz without pickle", plain), np.load(path, allow_pickle=False) as archive:
+        arrays = {key: archive[key] for key in archive.files}
     missing = [key for key in ("images", "labels", "classes") if key not in arrays]
     if missing:
         raise DataError(
@@ -86,16 +88,12 @@ def read_imagenet32(request: Request, raw: Path) -> Source:
 
 def read_imagenet_labels(path: Path) -> np.ndarray:
     """The labels of a batch, less one. Raises DataError where its images or labels have another form."""
-    try:
+    again = "fetch it again; it must hold `data` and `labels`."
+    with unzipped(path, "cannot be read as a batch of ImageNet-32", again):
         with np.load(path, allow_pickle=False) as archive:
             labels = archive["labels"]
         with zipfile.ZipFile(path) as archive, archive.open("data.npy") as member:
             shape, rowwise, dtype = read_npy_header(member)
-    except UNREADABLE as error:
-        raise DataError(
-            f"{path} cannot be read as a batch of ImageNet-32 ({error}): "
-            "fetch it again; it must hold `data` and `labels`."
-        ) from error
     if dtype != np.uint8 or len(shape) != 2 or shape[1] != IMAGENET_ROW or not rowwise:
         raise DataError(
             f"{path}: data is {dtype} {shape}, expected uint8 (N, {IMAGENET_ROW}), row by row: "
@@ -128,17 +126,15 @@ def imagenet_examples(files: Sequence[Path], labels: Sequence[np.ndarray], reque
 
 def imagenet_rows(path: Path, count: int) -> Iterator[np.ndarray]:
     """`data` of a batch in pieces, (n, 3072) uint8 with n at most ROWS."""
-    try:
-        with zipfile.ZipFile(path) as archive, archive.open("data.npy") as member:
-            read_npy_header(member)
-            for start in range(0, count, ROWS):
-                wanted = min(ROWS, count - start) * IMAGENET_ROW
-                content = member.read(wanted)
-                if len(content) != wanted:
-                    raise EOFError(f"it ends within image {start + len(content) // IMAGENET_ROW}")
-                yield np.frombuffer(content, np.uint8).reshape(-1, IMAGENET_ROW)
-    except UNREADABLE as error:
-        raise DataError(f"{path} is truncated or corrupt ({error}): fetch it again.") from error
+    corrupt = unzipped(path, "is truncated or corrupt", "fetch it again.")
+    with corrupt, zipfile.ZipFile(path) as archive, archive.open("data.npy") as member:
+        read_npy_header(member)
+        for start in range(0, count, ROWS):
+            wanted = min(ROWS, count - start) * IMAGENET_ROW
+            content = member.read(wanted)
+            if len(content) != wanted:
+                raise EOFError(f"it ends within image {start + len(content) // IMAGENET_ROW}")
+            yield np.frombuffer(content, np.uint8).reshape(-1, IMAGENET_ROW)
 
 
 def imagenet_names(place: Path) -> tuple[str, ...]:
@@ -149,15 +145,12 @@ def imagenet_names(place: Path) -> tuple[str, ...]:
     file = place / "map_clsloc.txt"
     if not file.is_file():
         return tuple(f"class-{label:04d}" for label in range(IMAGENET_CLASSES))
-    try:
+    wrong = f"{file} does not name classes 1..{IMAGENET_CLASSES}, one a line"
+    with explained(DataError, lambda error: f"{wrong} ({error!r}): fetch it again, or remove it."):
         entries = {
             int(label): (name, identity)
             for identity, label, name in map(str.split, file.read_text(encoding="utf-8").splitlines())
         }
         ordered = [entries[label] for label in range(1, IMAGENET_CLASSES + 1)]
-    except (ValueError, KeyError, OSError) as error:
-        raise DataError(
-            f"{file} does not name classes 1..{IMAGENET_CLASSES}, one a line ({error!r}): fetch it again, or remove it."
-        ) from error
     times = Counter(name for name, _ in ordered)
     return tuple(name if times[name] == 1 else f"{name}-{identity}" for name, identity in ordered)

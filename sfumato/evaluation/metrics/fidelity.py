@@ -34,12 +34,8 @@ def fidelity(
     what limits a number.
     """
     wanted = config.metrics
-    found: dict = {
-        "space": extractor.name,
-        "reference": config.reference,
-        "images": len(compared),
-        "reference_images": len(reference),
-    }
+    found: dict = {"space": extractor.name, "reference": config.reference}
+    found |= {"images": len(compared), "reference_images": len(reference)}
     frechet, mmd = ("fid", "kid") if extractor.published else ("frechet", "mmd")
     fewest = min(len(compared), len(reference))
     if "frechet" in wanted:

@@ -20,12 +20,8 @@ def frechet_distance(features_a: np.ndarray, features_b: np.ndarray) -> float:
     """
     a, b = np.asarray(features_a), np.asarray(features_b)
     for features in (a, b):
-        if (
-            features.ndim != 2
-            or len(features) < 2
-            or features.shape[1] != a.shape[1]
-            or not np.isfinite(features).all()
-        ):
+        fits = features.ndim == 2 and len(features) >= 2 and features.shape[1] == a.shape[1]
+        if not fits or not np.isfinite(features).all():
             raise ValueError(f"features are {a.shape} and {b.shape}: expected finite (N, D) and (M, D) with N, M ≥ 2")
     mean_a, mean_b = (features.mean(axis=0, dtype=np.float64) for features in (a, b))
     x, y = covariance_factor(a, mean_a), covariance_factor(b, mean_b)

@@ -1,0 +1,128 @@
+"""Kill a small pipeline at random moments, and check that it cost what one quiet run costs.
+
+    python benchmarks/kills.py --kills 40 --seed 0
+
+A copy of the project in a temporary folder, with a state directory of its own, runs `dvc repro` on scikit-learn's
+digits. Its whole process group is killed (SIGKILL) at random moments. After each run that comes to its end: one charge
+for each query, the ledger holds these charges and no others, every artifact is whole, and nothing is left behind. Then
+the images get another version, so that all queries run anew, until so many kills were made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+QUERIES = ["central", "count", "finetune"]
+SMALL = {
+    "recipe": "dp-feta",
+    "profile": "digits",
+    "run": ["count", "central", "pretrain", "finetune", "synthesize"],
+    "privacy": {"lifetime_epsilon": "unlimited"},
+    "model": {"width": 8},
+    "pretrain": {"steps": 10, "batch": 16},
+    "finetune": {"steps": 12, "batch": 100, "draws": 1},
+    "synthesize": {"count": 50, "steps": 2},
+}
+
+
+def make_project(folder: Path) -> dict[str, str]:
+    """A repository with the project's code and a small plan. Returns the environment of its commands."""
+    for name in ("sfumato", "stages", "pipelines"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
+        shutil.copy(ROOT / name, folder / name)
+    environment = os.environ | {
+        "SFUMATO_STATE": str(folder / "state"),
+        "SFUMATO_CHECKPOINT_EVERY": "2",
+        "PYTHONPATH": str(folder),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+    }
+    for words in (["git", "init", "-q"], ["dvc", "init", "-q"], ["dvc", "config", "core.analytics", "false"]):
+        subprocess.run(words, cwd=folder, env=environment, check=True)
+    return environment
+
+
+def write_params(folder: Path, version: int) -> None:
+    (folder / "params.yaml").write_text(yaml.safe_dump({**SMALL, "data": {"version": str(version)}}, sort_keys=False))
+
+
+def run(folder: Path, environment: dict[str, str], seconds: float | None) -> bool:
+    """`dvc repro`, killed with all its processes after `seconds`, if it lasts that long. Returns whether it was.
+
+    Raises RuntimeError where it fails by itself.
+    """
+    with (folder / "log.txt").open("ab") as log:
+        process = subprocess.Popen(
+            ["dvc", "repro"], cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return True
+    if code != 0:
+        raise RuntimeError(f"dvc repro ended with {code}:\n{(folder / 'log.txt').read_text()[-3000:]}")
+    return False
+
+
+def check(folder: Path, environment: dict[str, str], version: int) -> None:
+    """Raise AssertionError where the last run cost more than one charge a query, or left something behind."""
+    lines = (folder / "state/odometer/digits.jsonl").read_text().splitlines()
+    opened = [entry["record"] for entry in map(json.loads, lines) if entry["kind"] == "open"]
+    mine = [record for record in opened if record["data_version"] == str(version)]
+    assert sorted(record["stage"] for record in mine) == QUERIES, [record["stage"] for record in mine]
+    ledger = json.loads((folder / "ledger.json").read_text())
+    assert {record["id"] for record in ledger["records"]} == {record["id"] for record in mine}
+    whole = subprocess.run(
+        ["stage", "ledger", "check", "--artifacts"], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert whole.returncode == 0, whole.stdout + whole.stderr
+    assert not [path for part in ("artifacts", "data", "state") for path in (folder / part).rglob("*.tmp")]
+    assert not list((folder / "state/runs").iterdir())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--kills", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    moments = random.Random(arguments.seed)
+    with tempfile.TemporaryDirectory(prefix="kills-") as name:
+        folder, killed, version = Path(name), 0, 0
+        environment = make_project(folder)
+        write_params(folder, version)
+        start = time.perf_counter()
+        run(folder, environment, None)
+        quiet = time.perf_counter() - start
+        check(folder, environment, version)
+        print(f"a quiet run takes {quiet:.0f} s")
+        while killed < arguments.kills:
+            version += 1
+            write_params(folder, version)
+            here = 0
+            while killed < arguments.kills and run(folder, environment, moments.uniform(0.02, 0.6) * quiet):
+                killed, here = killed + 1, here + 1
+            run(folder, environment, None)
+            check(folder, environment, version)
+            print(
+                f"version {version}: {here} kills, {len(QUERIES)} charges, ledger and artifacts whole ({killed} kills)"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""What an input from outside brings along: the records of the release that it is, lies in, or was copied from.
+
+Public images and public models cost nothing, unless they were made from sensitive images. Then their `privacy.json`
+says so; and without it the state directory recognises what was released from here, by its bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from sfumato.artifacts import PRIVACY, Artifact, as_text, read_artifact
+from sfumato.data.images import IMAGES, load_array
+from sfumato.data.overlap import digests
+from sfumato.data.store import CARD
+from sfumato.digest import digest_of, digest_of_file
+from sfumato.errors import ConfigError, DataError
+from sfumato.files import read_json, replace_private
+
+RELEASED = "released"  # below the state directory: a file for each artifact that was released from here
+HELD = {".safetensors", ".png", ".npz", ".parquet"}  # files of a release that a copy of it would hold
+
+
+def lineage(path: Path, section: str, declared_public: bool, state: Path | None) -> list[Artifact]:
+    """The releases that the files at `path`, a file or a folder, come from; none where they are public.
+
+    section: where the parameters name them, "public" or "model".
+    Raises ConfigError where there is no privacy.json and the owner does not say that they are public; DataError where
+    the privacy.json does not fit the files.
+    """
+    carried = artifact_of(path)
+    if carried is None and not declared_public:
+        raise ConfigError(
+            f"{path} carries no {PRIVACY}, which would say what it cost: where nothing in it was made from sensitive "
+            f"images, say {section}.declared_public: true; where it was, name the folder that was released, as it was"
+        )
+    found = [] if carried is None else [carried]
+    return [*found, *recognised(state, hashes(path))]
+
+
+def artifact_of(path: Path) -> Artifact | None:
+    """The artifact that a path is or lies in, links followed; None where it is in none."""
+    path = path.expanduser().resolve()
+    return next((read_artifact(folder) for folder in (path, *path.parents) if (folder / PRIVACY).is_file()), None)
+
+
+def remember(state: Path, artifacts: Iterable[Artifact], public: Path) -> None:
+    """Keep what the files and the images of released artifacts hash to, with their records.
+
+    public: the prepared public set. Where some of its images were released as they are, they stay public.
+    """
+    for artifact in artifacts:
+        if artifact.records:
+            known = set(hashes(artifact.path))
+            if (images := artifact.path / IMAGES).is_file():
+                known |= {value.hex() for value in digests(load_array(images))}
+                card = artifact.path / CARD
+                if card.is_file() and not read_json(card)["synthetic"] and (public / IMAGES).is_file():
+                    known -= {value.hex() for value in digests(load_array(public / IMAGES))}
+            content = {"records": artifact.records, "hashes": sorted(known)}
+            replace_private(state / RELEASED / f"{digest_of(content)[:32]}.json", as_text(content).encode())
+
+
+def recognised(state: Path | None, found: Iterable[str]) -> list[Artifact]:
+    """The releases of this state directory that some of these hashes belong to."""
+    files = sorted((state / RELEASED).glob("*.json")) if state is not None else []
+    wanted, releases = {*found} if files else set(), []
+    for file in files:
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+            if not wanted.isdisjoint(content["hashes"]):
+                releases.append(Artifact(file, RELEASED, content["records"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{file} cannot be read ({error!r}): restore it, what was released is not known") from error
+    return releases
+
+
+def hashes(path: Path) -> Iterator[str]:
+    """sha256 of a file, or of the images and weights in a folder."""
+    path = path.expanduser()
+    for file in [path] if path.is_file() else sorted(path.rglob("*")):
+        if file.is_file() and (file == path or file.suffix.lower() in HELD):
+            yield digest_of_file(file)

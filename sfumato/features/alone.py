@@ -1,0 +1,66 @@
+"""Maps of sensitive images, each as if it were alone: its row depends on no other image, to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from sfumato.data.images import Shape
+
+PLACES, TRIALS = 64, 4  # size of a batch, and how often it is tried whether the place in it matters
+
+
+def rows_alone(function: Callable[[Tensor], Tensor], images: Tensor, place_matters: bool = True) -> Tensor:
+    """`function` of every image as if it were alone: (B, C, H, W) float32, any memory format -> (B, d) float32.
+
+    Guarantee: row i is a function of image i alone, to the last bit. Matrix kernels round differently for another batch
+    size, layout, alignment or number of threads: removing one image could then change the rows of others. So all go
+    through the same memory, in batches of one size, on one thread; one image at a time where its place in the batch
+    matters. An image with any non-finite pixel gives a row of NaN.
+    """
+    size = 1 if place_matters else PLACES
+    seats = torch.zeros(size, *images.shape[1:], device=images.device)
+    finite = images.flatten(1).isfinite().all(dim=1)
+    rows = []
+    with torch.no_grad(), one_thread(), torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
+        for part in torch.where(finite[:, None, None, None], images, 0).split(size):
+            seats[: len(part)].copy_(part)
+            rows.append(function(seats)[: len(part)].clone())
+    if not rows:
+        return function(seats)[:0]
+    return torch.cat(rows).masked_fill(~finite[:, None], float("nan"))
+
+
+def place_matters(function: Callable[[Tensor], Tensor], shape: Shape, device: torch.device) -> bool:
+    """Whether the row of an image depends, in its last bit, on where it is in a batch and on what is beside it.
+
+    Tried on random images with this machine's kernels: never on sensitive ones.
+    """
+    random = torch.Generator().manual_seed(0)
+    images = torch.rand(PLACES, *shape, generator=random)
+    with torch.no_grad(), one_thread(), torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
+        first = function(images.to(device))
+        for _ in range(TRIALS):
+            order, others = torch.randperm(PLACES, generator=random), torch.rand(images.shape, generator=random)
+            kept = torch.rand(PLACES, generator=random) < 0.5
+            mixed = torch.where(kept[:, None, None, None], images[order], others)
+            if not torch.equal(function(mixed.to(device))[kept], first[order][kept]):
+                return True
+    return False
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run PyTorch on one thread.
+
+    For a batch of one, several threads cost more than they bring, and they may split a sum in different ways.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,91 @@
+"""A public map of an image, brought to few dimensions and unit norm by what public or released images look like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.compute import fast_bfloat16
+from sfumato.data.images import Shape
+from sfumato.features import FEATURES
+from sfumato.features.public_network import PublicNetwork, build_network
+
+CLASSIFIER = "classifier"  # the map that a network trained on the public set is; all others are in FEATURES
+FLOOR = 1e-3  # of the mean variance: added to each, so that flat directions are not blown up
+BATCH = 250  # public or released images at a time
+
+
+class ClassifierFeatures(nn.Module):
+    """What the last layer of a public classifier sees: (B, C, H, W) -> (B, d)."""
+
+    def __init__(self, network: PublicNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        kind = images.device.type
+        with torch.autocast(kind, torch.bfloat16, enabled=fast_bfloat16(kind)):
+            return self.network.features(images).float()
+
+
+class ProjectedFeatures(nn.Module):
+    """ψ: (B, C, H, W) images in [0, 1] -> (B, d) rows of norm 1, differentiable; d = dimension, or what the map has.
+
+    feature: an entry of FEATURES, or CLASSIFIER with `network`, the arguments that rebuild the public network.
+    The map's output is centred, projected on its principal directions, each scaled by a power of its variance, and
+    brought to norm 1. `fit` finds them. Rows of one image do not depend on the others'.
+    """
+
+    mean: Tensor
+    directions: Tensor
+
+    def __init__(self, feature: str, shape: Shape, dimension: int, network: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        self.feature, self.shape, self.network = feature, tuple(shape), network
+        if network is not None:
+            self.map: nn.Module = ClassifierFeatures(build_network(**network)).eval()
+        else:
+            self.map = FEATURES[feature]((*shape,))  # type: ignore[arg-type]
+        with torch.no_grad():
+            width = self.map(torch.zeros(1, *shape)).shape[1]
+        self.dimension = min(dimension, width)
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("directions", torch.zeros(width, self.dimension))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return nn.functional.normalize((self.map(images) - self.mean) @ self.directions, dim=1)
+
+    def take_network(self, network: PublicNetwork) -> None:
+        """Look at images through the trained `network`."""
+        self.map = ClassifierFeatures(network).eval()
+
+    @torch.no_grad()
+    def fit(self, images: Tensor, power: float, seed: int) -> None:
+        """Find centre and directions from public or released images, (n, C, H, W) float32 in [0, 1].
+
+        power: p; a direction of variance λ is scaled by λ^(−p/2), so that 0 keeps the variances and 1 makes them equal.
+        """
+        rows = torch.cat([self.map(part) for part in images.split(BATCH)])
+        mean = rows.mean(0)
+        spread = rows.std(0) if self.feature == CLASSIFIER else torch.ones_like(mean)
+        rows = (rows - mean) / spread.clamp(min=1e-6)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            _, singular, vectors = torch.svd_lowrank(rows, q=min(self.dimension + 16, *rows.shape), niter=4)
+        variances = singular.square()[: self.dimension] / len(rows)
+        floor = FLOOR * rows.square().sum() / rows.numel()
+        self.mean.copy_(mean)
+        found = vectors[:, : self.dimension] * (variances + floor) ** (-power / 2) / spread.clamp(min=1e-6)[:, None]
+        self.directions.zero_()[:, : found.shape[1]] = found
+
+    def config(self) -> dict:
+        """The arguments that rebuild this map."""
+        return {
+            "feature": self.feature,
+            "shape": list(self.shape),
+            "dimension": self.dimension,
+            "network": dict(self.network) if self.network else None,
+        }

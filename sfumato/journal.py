@@ -1,0 +1,208 @@
+"""An append-only journal whose entries are chained, so that one that was lost, replaced, cut or edited is found.
+
+Each entry is one JSON line in `<state>/odometer/<dataset_id>.jsonl`. Its `head` is an HMAC of the head before it and of
+the entry, under a secret salt. So a head tells nothing of the entries and may be published; and whoever knows a later
+head than the journal does, knows that entries are missing. Salt and newest head are kept apart from the entries, in
+`<state>/keys/<dataset_id>.journal`. An append holds a lock, and the entry is on disk when it returns.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock
+
+from sfumato.digest import canonical
+from sfumato.errors import BudgetError
+from sfumato.files import open_private, replacing, sync
+
+GENESIS = "genesis"  # the first entry; of a journal older than the chain, the first that is chained
+WAY_OUT = (
+    "what was spent is unknown, so nothing more can be spent. Restore it from a backup of the whole state directory, "
+    "or run `stage ledger adopt`: it counts what can still be read and what ledger.json holds, and the odometer is "
+    "said to be incomplete ever after"
+)
+
+
+class Journal:
+    """The journal of one dataset id in one state directory."""
+
+    def __init__(self, state: Path, dataset_id: str) -> None:
+        self.dataset_id = dataset_id
+        self.path = state / "odometer" / f"{dataset_id}.jsonl"
+        self.anchor = state / "keys" / f"{dataset_id}.journal"
+        self.images = state / "data" / dataset_id
+        self._lock = FileLock(self.path.with_suffix(".lock"))  # reentrant
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Lock the journal: no other process can open a charge until the end."""
+        for directory in (self.path.parent, self.anchor.parent):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._lock:
+            yield
+
+    def begin(self, *, lost: bool = False) -> None:
+        """Write the genesis entry, where there is none yet. A journal from before there was a chain is continued.
+
+        Raises BudgetError where the journal does not hold, or is missing while images were prepared: it was lost, and
+        `lost` was not said.
+        """
+        with self.locked():
+            if self.anchor.exists():
+                self.entries()
+                return
+            old = self.lines()
+            if any('"head"' in line for line in old):
+                raise BudgetError(f"{self.anchor} is missing, without which {self.path} cannot be checked: {WAY_OUT}")
+            if not old and not lost and self.images.exists():
+                raise self._missing()
+            salt = secrets.token_bytes(32)
+            head = ""
+            for number, line in enumerate(old, 1):
+                head = link(salt, head, self._parsed(line, number))
+            self._append(salt, head, GENESIS, {})
+
+    def entries(self) -> list[dict]:
+        """Every entry, oldest first; none before images are prepared. Raises BudgetError where it does not hold.
+
+        It skips an unfinished last line: that append never returned, so nothing was drawn because of it. A last line
+        that lacks its newline alone is an entry.
+        """
+        if not self.anchor.exists() and not self.path.exists():
+            if self.images.exists():
+                raise self._missing()
+            return []
+        return self._checked(*self._secrets())
+
+    def head(self) -> str | None:
+        """The head of the newest entry, which stands for all; None where the journal was never begun."""
+        entries = self.entries()
+        return entries[-1]["head"] if entries else None
+
+    def append(self, kind: str, **fields: object) -> None:
+        """Add an entry and flush it to disk. Raises BudgetError where the disk does not take all of it.
+
+        Where the entry depends on what the caller read, the caller holds `locked()`. A journal that was never begun, or
+        does not hold, takes no entry.
+        """
+        with self.locked():
+            salt, newest = self._secrets()
+            self._append(salt, self._checked(salt, newest)[-1]["head"], kind, fields)
+
+    def set_aside(self) -> list[dict]:
+        """Put a journal that does not hold out of the way. Returns the entries that can be read, unchecked."""
+        found = []
+        for line in self.lines():
+            try:
+                found.append(self._parsed(line, 0))
+            except BudgetError:
+                continue
+        if self.path.exists():
+            self.path.rename(self.path.with_suffix(f".{time.time_ns()}.aside"))
+        self.anchor.unlink(missing_ok=True)
+        return found
+
+    def lines(self) -> list[str]:
+        """The lines of the file, without an unfinished last one."""
+        if not self.path.exists():
+            return []
+        lines = self.path.read_text(encoding="utf-8", errors="replace").split("\n")
+        if not is_whole(lines[-1]):
+            lines.pop()
+        return [line for line in lines if line]
+
+    def _secrets(self) -> tuple[bytes, str]:
+        """Salt and newest head."""
+        try:
+            content = json.loads(self.anchor.read_text(encoding="utf-8"))
+            return bytes.fromhex(content["salt"]), str(content["head"])
+        except FileNotFoundError as error:
+            raise BudgetError(
+                f"the journal {self.path} was never begun: run `stage prepare sensitive`, "
+                "or set SFUMATO_STATE to where it is"
+            ) from error
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise BudgetError(f"{self.anchor} cannot be read ({error!r}): {WAY_OUT}") from error
+
+    def _checked(self, salt: bytes, newest: str) -> list[dict]:
+        """The entries, each of which follows from those before it; `newest` is the head of one of them."""
+        if not self.path.exists():
+            raise self._missing()
+        found, head, chained = [], "", False
+        for number, line in enumerate(self.lines(), 1):
+            entry = self._parsed(line, number)
+            head = link(salt, head, entry)
+            chained = chained or entry["kind"] == GENESIS or "head" in entry
+            if chained and not hmac.compare_digest(head, str(entry.get("head"))):
+                raise BudgetError(
+                    f"{self.path}, line {number}, does not follow from the lines before it, one of which was changed, "
+                    f"added or taken out: {WAY_OUT}"
+                )
+            found.append(entry)
+        if not any(entry.get("head") == newest for entry in found):
+            raise BudgetError(
+                f"{self.path} is older than {self.anchor.name} says, its last entries are gone: {WAY_OUT}"
+            )
+        return found
+
+    def _missing(self) -> BudgetError:
+        return BudgetError(f"{self.path} is missing, and images of {self.dataset_id!r} were prepared here: {WAY_OUT}")
+
+    def _parsed(self, line: str, number: int) -> dict:
+        try:
+            entry = json.loads(line)
+            return {**entry, "kind": str(entry["kind"])}
+        except (ValueError, KeyError, TypeError) as error:
+            raise BudgetError(f"{self.path}, line {number}, cannot be read: {WAY_OUT}") from error
+
+    def _append(self, salt: bytes, before: str, kind: str, fields: dict) -> None:
+        entry = {"kind": kind, "time": int(time.time()), **fields}
+        head = link(salt, before, entry)
+        self._write(json.dumps({**entry, "head": head}, allow_nan=False).encode() + b"\n")
+        with replacing(self.anchor) as temporary:
+            with open_private(temporary) as file:
+                file.write(json.dumps({"salt": salt.hex(), "head": head}).encode())
+            sync(temporary)
+        sync(self.anchor.parent)
+
+    def _write(self, line: bytes) -> None:
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+            last = content.rfind(b"\n") + 1
+            if is_whole(content[last:].decode(errors="replace")):
+                line = b"\n" + line
+            elif len(content) > last:  # a killed append: cut its piece off, so that this entry starts its own line
+                os.ftruncate(descriptor, last)
+            if os.write(descriptor, line) != len(line):  # a full disk: the next append cuts the piece off
+                raise BudgetError(
+                    f"{self.path} could not be written whole: is its disk full? "
+                    "Nothing was drawn because of it; make room and run again"
+                )
+            os.fsync(descriptor)
+            if not content:
+                sync(self.path.parent)  # it holds the name of a new journal
+        finally:
+            os.close(descriptor)
+
+
+def link(salt: bytes, before: str, entry: dict) -> str:
+    """The head of an entry: HMAC-SHA256 under `salt` of the head before it and of the entry without its head."""
+    content = {key: value for key, value in entry.items() if key != "head"}
+    return hmac.digest(salt, canonical([before, content]), "sha256").hex()
+
+
+def is_whole(line: str) -> bool:
+    """Whether a line that lacks its newline is an entry all the same. JSON cut short is none."""
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False

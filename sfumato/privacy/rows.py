@@ -1,0 +1,44 @@
+"""What each image of a batch contributes to a sum, and the sum in which none contributes more than it may."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+SLACK = 1e-12  # of a clipped row's norm: what the rounding of float64 may add to it
+
+
+class Rows(NamedTuple):
+    """A row for each image, made from that image alone: left_i ⊗ right_i, or left_i where there is no right.
+
+    left: (B, a); right: (B, b). The norm of a row is the product of both norms.
+    """
+
+    left: Tensor
+    right: Tensor | None = None
+
+
+def membership(labels: Tensor, classes: int) -> Tensor:
+    """One-hot rows: (B,) int64 -> (B, classes) float64.
+
+    A label out of range gives a row of zeros, so that no record can stop a query.
+    """
+    return (labels[:, None] == torch.arange(classes, device=labels.device)).double()
+
+
+def bounded_sum(rows: Rows, max_norm: float) -> Tensor:
+    """Sum over the images: (a, b) float64, or (a,) where there is no right.
+
+    Guarantee: one image more or less changes it by at most `max_norm` in L2: a longer row is scaled to
+    that norm. A row with any non-finite entry counts nowhere; without that, a broken image would turn
+    the release into NaN and so reveal that it is there.
+    """
+    parts = [part.double() for part in rows if part is not None]
+    finite = torch.stack([part.isfinite().all(dim=1) for part in parts]).all(dim=0)
+    parts = [torch.where(finite[:, None], part, 0) for part in parts]
+    norms = torch.stack([torch.linalg.vector_norm(part, dim=1) for part in parts]).prod(dim=0)
+    scale = torch.where(norms > max_norm, (1 - SLACK) * max_norm / norms.clamp(min=max_norm), 1.0)
+    left = parts[0] * scale[:, None]
+    return left.T @ parts[1] if len(parts) == 2 else left.sum(dim=0)

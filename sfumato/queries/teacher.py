@@ -1,0 +1,173 @@
+"""A linear classifier trained under differential privacy on public features of the images: the teacher (METHODS §12).
+
+What it knows is free to use afterwards: it labels public and synthetic images, and is the baseline of a release.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sfumato.config import Teacher
+from sfumato.data.images import ImageSet, Shape
+from sfumato.data.store import Card, have_latents, latents_key, write_latents
+from sfumato.features.alone import place_matters, rows_alone
+from sfumato.features.projection import BATCH, ProjectedFeatures
+from sfumato.features.public_network import PublicNetwork, arguments_of
+from sfumato.privacy.opening import open_local
+from sfumato.privacy.rows import Rows, membership
+from sfumato.weights import load_network, save_network
+
+if TYPE_CHECKING:
+    from sfumato.privacy.charge import Charge
+
+FITTED = 10_000  # images that span the features, at most
+
+
+class TeacherNetwork(nn.Module):
+    """(B, C, H, W) float32 in [0, 1] -> (B, classes) logits: public features ψ of norm 1, and a linear layer on them.
+
+    The arguments are those of `ProjectedFeatures`, and the number of classes.
+    """
+
+    weights: Tensor
+
+    def __init__(
+        self, classes: int, feature: str, shape: Shape, dimension: int, network: Mapping[str, Any] | None
+    ) -> None:
+        super().__init__()
+        self.classes = classes
+        self.features = ProjectedFeatures(feature, shape, dimension, network)
+        self.register_buffer("weights", torch.zeros(self.features.dimension, classes))
+
+    @classmethod
+    def of(cls, features: ProjectedFeatures, weights: Tensor) -> TeacherNetwork:
+        """The teacher of these features and released weights, (d, M)."""
+        teacher = cls(weights.shape[1], **features.config())
+        teacher.features.load_state_dict(features.state_dict())
+        teacher.weights.copy_(weights)
+        return teacher
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.features(images) @ self.weights
+
+
+@torch.no_grad()
+def fit_features(
+    settings: Teacher, shape: Shape, network: PublicNetwork | None, images: ImageSet, seed: int
+) -> tuple[ProjectedFeatures, Tensor]:
+    """The features ψ, spanned by public or released images, and their (d, d) covariance on the same images.
+
+    network: of the feature "classifier"; images: at most FITTED of them are used, chosen by `seed`.
+    """
+    arguments = arguments_of(network) if network is not None else None
+    features = ProjectedFeatures(settings.feature, shape, settings.dimension, arguments)
+    if network is not None:
+        features.take_network(network)
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(images))[:FITTED])
+    known = torch.cat([images.batch(part)[0] for part in np.array_split(chosen, max(1, len(chosen) // BATCH))])
+    features.fit(known, settings.power, seed)
+    rows = torch.cat([features(part) for part in known.split(BATCH)]).double()
+    return features, rows.T @ rows / len(rows)
+
+
+def encoder_of(features: ProjectedFeatures) -> str:
+    """A digest of all that decides ψ, by which the features of the sensitive images are kept."""
+    digest = hashlib.sha256(json.dumps(features.config(), sort_keys=True).encode())
+    for name, tensor in sorted(features.state_dict().items()):
+        digest.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def ensure_features(
+    features: ProjectedFeatures,
+    state: Path,
+    card: Card,
+    progress: Callable[[], AbstractContextManager[Callable[[int, int], None]]],
+) -> str:
+    """The key of the features that a charge shall draw in the images' place, computed now where they are not there yet.
+
+    Local work outside the guarantee: journalled, kept in the state directory, and nothing of it is shown but how many
+    parts of 100 are done. A row is a function of its image alone.
+    """
+    key = latents_key(card, encoder_of(features))
+    if not have_latents(state, card, key):
+        where = features.mean.device
+        matters = place_matters(features, card.shape, where)
+        open_local(state, card, "features")
+        with progress() as report:
+            write_latents(state, card, key, lambda images: rows_alone(features, images.to(where), matters), report)
+    return key
+
+
+def error_rows(weights: Tensor, rows: Tensor, labels: Tensor) -> Rows:
+    """ψ(x) ⊗ (onehot(y) − p(x)), the negative gradient of the softmax loss: (B, d) ⊗ (B, M).
+
+    weights: (d, M) float64; rows: (B, d), of norm 1 up to rounding; labels: (B,) int64. The norm of a row is that of
+    the error, at most √2; an image with a label out of range has an error of norm 1 at most.
+    """
+    return Rows(rows, membership(labels, weights.shape[1]) - (rows.double() @ weights).softmax(dim=1))
+
+
+@torch.no_grad()
+def query_teacher(
+    charge: Charge,
+    settings: Teacher,
+    classes: int,
+    public_size: float,
+    covariance: Tensor,
+    report: Callable[[int, int], None],
+) -> Tensor:
+    """Noisy gradient steps from zero: one release each, of the sum over a draw. Returns the weights, (d, M) float64.
+
+    The charge draws the features ψ of the images. public_size: N̄, the expected size of a draw, never a realised one;
+    covariance: (d, d), of public or released images, by which steps are preconditioned where `settings.ridge` is set.
+    The result is the mean over the last part of the steps: post-processing, as all that follows a release.
+    """
+    weights = torch.zeros(len(covariance), classes, dtype=torch.float64)
+    velocity, mean, averaged = torch.zeros_like(weights), torch.zeros_like(weights), 0
+    precondition = torch.eye(len(covariance), dtype=torch.float64)
+    if settings.ridge is not None:
+        precondition = settings.ridge * torch.linalg.inv(covariance.double() + settings.ridge * precondition)
+    for step in range(charge.uses):
+        released = charge.sum(partial(error_rows, weights), settings.max_norm, size=4096)
+        velocity = settings.momentum * velocity + precondition @ (released / public_size)
+        done = step / charge.uses
+        weights = weights + settings.learning_rate * (1 - (1 - settings.last_rate) * done) * velocity
+        if step >= math.floor((1 - settings.average) * charge.uses):
+            averaged += 1
+            mean += (weights - mean) / averaged
+        report(step + 1, charge.uses)
+    return mean
+
+
+def classify(teacher: TeacherNetwork, images: ImageSet) -> Tensor:
+    """Class probabilities of public or released images, possibly memory-mapped: (N, classes) float32."""
+    parts = [np.arange(start, min(start + BATCH, len(images))) for start in range(0, len(images), BATCH)]
+    rows = [probabilities_of(teacher, images.batch(part)[0]) for part in parts]
+    return torch.cat(rows) if rows else torch.zeros(0, teacher.classes)
+
+
+@torch.no_grad()
+def probabilities_of(teacher: TeacherNetwork, images: Tensor) -> Tensor:
+    """The same of (N, C, H, W) float32 in [0, 1]."""
+    return torch.cat([teacher(part.to(teacher.weights.device)).softmax(dim=1).cpu() for part in images.split(BATCH)])
+
+
+def save_teacher(teacher: TeacherNetwork, directory: Path) -> None:
+    save_network(teacher, {"classes": teacher.classes, **teacher.features.config()}, directory)
+
+
+def load_teacher(directory: Path) -> TeacherNetwork:
+    """The teacher that `save_teacher` wrote, in eval mode. Raises DataError when files are missing or damaged."""
+    return load_network(directory, TeacherNetwork, "teacher").eval()

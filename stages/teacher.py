@@ -1,0 +1,38 @@
+"""`stage teacher`: a linear classifier on public features, by noisy gradient steps."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from sfumato.compute import device
+from sfumato.config import Teacher
+from sfumato.data.images import ImageSet, load_images
+from sfumato.data.store import load_public, read_card
+from sfumato.features.projection import CLASSIFIER
+from sfumato.features.public_network import load_classifier
+from sfumato.queries.count import read_counts
+from sfumato.queries.teacher import TeacherNetwork, ensure_features, fit_features, query_teacher, save_teacher
+from stages.runner import QueryRun, progress, state_dir
+
+
+def teacher(run: QueryRun[Teacher]) -> None:
+    plan, settings = run.plan, run.settings
+    network = load_classifier(run.path("classifier")) if settings.feature == CLASSIFIER else None
+    features, covariance = fit_features(settings, plan.shape, network, known_images(run), plan.seed)
+    encoding = partial(progress, "features of the images, once", clock=False)
+    latents = ensure_features(features.to(device()), state_dir(), read_card(run.card), encoding)
+    size = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes)).total * plan.mechanism.sample_rate
+    released = f"{settings.steps} steps of a linear classifier on {features.dimension} features ({settings.feature})"
+    sensitivity = "max_norm: the clipped error of one image times its features of norm 1"
+    charge = run.open_charge(released, sensitivity, settings.max_norm, latents=latents)
+    with progress("teacher", clock=False) as report:
+        weights = query_teacher(charge, settings, len(plan.classes), size, covariance, report)
+    with run.releasing(charge) as directory:
+        save_teacher(TeacherNetwork.of(features, weights), directory)
+
+
+def known_images(run: QueryRun[Teacher]) -> ImageSet:
+    """The public or released images that span the features."""
+    if run.settings.fitted_on == "public":
+        return load_public(run.path("public"), run.plan.shape)
+    return load_images(run.path("auxiliary"), run.plan.classes)

@@ -1,0 +1,77 @@
+import pytest
+import torch
+
+from sfumato.features import FEATURES
+from sfumato.features.alone import place_matters, rows_alone
+from sfumato.features.projection import ProjectedFeatures
+
+
+@pytest.fixture(scope="module")
+def images(digits):
+    return digits.batch(range(400))[0]
+
+
+@pytest.mark.parametrize("feature", sorted(FEATURES))
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 16, 16), (1, 28, 28)])
+def test_every_map_gives_finite_rows_with_a_gradient(feature, shape):
+    batch = torch.rand(2, *shape, requires_grad=True)
+    rows = FEATURES[feature](shape)(batch)
+    rows.square().sum().backward()
+    assert rows.ndim == 2 and rows.isfinite().all() and batch.grad.isfinite().all()
+    assert FEATURES[feature](shape)(torch.zeros(1, *shape)).isfinite().all()
+
+
+def test_deep_scattering_sees_a_small_shift_little_and_another_texture_much():
+    torch.manual_seed(0)
+    image = torch.nn.functional.avg_pool2d(torch.rand(1, 1, 32, 32), 5, 1)
+    other = torch.nn.functional.avg_pool2d(torch.rand(1, 1, 32, 32), 5, 1)
+    deep = FEATURES["deep-scattering"]((1, 28, 28))
+    at_home, shifted, another = (deep(value) for value in (image, image.roll(1, 3), other))
+    assert (at_home - shifted).norm() < 0.6 * (at_home - another).norm()
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
+def test_directions_are_those_of_the_variance_scaled_by_its_power(images, power):
+    features = ProjectedFeatures("pixels", (1, 8, 8), 6)
+    features.fit(images, power, seed=0)
+    flat = images.flatten(1)
+    centred = flat - flat.mean(0)
+    values, vectors = torch.linalg.eigh(centred.T @ centred / len(flat))
+    wanted = values.flip(0)[:6]
+    rows = centred @ features.directions
+    torch.testing.assert_close(rows.var(0, unbiased=False), wanted ** (1 - power), rtol=0.05, atol=0)
+    assert (features.directions.T @ vectors.flip(1)[:, 6:]).abs().max() < 0.2 * features.directions.abs().max()
+    torch.testing.assert_close(features(images).norm(dim=1), torch.ones(400))
+
+
+def test_more_dimensions_than_the_map_has_are_those_it_has(images):
+    features = ProjectedFeatures("pixels", (1, 8, 8), 500)
+    features.fit(images, 0.5, seed=0)
+    assert features.dimension == 64 and features(images[:3]).shape == (3, 64)
+
+
+def test_fitting_is_fixed_by_its_public_seed_and_moves_no_global_generator(images):
+    first, again = (ProjectedFeatures("scattering", (1, 8, 8), 20) for _ in range(2))
+    before = torch.random.get_rng_state()
+    first.fit(images, 0.5, seed=3)
+    again.fit(images, 0.5, seed=3)
+    assert torch.equal(first.directions, again.directions) and torch.equal(before, torch.random.get_rng_state())
+
+
+def test_a_function_that_looks_at_its_neighbours_is_found_out(images):
+    assert place_matters(lambda batch: (batch - batch.mean(0)).flatten(1), (1, 8, 8), torch.device("cpu"))
+    assert place_matters(lambda batch: batch.flatten(1).cumsum(0), (1, 8, 8), torch.device("cpu"))
+    assert not place_matters(lambda batch: batch.flatten(1) * 2, (1, 8, 8), torch.device("cpu"))
+
+
+def test_alone_is_alone_whatever_the_function_does(images):
+    strange = rows_alone(lambda batch: (batch - batch.mean(0)).flatten(1), images[:9])
+    assert strange.eq(0).all()
+
+
+def test_an_image_that_is_not_finite_gives_nan_and_spoils_no_other(images):
+    broken = images[:9].clone()
+    broken[4, 0, 0, 0] = float("inf")
+    rows = rows_alone(lambda batch: batch.flatten(1).cumsum(1), broken)
+    assert rows[4].isnan().all() and rows[[0, 1, 2, 3, 5, 6, 7, 8]].isfinite().all()
+    assert rows_alone(lambda batch: batch.flatten(1), images[:0]).shape == (0, 64)

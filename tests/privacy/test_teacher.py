@@ -1,0 +1,151 @@
+"""The teacher's guarantee: one image moves the sum of gradients by no more than the clip, and no other image's part."""
+
+import math
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+from sfumato.config import Classifier, Teacher
+from sfumato.data.store import load_latents, load_prepared
+from sfumato.features.alone import place_matters, rows_alone
+from sfumato.privacy.charge import Charge
+from sfumato.privacy.events import Mechanism
+from sfumato.privacy.rows import bounded_sum
+from sfumato.queries.teacher import (
+    TeacherNetwork,
+    classify,
+    ensure_features,
+    error_rows,
+    fit_features,
+    load_teacher,
+    query_teacher,
+    save_teacher,
+)
+from sfumato.warmup.public_classifier import train_public_classifier
+
+CLASSES, SHAPE = 10, (1, 8, 8)
+
+
+class Recorder:
+    """A charge without noise: every use draws all rows it holds, each release is kept."""
+
+    def __init__(self, rows, labels, uses, size=None):
+        self.rows, self.labels, self.uses, self.size, self.released = rows, labels, uses, size, []
+
+    def batches(self, size):
+        size = self.size or size
+        for start in range(0, len(self.rows), size):
+            yield self.rows[start : start + size], self.labels[start : start + size]
+
+    def release(self, total, max_norm, whole=False):
+        self.released.append((total.clone(), max_norm))
+        return total
+
+    sum = Charge.sum
+
+    def blank(self):
+        return self.rows.new_zeros(1, *self.rows.shape[1:]), torch.tensor([-1])
+
+
+def quiet(done: int, of: int) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def network(digits):
+    return train_public_classifier(digits, Classifier(network="whitened", width=8, steps=60), seed=0)[0]
+
+
+@pytest.fixture(scope="module", params=["classifier", "deep-scattering", "scattering", "pixels"])
+def features(request, digits, network):
+    settings = Teacher(feature=request.param, dimension=32)
+    return fit_features(settings, SHAPE, network if request.param == "classifier" else None, digits, seed=0)[0]
+
+
+def test_a_row_depends_on_its_image_alone_to_the_last_bit(features, digits):
+    images = digits.batch(range(90))[0]
+    matters = place_matters(features, SHAPE, torch.device("cpu"))
+    alone = torch.cat([rows_alone(features, image[None], matters) for image in images])
+    for kept in (slice(None), slice(1, None), slice(None, None, 2), slice(70, 75)):
+        assert torch.equal(rows_alone(features, images[kept], matters), alone[kept])
+
+
+@pytest.mark.parametrize("max_norm", [0.1, math.sqrt(2)])
+def test_one_image_moves_each_release_by_at_most_the_clip(features, digits, max_norm):
+    """Along the weights of a run in which the sums differ from one image to none."""
+    images, labels = digits.batch(range(90))
+    rows = rows_alone(features, images)
+    weights = torch.randn(rows.shape[1], CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 30
+    for values in (torch.zeros_like(weights), weights):
+        whole = bounded_sum(error_rows(values, rows, labels), max_norm)
+        moves = []
+        for left_out in range(0, 90, 7):
+            kept = torch.arange(90) != left_out
+            moves.append(float((whole - bounded_sum(error_rows(values, rows[kept], labels[kept]), max_norm)).norm()))
+        assert max(moves) <= max_norm * (1 + 1e-9)
+        assert max(moves) > 0.5 * min(max_norm, 0.9)  # the bound is not a loose one
+
+
+def test_long_rows_strange_labels_and_what_is_not_finite_are_bounded_too():
+    rows = torch.tensor([[30.0, 40.0], [float("nan"), 0.0], [float("inf"), 1.0], [0.6, 0.8]])
+    weights = torch.zeros(2, 3, dtype=torch.float64)
+    for row, label in ((0, 0), (1, 1), (2, 2), (3, 7), (3, -1)):
+        moved = bounded_sum(error_rows(weights, rows[row : row + 1], torch.tensor([label])), 0.5)
+        assert moved.isfinite().all() and moved.norm() <= 0.5 + 1e-12
+    assert bounded_sum(error_rows(weights, rows[1:2], torch.tensor([1])), 0.5).eq(0).all()
+    assert bounded_sum(error_rows(weights, rows[:0], torch.tensor([], dtype=torch.int64)), 0.5).eq(0).all()
+
+
+def test_it_releases_once_a_step_at_the_clip_and_divides_by_a_public_size_only(digits):
+    rows, labels = torch.nn.functional.normalize(torch.rand(50, 6), dim=1), torch.arange(50) % CLASSES
+    settings = Teacher(dimension=6, steps=7, max_norm=0.3, momentum=0, average=1, last_rate=1, learning_rate=2.0)
+    charge = Recorder(rows, labels, settings.steps, size=9)
+    weights = query_teacher(charge, settings, CLASSES, 1000.0, torch.eye(6), quiet)
+    assert [max_norm for _, max_norm in charge.released] == [0.3] * 7
+    walked = torch.cumsum(torch.stack([total for total, _ in charge.released]) * 2.0 / 1000.0, dim=0)
+    torch.testing.assert_close(weights, walked.mean(0))
+
+
+def test_steps_are_preconditioned_slowed_and_averaged_as_said():
+    rows, labels = torch.nn.functional.normalize(torch.rand(50, 4), dim=1), torch.arange(50) % CLASSES
+    covariance = torch.diag(torch.tensor([1.0, 0.1, 0.01, 0.0]))
+    settings = Teacher(dimension=4, steps=2, momentum=0.5, ridge=0.1, last_rate=0.2, average=0.5, learning_rate=3.0)
+    charge = Recorder(rows, labels, 2)
+    weights = query_teacher(charge, settings, CLASSES, 50.0, covariance, quiet)
+    scale = (0.1 / (torch.tensor([1.0, 0.1, 0.01, 0.0]) + 0.1)).double()[:, None]
+    first, second = (scale * total / 50 for total, _ in charge.released)
+    torch.testing.assert_close(weights, 3.0 * first + 3.0 * 0.6 * (0.5 * first + second), rtol=1e-6, atol=1e-9)
+
+
+def test_without_noise_it_learns_and_says_so_after_it_was_saved(digits, network, tmp_path):
+    settings = Teacher(dimension=64, steps=40, learning_rate=30.0)
+    features, covariance = fit_features(settings, SHAPE, network, digits, seed=0)
+    rows, labels = rows_alone(features, digits.batch(range(len(digits)))[0], False), torch.from_numpy(digits.labels)
+    weights = query_teacher(Recorder(rows, labels, 40), settings, CLASSES, float(len(digits)), covariance, quiet)
+    save_teacher(TeacherNetwork.of(features, weights), tmp_path)
+    answers = classify(load_teacher(tmp_path), digits)
+    assert answers.shape == (len(digits), CLASSES) and torch.allclose(answers.sum(1), torch.ones(len(digits)))
+    assert (answers.argmax(1).numpy() == digits.labels).mean() > 0.9
+
+
+def test_the_features_of_the_images_are_computed_once_journalled_and_drawn_in_their_place(owner, features, monkeypatch):
+    @contextmanager
+    def bar():
+        yield quiet
+
+    before = len(owner.odometer.entries())
+    key = ensure_features(features, owner.state, owner.card, bar)
+    opened = owner.odometer.entries()
+    monkeypatch.setattr("sfumato.queries.teacher.write_latents", None)
+    assert ensure_features(features, owner.state, owner.card, bar) == key
+    assert owner.odometer.entries() == opened and len(opened) == before + 1
+    images = load_prepared(owner.state, owner.card, "sensitive")
+    kept = load_latents(owner.state, owner.card, key)
+    assert len(kept) == len(images) and np.array_equal(kept.labels, images.labels)
+    row = rows_alone(features, images.batch(np.array([17]))[0])
+    torch.testing.assert_close(kept.batch(np.array([17]))[0], row.half().float())
+    charge = owner.open(Mechanism(noise_multiplier=2.0, sample_rate=0.2), latents=key)
+    drawn = torch.cat([rows for rows, _ in charge.batches(size=512)])
+    assert drawn.shape[1] == features.dimension and 0 < len(drawn) < len(images)

@@ -1,0 +1,74 @@
+import pytest
+import torch
+from pydantic import ValidationError
+
+from sfumato.config import Synthesize
+from sfumato.features.projection import ProjectedFeatures
+from sfumato.queries.teacher import TeacherNetwork, probabilities_of
+from sfumato.release.variation import BLEND, augment, blend, vary
+
+
+@pytest.fixture(scope="module")
+def drawn(digits):
+    return digits.batch(range(600))
+
+
+@pytest.fixture(scope="module")
+def teacher(drawn):
+    """One that looks for class means of the pixels: right for most digits, not for all."""
+    images, labels = drawn
+    features = ProjectedFeatures("pixels", (1, 8, 8), 40)
+    features.fit(images, 0.5, seed=0)
+    means = torch.stack([features(images[labels == m]).mean(0) for m in range(10)])
+    return TeacherNetwork.of(features, 20 * means.T)
+
+
+def test_without_a_wish_images_and_labels_stay_as_they_were(drawn):
+    varied = vary(*drawn, Synthesize(), None, seed=0)
+    assert torch.equal(varied.images, drawn[0]) and torch.equal(varied.labels, drawn[1])
+    assert varied.parts == {"plain": 600}
+
+
+def test_parts_are_as_asked_plain_ones_first_and_all_have_the_teachers_labels(drawn, teacher):
+    images, labels = drawn
+    settings = Synthesize(relabel=True, augmented=0.25, mixed=0.25)
+    varied = vary(images, labels, settings, teacher, seed=0)
+    assert varied.parts == {"plain": 300, "augmented": 150, "mixed": 150}
+    assert torch.equal(varied.images[:300], images[:300])
+    changed = (varied.images != images).flatten(1).any(dim=1)
+    assert not changed[:300].any() and changed[300:].float().mean() > 0.9
+    assert torch.equal(varied.labels, probabilities_of(teacher, varied.images).argmax(1))
+    assert 0.7 < (varied.labels[:300] == labels[:300]).float().mean() < 1
+    assert varied.images.min() >= 0 and varied.images.max() <= 1
+
+
+def test_variants_are_fixed_by_the_public_seed_and_move_no_global_generator(drawn, teacher):
+    settings, before = Synthesize(relabel=True, augmented=0.3, mixed=0.3), torch.random.get_rng_state()
+    first, again, other = (vary(*drawn, settings, teacher, seed).images for seed in (1, 1, 2))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_augmented_images_stay_near_their_original(drawn):
+    images = drawn[0]
+    changed = augment(images, torch.Generator().manual_seed(0))
+    near = (changed - images).flatten(1).norm(dim=1) / images.flatten(1).norm(dim=1)
+    assert 0.02 < near.mean() < 0.3 and near.max() < 0.6
+    assert augment(images[:0], torch.Generator()).shape == (0, 1, 8, 8)
+
+
+def test_blends_are_of_the_image_and_one_of_a_class_that_it_is_confused_with():
+    others = torch.arange(6.0).view(6, 1, 1, 1) / 10
+    sure = torch.tensor([[1.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1], [0.1, 0.9, 0]])
+    for seed in range(20):
+        mixed = blend(others[5:], others, sure, torch.Generator().manual_seed(seed)).item()
+        assert any(BLEND[0] <= (mixed - other) / (0.5 - other) <= BLEND[1] for other in (0.0, 0.1)), "of class 0"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [({"augmented": 0.5, "mixed": 0.5, "relabel": True}, "no plain image"), ({"mixed": 0.1}, "relabel: true")],
+)
+def test_what_makes_no_release_is_refused(wrong, message):
+    with pytest.raises(ValidationError, match=message):
+        Synthesize(**wrong)

@@ -1,0 +1,296 @@
+"""The spending policy: what is kept, what is spent again, what a kill costs, what the dry run says."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sfumato import files
+from sfumato.artifacts import read_artifact
+from sfumato.pipeline import STAGES
+from sfumato.privacy.charge import Charge
+from sfumato.recipes import overlaid
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = {"recipe": "dp-feta", "central": {"pool": 2}, "privacy": {"epsilon": 10.0, "lifetime_epsilon": 10.0}}
+
+
+def write_params(**content) -> None:
+    Path("params.yaml").write_text(yaml.safe_dump(overlaid(SMALL, content)))
+
+
+def opened() -> list[str]:
+    lines = Path("state/odometer/digits.jsonl").read_text().splitlines()
+    return [entry["record"]["stage"] for entry in map(json.loads, lines) if entry["kind"] == "open"]
+
+
+def planned(desk, *words: str) -> dict[str, str]:
+    code, text = desk("plan", *words)
+    assert code == 0, text
+    return {path.name: path.read_text() for path in Path("artifacts/plan").glob("*.yaml")}
+
+
+@pytest.fixture
+def released(desk):
+    """`desk` after count and central were released: the first plan, by file name."""
+    write_params()
+    assert desk("prepare", "sensitive")[0] == 0
+    first = planned(desk)
+    for stage in ("count", "central"):
+        assert desk(stage)[0] == 0
+    return first
+
+
+def upgrade(monkeypatch, *stages: str) -> None:
+    """Other code of these stages, as an upgrade brings it."""
+    from sfumato import plan
+
+    at_hand = plan.code_of
+    monkeypatch.setattr(plan, "code_of", lambda s, root: "f" * 64 if s.name in stages else at_hand(s, root))
+
+
+def lose_nothing():
+    pass
+
+
+def lose_the_cache():
+    shutil.rmtree("artifacts")
+
+
+def clone_and_pull():
+    shutil.rmtree("state")
+
+
+def clone_alone():
+    records = [
+        next(
+            r
+            for r in json.loads(Path(f"artifacts/{s}/privacy.json").read_text())["records"].values()
+            if r["stage"] == s
+        )
+        for s in ("count", "central")
+    ]
+    Path("ledger.json").write_text(json.dumps({"records": records}))
+    shutil.rmtree("artifacts")
+    shutil.rmtree("state")
+
+
+@pytest.mark.parametrize("loss", [lose_nothing, lose_the_cache, clone_and_pull, clone_alone])
+def test_an_upgrade_keeps_what_was_released(desk, released, monkeypatch, loss):
+    loss()
+    upgrade(monkeypatch, "count", "central", "pretrain", "finetune")
+    code, text = desk("plan", "--dry-run")
+    assert code == 0 and text.count("kept; the code has changed since") == 2
+    assert "will spend: finetune" in text.splitlines()[-1] and "privacy.spend_again: [count, central]" in text
+    again = planned(desk)
+    assert [again[f"{s}.yaml"] == released[f"{s}.yaml"] for s in ("count", "central", "finetune")] == [
+        True,
+        True,
+        False,
+    ]
+
+
+def test_an_edit_of_settings_is_not_kept(desk, released):
+    write_params(central={"pool": 4})
+    code, text = desk("plan", "--dry-run")
+    assert code == 3 and "central" in text.split("would be exceeded")[1]
+    write_params(central={"pool": 4}, privacy={"lifetime_epsilon": "unlimited"})
+    code, text = desk("plan", "--dry-run")
+    assert code == 0 and "count: already released" in text and "central: would re-spend" in text
+
+
+def test_images_of_another_version_are_asked_anew(desk, released):
+    write_params(data={"version": "2"}, privacy={"lifetime_epsilon": 99})
+    assert desk("prepare", "sensitive")[0] == 0
+    code, text = desk("plan", "--dry-run")
+    assert code == 0 and "count: would re-spend" in text and "central: would re-spend" in text
+
+
+def test_a_release_that_is_lost_is_refused_and_not_spent_again_after_an_upgrade(desk, released, monkeypatch):
+    shutil.rmtree("artifacts")
+    shutil.rmtree("state/runs")
+    upgrade(monkeypatch, "count")
+    planned(desk)
+    code, text = desk("count")
+    assert code == 3 and "already released" in text and "spend_again: [count]" in text
+    assert opened() == ["count", "central"]
+
+
+def test_what_is_named_in_spend_again_runs_anew_once_with_what_depends_on_it(desk, released, monkeypatch):
+    upgrade(monkeypatch, "central")
+    write_params(privacy={"spend_again": ["count"], "lifetime_epsilon": 99})
+    code, text = desk("plan", "--dry-run")
+    assert code == 0 and "count: would re-spend" in text and "central: would re-spend" in text
+    anew = planned(desk)
+    assert all(anew[f"{s}.yaml"] != released[f"{s}.yaml"] for s in ("count", "central"))
+    assert "f" * 64 in anew["central.yaml"] and planned(desk) == anew  # the wish is the same until it is granted
+    for stage in ("count", "central"):
+        assert desk(stage)[0] == 0
+    assert opened() == ["count", "central"] * 2
+    assert planned(desk) == anew  # granted: the key may stay
+    code, text = desk("plan", "--dry-run")
+    assert "take count out of privacy.spend_again" in text
+    assert desk("count")[0] == 3
+    write_params(privacy={"lifetime_epsilon": 99})
+    assert planned(desk) == anew  # and may go: the later release is kept
+    write_params(privacy={"spend_again": ["central"], "lifetime_epsilon": 99})
+    third = planned(desk)
+    assert third["central.yaml"] != anew["central.yaml"] and third["count.yaml"] == anew["count.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(True, "a list of stages now"), (["pretrain"], "'pretrain', which is no query"), (["x"], "'x'")],
+)
+def test_spend_again_names_queries(desk, value, words):
+    write_params(privacy={"spend_again": value})
+    code, text = desk("prepare", "sensitive")
+    assert code == 2 and words in text
+
+
+class Killed(BaseException):
+    """The end of the process: nothing catches it."""
+
+
+def kill(*_, **__):
+    raise Killed
+
+
+MOMENTS = {
+    "in the query": ("stages.count.query_count", False),
+    "while it is written": ("stages.count.save_counts", False),
+    "before it is journalled": ("sfumato.privacy.charge.Charge.close", True),
+    "before it is taken over": ("sfumato.files.copy_directory", True),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_kill_costs_nothing_at_any_moment(desk, monkeypatch, moment):
+    name, on_disk = MOMENTS[moment]
+    write_params()
+    assert desk("prepare", "sensitive")[0] == 0
+    planned(desk)
+    locks = []
+    monkeypatch.setattr(Charge, "__init__", remember(Charge.__init__, locks))
+    with monkeypatch.context() as dying:
+        dying.setattr(name, kill)
+        with pytest.raises(Killed):
+            desk("count")
+    for lock in locks:
+        lock.close()  # as the end of a process lets go of it
+    assert opened() == ["count"] and not Path("artifacts/count").exists()
+    runs = list(Path("state/runs").glob("*/released/counts.json"))
+    assert bool(runs) == on_disk
+    before = [path.read_text() for path in runs]
+    code, text = desk("count")
+    assert code == 0 and ("put back" in text) == on_disk
+    assert opened() == ["count"] and [Path("artifacts/count/counts.json").read_text()] == (before or [ANY])
+    assert desk("count")[0] == 3 and "1 charges" in desk("ledger", "history")[1]
+    assert not list(Path("state/runs").rglob("*.tmp")) and not list(Path("artifacts").rglob("*.tmp"))
+
+
+class Anything:
+    def __eq__(self, other):
+        return True
+
+
+ANY = Anything()
+
+
+def remember(init, locks: list):
+    def wrapped(self, *args, lock, **more):
+        locks.append(lock)
+        init(self, *args, lock=lock, **more)
+
+    return wrapped
+
+
+def test_nothing_is_outside_the_private_directory_while_a_charge_is_open(desk, monkeypatch):
+    """What makes a second draw free: the release of an open charge lies in the state directory alone."""
+    write_params()
+    assert desk("prepare", "sensitive")[0] == 0
+    planned(desk)
+    seen, close = [], Charge.close
+
+    def closing(charge):
+        outside = [path for path in Path("artifacts").rglob("*") if "plan" not in path.parts and path.is_file()]
+        seen.append((outside, (charge.run / "released" / "privacy.json").exists(), charge.run.stat().st_mode & 0o077))
+        close(charge)
+
+    monkeypatch.setattr(Charge, "close", closing)
+    for stage in ("count", "central"):
+        assert desk(stage)[0] == 0
+        seen[-1] = ([path for path in seen[-1][0] if stage in path.parts], *seen[-1][1:])
+    assert seen == [([], True, 0)] * 2
+
+
+def test_an_older_artifact_gives_way_to_a_release_that_was_not_taken_over(desk, released, monkeypatch):
+    write_params(count={"noise": "1%"}, privacy={"lifetime_epsilon": 99})
+    planned(desk)
+    with monkeypatch.context() as dying:
+        dying.setattr(files, "copy_directory", kill)
+        with pytest.raises(Killed):
+            desk("count")
+    code, text = desk("count")
+    assert code == 0 and "put back" in text
+    record = json.loads(Path("artifacts/count/privacy.json").read_text())["records"]
+    assert opened() == ["count", "central", "count"] and len(record) == 1
+
+
+def test_a_plan_for_more_steps_spends_on_finetune_alone_or_is_refused_with_the_ways_on(desk, released):
+    """As `dvc exp run -S finetune.steps=30` on a finished run."""
+    write_params(finetune={"steps": 3, "batch": 100, "draws": 1}, pretrain={"steps": 5}, model={"width": 8})
+    planned(desk)
+    for stage in STAGES:
+        if stage not in ("synthesize", "evaluate", "count", "central"):
+            assert desk(stage)[0] == 0, stage
+    assert opened() == ["count", "central", "finetune"]
+    more = {"finetune": {"steps": 5, "batch": 100, "draws": 1}, "pretrain": {"steps": 5}, "model": {"width": 8}}
+    write_params(**more)
+    code, text = desk("plan", "--dry-run")
+    assert code == 3 and "privacy.lifetime_epsilon=10 of dataset 'digits' would be exceeded" in text
+    ways = ("keep the old release", "raise privacy.lifetime_epsilon to", "lower this plan")
+    assert all(way in text for way in ways) and "finetune" in text.split("is spent")[1]
+    assert desk("finetune")[0] == 3 and opened() == ["count", "central", "finetune"]
+    write_params(**overlaid(more, {"privacy": {"lifetime_epsilon": "unlimited"}}))
+    code, text = desk("plan", "--dry-run")
+    assert code == 0 and "count: already released" in text and "central: already released" in text
+    assert text.splitlines()[-1].startswith("next: `dvc repro` will spend: finetune (ε = ")
+    planned(desk)
+    assert desk("finetune")[0] == 0
+    assert opened() == ["count", "central", "finetune", "finetune"]
+    assert desk("plan", "--dry-run")[1].splitlines()[-1] == "next: nothing to spend: `dvc repro`"
+
+
+def test_a_stage_that_is_killed_again_and_again_opens_one_charge(desk):
+    """A short form of benchmarks/kills.py: real processes, ended by SIGKILL at three moments."""
+    write_params()
+    assert desk("prepare", "sensitive")[0] == 0
+    planned(desk)
+    journal, runs = Path("state/odometer/digits.jsonl"), Path("state/runs")
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    for reached in (journal.exists, lambda: any(runs.glob("*/.released.*")), lambda: any(runs.glob("*/released"))):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "stages.cli", "count"], env=environment, start_new_session=True
+        )
+        while process.poll() is None and not reached():
+            time.sleep(0.001)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if Path("artifacts/count").exists():
+            break  # it was faster than the last kill
+    else:
+        assert desk("count")[0] == 0
+    assert opened() == ["count"]
+    artifact = read_artifact(Path("artifacts/count"), "count")
+    assert [record["stage"] for record in artifact.records.values()] == ["count"]
+    assert not list(runs.rglob("*.tmp")) and not list(Path("artifacts").glob(".*.tmp"))
