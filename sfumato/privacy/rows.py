@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 SLACK = 1e-12  # of a clipped row's norm: what the rounding of float64 may add to it
+SMALLEST, LARGEST = 1e-100, 1e100  # between them no square or product of two norms leaves float64's range
 
 
 class Rows(NamedTuple):
@@ -32,12 +33,13 @@ def bounded_sum(rows: Rows, max_norm: float) -> Tensor:
     """Sum over the images: (a, b) float64, or (a,) where there is no right.
 
     Guarantee: one image more or less changes it by at most `max_norm` in L2: a longer row is scaled to
-    that norm. A row with any non-finite entry counts nowhere; without that, a broken image would turn
-    the release into NaN and so reveal that it is there.
+    that norm. A row with any entry that is not finite or beyond 1e100 counts nowhere; without that, a broken
+    image would turn the release into NaN and so reveal that it is there. Entries below 1e-100 count as zero:
+    their squares would vanish, and the norm with them.
     """
     parts = [part.double() for part in rows if part is not None]
-    finite = torch.stack([part.isfinite().all(dim=1) for part in parts]).all(dim=0)
-    parts = [torch.where(finite[:, None], part, 0) for part in parts]
+    sound = torch.stack([(part.abs() <= LARGEST).all(dim=1) for part in parts]).all(dim=0)
+    parts = [torch.where(sound[:, None] & (part.abs() >= SMALLEST), part, 0) for part in parts]
     norms = torch.stack([torch.linalg.vector_norm(part, dim=1) for part in parts]).prod(dim=0)
     scale = torch.where(norms > max_norm, (1 - SLACK) * max_norm / norms.clamp(min=max_norm), 1.0)
     left = parts[0] * scale[:, None]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sfumato.privacy.rows import Rows, bounded_sum, membership
 
-AWKWARD = [0.0, 1.0, -3.0, 1e-30, 1e30, 1e300, float("nan"), float("inf"), -float("inf")]
+AWKWARD = [0.0, 1.0, -3.0, 1e-30, 1e30, 1e-187, 5e-324, 1e300, 1.7e308, float("nan"), float("inf"), -float("inf")]
 numbers = st.one_of(st.sampled_from(AWKWARD), st.floats(-1e3, 1e3))
 
 
@@ -15,6 +15,15 @@ def matrix(rows: int, width: int):
     return st.lists(st.lists(numbers, min_size=width, max_size=width), min_size=rows, max_size=rows).map(
         lambda values: torch.tensor(values, dtype=torch.float64).reshape(rows, width)
     )
+
+
+def test_a_norm_that_underflows_or_overflows_hides_no_row():
+    for small in (7.8529e-187, 5e-324, 1e-100, 1e-99):
+        for large in (1e300, 1.7e308, 1e100, 1e99):
+            total = bounded_sum(Rows(torch.tensor([[large]]).double(), torch.tensor([[small]]).double()), 1e-6)
+            turned = bounded_sum(Rows(torch.tensor([[small]]).double(), torch.tensor([[large]]).double()), 1e-6)
+            assert total.abs().item() <= 1e-6 and turned.abs().item() <= 1e-6
+    assert bounded_sum(Rows(torch.tensor([[1e99]]).double(), torch.tensor([[1e-99]]).double()), 2.0).item() == pytest.approx(1)
 
 
 @given(st.data(), st.integers(1, 5), st.booleans(), st.sampled_from([1e-6, 0.3, 1.0, 2.0**0.5, 28.0]))

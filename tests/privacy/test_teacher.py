@@ -145,7 +145,8 @@ def test_the_features_of_the_images_are_computed_once_journalled_and_drawn_in_th
     kept = load_latents(owner.state, owner.card, key)
     assert len(kept) == len(images) and np.array_equal(kept.labels, images.labels)
     row = rows_alone(features, images.batch(np.array([17]))[0])
-    torch.testing.assert_close(kept.batch(np.array([17]))[0], row.half().float())
+    half = torch.finfo(torch.float16).eps  # kernels of another batch size may round a value to its neighbour
+    torch.testing.assert_close(kept.batch(np.array([17]))[0], row, rtol=half, atol=half**2)
     charge = owner.open(Mechanism(noise_multiplier=2.0, sample_rate=0.2), latents=key)
     drawn = torch.cat([rows for rows, _ in charge.batches(size=512)])
     assert drawn.shape[1] == features.dimension and 0 < len(drawn) < len(images)
