@@ -45,7 +45,7 @@ def make_project(folder: Path) -> dict[str, str]:
     for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
         shutil.copy(ROOT / name, folder / name)
     environment = os.environ | {
-        "SFUMATO_STATE": str(folder / "state"),
+        "SFUMATO_STATE": str(folder / ".sfumato"),
         "SFUMATO_CHECKPOINT_EVERY": "2",
         "PYTHONPATH": str(folder),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -82,7 +82,7 @@ def run(folder: Path, environment: dict[str, str], seconds: float | None) -> boo
 
 def check(folder: Path, environment: dict[str, str], version: int) -> None:
     """Raise AssertionError where the last run cost more than one charge a query, or left something behind."""
-    lines = (folder / "state/odometer/digits.jsonl").read_text().splitlines()
+    lines = (folder / ".sfumato/odometer/digits.jsonl").read_text().splitlines()
     opened = [entry["record"] for entry in map(json.loads, lines) if entry["kind"] == "open"]
     mine = [record for record in opened if record["data_version"] == str(version)]
     assert sorted(record["stage"] for record in mine) == QUERIES, [record["stage"] for record in mine]
@@ -93,7 +93,7 @@ def check(folder: Path, environment: dict[str, str], version: int) -> None:
     )
     assert whole.returncode == 0, whole.stdout + whole.stderr
     assert not [path for part in ("artifacts", "data", "state") for path in (folder / part).rglob("*.tmp")]
-    assert not list((folder / "state/runs").iterdir())
+    assert not list((folder / ".sfumato/runs").iterdir())
 
 
 def main() -> None:
