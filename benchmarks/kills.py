@@ -92,7 +92,7 @@ def check(folder: Path, environment: dict[str, str], version: int) -> None:
         ["stage", "ledger", "check", "--artifacts"], cwd=folder, env=environment, capture_output=True, text=True
     )
     assert whole.returncode == 0, whole.stdout + whole.stderr
-    assert not [path for part in ("artifacts", "data", "state") for path in (folder / part).rglob("*.tmp")]
+    assert not [path for part in ("artifacts", "data", ".sfumato") for path in (folder / part).rglob("*.tmp")]
     assert not list((folder / ".sfumato/runs").iterdir())
 
 
