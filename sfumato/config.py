@@ -309,17 +309,54 @@ class Select(Settings):
         return name == "public" or name == {"votes": "histogram", "teacher": "teacher"}[self.by]
 
 
-class Auxiliary(Settings):
-    """One-step generator fitted to the frequency release, and the images it draws (FETA-Pro §3.3)."""
+class Fit(Settings):
+    """How a generator is fitted to noisy releases."""
 
-    latent: Positive = 60
-    width: Positive = 32
     steps: Positive = 600
-    batch: Positive = 250
-    learning_rate: PositiveFloat = 0.01
-    decay: Annotated[float, Field(gt=0, le=1)] = 0.7  # learning-rate factor, applied ten times over the run
+    batch: Positive = 200
+    learning_rate: PositiveFloat = 8e-3  # falls to zero by a cosine
     labels: Literal["uniform", "prior"] = "uniform"
     images: Positive = 20_000  # N_f
+
+
+class Auxiliary(Fit):
+    """One-step generator fitted to the frequency release, and the images it draws (FETA-Pro §3.3, METHODS §9c)."""
+
+    latent: Positive = 32
+    width: Positive = 40
+
+
+class Learned(Strict):
+    """A network trained on the generator's images, as the teacher labels them: free, for these were released."""
+
+    width: Positive = 32
+    steps: Positive = 600
+    batch: Positive = 128
+    learning_rate: PositiveFloat = 0.1  # peak of a one-cycle schedule
+    dimension: Positive = 512  # principal directions of its last cells
+    power: Annotated[float, Field(ge=0, le=1)] = 0.5  # directions are scaled by variance^(−power/2)
+
+
+class Embedding(QuerySettings):
+    """Noisy joint Fourier embedding as `frequency`, of features that were learned on what was released (METHODS §9c).
+
+    The features are those of the teacher and of a network trained on the generator's images.
+    """
+
+    noise: Noise = "20%"
+    size: Annotated[int, Field(ge=2, multiple_of=2)] = 10_000  # K
+    length_scales: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (1.22, 0.63)  # in units of √d
+    teacher: Annotated[float, Field(gt=0, lt=1)] = 0.5  # share of the squared norm; the rest is the network's
+    learned: Learned = Learned()
+
+
+class Refine(Fit):
+    """The generator fitted further: to both releases, and to what the teacher sees in its images (METHODS §9c)."""
+
+    steps: Positive = 300
+    learning_rate: PositiveFloat = 4e-3
+    weight: PositiveFloat = 2.0  # of the learned features' release, against 1 for that of `frequency`
+    agreement: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01  # weight of the teacher's cross-entropy
 
 
 class Model(Strict):
@@ -399,7 +436,7 @@ class Phase(Strict):
     """One phase of the warm-up: denoising training on released or public images."""
 
     # name -> weight
-    sources: Annotated[dict[Literal["central", "auxiliary", "public"], PositiveFloat], Field(min_length=1)]
+    sources: Annotated[dict[Literal["central", "auxiliary", "refine", "public"], PositiveFloat], Field(min_length=1)]
     steps: Positive
     batch: Positive = 64
     learning_rate: PositiveFloat = 3e-4
@@ -517,7 +554,7 @@ class Finetune(QuerySettings):
 
 
 # the stages whose models draw images, and `select`, which chooses public ones
-Drawable = Literal["finetune", "pretrain", "auxiliary", "select"]
+Drawable = Literal["finetune", "pretrain", "refine", "auxiliary", "select"]
 
 
 class Synthesize(Settings):
@@ -641,6 +678,8 @@ class Params(Strict):
     classifier: Classifier = Classifier()
     histogram: Histogram = Histogram()
     teacher: Teacher = Teacher()
+    embedding: Embedding = Embedding()
+    refine: Refine = Refine()
     select: Select = Select()
     pretrain: Pretrain = Pretrain()
     saliency: Saliency = Saliency()

@@ -129,9 +129,13 @@ def shape_problems(params: Params, card: Card) -> Iterator[str]:
         )
     if params.runs("central") and central.statistic == "mode" and central.max_norm is not None:
         yield f"central.max_norm={central.max_norm} has no effect on the mode, whose bound is fixed: leave it out"
-    banks = sum(len(feature.length_scales) for feature in frequency.features)
-    if params.runs("frequency") and frequency.size < 2 * banks:
-        yield f"frequency.size={frequency.size} is too small for {banks} length-scales: at least {2 * banks}"
+    banks = {
+        "frequency": (frequency.size, sum(len(feature.length_scales) for feature in frequency.features)),
+        "embedding": (params.embedding.size, 2 * len(params.embedding.length_scales)),
+    }
+    for name, (size, number) in banks.items():
+        if params.runs(name) and size < 2 * number:
+            yield f"{name}.size={size} is too small for {number} length-scales: at least {2 * number}"
     if params.runs("pretrain") and params.pretrain.median > 1 and params.pretrain.median % 2 == 0:
         yield f"pretrain.median={params.pretrain.median} is not a window: give an odd side, or 0 for no blur"
     if (params.runs("pretrain") or params.runs("auxiliary")) and height != width:

@@ -11,7 +11,8 @@ from sfumato.data.store import load_public, read_card
 from sfumato.features.projection import CLASSIFIER
 from sfumato.features.public_network import load_classifier
 from sfumato.queries.count import read_counts
-from sfumato.queries.teacher import TeacherNetwork, ensure_features, fit_features, query_teacher, save_teacher
+from sfumato.queries.encoded import encoder_of, ensure_encoded
+from sfumato.queries.teacher import TeacherNetwork, fit_features, query_teacher, save_teacher
 from stages.runner import QueryRun, progress, state_dir
 
 
@@ -20,7 +21,8 @@ def teacher(run: QueryRun[Teacher]) -> None:
     network = load_classifier(run.path("classifier")) if settings.feature == CLASSIFIER else None
     features, covariance = fit_features(settings, plan.shape, network, known_images(run), plan.seed)
     encoding = partial(progress, "features of the images, once", clock=False)
-    latents = ensure_features(features.to(device()), state_dir(), read_card(run.card), encoding)
+    features, encoder = features.to(device()), encoder_of(features, features.config())
+    latents = ensure_encoded(features, encoder, device(), state_dir(), read_card(run.card), encoding)
     size = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes)).total * plan.mechanism.sample_rate
     released = f"{settings.steps} steps of a linear classifier on {features.dimension} features ({settings.feature})"
     sensitivity = "max_norm: the clipped error of one image times its features of norm 1"

@@ -24,7 +24,7 @@ Array = np.ndarray
 
 def accuracies(values: dict) -> dict[str, dict]:
     """The entries of the classifiers among the metrics of one set."""
-    return {name: row for name, row in values.items() if "mean" in row}
+    return {name: row for name, row in values.items() if isinstance(row, dict) and "mean" in row}
 
 
 def plot_accuracy(metrics: dict, path: Path) -> None:

@@ -11,10 +11,11 @@ from torch import nn
 
 from sfumato.data.images import Shape
 from sfumato.features.pixels import Pixels
-from sfumato.features.scattering import DeepScattering, Scattering
+from sfumato.features.scattering import DeepScattering, Moduli, Scattering
 
 FEATURES: dict[str, Callable[[Shape], nn.Module]] = {  # name -> what makes the map for images of a shape (C, H, W)
     "pixels": lambda shape: Pixels(),
     "scattering": Scattering,
     "deep-scattering": DeepScattering,
+    "moduli": Moduli,
 }

@@ -8,7 +8,7 @@ are rebuilt, never stored. The same features make the release and later fit the 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -21,15 +21,22 @@ from sfumato.features import FEATURES
 class FourierFeatures(nn.Module):
     """φ: (B, C, H, W) images in [0, 1] -> (B, K) rows of norm 1, differentiable.
 
-    shape: (C, H, W); features: the public maps; size: K, even; seed: public. The K/2 frequencies are dealt equally to
-    every (map, length-scale); a map's share of the squared norm is its weight, split evenly over its length-scales.
-    ω ~ N(0, I/ℓ²), where ℓ is in units of √d and d is the dimension of the map's output. Nothing here is stored: the
-    same arguments rebuild the same φ.
+    shape: (C, H, W); features: the public maps; size: K, even; seed: public; maps: what makes each map, by its name.
+    The K/2 frequencies are dealt equally to every (map, length-scale); a map's share of the squared norm is its weight,
+    split evenly over its length-scales. ω ~ N(0, I/ℓ²), where ℓ is in units of √d and d is the dimension of the map's
+    output. Nothing here is stored: the same arguments rebuild the same φ.
     """
 
     amplitude: Tensor
 
-    def __init__(self, shape: Shape, features: Sequence[FeatureMap], size: int, seed: int) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        features: Sequence[FeatureMap],
+        size: int,
+        seed: int,
+        maps: Mapping[str, Callable[[Shape], nn.Module]] = FEATURES,
+    ) -> None:
         super().__init__()
         banks = sum(len(feature.length_scales) for feature in features)
         if size % 2 or size < 2 * banks:
@@ -40,11 +47,12 @@ class FourierFeatures(nn.Module):
         public = torch.Generator().manual_seed(seed)
         weights = sum(feature.weight for feature in features)
         shares = [size // 2 // banks + (bank < size // 2 % banks) for bank in range(banks)]
-        self.maps = nn.ModuleList()
+        self.maps, self.widths = nn.ModuleList(), []
         amplitudes, bank = [], 0
         for index, feature in enumerate(features):
-            image_map = FEATURES[feature.map](shape)
-            width = image_map(torch.zeros(1, *shape)).shape[1]
+            image_map = maps[feature.map](shape)
+            with torch.no_grad():
+                width = image_map(torch.zeros(1, *shape)).shape[1]
             columns = []
             for length_scale in feature.length_scales:
                 number = shares[bank]
@@ -54,22 +62,31 @@ class FourierFeatures(nn.Module):
                 )
                 bank += 1
             self.maps.append(image_map)
+            self.widths.append(width)
             self.register_buffer(f"omega_{index}", torch.cat(columns, dim=1), persistent=False)
         self.register_buffer("amplitude", torch.cat(amplitudes), persistent=False)  # (K/2,), squares summing to 1
 
-    def phases(self, images: Tensor) -> Tensor:
-        """ωᵀ map(x) for every frequency of every map: (B, K/2)."""
-        return torch.cat(
-            [image_map(images) @ getattr(self, f"omega_{i}") for i, image_map in enumerate(self.maps)], dim=1
-        )
+    def vectors(self, images: Tensor) -> Tensor:
+        """What the maps make of the images, side by side: (B, Σ d)."""
+        return torch.cat([image_map(images).float() for image_map in self.maps], dim=1)
+
+    def phases(self, vectors: Tensor) -> Tensor:
+        """ωᵀ map(x) for every frequency of every map: (B, Σ d) -> (B, K/2)."""
+        parts = vectors.split(self.widths, dim=1)
+        return torch.cat([part @ getattr(self, f"omega_{i}").to(part) for i, part in enumerate(parts)], dim=1)
+
+    def of_vectors(self, vectors: Tensor) -> Tensor:
+        """φ of images whose `vectors` are known, in their precision: (B, Σ d) -> (B, K)."""
+        phase = self.phases(vectors)
+        amplitude = self.amplitude.to(phase)
+        return torch.cat([phase.cos() * amplitude, phase.sin() * amplitude], dim=1)
 
     def forward(self, images: Tensor) -> Tensor:
-        phase = self.phases(images)
-        return torch.cat([phase.cos() * self.amplitude, phase.sin() * self.amplitude], dim=1)
+        return self.of_vectors(self.vectors(images))
 
     def embed(self, images: Tensor, weights: Tensor) -> Tensor:
         """Σ_i φ(x_i) ⊗ weights_i, (B, M) weights -> (K, M): the joint embedding, without the (B, K) matrix of rows."""
-        phase = self.phases(images)
+        phase = self.phases(self.vectors(images))
         amplitude = self.amplitude[:, None]
         weights = weights.to(phase)
         return torch.cat([(phase.cos().T @ weights).float() * amplitude, (phase.sin().T @ weights).float() * amplitude])

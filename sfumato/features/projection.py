@@ -13,28 +13,30 @@ from sfumato.data.images import Shape
 from sfumato.features import FEATURES
 from sfumato.features.public_network import PublicNetwork, build_network
 
-CLASSIFIER = "classifier"  # the map that a network trained on the public set is; all others are in FEATURES
+# the maps that a trained network is: what its head sees, and its last cells in their places; all others are in FEATURES
+CLASSIFIER, CELLS = "classifier", "cells"
 FLOOR = 1e-3  # of the mean variance: added to each, so that flat directions are not blown up
 BATCH = 250  # public or released images at a time
 
 
 class ClassifierFeatures(nn.Module):
-    """What the last layer of a public classifier sees: (B, C, H, W) -> (B, d)."""
+    """What the last layer of a public classifier sees, or its last cells: (B, C, H, W) -> (B, d)."""
 
-    def __init__(self, network: PublicNetwork) -> None:
+    def __init__(self, network: PublicNetwork, cells: bool = False) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.cells = network, cells
 
     def forward(self, images: Tensor) -> Tensor:
         kind = images.device.type
         with torch.autocast(kind, torch.bfloat16, enabled=fast_bfloat16(kind)):
-            return self.network.features(images).float()
+            found = self.network.cells(images).flatten(1) if self.cells else self.network.features(images)
+            return found.float()
 
 
 class ProjectedFeatures(nn.Module):
     """ψ: (B, C, H, W) images in [0, 1] -> (B, d) rows of norm 1, differentiable; d = dimension, or what the map has.
 
-    feature: an entry of FEATURES, or CLASSIFIER with `network`, the arguments that rebuild the public network.
+    feature: an entry of FEATURES, or CLASSIFIER or CELLS with `network`, the arguments that rebuild the network.
     The map's output is centred, projected on its principal directions, each scaled by a power of its variance, and
     brought to norm 1. `fit` finds them. Rows of one image do not depend on the others'.
     """
@@ -46,7 +48,7 @@ class ProjectedFeatures(nn.Module):
         super().__init__()
         self.feature, self.shape, self.network = feature, tuple(shape), network
         if network is not None:
-            self.map: nn.Module = ClassifierFeatures(build_network(**network)).eval()
+            self.map: nn.Module = ClassifierFeatures(build_network(**network), feature == CELLS).eval()
         else:
             self.map = FEATURES[feature]((*shape,))  # type: ignore[arg-type]
         with torch.no_grad():
@@ -60,7 +62,7 @@ class ProjectedFeatures(nn.Module):
 
     def take_network(self, network: PublicNetwork) -> None:
         """Look at images through the trained `network`."""
-        self.map = ClassifierFeatures(network).eval()
+        self.map = ClassifierFeatures(network, self.feature == CELLS).eval()
 
     @torch.no_grad()
     def fit(self, images: Tensor, power: float, seed: int) -> None:
@@ -70,7 +72,7 @@ class ProjectedFeatures(nn.Module):
         """
         rows = torch.cat([self.map(part) for part in images.split(BATCH)])
         mean = rows.mean(0)
-        spread = rows.std(0) if self.feature == CLASSIFIER else torch.ones_like(mean)
+        spread = rows.std(0) if self.network is not None else torch.ones_like(mean)
         rows = (rows - mean) / spread.clamp(min=1e-6)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

@@ -81,6 +81,19 @@ class DeepScattering(Scattering):
         return row * math.sqrt(row.shape[1] / sum(weight**2 for weight in self.WEIGHTS))
 
 
+class Moduli(Scattering):
+    """Local energies of an image: |image * ψ_θ| at the finest octave, averaged over cells of 2×2 pixels.
+
+    (B, C, H, W) -> (B, d), d = C·orientations·H/2·W/2, of norm below √d: a row r stands as √d · r / (‖r‖ + 1), so that
+    faint images stay faint. Finer in place than `Scattering`.
+    """
+
+    def forward(self, images: Tensor) -> Tensor:
+        plane = images.flatten(0, 1)[:, None]
+        row = F.avg_pool2d(self.moduli(plane), 2, ceil_mode=True).reshape(len(images), -1)
+        return row * (math.sqrt(row.shape[1]) / (torch.linalg.vector_norm(row, dim=1, keepdim=True) + 1))
+
+
 def unit(rows: Tensor) -> Tensor:
     """Rows less their own mean, brought to norm 1; a constant row becomes zero."""
     rows = rows - rows.mean(dim=1, keepdim=True)

@@ -5,11 +5,8 @@ What it knows is free to use afterwards: it labels public and synthetic images, 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,11 +17,8 @@ from torch import Tensor, nn
 
 from sfumato.config import Teacher
 from sfumato.data.images import ImageSet, Shape
-from sfumato.data.store import Card, have_latents, latents_key, write_latents
-from sfumato.features.alone import place_matters, rows_alone
 from sfumato.features.projection import BATCH, ProjectedFeatures
 from sfumato.features.public_network import PublicNetwork, arguments_of
-from sfumato.privacy.opening import open_local
 from sfumato.privacy.rows import Rows, membership
 from sfumato.weights import load_network, save_network
 
@@ -79,35 +73,6 @@ def fit_features(
     features.fit(known, settings.power, seed)
     rows = torch.cat([features(part) for part in known.split(BATCH)]).double()
     return features, rows.T @ rows / len(rows)
-
-
-def encoder_of(features: ProjectedFeatures) -> str:
-    """A digest of all that decides ψ, by which the features of the sensitive images are kept."""
-    digest = hashlib.sha256(json.dumps(features.config(), sort_keys=True).encode())
-    for name, tensor in sorted(features.state_dict().items()):
-        digest.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def ensure_features(
-    features: ProjectedFeatures,
-    state: Path,
-    card: Card,
-    progress: Callable[[], AbstractContextManager[Callable[[int, int], None]]],
-) -> str:
-    """The key of the features that a charge shall draw in the images' place, computed now where they are not there yet.
-
-    Local work outside the guarantee: journalled, kept in the state directory, and nothing of it is shown but how many
-    parts of 100 are done. A row is a function of its image alone.
-    """
-    key = latents_key(card, encoder_of(features))
-    if not have_latents(state, card, key):
-        where = features.mean.device
-        matters = place_matters(features, card.shape, where)
-        open_local(state, card, "features")
-        with progress() as report:
-            write_latents(state, card, key, lambda images: rows_alone(features, images.to(where), matters), report)
-    return key
 
 
 def error_rows(weights: Tensor, rows: Tensor, labels: Tensor) -> Rows:

@@ -33,6 +33,7 @@ WIDEST = 1200  # pixels, of a picture after shrinking
 LISTED_CLASSES = 100
 SEEN = {
     "auxiliary": "drawn by the generator",
+    "refine": "drawn by the generator, fitted further",
     "select": "public images that were chosen",
     "pretrain": "what the warm-up saw",
     "saliency": "noisy gradient norms",

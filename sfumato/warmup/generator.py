@@ -1,94 +1,144 @@
-"""The auxiliary generator: fit it to the noisy frequency release, and draw images from it (FETA-Pro §3.3, DP-MERF).
+"""The generator of auxiliary images: fit it to noisy releases, and draw images from it (FETA-Pro §3.3, METHODS §9c).
 
-Nothing here reads a sensitive image: the release was charged, and the fit is post-processing.
+Nothing here reads a sensitive image: the releases were charged, and the fit is post-processing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from sfumato.config import Auxiliary
-from sfumato.data.images import Shape
+from sfumato.config import Fit
+from sfumato.data.images import ImageSet, Shape, as_uint8, save_images
 from sfumato.features.fourier import FourierFeatures
+from sfumato.pictures import save_png, to_grid
 from sfumato.warmup.generator_network import Generator
 from sfumato.weights import load_network, save_network
 
 WEIGHTS = "generator.safetensors"
-DECAYS = 10  # how often a run multiplies the learning rate by `decay`
 RARE = 0.1  # of an equal share: below it, a class's column is mostly noise and gets no more weight
+EMA, SETTLING = 0.99, 40  # of the weights; batches that the statistics of the averaged network are computed from
 
 
-def fit_generator(
-    target: Tensor,
-    features: FourierFeatures,
-    config: Auxiliary,
-    priors: Tensor,
-    shape: Shape,
-    classes: int,
-    seed: int,
-    progress: Callable[[int, int], None] | None = None,
-) -> Generator:
-    """Train G so that its joint embedding matches the released one: Adam on the squared norm ‖μ̃ − μ(G)‖².
+@dataclass(frozen=True)
+class Match:
+    """A release that the images shall match: target, (K, classes) over N̄; the φ that made it; its part in the loss."""
 
-    target: (K, classes), the noisy release over N̄; features: the φ that made it; priors: (classes,) public label
-    shares, summing to 1; shape: (C, H, W), square; progress: called with (steps done, steps).
-    Returns the generator in eval mode.
+    target: Tensor
+    features: FourierFeatures
+    weight: float = 1.0
 
-    Column m of μ(G) is priors_m times the mean of φ over the images of class m, under any law of the labels: uniform
-    labels give every class the same number of images per batch, prior labels follow `priors`.
-    Because ‖φ‖ = 1, the bias of the squared norm of a batch mean is a known factor, n/(n − 1). The loss removes it:
-    otherwise small batches reward images that are all alike.
-    The loss divides each column's error by its prior. Equal classes keep their balance, and a rare class still counts
-    (its error would otherwise weigh priors_m²).
-    """
+
+def new_generator(shape: Shape, classes: int, latent: int, width: int, seed: int) -> Generator:
+    """A freshly initialised generator of images of `shape`, (C, H, W), square. Raises ValueError for another."""
     channels, resolution, across = shape
     if resolution != across:
         raise ValueError(f"shape={shape}: the generator draws square images; resize the set (data.size)")
-    if target.shape != (features.size, classes):
-        raise ValueError(
-            f"target of shape {tuple(target.shape)}: expected {(features.size, classes)}, "
-            "its own features' size × classes"
-        )
-    random = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        generator = Generator(resolution, channels, classes, config.latent, config.width).to(target.device)
-    features = features.to(target.device)
-    priors = priors.to(target)
-    optimizer = torch.optim.Adam(generator.parameters(), lr=config.learning_rate)
-    decay_every = max(1, -(-config.steps // DECAYS))
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, decay_every, gamma=config.decay)
-    balance = 1 / priors.clamp(min=RARE / classes)
+        return Generator(resolution, channels, classes, latent, width)
+
+
+def fit_generator(
+    generator: Generator,
+    matches: Sequence[Match],
+    config: Fit,
+    priors: Tensor,
+    seed: int,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    teacher: nn.Module | None = None,
+    agreement: float = 0.0,
+) -> Generator:
+    """Train G so that its joint embeddings match the released ones: Adam on Σ weight · ‖μ̃ − μ(G)‖², + cross-entropy.
+
+    priors: (classes,) public label shares, summing to 1; teacher: (B, C, H, W) -> (B, classes) logits, whose
+    cross-entropy with the labels asked for has the weight `agreement`; progress: called with (steps done, steps).
+    Returns `generator` with the moving average of its weights and its statistics computed anew, in eval mode.
+
+    Column m of μ(G) is priors_m times the mean of φ over the images of class m, under any law of the labels: uniform
+    labels give every class the same number of images per batch, prior labels follow `priors`.
+    """
+    device, classes = matches[0].target.device, generator.classes
+    for match in matches:
+        if match.target.shape != (match.features.size, classes):
+            raise ValueError(
+                f"target of shape {tuple(match.target.shape)}: expected {(match.features.size, classes)}, "
+                "its own features' size × classes"
+            )
+        match.features.to(device)
+    random = torch.Generator().manual_seed(seed)
+    generator = generator.to(device, memory_format=torch.channels_last).train()
+    average = copy.deepcopy(generator)
+    optimizer = torch.optim.Adam(generator.parameters(), lr=config.learning_rate, betas=(0.9, 0.99))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.steps)
+    drawn = priors.cpu() if config.labels == "prior" else None
+    priors = priors.to(matches[0].target)
 
     for step in range(config.steps):
-        labels = balanced_labels(config.batch, priors.cpu() if config.labels == "prior" else None, classes, random).to(
-            target.device
-        )
-        z = torch.randn(config.batch, config.latent, generator=random).to(target.device)
-        onehot = F.one_hot(labels, classes).to(target)
-        counts = onehot.sum(0).clamp(min=1)
-
+        labels = balanced_labels(config.batch, drawn, classes, random).to(device)
+        z = torch.randn(config.batch, generator.latent, generator=random).to(device)
         # bf16 inside the network and the phases, float32 for the embedding and the loss
-        with torch.autocast(target.device.type, torch.bfloat16):
+        with torch.autocast(device.type, torch.bfloat16):
             images = generator(z, labels)
-            embedding = features.embed(images, onehot * (priors / counts))  # (K, classes)
-        shown = (onehot.sum(0) > 0).to(target)  # a class without images in the batch has no gradient
-        # E‖mean of n unit vectors‖² = ‖μ‖² + (1 − ‖μ‖²)/n, so (n‖mean‖² − 1)/(n − 1) estimates ‖μ‖²; drop the constant
-        unbiased = torch.where(counts > 1, counts / (counts - 1).clamp(min=1), 1.0)
-        loss = (shown * balance * (unbiased * embedding.square().sum(0) - 2 * (embedding * target).sum(0))).sum()
-
+            loss = sum((match.weight * mismatch(match, images, labels, priors) for match in matches), torch.zeros(()))
+            if teacher is not None:
+                loss = loss + agreement * F.cross_entropy(teacher(images).float(), labels)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
         schedule.step()
+        follow(average, generator, min(EMA, (step + 1) / (step + 10)))
         if progress is not None:
             progress(step + 1, config.steps)
+    generator.load_state_dict(average.state_dict())
+    settle(generator, config.batch, drawn, random)
     return generator.eval()
+
+
+def mismatch(match: Match, images: Tensor, labels: Tensor, priors: Tensor) -> Tensor:
+    """‖μ̃ − μ(G)‖² without the constant ‖μ̃‖², unbiased: a scalar. images: (B, C, H, W); labels: (B,).
+
+    Because ‖φ‖ = 1, the bias of the squared norm of a batch mean is a known factor, n/(n − 1), which is removed:
+    otherwise small batches reward images that are all alike.
+    Each column's error is divided by its prior. Equal classes keep their balance, and a rare class still counts (its
+    error would otherwise weigh priors_m²).
+    """
+    onehot = F.one_hot(labels, len(priors)).to(priors)
+    counts = onehot.sum(0)
+    shown = (counts > 0).to(priors)  # a class without images in the batch has no gradient
+    embedding = match.features.embed(images, onehot * (priors / counts.clamp(min=1)))  # (K, classes)
+    # E‖mean of n unit vectors‖² = ‖μ‖² + (1 − ‖μ‖²)/n, so (n‖mean‖² − 1)/(n − 1) estimates ‖μ‖²; drop the constant
+    unbiased = torch.where(counts > 1, counts / (counts - 1).clamp(min=1), 1.0)
+    balance = shown / priors.clamp(min=RARE / len(priors))
+    return (balance * (unbiased * embedding.square().sum(0) - 2 * (embedding * match.target).sum(0))).sum()
+
+
+@torch.no_grad()
+def follow(average: Generator, generator: Generator, decay: float) -> None:
+    """Move the averaged weights towards those of the generator."""
+    for mine, other in zip(average.parameters(), generator.parameters(), strict=True):
+        mine.lerp_(other, 1 - decay)
+
+
+@torch.no_grad()
+def settle(generator: Generator, batch: int, priors: Tensor | None, random: torch.Generator) -> None:
+    """Compute the statistics of the normalisations anew, for the weights as they are: means over SETTLING batches."""
+    device = next(generator.parameters()).device
+    norms = [module for module in generator.modules() if isinstance(module, nn.BatchNorm2d)]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # a plain mean over the batches
+    generator.train()
+    for _ in range(SETTLING):
+        labels = balanced_labels(batch, priors, generator.classes, random).to(device)
+        generator(torch.randn(batch, generator.latent, generator=random).to(device), labels)
 
 
 def balanced_labels(count: int, priors: Tensor | None, classes: int, random: torch.Generator) -> Tensor:
@@ -119,6 +169,16 @@ def draw_images(
     return torch.cat(rows) if rows else torch.zeros(
         0, generator.channels, generator.resolution, generator.resolution
     ), labels
+
+
+def save_drawing(
+    generator: Generator, count: int, priors: Tensor, classes: Sequence[str], seed: int, directory: Path
+) -> None:
+    """Write the generator, `count` images of its own as an image set, and a grid of them."""
+    images, labels = draw_images(generator, count, priors, seed)
+    save_generator(generator, directory)
+    save_images(directory, ImageSet(as_uint8(images), labels.numpy(), tuple(classes)))
+    save_png(directory / "grid.png", to_grid(images[:100], 10))
 
 
 def save_generator(generator: Generator, directory: Path) -> None:

@@ -1,6 +1,6 @@
 """The auxiliary generator: one step from noise and a label to an image, without a discriminator.
 
-Source: DP-MERF; FETA-Pro §3.3.
+Source: DP-MERF; FETA-Pro §3.3; the layers: METHODS §9c.
 """
 
 from __future__ import annotations
@@ -9,15 +9,42 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+FINEST = 8  # side of the coarsest cells, at most
+LAST = 8  # channels at full resolution, at least
+
+
+class Widen(nn.Module):
+    """Twice the sides: BN, ReLU, conv3, pixel shuffle. No transposed convolution, whose overlaps show as a grid."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(inputs)
+        self.conv = nn.Conv2d(inputs, 4 * outputs, 3, padding=1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pixel_shuffle(self.conv(F.relu(self.norm(x))), 2)
+
+
+class Residual(nn.Module):
+    """x + conv3(ReLU(BN(x)))."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(channels)
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.conv(F.relu(self.norm(x)))
+
 
 class Generator(nn.Module):
     """Class-conditional convolutional generator G(z, y).
 
-    resolution: height and width, 4 or more; channels: 1 or 3; latent: size of z ~ N(0, I); width: channels of the last
-    hidden layer.
+    resolution: height and width, 4 or more; channels: 1 or 3; latent: size of z ~ N(0, I); width: channels at half
+    resolution, twice as many below. The image is a smooth one, drawn at half resolution and enlarged, and its details.
     """
 
-    def __init__(self, resolution: int, channels: int, classes: int, latent: int = 60, width: int = 32) -> None:
+    def __init__(self, resolution: int, channels: int, classes: int, latent: int = 32, width: int = 40) -> None:
         super().__init__()
         self.resolution, self.channels, self.classes, self.latent, self.width = (
             resolution,
@@ -27,28 +54,28 @@ class Generator(nn.Module):
             width,
         )
         start, doublings = resolution, 0
-        while start > 8 or doublings == 0:
+        while start > FINEST or doublings == 0:
             start, doublings = (start + 1) // 2, doublings + 1
         self.start = start
-        wide = width * 2 ** min(doublings, 2)
+        wide = 2 * width if doublings > 1 else width
         self.stem = nn.Linear(latent + classes, wide * start * start, bias=False)
-        layers: list[nn.Module] = [nn.BatchNorm2d(wide), nn.ReLU()]
-        for _ in range(doublings):
-            narrow = max(wide // 2, width)
-            layers += [
-                nn.ConvTranspose2d(wide, narrow, 4, stride=2, padding=1, bias=False),
-                nn.BatchNorm2d(narrow),
-                nn.ReLU(),
-            ]
-            wide = narrow
-        layers += [nn.Conv2d(wide, channels, 3, padding=1)]
-        self.body = nn.Sequential(*layers)
+        body: list[nn.Module] = []
+        for _ in range(doublings - 1):
+            body += [Widen(wide, width), Residual(width)]
+            wide = width
+        self.body = nn.Sequential(*body, *([Residual(width)] if doublings == 1 else []))
+        last = max(LAST, width // 4)
+        self.widen, self.norm = Widen(width, last), nn.BatchNorm2d(last)
+        self.details = nn.Conv2d(last, channels, 5, padding=2)
+        self.smooth = nn.Conv2d(width, channels, 1)
 
     def forward(self, z: Tensor, labels: Tensor) -> Tensor:
         """z: (B, latent); labels: (B,) int64 below `classes`. Returns (B, C, H, W) in [0, 1]."""
         code = torch.cat([z, F.one_hot(labels, self.classes).to(z)], dim=1)
-        hidden = self.stem(code).unflatten(1, (-1, self.start, self.start))  # (B, wide, start, start)
-        return self.body(hidden)[..., : self.resolution, : self.resolution].float().sigmoid()
+        hidden = self.body(self.stem(code).unflatten(1, (-1, self.start, self.start)))  # (B, width, H/2, W/2)
+        details = self.details(F.relu(self.norm(self.widen(hidden)))).float()
+        smooth = F.interpolate(self.smooth(hidden).float(), scale_factor=2, mode="bilinear", align_corners=False)
+        return (details + smooth)[..., : self.resolution, : self.resolution].sigmoid()
 
     def config(self) -> dict[str, int]:
         """The arguments that rebuild this generator."""

@@ -28,7 +28,7 @@ class TrainingSets:
 
 
 def training_sets(paths: Mapping[str, Path], shape: Shape, classes: Sequence[str], median: int) -> TrainingSets:
-    """The sets of "central", "auxiliary" and "public", of those that `paths` names: their artifacts, by stage.
+    """The sets of "central", "auxiliary", "refine" and "public", of those that `paths` names: their artifacts, by stage.
 
     "public" needs "select" too. median: side of the blur's window, for central images.
     """
@@ -37,9 +37,10 @@ def training_sets(paths: Mapping[str, Path], shape: Shape, classes: Sequence[str
         images, labels = load_central(paths["central"], shape, median)
         sets.sources["central"] = images, labels
         sets.pictures["central"] = to_grid(images, len(classes))
-    if "auxiliary" in paths:
-        drawn = load_images(paths["auxiliary"], classes)
-        sets.sources["auxiliary"] = MappedImages(drawn.images), torch.from_numpy(np.array(drawn.labels))
+    for name in ("auxiliary", "refine"):
+        if name in paths:
+            drawn = load_images(paths[name], classes)
+            sets.sources[name] = MappedImages(drawn.images), torch.from_numpy(np.array(drawn.labels))
     if "public" in paths:
         public = load_public(paths["public"], shape)
         selected, labels, sets.extra_classes = public_training_set(public, paths["select"], len(classes))

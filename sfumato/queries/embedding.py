@@ -1,0 +1,110 @@
+"""Noisy joint embedding under features that were learned on what was released before (METHODS §9c).
+
+The maps are the teacher's, and those of a network that studied the generator's images under the teacher's labels. What
+they know was paid for by the releases that they come from, whose records this one carries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from sfumato.config import Classifier, Embedding, FeatureMap, Learned
+from sfumato.data.images import ImageSet
+from sfumato.features.fourier import FourierFeatures
+from sfumato.features.projection import BATCH, CELLS, ProjectedFeatures
+from sfumato.features.public_network import arguments_of
+from sfumato.files import read_json, write_json
+from sfumato.privacy.rows import Rows, membership
+from sfumato.queries.teacher import TeacherNetwork, classify
+from sfumato.warmup.public_classifier import train_public_classifier
+from sfumato.weights import load_network, save_network, save_tensors
+
+if TYPE_CHECKING:
+    from sfumato.privacy.charge import Charge
+
+EMBEDDING, ABOUT = "embedding.safetensors", "features.json"
+FITTED = 10_000  # images that span the features of the network, at most
+
+
+class Stretched(nn.Module):
+    """Rows of norm 1, brought to norm √d, in whose units length-scales are given: (B, C, H, W) -> (B, d)."""
+
+    def __init__(self, features: ProjectedFeatures) -> None:
+        super().__init__()
+        self.features = features
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.features(images) * math.sqrt(self.features.dimension)  # type: ignore[no-any-return]
+
+
+def study(
+    settings: Learned,
+    images: ImageSet,
+    teacher: TeacherNetwork,
+    seed: int,
+    report: Callable[[int, int], None] | None = None,
+) -> ProjectedFeatures:
+    """The last cells of a network trained on the generator's `images` as the teacher labels them. Free."""
+    labels = classify(teacher, images).argmax(dim=1).numpy()
+    relabelled = ImageSet(images.images, labels, images.classes)
+    how = Classifier(network="whitened", **settings.model_dump(include={"width", "steps", "batch", "learning_rate"}))
+    network, _ = train_public_classifier(relabelled, how, seed, report)
+    found = ProjectedFeatures(CELLS, images.shape, settings.dimension, arguments_of(network))
+    found.take_network(network)
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(images))[:FITTED])
+    known = torch.cat([images.batch(part)[0] for part in np.array_split(chosen, max(1, len(chosen) // BATCH))])
+    found.fit(known, settings.power, seed)
+    return found
+
+
+def learned_features(
+    settings: Embedding, teacher: ProjectedFeatures, network: ProjectedFeatures, seed: int
+) -> FourierFeatures:
+    """The Fourier features of both maps. Of the squared norm, the teacher's have the share `settings.teacher`."""
+    maps = {"teacher": (teacher, settings.teacher), "network": (network, 1 - settings.teacher)}
+    features = [
+        FeatureMap(map=name, length_scales=settings.length_scales, weight=weight) for name, (_, weight) in maps.items()
+    ]
+    makers = {name: lambda shape, known=known: Stretched(known) for name, (known, _) in maps.items()}
+    channels, height, width = teacher.shape
+    return FourierFeatures((channels, height, width), features, settings.size, seed, makers)
+
+
+def embedding_rows(features: FourierFeatures, classes: int, vectors: Tensor, labels: Tensor) -> Rows:
+    """φ ⊗ onehot(y) of images whose maps are known: (B, Σ d), (B,) int64 -> (B, K) ⊗ (B, classes). φ has norm 1."""
+    return Rows(features.of_vectors(vectors.double()), membership(labels, classes))
+
+
+@torch.no_grad()
+def query_embedding(charge: Charge, features: FourierFeatures, classes: int, public_size: float) -> Tensor:
+    """The one release: the joint embedding over all sensitive images, noised by the charge, over a public size.
+
+    The charge draws `features.vectors` of the images. public_size: N̄, never a realised count. Returns (K, classes)
+    float32, a target of `fit_generator`.
+    """
+    released = charge.sum(partial(embedding_rows, features, classes), 1.0, size=512)
+    return (released / public_size).float()
+
+
+def save_learned(embedding: Tensor, settings: Embedding, network: ProjectedFeatures, seed: int, folder: Path) -> None:
+    """Write the release and what rebuilds its features beside the teacher."""
+    save_tensors({"embedding": embedding.contiguous()}, folder / EMBEDDING)
+    save_network(network, network.config(), folder)
+    write_json(folder / ABOUT, {"seed": seed, **settings.model_dump(mode="json", exclude={"noise", "learned"})})
+
+
+def load_learned(folder: Path, teacher: ProjectedFeatures) -> tuple[Tensor, FourierFeatures]:
+    """The release, (K, classes), and the features that it is made of. Raises DataError where files do not fit."""
+    network = load_network(folder, ProjectedFeatures, "embedding").eval()
+    about = read_json(folder / ABOUT)
+    settings = Embedding(**{key: value for key, value in about.items() if key != "seed"})
+    return load_file(folder / EMBEDDING)["embedding"], learned_features(settings, teacher, network, about["seed"])
