@@ -28,7 +28,10 @@ def accuracies(values: dict) -> dict[str, dict]:
 
 
 def plot_accuracy(metrics: dict, path: Path) -> None:
-    """Draw the accuracies of `evaluate_release`: a group per set, a bar per classifier, ± one standard deviation."""
+    """Draw the accuracies of `evaluate_release`: a group per set, a bar per classifier, ± one standard deviation.
+
+    A dotted line is the teacher's own accuracy, where it was measured.
+    """
     sets = [name for name, values in metrics.items() if isinstance(values, dict) and accuracies(values)]
     classifiers = list(accuracies(metrics[sets[0]]))
     width, colours = 0.8 / len(classifiers), ("#9db4c0", "#5c7f9c", "#253d5b", "#f0c08a", "#e07a1f", "#9a4d0c")
@@ -45,8 +48,11 @@ def plot_accuracy(metrics: dict, path: Path) -> None:
     axes.set_yticks(range(0, 101, 20))
     axes.set_ylabel("accuracy on real hold-out, %")
     axes.set_title(f"Classifiers by what they were trained on ({LOCAL})", fontsize=10)
+    if "teacher" in metrics:
+        share = 100 * metrics["teacher"]["accuracy"]
+        axes.axhline(share, color="#444444", linestyle=":", linewidth=1.2, label=f"the teacher alone, {share:.1f}")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=len(classifiers), frameon=False)
+    figure.legend(loc="outside lower center", ncols=len(classifiers) + 1, frameon=False)
     save(figure, path)
 
 

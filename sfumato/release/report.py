@@ -262,6 +262,11 @@ def metric_tables(metrics: Mapping) -> tuple[Table, ...]:
     for name, values in metrics.items():
         if not isinstance(values, Mapping):
             continue
+        if name == "teacher":  # a classifier itself, beside those that learned from images
+            for measure, share in values.items():
+                row = cells.setdefault(ACCURACY, {}).setdefault(f"teacher: {measure.replace('_', ' ')}", {})
+                row["released classifier"] = f"{100 * share:.1f}"
+            continue
         scored = values.items() if name == "complexity" else [(name, values)]  # complexity is by set already
         for image_set, measures in scored:
             for title, measure, text in leaves(measures, "Complexity, nats" if name == "complexity" else "Other"):

@@ -36,7 +36,7 @@ def draw_from(
     progress: Progress | None = None,
     shape: Sequence[int] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`count` images of one model: the one-step generator for "auxiliary" and "refine", the diffusion sampler for the others.
+    """`count` images of one model: the generator for "auxiliary" and "refine", the diffusion sampler for the others.
 
     paths: the artifact of each model; a fine-tuned one saved as adapters needs that of "pretrain" too; priors:
     (classes,) label shares, None for equal ones; shape: (C, H, W) of the images wanted: images of a public model are

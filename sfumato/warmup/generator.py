@@ -74,7 +74,7 @@ def fit_generator(
             )
         match.features.to(device)
     random = torch.Generator().manual_seed(seed)
-    generator = generator.to(device, memory_format=torch.channels_last).train()
+    generator = generator.to(device).to(memory_format=torch.channels_last).train()
     average = copy.deepcopy(generator)
     optimizer = torch.optim.Adam(generator.parameters(), lr=config.learning_rate, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.steps)

@@ -28,7 +28,7 @@ class TrainingSets:
 
 
 def training_sets(paths: Mapping[str, Path], shape: Shape, classes: Sequence[str], median: int) -> TrainingSets:
-    """The sets of "central", "auxiliary", "refine" and "public", of those that `paths` names: their artifacts, by stage.
+    """The sets of "central", "auxiliary", "refine" and "public", of those in `paths`, by stage.
 
     "public" needs "select" too. median: side of the blur's window, for central images.
     """
