@@ -188,4 +188,4 @@ def save_generator(generator: Generator, directory: Path) -> None:
 
 def load_generator(directory: Path) -> Generator:
     """The generator that `save_generator` wrote, in eval mode. Raises DataError when files are missing or damaged."""
-    return load_network(directory, Generator, "auxiliary", WEIGHTS).eval()
+    return load_network(directory, Generator, "auxiliary", WEIGHTS).to(memory_format=torch.channels_last).eval()

@@ -6,11 +6,25 @@ import torch.nn.functional as F
 
 from sfumato.config import Auxiliary, FeatureMap
 from sfumato.features.fourier import FourierFeatures
-from sfumato.warmup.generator import balanced_labels, draw_images, fit_generator, load_generator, save_generator
+from sfumato.warmup.generator import (
+    Match,
+    balanced_labels,
+    draw_images,
+    fit_generator,
+    load_generator,
+    new_generator,
+    save_generator,
+)
 
 SHAPE = (1, 8, 8)
 FEATURES = FourierFeatures(SHAPE, [FeatureMap()], 1000, seed=0)
 CONFIG = Auxiliary(latent=8, width=8, steps=150, batch=100)
+EQUAL = torch.full((3,), 1 / 3)
+
+
+def fit(target, config=CONFIG, priors=EQUAL, seed=0, **options):
+    generator = new_generator(SHAPE, 3, config.latent, config.width, seed)
+    return fit_generator(generator, [Match(target, FEATURES)], config, priors, seed, **options)
 
 
 def joint_embedding(images, labels, classes):
@@ -30,7 +44,7 @@ def three_digits(digits):
 def test_the_fit_meets_the_target_of_unequal_classes(law, three_digits):
     images, labels = three_digits
     target, priors = joint_embedding(images, labels, 3), torch.bincount(labels) / len(labels)
-    generator = fit_generator(target, FEATURES, CONFIG.model_copy(update={"labels": law}), priors, SHAPE, 3, seed=0)
+    generator = fit(target, CONFIG.model_copy(update={"labels": law}), priors)
     drawn, drawn_labels = draw_images(generator, 2000, seed=1)
     for m in range(3):
         mine = joint_embedding(drawn[drawn_labels == m], torch.zeros((drawn_labels == m).sum(), dtype=torch.int64), 1)[
@@ -46,15 +60,15 @@ def test_the_fit_meets_the_target_of_unequal_classes(law, three_digits):
 def test_images_of_one_class_differ(three_digits):
     images, labels = three_digits
     target, priors = joint_embedding(images, labels, 3), torch.bincount(labels) / len(labels)
-    drawn, drawn_labels = draw_images(fit_generator(target, FEATURES, CONFIG, priors, SHAPE, 3, seed=0), 600)
+    drawn, drawn_labels = draw_images(fit(target, priors=priors), 600)
     assert drawn[drawn_labels == 0].std(0).mean() > 0.3 * images[labels == 0].std(0).mean()
 
 
 def test_the_seed_fixes_the_generator_and_the_images():
-    target, priors = torch.randn(1000, 3, generator=torch.Generator().manual_seed(0)) / 1000, torch.full((3,), 1 / 3)
+    target = torch.randn(1000, 3, generator=torch.Generator().manual_seed(0)) / 1000
     short = CONFIG.model_copy(update={"steps": 3})
     before = torch.get_rng_state()
-    first, second, third = (fit_generator(target, FEATURES, short, priors, SHAPE, 3, seed=seed) for seed in (0, 0, 1))
+    first, second, third = (fit(target, short, seed=seed) for seed in (0, 0, 1))
     assert torch.equal(torch.get_rng_state(), before)
     assert all(
         torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True)
@@ -68,17 +82,14 @@ def test_a_class_of_prior_zero_and_a_batch_that_misses_classes_stay_finite():
     target = torch.zeros(1000, 3)
     for law, batch in (("prior", 4), ("uniform", 2)):
         config = CONFIG.model_copy(update={"steps": 3, "labels": law, "batch": batch})
-        generator = fit_generator(target, FEATURES, config, torch.tensor([0.5, 0.5, 0.0]), SHAPE, 3, seed=0)
+        generator = fit(target, config, torch.tensor([0.5, 0.5, 0.0]))
         assert all(p.isfinite().all() for p in generator.parameters())
 
 
 def test_progress_hears_every_step():
     heard = []
     config = CONFIG.model_copy(update={"steps": 3})
-    priors = torch.full((3,), 1 / 3)
-    fit_generator(
-        torch.zeros(1000, 3), FEATURES, config, priors, SHAPE, 3, 0, lambda done, steps: heard.append((done, steps))
-    )
+    fit(torch.zeros(1000, 3), config, progress=lambda done, steps: heard.append((done, steps)))
     assert heard == [(1, 3), (2, 3), (3, 3)]
 
 
@@ -101,24 +112,53 @@ def test_label_shares_are_right_on_average():
 
 def test_a_saved_generator_draws_the_same_images(tmp_path):
     target = torch.zeros(1000, 3)
-    generator = fit_generator(
-        target, FEATURES, CONFIG.model_copy(update={"steps": 2}), torch.full((3,), 1 / 3), SHAPE, 3, seed=0
-    )
+    generator = fit(target, CONFIG.model_copy(update={"steps": 2}))
     save_generator(generator, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "generator.safetensors"]
     assert torch.equal(draw_images(load_generator(tmp_path), 5)[0], draw_images(generator, 5)[0])
 
 
 def test_mismatched_targets_and_oblong_images_are_refused():
-    priors = torch.full((3,), 1 / 3)
     with pytest.raises(ValueError, match="target of shape"):
-        fit_generator(torch.zeros(999, 3), FEATURES, CONFIG, priors, SHAPE, 3, seed=0)
+        fit(torch.zeros(999, 3))
     with pytest.raises(ValueError, match="square"):
-        fit_generator(torch.zeros(1000, 3), FEATURES, CONFIG, priors, (1, 8, 9), 3, seed=0)
+        new_generator((1, 8, 9), 3, 8, 8, seed=0)
 
 
 def test_no_images_can_be_drawn_too():
     config = CONFIG.model_copy(update={"steps": 1})
-    generator = fit_generator(torch.zeros(1000, 3), FEATURES, config, torch.full((3,), 1 / 3), SHAPE, 3, seed=0)
+    generator = fit(torch.zeros(1000, 3), config)
     images, labels = draw_images(generator, 0)
     assert images.shape == (0, 1, 8, 8) and len(labels) == 0
+
+
+def test_the_statistics_of_the_averaged_network_are_its_own():
+    """In eval mode it draws what it draws in training mode, where each batch has its own statistics."""
+    generator = fit(torch.randn(1000, 3, generator=torch.Generator().manual_seed(0)) / 100)
+    z = torch.randn(3000, generator.latent, generator=torch.Generator().manual_seed(1))
+    labels = torch.arange(3000) % 3
+    with torch.no_grad():
+        settled = generator(z, labels)
+        assert (generator.train()(z, labels) - settled).abs().mean() < 0.02
+
+
+def test_a_second_match_and_a_teacher_both_pull(three_digits):
+    """A teacher that calls bright images class 0 and dark ones class 1 makes its classes bright and dark."""
+    images, labels = three_digits
+    target = joint_embedding(images, labels, 3)
+
+    class Brightness(torch.nn.Module):
+        def forward(self, images):
+            mean = images.mean((1, 2, 3))
+            return 40 * torch.stack([mean, 0.6 - mean, torch.full_like(mean, -1.0)], dim=1)
+
+    def means(generator):
+        drawn, asked = draw_images(generator, 600)
+        return [drawn[asked == m].mean().item() for m in (0, 1)]
+
+    plain, judged = means(fit(target)), means(fit(target, teacher=Brightness(), agreement=0.3))
+    assert judged[0] - judged[1] > plain[0] - plain[1] + 0.1
+    generator = new_generator(SHAPE, 3, CONFIG.latent, CONFIG.width, 0)
+    other = Match(joint_embedding(1 - images, labels, 3), FEATURES, weight=3.0)
+    fit_generator(generator, [Match(target, FEATURES), other], CONFIG, EQUAL, 0)
+    assert means(generator)[0] > plain[0] + 0.05  # drawn towards the negatives, which are brighter
