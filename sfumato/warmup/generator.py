@@ -6,6 +6,7 @@ Nothing here reads a sensitive image: the releases were charged, and the fit is 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from sfumato.warmup.generator_network import Generator
 from sfumato.weights import load_network, save_network
 
 WEIGHTS = "generator.safetensors"
+RISE = 0.1  # part of the steps in which the learning rate rises
 RARE = 0.1  # of an equal share: below it, a class's column is mostly noise and gets no more weight
 EMA, SETTLING = 0.99, 40  # of the weights; batches that the statistics of the averaged network are computed from
 
@@ -77,7 +79,7 @@ def fit_generator(
     generator = generator.to(device).to(memory_format=torch.channels_last).train()
     average = copy.deepcopy(generator)
     optimizer = torch.optim.Adam(generator.parameters(), lr=config.learning_rate, betas=(0.9, 0.99))
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.steps)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: pace(step / config.steps))
     drawn = priors.cpu() if config.labels == "prior" else None
     priors = priors.to(matches[0].target)
 
@@ -100,6 +102,14 @@ def fit_generator(
     generator.load_state_dict(average.state_dict())
     settle(generator, config.batch, drawn, random)
     return generator.eval()
+
+
+def pace(done: float) -> float:
+    """Part of the learning rate after the part `done` of the steps: a short rise, then half a cosine to zero.
+
+    Without the rise, the first steps may drive all pixels to black, where no gradient is left.
+    """
+    return min(1.0, (done + 0.01) / RISE) * (1 + math.cos(math.pi * done)) / 2
 
 
 def mismatch(match: Match, images: Tensor, labels: Tensor, priors: Tensor) -> Tensor:

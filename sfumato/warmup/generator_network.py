@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 FINEST = 8  # side of the coarsest cells, at most
+FAINT = 0.1  # of the usual scale: the weights of the last layers at first
 LAST = 8  # channels at full resolution, at least
 
 
@@ -68,6 +69,10 @@ class Generator(nn.Module):
         self.widen, self.norm = Widen(width, last), nn.BatchNorm2d(last)
         self.details = nn.Conv2d(last, channels, 5, padding=2)
         self.smooth = nn.Conv2d(width, channels, 1)
+        for last_layer in (self.details, self.smooth):  # it starts at grey
+            nn.init.zeros_(last_layer.bias)  # type: ignore[arg-type]
+            with torch.no_grad():
+                last_layer.weight.mul_(FAINT)
 
     def forward(self, z: Tensor, labels: Tensor) -> Tensor:
         """z: (B, latent); labels: (B,) int64 below `classes`. Returns (B, C, H, W) in [0, 1]."""

@@ -1,22 +1,17 @@
 """The teacher's guarantee: one image moves the sum of gradients by no more than the clip, and no other image's part."""
 
 import math
-from contextlib import contextmanager
 
-import numpy as np
 import pytest
 import torch
 
 from sfumato.config import Classifier, Teacher
-from sfumato.data.store import load_latents, load_prepared
 from sfumato.features.alone import place_matters, rows_alone
 from sfumato.privacy.charge import Charge
-from sfumato.privacy.events import Mechanism
 from sfumato.privacy.rows import bounded_sum
 from sfumato.queries.teacher import (
     TeacherNetwork,
     classify,
-    ensure_features,
     error_rows,
     fit_features,
     load_teacher,
@@ -128,25 +123,3 @@ def test_without_noise_it_learns_and_says_so_after_it_was_saved(digits, network,
     answers = classify(load_teacher(tmp_path), digits)
     assert answers.shape == (len(digits), CLASSES) and torch.allclose(answers.sum(1), torch.ones(len(digits)))
     assert (answers.argmax(1).numpy() == digits.labels).mean() > 0.9
-
-
-def test_the_features_of_the_images_are_computed_once_journalled_and_drawn_in_their_place(owner, features, monkeypatch):
-    @contextmanager
-    def bar():
-        yield quiet
-
-    before = len(owner.odometer.entries())
-    key = ensure_features(features, owner.state, owner.card, bar)
-    opened = owner.odometer.entries()
-    monkeypatch.setattr("sfumato.queries.teacher.write_latents", None)
-    assert ensure_features(features, owner.state, owner.card, bar) == key
-    assert owner.odometer.entries() == opened and len(opened) == before + 1
-    images = load_prepared(owner.state, owner.card, "sensitive")
-    kept = load_latents(owner.state, owner.card, key)
-    assert len(kept) == len(images) and np.array_equal(kept.labels, images.labels)
-    row = rows_alone(features, images.batch(np.array([17]))[0])
-    half = torch.finfo(torch.float16).eps  # kernels of another batch size may round a value to its neighbour
-    torch.testing.assert_close(kept.batch(np.array([17]))[0], row, rtol=half, atol=half**2)
-    charge = owner.open(Mechanism(noise_multiplier=2.0, sample_rate=0.2), latents=key)
-    drawn = torch.cat([rows for rows, _ in charge.batches(size=512)])
-    assert drawn.shape[1] == features.dimension and 0 < len(drawn) < len(images)
