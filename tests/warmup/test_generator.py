@@ -18,7 +18,7 @@ from sfumato.warmup.generator import (
 
 SHAPE = (1, 8, 8)
 FEATURES = FourierFeatures(SHAPE, [FeatureMap()], 1000, seed=0)
-CONFIG = Auxiliary(latent=8, width=8, steps=300, batch=100)
+CONFIG = Auxiliary(latent=8, width=8, steps=500, batch=100)
 EQUAL = torch.full((3,), 1 / 3)
 
 
