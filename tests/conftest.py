@@ -8,7 +8,7 @@ from sfumato.data.images import ImageSet
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest file first, so that with two workers it does not come last and alone."""
-    items.sort(key=lambda item: item.path.name != "test_pipeline.py")
+    items.sort(key=lambda item: item.path.name not in ("test_pipeline.py", "test_killed_pipeline.py"))
 
 
 @pytest.fixture(scope="session")

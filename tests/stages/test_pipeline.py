@@ -1,137 +1,22 @@
-"""`dvc repro` as the data owner meets it: what re-runs, what re-spends, what is refused, what a kill leaves.
+"""`dvc repro` as the data owner meets it: what re-runs, what re-spends, what is refused.
 
 One small real run, then edits of it.
 The tests of this module share one repository and run in the order of the file, each from what the last one left.
 """
 
 import json
-import os
 import re
-import shutil
-import signal
 import subprocess
-import sys
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
-
-ROOT = Path(__file__).resolve().parents[2]
-SIZE = 317  # of the source: a number to search git for
-# The key of the hold-out. With it the numbers searched for are always the same, and none of them is public by chance,
-# as the 62 classes of glyphs are.
-KEY = bytes(range(32))
-SMALL = {
-    "recipe": "full",
-    "profile": "digits",
-    "data": {"dataset_id": "small", "source": "npz", "path": "source.npz"},
-    "privacy": {"epsilon": 10.0, "size_hint": 300, "lifetime_epsilon": "unlimited"},
-    "model": {"width": 16, "multipliers": [1, 1]},
-    "public": {"per_class": 4},
-    "frequency": {"size": 200},
-    "classifier": {"steps": 15, "width": 8},
-    "select": {"count": 20},
-    "auxiliary": {"steps": 20, "images": 200},
-    "pretrain": {"steps": 20, "batch": 16},
-    "run": [
-        "count",
-        "central",
-        "frequency",
-        "auxiliary",
-        "classifier",
-        "histogram",
-        "select",
-        "pretrain",
-        "saliency",
-        "finetune",
-        "synthesize",
-        "evaluate",
-    ],
-    "finetune": {"steps": 40, "batch": 60, "draws": 1, "trainable": "salient-lora"},
-    "synthesize": {"count": 120, "steps": 3},
-    "evaluate": {"classifiers": ["lr"], "seeds": [0], "epochs": 1, "stages": [], "bound": False, "fidelity": []},
-}
-
-
-class Repository:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.environment = os.environ | {
-            "SFUMATO_STATE": str(path / "state"),
-            "PYTHONPATH": str(path),
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "OMP_NUM_THREADS": "1",
-            "SFUMATO_CHECKPOINT_EVERY": "1",
-        }
-        self.edits: dict = {}
-
-    def run(self, *words: str) -> tuple[int, str]:
-        done = subprocess.run(words, cwd=self.path, env=self.environment, capture_output=True, text=True, timeout=1500)
-        return done.returncode, done.stdout + done.stderr
-
-    def repro(self, *words: str) -> str:
-        code, text = self.run("dvc", "repro", *words)
-        assert code == 0, text
-        return text
-
-    def edit(self, **content) -> None:
-        from sfumato.recipes import overlaid
-
-        self.edits = overlaid(self.edits, content)
-        (self.path / "params.yaml").write_text(yaml.safe_dump(overlaid(SMALL, self.edits), sort_keys=False))
-
-    def opened(self) -> list[str]:
-        """The stages of all charges ever opened, in order."""
-        lines = (self.path / "state" / "odometer" / "small.jsonl").read_text().splitlines()
-        return [entry["record"]["stage"] for entry in map(json.loads, lines) if entry["kind"] == "open"]
-
-    def journal(self) -> list[dict]:
-        path = self.path / "state" / "odometer" / "small.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    def write_source(self, size: int) -> None:
-        from sklearn.datasets import load_digits
-
-        bunch = load_digits()
-        images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
-        np.savez(
-            self.path / "source.npz",
-            images=images[:size],
-            labels=bunch.target[:size],
-            classes=np.array([str(i) for i in range(10)]),
-        )
-
-
-def ran(text: str) -> set[str]:
-    return {line.split("'")[1] for line in text.splitlines() if line.startswith("Running stage")}
+from small_repository import AFTER, PREPARED, QUERIES, SIZE, Repository, make_repository, ran
 
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory) -> Repository:
-    path = tmp_path_factory.mktemp("repository")
-    for name in ("sfumato", "stages", "pipelines"):
-        shutil.copytree(ROOT / name, path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
-        shutil.copy(ROOT / name, path / name)
-    repository = Repository(path)
-    for words in (["git", "init", "-q"], ["dvc", "init", "-q"], ["dvc", "config", "core.analytics", "false"]):
-        assert repository.run(*words)[0] == 0
-    (path / ".git/info/exclude").write_text("/state/\n")
-    repository.edit()
-    repository.write_source(SIZE)
-    key = path / "state" / "keys" / "small"
-    key.parent.mkdir(parents=True)
-    key.write_bytes(KEY)
-    return repository
-
-
-QUERIES = ["central", "count", "finetune", "frequency", "histogram", "saliency"]
-
-
-PREPARED = {"prepare-sensitive", "prepare-public", "plan"}  # which params.yaml re-runs, to the same end
-AFTER = {"synthesize", "ledger", "report", "evaluate"}
+    return make_repository(tmp_path_factory.mktemp("repository"))
 
 
 def test_a_first_run_ends_in_a_release_with_a_ledger_that_holds(repository):
@@ -322,86 +207,3 @@ def test_a_forced_run_is_refused_with_the_reason(repository):
     assert repository.opened() == before
     assert repository.run("dvc", "checkout", "--force")[0] == 0
     assert ran(repository.repro()) <= PREPARED
-
-
-def test_an_image_more_runs_every_query(repository):
-    """Once the owner says that the images are others: nothing that is public tells it, so nothing spends unasked."""
-    repository.write_source(SIZE + 1)
-    before = len(repository.opened())
-    card = (repository.path / "data/sensitive/card.json").read_text()
-    assert repository.run("stage", "prepare", "sensitive")[0] == 0
-    assert (repository.path / "data/sensitive/card.json").read_text() == card
-    repository.edit(data={"version": "2"})
-    repository.repro()
-    assert sorted(repository.opened()[before:]) == QUERIES
-
-
-def wait_for(repository: Repository, uses: int, process: subprocess.Popen) -> None:
-    """Until a charge opened since has so many durable uses (0: until it is opened)."""
-    for _ in range(1200):
-        last = [entry for entry in repository.journal() if entry["kind"] in ("open", "progress")][-1]
-        if (last["kind"] == "open" and uses == 0) or (last["kind"] == "progress" and last["uses"] >= uses):
-            return
-        assert process.poll() is None, "finetune ended before it could be killed"
-        time.sleep(0.05)
-    raise AssertionError("finetune made no progress")
-
-
-def test_a_killed_run_resumes_and_is_paid_for_once(repository):
-    repository.edit(
-        finetune={"learning_rate": 1e-4, "ratio": 0.5}
-    )  # new work, on other matrices of the same saliency release
-    before = len(repository.opened())
-    assert repository.run("stage", "plan")[0] == 0
-    for uses in (0, 5, 17):
-        entries = len(repository.journal())
-        process = subprocess.Popen(
-            ["stage", "finetune"],
-            cwd=repository.path,
-            env=repository.environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        while uses == 0 and len(repository.journal()) == entries and process.poll() is None:
-            time.sleep(0.05)
-        wait_for(repository, uses, process)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    run = repository.path / "state" / "runs" / repository.journal()[-1]["id"]
-    shutil.copytree(run, repository.path / "aside")
-    text = repository.repro()
-    assert "resuming run" in text and "finetune" in ran(text)
-    assert repository.opened()[before:] == ["finetune"]
-    log = (repository.path / "artifacts/finetune/log.csv").read_text().splitlines()
-    assert [int(row.split(",")[0]) for row in log[1:]] == list(range(1, 41))
-    assert not list(run.glob("checkpoint-*"))
-
-
-def test_a_checkpoint_kept_aside_cannot_be_resumed_for_free(repository):
-    run = repository.path / "state" / "runs" / repository.journal()[-2]["id"]
-    closed = [entry["id"] for entry in repository.journal() if entry["kind"] == "close"][-1]
-    run = repository.path / "state" / "runs" / closed
-    shutil.copytree(repository.path / "aside", run, dirs_exist_ok=True)
-    code, text = repository.run("stage", "finetune")
-    assert code == 3 and "already released" in text
-    before = len(repository.opened())
-    repository.edit(privacy={"spend_again": ["finetune"]})
-    assert repository.run("stage", "plan")[0] == 0
-    code, text = repository.run("stage", "finetune")
-    assert code == 0 and "resuming" not in text, text
-    assert repository.opened()[before:] == ["finetune"]
-
-
-def test_a_trimmed_ledger_is_found(repository):
-    from sfumato.digest import digest_of
-
-    repository.edit(privacy={"spend_again": []})
-    path = repository.path / "ledger.json"
-    ledger = json.loads(path.read_text())
-    whole = path.read_text()
-    del ledger["digest"]
-    ledger["records"] = [record for record in ledger["records"] if record["stage"] != "frequency"]
-    path.write_text(json.dumps({**ledger, "digest": digest_of(ledger)}))
-    code, text = repository.run("stage", "ledger", "check")
-    path.write_text(whole)
-    assert code == 3 and "frequency ran" in text and "md5" in text

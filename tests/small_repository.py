@@ -1,0 +1,125 @@
+"""A small repository with the project's code, for tests of `dvc repro`."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+SIZE = 317  # of the source: a number to search git for
+# The key of the hold-out. With it the numbers searched for are always the same, and none of them is public by chance,
+# as the 62 classes of glyphs are.
+KEY = bytes(range(32))
+SMALL = {
+    "recipe": "full",
+    "profile": "digits",
+    "data": {"dataset_id": "small", "source": "npz", "path": "source.npz"},
+    "privacy": {"epsilon": 10.0, "size_hint": 300, "lifetime_epsilon": "unlimited"},
+    "model": {"width": 16, "multipliers": [1, 1]},
+    "public": {"per_class": 4},
+    "frequency": {"size": 200},
+    "classifier": {"steps": 15, "width": 8},
+    "select": {"count": 20},
+    "auxiliary": {"steps": 20, "images": 200},
+    "pretrain": {"steps": 20, "batch": 16},
+    "run": [
+        "count",
+        "central",
+        "frequency",
+        "auxiliary",
+        "classifier",
+        "histogram",
+        "select",
+        "pretrain",
+        "saliency",
+        "finetune",
+        "synthesize",
+        "evaluate",
+    ],
+    "finetune": {"steps": 40, "batch": 60, "draws": 1, "trainable": "salient-lora"},
+    "synthesize": {"count": 120, "steps": 3},
+    "evaluate": {"classifiers": ["lr"], "seeds": [0], "epochs": 1, "stages": [], "bound": False, "fidelity": []},
+}
+
+
+class Repository:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.environment = os.environ | {
+            "SFUMATO_STATE": str(path / "state"),
+            "PYTHONPATH": str(path),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "OMP_NUM_THREADS": "1",
+            "SFUMATO_CHECKPOINT_EVERY": "1",
+        }
+        self.edits: dict = {}
+
+    def run(self, *words: str) -> tuple[int, str]:
+        done = subprocess.run(words, cwd=self.path, env=self.environment, capture_output=True, text=True, timeout=1500)
+        return done.returncode, done.stdout + done.stderr
+
+    def repro(self, *words: str) -> str:
+        code, text = self.run("dvc", "repro", *words)
+        assert code == 0, text
+        return text
+
+    def edit(self, **content) -> None:
+        from sfumato.recipes import overlaid
+
+        self.edits = overlaid(self.edits, content)
+        (self.path / "params.yaml").write_text(yaml.safe_dump(overlaid(SMALL, self.edits), sort_keys=False))
+
+    def opened(self) -> list[str]:
+        """The stages of all charges ever opened, in order."""
+        lines = (self.path / "state" / "odometer" / "small.jsonl").read_text().splitlines()
+        return [entry["record"]["stage"] for entry in map(json.loads, lines) if entry["kind"] == "open"]
+
+    def journal(self) -> list[dict]:
+        path = self.path / "state" / "odometer" / "small.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def write_source(self, size: int) -> None:
+        from sklearn.datasets import load_digits
+
+        bunch = load_digits()
+        images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
+        np.savez(
+            self.path / "source.npz",
+            images=images[:size],
+            labels=bunch.target[:size],
+            classes=np.array([str(i) for i in range(10)]),
+        )
+
+
+def ran(text: str) -> set[str]:
+    return {line.split("'")[1] for line in text.splitlines() if line.startswith("Running stage")}
+
+
+def make_repository(path: Path) -> Repository:
+    """Of sources, not yet run."""
+    for name in ("sfumato", "stages", "pipelines"):
+        shutil.copytree(ROOT / name, path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
+        shutil.copy(ROOT / name, path / name)
+    repository = Repository(path)
+    for words in (["git", "init", "-q"], ["dvc", "init", "-q"], ["dvc", "config", "core.analytics", "false"]):
+        assert repository.run(*words)[0] == 0
+    (path / ".git/info/exclude").write_text("/state/\n")
+    repository.edit()
+    repository.write_source(SIZE)
+    key = path / "state" / "keys" / "small"
+    key.parent.mkdir(parents=True)
+    key.write_bytes(KEY)
+    return repository
+
+
+QUERIES = ["central", "count", "finetune", "frequency", "histogram", "saliency"]
+
+
+PREPARED = {"prepare-sensitive", "prepare-public", "plan"}  # which params.yaml re-runs, to the same end
+AFTER = {"synthesize", "ledger", "report", "evaluate"}
