@@ -68,7 +68,7 @@ class FourierFeatures(nn.Module):
 
     def vectors(self, images: Tensor) -> Tensor:
         """What the maps make of the images, side by side: (B, Σ d)."""
-        return torch.cat([image_map(images).float() for image_map in self.maps], dim=1)
+        return torch.cat([image_map(images).to(images.dtype) for image_map in self.maps], dim=1)
 
     def phases(self, vectors: Tensor) -> Tensor:
         """ωᵀ map(x) for every frequency of every map: (B, Σ d) -> (B, K/2)."""

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sfumato.config import FeatureMap
+from sfumato.features.alone import place_matters, rows_alone
 from sfumato.features.fourier import FourierFeatures
 from sfumato.privacy.rows import Rows, membership
 from sfumato.weights import save_tensors
@@ -19,12 +20,15 @@ if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
 
 
-def embedding_rows(features: FourierFeatures, images: Tensor, labels: Tensor, classes: int) -> Rows:
+def embedding_rows(
+    features: FourierFeatures, images: Tensor, labels: Tensor, classes: int, one_by_one: bool = True
+) -> Rows:
     """φ(x) ⊗ onehot(y): (B, C, H, W) float32 in [0, 1], (B,) int64 -> (B, K) ⊗ (B, classes). Source: FETA-Pro Eq. 5.
 
-    φ has norm 1 up to the rounding of float32.
+    φ has norm 1 up to the rounding of float32. A row depends on its image alone, to the last bit; one_by_one: False
+    only where `place_matters` found that an image's place in a batch does not matter.
     """
-    return Rows(features(images), membership(labels, classes))
+    return Rows(rows_alone(features, images, one_by_one), membership(labels, classes))
 
 
 @torch.no_grad()
@@ -33,7 +37,11 @@ def query_frequency(charge: Charge, features: FourierFeatures, classes: int, pub
 
     public_size: N̄, never a realised count. Returns (K, classes) float32, the target of `fit_generator`.
     """
-    released = charge.sum(lambda images, labels: embedding_rows(features, images, labels, classes), 1.0, size=512)
+    channels, height, width = features.shape
+    matters = place_matters(features, (channels, height, width), torch.device("cpu"))
+    released = charge.sum(
+        lambda images, labels: embedding_rows(features, images, labels, classes, matters), 1.0, size=512
+    )
     return (released / public_size).float()
 
 
