@@ -5,6 +5,7 @@ Every model is frozen and refuses unknown keys. `Params` is the whole; `sfumato.
 
 from __future__ import annotations
 
+import bisect
 import difflib
 import math
 import os
@@ -31,6 +32,29 @@ def parse_noise(value: object) -> object:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and not 0 < value < float("inf"):
         raise ValueError(f"a noise multiplier must be positive and finite, not {value}")
     return value
+
+
+def noise_at(epsilon: float, table: dict[Any, Any]) -> str:
+    """A share that depends on ε: {1: "30%", 10: "5%"} is a power of ε between its ends, and constant beyond them.
+
+    Raises ValueError where an entry is no share, or a key no ε.
+    """
+    points = {}
+    for key, value in table.items():
+        share = parse_noise(value)
+        number = isinstance(key, (int, float)) and not isinstance(key, bool) and 0 < key < math.inf
+        if not number or not isinstance(share, str) or share == REST:
+            raise ValueError(f"{key}: {value} is not an entry by ε: give a positive ε and a share, such as 1: 30%")
+        points[math.log(key)] = math.log(float(share[:-1]))
+    if not points:
+        raise ValueError("a noise by ε needs an entry, such as 1: 30%")
+    where, shares = zip(*sorted(points.items()), strict=True)
+    x = min(max(math.log(epsilon), where[0]), where[-1])
+    i = max(1, min(bisect.bisect_left(where, x), len(where) - 1))
+    if len(where) == 1:
+        return f"{math.exp(shares[0]):.4g}%"
+    part = (x - where[i - 1]) / (where[i] - where[i - 1])
+    return f"{math.exp(shares[i - 1] + part * (shares[i] - shares[i - 1])):.4g}%"
 
 
 def parse_lifetime(value: object) -> object:
@@ -241,10 +265,10 @@ class Histogram(QuerySettings):
 TEACHER: dict[str, dict[str, tuple[float, float]]] = {
     "public": {"dimension": (256, 512), "power": (0.8, 0.5), "steps": (25, 40), "learning_rate": (12.0, 60.0)},
     "auxiliary": {
-        "dimension": (512, 512),
+        "dimension": (1024, 1024),
         "power": (0.5, 0.5),
         "steps": (40, 80),
-        "learning_rate": (300.0, 1000.0),
+        "learning_rate": (300.0, 4000.0),
         "last_rate": (0.2, 0.2),
         "momentum": (0.8, 0.8),
         "max_norm": (0.3, 0.1),
@@ -343,7 +367,7 @@ class Embedding(QuerySettings):
     The features are those of the teacher and of a network trained on the generator's images.
     """
 
-    noise: Noise = "20%"
+    noise: Noise = "2%"
     size: Annotated[int, Field(ge=2, multiple_of=2)] = 10_000  # K
     length_scales: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (1.22, 0.63)  # in units of √d
     teacher: Annotated[float, Field(gt=0, lt=1)] = 0.5  # share of the squared norm; the rest is the network's
@@ -689,13 +713,18 @@ class Params(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def teacher_by_rule(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """What the parameters leave open of the teacher follows from ε. Mistakes in them are found afterwards."""
+    def by_epsilon(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """What the parameters leave to ε: constants of the teacher, shares by ε. Mistakes are found afterwards."""
         teacher, privacy = values.get("teacher", {}), values.get("privacy", {})
         epsilon = privacy.get("epsilon", Privacy().epsilon) if isinstance(privacy, dict) else None
-        if isinstance(teacher, dict) and isinstance(epsilon, int | float) and epsilon > 0:
+        if not isinstance(epsilon, int | float) or not 0 < epsilon < math.inf:
+            return values
+        if isinstance(teacher, dict):
             rule = Teacher.constants(str(teacher.get("fitted_on", Teacher().fitted_on)), epsilon)
-            return {**values, "teacher": rule | teacher}
+            values = {**values, "teacher": rule | teacher}
+        for name, section in values.items():
+            if isinstance(section, dict) and isinstance(table := section.get("noise"), dict):
+                values = {**values, name: {**section, "noise": noise_at(epsilon, table)}}
         return values
 
     @field_validator("run")

@@ -53,3 +53,17 @@ def test_what_cannot_be_guessed_must_be_given():
         _ = Data(source="imagefolder", path="x").name
     with pytest.raises(ConfigError, match="size_hint"):
         _ = Privacy().size
+
+
+@pytest.mark.parametrize(("epsilon", "share"), [(0.5, "30%"), (1, "30%"), (10**0.5, "9.487%"), (10, "3%"), (40, "3%")])
+def test_a_share_may_depend_on_epsilon(epsilon, share):
+    """Between the ends it is a power of ε: 30 · (3/30)^log10(ε)."""
+    table = {1: "30%", 10: "3%"}
+    params = Params(privacy={"epsilon": epsilon}, frequency={"noise": table}, embedding={"noise": {2: "7%"}})
+    assert params.frequency.noise == share and params.embedding.noise == "7%"
+
+
+@pytest.mark.parametrize("table", [{}, {1: "rest"}, {1: 5.0}, {"one": "3%"}, {-1: "3%"}, {True: "3%"}])
+def test_a_table_of_shares_that_is_none_is_refused(table):
+    with pytest.raises(ValidationError, match=r"noise by ε|entry by ε|is not a noise"):
+        Params(frequency={"noise": table})
