@@ -133,7 +133,12 @@ def test_what_decides_no_released_number_changes_no_query(copied, file, old, new
     ("file", "old", "new", "changed"),
     [
         ("sfumato/dpsgd/clip.py", "norms + 1e-6", "norms + 1e-5", {"saliency", "finetune"}),  # the clip's formula
-        ("sfumato/features/scattering.py", "padding=3", "padding=2", {"frequency", "teacher"}),  # a feature's constant
+        (
+            "sfumato/features/scattering.py",
+            "padding=3",
+            "padding=2",
+            {"frequency", "teacher", "embedding"},
+        ),  # a feature's constant
         ("sfumato/privacy/sampling.py", "sample_rate >= 1", "sample_rate > 1", set(QUERIES)),  # the sampler
         ("sfumato/privacy/noise.py", "GRID_BITS = 20", "GRID_BITS = 21", set(QUERIES)),
         ("sfumato/queries/histogram.py", "math.sqrt(votes)", "math.sqrt(2 * votes)", {"histogram"}),
