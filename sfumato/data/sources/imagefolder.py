@@ -1,9 +1,10 @@
-"""A folder of pictures, one folder per class."""
+"""A folder of pictures, one folder per class; or `train/` and `test/`, each laid out so."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,35 +13,104 @@ from sfumato.data.images import GROUPS, GROUPS_REFUSED
 from sfumato.data.sources.source import Example, Request, Source, fit
 from sfumato.errors import DataError
 
+LEFT_BY_SYSTEMS = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx"}  # in any case; hidden files are ignored too
+TRAIN, TEST = "train", "test"
+NAMED = 200  # bad files that one refusal names at most
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a folder holds, before any picture is decoded: files with their labels, and what is wrong with the rest."""
+
+    classes: tuple[str, ...]
+    train: list[tuple[Path, int]]
+    test: list[tuple[Path, int]] | None  # None: no official test split
+    problems: list[str]
+
+    @property
+    def files(self) -> list[tuple[Path, int]]:
+        return [*self.train, *(self.test or ())]
+
 
 def read_imagefolder(request: Request, raw: Path) -> Source:
-    """A folder with one folder of pictures per class, in the order of their names; hidden files are ignored."""
+    """A folder with one folder of pictures per class, in the order of their names; hidden files are ignored.
+
+    Of a folder that holds `train/` and `test/` alone, `test/` is the hold-out. Raises DataError, here or while the
+    pictures are decoded, which names every file that cannot be used.
+    """
     path = request.required_path()
+    if request.sensitive and path.is_dir() and (path / GROUPS).exists():
+        raise DataError(f"{path / GROUPS} {GROUPS_REFUSED}.")
+    found = list_folder(path, f"{request.section}.path")
+    if not request.sensitive:
+        found = replace(found, test=None)
+    if found.problems:
+        raise refusal([*found.problems, *problems_of(found.files, request)])
+    shapes: list[tuple[int, ...]] = []  # of the first picture, for both parts
+    train = pictures_of(found.train, found.files, request, shapes)
+    test = None if found.test is None else pictures_of(found.test, found.files, request, shapes)
+    return Source(found.classes, train, test, len(found.files))
+
+
+def list_folder(path: Path, option: str = "data.path") -> Listing:
+    """The pictures of a folder by class and split. Raises DataError where there is no class at all."""
     if not path.is_dir():
-        raise DataError(f"{request.section}.path={path} is not a folder: expected one folder of pictures per class.")
+        raise DataError(f"{option}={path} is not a folder: expected one folder of pictures per class.")
+    if has_splits(path):
+        train, test = list_classes(path / TRAIN), list_classes(path / TEST)
+    else:
+        train, test = list_classes(path), None
+    if not train.classes:
+        raise DataError(f"{option}={path} is empty: expected one folder of pictures per class.")
+    if test is None:
+        return train
+    strange = sorted({*test.classes} - {*train.classes})
+    problems = [
+        f"{path / TEST / name} is a class that {path / TRAIN} does not have: add it there, or remove it."
+        for name in strange
+    ]
+    labels = {i: train.classes.index(name) for i, name in enumerate(test.classes) if name not in strange}
+    held_out = [(file, labels[label]) for file, label in test.train if label in labels]
+    return Listing(train.classes, train.train, held_out, [*train.problems, *test.problems, *problems])
+
+
+def has_splits(path: Path) -> bool:
+    """Whether a folder holds `train/` and `test/` and no other folder, and in them folders instead of pictures."""
+    folders = {entry.name: entry for entry in visible(path) if entry.is_dir()}
+    return set(folders) == {TRAIN, TEST} and all(
+        any(entry.is_dir() for entry in visible(folder)) for folder in folders.values()
+    )
+
+
+def list_classes(path: Path) -> Listing:
     entries = visible(path)
     folders = [entry for entry in entries if entry.is_dir()]
-    loose = [entry.name for entry in entries if not entry.is_dir() and is_picture(entry)]
-    if request.sensitive and (path / GROUPS).exists():
-        raise DataError(f"{path / GROUPS} {GROUPS_REFUSED}.")
-    if loose:
-        raise DataError(f"{path / loose[0]} lies outside a class: move it into a folder named after its class.")
-    if not folders:
-        raise DataError(f"{request.section}.path={path} is empty: expected one folder of pictures per class.")
+    problems = [
+        f"{entry} lies outside a class: move it into a folder named after its class."
+        for entry in entries
+        if not entry.is_dir() and is_picture(entry)
+    ]
     files: list[tuple[Path, int]] = []
     for label, folder in enumerate(folders):
         # A folder without pictures is a class all the same: a refusal would tell that its last picture is gone.
         for picture in visible(folder):
             if picture.is_dir():
-                raise DataError(
+                problems.append(
                     f"{picture} is a folder inside a class: pictures must lie directly in their class's folder."
                 )
-            files.append((picture, label))
-    return Source(tuple(folder.name for folder in folders), pictures_of(files, request), None, len(files))
+            else:
+                files.append((picture, label))
+    return Listing(tuple(folder.name for folder in folders), files, None, problems)
 
 
 def visible(folder: Path) -> list[Path]:
-    return sorted((entry for entry in folder.iterdir() if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    """What the owner put into a folder, by name: without hidden files and what operating systems leave there."""
+    entries = (
+        entry
+        for entry in folder.iterdir()
+        if not entry.name.startswith(".") and entry.name.lower() not in LEFT_BY_SYSTEMS
+    )
+    return sorted(entries, key=lambda entry: entry.name)
 
 
 def is_picture(path: Path) -> bool:
@@ -49,20 +119,58 @@ def is_picture(path: Path) -> bool:
     return path.suffix.lower() in registered_extensions()
 
 
-def pictures_of(files: list[tuple[Path, int]], request: Request) -> Iterator[Example]:
-    """Picture files decoded one by one. Raises DataError where size or channels differ from those of the first one."""
-    first: tuple[Path, tuple[int, ...]] | None = None
+def pictures_of(
+    files: list[tuple[Path, int]], every: list[tuple[Path, int]], request: Request, shapes: list[tuple[int, ...]]
+) -> Iterator[Example]:
+    """Picture files decoded one by one.
+
+    every: all files of the folder; shapes: takes the shape of the first picture, which all must have. Raises DataError
+    that names all files that cannot be read, or whose size or channels differ.
+    """
     for path, label in files:
-        image = fit(decode(path), request, str(path))
-        first = first or (path, image.shape)
-        if image.shape != first[1]:
-            differs = {"size": image.shape[:2] != first[1][:2], "channels": image.shape[2] != first[1][2]}
-            wish = " and ".join(f"{request.section}.{key}" for key, value in differs.items() if value)
-            raise DataError(
-                f"{path} is {describe(image.shape)} but {first[0]} is {describe(first[1])}: "
-                f"set {wish} to convert all alike."
-            )
+        try:
+            image = fit(decode(path), request, str(path))
+        except DataError:
+            raise refusal(problems_of(every, request)) from None
+        if not shapes:
+            shapes.append(image.shape)
+        if image.shape != shapes[0]:
+            raise refusal(problems_of(every, request))
         yield image, label
+
+
+def problems_of(files: Iterable[tuple[Path, int]], request: Request) -> list[str]:
+    """One sentence for each file that cannot be used, and one for all whose size or channels differ."""
+    problems: list[str] = []
+    first: tuple[Path, tuple[int, ...]] | None = None
+    odd: list[tuple[Path, tuple[int, ...]]] = []
+    for path, _ in files:
+        try:
+            shape = fit(decode(path), request, str(path)).shape
+        except DataError as error:
+            problems.append(str(error))
+            continue
+        first = first or (path, shape)
+        if shape != first[1]:
+            odd.append((path, shape))
+    if first and odd:
+        sizes, channels = ({shape[part] for _, shape in (first, *odd)} for part in (slice(2), slice(2, 3)))
+        differs = {"size": len(sizes) > 1, "channels": len(channels) > 1}
+        wish = " and ".join(f"{request.section}.{key}" for key, value in differs.items() if value)
+        others = f" ({len(odd) - 1} more differ)" if len(odd) > 1 else ""
+        problems.append(
+            f"{odd[0][0]} is {describe(odd[0][1])} but {first[0]} is {describe(first[1])}{others}: "
+            f"set {wish} to convert all alike."
+        )
+    return problems
+
+
+def refusal(problems: Sequence[str]) -> DataError:
+    """The error that names all problems, one line each; a single one as it is."""
+    if len(problems) == 1:
+        return DataError(problems[0])
+    more = [f"and {len(problems) - NAMED} more."] if len(problems) > NAMED else []
+    return DataError("\n".join([f"{len(problems)} files cannot be used:", *problems[:NAMED], *more]))
 
 
 def describe(shape: tuple[int, ...]) -> str:

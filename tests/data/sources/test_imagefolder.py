@@ -126,3 +126,79 @@ def test_a_public_folder_or_archive_may_mix_sizes_and_hold_groups(tmp_path):
     assert images.shape == (6, 5, 7, 1) and labels.tolist() == [0, 0, 0, 1, 1, 1]
     path = write_npz(tmp_path, groups=np.zeros(4)).path
     assert len(read_all_public(Public(source="npz", path=path), (3, 4, 4), tmp_path)[1]) == 4
+
+
+def test_every_bad_file_is_named_in_one_run(tmp_path):
+    root = write_folder(tmp_path / "in", per_class=30)
+    spoil_loose(root)
+    spoil_nesting(root)
+    bad = ["loose.jpg", "puppies"]
+    for i in range(0, 18):
+        name = f"{i}.png"
+        (root / ("cat" if i % 2 else "dog") / name).write_bytes(b"no picture")
+        bad.append(name)
+    with pytest.raises(DataError) as caught:
+        read_all(Data(source="imagefolder", path=str(root)), tmp_path)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "20 files cannot be used:" and len(lines) == 21
+    assert all(any(f"/{name} " in line for line in lines) for name in bad)
+
+
+def test_many_pictures_of_other_sizes_are_one_problem(tmp_path):
+    root = write_folder(tmp_path / "in", per_class=5)
+    for i in range(4):
+        Image.new("RGB", (7, 6)).save(root / "dog" / f"{i}.png")
+    with pytest.raises(DataError, match=r"0\.png is 6×7 colour .* \(3 more differ\): set data\.size to"):
+        read_all(Data(source="imagefolder", path=str(root)), tmp_path)
+
+
+def test_what_systems_leave_behind_is_no_picture_and_no_class(tmp_path):
+    root = write_folder(tmp_path / "in")
+    (root / "__MACOSX").mkdir()
+    (root / "__MACOSX" / "._1.png").write_bytes(b"x")
+    for name in ("Thumbs.db", "desktop.ini", ".DS_Store"):
+        (root / "cat" / name).write_bytes(b"x")
+    source, images, _ = read_all(Data(source="imagefolder", path=str(root)), tmp_path)
+    assert source.classes == ("cat", "dog") and len(images) == 6
+
+
+def write_splits(root, **classes):
+    for name, count in (("train", 3), ("test", 2)):
+        write_folder(root / name, per_class=count, **classes)
+    return root
+
+
+def test_the_folder_test_is_the_hold_out(tmp_path):
+    root = write_splits(tmp_path / "in")
+    source = read_source(Data(source="imagefolder", path=str(root)), tmp_path)
+    assert source.classes == ("cat", "dog") and source.size == 10
+    train, test = list(source.train), list(source.test)
+    assert [label for _, label in train] == [0, 0, 0, 1, 1, 1] and [label for _, label in test] == [0, 0, 1, 1]
+    assert np.array_equal(test[3][0], np.asarray(Image.open(root / "test" / "dog" / "1.png")))
+    _, images, _ = read_all_public(Public(source="imagefolder", path=str(root)), (3, 6, 6), tmp_path)
+    assert len(images) == 6  # public images need no hold-out
+
+
+def test_a_bad_file_in_either_split_is_named_with_those_of_the_other(tmp_path):
+    root = write_splits(tmp_path / "in")
+    (root / "train" / "dog" / "0.png").write_bytes(b"x")
+    (root / "test" / "cat" / "1.png").write_bytes(b"x")
+    (root / "test" / "bird").mkdir()
+    with pytest.raises(DataError) as caught:
+        read_all(Data(source="imagefolder", path=str(root)), tmp_path)
+    assert all(name in str(caught.value) for name in ("train/dog/0.png", "test/cat/1.png", "test/bird"))
+
+
+def test_a_hold_out_of_another_size_is_refused(tmp_path):
+    root = write_splits(tmp_path / "in")
+    for file in (root / "test").rglob("*.png"):
+        Image.new("RGB", (7, 6)).save(file)
+    source = read_source(Data(source="imagefolder", path=str(root)), tmp_path)
+    assert len(list(source.train)) == 6
+    with pytest.raises(DataError, match=r"set data\.size to"):
+        list(source.test)
+
+
+def test_classes_named_train_and_test_stay_classes(tmp_path):
+    root = write_folder(tmp_path / "in", classes=("test", "train"))
+    assert read_all(Data(source="imagefolder", path=str(root)), tmp_path)[0].classes == ("test", "train")
