@@ -28,10 +28,11 @@ from sfumato.artifacts import Artifact, writing
 from sfumato.config import OF_THE_OWNER, Data, Public
 from sfumato.data.images import IMAGES, ImageSet, ImageWriter, load_array, load_images
 from sfumato.data.lineage import lineage, recognised
+from sfumato.data.listing import listing_of
 from sfumato.data.overlap import digests, refuse_overlap
 from sfumato.data.rendered import DRAWN
 from sfumato.data.sources import Example, Source, read_public, read_source
-from sfumato.data.store import CARD, HOLDOUT, SENSITIVE, Card, PublicCard, dataset_directory, read_card
+from sfumato.data.store import CARD, HOLDOUT, SENSITIVE, Card, PublicCard, dataset_directory, load_prepared, read_card
 from sfumato.errors import ConfigError, DataError
 from sfumato.files import open_private, replace_file
 from sfumato.journal import Journal
@@ -39,6 +40,7 @@ from sfumato.pictures import save_png, to_grid
 
 KEY_BYTES = 32
 ORIGIN = "origin.json"  # source and path of prepared images: private
+LISTING = "listing"  # what the source's files were then: private
 GRID_CLASSES, GRID_COLUMNS = 20, 10  # of the picture of a public set: classes at most, images of each
 
 
@@ -46,9 +48,10 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
     """Store the sensitive and hold-out images of the source that `data` names; write the public card and return it.
 
     state: where the images go; card: the file of the card. An older set of the same id is replaced as a whole, once the
-    new one is complete. The card holds dataset id, version, source, shape (C, H, W), range, class names and kind of
-    split. It holds no number of images and no hash, keyed or not. The version is the owner's (`data.version`), or a
-    random one that stays until the owner gives another.
+    new one is complete; one that was made from the very same files under the same settings stays. The card holds
+    dataset id, version, source, shape (C, H, W), range, class names and kind of split. It holds no number of images and
+    no hash, keyed or not. The version is the owner's (`data.version`), or a random one that stays until the owner gives
+    another.
     Raises ConfigError or DataError (see `sources.read_source`; also for images that are counted under another id), and
     then leaves the older set and card as they were; BudgetError where the journal was lost or does not hold.
     """
@@ -63,9 +66,15 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
                 f"run `chmod 700 {directory}` as its owner, or set SFUMATO_STATE to a folder of your own"
             ) from error
     Journal(state, data.name).begin()
-    with FileLock(home.with_name(f".{home.name}.lock")), replacing(home) as fresh:
-        source = read_source(data, raw)
+    with ExitStack() as stack:
+        stack.enter_context(FileLock(home.with_name(f".{home.name}.lock")))
         key = secret_key(state, data.name)
+        listing = listing_of(data, key)
+        if listing is not None and (known := prepared_from(home, listing, state)) is not None:
+            replace_file(card, known)
+            return json.loads(known)  # type: ignore[no-any-return]
+        fresh = stack.enter_context(replacing(home))
+        source = read_source(data, raw)
         image_set = split(source, key, data.holdout_fraction, fresh)
         public = Card(
             dataset_id=data.name,
@@ -79,11 +88,24 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
         origin = {"source": data.source, "path": data.path and str(Path(data.path).expanduser().resolve())}
         if not data.different_people:
             refuse_another_id(home, fresh, image_set.shape, origin)
-        for name, written in ((CARD, text), (ORIGIN, json.dumps(origin).encode())):
+        known_files = {LISTING: listing.encode()} if listing is not None else {}
+        for name, written in {CARD: text, ORIGIN: json.dumps(origin).encode(), **known_files}.items():
             with open_private(fresh / name) as file:
                 file.write(written)
     replace_file(card, text)
     return content
+
+
+def prepared_from(home: Path, listing: str, state: Path) -> bytes | None:
+    """The card of the set in `home`, where it is whole and was made from the files of `listing`; else None."""
+    try:
+        if (home / LISTING).read_text(encoding="utf-8") != listing:
+            return None
+        for part in (SENSITIVE, HOLDOUT):
+            load_prepared(state, read_card(home / CARD), part)
+        return (home / CARD).read_bytes()
+    except (OSError, DataError):
+        return None
 
 
 def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], origin: dict) -> None:
@@ -279,10 +301,22 @@ def replacing(directory: Path) -> Iterator[Path]:
 
 
 def progress(items: Iterable, total: int) -> Iterable:
-    """The same items, with a bar on standard error where that is a terminal."""
-    if not sys.stderr.isatty():
-        return items
-    from rich.console import Console
-    from rich.progress import track
+    """The same items, with a bar and the time left on a terminal, and a line every tenth elsewhere.
 
-    return track(items, "preparing", total, console=Console(stderr=True))
+    Parts alone are shown elsewhere, and no numbers: a log may be read by others.
+    """
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import track
+
+        return track(items, "preparing", total, console=Console(stderr=True))
+    return in_tenths(items, total)
+
+
+def in_tenths(items: Iterable, total: int) -> Iterator:
+    shown = 0
+    for done, item in enumerate(items, start=1):
+        yield item
+        if (tenth := 10 * done // max(total, 1)) > shown:
+            shown = tenth
+            print(f"preparing: {10 * tenth} %", file=sys.stderr)

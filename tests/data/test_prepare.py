@@ -1,4 +1,5 @@
 import json
+import os
 import stat
 import sys
 import tracemalloc
@@ -12,7 +13,7 @@ from sources.writers import write_folder, write_idx, write_imagenet32, write_mni
 
 from sfumato.artifacts import read_artifact
 from sfumato.config import Data, Public
-from sfumato.data import prepare
+from sfumato.data import listing, prepare, sources
 from sfumato.data.prepare import fingerprint, is_held_out, prepare_public, prepare_sensitive, refuse_sensitive_as_public
 from sfumato.data.store import load_prepared, load_public, read_card
 from sfumato.errors import ConfigError, DataError
@@ -506,6 +507,90 @@ def test_doctor_compares_nothing_where_there_are_no_public_images(desk, tmp_path
     code, text = desk("doctor", "--overlap")
     assert code == 0 and "nothing to compare" in text
     assert not any("overlap" in path.read_text() for path in (tmp_path / "state").rglob("*.jsonl"))
+
+
+class Folder:
+    """A folder of pictures that was prepared once; `read` counts how often its source is opened."""
+
+    def __init__(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(listing, "FRESH", 0.0)
+        self.tmp_path, self.root, self.read = tmp_path, write_folder(tmp_path / "in", per_class=20), 0
+
+        def read_source(data, raw):
+            self.read += 1
+            return sources.read_source(data, raw)
+
+        monkeypatch.setattr(prepare, "read_source", read_source)
+        self.prepare()
+
+    def prepare(self, **changes):
+        data = Data(**{"dataset_id": "set", "source": "imagefolder", "path": str(self.root), **changes})
+        prepare_sensitive(data, self.tmp_path / "state", self.tmp_path / "card.json", self.tmp_path)
+        return load_prepared(self.tmp_path / "state", read_card(self.tmp_path / "card.json"), "sensitive")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    return Folder(tmp_path, monkeypatch)
+
+
+def test_the_same_files_are_prepared_once(folder, tmp_path):
+    before = rows(folder.prepare())
+    assert folder.read == 1
+    (tmp_path / "card.json").unlink()
+    assert rows(folder.prepare()) == before and folder.read == 1
+
+
+def repaint(file):
+    """Other pixels, as many bytes, under the same times: what a careless comparison takes for unchanged."""
+    times = file.stat().st_atime_ns, file.stat().st_mtime_ns
+    content = bytearray(file.read_bytes())
+    content[:] = Path(file.with_name("1.png")).read_bytes().ljust(len(content), b"\0")[: len(content)]
+    file.write_bytes(content)
+    os.utime(file, ns=times)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda root: repaint(root / "cat" / "0.png"),
+        lambda root: (root / "cat" / "0.png").unlink(),
+        lambda root: (root / "cat" / "0.png").rename(root / "dog" / "new.png"),
+        lambda root: Image.new("RGB", (6, 6)).save(root / "dog" / "new.png"),
+        lambda root: (root / "owl").mkdir(),
+        lambda root: (root / "cat" / "link.png").symlink_to(root / "dog" / "0.png"),
+    ],
+)
+def test_changed_files_are_always_prepared_again(folder, change):
+    change(folder.root)
+    folder.prepare()
+    assert folder.read == 2
+
+
+def test_other_settings_or_a_damaged_store_prepare_again(folder, tmp_path):
+    folder.prepare(size=4)
+    folder.prepare(size=4, holdout_fraction=0.5)
+    assert folder.read == 3
+    images = tmp_path / "state" / "data" / "set" / "holdout" / "images.npy"
+    images.write_bytes(images.read_bytes()[:-10])
+    folder.prepare(size=4, holdout_fraction=0.5)
+    assert folder.read == 4
+    (tmp_path / "state" / "keys" / "set").unlink()  # another key holds out others
+    folder.prepare(size=4, holdout_fraction=0.5)
+    assert folder.read == 5
+
+
+def test_files_that_changed_just_now_are_not_taken_for_known(folder, monkeypatch):
+    monkeypatch.setattr(listing, "FRESH", 3600.0)
+    folder.prepare()
+    folder.prepare()
+    assert folder.read == 3
+
+
+def test_a_log_shows_parts_and_no_number_of_images(folder, capsys):
+    capsys.readouterr()
+    folder.prepare(size=5)
+    assert capsys.readouterr().err.splitlines() == [f"preparing: {10 * tenth} %" for tenth in range(1, 11)]
 
 
 def test_images_that_are_counted_under_one_id_are_not_counted_under_another(owner, images):

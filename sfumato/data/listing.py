@@ -1,0 +1,47 @@
+"""Whether the files of a source are those that were prepared last: by names, sizes and times, without reading them."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from sfumato.config import Data
+from sfumato.digest import canonical, code_digest
+
+FRESH = 2.0  # seconds: a file that changed so shortly before may change again without its time showing it
+
+
+def listing_of(data: Data, key: bytes) -> str | None:
+    """A keyed digest of what decides a prepared set: its settings, the code, and every file below `data.path`.
+
+    A file counts by name, size, inode and the times of its last change: that of its content, and that of its status,
+    which no program can set back. None where nothing can be said: without a path, where a file changed just now, or
+    where a link may lead elsewhere.
+    """
+    path = Path(data.path).expanduser() if data.path is not None else None
+    if path is None or not path.exists():
+        return None
+    mac = hmac.new(key, canonical({"data": data.model_dump(mode="json"), "path": str(path.resolve())}), "sha256")
+    mac.update(code_digest(Path(__file__).resolve().parents[2], "sfumato.data.prepare").encode())
+    latest = time.time_ns() - int(FRESH * 1e9)
+    for name, status in statuses(path.resolve()):
+        if stat.S_ISLNK(status.st_mode) or max(status.st_ctime_ns, status.st_mtime_ns) > latest:
+            return None
+        entry = [name, status.st_mode, status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
+        mac.update(json.dumps(entry).encode())
+    return mac.hexdigest()
+
+
+def statuses(path: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Every file, folder and link at and below `path`, in the order of their names."""
+    yield str(path), path.stat()
+    for folder, folders, files in os.walk(path):
+        folders.sort()
+        for name in sorted([*folders, *files]):
+            file = os.path.join(folder, name)
+            yield file, os.lstat(file)
