@@ -107,13 +107,15 @@ def experiments(revisions: list[str], every: bool) -> list[Run]:
 def table_of(rows: list[dict], classifiers: list[str]) -> Table:
     from rich.table import Table
 
+    from sfumato.evaluation.tables import percent
+
     table = Table(title="Runs (local). Accuracy on the real hold-out, %", title_justify="left")
     words = ("run", "recipe", "differs in")
     for heading in ("run", "recipe", "target", "ε", *classifiers, "distance", "differs in"):
         table.add_column(heading, justify="left" if heading in words else "right", overflow="fold")
     for row, name in zip(rows, short_names([row["run"] for row in rows]), strict=True):
         accuracies = [
-            f"{100 * row[key]:.1f} ± {100 * row[f'{key}_std']:.1f}" if row[key] is not None else "–"
+            percent({"mean": row[key], "std": row[f"{key}_std"]}) if row[key] is not None else "–"
             for key in classifiers
         ]
         distance = f"{row['distance']:.4g}" if row["distance"] is not None else "–"

@@ -80,6 +80,7 @@ def evaluate(
     from sfumato.evaluation.plots import plot_accuracy, plot_features
     from sfumato.evaluation.scores import evaluate_release, teacher_accuracy
     from sfumato.evaluation.tables import accuracy_table, class_table, screen_tables
+    from sfumato.evaluation.verdict import verdict
     from sfumato.files import keep_private, replace_file, write_json
     from sfumato.privacy.opening import open_local
     from sfumato.queries.teacher import load_teacher
@@ -100,6 +101,7 @@ def evaluate(
         read_artifact(teacher, "teacher")
         told("teacher")
         found["teacher"] = teacher_accuracy(load_teacher(teacher).to(device()), holdout)
+    found["verdict"] = verdict(found, holdout.labels, len(plan.classes))
     if complexity:
         steps = read_artifact(central, "central"), read_artifact(auxiliary, "auxiliary")
         found["complexity"] = complexity_by_step(synthetic["release"], train, *steps)

@@ -5,6 +5,7 @@ The public edition may be shared with the release; the owner's edition may not.
 
 from __future__ import annotations
 
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -59,5 +60,18 @@ def report(
             (directory / page.name).write_text(text, encoding="utf-8")
     else:
         check_local("--out", page)
-        replace_file(page, report_page(synthesize, ledger, read_local(metrics, evaluation, artifacts)).encode())
+        local = read_local(metrics, evaluation, artifacts)
+        replace_file(page, report_page(synthesize, ledger, local).encode())
     typer.echo(f"{page}: {'may be shared with the release' if public else 'local: not to be shared'}")
+    if not public:  # the last command of `dvc repro`
+        from sfumato.release.summary import summary_lines
+
+        verdict = local.verdict or "none: `stage evaluate` gives one"
+        if local.verdict and not on_terminal():
+            verdict = f"local, so it is shown on a terminal alone: see {metrics} or {page}"
+        for line in summary_lines(synthesize, ledger, PAGES[Audience.public].parent, verdict):
+            typer.echo(line)
+
+
+def on_terminal() -> bool:
+    return sys.stdout.isatty()

@@ -112,8 +112,8 @@ def check_local(option: str, *files: Path) -> None:
             )
 
 
-def show_local(tables: Iterable[Table], file: Path) -> None:
-    """Print tables of numbers from real images on a terminal. Elsewhere, a log of CI say, name their file instead."""
+def show_local(tables: Iterable[Table | str], file: Path) -> None:
+    """Print what holds numbers from real images on a terminal. Elsewhere, a log of CI say, name their file instead."""
     if sys.stdout.isatty():
         for table in tables:
             table_console().print(table)

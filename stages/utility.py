@@ -200,10 +200,12 @@ def tables(found: dict) -> dict[str, str]:
 def screen_tables(found: dict) -> Iterator[Table]:
     from rich.table import Table
 
+    from sfumato.evaluation.tables import percent
+
     for name in dict.fromkeys([*found.get("sizes", {}), *found.get("ensemble", {})]):
         table = Table("images", "classifiers", "accuracy, %", title=f"{name} on the real hold-out (local)")
         for row in found.get("sizes", {}).get(name, ()):
-            table.add_row(str(row["images"]), "1", f"{100 * row['mean']:.1f} ± {100 * row['std']:.1f}")
+            table.add_row(str(row["images"]), "1", percent(row))
         if row := found.get("ensemble", {}).get(name):
             table.add_row(str(row["images"]), f"{row['members']} together", f"{100 * row['accuracy']:.1f}")
         yield table

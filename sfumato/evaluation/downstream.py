@@ -214,7 +214,7 @@ def score(name: str, train: ImageSet, holdout: ImageSet, schedule: Schedule, see
     """Accuracy on `holdout` of classifiers trained on `train`, one per seed, as shares in [0, 1].
 
     Returns {"mean", "std", "per_seed", "per_class": [{"class", "mean", "std"}, …], "steps", "epochs": the one taken, by
-    seed}. `std` is the sample standard deviation over the seeds, 0 for a single one. `per_class` leaves out a class
+    seed}. `std` is the sample standard deviation over the seeds, None for a single one. `per_class` leaves out a class
     that `holdout` lacks. Guarantee: no choice depends on `holdout`; it is used after training only.
     """
     if not seeds:
@@ -234,9 +234,9 @@ def score(name: str, train: ImageSet, holdout: ImageSet, schedule: Schedule, see
     return summary(overall) | {"per_seed": overall, "per_class": by_class, "steps": schedule.steps, "epochs": epochs}
 
 
-def summary(values: Sequence) -> dict[str, float]:
-    """{"mean", "std"}: the sample standard deviation, 0 for a single value."""
-    return {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1)) if len(values) > 1 else 0.0}
+def summary(values: Sequence) -> dict[str, float | None]:
+    """{"mean", "std"}: the sample standard deviation, None for a single value, which says nothing of a spread."""
+    return {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1)) if len(values) > 1 else None}
 
 
 def cnn_features(model: Classifier, images: np.ndarray) -> np.ndarray:

@@ -39,7 +39,7 @@ def plot_accuracy(metrics: dict, path: Path) -> None:
     axes = figure.subplots()
     for i, classifier in enumerate(classifiers):
         places = np.arange(len(sets)) + (i - (len(classifiers) - 1) / 2) * width
-        heights, spread = ([100 * metrics[name][classifier][key] for name in sets] for key in ("mean", "std"))
+        heights, spread = ([100 * (metrics[name][classifier][key] or 0) for name in sets] for key in ("mean", "std"))
         style = {"capsize": 3, "color": colours[i % 6], "ecolor": "#444444"}
         bars = axes.bar(places, heights, width * 0.92, yerr=spread, label=classifier, **style)
         axes.bar_label(bars, fmt="%.1f", padding=2, fontsize=8)
@@ -116,7 +116,9 @@ def plot_protocol(found: Mapping, path: Path) -> None:
 
 def draw_sizes(axes, found: Mapping) -> None:
     for i, (name, rows) in enumerate(found["sizes"].items()):
-        counts, means, spreads = np.array([(row["images"], 100 * row["mean"], 100 * row["std"]) for row in rows]).T
+        counts, means, spreads = np.array(
+            [(row["images"], 100 * row["mean"], 100 * (row["std"] or 0)) for row in rows]
+        ).T
         colour = COLOURS[i % 6]
         axes.errorbar(counts, means, yerr=spreads, marker="o", capsize=3, color=colour, label=name)
         if together := found.get("ensemble", {}).get(name):

@@ -36,8 +36,8 @@ def scored(found: dict) -> dict[str, dict]:
     }
 
 
-def screen_tables(found: dict) -> Iterator[Table]:
-    """What the terminal shows: accuracy by training set and by class, fidelity, complexity."""
+def screen_tables(found: dict) -> Iterator[Table | str]:
+    """What the terminal shows: accuracy by training set and by class, fidelity, complexity, the verdict."""
     sets = {name: found[name] for name in scored(found)}
     classifiers = list(next(iter(scored(found).values())))
     table = Table("trained on", *classifiers, title="Accuracy on the real hold-out, % (local)")
@@ -67,7 +67,18 @@ def screen_tables(found: dict) -> Iterator[Table]:
         for name, row in found["complexity"].items():
             table.add_row(name, f"{row['entropy']:.3f}", f"{row['texture_complexity']:.3f}")
         yield table
+    yield from verdict_lines(found["verdict"])
+
+
+def verdict_lines(verdict: dict) -> Iterator[Table | str]:
+    """The verdict as a table, and as a sentence."""
+    table = Table("what is used", "accuracy", "mean over classes", title="What a classifier can do, % (local)")
+    for name, share in verdict["accuracy"].items():
+        table.add_row(name, f"{100 * share:.1f}", f"{100 * verdict['balanced_accuracy'][name]:.1f}")
+    yield table
+    yield f"Verdict: {verdict['sentence']}"
 
 
 def percent(row: dict) -> str:
-    return f"{100 * row['mean']:.1f} ± {100 * row['std']:.1f}"
+    """Mean ± standard deviation in per cent; the mean alone of a single seed."""
+    return f"{100 * row['mean']:.1f}" + (f" ± {100 * row['std']:.1f}" if row["std"] is not None else "")

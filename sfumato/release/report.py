@@ -38,8 +38,10 @@ SEEN = {
     "pretrain": "what the warm-up saw",
     "saliency": "noisy gradient norms",
 }
+WORDS = {"accuracy": "accuracy", "balanced_accuracy": "mean accuracy of the classes"}
 ACCOUNTANTS = {"rdp": "Rényi", "rdp_classic": "Rényi, older conversion", "pld": "privacy-loss distribution"}
 ACCURACY = "Accuracy on real hold-out images, %"
+VERDICT = "What a classifier can do, %"
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,11 @@ class Table:
 class Local:
     """What only the owner's edition shows.
 
-    metrics, plots: numbers from real images; pictures: what the models learned from.
+    verdict: on the release, a sentence; metrics, plots: numbers from real images; pictures: what the models learned
+    from.
     """
+
+    verdict: str = ""
 
     metrics: tuple[Table, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -243,6 +248,7 @@ def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
     with explained(DataError, lambda error: f"{metrics} cannot be read ({error}): run `stage evaluate` again"):
         found = read_json(metrics) if metrics.is_file() else {}
         tables, warnings = metric_tables(found), tuple(str(warning) for warning in found.get("warnings", ()))
+        verdict = str(found.get("verdict", {}).get("sentence", ""))
     plots = tuple(picture(path, path.stem, "rests on real images") for path in sorted(evaluation.glob("*.png")))
     pictures = []
     for stage, what in SEEN.items():
@@ -253,7 +259,7 @@ def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
         except SfumatoError:  # not whole, so do not trust its pictures
             continue
         pictures += [picture(path, f"{stage}: {path.stem}", what) for path in files]
-    return Local(tables, warnings, plots, tuple(pictures))
+    return Local(verdict, tables, warnings, plots, tuple(pictures))
 
 
 def metric_tables(metrics: Mapping) -> tuple[Table, ...]:
@@ -261,6 +267,11 @@ def metric_tables(metrics: Mapping) -> tuple[Table, ...]:
     cells: dict[str, dict[str, dict[str, str]]] = {}  # title -> measure -> set -> text
     for name, values in metrics.items():
         if not isinstance(values, Mapping):
+            continue
+        if name == "verdict":
+            for measure in ("accuracy", "balanced_accuracy"):
+                shares = {what: f"{100 * share:.1f}" for what, share in values[measure].items()}
+                cells.setdefault(VERDICT, {})[WORDS[measure]] = shares
             continue
         if name == "teacher":  # a classifier itself, beside those that learned from images
             for measure, share in values.items():
@@ -272,7 +283,7 @@ def metric_tables(metrics: Mapping) -> tuple[Table, ...]:
             for title, measure, text in leaves(measures, "Complexity, nats" if name == "complexity" else "Other"):
                 cells.setdefault(title, {}).setdefault(measure, {})[image_set] = text
     tables = []
-    for title, rows in cells.items():
+    for title, rows in sorted(cells.items(), key=lambda item: item[0] != VERDICT):
         columns = tuple(dict.fromkeys(image_set for row in rows.values() for image_set in row))
         lines = ((measure, tuple(row.get(c, "–") for c in columns)) for measure, row in rows.items())
         tables.append(Table(title, columns, tuple(lines)))
@@ -284,7 +295,8 @@ def leaves(values: Mapping, title: str) -> Iterable[tuple[str, str, str]]:
     for key, value in values.items():
         measure = key.replace("_", " ")
         if isinstance(value, Mapping) and {"mean", "std"} <= value.keys():
-            yield ACCURACY, measure, f"{100 * value['mean']:.1f} ± {100 * value['std']:.1f}"
+            spread = f" ± {100 * value['std']:.1f}" if value["std"] is not None else ""  # None: of a single seed
+            yield ACCURACY, measure, f"{100 * value['mean']:.1f}{spread}"
         elif isinstance(value, Mapping):
             words = {"space": "features", "reference": "against"}
             space = "".join(f", {word} {value[name]}" for name, word in words.items() if name in value)

@@ -23,7 +23,7 @@ from sfumato.errors import BudgetError, ConfigError, DataError
 from sfumato.pictures import save_png
 from sfumato.privacy.accountant import default_delta
 from sfumato.privacy.events import SECRET, Mechanism, event_to_json
-from sfumato.privacy.ledger import build_ledger, ledger_text
+from sfumato.privacy.ledger import build_ledger, ledger_text, read_ledger
 from sfumato.privacy.meaning import bound_text
 from sfumato.release.report import (
     Local,
@@ -58,6 +58,13 @@ METRICS = {
         "fidelity": {"space": "cnn-x", "reference": "holdout", "frechet": 5.4321},
     },
     "complexity": {"central": {"entropy": 1.2345}, "real": {"entropy": 4.5678}},
+    "verdict": {
+        "level": "fair",
+        "sentence": "fair (81 % of what there is to learn): much.",
+        "learned": 0.81,
+        "accuracy": {"chance": 0.5, "release": 0.8317},
+        "balanced_accuracy": {"chance": 0.5, "release": 0.8217},
+    },
 }
 
 
@@ -286,10 +293,33 @@ def test_the_owners_edition_says_that_it_is_local_on_top_and_on_every_printed_pa
 
 
 def test_the_owners_edition_shows_the_evaluation_and_is_no_artifact(desk, tmp_path):
-    assert "not to be shared" in desk("--audience", "owner")
+    said = desk("--audience", "owner")
+    assert "not to be shared" in said
     text = (tmp_path / "evaluation" / "report.html").read_text()
-    assert "83.2 ± 1.2" in text and "7.654" in text and "only 12 images" in text and text.count("data:image/png") == 2
+    assert (
+        "The verdict: fair (81 %" in text
+        and "83.2 ± 1.2" in text
+        and "7.654" in text
+        and "only 12 images" in text
+        and text.count("data:image/png") == 2
+    )
     assert not (tmp_path / "evaluation" / PRIVACY).exists() and not (tmp_path / "artifacts" / "report").exists()
+
+
+def test_the_last_page_says_what_was_released_what_it_cost_and_what_may_be_shared(desk, monkeypatch):
+    said = desk("--audience", "owner")
+    assert (
+        "12 synthetic images, grey, 8 × 8, 2 classes" in said and "one (image, label), of dataset clinic-2026" in said
+    )
+    assert f"ε = {bound_text(read_ledger(Path('ledger.json'))['epsilon']['rdp'])} of 10" in said
+    assert (
+        "artifacts/synthesize/, artifacts/report/, ledger.json" in said
+        and "git add params.yaml dvc.lock ledger.json" in said
+    )
+    assert "81 %" not in said and "metrics.json" in said  # standard output is no terminal: a log may be kept
+    monkeypatch.setattr("stages.report.on_terminal", lambda: True)
+    assert "verdict   fair (81 % of what there is to learn): much." in desk("--audience", "owner")
+    assert "git add" not in desk()
 
 
 def test_the_owners_edition_never_lands_in_an_artifact(desk, tmp_path):
@@ -420,7 +450,10 @@ def test_mechanisms_are_read_through_their_nesting():
 
 
 def test_metrics_become_tables_with_a_cell_for_each_set():
-    accuracy, fidelity, complexity = metric_tables(METRICS)
+    verdict, accuracy, fidelity, complexity = metric_tables(METRICS)
+    assert verdict.columns == ("chance", "release") and verdict.rows[1][1] == ("50.0", "82.2")
+    alone = metric_tables({"release": {"cnn": {"mean": 0.8317, "std": None, "per_seed": [0.8317]}}})
+    assert alone[0].rows == (("cnn", ("83.2",)),)  # of a single seed there is no spread to state
     assert accuracy.columns == ("release", "real") and accuracy.rows == (("cnn", ("83.2 ± 1.2", "97.3 ± 0.5")),)
     assert fidelity.title == "Fidelity, features cnn-x, against holdout"
     assert fidelity.rows == (
@@ -429,7 +462,7 @@ def test_metrics_become_tables_with_a_cell_for_each_set():
         ("mmd", ("0.4567 ± 0.0321", "–")),
     )
     assert complexity.columns == ("central", "real") and complexity.rows == (("entropy", ("1.234", "4.568")),)
-    assert metric_tables({"scope": "local"}) == () and Local() == Local((), (), (), ())
+    assert metric_tables({"scope": "local"}) == () and Local() == Local("", (), (), (), ())
 
 
 def test_a_picture_that_is_too_large_for_a_page_is_shrunk(tmp_path):

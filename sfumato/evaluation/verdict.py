@@ -1,0 +1,80 @@
+"""The verdict on a release: what a classifier learns from it, between guessing and the real images. All of it is local.
+
+Measured by balanced accuracy, the mean over the classes, since a classifier that always names the largest class has the
+accuracy of that class and has learned nothing. The scale is the part of what there is to learn:
+
+    learned = (release - chance) / (real - chance)
+
+with the best classifier on each side. `LEVELS` are its thresholds, a convention: below a tenth a release is useless,
+from nine tenths on it is good.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from sfumato.evaluation.plots import accuracies
+
+# level -> the least part of what there is to learn, and what to say; the first that is met holds
+LEVELS = {
+    "good": (0.9, "a classifier learns nearly as much from this release as from the real images"),
+    "fair": (0.5, "a classifier learns much of what the real images teach from this release, and not all"),
+    "poor": (0.1, "a classifier learns little from this release: do not rely on it without a test on real images"),
+    "useless": (-math.inf, "a classifier learns almost nothing from this release: do not rely on it"),
+}
+UNKNOWN = "classifiers learn nothing from the real images either, so nothing can be said about the release"
+ERRORS = 3.0  # standard errors by which an accuracy must exceed chance to be told from it
+BETTER = 0.02  # balanced accuracy by which the teacher must lead to be recommended
+
+
+def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[str, Any]:
+    """The verdict on the release of an evaluation.
+
+    found: what `evaluate_release` returns, with "teacher" where there is one; labels: (N,) of the hold-out; classes:
+    of the plan. Returns {"level": one of LEVELS or "unknown", "sentence", "learned": the part, None where unknown,
+    "accuracy" and "balanced_accuracy": {"chance", "majority class", "release", "teacher", "real"}, shares in [0, 1]}.
+    Without real images as the bound, "real" is absent and perfect accuracy takes its place: the verdict can then only
+    be too hard.
+    """
+    present = np.bincount(labels, minlength=classes)
+    chance = 1 / max(int((present > 0).sum()), 1)
+    rows = {
+        "chance": {"accuracy": 1 / classes, "balanced_accuracy": chance},
+        "majority class": {"accuracy": float(present.max() / len(labels)), "balanced_accuracy": chance},
+        "release": best(found["release"]),
+        **({"teacher": found["teacher"]} if "teacher" in found else {}),
+        **({"real": best(found["real"])} if "real" in found else {}),
+    }
+    release, real = (rows.get(name, {}).get("balanced_accuracy", 1.0) for name in ("release", "real"))
+    error = math.sqrt(chance * (1 - chance) / len(labels))
+    learned = (release - chance) / (real - chance) if real - chance > ERRORS * error else None
+    if learned is None:
+        level, sentence = "unknown", UNKNOWN
+    else:
+        told = release - chance > ERRORS * error  # apart from chance, as far as so many images can tell
+        level = next(name for name, (least, _) in LEVELS.items() if learned >= least) if told else "useless"
+        sentence = LEVELS[level][1]
+    part = "" if learned is None else f" ({100 * learned:.0f} % of what there is to learn)"
+    if "teacher" in found and found["teacher"]["balanced_accuracy"] > release + BETTER:
+        sentence += ". The teacher is a better classifier: who needs no more than a classifier should take it"
+    return {
+        "level": level,
+        "sentence": f"{level}{part}: {sentence}.",
+        "learned": learned,
+        **{
+            measure: {name: row[measure] for name, row in rows.items()} for measure in ("accuracy", "balanced_accuracy")
+        },
+    }
+
+
+def best(values: Mapping[str, Any]) -> dict[str, float]:
+    """The highest accuracy and the highest balanced accuracy of the classifiers trained on one set."""
+    rows = accuracies(dict(values)).values()
+    return {
+        "accuracy": max(row["mean"] for row in rows),
+        "balanced_accuracy": max(float(np.mean([one["mean"] for one in row["per_class"]])) for row in rows),
+    }

@@ -1,0 +1,71 @@
+"""The verdict: between guessing and the real images, by thresholds that the module states."""
+
+import numpy as np
+import pytest
+
+from sfumato.evaluation.verdict import LEVELS, verdict
+
+LABELS = np.repeat(np.arange(4), 250)
+
+
+def scored(accuracy: float, classes: int = 4) -> dict:
+    rows = [{"class": str(i), "mean": accuracy, "std": None} for i in range(classes)]
+    return {
+        "cnn": {"mean": accuracy, "std": None, "per_class": rows},
+        "lr": {"mean": 0.1, "std": None, "per_class": [{"mean": 0.1}]},
+    }
+
+
+def judged(release: float, real: float | None = 0.95, labels=LABELS, **more) -> dict:
+    found = {"release": scored(release), **({} if real is None else {"real": scored(real)}), **more}
+    return verdict(found, labels, 4)
+
+
+@pytest.mark.parametrize(
+    ("release", "level"),
+    [
+        (0.25, "useless"),
+        (0.31, "useless"),
+        (0.33, "poor"),
+        (0.59, "poor"),
+        (0.61, "fair"),
+        (0.87, "fair"),
+        (0.89, "good"),
+    ],
+)
+def test_the_level_is_the_part_of_what_there_is_to_learn(release, level):
+    """Chance is 25 %, the real images teach 95 %: the thresholds lie at 32, 60 and 88 %."""
+    found = judged(release)
+    assert found["level"] == level and found["learned"] == pytest.approx((release - 0.25) / 0.7)
+    assert LEVELS[level][1] in found["sentence"] and f"{100 * found['learned']:.0f} %" in found["sentence"]
+
+
+def test_on_few_images_an_accuracy_near_chance_is_useless_however_the_scale_reads():
+    few = np.arange(40) % 4
+    assert judged(0.40, labels=few)["level"] == "useless" and judged(0.40)["level"] == "poor"
+    assert judged(0.40, real=0.42, labels=few)["level"] == "unknown"
+
+
+def test_naming_the_largest_class_is_useless_whatever_its_accuracy():
+    labels = np.array([0] * 950 + [1] * 50)
+    rows = [{"mean": 1.0}, {"mean": 0.0}]
+    constant = {"cnn": {"mean": 0.95, "std": None, "per_class": rows}}
+    real = {"cnn": {"mean": 0.97, "std": None, "per_class": [{"mean": 0.98}, {"mean": 0.8}]}}
+    found = verdict({"release": constant, "real": real}, labels, 2)
+    assert found["level"] == "useless" and "do not rely on it" in found["sentence"]
+    assert found["accuracy"]["majority class"] == found["accuracy"]["release"] == 0.95
+
+
+def test_the_teacher_is_recommended_where_it_is_better():
+    teacher = {"accuracy": 0.9, "balanced_accuracy": 0.9}
+    assert (
+        "teacher" in judged(0.8, teacher=teacher)["sentence"]
+        and judged(0.8, teacher=teacher)["accuracy"]["teacher"] == 0.9
+    )
+    assert "teacher" not in judged(0.89, teacher=teacher)["sentence"]
+
+
+def test_without_the_bound_the_verdict_is_never_kinder():
+    order = list(LEVELS)
+    for release in (0.3, 0.5, 0.7, 0.9):
+        assert order.index(judged(release, real=None)["level"]) >= order.index(judged(release)["level"])
