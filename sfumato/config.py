@@ -222,6 +222,7 @@ class Frequency(QuerySettings):
 
 
 Share = Annotated[float, Field(gt=0, le=1)]
+Strength = Annotated[float, Field(gt=0, lt=1)]
 
 
 class Public(Strict):
@@ -259,6 +260,50 @@ class Histogram(QuerySettings):
 
     def sampling(self, size_hint: int) -> tuple[float, int]:
         return rate_of(self.batch, size_hint), 1
+
+
+class Denoiser(Settings):
+    """A diffusion model trained on the public set, and on nothing else: a generator that `evolve` may ask.
+
+    It has the network of `model`, and the public classes in the place of the sensitive ones.
+    """
+
+    steps: Positive = 4000
+    batch: Positive = 64
+    learning_rate: PositiveFloat = 1e-3
+    ema: Fraction = 0.999
+
+
+class Evolve(QuerySettings):
+    """Private Evolution: candidates of a public generator, and votes of the images for the nearest (METHODS §13).
+
+    `glyphs`, `procedural` and `photos` are renderers, whose parameters vary; `denoiser` is the model of that stage,
+    which noises an image and denoises it again.
+    """
+
+    chooser: ClassVar[str] = "generator"
+    noise: Noise = 20.0
+    generator: Literal["glyphs", "procedural", "photos", "denoiser"] = "glyphs"
+    feature: str = "pixels"  # the network that `classifier` trained, or one of FEATURES: where nearness is measured
+    dimension: Positive = 256  # of the features, at most
+    power: Annotated[float, Field(ge=0, le=1)] = 0.0  # directions are scaled by variance^(−power/2)
+    rounds: Positive = 10  # T
+    batch: Positive | None = None  # expected images a round: sample_rate = batch / size_hint; None: all, sample_rate 1
+    population: Positive = 620  # candidates of all classes together
+    images: Positive = 10_000  # of the last generation, which is released
+    within_class: bool = True  # an image votes for candidates of its class alone; else for any, in the row of its class
+    threshold: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0  # in standard deviations of the noise
+    lookahead: Annotated[int, Field(ge=0)] = 0  # k: a candidate is judged with so many variations of it
+    variation: tuple[Strength, Strength] = (0.3, 0.05)  # how far, in the first and in the last round
+    steps: Positive = 18  # of the solver, for `denoiser`
+    guidance: Annotated[float, Field(ge=0)] = 0.0  # of the same
+
+    def sampling(self, size_hint: int) -> tuple[float, int]:
+        return rate_of(self.batch, size_hint), self.rounds
+
+    def reads(self, name: str) -> bool:
+        chosen = {"denoiser": self.generator, "classifier": self.feature}
+        return name not in chosen or name == chosen[name]
 
 
 # of `Teacher` where nothing else is said: at ε up to 1, and from 10 on; between them by powers of ε (METHODS §9c)
@@ -460,7 +505,9 @@ class Phase(Strict):
     """One phase of the warm-up: denoising training on released or public images."""
 
     # name -> weight
-    sources: Annotated[dict[Literal["central", "auxiliary", "refine", "public"], PositiveFloat], Field(min_length=1)]
+    sources: Annotated[
+        dict[Literal["central", "auxiliary", "refine", "evolve", "public"], PositiveFloat], Field(min_length=1)
+    ]
     steps: Positive
     batch: Positive = 64
     learning_rate: PositiveFloat = 3e-4
@@ -577,8 +624,8 @@ class Finetune(QuerySettings):
         return name != "saliency" or self.trainable in SALIENT
 
 
-# the stages whose models draw images, and `select`, which chooses public ones
-Drawable = Literal["finetune", "pretrain", "refine", "auxiliary", "select"]
+# the stages whose models draw images, `evolve`, which holds a population, and `select`, which chooses public ones
+Drawable = Literal["finetune", "pretrain", "refine", "auxiliary", "evolve", "select"]
 
 
 class Synthesize(Settings):
@@ -700,6 +747,8 @@ class Params(Strict):
     frequency: Frequency = Frequency()
     auxiliary: Auxiliary = Auxiliary()
     classifier: Classifier = Classifier()
+    denoiser: Denoiser = Denoiser()
+    evolve: Evolve = Evolve()
     histogram: Histogram = Histogram()
     teacher: Teacher = Teacher()
     embedding: Embedding = Embedding()

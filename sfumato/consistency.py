@@ -26,7 +26,7 @@ def check_consistent(params: Params, card: Card) -> None:
         raise ConfigError(problem)
     if params.model.directory is not None:
         class_prompts(params.model, card.dataset_id, card.classes)  # raises ConfigError where a prompt cannot be made
-    elif params.runs("pretrain"):
+    elif params.runs("pretrain") or params.runs("denoiser"):
         import torch
 
         from sfumato.diffusion.unet import UNet
@@ -104,6 +104,10 @@ def name_problems(params: Params) -> Iterator[str]:
         from sfumato.features.projection import CLASSIFIER, FEATURES
 
         yield from unknown("teacher.feature", params.teacher.feature, (CLASSIFIER, *FEATURES))
+    if params.runs("evolve"):
+        from sfumato.features.projection import CLASSIFIER, FEATURES
+
+        yield from unknown("evolve.feature", params.evolve.feature, (CLASSIFIER, *FEATURES))
     if params.runs("evaluate"):
         from sfumato.evaluation.classifiers import CLASSIFIERS
 
@@ -138,9 +142,16 @@ def shape_problems(params: Params, card: Card) -> Iterator[str]:
             yield f"{name}.size={size} is too small for {number} length-scales: at least {2 * number}"
     if params.runs("pretrain") and params.pretrain.median > 1 and params.pretrain.median % 2 == 0:
         yield f"pretrain.median={params.pretrain.median} is not a window: give an odd side, or 0 for no blur"
-    if (params.runs("pretrain") or params.runs("auxiliary")) and height != width:
+    if any(params.runs(name) for name in ("pretrain", "denoiser", "auxiliary")) and height != width:
         yield f"images of {height}×{width} do not fit the models, which need square ones: set data.size"
-    if params.runs("pretrain") and model.directory is None and height % model.unshuffle:
+    if params.runs("evolve") and params.evolve.population < len(card.classes):
+        yield (
+            f"evolve.population={params.evolve.population} is less than one candidate for each of "
+            f"{len(card.classes)} classes: raise it"
+        )
+    if params.runs("denoiser") and model.directory is not None:
+        yield "denoiser trains our own network, but model.directory names a public one: leave one of them out"
+    if (params.runs("pretrain") or params.runs("denoiser")) and model.directory is None and height % model.unshuffle:
         yield (
             f"model.unshuffle={model.unshuffle} does not divide images of {height}×{width}: "
             "set data.size, or model.unshuffle"

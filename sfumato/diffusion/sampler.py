@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 SIGMA_MIN, SIGMA_MAX, RHO = 0.002, 80.0, 7.0
 
 
-def noise_schedule(steps: int) -> Tensor:
-    """The noise levels visited: `steps` of them from SIGMA_MAX down to SIGMA_MIN, then 0. (steps + 1,) float32."""
+def noise_schedule(steps: int, start: float = SIGMA_MAX) -> Tensor:
+    """The noise levels visited: `steps` of them from `start` down to SIGMA_MIN, then 0. (steps + 1,) float32."""
     if steps < 1:
         raise ValueError(f"steps={steps}: expected at least 1")
     ramp = torch.linspace(0, 1, steps) if steps > 1 else torch.zeros(1)
-    levels = (SIGMA_MAX ** (1 / RHO) + ramp * (SIGMA_MIN ** (1 / RHO) - SIGMA_MAX ** (1 / RHO))) ** RHO
+    levels = (start ** (1 / RHO) + ramp * (SIGMA_MIN ** (1 / RHO) - start ** (1 / RHO))) ** RHO
     return torch.cat([levels, torch.zeros(1)])
 
 
@@ -55,15 +55,40 @@ def sample(
         # One image's noise at a time, so that the k-th image does not depend on `batch`.
         start = torch.cat([torch.empty(0, *shape), *(torch.randn(1, *shape, generator=generator) for _ in part)])
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-            images.append(to_image_range(solve(model, start.to(device), part.to(device), steps, guidance)).cpu())
+            noised = start.to(device) * noise_schedule(steps)[0].item()
+            images.append(to_image_range(solve(model, noised, part.to(device), steps, guidance)).cpu())
     model.train(training)
     return torch.cat(images)
 
 
-def solve(model: UNet, noise: Tensor, labels: Tensor, steps: int, guidance: float) -> Tensor:
-    """Heun's method from `noise` (standard normal, (B, C, H, W)) to σ = 0. Returns (B, C, H, W) in about [-1, 1]."""
-    sigmas = noise_schedule(steps).tolist()
-    x = noise * sigmas[0]
+@torch.no_grad()
+def renoise(
+    model: UNet,
+    images: Tensor,
+    labels: Tensor,
+    level: float,
+    steps: int,
+    guidance: float,
+    generator: torch.Generator,
+    batch: int = 256,
+) -> Tensor:
+    """Images noised to the level σ and denoised again: variations of them, the further the higher the level.
+
+    images: (N, C, H, W) float32 in [0, 1]; level: cut to SIGMA_MIN and SIGMA_MAX; steps: of a whole draw, of which it
+    takes those at or below the level, and two at least; the rest as for `sample`, model in eval mode.
+    """
+    device, level = next(model.parameters()).device, min(max(level, SIGMA_MIN), SIGMA_MAX)
+    steps = max(2, int((noise_schedule(steps)[:-1] <= level).sum()))
+    varied = [torch.empty(0, *images.shape[1:])]
+    for part, own in zip(images.split(batch), labels.split(batch), strict=True):
+        start = part * 2 - 1 + level * torch.randn(part.shape, generator=generator)
+        varied.append(to_image_range(solve(model, start.to(device), own.to(device), steps, guidance, level)).cpu())
+    return torch.cat(varied)
+
+
+def solve(model: UNet, x: Tensor, labels: Tensor, steps: int, guidance: float, start: float = SIGMA_MAX) -> Tensor:
+    """Heun's method from `x`, (B, C, H, W) with noise of level `start`, to σ = 0. Returns the same, about [-1, 1]."""
+    sigmas = noise_schedule(steps, start).tolist()
     for sigma, following in itertools.pairwise(sigmas):
         slope = (x - guided(model, x, sigma, labels, guidance)) / sigma
         euler = x + (following - sigma) * slope

@@ -1,4 +1,4 @@
-"""Checkpoints of a DP-SGD run. Each names its run and its step.
+"""Checkpoints of a query of many releases, DP-SGD say. Each names its run and its step.
 
 A checkpoint is on disk before anything that follows from it is shown.
 """
@@ -6,13 +6,18 @@ A checkpoint is on disk before anything that follows from it is shown.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sfumato.files import replacing, sync
 from sfumato.weights import save_tensors
+
+if TYPE_CHECKING:
+    from sfumato.privacy.charge import Charge
 
 
 def checkpoint_path(run: Path, uses: int) -> Path:
@@ -45,6 +50,31 @@ def load_checkpoint(run: Path, run_id: str, uses: int) -> tuple[dict[str, Tensor
             return tensors, json.loads(metadata["log"])
     except (OSError, SafetensorError, ValueError, KeyError):
         return None
+
+
+def resume(
+    open_charge: Callable[[], Charge], stage: str, say: Callable[[str], None], unit: str = "step"
+) -> tuple[Charge, dict[str, Tensor] | None, list[dict]]:
+    """A charge, the state after its last durable release, None where there was none yet, and its public log.
+
+    A run that a kill left open goes on. One that has lost its checkpoint stays spent, and a new charge is opened.
+    """
+    while (charge := open_charge()).used > 0:
+        short = charge.run.name[:8]
+        if found := load_checkpoint(charge.run, charge.run.name, charge.used):
+            say(f"{stage}: resuming run {short} after {unit} {charge.used}: no further charge")
+            return charge, *found
+        lost = f"{stage}: run {short} has lost its checkpoint of {unit} {charge.used}"
+        say(f"{lost}: it stays spent, a new charge starts")
+        charge.abandon()
+    return charge, None, []
+
+
+def make_durable(charge: Charge, state: dict[str, Tensor], log: list[dict]) -> None:
+    """Make the releases so far durable: the state on disk, then the journal, and only then is the last one removed."""
+    save_checkpoint(charge.run, charge.run.name, charge.used, state, log)
+    charge.durable()
+    drop_checkpoints(charge.run, keep=charge.used)
 
 
 def drop_checkpoints(run: Path, keep: int | None = None) -> None:

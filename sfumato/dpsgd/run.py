@@ -18,7 +18,7 @@ from torch import Tensor
 from sfumato.config import Finetune
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.ema import EMA
-from sfumato.dpsgd.checkpoint import drop_checkpoints, load_checkpoint, save_checkpoint
+from sfumato.dpsgd.checkpoint import make_durable, resume
 from sfumato.dpsgd.clip import unflatten
 from sfumato.dpsgd.gradients import Draws, choose_chunk, clipped_gradient_sum, draw, half_precision_pays
 from sfumato.files import csv_text
@@ -136,18 +136,9 @@ def fine_tune(
     of images or a time.
     """
     # the charge, and the state after its last durable step
-    charge, log = open_charge(), []
-    while charge.used > 0:
-        run, short = charge.run, charge.run.name[:8]
-        found = load_checkpoint(run, run.name, charge.used)
-        if found is not None:
-            state.load(found[0])
-            log = found[1]
-            say(f"finetune: resuming run {short} after step {charge.used}: no further charge")
-            break
-        say(f"finetune: run {short} has lost its checkpoint of step {charge.used}: it stays spent, a new charge starts")
-        charge.abandon()
-        charge = open_charge()
+    charge, found, log = resume(open_charge, "finetune", say)
+    if found is not None:
+        state.load(found)
     if curve is not None:
         curve.resume(charge.run, charge.used)
 
@@ -159,9 +150,7 @@ def fine_tune(
 
         # on disk and in the journal before anything that follows from it is shown
         if charge.used % state.config.checkpoint_every == 0 or charge.used == charge.uses:
-            save_checkpoint(charge.run, charge.run.name, charge.used, state.tensors(), log)
-            charge.durable()
-            drop_checkpoints(charge.run, keep=charge.used)
+            make_durable(charge, state.tensors(), log)
             report(charge.used, charge.uses)
         if curve is not None and charge.used in state.config.convergence:
             curve.measure(state.model, state.ema.average, charge.used)

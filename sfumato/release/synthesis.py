@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sfumato.compute import device
 from sfumato.config import Synthesize
+from sfumato.data.images import IMAGES, LABELS, load_array
 from sfumato.data.store import load_public
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.errors import DataError
 from sfumato.synthesizer import load_start, load_synthesizer
+from sfumato.warmup.curriculum import MappedImages
 from sfumato.warmup.generator import balanced_labels, draw_images, load_generator
 from sfumato.warmup.public_images import public_training_set
 
@@ -36,7 +39,8 @@ def draw_from(
     progress: Progress | None = None,
     shape: Sequence[int] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`count` images of one model: the generator for "auxiliary" and "refine", the diffusion sampler for the others.
+    """`count` images of one model: the generator for "auxiliary" and "refine", the last generation for "evolve", the
+    public images for "select", the diffusion sampler for the others.
 
     paths: the artifact of each model; a fine-tuned one saved as adapters needs that of "pretrain" too; priors:
     (classes,) label shares, None for equal ones; shape: (C, H, W) of the images wanted: images of a public model are
@@ -44,12 +48,32 @@ def draw_from(
     """
     if name == "select":
         return chosen_images(paths, count, priors, seed, shape)
+    if name == "evolve":
+        return evolved_images(paths[name], count, priors, seed)
     if name in ("auxiliary", "refine"):
         return draw_images(load_generator(paths[name]), count, priors, seed)
     model = NETWORKS[name](paths).to(device())
     random = torch.Generator().manual_seed(seed)
     labels = balanced_labels(count, priors, model.classes, random)
     return model.draw(labels, settings.steps, settings.guidance, random, shape, progress), labels
+
+
+def evolved_images(directory: Path, count: int, priors: Tensor | None, seed: int) -> tuple[Tensor, Tensor]:
+    """`count` of the last generation of Private Evolution, at random. Where a class has too few, all of them in turn.
+
+    A class without any, whose noisy count was zero, gives its part to the others.
+    """
+    known = load_array(directory / LABELS)
+    held = torch.from_numpy(np.bincount(known, minlength=1 if priors is None else len(priors)))
+    shares = (torch.ones(len(held)).double() if priors is None else priors.double()) * (held > 0)
+    random = torch.Generator().manual_seed(seed)
+    labels = balanced_labels(count, shares / shares.sum(), len(held), random)
+    rows = torch.empty_like(labels)
+    for label in labels.unique().tolist():
+        places, own = (labels == label).nonzero().flatten(), torch.from_numpy(np.flatnonzero(known == label))
+        order = own[torch.randperm(len(own), generator=random)]
+        rows[places] = order.repeat(-(-len(places) // len(own)))[: len(places)]
+    return MappedImages(load_array(directory / IMAGES))[rows].float() / 255, labels
 
 
 def chosen_images(

@@ -28,7 +28,7 @@ class TrainingSets:
 
 
 def training_sets(paths: Mapping[str, Path], shape: Shape, classes: Sequence[str], median: int) -> TrainingSets:
-    """The sets of "central", "auxiliary", "refine" and "public", of those in `paths`, by stage.
+    """The sets of "central", "auxiliary", "refine", "evolve" and "public", of those in `paths`, by stage.
 
     "public" needs "select" too. median: side of the blur's window, for central images.
     """
@@ -37,7 +37,7 @@ def training_sets(paths: Mapping[str, Path], shape: Shape, classes: Sequence[str
         images, labels = load_central(paths["central"], shape, median)
         sets.sources["central"] = images, labels
         sets.pictures["central"] = to_grid(images, len(classes))
-    for name in ("auxiliary", "refine"):
+    for name in ("auxiliary", "refine", "evolve"):
         if name in paths:
             drawn = load_images(paths[name], classes)
             sets.sources[name] = MappedImages(drawn.images), torch.from_numpy(np.array(drawn.labels))

@@ -1,0 +1,45 @@
+"""`stage evolve`: votes of the sensitive images for what a public generator proposes, round by round."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from sfumato.compute import device
+from sfumato.config import Evolve
+from sfumato.data.store import read_card
+from sfumato.diffusion.unet import load_model
+from sfumato.dpsgd.checkpoint import drop_checkpoints
+from sfumato.features.projection import CLASSIFIER
+from sfumato.features.public_network import load_classifier
+from sfumato.queries.count import read_counts
+from sfumato.queries.encoded import encoder_of, ensure_encoded
+from sfumato.queries.evolve import embedding_of, query_evolve, save_population
+from sfumato.warmup.evolution import NetworkGenerator, PublicGenerator, RendererGenerator
+from stages.runner import QueryRun, progress, say, state_dir
+
+
+def evolve(run: QueryRun[Evolve]) -> None:
+    plan, settings = run.plan, run.settings
+    generator = generator_of(run)
+    network = load_classifier(run.path("classifier")) if settings.feature == CLASSIFIER else None
+    embedding = embedding_of(settings, plan.shape, network, generator, plan.seed).to(device())
+    encoding = partial(progress, "features of the images, once", clock=False)
+    encoder = encoder_of(embedding, embedding.config())
+    latents = ensure_encoded(embedding, encoder, device(), state_dir(), read_card(run.card), encoding)
+    priors = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes)).priors
+    released = f"{settings.rounds} rounds of votes for candidates of {settings.generator}"
+    open_charge = partial(run.open_charge, released, "1: an image votes for one candidate", 1.0, latents=latents)
+    with progress("evolve", clock=False) as report:
+        charge, population, best, log = query_evolve(
+            open_charge, settings, generator, embedding, priors, plan.seed, report=report, say=say
+        )
+    with run.releasing(charge) as directory:
+        save_population(generator, population, best, log, plan.classes, directory)
+    drop_checkpoints(charge.run)
+
+
+def generator_of(run: QueryRun[Evolve]) -> PublicGenerator:
+    settings = run.settings
+    if settings.generator != "denoiser":
+        return RendererGenerator(settings.generator, run.plan.shape)
+    return NetworkGenerator(load_model(run.path("denoiser")).to(device()).eval(), settings.steps, settings.guidance)

@@ -1,0 +1,194 @@
+"""Private Evolution: an image has one vote in a round, wherever it is; T rounds cost √T/σ, killed or not."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sfumato.config import Evolve
+from sfumato.data.store import SENSITIVE, load_prepared
+from sfumato.dpsgd.checkpoint import checkpoint_path
+from sfumato.features.alone import rows_alone
+from sfumato.privacy.accountant import epsilon
+from sfumato.privacy.events import Mechanism
+from sfumato.privacy.rows import bounded_sum
+from sfumato.queries.evolve import embedding_of, on_grid, query_evolve, vote_rows
+from sfumato.warmup.evolution import RendererGenerator
+
+CLASSES, SHAPE, DELTA = 10, (1, 8, 8), 1e-5
+UNIFORM = torch.full((CLASSES,), 1 / CLASSES)
+
+
+@pytest.fixture(scope="module")
+def generator() -> RendererGenerator:
+    return RendererGenerator("glyphs", SHAPE)
+
+
+@pytest.fixture(scope="module", params=["pixels", "deep-scattering", "scattering"])
+def places(request, generator, digits):
+    """Where 90 digits and 124 candidates are, in a real embedding; the candidates' classes."""
+    settings = Evolve(feature=request.param, dimension=32, population=124)
+    embedding = embedding_of(settings, SHAPE, None, generator, seed=0)
+    images, labels = digits.batch(range(90))
+    kinds = torch.arange(124) % generator.kinds
+    candidates = embedding(generator.images(kinds, generator.draw(kinds, torch.Generator().manual_seed(1)))).detach()
+    return rows_alone(embedding, images), labels, candidates, torch.arange(124) % CLASSES
+
+
+def histogram(vectors, labels, candidates, candidate_labels):
+    return bounded_sum(vote_rows(candidates, candidate_labels, CLASSES, vectors, labels), 1.0)
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_one_image_moves_the_votes_by_exactly_its_own(places, within):
+    vectors, labels, candidates, classes = places
+    own = classes if within else None
+    whole = histogram(vectors, labels, candidates, own)
+    assert whole.sum() == len(vectors)
+    for left_out in range(0, 90, 7):
+        kept = torch.arange(90) != left_out
+        move = whole - histogram(vectors[kept], labels[kept], candidates, own)
+        assert sorted(move.unique().tolist()) == [0.0, 1.0] and move.sum() == 1
+        row, column = (int(index) for index in move.nonzero()[0])
+        assert row == labels[left_out] and (not within or classes[column] == row)
+
+
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_the_votes_do_not_depend_on_batches_or_order_to_the_last_bit(places, scale):
+    """Sums of whole numbers are exact, so no near tie turns: also where candidates are copies a rounding apart."""
+    vectors, labels, candidates, _ = places
+    chance = torch.Generator().manual_seed(0)
+    close = candidates.repeat(8, 1) * scale * (1 + 6e-8 * torch.randn(8 * 124, 1, generator=chance))
+    whole = histogram(vectors * scale, labels, close, None)
+    alone = sum(histogram(vectors[i : i + 1] * scale, labels[i : i + 1], close, None) for i in range(90))
+    order = torch.randperm(90, generator=chance)
+    assert torch.equal(whole, alone)
+    assert torch.equal(whole, histogram(vectors[order] * scale, labels[order], close, None))
+    assert on_grid(vectors * scale).abs().max() <= 2**14
+
+
+def test_the_nearest_candidate_gets_the_vote_and_of_equal_ones_the_first():
+    candidates = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [-1.0, 0.0]])
+    vectors = torch.tensor([[0.9, 0.1], [0.1, 0.9], [-3.0, 0.0]])
+    votes = histogram(vectors, torch.tensor([0, 1, 2]), candidates, None)
+    assert votes.nonzero().tolist() == [[0, 0], [1, 1], [2, 3]]
+    votes = histogram(vectors, torch.tensor([0, 1, 2]), candidates, torch.tensor([1, 0, 2, 2]))
+    assert votes.nonzero().tolist() == [[0, 1], [1, 0], [2, 3]]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e30])
+def test_a_vector_that_is_not_finite_does_not_vote_and_a_long_one_votes_once(value):
+    vectors, candidates = torch.zeros(3, 4), torch.rand(5, 4, generator=torch.Generator().manual_seed(0))
+    vectors[1, 2] = value
+    votes = histogram(vectors, torch.zeros(3, dtype=torch.int64), candidates, None)
+    assert votes.sum() == (3 if math.isfinite(value) else 2) and votes.isfinite().all()
+
+
+def test_an_image_of_no_class_or_of_one_without_candidates_does_not_vote():
+    vectors, candidates = torch.zeros(3, 4), torch.rand(5, 4)
+    labels = torch.tensor([-1, CLASSES, 3])
+    assert not histogram(vectors, labels, candidates, torch.zeros(5, dtype=torch.int64)).any()
+    assert histogram(vectors[:0], labels[:0], candidates, None).shape == (CLASSES, 5)
+
+
+@pytest.mark.parametrize(("sigma", "rounds"), [(4.0, 4), (10.0, 25)])
+def test_the_rounds_cost_what_one_gaussian_of_mu_costs(sigma, rounds):
+    """T Gaussians of σ, each of every image, are one of σ/√T: in Rényi form T·α/(2σ²) = α/(2(σ/√T)²)."""
+    assert Evolve(rounds=rounds).sampling(60_000) == (1.0, rounds)
+    asked = Mechanism(noise_multiplier=sigma, sample_rate=1.0, uses=rounds)
+    mu = math.sqrt(rounds) / sigma
+    alone = Mechanism(noise_multiplier=1 / mu, sample_rate=1.0, uses=1)
+    for accountant in ("rdp", "pld"):
+        costs = [epsilon([mechanism.event], DELTA, accountant) for mechanism in (asked, alone)]
+        assert costs[0] == pytest.approx(costs[1], rel=2e-3)
+
+
+def evolved(owner, generator, settings, charges, stop=None, say=lambda text: None):
+    """A run of the query on the prepared digits, stopped after so many rounds. charges: what was opened, in order."""
+    embedding = embedding_of(settings, SHAPE, None, generator, seed=0)
+
+    def open_charge():
+        mechanism = Mechanism(noise_multiplier=2.0, sample_rate=1.0, uses=settings.rounds)
+        charge = owner.open(mechanism, stage="evolve")
+        charge._images = WithEmbedding(charge._images, embedding)
+        charges.append(charge)
+        return charge
+
+    def report(done, total):
+        if done == stop:
+            raise KeyboardInterrupt
+
+    return query_evolve(open_charge, settings, generator, embedding, UNIFORM, 0, report=report, say=say)
+
+
+class WithEmbedding:
+    """The images of a charge as their vectors, in the place of the latents that the stage has computed before."""
+
+    def __init__(self, images, embedding):
+        self.images, self.embedding = images, embedding
+
+    def __len__(self):
+        return len(self.images)
+
+    def batch(self, indices):
+        images, labels = self.images.batch(indices)
+        return rows_alone(self.embedding, images, False), labels
+
+
+def test_a_stopped_run_goes_on_after_its_last_round_and_opens_one_charge(owner, generator):
+    settings = Evolve(rounds=4, population=124, images=50, dimension=16)
+    charges, said = [], []
+    with pytest.raises(KeyboardInterrupt):
+        evolved(owner, generator, settings, charges, stop=2)
+    first = charges[0]
+    first._lock.close()
+    charge, population, best, log = evolved(owner, generator, settings, charges, say=said.append)
+    assert charge.run == first.run and charge.used == charge.uses == 4
+    assert said == [f"evolve: resuming run {charge.run.name[:8]} after round 2: no further charge"]
+    assert len(owner.odometer.opened()) == 1
+    assert len(population) == 50 and best.shape == (4, 20, 1, 8, 8) and [row["round"] for row in log] == [1, 2, 3, 4]
+
+
+def test_what_is_kept_between_rounds_holds_no_count_of_images(owner, generator):
+    settings = Evolve(rounds=3, population=124, images=50, dimension=16)
+    charges = []
+    with pytest.raises(KeyboardInterrupt):
+        evolved(owner, generator, settings, charges, stop=2)
+    files = [path.name for path in charges[0].run.iterdir() if path.name != "lock"]
+    assert files == [checkpoint_path(charges[0].run, 2).name]
+    tensors = load_file(checkpoint_path(charges[0].run, 2))
+    assert sorted(tensors) == ["best", "genes", "kinds", "labels"]
+    assert all(len(tensors[name]) == settings.population for name in ("genes", "kinds", "labels"))
+
+
+def test_the_population_comes_from_noisy_votes_alone(owner, generator, monkeypatch):
+    """The same released votes give the same population, whatever images there are: all else is public."""
+    settings = Evolve(rounds=3, population=124, images=50, dimension=16)
+    embedding = embedding_of(settings, SHAPE, None, generator, seed=0)
+    count = len(load_prepared(owner.state, owner.card, SENSITIVE))
+
+    class Told:
+        uses, noise_multiplier = 3, 2.0
+
+        def __init__(self, folder):
+            self.used, self.run = 0, folder
+            folder.mkdir()
+
+        def sum(self, rows_of, max_norm, *, size, whole):
+            assert whole and max_norm == 1.0
+            shape = rows_of(torch.zeros(1, 16), torch.tensor([0]))
+            self.used += 1
+            random = np.random.default_rng(self.used)
+            return torch.from_numpy(random.normal(size=(shape.left.shape[1], shape.right.shape[1]), scale=3).round())
+
+        def durable(self):
+            pass
+
+    found = [
+        query_evolve(lambda i=i: Told(owner.state / f"run-{i}"), settings, generator, embedding, UNIFORM, 0)[1]
+        for i in range(2)
+    ]
+    assert count not in found[0].genes.shape
+    assert torch.equal(found[0].genes, found[1].genes) and torch.equal(found[0].labels, found[1].labels)

@@ -1,0 +1,106 @@
+"""What is free in Private Evolution: genes are images, parents come by their votes, children vary around them."""
+
+import pytest
+import torch
+
+from sfumato.diffusion.unet import UNet
+from sfumato.warmup.evolution import (
+    NetworkGenerator,
+    Population,
+    RendererGenerator,
+    descendants,
+    first_population,
+    looked_at,
+    parents_of,
+    strength_at,
+)
+
+
+def chance(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture(scope="module")
+def network() -> NetworkGenerator:
+    torch.manual_seed(0)
+    model = UNet(resolution=8, channels=1, classes=5, width=8, multipliers=(1,), attention=()).eval()
+    return NetworkGenerator(model, steps=6, guidance=0.0)
+
+
+@pytest.fixture(scope="module", params=["glyphs", "procedural", "photos", "network"])
+def generator(request, network):
+    return network if request.param == "network" else RendererGenerator(request.param, (1, 8, 8))
+
+
+def test_equal_genes_are_equal_images_and_a_small_step_is_a_small_change(generator):
+    kinds = torch.arange(20) % generator.kinds
+    genes = generator.draw(kinds, chance())
+    images = generator.images(kinds, genes)
+    assert images.shape == (20, 1, 8, 8) and images.min() >= 0 and images.max() <= 1 and images.std() > 0.05
+    assert torch.equal(images, generator.images(kinds, genes))
+    moves = [
+        float((generator.images(kinds, generator.vary(kinds, genes, strength, chance(1))) - images).abs().mean())
+        for strength in (0.003, 0.03, 0.3)
+    ]
+    assert 0 <= moves[0] < moves[1] < moves[2]
+
+
+@pytest.mark.parametrize("strength", [0.05, 0.9])
+def test_varied_genes_of_a_renderer_stay_within_their_range(strength):
+    generator = RendererGenerator("glyphs", (1, 8, 8))
+    kinds = torch.zeros(500, dtype=torch.int64)
+    genes = generator.vary(kinds, generator.draw(kinds, chance()), strength, chance(1))
+    assert genes.min() >= 0 and genes.max() < 1
+
+
+def test_the_first_candidates_of_a_class_are_of_all_kinds(generator):
+    labels = torch.arange(10 * generator.kinds) % 5
+    population = first_population(generator, labels, chance())
+    for label in range(5):
+        counts = population.kinds[labels == label].bincount(minlength=generator.kinds)
+        assert counts.min() == counts.max() == 2
+
+
+def test_parents_come_in_proportion_to_the_votes_above_the_threshold_and_within_their_class():
+    votes = torch.tensor([[6.0, 3.0, 1.0, 50.0], [90.0, 0.0, 0.0, 4.0]])
+    labels, wanted = torch.tensor([0, 0, 0, 1]), torch.tensor([0] * 90 + [1] * 10)
+    found = parents_of(votes, labels, wanted, 2.0, chance())
+    assert found[:90].bincount(minlength=4).tolist() == [60, 30, 0, 0] and (found[90:] == 3).all()
+    found = parents_of(votes, None, wanted, 5.0, chance())
+    assert found[:90].bincount(minlength=4).tolist()[1:3] == [0, 0] and (found[90:] == 0).all()
+
+
+def test_a_class_whose_votes_are_all_below_the_threshold_keeps_its_candidates_alike():
+    votes, labels = torch.full((2, 6), -3.0), torch.tensor([0, 0, 0, 1, 1, 1])
+    found = parents_of(votes, labels, torch.tensor([0] * 6 + [1] * 3), 1.0, chance())
+    assert found.bincount(minlength=6).tolist() == [2, 2, 2, 1, 1, 1]
+    lone = parents_of(votes, torch.zeros(6, dtype=torch.int64), torch.ones(6, dtype=torch.int64), 1.0, chance())
+    assert lone.sort().values.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_of_each_parent_the_first_child_is_itself_in_every_class(generator):
+    kinds = torch.arange(4) % generator.kinds
+    population = Population(torch.zeros(4, dtype=torch.int64), kinds, generator.draw(kinds, chance()))
+    parents, wanted = torch.tensor([2, 2, 2, 0, 2]), torch.tensor([0, 0, 0, 0, 1])
+    next_ones = descendants(generator, population, parents, wanted, 0.3, chance(1))
+    assert torch.equal(next_ones.kinds, kinds[parents]) and torch.equal(next_ones.labels, wanted)
+    same = [torch.equal(next_ones.genes[i], population.genes[p]) for i, p in enumerate(parents.tolist())]
+    assert same == [True, False, False, True, True]
+
+
+def test_lookahead_is_the_mean_of_a_candidate_and_its_variations(generator):
+    kinds = torch.arange(3) % generator.kinds
+    population = Population(kinds, kinds, generator.draw(kinds, chance()))
+    images, alone = looked_at(generator, population, lambda x: x.flatten(1), 0, 0.2, chance(1))
+    _, ahead = looked_at(generator, population, lambda x: x.flatten(1), 2, 0.2, chance(1))
+    random = chance(1)
+    rows = [alone] + [
+        generator.images(kinds, generator.vary(kinds, population.genes, 0.2, random)).flatten(1) for _ in range(2)
+    ]
+    assert torch.equal(alone, images.flatten(1))
+    torch.testing.assert_close(ahead, torch.stack(rows).mean(0))
+
+
+def test_the_strength_falls_by_a_constant_factor():
+    assert [strength_at(0.8, 0.1, i, 4) for i in range(4)] == pytest.approx([0.8, 0.4, 0.2, 0.1])
+    assert strength_at(0.8, 0.1, 0, 1) == 0.8
