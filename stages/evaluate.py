@@ -48,6 +48,7 @@ def evaluate(
     public: PublicPath = PUBLIC,
     auxiliary: Annotated[Path, input_option("auxiliary")] = ARTIFACTS / "auxiliary",
     refine: Annotated[Path, input_option("refine")] = ARTIFACTS / "refine",
+    evolve: Annotated[Path, input_option("evolve")] = ARTIFACTS / "evolve",
     pretrain: Annotated[Path, input_option("pretrain")] = ARTIFACTS / "pretrain",
     finetune: Annotated[Path, input_option("finetune")] = ARTIFACTS / "finetune",
     count: Annotated[Path, input_option("count")] = ARTIFACTS / "count",
@@ -58,7 +59,14 @@ def evaluate(
 ) -> None:
     """Local: train classifiers on synthetic images, test them on the real hold-out, compare features."""
     plan = load_plan("evaluate", config)
-    models = {"auxiliary": auxiliary, "refine": refine, "pretrain": pretrain, "finetune": finetune, "select": select}
+    models = {
+        "auxiliary": auxiliary,
+        "refine": refine,
+        "evolve": evolve,
+        "pretrain": pretrain,
+        "finetune": finetune,
+        "select": select,
+    }
     if dry_run:
         scored = {name: models[name] for name in plan.settings.stages}
         scored |= {"teacher": teacher} if plan.settings.teacher else {}

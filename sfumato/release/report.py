@@ -34,6 +34,7 @@ LISTED_CLASSES = 100
 SEEN = {
     "auxiliary": "drawn by the generator",
     "refine": "drawn by the generator, fitted further",
+    "evolve": "the last generation that the images voted for",
     "select": "public images that were chosen",
     "pretrain": "what the warm-up saw",
     "saliency": "noisy gradient norms",

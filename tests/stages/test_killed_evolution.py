@@ -1,0 +1,72 @@
+"""A kill amid Private Evolution costs nothing: the rounds that were released are kept, and paid for once."""
+
+import json
+import signal
+import subprocess
+import time
+
+import numpy as np
+from safetensors.numpy import load_file
+from small_repository import make_repository
+
+ROUNDS = 5
+PE = {
+    "recipe": "pe",
+    "run": ["count", "evolve", "synthesize"],
+    "evolve": {"rounds": ROUNDS, "population": 124, "images": 300, "lookahead": 6, "dimension": 16},
+    "synthesize": {"count": 200},
+}
+
+
+def test_a_kill_in_round_three_of_five_costs_nothing(tmp_path):
+    repository = make_repository(tmp_path)
+    repository.edit(**PE)
+    for words in (["prepare", "sensitive"], ["prepare", "public"], ["plan"], ["count"]):
+        assert repository.run("stage", *words)[0] == 0
+    assert repository.run("stage", "classifier")[0] == repository.run("stage", "denoiser")[0] == 0
+    process = subprocess.Popen(
+        ["stage", "evolve"],
+        cwd=repository.path,
+        env=repository.environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+    # the kill: two rounds are durable, the third is under way
+    durable = 0
+    while durable < 2:
+        assert process.poll() is None, "evolve ended before it could be killed"
+        durable = max([0, *(entry["uses"] for entry in repository.journal() if entry["kind"] == "progress")])
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert durable < ROUNDS
+    opened = repository.journal()[-1 - durable]
+    assert not (repository.path / "artifacts/evolve").exists()
+
+    # what it left: a population of public candidates, and no votes, noisy or clean
+    run = repository.path / "state/runs" / opened["record"]["id"]
+    (left,) = run.glob("checkpoint-*.safetensors")
+    assert sorted(load_file(left)) == ["best", "genes", "kinds", "labels"]
+
+    # it goes on, is charged once, and for all rounds
+    code, text = repository.run("stage", "evolve")
+    assert code == 0 and "resuming run" in text and "no further charge" in text, text
+    assert repository.opened() == ["count", "evolve"]
+    assert not list(run.glob("checkpoint-*"))
+    records = json.loads((repository.path / "artifacts/evolve/privacy.json").read_text())["records"]
+    (mine,) = (record for record in records.values() if record["stage"] == "evolve")
+    assert mine["event"] == opened["record"]["event"] and str(ROUNDS) in json.dumps(mine["event"])
+    log = (repository.path / "artifacts/evolve/log.csv").read_text().splitlines()
+    assert [int(row.split(",")[0]) for row in log[1:]] == list(range(1, ROUNDS + 1))
+
+    # the population is a source of the release
+    for name in ("auxiliary", "refine", "select", "pretrain", "finetune", "teacher"):
+        repository.run("stage", name)
+    code, text = repository.run("stage", "synthesize")
+    assert code == 0, text
+    found, known = (
+        np.load(repository.path / "artifacts" / name / "images.npy").reshape(-1, 64)
+        for name in ("synthesize", "evolve")
+    )
+    assert len(found) == 200 and {row.tobytes() for row in found} <= {row.tobytes() for row in known}
