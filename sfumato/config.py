@@ -183,6 +183,25 @@ class Privacy(Strict):
         return self.epsilon if self.lifetime_epsilon is None else self.lifetime_epsilon
 
 
+Line = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\r\n]+$")]
+
+
+class Release(Strict):
+    """What the release says of itself, in its owner's words: for its cards and statements, and public like them.
+
+    No query depends on it, so it may be changed at any time at no cost.
+    """
+
+    owner: Line | None = None  # who publishes the set
+    owner_type: Literal["Government", "Industry", "Nonprofit"] | None = None  # as the Deployments Registry has them
+    contact: Line | None = None  # an address that answers questions about it
+    purpose: Line | None = None  # what it is for
+    region: Line | None = None  # that the images describe, or whose laws apply
+    sector: Literal["Technology", "Healthcare", "Education", "Government", "Energy", "Finance"] | None = None
+    licence: Line | None = None  # an SPDX identifier in small letters, as dataset hubs have them, such as cc-by-4.0
+    url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None  # the folder where it will be published
+
+
 class Count(QuerySettings):
     """One noisy release of the class counts (METHODS §2)."""
 
@@ -637,6 +656,8 @@ class Synthesize(Settings):
     steps: Positive = 18  # Heun steps
     guidance: Annotated[float, Field(ge=0)] = 0.0  # 0: none; g: D + g·(D − D_unconditional)
     labels: Literal["prior", "uniform"] = "prior"
+    # PNG and Parquet files say that the images are generated, by IPTC's digital source type; public ones what they are
+    marked: bool = True
     relabel: bool = False  # released with the teacher's labels, not with those asked of the models
     augmented: Fraction = 0.0  # part of the images that is slightly moved, brightened or blurred
     mixed: Fraction = 0.0  # part that is blended with images of classes that the teacher confuses with their own
@@ -740,6 +761,7 @@ class Params(Strict):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     data: Data = Data()
     privacy: Privacy = Privacy()
+    release: Release = Release()
     model: Model = Model()
     public: Public = Public()
     count: Count = Count()

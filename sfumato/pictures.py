@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.files import replacing
+from sfumato.files import replace_file
 
 OUTSIDE = "(network)"  # the row of the heat map for layers outside every block
 
@@ -36,13 +37,22 @@ def to_grid(images: Tensor | np.ndarray, columns: int, smallest: int = 48) -> np
     return grid
 
 
-def save_png(path: Path, array: np.ndarray) -> None:
-    """Write (H, W), (H, W, 1) or (H, W, 3) uint8 as a PNG, as it is."""
+def save_png(path: Path, array: np.ndarray, xmp: str | None = None) -> None:
+    """Write (H, W), (H, W, 1) or (H, W, 3) uint8 as a PNG, as it is. xmp: metadata to put into it."""
+    replace_file(path, png_bytes(array, xmp))
+
+
+def png_bytes(array: np.ndarray, xmp: str | None = None) -> bytes:
+    """(H, W), (H, W, 1) or (H, W, 3) uint8 as a PNG. xmp: an XMP packet, which goes where the XMP standard says."""
     from PIL import Image
+    from PIL.PngImagePlugin import PngInfo
 
     pixels = array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array
-    with replacing(path) as temporary:
-        Image.fromarray(pixels).save(temporary, format="PNG")
+    info, content = PngInfo(), io.BytesIO()
+    if xmp is not None:
+        info.add_itxt("XML:com.adobe.xmp", xmp)
+    Image.fromarray(pixels).save(content, format="PNG", pnginfo=info)
+    return content.getvalue()
 
 
 class Ranked(Protocol):

@@ -37,7 +37,8 @@ class Stage:
 
     inputs: the stages whose artifacts it reads, and "public" for the public set; optional: those that may be switched
     off; seeded: it draws public randomness, from `seed`; network: it depends on the parameters of the network;
-    shows_epsilon: it shows ε while it runs, so it depends on δ; beside: further files that it reads.
+    shows_epsilon: it shows ε while it runs, so it depends on δ; owned: it says whose release it is, so it depends on
+    the section `release`; beside: further files that it reads.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Stage:
     seeded: bool = False
     network: bool = False
     shows_epsilon: bool = False
+    owned: bool = False
     beside: tuple[str, ...] = ()
 
     @property
@@ -182,6 +184,7 @@ STAGES: dict[str, Stage] = {
             "Draw the synthetic set. What this writes may be shared.",
             inputs=("finetune", "pretrain", "refine", "auxiliary", "evolve", "select", "public", "teacher", "count"),
             seeded=True,
+            owned=True,
         ),
         Stage(
             "evaluate",

@@ -318,6 +318,8 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
         content["delta"] = params.privacy.delta or default_delta(params.privacy.size)
     if enabled and stage.network:
         content["model"] = params.model.resolved()
+    if enabled and stage.owned and (about := params.release.model_dump(exclude_none=True)):
+        content["about"] = about
     if mechanism is not None:
         content["mechanism"] = dict(vars(mechanism))
     return {key: value for key, value in content.items() if not stage.public_only or key not in OF_THE_SENSITIVE_SET}

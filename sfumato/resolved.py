@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -27,6 +27,7 @@ LINEAGE = "lineage.json"  # beside the resolved files: what the record of each q
 class StagePlan(Generic[S]):
     """One stage, resolved. shape: (C, H, W) of the images; digest: of all but `code` and `again`.
 
+    about: what the release says of itself, for the stage that makes it.
     code: digest of the code that is to do it, or did; again: how often the owner had it paid for once more.
 
     A plan for the public set alone names no sensitive set: its dataset id, classes and size hint are empty.
@@ -45,6 +46,7 @@ class StagePlan(Generic[S]):
     seed: int = 0
     delta: float | None = None
     model: Model | None = None
+    about: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def network(self) -> Model:
@@ -103,7 +105,7 @@ def read_stage_plan(path: Path, stage: str) -> StagePlan[Any]:
             "model": Model.model_validate(model) if model else None,
             **{
                 key: content[key]
-                for key in ("code", "again", "dataset_id", "size_hint", "seed", "delta")
+                for key in ("code", "again", "dataset_id", "size_hint", "seed", "delta", "about")
                 if key in content
             },
         }

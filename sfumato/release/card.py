@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import yaml
 
@@ -11,13 +12,41 @@ from sfumato.privacy.accountant import default_delta, epsilon
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, event_from_json
 from sfumato.privacy.meaning import bound_text
 from sfumato.release.exports import METADATA, NPZ, PARQUET, PNG
+from sfumato.release.marks import PHOTOGRAPHS
 from sfumato.resolved import StagePlan
 
 KINDS = {
     "augmented": "slightly moved, brightened or blurred",
     "mixed": "blends of two images, to train a classifier on and not to look at",
 }
-PHOTOGRAPHS = "select"  # the source whose images are public ones
+WORDS = {
+    "owner": "Published by",
+    "owner_type": "Kind of publisher",
+    "contact": "Contact",
+    "purpose": "Purpose",
+    "region": "Region",
+    "sector": "Sector",
+    "licence": "Licence",
+    "url": "Published at",
+}
+SNIPPET = """import sfumato  # needs NumPy alone
+
+release = sfumato.load_release("path/of/this/folder")  # checks every file against privacy.json
+release.images, release.labels, release.classes        # uint8 (N, H, W, C), int64 (N,), names
+release.to_torch()                                     # a torch Dataset
+{also}"""
+LOADED = {  # by export, how others load it; of several, the first
+    "parquet": """
+import datasets
+
+datasets.load_dataset("path/of/this/folder")["train"]  # or the name of this repository on the Hub
+""",
+    "png": """
+import torchvision
+
+torchvision.datasets.ImageFolder("path/of/this/folder/png")
+""",
+}
 SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"))
 NEIGHBOURS = {
     ADD_OR_REMOVE_ONE: "one (image, label) added or removed",
@@ -40,19 +69,17 @@ def dataset_card(
     """
     dataset_id, classes, export = plan.dataset_id, plan.classes, plan.settings.export
     count, (channels, height, width) = sum(per_class), plan.shape
-    delta = default_delta(plan.size_hint)
-    adjacencies = {record["adjacency"] for record in records.values()}
-    adjacency = ZERO_OUT_ONE if adjacencies == {ZERO_OUT_ONE} else ADD_OR_REMOVE_ONE
-    spent = epsilon([event_from_json(record["event"]) for record in records.values()], delta, "rdp", adjacency)
+    cost, about = cost_of(plan, records), plan.about
     chosen, drawn_by_models = sources.get(PHOTOGRAPHS, 0), {k: n for k, n in sources.items() if k != PHOTOGRAPHS}
     kind = "synthetic" if not chosen else "synthetic and public" if drawn_by_models else "public, privately chosen"
     front: dict[str, object] = {
-        "license": "other",
+        "license": about.get("licence", "other"),
         "pretty_name": f"{dataset_id}, {kind} and differentially private",
         "task_categories": ["image-classification"],
         "size_categories": [next((name for bound, name in SIZES if count < bound), "n>10M")],
         "tags": [*(["synthetic"] if drawn_by_models else []), "differential-privacy"],
     }
+    form = next((form for form in LOADED if form in export), "")
     if "parquet" in export:
         front["configs"] = [{"config_name": "default", "data_files": PARQUET}]
     elif PNG in export:
@@ -91,22 +118,22 @@ def dataset_card(
         if plan.settings.relabel
         else "the models were asked for"
     )
-    about = yaml.safe_dump(front, sort_keys=False, allow_unicode=True, width=120).rstrip()
+    header = yaml.safe_dump(front, sort_keys=False, allow_unicode=True, width=120).rstrip()
     charges = sorted((record["stage"], record["released"]) for record in records.values())
     numbers = [(str(i), name, str(n)) for i, (name, n) in enumerate(zip(classes, per_class, strict=True))]
     return "\n\n".join(
         [
-            f"---\n{about}\n---",
+            f"---\n{header}\n---",
             f"# {plain(dataset_id)}, {kind}",
             f"{count} labelled {'synthetic ' * (not chosen)}{'grey' if channels == 1 else 'colour'} images of "
             f"{height}×{width} pixels in {len(classes)} classes.{origin}",
             "![Ten images of each class](grid.png)",
             "## Privacy",
-            f"The set is (ε, δ)-differentially private with **ε = {bound_text(spent)}** at "
-            f"**δ = {bound_text(delta, 3)}** (Rényi accounting; {len(records)}"
+            f"The set is (ε, δ)-differentially private with **ε = {bound_text(cost.epsilon)}** at "
+            f"**δ = {bound_text(cost.delta, 3)}** (Rényi accounting; {len(records)}"
             f" charge{'s' * (len(records) != 1)}).\n"
-            f"Neighbouring sets differ in {NEIGHBOURS[adjacency]}. `privacy.json` lists the mechanisms, so anyone can "
-            "recompute ε from it at any δ; the project's `ledger.json` composes them with everything else that was "
+            f"Neighbouring sets differ in {NEIGHBOURS[cost.adjacency]}. `privacy.json` lists the mechanisms, so anyone "
+            "can recompute ε from it at any δ; the project's `ledger.json` composes them with everything else that was "
             "released.",
             "Not covered: hold-out images, choices made by looking at numbers from real images, the fact that the "
             "sensitive set exists, its class names and image shape, several images of one person.",
@@ -115,11 +142,39 @@ def dataset_card(
             table(("file", "what"), [(f"`{name}`", what) for name, what in files.items()]),
             "## Classes",
             table(("label", "class", "images"), numbers),
+            *([f"## About\n\n{facts(about)}"] if about else []),
             "## Use",
+            f"```python\n{SNIPPET.format(also=LOADED.get(form, ''))}```",
             f"The labels are those that {named}; nobody checked them by hand. Accuracy on these images says little "
-            "about accuracy on real ones. The licence is for whoever publishes the set to name.\n",
+            "about accuracy on real ones."
+            + ("" if "licence" in about else " The licence is for whoever publishes the set to name.")
+            + "\n",
         ]
     )
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a release cost: Rényi's epsilon at delta, for sets that are neighbours by `adjacency` in one of `units`."""
+
+    epsilon: float
+    delta: float
+    adjacency: str
+    units: list[str]
+
+
+def cost_of(plan: StagePlan[Synthesize], records: Mapping[str, dict]) -> Cost:
+    """The cost of all charges behind a release, at the default delta of the plan's `size_hint`."""
+    adjacencies = {record["adjacency"] for record in records.values()}
+    adjacency = ZERO_OUT_ONE if adjacencies == {ZERO_OUT_ONE} else ADD_OR_REMOVE_ONE
+    delta = default_delta(plan.size_hint)
+    spent = epsilon([event_from_json(record["event"]) for record in records.values()], delta, "rdp", adjacency)
+    return Cost(spent, delta, adjacency, sorted({record["unit"] for record in records.values()}))
+
+
+def facts(about: Mapping[str, str]) -> str:
+    """What the owner says, one line each."""
+    return "\n".join(f"- {WORDS[key]}: {plain(text)}" for key, text in about.items())
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -13,10 +13,12 @@ import numpy as np
 from sfumato.data.images import ImageSet
 from sfumato.errors import ConfigError
 from sfumato.files import csv_text, replace_file
-from sfumato.pictures import save_png
+from sfumato.pictures import png_bytes, save_png
+from sfumato.release.marks import Mark
 
 NPZ, PNG, METADATA = "images.npz", "png", "metadata.csv"
 PARQUET = "parquet/train-00000-of-00001.parquet"  # dataset hubs name the parts of a split so
+SOURCE_TYPE = "Iptc4xmpExt:DigitalSourceType"
 GROUP = 1000  # rows per group: in memory at a time here, and read at a time by others
 
 
@@ -41,53 +43,48 @@ def check_parquet() -> None:
         ) from error
 
 
-def save_parquet(path: Path, image_set: ImageSet) -> None:
+def save_parquet(path: Path, image_set: ImageSet, mark: Mark | None = None) -> None:
     """Write one table with a row per image: `image`, a struct of the PNG's bytes and an empty path, and `label`, int64.
 
     The schema marks them as an image and a class label with these names, as Hugging Face's `datasets` does. So
-    `load_dataset` returns pictures and names; pandas and others read the bytes. The same set always gives the same
-    bytes. Raises ConfigError without pyarrow.
+    `load_dataset` returns pictures and names; pandas and others read the bytes. mark: where the pixels come from, for
+    each PNG and for the table's metadata. The same set always gives the same bytes. Raises ConfigError without pyarrow.
     """
     check_parquet()
     import pyarrow
     from pyarrow import parquet
 
     features = {"image": {"_type": "Image"}, "label": {"names": list(image_set.classes), "_type": "ClassLabel"}}
+    said = {} if mark is None else {"description": mark.description, SOURCE_TYPE: mark.source_type or "not generated"}
     image = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
     schema = pyarrow.schema(
         [("image", image), ("label", pyarrow.int64())],
-        metadata={"huggingface": json.dumps({"info": {"features": features}}, ensure_ascii=False)},
+        metadata={"huggingface": json.dumps({"info": {"features": features}}, ensure_ascii=False)} | said,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     # without compression: PNGs are already compressed
     with path.open("wb") as file, parquet.ParquetWriter(file, schema, compression="none") as writer:
         for start in range(0, len(image_set), GROUP):
-            rows = [{"bytes": png_bytes(array), "path": None} for array in image_set.images[start : start + GROUP]]
+            rows = [
+                {"bytes": png_bytes(array, mark.xmp if mark else None), "path": None}
+                for array in image_set.images[start : start + GROUP]
+            ]
             labels = image_set.labels[start : start + GROUP].tolist()
             columns = [pyarrow.array(rows, image), pyarrow.array(labels, pyarrow.int64())]
             writer.write_table(pyarrow.table(columns, schema=schema))
 
 
-def png_bytes(array: np.ndarray) -> bytes:
-    """(H, W, 1 or 3) uint8 as a PNG."""
-    from PIL import Image
-
-    content = io.BytesIO()
-    Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array).save(content, format="PNG")
-    return content.getvalue()
-
-
-def save_png_folders(directory: Path, image_set: ImageSet) -> None:
+def save_png_folders(directory: Path, image_set: ImageSet, mark: Mark | None = None) -> None:
     """Write one PNG per image, `<class>/<index>.png`, and `metadata.csv` with a row for each: file_name, label, class.
 
-    Readers that number the folders by their sorted names, as torchvision's ImageFolder does, find the same labels,
-    provided each class has an image.
+    mark: where the pixels come from, for the XMP of each PNG. Readers that number the folders by their sorted names, as
+    torchvision's ImageFolder does, find the same labels, provided each class has an image.
     """
     folders = folder_names(image_set.classes)
     rows = []
     for i, (image, label) in enumerate(zip(image_set.images, image_set.labels, strict=True)):
         name = f"{folders[label]}/{i:06d}.png"
-        save_png(directory / name, image)
+        save_png(directory / name, image, mark.xmp if mark else None)
         rows.append({"file_name": name, "label": int(label), "class": image_set.classes[label]})
     replace_file(directory / METADATA, csv_text(rows, {"file_name": "", "label": "", "class": ""}).encode())
 
@@ -106,8 +103,8 @@ def folder_names(classes: Sequence[str]) -> tuple[str, ...]:
 
 
 # the further forms of a release, by their names in the parameters
-FORMS: dict[str, Callable[[Path, ImageSet], None]] = {
-    "png": lambda directory, release: save_png_folders(directory / PNG, release),
-    "npz": lambda directory, release: save_npz(directory / NPZ, release),
-    "parquet": lambda directory, release: save_parquet(directory / PARQUET, release),
+FORMS: dict[str, Callable[[Path, ImageSet, Mark | None], None]] = {
+    "png": lambda directory, release, mark: save_png_folders(directory / PNG, release, mark),
+    "npz": lambda directory, release, _: save_npz(directory / NPZ, release),
+    "parquet": lambda directory, release, mark: save_parquet(directory / PARQUET, release, mark),
 }

@@ -9,8 +9,9 @@ from sfumato.config import Synthesize
 from sfumato.data.images import ImageSet, as_uint8, save_images
 from sfumato.files import write_json
 from sfumato.pictures import save_png, to_grid
-from sfumato.release.card import PHOTOGRAPHS, dataset_card
+from sfumato.release.card import cost_of, dataset_card
 from sfumato.release.exports import FORMS
+from sfumato.release.marks import PHOTOGRAPHS, mark_of
 from sfumato.release.synthesis import sorted_examples
 from sfumato.release.variation import Varied
 from sfumato.resolved import StagePlan
@@ -29,11 +30,12 @@ def save_release(
     images, labels, plain = varied.images, varied.labels, varied.parts["plain"]
     released = ImageSet(as_uint8(images), labels.numpy(), plan.classes)
     save_images(directory, released)
-    save_png(
-        directory / "grid.png", to_grid(sorted_examples(images[:plain], labels[:plain], len(plan.classes), 10), 10)
-    )
+    mark = mark_of(sources) if plan.settings.marked else None
+    grid = to_grid(sorted_examples(images[:plain], labels[:plain], len(plan.classes), 10), 10)
+    save_png(directory / "grid.png", grid, mark.xmp if mark else None)
     for form in plan.settings.export:
-        FORMS[form](directory, released)
+        FORMS[form](directory, released, mark)
+    cost = cost_of(plan, records)
     card = {
         "images": len(images),
         "shape": list(plan.shape),
@@ -43,6 +45,12 @@ def save_release(
         "kinds": varied.parts,
         "labels": "teacher" if plan.settings.relabel else plan.settings.labels,
         "synthetic": PHOTOGRAPHS not in sources,
+        "digital_source_type": mark_of(sources).source_type,
+        "epsilon": cost.epsilon,
+        "delta": cost.delta,
+        "adjacency": cost.adjacency,
+        "units": cost.units,
+        "about": dict(plan.about),
         "privacy": PRIVACY,
     }
     write_json(directory / "card.json", card, ensure_ascii=False)

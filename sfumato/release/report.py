@@ -24,7 +24,7 @@ from sfumato.privacy.accountant import round_up
 from sfumato.privacy.events import ZERO_OUT_ONE, event_from_json
 from sfumato.privacy.ledger import by_id, check_ledger, compose, read_ledger
 from sfumato.privacy.meaning import bound_text, membership_advantage, privacy_profile, true_positive_rate
-from sfumato.release.card import PHOTOGRAPHS
+from sfumato.release.marks import PHOTOGRAPHS
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 FALSE_ALARMS = 0.01

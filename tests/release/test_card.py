@@ -28,6 +28,7 @@ def records(adjacency: str = "add-or-remove-one") -> dict[str, dict]:
             "stage": name,
             "released": f"what | {name} gave",
             "adjacency": adjacency,
+            "unit": "one (image, label)",
             "event": event_to_json(mechanism.event),
         }
         for name, mechanism in MECHANISMS.items()
@@ -36,7 +37,13 @@ def records(adjacency: str = "add-or-remove-one") -> dict[str, dict]:
 
 def card(**more) -> str:
     of_card = {"per_class": [700, 500], "sources": {"finetune": 1200}, "kinds": {"plain": 1200}, "records": records()}
-    of_plan = {"dataset_id": "clinic-2026", "shape": (1, 8, 8), "classes": ("benign", "mal|ignant"), "size_hint": 1500}
+    of_plan = {
+        "dataset_id": "clinic-2026",
+        "shape": (1, 8, 8),
+        "classes": ("benign", "mal|ignant"),
+        "size_hint": 1500,
+        "about": {},
+    }
     settings = SimpleNamespace(export=more.pop("export", ()), relabel=False)
     plan = SimpleNamespace(settings=settings, **of_plan | {key: more.pop(key) for key in of_plan if key in more})
     return dataset_card(plan, **of_card | more)

@@ -1,0 +1,27 @@
+"""A release as a torch `Dataset`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from sfumato.release.loading import Release
+
+
+class ReleaseDataset(Dataset[tuple[Any, int]]):
+    """Pairs of an image, (C, H, W) float32 in [0, 1], and its label; `classes` and `targets` as in torchvision."""
+
+    def __init__(self, release: Release, transform: Callable[[Tensor], Any] | None = None) -> None:
+        self.release, self.transform = release, transform
+        self.classes, self.targets = list(release.classes), release.labels.tolist()
+
+    def __len__(self) -> int:
+        return len(self.release)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        pixels = torch.tensor(self.release.images[index]).permute(2, 0, 1).float() / 255
+        return (pixels if self.transform is None else self.transform(pixels)), self.targets[index]

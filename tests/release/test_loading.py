@@ -1,0 +1,110 @@
+"""A release as arrays: with NumPy alone, whole or not at all."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from small_release import RECORD, write_release
+
+import sfumato
+from sfumato.artifacts import write_empty, writing
+from sfumato.data.images import ImageSet, save_images
+from sfumato.errors import DataError
+
+# A finder that lets the standard library, NumPy, Pillow and the package itself be imported, and nothing else.
+ALONE = """
+import sys
+class Only:
+    def find_spec(self, name, path=None, target=None):
+        top = name.split(".")[0]
+        if top not in {"numpy", "PIL", "sfumato", *sys.stdlib_module_names} and not top.startswith("_"):
+            raise ImportError(f"{name} is not installed here")
+sys.meta_path.insert(0, Only())
+import sfumato
+release = sfumato.load_release(sys.argv[1])
+print(len(release), release.images.shape, release.images.dtype, release.labels[:3].tolist(), release.classes)
+loaded = {name.split(".")[0] for name in sys.modules}
+print(release.card["epsilon"] > 0, len(release.ledger), sorted(loaded & {"torch", "pandas", "yaml"}))
+"""
+
+
+def test_numpy_alone_reads_a_release(digits, tmp_path):
+    path = write_release(tmp_path / "release", digits, export=["png", "npz"])
+    done = subprocess.run([sys.executable, "-c", ALONE, str(path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first == f"40 (40, 8, 8, 1) uint8 {digits.labels[:3].tolist()} {digits.classes}" and second == "True 1 []"
+
+
+def test_arrays_card_and_ledger_are_those_that_were_released(digits, tmp_path):
+    release = sfumato.load_release(write_release(tmp_path / "release", digits, about={"owner": "The clinic"}))
+    assert np.array_equal(release.images, digits.images[:40]) and np.array_equal(release.labels, digits.labels[:40])
+    assert release.classes == digits.classes and release.ledger == {RECORD["id"]: RECORD}
+    assert release.card["about"] == {"owner": "The clinic"} and release.card["units"] == ["one (image, label)"]
+    with pytest.raises(ValueError, match="read-only"):
+        release.images[0] = 0
+
+
+@pytest.mark.parametrize("name", ["images.npy", "labels.npy", "card.json", "png/3/000003.png"])
+def test_a_changed_file_is_refused(digits, tmp_path, name):
+    path = write_release(tmp_path / "release", digits, export=["png"])
+    content = bytearray((path / name).read_bytes())
+    content[-1] ^= 1
+    (path / name).write_bytes(content)
+    with pytest.raises(DataError, match=f"{name} no longer has the bytes"):
+        sfumato.load_release(path)
+
+
+def test_what_a_hub_adds_or_leaves_out_does_no_harm_and_what_is_needed_must_be_there(digits, tmp_path):
+    path = write_release(tmp_path / "release", digits, export=["npz"])
+    (path / ".gitattributes").write_text("")
+    (path / "images.npz").unlink()
+    assert len(sfumato.load_release(path)) == 40
+    (path / "labels.npy").unlink()
+    with pytest.raises(DataError, match=r"labels\.npy is missing"):
+        sfumato.load_release(path)
+
+
+def test_what_is_no_release_is_refused(digits, tmp_path):
+    with pytest.raises(DataError, match=r"privacy\.json is missing"):
+        sfumato.load_release(tmp_path)
+    write_empty(tmp_path / "off", "synthesize")
+    with writing(tmp_path / "local", "synthesize", local=True) as directory:
+        save_images(directory, ImageSet(digits.images[:4], digits.labels[:4], digits.classes))
+    with writing(tmp_path / "other", "auxiliary") as directory:
+        save_images(directory, ImageSet(digits.images[:4], digits.labels[:4], digits.classes))
+    for name in ("off", "local", "other"):
+        with pytest.raises(DataError, match="is not a release, but what the stage"):
+            sfumato.load_release(tmp_path / name)
+    (tmp_path / "off" / "privacy.json").write_text("{")
+    with pytest.raises(DataError, match="cannot be read"):
+        sfumato.load_release(tmp_path / "off")
+
+
+def test_as_a_torch_dataset_it_trains_with_a_data_loader(digits, tmp_path):
+    release = sfumato.load_release(write_release(tmp_path / "release", digits))
+    dataset = release.to_torch()
+    assert (
+        isinstance(dataset, torch.utils.data.Dataset) and len(dataset) == 40 and dataset.classes == list("0123456789")
+    )
+    images, labels = next(iter(torch.utils.data.DataLoader(dataset, batch_size=40)))
+    assert images.shape == (40, 1, 8, 8) and images.dtype == torch.float32 and images.min() >= 0 and images.max() == 1
+    assert labels.tolist() == dataset.targets == digits.labels[:40].tolist()
+    assert torch.equal((images * 255).round().permute(0, 2, 3, 1).byte(), torch.tensor(np.array(release.images)))
+    moved = release.to_torch(lambda image: image.flip(-1))
+    assert torch.equal(moved[5][0], dataset[5][0].flip(-1)) and moved[5][1] == dataset[5][1]
+
+
+def test_an_unknown_name_of_the_package_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'load_realese'"):
+        sfumato.load_realese  # noqa: B018
+
+
+def test_the_card_for_programs_states_the_cost_and_who_draws(digits, tmp_path):
+    card = json.loads((write_release(tmp_path / "release", digits) / "card.json").read_text())
+    assert 0 < card["epsilon"] < 2 and 0 < card["delta"] < 1 / 1500 and card["digital_source_type"].endswith("Media")
+    photographs = write_release(tmp_path / "photographs", digits, sources=["select"])
+    assert json.loads((photographs / "card.json").read_text())["digital_source_type"] is None

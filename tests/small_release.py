@@ -1,0 +1,37 @@
+"""A small release of digits, as `stage synthesize` writes one."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+from sfumato.artifacts import writing
+from sfumato.config import Synthesize
+from sfumato.privacy.events import Mechanism, event_to_json
+from sfumato.release.release import save_release
+from sfumato.release.variation import Varied
+
+RECORD = {
+    "id": "a" * 32,
+    "stage": "count",
+    "released": "counts",
+    "unit": "one (image, label)",
+    "adjacency": "add-or-remove-one",
+    "event": event_to_json(Mechanism(noise_multiplier=5).event),
+}
+
+
+def write_release(path: Path, digits, sources=("finetune",), about=None, count=40, **settings) -> Path:
+    images = torch.from_numpy(digits.images[:count]).permute(0, 3, 1, 2).float() / 255
+    varied = Varied(images, torch.from_numpy(digits.labels[:count]), {"plain": count})
+    plan = SimpleNamespace(
+        dataset_id="clinic-2026",
+        shape=(1, 8, 8),
+        classes=digits.classes,
+        size_hint=1500,
+        about=about or {},
+        settings=Synthesize(**settings),
+    )
+    with writing(path, "synthesize", records=[RECORD]) as directory:
+        save_release(directory, varied, dict.fromkeys(sources, count), {RECORD["id"]: RECORD}, plan)
+    return path
