@@ -98,6 +98,16 @@ def test_an_edit_changes_the_files_of_its_own_stages_only(tmp_path, edit, change
     assert {stage for stage in STAGES if before[stage] != after[stage]} == changed
 
 
+def test_the_owners_words_change_the_release_alone(tmp_path):
+    plain = files(tmp_path, recipe="feta-pro")
+    words = {"owner": "The clinic", "licence": "cc-by-4.0", "purpose": "teaching"}
+    other = files(tmp_path, recipe="feta-pro", release=words)
+    assert {name for name in plain if plain[name] != other[name]} == {"synthesize"}
+    assert "about" not in plain["synthesize"] and other["synthesize"]["about"] == words
+    (tmp_path / "synthesize.yaml").write_text(yaml.safe_dump(other["synthesize"]))
+    assert read_stage_plan(tmp_path / "synthesize.yaml", "synthesize").about == words
+
+
 def test_machine_settings_come_from_the_environment_and_are_in_no_plan(tmp_path, monkeypatch):
     before = files(tmp_path, recipe="sapf-pixel")
     monkeypatch.setenv("SFUMATO_CHUNK", "7")

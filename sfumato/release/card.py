@@ -174,7 +174,7 @@ def cost_of(plan: StagePlan[Synthesize], records: Mapping[str, dict]) -> Cost:
 
 def facts(about: Mapping[str, str]) -> str:
     """What the owner says, one line each."""
-    return "\n".join(f"- {WORDS[key]}: {plain(text)}" for key, text in about.items())
+    return "\n".join(f"- {word}: {plain(about[key])}" for key, word in WORDS.items() if key in about)
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
