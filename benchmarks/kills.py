@@ -83,8 +83,11 @@ def run(folder: Path, environment: dict[str, str], seconds: float | None) -> boo
 def check(folder: Path, environment: dict[str, str], version: int) -> None:
     """Raise AssertionError where the last run cost more than one charge a query, or left something behind."""
     lines = (folder / ".sfumato/odometer/digits.jsonl").read_text().splitlines()
-    opened = [entry["record"] for entry in map(json.loads, lines) if entry["kind"] == "open"]
-    mine = [record for record in opened if record["data_version"] == str(version)]
+    newest = {}  # run -> the record that it goes by since it was last resumed
+    for entry in map(json.loads, lines):
+        if entry["kind"] in ("open", "resume"):
+            newest[entry.get("id") or entry["record"]["id"]] = entry["record"]
+    mine = [record for record in newest.values() if record["data_version"] == str(version)]
     assert sorted(record["stage"] for record in mine) == QUERIES, [record["stage"] for record in mine]
     ledger = json.loads((folder / "ledger.json").read_text())
     assert {record["id"] for record in ledger["records"]} == {record["id"] for record in mine}

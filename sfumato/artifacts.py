@@ -10,8 +10,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from sfumato.digest import digest_of_file
+from sfumato.documents import read_json, validated
 from sfumato.errors import ConfigError, DataError
 from sfumato.files import replacing_directory
 
@@ -34,6 +36,18 @@ class Artifact:
     enabled: bool = True
 
 
+@dataclass(frozen=True, kw_only=True)
+class Privacy:
+    """The form of `privacy.json`. files: name -> sha256; records: by id."""
+
+    schema: int
+    stage: str
+    enabled: bool
+    local: bool
+    files: dict[str, str]
+    records: dict[str, dict[str, Any]]
+
+
 def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = False) -> Artifact:
     """Read an artifact and verify every file against its sha256.
 
@@ -47,16 +61,17 @@ def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = F
             "or name the directory that holds it"
         )
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        artifact = Artifact(path, content["stage"], content["records"], content["local"], content["enabled"])
-        files = dict(content["files"])
-    except (ValueError, KeyError, TypeError) as error:
+        said = validated(Privacy, read_json(file))
+        if odd := [key for key, record in said.records.items() if record.get("id") != key]:
+            raise ValueError(f"the record {odd[0][:32]!r} has another id")
+    except (OSError, ValueError) as error:
         raise DataError(
             f"{file} cannot be read ({error}): run the stage again or restore it (`dvc checkout`)"
         ) from error
+    artifact = Artifact(path, said.stage, said.records, said.local, said.enabled)
     if stage is not None and artifact.stage != stage:
         raise DataError(f"{path} was written by `{artifact.stage}`, not by `{stage}`: name another directory")
-    if problems := changed_files(path, files):
+    if problems := changed_files(path, said.files):
         raise DataError(
             f"{path}: {problems[0]}. Restore it (`dvc checkout {path}`) or run `stage {artifact.stage}` again"
         )
@@ -71,7 +86,7 @@ def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = F
 def own_record(path: Path, record_id: str) -> bool:
     """Whether an artifact at `path` depends on the charge `record_id`."""
     try:
-        return record_id in json.loads((path / PRIVACY).read_text(encoding="utf-8"))["records"]
+        return record_id in read_json(path / PRIVACY)["records"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -145,8 +160,8 @@ def check_out(out: Path, stage: str) -> None:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     try:
-        found = json.loads((out / PRIVACY).read_text(encoding="utf-8")).get("stage")
-    except (OSError, ValueError):
+        found = read_json(out / PRIVACY).get("stage")
+    except (OSError, ValueError, AttributeError):
         found = None
     if found != stage:
         raise ConfigError(f"--out {out} holds something else than an artifact of `{stage}`: name another directory")

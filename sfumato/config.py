@@ -12,8 +12,9 @@ import os
 import re
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from sfumato.documents import dataset_name
 from sfumato.errors import ConfigError
 
 REST = "rest"
@@ -67,7 +68,8 @@ def parse_lifetime(value: object) -> object:
 
 Lifetime = Annotated[float | str | None, BeforeValidator(parse_lifetime)]
 Noise = Annotated[float | str, BeforeValidator(parse_noise)]
-Positive = Annotated[int, Field(gt=0)]
+Positive = Annotated[int, Field(gt=0, le=10**9)]
+DatasetId = Annotated[str, AfterValidator(dataset_name)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
@@ -127,7 +129,7 @@ class Data(Strict):
     """Where the sensitive images come from. Everything here is public."""
 
     # None: as the source is called
-    dataset_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
+    dataset_id: DatasetId | None = None
     source: str = "digits"  # one of SOURCES (sfumato/data/sources)
     path: str | None = None
     size: Positive | None = None  # height and width after resizing; None: as the source has them

@@ -16,6 +16,7 @@ NOT_PART_OF_A_RESULT = {
     "sfumato.compute",
     "sfumato.config",
     "sfumato.digest",
+    "sfumato.documents",
     "sfumato.dpsgd.checkpoint",
     "sfumato.dpsgd.memory",
     "sfumato.errors",

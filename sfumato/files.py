@@ -13,6 +13,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a formula begins in a spreadsheet
+
 
 def temporary_name(path: Path) -> Path:
     """A hidden name beside `path`, of this process."""
@@ -51,23 +53,27 @@ def open_private(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w+b")
 
 
-def read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
 def write_json(path: Path, content: Any, **options: Any) -> None:
     """Write JSON that people can read, under a temporary name first. options: of `json.dumps`."""
     replace_file(path, (json.dumps(content, **{"indent": 1} | options) + "\n").encode())
 
 
 def csv_text(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
-    """CSV with a header. columns: name -> format of its values; a None stays empty."""
+    """CSV with a header. columns: name -> format of its values; a None stays empty.
+
+    A text that a spreadsheet would take for a formula gets a ' before it, by which it is shown and not computed.
+    """
     table = StringIO()
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
-        writer.writerow("" if row[name] is None else format(row[name], form) for name, form in columns.items())
+        writer.writerow("" if row[name] is None else cell(row[name], form) for name, form in columns.items())
     return table.getvalue()
+
+
+def cell(value: Any, form: str) -> str:
+    text = format(value, form)
+    return f"'{text}" if isinstance(value, str) and text.startswith(FORMULA) else text
 
 
 @contextmanager

@@ -20,7 +20,8 @@ from pathlib import Path
 from filelock import FileLock
 
 from sfumato.digest import canonical
-from sfumato.errors import BudgetError
+from sfumato.documents import dataset_name, parse_json, read_json
+from sfumato.errors import BudgetError, ConfigError
 from sfumato.files import open_private, replacing, sync
 
 GENESIS = "genesis"  # the first entry; of a journal older than the chain, the first that is chained
@@ -32,10 +33,13 @@ WAY_OUT = (
 
 
 class Journal:
-    """The journal of one dataset id in one state directory."""
+    """The journal of one dataset id in one state directory. Raises ConfigError for an id that cannot name a file."""
 
     def __init__(self, state: Path, dataset_id: str) -> None:
-        self.dataset_id = dataset_id
+        try:
+            self.dataset_id = dataset_name(dataset_id)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         self.path = state / "odometer" / f"{dataset_id}.jsonl"
         self.anchor = state / "keys" / f"{dataset_id}.journal"
         self.images = state / "data" / dataset_id
@@ -97,10 +101,10 @@ class Journal:
             salt, newest = self._secrets()
             self._append(salt, self._checked(salt, newest)[-1]["head"], kind, fields)
 
-    def set_aside(self) -> list[dict]:
-        """Put a journal that does not hold out of the way. Returns the entries that can be read, unchecked."""
-        found = []
-        for line in self.lines():
+    def set_aside(self) -> tuple[list[dict], int]:
+        """Put a journal that does not hold out of the way. Returns the entries, unchecked; how many cannot be read."""
+        found, lines = [], self.lines()
+        for line in lines:
             try:
                 found.append(self._parsed(line, 0))
             except BudgetError:
@@ -108,7 +112,7 @@ class Journal:
         if self.path.exists():
             self.path.rename(self.path.with_suffix(f".{time.time_ns()}.aside"))
         self.anchor.unlink(missing_ok=True)
-        return found
+        return found, len(lines) - len(found)
 
     def lines(self) -> list[str]:
         """The lines of the file, without an unfinished last one."""
@@ -122,7 +126,7 @@ class Journal:
     def _secrets(self) -> tuple[bytes, str]:
         """Salt and newest head."""
         try:
-            content = json.loads(self.anchor.read_text(encoding="utf-8"))
+            content = read_json(self.anchor)
             return bytes.fromhex(content["salt"]), str(content["head"])
         except FileNotFoundError as error:
             raise BudgetError(
@@ -158,7 +162,7 @@ class Journal:
 
     def _parsed(self, line: str, number: int) -> dict:
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
             return {**entry, "kind": str(entry["kind"])}
         except (ValueError, KeyError, TypeError) as error:
             raise BudgetError(f"{self.path}, line {number}, cannot be read: {WAY_OUT}") from error
@@ -182,12 +186,16 @@ class Journal:
                 line = b"\n" + line
             elif len(content) > last:  # a killed append: cut its piece off, so that this entry starts its own line
                 os.ftruncate(descriptor, last)
-            if os.write(descriptor, line) != len(line):  # a full disk: the next append cuts the piece off
+            try:
+                whole = os.write(descriptor, line) == len(line)  # a full disk: the next append cuts the piece off
+                os.fsync(descriptor)
+            except OSError:
+                whole = False
+            if not whole:
                 raise BudgetError(
                     f"{self.path} could not be written whole: is its disk full? "
                     "Nothing was drawn because of it; make room and run again"
                 )
-            os.fsync(descriptor)
             if not content:
                 sync(self.path.parent)  # it holds the name of a new journal
         finally:
@@ -203,6 +211,6 @@ def link(salt: bytes, before: str, entry: dict) -> str:
 def is_whole(line: str) -> bool:
     """Whether a line that lacks its newline is an entry all the same. JSON cut short is none."""
     try:
-        return isinstance(json.loads(line), dict)
+        return isinstance(parse_json(line), dict)
     except ValueError:
         return False

@@ -11,18 +11,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from dp_accounting import DpEvent
 
 from sfumato.config import REST, Params, QuerySettings
 from sfumato.consistency import check_consistent, check_public, settings_of
 from sfumato.data.store import Card, PublicCard
 from sfumato.digest import code_digest, digest_of
+from sfumato.documents import read_json, read_yaml
 from sfumato.errors import BudgetError, ConfigError
 from sfumato.pipeline import QUERIES, STAGES, Kind, Stage
 from sfumato.privacy.accountant import Ask, calibrate, default_delta, epsilon, shares_of_rdp
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism, event_from_json
-from sfumato.privacy.ledger import record_problems
+from sfumato.privacy.ledger import is_record, record_problems
 from sfumato.privacy.odometer import ABANDON, CLOSE, OPEN, Odometer
 from sfumato.privacy.opening import UNIT, Permission, check_lifetime
 from sfumato.recipes import as_yaml
@@ -186,18 +186,16 @@ def released_records(card: Card, odometer: Odometer, artifacts: Path, ledger: Pa
         found += [
             record
             for record in records
-            if isinstance(record, dict)
+            if is_record(record)
             and (record.get("dataset_id"), record.get("data_version")) == (card.dataset_id, card.version)
-            and isinstance(record.get("code"), dict)
-            and isinstance(record.get("again"), int)
         ]
     return found
 
 
 def ledger_records(path: Path) -> list:
     try:
-        return list(json.loads(path.read_text(encoding="utf-8"))["records"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return list(read_json(path)["records"])
+    except (OSError, ValueError, KeyError, TypeError):
         return []
 
 
@@ -217,7 +215,7 @@ def artifact_records(artifacts: Path) -> list:
     found = []
     for name in QUERIES:
         try:
-            content = json.loads((artifacts / name / "privacy.json").read_text(encoding="utf-8"))
+            content = read_json(artifacts / name / "privacy.json")
             found += [record for record in content["records"].values() if record["stage"] == name]
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
@@ -383,7 +381,7 @@ def spending_of(made: Plan, out: Path) -> list[Spending]:
     found = []
     for name, stage in STAGES.items():
         file = out / f"{name}.yaml"
-        same = file.is_file() and yaml.safe_load(file.read_text(encoding="utf-8")) == made.files[name]
+        same = holds(file, made.files[name])
         kept = made.kept.get(name, {})
         done = kept["id"] if kept and not kept.get("open") else None
         cause = next((changed[other] for other in stage.upstream if other in changed), None)
@@ -405,6 +403,14 @@ def spending_of(made: Plan, out: Path) -> list[Spending]:
                 )
             )
     return found
+
+
+def holds(file: Path, content: dict) -> bool:
+    """Whether a resolved file is there and says this."""
+    try:
+        return read_yaml(file) == content
+    except (OSError, ValueError):
+        return False
 
 
 def check_lifetime_of(made: Plan, odometer: Odometer, spending: Sequence[Spending]) -> None:

@@ -10,6 +10,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from sfumato import documents
 from sfumato.config import MACHINE, UNLIMITED, Params
 from sfumato.errors import ConfigError
 
@@ -66,26 +67,14 @@ def read_overlay(folder: Path, name: object, kind: str) -> dict:
     return overlay
 
 
-class UniqueKeys(yaml.SafeLoader):
-    """YAML in which a key stands once: of two, the second would win without a word."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                problem = f"the key {key!r} stands twice: remove one"
-                raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
 def read_yaml(path: Path) -> dict:
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), UniqueKeys)
+        content = documents.read_yaml(path)
     except FileNotFoundError as error:
         raise ConfigError(
             f"{path} does not exist: run from the project's folder, or name the file with --params"
         ) from error
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if content is not None and not isinstance(content, dict):
         raise ConfigError(f"{path} must hold keys and values, not {type(content).__name__}")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
-import yaml
-from pydantic import ValidationError
+from pydantic import Field
 
-from sfumato.config import Model, Settings
+from sfumato.config import DatasetId, Model, Positive, Settings
 from sfumato.digest import digest_of
+from sfumato.documents import EXACT, read_json, read_yaml, validated
 from sfumato.errors import ConfigError
 from sfumato.pipeline import STAGES, Kind
 
@@ -63,14 +62,50 @@ class QueryPlan(StagePlan[S]):
     mechanism: Mechanism
 
 
+@dataclass(frozen=True, kw_only=True)
+class Lineage:
+    """What the record of a query says of the stages before it, as `sfumato.plan.Plan` has it."""
+
+    plan: str
+    code: dict[str, str]
+    again: Annotated[int, Field(ge=0)]
+    asked: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedFile:
+    """The form of a resolved file. A plan for the public set alone lacks what names the sensitive one."""
+
+    __pydantic_config__: ClassVar = EXACT
+
+    stage: str
+    enabled: bool
+    shape: tuple[Positive, Positive, Positive]
+    settings: dict[str, Any]
+    dataset_id: DatasetId | Literal[""] = ""
+    classes: tuple[str, ...] = ()
+    size_hint: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    model: dict[str, Any] | None = None
+    mechanism: dict[str, Any] = field(default_factory=dict)
+    about: dict[str, str] = field(default_factory=dict)
+    code: str = ""
+    again: Annotated[int, Field(ge=0)] = 0
+
+
+def read_lineages(folder: Path) -> dict[str, Lineage]:
+    """The lineage of each query, from the folder of a plan. Raises OSError or ValueError where it is not there."""
+    return validated(dict[str, Lineage], read_json(folder / LINEAGE))
+
+
 def read_lineage(folder: Path, stage: str) -> dict:
-    """The lineage of a query (`sfumato.plan.Plan`), from the folder of a plan. Raises ConfigError where it is not."""
-    path = folder / LINEAGE
+    """The lineage of one query. Raises ConfigError where it is not there."""
     try:
-        entry = json.loads(path.read_text(encoding="utf-8"))[stage]
-        return {"plan": str(entry["plan"]), "code": dict(entry["code"]), "again": int(entry["again"])}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} cannot be read ({error!r}): run `stage plan`") from error
+        entry = read_lineages(folder)[stage]
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{folder / LINEAGE} cannot be read ({error}): run `stage plan`") from error
+    return {"plan": entry.plan, "code": entry.code, "again": entry.again}
 
 
 def settings_digest(content: Mapping[str, Any]) -> str:
@@ -81,12 +116,12 @@ def settings_digest(content: Mapping[str, Any]) -> str:
 def read_stage_plan(path: Path, stage: str) -> StagePlan[Any]:
     """The plan of `stage`: a QueryPlan for a query that is switched on. Raises ConfigError for any other file."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path)
     except FileNotFoundError as error:
         raise ConfigError(
             f"{path} is missing: run `stage plan` first, or name a resolved configuration with --config"
         ) from error
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict) or content.get("stage") != stage:
         raise ConfigError(
@@ -94,25 +129,17 @@ def read_stage_plan(path: Path, stage: str) -> StagePlan[Any]:
             "or name the right file with --config"
         )
     try:
-        model = content.get("model")
-        fields: dict[str, Any] = {
-            "stage": stage,
-            "enabled": content["enabled"],
-            "settings": STAGES[stage].settings.model_validate(content["settings"]),
+        file = validated(ResolvedFile, content)
+        fields: dict[str, Any] = vars(file) | {
+            "settings": STAGES[stage].settings.model_validate(file.settings),
             "digest": settings_digest(content),
-            "shape": tuple(content["shape"]),
-            "classes": tuple(content.get("classes", ())),
-            "model": Model.model_validate(model) if model else None,
-            **{
-                key: content[key]
-                for key in ("code", "again", "dataset_id", "size_hint", "seed", "delta", "about")
-                if key in content
-            },
+            "model": Model.model_validate(file.model) if file.model else None,
         }
-        if STAGES[stage].kind is Kind.QUERY and content["enabled"]:
+        mechanism = fields.pop("mechanism")
+        if STAGES[stage].kind is Kind.QUERY and file.enabled:
             from sfumato.privacy.events import Mechanism  # slow to import: only for a query
 
-            return QueryPlan(**fields, mechanism=Mechanism(**content["mechanism"]))
+            return QueryPlan(**fields, mechanism=Mechanism(**mechanism))
         return StagePlan(**fields)
-    except (KeyError, TypeError, ValueError, ValidationError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{path} cannot be used ({error}): run `stage plan` again") from error

@@ -10,8 +10,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from sfumato.documents import read_json
 from sfumato.errors import UNREADABLE, DataError, explained
-from sfumato.files import read_json, replacing, write_json
+from sfumato.files import replacing, write_json
 
 WEIGHTS, CONFIG = "weights.safetensors", "config.json"
 N = TypeVar("N", bound=nn.Module)
@@ -33,6 +34,18 @@ def save_network(model: nn.Module, arguments: Mapping[str, Any], directory: Path
     write_json(directory / CONFIG, arguments, indent=2, sort_keys=True)
 
 
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file. Raises ValueError where it is none, or a number in it is not finite."""
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise ValueError(f"{name} holds numbers that are not finite")
+    return tensors
+
+
 def load_network(directory: Path, build: Callable[..., N], stage: str, weights: str = WEIGHTS) -> N:
     """The network that `save_network` wrote. build: makes it from its arguments; stage: the one that writes it.
 
@@ -44,8 +57,8 @@ def load_network(directory: Path, build: Callable[..., N], stage: str, weights: 
     with explained(
         DataError,
         lambda error: f"{directory}: {CONFIG} and {weights} do not fit together ({error}): run `stage {stage}` again",
-        causes=(*UNREADABLE, RuntimeError, SafetensorError),
+        causes=(*UNREADABLE, RuntimeError),
     ):
         model = build(**read_json(directory / CONFIG))
-        model.load_state_dict(load_file(directory / weights))
+        model.load_state_dict(load_tensors(directory / weights))
     return model

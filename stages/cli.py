@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 
 import typer
@@ -17,6 +18,8 @@ from stages.report import report
 from stages.runner import command
 from stages.utility import utility
 
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "Cannot allocate memory")
 OWN = {"evaluate": evaluate}  # stages whose command has options of its own
 
 app = typer.Typer(
@@ -41,14 +44,45 @@ def main() -> None:
     try:
         app()
     except SfumatoError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {shown(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+    except BrokenPipeError:  # `stage … | head`: whoever read has seen enough
+        sys.stdout = None  # type: ignore[assignment]  # nothing is left to flush at the end
+        sys.exit(1)
+    except (OSError, MemoryError, RecursionError, RuntimeError) as error:
+        if (reason := beyond_the_machine(error)) is None:
+            raise
+        print(f"error: {shown(reason)}", file=sys.stderr)
         sys.exit(DataError.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def shown(text: str) -> str:
+    """A message with the names of files in it, whose control characters a terminal would obey, as escapes."""
+    from sfumato.documents import HIDDEN
+
+    return "\n".join(HIDDEN.sub(lambda found: repr(found[0])[1:-1], line) for line in text.split("\n"))
+
+
+def beyond_the_machine(error: BaseException) -> str | None:
+    """What to say where a disk, the memory or the stack did not suffice, or a file cannot be had; None for a bug.
+
+    It is said here, once the stage has ended: what was opened stays journalled, what was half-written is gone.
+    """
+    if isinstance(error, OSError):
+        what = f"{error.filename}: " if error.filename else ""
+        room = ". Nothing half-written is left; make room and run again" if error.errno in FULL else ""
+        return f"{what}{error.strerror or error}{room}"
+    if isinstance(error, RecursionError):
+        return "an input is nested too deeply to be read"
+    # PyTorch has no type of its own for the memory of the processor
+    if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
+        return (
+            "the memory of this machine does not suffice. Take fewer or smaller images, a smaller model or batch, or "
+            "SFUMATO_CHUNK=1; or a machine with more"
+        )
+    return None
 
 
 if __name__ == "__main__":

@@ -53,9 +53,23 @@ def show_machine(card: Path) -> None:
     fashion = "system package" if DEBIAN_FASHION_MNIST.is_dir() else "not installed: data/raw or a download"
     table.add_row("fashion-mnist", fashion)
     table.add_row("DVC repository", "yes" if os.path.isdir(".dvc") else "no")
+    table.add_row("DVC's lock", lock_in_words(Path(".dvc/tmp/rwlock")))
     shared = f"shared with all accounts: export DVC_SITE_CACHE_DIR={state / 'dvc'}"
     table.add_row("DVC's index", os.environ.get("DVC_SITE_CACHE_DIR") or shared)
     table_console().print(table)
+
+
+def lock_in_words(lock: Path) -> str:
+    """Whether DVC can read the file of who reads and writes what. A kill may leave it empty, and then nothing runs."""
+    from sfumato.documents import read_json
+
+    try:
+        read_json(lock)
+    except FileNotFoundError:
+        return "free"
+    except (OSError, ValueError) as error:
+        return f"damaged ({error}), so every `dvc repro` fails. Once no dvc runs here: rm {lock}"
+    return "whole"
 
 
 def card_in_words(card: Path) -> str:

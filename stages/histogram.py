@@ -8,9 +8,10 @@ import numpy as np
 
 from sfumato.compute import device
 from sfumato.config import Histogram
+from sfumato.documents import read_json
 from sfumato.errors import ConfigError, DataError
 from sfumato.features.public_network import load_classifier
-from sfumato.files import read_json, write_json
+from sfumato.files import write_json
 from sfumato.queries.histogram import query_histogram
 from stages.runner import QueryRun
 

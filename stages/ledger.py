@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +16,7 @@ from stages.runner import (
     PUBLIC,
     CardPath,
     ledgers,
+    read_permission,
     run_directory,
     say,
     seen_in_ledgers,
@@ -41,17 +41,13 @@ def write(
     from sfumato.artifacts import merge_records, read_artifact
     from sfumato.data.lineage import remember
     from sfumato.data.store import read_card
-    from sfumato.errors import BudgetError, ConfigError
+    from sfumato.errors import BudgetError
     from sfumato.files import replace_file
     from sfumato.pipeline import QUERIES
-    from sfumato.privacy.ledger import build_ledger, by_id, check_ledger, ledger_text, seen_of
+    from sfumato.privacy.ledger import build_ledger, by_id, check_ledger, ledger_text, read_budget, seen_of
     from sfumato.privacy.odometer import Odometer
 
-    budget_file = folder / "plan" / "budget.json"
-    try:
-        budget = json.loads(budget_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{budget_file} cannot be read ({error}): run `stage plan`") from error
+    budget = read_budget(folder / "plan" / "budget.json")
     artifacts = [
         read_artifact(folder / "synthesize", "synthesize"),
         *(read_artifact(folder / stage, stage) for stage in QUERIES),
@@ -121,20 +117,20 @@ def artifact_problems(ledger: dict, folder: Path, lock: Path) -> list[str]:
 
     An artifact holds the records of every input that its plan reads, a query its own too; the ledger holds them all.
     """
-    import yaml
-
     from sfumato.artifacts import Artifact, read_artifact
     from sfumato.errors import SfumatoError
     from sfumato.pipeline import QUERIES, STAGES
-    from sfumato.privacy.ledger import by_id
+    from sfumato.privacy.ledger import by_id, lock_outs
     from sfumato.resolved import read_stage_plan
 
     paths, known = {path.parent for path in folder.glob("*/privacy.json")}, by_id(ledger)
     if not paths:
         return [f"{folder} holds no artifact to verify (`dvc checkout`, `dvc pull`)"]
     if lock.exists():
-        content = yaml.safe_load(lock.read_text(encoding="utf-8"))["stages"]
-        outs = [Path(out["path"]) for stage in content.values() for out in stage.get("outs", ())]
+        try:
+            outs = [Path(name) for name in lock_outs(lock)]
+        except (OSError, ValueError):
+            return []  # `lock_problems` says so
         paths |= {folder / path.name for path in outs if path.parent == ARTIFACTS and path != PLAN}
     if folder == ARTIFACTS and (PUBLIC / "privacy.json").is_file():
         paths.add(PUBLIC)  # an earlier release may be among the public images
@@ -176,9 +172,13 @@ def show(ledger: LedgerPath = LEDGER) -> None:
     """The ledger as a table."""
     from rich.table import Table
 
-    from sfumato.privacy.ledger import by_id, read_ledger
+    from sfumato.privacy.ledger import by_id, malformed, read_ledger, record_problems
 
     content = read_ledger(ledger)
+    fail(
+        ledger,
+        malformed(content) or [p for i, r in enumerate(content["records"]) for p in record_problems(f"record {i}", r)],
+    )
     records = by_id(content)
     table = Table(
         title=f"{content['recipe']}: ε = {content['epsilon'][content['accountant']]:.4f} at δ = {content['delta']:.3g}",
@@ -220,7 +220,9 @@ def adopt(folder: Folder = ARTIFACTS, card: CardPath = CARD) -> None:
         except SfumatoError as error:
             say(f"left out: {error}")
     whole = [record for record in records.values() if not record_problems("record", record)]
-    new = odometer.adopt([record for record in whole if record["dataset_id"] == mine], seen_in_ledgers(mine))
+    new, lost = odometer.adopt([record for record in whole if record["dataset_id"] == mine], seen_in_ledgers(mine))
+    if lost:
+        say(f"{lost} entries of the old journal cannot be read, and what they charged is not counted: it lies beside")
     typer.echo(
         f"{odometer.path}: {new} charges adopted, {len(odometer.opened())} are counted. "
         "What else was lost is not known, so ledgers and reports say that the odometer is incomplete"
@@ -244,14 +246,22 @@ def history(
 
     odometer = Odometer(state_dir(), dataset or read_card(card).dataset_id)
     entries = odometer.entries()
+    unknown = seen_in_ledgers(odometer.dataset_id) - odometer.known()
+    if unknown:
+        say(
+            f"{odometer.path} does not know {min(unknown)[:8]}, which {LEDGER} names: it is an older copy or another "
+            "journal, and more was spent than it says. Restore the newest state directory, or run `stage ledger adopt`"
+        )
     if not entries or entries[-1]["kind"] == GENESIS:
         typer.echo(f"dataset {odometer.dataset_id!r}: no history")
         return
     if delta is None:
         try:
-            delta = json.loads((PLAN / "permission.json").read_text(encoding="utf-8"))["delta"]
-        except (OSError, ValueError, KeyError) as error:
-            raise ConfigError("--delta is needed where there is no plan: give it, or run `stage plan`") from error
+            delta = read_permission().delta
+        except ConfigError as error:
+            raise ConfigError(
+                f"--delta is needed where there is no plan: give it, or run `stage plan` ({error})"
+            ) from error
     runs = odometer.runs()
     ended = {entry["id"]: entry["kind"] for entry in entries if entry["kind"] in (CLOSE, ABANDON)}
     durable = {entry["id"]: entry["uses"] for entry in entries if entry["kind"] == PROGRESS}
@@ -276,14 +286,17 @@ def history(
     opened = odometer.events()
     typer.echo(
         f"{len(opened)} charges, ε = {epsilon(opened, delta):.4f} together at δ = {delta:.3g}"
-        f"{'' if odometer.complete() else ' (incomplete: what the journal once held is not all known)'}"
+        f"{' (incomplete: what the journal once held is not all known)' if unknown or not odometer.complete() else ''}"
     )
 
 
 def utc(seconds: int) -> str:
     from datetime import UTC, datetime
 
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError, OSError):  # of a clock that was far off
+        return f"{seconds} s after 1970"
 
 
 def mechanism_text(event: dict) -> str:

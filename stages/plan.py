@@ -107,13 +107,13 @@ def plan(
 
 def lineage_so_far(out: Path) -> dict:
     """What the plan that lies in `out` says of each query; nothing where there is none."""
-    import json
+    from dataclasses import asdict
 
-    from sfumato.resolved import LINEAGE
+    from sfumato.resolved import read_lineages
 
     try:
-        return dict(json.loads((out / LINEAGE).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        return {stage: asdict(lineage) for stage, lineage in read_lineages(out).items()}
+    except (OSError, ValueError):
         return {}
 
 
@@ -167,7 +167,7 @@ def write_texts(out: Path, texts: dict[str, str]) -> None:
         raise ConfigError(f"--out {out} holds files that are not of a plan: name another directory")
     out.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        if not (out / name).is_file() or (out / name).read_text(encoding="utf-8") != text:
+        if not (out / name).is_file() or (out / name).read_bytes() != text.encode():
             replace_file(out / name, text.encode())
     for path in out.iterdir():
         if path.name not in texts:

@@ -17,17 +17,18 @@ app = typer.Typer(no_args_is_help=True, help="The recipes: methods of the litera
 @app.command("list")
 def list_recipes(recipes: Recipes = Path("pipelines")) -> None:
     """Every recipe and profile, a line each."""
-    import yaml
     from rich.table import Table
+
+    from sfumato.recipes import read_yaml
 
     table = Table("name", "what it is")
     found = [*sorted(recipes.glob("*.yaml")), *sorted((recipes / "profiles").glob("*.yaml"))]
     if not found:
         raise ConfigError(f"{recipes} holds no recipes: name the folder `pipelines` of your clone with --recipes")
     for path in found:
-        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        content = read_yaml(path)
         kind = "profile " if path.parent.name == "profiles" else ""
-        table.add_row(kind + path.stem, content.get("description", ""))
+        table.add_row(kind + path.stem, str(content.get("description", "")))
     table_console().print(table)
 
 

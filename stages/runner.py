@@ -81,7 +81,12 @@ def git(*words: str) -> tuple[int, str]:
 
     try:
         done = subprocess.run(
-            ["git", "-c", "safe.directory=*", *words], capture_output=True, text=True, check=False, timeout=60
+            ["git", "-c", "safe.directory=*", *words],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=60,
         )
     except OSError:
         return 127, ""
@@ -123,15 +128,14 @@ def show_local(tables: Iterable[Table | str], file: Path) -> None:
 
 def ledgers() -> list[dict]:
     """ledger.json, of any version: the file at hand, and as it was last committed."""
-    import json
-
+    from sfumato.documents import parse_json, read_text
     from sfumato.errors import BudgetError
 
-    texts = [LEDGER.read_text(encoding="utf-8", errors="replace")] if LEDGER.is_file() else []
     code, committed = git("show", f"HEAD:./{LEDGER}")
     try:
-        found = [json.loads(text) for text in [*texts, *([committed] if code == 0 else [])]]
-    except (ValueError, RecursionError) as error:
+        texts = [read_text(LEDGER)] if LEDGER.exists() else []
+        found = [parse_json(text) for text in [*texts, *([committed] if code == 0 else [])]]
+    except (OSError, ValueError) as error:
         raise BudgetError(f"{LEDGER} is not JSON ({error}): restore it (`git checkout {LEDGER}`)") from error
     return [content for content in found if isinstance(content, dict)]
 
@@ -388,14 +392,13 @@ class QueryRun(StageRun[S]):
 
 def read_permission() -> Any:
     """What the owner allows, beside the plan."""
-    import json
-
+    from sfumato.documents import read_json, validated
     from sfumato.privacy.opening import Permission
 
     path = PLAN / PERMISSION
     try:
-        return Permission(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+        return validated(Permission, read_json(path))
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read ({error}): run `stage plan`") from error
 
 

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Each folder or module may import those before it. A new one gets its place here.
 ORDER = [
     "errors",
+    "documents",
     "files",
     "digest",
     "journal",

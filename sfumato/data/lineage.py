@@ -6,20 +6,30 @@ says so; and without it the state directory recognises what was released from he
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sfumato.artifacts import PRIVACY, Artifact, as_text, read_artifact
 from sfumato.data.images import IMAGES, load_array
 from sfumato.data.overlap import digests
 from sfumato.data.store import CARD
 from sfumato.digest import digest_of, digest_of_file
+from sfumato.documents import read_json, validated
 from sfumato.errors import ConfigError, DataError
-from sfumato.files import read_json, replace_private
+from sfumato.files import replace_private
 
 RELEASED = "released"  # below the state directory: a file for each artifact that was released from here
 HELD = {".safetensors", ".png", ".npz", ".parquet"}  # files of a release that a copy of it would hold
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remembered:
+    """The form of a file in `RELEASED`: the records of a release, and what its files and images hash to."""
+
+    records: dict[str, dict[str, Any]]
+    hashes: tuple[str, ...]
 
 
 def lineage(path: Path, section: str, declared_public: bool, state: Path | None) -> list[Artifact]:
@@ -68,11 +78,11 @@ def recognised(state: Path | None, found: Iterable[str]) -> list[Artifact]:
     wanted, releases = {*found} if files else set(), []
     for file in files:
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-            if not wanted.isdisjoint(content["hashes"]):
-                releases.append(Artifact(file, RELEASED, content["records"]))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{file} cannot be read ({error!r}): restore it, what was released is not known") from error
+            content = validated(Remembered, read_json(file))
+            if not wanted.isdisjoint(content.hashes):
+                releases.append(Artifact(file, RELEASED, content.records))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{file} cannot be read ({error}): restore it, what was released is not known") from error
     return releases
 
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from filelock import FileLock
@@ -33,7 +34,8 @@ from sfumato.data.overlap import digests, refuse_overlap
 from sfumato.data.rendered import DRAWN
 from sfumato.data.sources import Example, Source, read_public, read_source
 from sfumato.data.store import CARD, HOLDOUT, SENSITIVE, Card, PublicCard, dataset_directory, load_prepared, read_card
-from sfumato.errors import ConfigError, DataError
+from sfumato.documents import read_json
+from sfumato.errors import ConfigError, DataError, explained
 from sfumato.files import open_private, replace_file
 from sfumato.journal import Journal
 from sfumato.pictures import save_png, to_grid
@@ -117,7 +119,7 @@ def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], orig
     known: set[bytes] = set()
     for other in sorted(path.parent for path in home.parent.glob(f"*/{CARD}") if path.parent != home):
         card, origin_file = read_card(other / CARD), other / ORIGIN
-        same = origin_file.is_file() and json.loads(origin_file.read_text(encoding="utf-8")) == origin
+        same = origin_file.is_file() and read_origin(origin_file) == origin
         if not same and card.shape == shape:
             known = known or {*digests_of_both(fresh)}
             same = any(value in known for value in digests_of_both(other))
@@ -127,6 +129,12 @@ def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], orig
                 "already, and under a second name what was spent on them would not add up. Keep the first name; where "
                 "these are images of other people all the same, say data.different_people: true"
             )
+
+
+def read_origin(path: Path) -> Any:
+    """Source and path of prepared images. Raises DataError where that cannot be read."""
+    with explained(DataError, lambda error: f"{path} cannot be read ({error}): prepare these images again"):
+        return read_json(path)
 
 
 def digests_of_both(home: Path) -> Iterator[bytes]:

@@ -14,16 +14,20 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from filelock import FileLock
+from pydantic import AfterValidator, Field
 from torch import Tensor
 
+from sfumato.config import DatasetId
 from sfumato.data.images import ImageSet, load_array, load_images, write_header
 from sfumato.digest import digest_of
+from sfumato.documents import EXACT, class_name, read_json, validated
 from sfumato.errors import DataError, explained
-from sfumato.files import open_private, read_json
+from sfumato.files import open_private
 
 SENSITIVE, HOLDOUT, CARD = "sensitive", "holdout", "card.json"
 AGAIN = "run `stage prepare sensitive`"
@@ -31,6 +35,8 @@ AGAIN_PUBLIC = "run `stage prepare public`"
 LATENTS, META = "latents.npy", "latents.json"
 CHUNK = 64  # images in memory at a time
 
+Side = Annotated[int, Field(gt=0, lt=2**16)]  # pixels, or channels
+ClassName = Annotated[str, AfterValidator(class_name)]
 Encode = Callable[[Tensor], Tensor]  # (B, C, H, W) float32 in [0, 1] -> (B, c, h, w), row by row
 Progress = Callable[[int, int], None]  # done, of how many
 
@@ -43,10 +49,12 @@ class Card:
     before and after a withdrawal would tell that the person was not in the set.
     """
 
-    dataset_id: str
+    __pydantic_config__: ClassVar = EXACT
+
+    dataset_id: DatasetId
     source: str
-    shape: tuple[int, int, int]  # (C, H, W)
-    classes: tuple[str, ...]
+    shape: tuple[Side, Side, Side]  # (C, H, W)
+    classes: tuple[ClassName, ...]
     split: str
     version: str
     range: tuple[int, int] = (0, 255)
@@ -56,25 +64,25 @@ class Card:
 class PublicCard:
     """What a prepared public set holds. Switched off: no source, no shape, no classes, no images."""
 
+    __pydantic_config__: ClassVar = EXACT
+
     enabled: bool
     source: str | None = None
-    shape: tuple[int, int, int] | None = None  # (C, H, W)
-    classes: tuple[str, ...] = ()
-    images: int = 0
+    shape: tuple[Side, Side, Side] | None = None  # (C, H, W)
+    classes: tuple[ClassName, ...] = ()
+    images: Annotated[int, Field(ge=0)] = 0
 
 
 def card_at(path: Path, what: str, fix: str) -> AbstractContextManager[None]:
     """Raise DataError where the file is missing or is no such card."""
     missing = f"{path} is missing: {fix} first"
-    return explained(DataError, lambda error: f"{path} is not {what} ({error!r}): {fix} again", missing=missing)
+    return explained(DataError, lambda error: f"{path} is not {what} ({error}): {fix} again", missing=missing)
 
 
 def read_card(path: Path) -> Card:
     """Read a public card. Raises DataError where `path` does not hold one."""
     with card_at(path, "a data card", AGAIN):
-        content = read_json(path)
-        content.update({key: tuple(content[key]) for key in ("shape", "classes", "range")})
-        return Card(**content)
+        return validated(Card, read_json(path))
 
 
 def dataset_directory(state: Path, dataset_id: str) -> Path:
@@ -103,9 +111,10 @@ def load_prepared(state: Path, card: Card, part: str) -> ImageSet:
 def read_public_card(path: Path) -> PublicCard:
     """Read the card of a public set. Raises DataError where `path` does not hold one."""
     with card_at(path, "the card of a public set", AGAIN_PUBLIC):
-        content = read_json(path)
-        shape = content["shape"] and tuple(content["shape"])
-        return PublicCard(**{**content, "shape": shape, "classes": tuple(content["classes"])})
+        card = validated(PublicCard, read_json(path))
+        if card.enabled and (card.source is None or card.shape is None or not card.classes):
+            raise ValueError("source, shape or classes are missing")
+        return card
 
 
 def load_public(directory: Path, shape: tuple[int, int, int]) -> ImageSet:

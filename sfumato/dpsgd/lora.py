@@ -14,15 +14,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sfumato.config import Lora
 from sfumato.digest import digest_of_file
-from sfumato.errors import UNREADABLE, ConfigError, DataError, explained
-from sfumato.files import read_json, write_json
-from sfumato.weights import save_tensors
+from sfumato.documents import read_json
+from sfumato.errors import ConfigError, DataError, explained
+from sfumato.files import write_json
+from sfumato.weights import load_tensors, save_tensors
 
 ADAPTER, ADAPTER_CONFIG = "adapter.safetensors", "adapter.json"
 AGAIN = "run `stage finetune` again"
@@ -166,14 +165,12 @@ def apply_adapter(model: nn.Module, directory: Path, base: Path) -> None:
         if not (directory / name).is_file():
             raise DataError(f"{directory} holds no adapter: {name} is missing")
     with explained(
-        DataError,
-        lambda error: f"{directory}: {ADAPTER_CONFIG} and {ADAPTER} cannot be read ({error}): {AGAIN}",
-        causes=(*UNREADABLE, SafetensorError),
+        DataError, lambda error: f"{directory}: {ADAPTER_CONFIG} and {ADAPTER} cannot be read ({error}): {AGAIN}"
     ):
         content = read_json(directory / ADAPTER_CONFIG)
         expected, scale = str(content["base_sha256"]), float(content["scale"])
         matrices = [str(name) for name in content["matrices"]]
-        tensors = load_file(directory / ADAPTER)
+        tensors = load_tensors(directory / ADAPTER)
     if (found := digest_of_file(base)) != expected:
         raise DataError(
             f"the adapters of {directory} were trained on a base with sha256 {expected[:12]}…, "

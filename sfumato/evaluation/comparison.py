@@ -18,11 +18,12 @@ from pathlib import Path
 from sfumato.config import Evaluate
 from sfumato.data.images import ImageSet
 from sfumato.data.prepare import fingerprint
+from sfumato.documents import read_json
 from sfumato.errors import DataError, explained
 from sfumato.evaluation.classifiers import DEEP, NETWORKS
 from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.plots import accuracies
-from sfumato.files import csv_text, read_json, replace_private
+from sfumato.files import csv_text, replace_private
 from sfumato.privacy.ledger import KEYS, check_ledger, read_ledger
 from sfumato.resolved import StagePlan
 

@@ -37,6 +37,7 @@ RELATIONS = {
     ADD_OR_REMOVE_ONE: NeighboringRelation.ADD_OR_REMOVE_ONE,
     ZERO_OUT_ONE: NeighboringRelation.REPLACE_SPECIAL,
 }
+LARGEST_PLD = 100.0  # epsilon above which no privacy-loss distribution is computed
 MOST_NOISE = 1e7  # no multiplier is sought above it
 ACCOUNTANTS = ("rdp", "rdp_classic", "pld")
 
@@ -119,6 +120,9 @@ def epsilon(
     if not 0 < delta < 1:
         raise BudgetError(f"delta={delta} must lie in (0, 1)")
     if accountant == "pld":
+        # beyond all use the distribution takes gigabytes and minutes; Rényi's bound holds as well
+        if (bound := epsilon(events, delta, "rdp", adjacency)) > LARGEST_PLD:
+            return bound
         pld = PLDAccountant(RELATIONS[adjacency])
         pld.compose(ComposedDpEvent(events))
         return float(pld.get_epsilon(delta))

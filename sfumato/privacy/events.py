@@ -16,6 +16,7 @@ SECRET = "os-entropy, AES counter"  # the noise source of a valid record
 SEEDED = "seeded: for tests only"  # no check accepts a record with this one
 ADD_OR_REMOVE_ONE = "add-or-remove-one"
 ZERO_OUT_ONE = "zero-out-one"
+MOST_USES = 10**9  # of one mechanism
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +37,8 @@ class Mechanism:
             )
         if not 0 < self.sample_rate <= 1:
             raise BudgetError(f"sample_rate={self.sample_rate} is outside (0, 1]")
-        if self.uses < 1 or self.uses != int(self.uses):
-            raise BudgetError(f"uses={self.uses} must be a whole number of at least 1")
+        if not 1 <= self.uses <= MOST_USES or self.uses != int(self.uses):
+            raise BudgetError(f"uses={self.uses} must be a whole number from 1 to {MOST_USES:,}")
 
     @classmethod
     def from_event(cls, event: DpEvent) -> Mechanism:
@@ -106,8 +107,8 @@ def event_from_json(data: object) -> DpEvent:
         )
     if kind == "SelfComposed":
         count = data["count"]
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise BudgetError(f"count={count!r} of a composition must be a whole number of at least 1")
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_USES:
+            raise BudgetError(f"count={count!r} of a composition must be a whole number from 1 to {MOST_USES:,}")
         return SelfComposedDpEvent(event_from_json(data["event"]), count)
     if not isinstance(data["events"], list):
         raise BudgetError("the events of a composition must be a list")

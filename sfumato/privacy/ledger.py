@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any, ClassVar
 
-import yaml
 from dp_accounting import DpEvent
+from pydantic import AfterValidator, Field
 
 from sfumato.artifacts import as_text, empty_content
+from sfumato.config import DatasetId, Positive, PositiveFloat
 from sfumato.digest import canonical, digest_of
-from sfumato.errors import BudgetError
+from sfumato.documents import EXACT, read_json, read_yaml, second, validated
+from sfumato.errors import BudgetError, ConfigError
 from sfumato.pipeline import QUERIES
 from sfumato.privacy.accountant import ACCOUNTANTS, RELATIONS, epsilon, shares_of_rdp
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, SECRET, ZERO_OUT_ONE, event_from_json
@@ -37,29 +40,109 @@ KEYS = {
     "odometer",
     "digest",
 }
-RECORD_KEYS = {
-    "id",
-    "stage",
-    "dataset_id",
-    "data_version",
-    "unit",
-    "adjacency",
-    "event",
-    "released",
-    "sensitivity",
-    "noise_source",
-    "max_norm",
-    "plan",
-    "settings",
-    "code",
-    "again",
-    "versions",
-    "time",
-}
 RECORD_ID = re.compile("[0-9a-f]{32}")  # it also names a directory
-ODOMETER_KEYS = {"dataset_id", "charges", "epsilon", "others", "complete", "head"}
 HEAD = re.compile("[0-9a-f]{64}")  # of a journal
 TOLERANCE = 1e-6  # relative, between stored and recomputed epsilon
+
+
+# --- the form of what files hold, which is checked before anything else -----------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """The form of a record."""
+
+    __pydantic_config__: ClassVar = EXACT
+
+    id: str
+    stage: str
+    dataset_id: DatasetId
+    data_version: str
+    unit: str
+    adjacency: str
+    event: dict[str, Any]
+    released: str
+    sensitivity: str
+    noise_source: str
+    max_norm: float
+    plan: str
+    settings: str
+    code: dict[str, str]
+    again: Annotated[int, Field(ge=0)]
+    versions: dict[str, str]
+    time: Annotated[int, AfterValidator(second)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageLine:
+    """What a ledger says of one stage."""
+
+    epsilon: float
+    share: float
+    records: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OdometerLine:
+    """What a ledger says of everything ever opened."""
+
+    __pydantic_config__: ClassVar = EXACT
+
+    dataset_id: str
+    charges: int
+    epsilon: float
+    others: tuple[dict[str, Any], ...]
+    complete: bool
+    head: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What a ledger takes from the plan."""
+
+    recipe: str
+    accountant: str
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    size_hint: Positive
+    target: PositiveFloat
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ledger:
+    """The form of a ledger; its records are checked one by one."""
+
+    __pydantic_config__: ClassVar = EXACT
+
+    schema: int
+    recipe: str
+    accountant: str
+    adjacency: str
+    delta: PositiveFloat
+    size_hint: int
+    target: PositiveFloat
+    epsilon: dict[str, float]
+    stages: dict[str, StageLine]
+    records: tuple[Any, ...]
+    odometer: dict[str, Any]
+    digest: str
+
+
+def read_budget(path: Path) -> dict[str, Any]:
+    """The budget of a plan. Raises ConfigError where the file is missing or none."""
+    try:
+        validated(Budget, content := read_json(path))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}): run `stage plan`") from error
+    return content
+
+
+def is_record(content: object) -> bool:
+    """Whether this has the form of a record."""
+    try:
+        validated(Record, content)
+    except ValueError:
+        return False
+    return True
 
 
 def compose(records: Sequence[dict], delta: float) -> dict:
@@ -144,17 +227,13 @@ def ledger_text(ledger: Mapping) -> str:
     return json.dumps(ledger, indent=1, sort_keys=True, allow_nan=False) + "\n"
 
 
-def refuse_constant(name: str) -> float:
-    raise ValueError(f"it holds {name}")
-
-
 def read_ledger(path: Path) -> dict:
     """Read a ledger. Raises BudgetError where the file is missing or not a whole ledger."""
     try:
-        ledger = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse_constant)
+        ledger = read_json(path)
     except FileNotFoundError as error:
         raise BudgetError(f"{path} does not exist: run `stage ledger write` (or `dvc repro`)") from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise BudgetError(
             f"{path} is truncated or not JSON ({error}): restore it from git, or run `stage ledger write`"
         ) from error
@@ -241,6 +320,7 @@ def odometer_problems(ledger: Mapping) -> list[str]:
     """What does not hold in the line of everything ever opened, which is computed again from what the ledger lists."""
     said = ledger["odometer"]
     try:
+        validated(OdometerLine, said)
         found = odometer_line(
             ledger["records"],
             [{"id": None, "event": event} for event in said["others"]],
@@ -255,25 +335,20 @@ def odometer_problems(ledger: Mapping) -> list[str]:
         ]
         if said["complete"] is not found["complete"] or not (said["head"] is None or HEAD.fullmatch(said["head"])):
             problems.append("its odometer says complete without the head of a journal, or has no such head")
-    except (KeyError, TypeError, ValueError, BudgetError, RecursionError) as error:
-        return [f"its odometer cannot be read ({error!r})"]
-    odd = sorted(set(said) ^ ODOMETER_KEYS)
+    except (ValueError, BudgetError) as error:
+        return [f"its odometer cannot be read ({error})"]
     if said["dataset_id"] not in {record["dataset_id"] for record in ledger["records"]} and ledger["records"]:
         problems.append(f"its odometer is of {said['dataset_id']!r}, of which it holds no record")
-    return [*problems, *(f"its odometer has or lacks {key}" for key in odd)]
+    return problems
 
 
 def malformed(ledger: Mapping) -> list[str]:
-    """The entries of a ledger that are not of their kind, one sentence each."""
-    found = []
-    for key, kind in (("epsilon", dict), ("stages", dict), ("odometer", dict), ("records", list), ("digest", str)):
-        if not isinstance(ledger[key], kind):
-            found.append(f"its entry {key!r} is not a {kind.__name__}")
-    for key in ("target", "delta"):
-        value = ledger[key]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-            found.append(f"its {key} is {value!r}, which is not a positive number")
-    return found
+    """Why this has not the form of a ledger: nothing, or one sentence."""
+    try:
+        validated(Ledger, ledger)
+    except ValueError as error:
+        return [f"it has not the form of a ledger ({error})"]
+    return []
 
 
 def listed(stages: Mapping) -> dict[str, list[str]]:
@@ -285,10 +360,13 @@ def listed(stages: Mapping) -> dict[str, list[str]]:
 
 def record_problems(place: str, record: object) -> list[str]:
     """The reasons not to trust a record, one sentence each. place: its name until its id is known."""
-    if not isinstance(record, dict) or set(record) != RECORD_KEYS:
-        return [f"{place} is not a whole record"]
-    if not isinstance(record["id"], str) or not RECORD_ID.fullmatch(record["id"]):
+    if isinstance(record, dict) and not RECORD_ID.fullmatch(str(record.get("id"))):
         return [f"{place} has no id of 32 hexadecimal digits"]
+    try:
+        validated(Record, record)
+    except ValueError as error:
+        return [f"{place} is not a whole record ({error})"]
+    assert isinstance(record, dict)
     name = f"record {record['id'][:8]}"
     problems = []
     if record["stage"] not in QUERIES:
@@ -301,7 +379,7 @@ def record_problems(place: str, record: object) -> list[str]:
         )
     try:
         event_from_json(record["event"])
-    except (BudgetError, RecursionError) as error:
+    except BudgetError as error:
         problems.append(f"{name} ({record['stage']}): {error}")
     return problems
 
@@ -309,12 +387,11 @@ def record_problems(place: str, record: object) -> list[str]:
 def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
     """What contradicts the ledger in `dvc.lock`: its md5, and query stages that ran but have no record in it."""
     try:
-        stages = yaml.safe_load(lock.read_text(encoding="utf-8"))["stages"]
-        outs = {out["path"]: (name, out["md5"]) for name, stage in stages.items() for out in stage.get("outs", ())}
-    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
-        return [f"{lock} cannot be read ({error!r})"]
+        outs = lock_outs(lock)
+    except (OSError, ValueError) as error:
+        return [f"{lock} cannot be read ({error})"]
     problems = []
-    _, md5 = outs.get(ledger_path.name, ("", None))
+    md5 = outs.get(ledger_path.name)
     if md5 is None:
         problems.append(f"{lock} knows no {ledger_path.name}: the pipeline that wrote it never finished (`dvc repro`)")
     elif md5 != hashlib.md5(ledger_path.read_bytes(), usedforsecurity=False).hexdigest():
@@ -322,7 +399,7 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
             f"{lock} has another md5 for {ledger_path.name}: one of the two was edited, or belongs to another run"
         )
     recorded = {record["stage"] for record in ledger["records"]}
-    for path, (_, md5) in outs.items():
+    for path, md5 in outs.items():
         stage = path.rsplit("/", 1)[-1]
         if (
             path.startswith("artifacts/")
@@ -334,6 +411,32 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
                 f"stage {stage} ran (it is in {lock}), but the ledger holds no record of it: a record was trimmed"
             )
     return problems
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockOut:
+    """What `dvc.lock` says of a file or a folder that a stage wrote."""
+
+    path: str
+    md5: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockStage:
+    outs: tuple[LockOut, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lock:
+    """The part of `dvc.lock` that is read."""
+
+    stages: dict[str, LockStage]
+
+
+def lock_outs(lock: Path) -> dict[str, str]:
+    """Path -> md5 of everything that `dvc.lock` lists as written. Raises OSError or ValueError where it is no lock."""
+    stages = validated(Lock, read_yaml(lock)).stages.values()
+    return {out.path: out.md5 for stage in stages for out in stage.outs}
 
 
 def empty_artifact_md5(stage: str) -> str:

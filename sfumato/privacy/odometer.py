@@ -8,16 +8,27 @@ new id in the place of the old: two copies of one state directory then leave two
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from dp_accounting import DpEvent
 
 from sfumato.errors import BudgetError
 from sfumato.journal import GENESIS, Journal
 from sfumato.privacy.events import event_from_json
+from sfumato.privacy.ledger import is_record
 
 OPEN, RESUME, PROGRESS, CLOSE, ABANDON = "open", "resume", "progress", "close", "abandon"
 LOCAL = "local"
 ADOPT = "adopt"  # records and heads of a ledger, where the journal does not know them
+
+
+def is_counted(record: object) -> bool:
+    """Whether this is a record whose mechanism can be composed."""
+    try:
+        event_from_json(record["event"] if is_record(record) else None)  # type: ignore[index]
+    except BudgetError:
+        return False
+    return True
 
 
 class Odometer(Journal):
@@ -63,26 +74,33 @@ class Odometer(Journal):
         kinds = [entry["kind"] for entry in self.entries()]
         return kinds[:1] == [GENESIS] and ADOPT not in kinds
 
-    def adopt(self, records: Iterable[dict], seen: Iterable[str]) -> int:
-        """Count records that the journal does not know, and begin it anew where it does not hold. How many are new?
+    def adopt(self, records: Iterable[dict], seen: Iterable[str]) -> tuple[int, int]:
+        """Count records that the journal does not know, and begin it anew where it does not hold.
+
+        Returns how many are new, and how many entries of a journal that does not hold cannot be read.
 
         seen: heads and ids that are taken for known from now on. Entries of a journal that does not hold are counted as
         far as they can be read, and its file is set aside. The odometer is never complete again.
         """
         with self.locked():
             salvaged: list[dict] = []
+            lost = 0
             try:
                 if self.head() is None:
                     self.begin()
             except BudgetError:
-                entries = self.set_aside()
+                entries, lost = self.set_aside()
                 self.begin(lost=True)
-                salvaged = [e["record"] for e in entries if e["kind"] in (OPEN, RESUME)]
-                salvaged += [record for e in entries if e["kind"] == ADOPT for record in e["records"]]
+                found: list[Any] = [e.get("record") for e in entries if e["kind"] in (OPEN, RESUME)]
+                for entry in (e for e in entries if e["kind"] == ADOPT):
+                    adopted = entry.get("records")
+                    found += adopted if isinstance(adopted, list) else [None]
+                salvaged = [record for record in found if is_counted(record)]
+                lost += len(found) - len(salvaged)
             known = self.known()
             new = {record["id"]: record for record in [*salvaged, *records] if record["id"] not in known}
             self.append(ADOPT, records=list(new.values()), seen=sorted({*seen, *new} - known))
-            return len(new)
+            return len(new), lost
 
     def closed(self, version: str, *, again: int = 0, **same: str) -> str | None:
         """The last run closed on these images with the same `plan` (or the same `work`), or None.

@@ -10,14 +10,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Annotated, ClassVar, Literal
 
 from dp_accounting import DpEvent
 from filelock import FileLock, Timeout
+from pydantic import Field
 
 from sfumato.config import OF_THE_OWNER, UNLIMITED
 from sfumato.data.images import ImageSet
 from sfumato.data.store import SENSITIVE, Card, load_latents, load_prepared
 from sfumato.digest import digest_of
+from sfumato.documents import EXACT
 from sfumato.errors import BudgetError
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.charge import Charge
@@ -47,9 +50,11 @@ class AlreadyReleasedError(BudgetError):
 class Permission:
     """What the owner allows beyond the plan of one stage. It is not part of a plan, so changing it re-runs nothing."""
 
-    delta: float
+    __pydantic_config__: ClassVar = EXACT
+
+    delta: Annotated[float, Field(gt=0, lt=1)]
     lifetime_epsilon: float | str  # of everything ever opened on the dataset, or "unlimited"
-    accountant: str = "rdp"
+    accountant: Literal["rdp", "pld"] = "rdp"
     declared_size: bool = False
 
     def __post_init__(self) -> None:

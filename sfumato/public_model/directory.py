@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sfumato import files
+from sfumato import documents
 from sfumato.config import Model
 from sfumato.digest import digest_of, digest_of_file
 from sfumato.errors import ConfigError, DataError, explained
@@ -166,7 +166,7 @@ def read_model_directory(directory: str) -> ModelDirectory:
 def read_json(path: Path) -> dict[str, Any]:
     missing = f"{path} is missing: {LAYOUT}; {AGAIN}"
     with explained(DataError, lambda error: f"{path} cannot be read ({error}): {AGAIN}", missing=missing):
-        content = files.read_json(path)
+        content = documents.read_json(path, infinite=True)
     if not isinstance(content, dict):
         raise DataError(f"{path} must hold a JSON object: {AGAIN}")
     return content

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from sfumato.compute import bfloat16_is_faster
@@ -32,7 +31,7 @@ from sfumato.public_model.reference import (
     referred,
 )
 from sfumato.public_model.sampler import sample_latents
-from sfumato.weights import save_tensors
+from sfumato.weights import load_tensors, save_tensors
 
 TRAINED = "trained.safetensors"
 
@@ -160,7 +159,7 @@ def load_latent(directory: Path) -> LatentDiffusion:
     reference = read_reference(directory)
     model = referred(reference, "denoiser", "scheduler")
     with readable(directory / PROMPTS, "pretrain"):
-        tensors = load_file(directory / PROMPTS)
+        tensors = load_tensors(directory / PROMPTS)
         prompts, mask = tensors["embeddings"], tensors.get("mask")
     network, alphas_cumprod = load_part(model, model.denoiser), make_scheduler(model).alphas_cumprod
     image_size = int(reference["image_size"])
@@ -191,7 +190,7 @@ def load_trained(directory: Path) -> LatentDiffusion:
     """The network that `LatentDiffusion.save` wrote. Raises DataError where the files do not fit the model."""
     model = load_latent(directory)
     with readable(directory / TRAINED, "finetune"):
-        tensors = load_file(directory / TRAINED)
+        tensors = load_tensors(directory / TRAINED)
     named = dict(model.named_parameters())
     for name, value in tensors.items():
         if name not in named or named[name].shape != value.shape:

@@ -15,8 +15,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from sfumato.config import Model
+from sfumato.documents import read_json
 from sfumato.errors import UNREADABLE, DataError, explained
-from sfumato.files import read_json, write_json
+from sfumato.files import write_json
 from sfumato.public_model.directory import (
     ModelDirectory,
     choose_image_size,

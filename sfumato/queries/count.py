@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from pydantic import NonNegativeFloat
 from torch import Tensor
 
 from sfumato.artifacts import Artifact
-from sfumato.files import read_json, write_json
+from sfumato.config import PositiveFloat
+from sfumato.documents import read_json, validated
+from sfumato.errors import DataError, explained
+from sfumato.files import write_json
 from sfumato.privacy.rows import Rows, membership
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """The form of `counts.json`."""
+
+    total: PositiveFloat
+    per_class: tuple[PositiveFloat, ...]
+    priors: tuple[NonNegativeFloat, ...]
 
 
 class PublicCounts(NamedTuple):
@@ -59,6 +73,8 @@ def read_counts(count: Artifact, size_hint: int, classes: int) -> PublicCounts:
     if not count.enabled:
         even = torch.full((classes,), 1 / classes).double()
         return PublicCounts(float(size_hint), torch.full((classes,), size_hint / classes).double(), even)
-    content = read_json(count.path / "counts.json")
-    per_class, priors = (torch.tensor(content[key]).double() for key in ("per_class", "priors"))
-    return PublicCounts(content["total"], per_class, priors)
+    with explained(DataError, lambda error: f"{count.path} holds no counts ({error}): run `stage count` again"):
+        found = validated(Counts, read_json(count.path / "counts.json"))
+        if {len(found.per_class), len(found.priors)} != {classes}:
+            raise ValueError(f"not of {classes} classes")
+    return PublicCounts(found.total, torch.tensor(found.per_class).double(), torch.tensor(found.priors).double())

@@ -14,19 +14,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sfumato.config import Classifier, Embedding, FeatureMap, Learned
 from sfumato.data.images import ImageSet
+from sfumato.documents import read_json
+from sfumato.errors import DataError, explained
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.projection import BATCH, CELLS, ProjectedFeatures
 from sfumato.features.public_network import arguments_of
-from sfumato.files import read_json, write_json
+from sfumato.files import write_json
 from sfumato.privacy.rows import Rows, membership
 from sfumato.queries.teacher import TeacherNetwork, classify
 from sfumato.warmup.public_classifier import train_public_classifier
-from sfumato.weights import load_network, save_network, save_tensors
+from sfumato.weights import load_network, load_tensors, save_network, save_tensors
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
@@ -105,6 +106,9 @@ def save_learned(embedding: Tensor, settings: Embedding, network: ProjectedFeatu
 def load_learned(folder: Path, teacher: ProjectedFeatures) -> tuple[Tensor, FourierFeatures]:
     """The release, (K, classes), and the features that it is made of. Raises DataError where files do not fit."""
     network = load_network(folder, ProjectedFeatures, "embedding").eval()
-    about = read_json(folder / ABOUT)
-    settings = Embedding(**{key: value for key, value in about.items() if key != "seed"})
-    return load_file(folder / EMBEDDING)["embedding"], learned_features(settings, teacher, network, about["seed"])
+    with explained(DataError, lambda error: f"{folder} holds no embedding ({error!r}): run `stage embedding` again"):
+        about = read_json(folder / ABOUT)
+        settings = Embedding(**{key: value for key, value in about.items() if key != "seed"})
+        return load_tensors(folder / EMBEDDING)["embedding"], learned_features(
+            settings, teacher, network, about["seed"]
+        )

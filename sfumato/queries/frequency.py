@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from sfumato.config import FeatureMap
+from sfumato.documents import read_json
+from sfumato.errors import DataError, explained
 from sfumato.features.alone import place_matters, rows_alone
 from sfumato.features.fourier import FourierFeatures
 from sfumato.privacy.rows import Rows, membership
-from sfumato.weights import save_tensors
+from sfumato.weights import load_tensors, save_tensors
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
@@ -59,7 +60,8 @@ def save_embedding(embedding: Tensor, features: FourierFeatures, directory: Path
 
 def load_embedding(directory: Path) -> tuple[Tensor, FourierFeatures]:
     """The release, (K, classes), and the features that it is made of."""
-    about = json.loads((directory / "features.json").read_text(encoding="utf-8"))
-    maps = [FeatureMap(**feature) for feature in about["features"]]
-    features = FourierFeatures(tuple(about["shape"]), maps, about["size"], about["seed"])
-    return load_file(directory / "embedding.safetensors")["embedding"], features
+    with explained(DataError, lambda error: f"{directory} holds no embedding ({error!r}): run `stage frequency` again"):
+        about = read_json(directory / "features.json")
+        maps = [FeatureMap(**feature) for feature in about["features"]]
+        features = FourierFeatures(tuple(about["shape"]), maps, about["size"], about["seed"])
+        return load_tensors(directory / "embedding.safetensors")["embedding"], features

@@ -15,10 +15,11 @@ from torch import Tensor
 from sfumato.artifacts import Artifact
 from sfumato.config import Saliency
 from sfumato.diffusion.denoiser import Denoiser
+from sfumato.documents import read_json
 from sfumato.dpsgd.clip import unflatten
 from sfumato.dpsgd.gradients import Draws, choose_chunk, clipped_gradient_sum, draw, half_precision_pays
 from sfumato.errors import DataError, explained
-from sfumato.files import csv_text, read_json, write_json
+from sfumato.files import csv_text, write_json
 from sfumato.privacy.noise import secret_generator
 
 if TYPE_CHECKING:

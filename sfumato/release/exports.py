@@ -12,7 +12,7 @@ import numpy as np
 
 from sfumato.data.images import ImageSet
 from sfumato.errors import ConfigError
-from sfumato.files import csv_text, replace_file
+from sfumato.files import FORMULA, csv_text, replace_file
 from sfumato.pictures import png_bytes, save_png
 from sfumato.release.marks import Mark
 
@@ -92,11 +92,12 @@ def save_png_folders(directory: Path, image_set: ImageSet, mark: Mark | None = N
 def folder_names(classes: Sequence[str]) -> tuple[str, ...]:
     """A folder name for each class, after the class.
 
-    All begin with the label where names alone would sort in another order, clash, or be invalid.
+    All begin with the label where names alone would sort in another order, clash, be invalid or begin as formulas.
     """
     safe = [re.sub(r'[\x00-\x1f/\\:*?"<>|]', "_", name).strip(" .") for name in classes]
     alike = {name.casefold() for name in safe}
-    if all(safe) and safe == sorted(safe) and len(alike) == len(safe):
+    plain = all(name and not name.startswith(FORMULA) for name in safe)
+    if plain and safe == sorted(safe) and len(alike) == len(safe):
         return tuple(safe)
     digits = len(str(len(classes) - 1))
     return tuple(f"{label:0{digits}d}-{name}".rstrip("-") for label, name in enumerate(safe))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sfumato.config import Synthesize
 from sfumato.data.images import ImageSet, as_uint8, save_images
+from sfumato.errors import DataError
 from sfumato.files import write_json
 from sfumato.pictures import save_png, to_grid
 from sfumato.release.card import cost_of, dataset_card
@@ -26,8 +27,13 @@ def save_release(
     records: Mapping[str, dict],
     plan: StagePlan[Synthesize],
 ) -> None:
-    """Write the released set. sources: stage -> images it drew. The picture shows plain images alone."""
+    """Write the released set. sources: stage -> images it drew. The picture shows plain images alone.
+
+    Raises DataError where a model drew what is no number.
+    """
     images, labels, plain = varied.images, varied.labels, varied.parts["plain"]
+    if not images.isfinite().all():
+        raise DataError(f"the models of {', '.join(sources)} drew pixels that are not finite: run these stages again")
     released = ImageSet(as_uint8(images), labels.numpy(), plan.classes)
     save_images(directory, released)
     mark = mark_of(sources) if plan.settings.marked else None

@@ -17,8 +17,8 @@ from typing import Any
 
 from sfumato.artifacts import PRIVACY, Artifact, read_artifact
 from sfumato.digest import digest_of_file
+from sfumato.documents import read_json
 from sfumato.errors import UNREADABLE, BudgetError, DataError, SfumatoError, explained
-from sfumato.files import read_json
 from sfumato.pipeline import QUERIES
 from sfumato.privacy.accountant import round_up
 from sfumato.privacy.events import ZERO_OUT_ONE, event_from_json

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.data.images import Shape
+from sfumato.data.images import Shape, load_array
+from sfumato.errors import DataError
 
 
 def central_training_set(
@@ -28,8 +29,11 @@ def central_training_set(
 
 def load_central(directory: Path, shape: Shape, median: int) -> tuple[Tensor, Tensor]:
     """The training set of what `stage central` wrote, mean.npy or mode.npy; arguments and result as above."""
-    released = sorted(directory.glob("*.npy"))[0]
-    return central_training_set(torch.from_numpy(np.load(released)), released.stem, shape, median)
+    released = directory / ("mode.npy" if (directory / "mode.npy").is_file() else "mean.npy")
+    images = np.array(load_array(released))
+    if images.dtype != np.float32 or not np.isfinite(images).all():
+        raise DataError(f"{released} holds no finite float32 numbers: run `stage central` again")
+    return central_training_set(torch.from_numpy(images), released.stem, shape, median)
 
 
 def mode_images(histograms: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ Source: RPGen stage 1; PrivImage; METHODS §9c.
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,8 @@ import numpy as np
 
 from sfumato.config import Select
 from sfumato.data.images import ImageSet, load_array
-from sfumato.errors import ConfigError, DataError
+from sfumato.documents import read_json
+from sfumato.errors import ConfigError, DataError, explained
 from sfumato.files import csv_text, write_json
 from sfumato.pictures import save_png, to_grid
 
@@ -106,9 +106,10 @@ def read_votes(histogram: Path, public: Sequence[str], classes: int) -> tuple[np
     of other classes.
     """
     votes = load_array(histogram / "histogram.npy")
-    about = json.loads((histogram / "histogram.json").read_text(encoding="utf-8"))
-    per_class = bool(about["per_class"])
-    if tuple(about["public_classes"]) != tuple(public) or votes.shape != (classes if per_class else 1, len(public)):
+    with explained(DataError, lambda error: f"{histogram} holds no votes ({error!r}): run `stage histogram` again"):
+        about = read_json(histogram / "histogram.json")
+        per_class, counted = bool(about["per_class"]), tuple(about["public_classes"])
+    if counted != tuple(public) or votes.shape != (classes if per_class else 1, len(public)):
         raise DataError(
             f"{histogram} counted votes for other classes than those of the public set: "
             "run `stage classifier` and `stage histogram` again"

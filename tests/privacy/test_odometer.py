@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from sfumato.errors import BudgetError
+from sfumato.privacy.events import Mechanism, event_to_json
 from sfumato.privacy.odometer import Odometer
 
 
@@ -82,8 +83,18 @@ def test_a_damaged_journal_stops_all_spending(tmp_path, damage):
 def spent(tmp_path) -> Odometer:
     odometer = begun(tmp_path)
     for name in ("one", "two", "three"):
-        odometer.append("open", record={"id": name}, plan=name, work=name)
+        odometer.append("open", record=a_record(name), plan=name, work=name)
     return odometer
+
+
+def a_record(name: str) -> dict:
+    return {
+        "id": name,
+        "event": event_to_json(Mechanism(noise_multiplier=2.0).event),
+        **{key: "x" for key in ("stage", "dataset_id", "data_version", "unit", "adjacency", "released", "sensitivity")},
+        **{key: "x" for key in ("noise_source", "plan", "settings")},
+        **{"max_norm": 1.0, "code": {}, "again": 0, "versions": {}, "time": 0},
+    }
 
 
 TAMPERED = {
@@ -161,14 +172,15 @@ def test_a_journal_from_before_the_chain_goes_on_and_its_lines_are_held(tmp_path
 
 def test_a_lost_journal_is_gone_on_without_by_adopting_what_is_known_and_never_complete_again(tmp_path):
     odometer = spent(tmp_path)
-    odometer.append("resume", id="three", adopts="three", record={"id": "three again"})
+    odometer.append("resume", id="three", adopts="three", record=a_record("three again"))
+    odometer.append("open", record={"id": "four", "event": "not a mechanism"})
     lines = odometer.path.read_text().splitlines(keepends=True)
-    odometer.path.write_text("".join([lines[0], *lines[2:]]))
-    assert odometer.adopt([{"id": "two"}, {"id": "elsewhere"}], ["f" * 64]) == 4
+    odometer.path.write_text("".join([lines[0], *lines[2:], "neither is this\n"]))
+    assert odometer.adopt([{"id": "two"}, {"id": "elsewhere"}], ["f" * 64]) == (4, 2)
     ids = [record["id"] for record in odometer.opened()]
     assert sorted(ids) == ["elsewhere", "three", "three again", "two"]  # in doubt, more
     assert not odometer.complete() and "f" * 64 in odometer.known() and begun(tmp_path / "b").complete()
-    assert odometer.adopt([{"id": "two"}], []) == 0 and len(odometer.opened()) == 4
+    assert odometer.adopt([{"id": "two"}], []) == (0, 0) and len(odometer.opened()) == 4
     assert len(list(odometer.path.parent.glob("a.*.aside"))) == 1
 
 

@@ -20,6 +20,7 @@ from sfumato.data.sources.idx import read_idx_set
 from sfumato.data.sources.imagefolder import read_imagefolder
 from sfumato.data.sources.npz import read_imagenet32, read_npz
 from sfumato.data.sources.source import Example, Request, Source
+from sfumato.documents import class_name
 from sfumato.errors import ConfigError, DataError
 
 __all__ = ["SOURCES", "Example", "Source", "read_public", "read_source"]
@@ -86,6 +87,11 @@ def open_source(request: Request, raw: Path) -> Source:
         hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
         raise ConfigError(f"{request.section}.source={request.name!r} does not exist: {hint}")
     source = SOURCES[request.name].read(request, raw)
+    for name in source.classes:
+        try:
+            class_name(name)
+        except ValueError as error:
+            raise DataError(f"{request.section}.source={request.name}: {error}. Rename it.") from error
     if len(source.classes) < 2:
         raise DataError(
             f"{request.section}.source={request.name} has one class only ({source.classes[0]}): give two or more."

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import math
+import struct
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +15,7 @@ import numpy as np
 from sfumato.data.sources.source import Request, Source, check_labels, download, examples
 from sfumato.errors import DataError, explained
 
+LARGEST = 2**32  # values of a file; the largest set in this format has 6 · 10⁸
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # where the package dataset-fashion-mnist puts it
 
 
@@ -91,18 +94,25 @@ def first_with_all(places: list[Path], stems: list[str]) -> list[Path] | None:
 def read_idx(path: Path) -> np.ndarray:
     """An idx file of unsigned bytes: magic 0, 0, 8, rank; then one big-endian int32 per axis; then the bytes."""
     broken, causes = f"{path} is truncated or corrupt", (OSError, EOFError, zlib.error)
-    with explained(DataError, lambda error: f"{broken} ({error}): fetch it again.", causes=causes):
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    if len(content) < 4 or content[:3] != b"\0\0\x08":
-        raise DataError(
-            f"{path} is not an idx file of unsigned bytes: "
-            f"it starts with {content[:4].hex() or 'nothing'}, expected 000008."
-        )
-    rank = content[3]
-    if len(content) < 4 + 4 * rank:
-        raise DataError(f"{broken}: its header stops short. Fetch it again.")
-    shape = tuple(int(n) for n in np.frombuffer(content, ">i4", count=rank, offset=4))
-    values = np.frombuffer(content, np.uint8, offset=4 + 4 * rank)
-    if len(values) != np.prod(shape, dtype=np.int64):
-        raise DataError(f"{broken}: {len(values)} values for shape {shape}. Fetch it again.")
-    return values.reshape(shape)
+    with (
+        explained(DataError, lambda error: f"{broken} ({error}): fetch it again.", causes=causes),
+        gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file,
+    ):
+        magic = file.read(4)
+        if magic[:3] != b"\0\0\x08" or len(magic) < 4:
+            raise DataError(
+                f"{path} is not an idx file of unsigned bytes: "
+                f"it starts with {magic.hex() or 'nothing'}, expected 000008."
+            )
+        header = file.read(4 * magic[3])
+        if len(header) < 4 * magic[3]:
+            raise DataError(f"{broken}: its header stops short. Fetch it again.")
+        shape = struct.unpack(f">{magic[3]}i", header)
+        size = math.prod(shape)
+        if min(shape, default=0) < 0 or size > LARGEST:
+            raise DataError(f"{broken}: its header says {shape}, expected at most {LARGEST:,} values. Fetch it again.")
+        content = file.read(size + 1)  # a few bytes of gzip can stand for any number: only what is meant is unpacked
+    if len(content) != size:
+        more = "more than " if len(content) > size else ""
+        raise DataError(f"{broken}: {more}{min(size, len(content))} values for shape {shape}. Fetch it again.")
+    return np.frombuffer(content, np.uint8).reshape(shape)

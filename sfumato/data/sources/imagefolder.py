@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,11 @@ from sfumato.errors import DataError
 LEFT_BY_SYSTEMS = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx"}  # in any case; hidden files are ignored too
 TRAIN, TEST = "train", "test"
 NAMED = 200  # bad files that one refusal names at most
+# Formats of plain pictures. Left out are those that hold programs, such as PostScript, which other programs would run.
+FORMATS = (
+    *("AVIF", "BMP", "DIB", "GIF", "ICO", "JPEG", "JPEG2000", "PCX", "PNG", "PPM", "QOI", "SGI", "TGA"),
+    *("TIFF", "WEBP"),
+)
 
 
 @dataclass(frozen=True)
@@ -57,9 +61,9 @@ def list_folder(path: Path, option: str = "data.path") -> Listing:
     if not path.is_dir():
         raise DataError(f"{option}={path} is not a folder: expected one folder of pictures per class.")
     if has_splits(path):
-        train, test = list_classes(path / TRAIN), list_classes(path / TEST)
+        train, test = list_classes(path / TRAIN, path), list_classes(path / TEST, path)
     else:
-        train, test = list_classes(path), None
+        train, test = list_classes(path, path), None
     if not train.classes:
         raise DataError(f"{option}={path} is empty: expected one folder of pictures per class.")
     if test is None:
@@ -82,7 +86,8 @@ def has_splits(path: Path) -> bool:
     )
 
 
-def list_classes(path: Path) -> Listing:
+def list_classes(path: Path, root: Path) -> Listing:
+    """The classes of one part of the folder `root`."""
     entries = visible(path)
     folders = [entry for entry in entries if entry.is_dir()]
     problems = [
@@ -92,15 +97,29 @@ def list_classes(path: Path) -> Listing:
     ]
     files: list[tuple[Path, int]] = []
     for label, folder in enumerate(folders):
+        if wrong := misplaced(folder, root):
+            problems.append(wrong)
+            continue
         # A folder without pictures is a class all the same: a refusal would tell that its last picture is gone.
         for picture in visible(folder):
             if picture.is_dir():
                 problems.append(
                     f"{picture} is a folder inside a class: pictures must lie directly in their class's folder."
                 )
+            elif wrong := misplaced(picture, root):
+                problems.append(wrong)
             else:
                 files.append((picture, label))
     return Listing(tuple(folder.name for folder in folders), files, None, problems)
+
+
+def misplaced(entry: Path, root: Path) -> str | None:
+    """Why an entry of the folder `root` is not taken: it is no file, or a link to what lies elsewhere."""
+    if entry.is_symlink() and not entry.resolve().is_relative_to(root.resolve()):
+        return f"{entry} is a link to {entry.resolve()}, outside of {root}: copy what it links to in its place."
+    if not entry.is_file() and not entry.is_dir():
+        return f"{entry} is no file (a pipe, a device, or a link to nothing): remove it."
+    return None
 
 
 def visible(folder: Path) -> list[Path]:
@@ -181,13 +200,17 @@ def decode(path: Path) -> np.ndarray:
     """A picture file as (H, W, 1) or (H, W, 3) uint8: upright, 16-bit grey divided by 256, transparency over black."""
     from PIL import Image, ImageOps
 
+    Image.init()
+    known = [name for name in FORMATS if name in Image.OPEN]  # what this Pillow was built with
     try:
-        with Image.open(path) as opened:
+        with Image.open(path, formats=known) as opened:
             if (frames := getattr(opened, "n_frames", 1)) > 1:
                 raise DataError(f"{path} holds {frames} frames: save the one to use as a picture of its own.")
             opened.load()
             picture: Image.Image = ImageOps.exif_transpose(opened)
-    except (OSError, SyntaxError, ValueError, EOFError, zlib.error, Image.DecompressionBombError) as error:
+    except DataError:
+        raise
+    except Exception as error:  # whatever a decoder raises for damaged bytes, it is of this one file
         raise DataError(f"{path} cannot be read as an image ({error}): repair or remove it.") from error
     if picture.mode.startswith("I;16"):
         return (np.asarray(picture).astype(np.uint16) >> 8).astype(np.uint8)[..., None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 import zlib
 from collections import Counter
@@ -23,7 +24,7 @@ ROWS = 512  # read at once
 
 def unzipped(path: Path, wrong: str, fix: str) -> AbstractContextManager[None]:
     """Raise DataError where an archive cannot be read."""
-    causes = (*UNREADABLE, EOFError, zipfile.BadZipFile, zlib.error)
+    causes = (*UNREADABLE, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)  # encrypted ones: RuntimeError
     return explained(DataError, lambda error: f"{path} {wrong} ({error}): {fix}", causes=causes)
 
 
@@ -39,8 +40,10 @@ def read_npz(request: Request, raw: Path) -> Source:
             f"{request.section}.path={path} is not a file: expected an .npz with images, labels and classes."
         )
     plain = "write it with np.savez and plain arrays."
-    with unzipped(path, "cannot be read as .npz without pickle", plain), np.load(path, allow_pickle=False) as archive:
-        arrays = {key: archive[key] for key in archive.files}
+    with unzipped(path, "cannot be read as .npz without pickle", plain):
+        check_members(path)
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {key: archive[key] for key in archive.files}
     missing = [key for key in ("images", "labels", "classes") if key not in arrays]
     if missing:
         raise DataError(
@@ -90,6 +93,7 @@ def read_imagenet_labels(path: Path) -> np.ndarray:
     """The labels of a batch, less one. Raises DataError where its images or labels have another form."""
     again = "fetch it again; it must hold `data` and `labels`."
     with unzipped(path, "cannot be read as a batch of ImageNet-32", again):
+        check_members(path)
         with np.load(path, allow_pickle=False) as archive:
             labels = archive["labels"]
         with zipfile.ZipFile(path) as archive, archive.open("data.npy") as member:
@@ -104,6 +108,16 @@ def read_imagenet_labels(path: Path) -> np.ndarray:
     if len(labels) and not (labels.min() >= 1 and labels.max() <= IMAGENET_CLASSES):
         raise DataError(f"{path} has labels {labels.min()}..{labels.max()}, expected 1..{IMAGENET_CLASSES}.")
     return labels.astype(np.int64) - 1
+
+
+def check_members(path: Path) -> None:
+    """Raise ValueError where an array claims more values than the archive has bytes of it: NumPy would believe it."""
+    with zipfile.ZipFile(path) as archive:
+        for info in archive.infolist():
+            with archive.open(info) as member:
+                shape, _, dtype = read_npy_header(member)
+            if math.prod(shape) * dtype.itemsize > info.file_size or min(shape, default=0) < 0:
+                raise ValueError(f"{info.filename} claims the shape {shape} and has {info.file_size:,} bytes")
 
 
 def read_npy_header(member: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:

@@ -1,6 +1,8 @@
 """MNIST, Fashion-MNIST, EMNIST and KMNIST: idx files, whole and damaged."""
 
 import gzip
+import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -33,7 +35,7 @@ def test_fashion_mnist_comes_from_the_system_package_when_it_is_there(tmp_path, 
     ("content", "message"),
     [
         (lambda whole: whole[:-1], "truncated or corrupt: 199 values"),
-        (lambda whole: whole + b"x", "truncated or corrupt: 201 values"),
+        (lambda whole: whole + b"x", "truncated or corrupt: more than 200 values"),
         (lambda whole: whole[:9], "header stops short"),
         (lambda whole: b"\0\0\x0d\x03" + whole[4:], "not an idx file of unsigned bytes"),
         (lambda whole: b"", "starts with nothing"),
@@ -87,3 +89,23 @@ def test_kmnist_takes_the_training_part_alone(tmp_path):
         and source.classes[:2] == ("o", "ki")
         and labels.tolist() == [0, 1, 2, 3, 4]
     )
+
+
+def test_no_more_is_unpacked_than_the_header_says(tmp_path):
+    header = b"\0\0\x08\x03" + struct.pack(">3i", 1, 28, 28)
+    with gzip.open(tmp_path / "bomb.gz", "wb", compresslevel=1) as file:
+        file.write(header)
+        for _ in range(64):
+            file.write(bytes(2**20))
+    tracemalloc.start()
+    with pytest.raises(DataError, match="more than 784 values"):
+        read_idx(tmp_path / "bomb.gz")
+    assert tracemalloc.get_traced_memory()[1] < 2**23
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("shape", [(-1, 28, 28), (-2, -5, 10), (2**31 - 1, 2**31 - 1, 28)])
+def test_a_header_of_no_possible_shape_is_refused(tmp_path, shape):
+    (tmp_path / "a").write_bytes(b"\0\0\x08\x03" + struct.pack(">3i", *shape) + bytes(100))
+    with pytest.raises(DataError, match="its header says"):
+        read_idx(tmp_path / "a")

@@ -1,5 +1,7 @@
 """A folder with one folder of pictures per class: what is read, and what is refused by name."""
 
+import os
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -72,6 +74,32 @@ def spoil_groups(root):
     np.save(root / "groups.npy", np.zeros(6))
 
 
+def spoil_pipe(root):
+    os.mkfifo(root / "cat" / "pipe.png")
+
+
+def spoil_link(root):
+    Image.new("RGB", (6, 6)).save(root.parent / "elsewhere.png")
+    (root / "cat" / "link.png").symlink_to(root.parent / "elsewhere.png")
+
+
+def spoil_linked_class(root):
+    (root.parent / "others").mkdir()
+    (root / "bird").symlink_to(root.parent / "others")
+
+
+def spoil_dead_link(root):
+    (root / "cat" / "link.png").symlink_to(root / "cat" / "gone.png")
+
+
+def spoil_postscript(root):
+    (root / "cat" / "1.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 6 6\n%%EndComments\n")
+
+
+def spoil_class_name(root):
+    (root / "caf\udce9").mkdir()
+
+
 @pytest.mark.parametrize(
     ("spoil", "named", "fix"),
     [
@@ -84,6 +112,12 @@ def spoil_groups(root):
         (spoil_nesting, "puppies", "directly in their class"),
         (spoil_loose, "loose.jpg", "outside a class"),
         (spoil_groups, "groups.npy", "group privacy"),
+        (spoil_pipe, "pipe.png", "is no file"),
+        (spoil_link, "elsewhere.png", "outside of"),
+        (spoil_linked_class, "bird", "outside of"),
+        (spoil_dead_link, "link.png", "is no file"),
+        (spoil_postscript, "1.png", "repair or remove"),
+        (spoil_class_name, "caf", "no name of a class"),
     ],
 )
 def test_a_folder_that_cannot_be_used_names_the_file_and_the_fix(tmp_path, spoil, named, fix):
@@ -92,6 +126,15 @@ def test_a_folder_that_cannot_be_used_names_the_file_and_the_fix(tmp_path, spoil
     with pytest.raises(DataError, match=fix) as caught:
         read_all(Data(source="imagefolder", path=str(root)), tmp_path)
     assert named in str(caught.value)
+
+
+def test_a_link_within_the_folder_is_a_picture(tmp_path):
+    root = write_folder(tmp_path / "in")
+    before = len(read_all(Data(source="imagefolder", path=str(root)), tmp_path)[1])
+    first = next(path for path in sorted((root / "cat").iterdir()))
+    (root / "cat" / "again.png").symlink_to(first)
+    (tmp_path / "name").symlink_to(root)
+    assert len(read_all(Data(source="imagefolder", path=str(tmp_path / "name")), tmp_path)[1]) == before + 1
 
 
 def test_a_class_whose_last_picture_was_taken_away_is_a_class_all_the_same(tmp_path):

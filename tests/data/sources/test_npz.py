@@ -1,5 +1,9 @@
 """Archives of numpy arrays: a user's own npz file, and the batches of ImageNet at 32×32."""
 
+import io
+import zipfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 from writers import NPZ, read_all, read_all_public, write_imagenet32, write_npz
@@ -123,3 +127,39 @@ def test_a_damaged_batch_is_refused(tmp_path, damage):
     file.write_bytes(damage(file.read_bytes()))
     with pytest.raises(DataError, match="fetch it again"):
         read_all_public(Public(source="imagenet32", path=str(tmp_path)), (3, 32, 32), tmp_path)
+
+
+# ---- archives that claim what they do not hold
+
+
+def test_an_array_larger_than_its_bytes_is_refused_before_memory_is_taken(tmp_path):
+    path = Path(write_npz(tmp_path).path)
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "|u1", "fortran_order": False, "shape": (2**36, 28, 28)}
+    )  # 54 TiB
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in (members | {"images.npy": header.getvalue()}).items():
+            archive.writestr(name, content)
+    with pytest.raises(DataError, match="claims the shape"):
+        read_source(Data(source="npz", path=str(path)), tmp_path)
+
+
+def test_an_encrypted_archive_is_refused(tmp_path):
+    path = Path(write_npz(tmp_path).path)
+    content = bytearray(path.read_bytes())
+    for mark, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        start = -1
+        while (start := content.find(mark, start + 1)) >= 0:
+            content[start + flags] |= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="encrypted"):
+        read_source(Data(source="npz", path=str(path)), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[2J", "", "\u202egnp"])
+def test_a_class_name_that_cannot_be_shown_is_refused(tmp_path, name):
+    with pytest.raises(DataError, match="no name of a class"):
+        read_source(write_npz(tmp_path, classes=np.array(["a", name])), tmp_path)

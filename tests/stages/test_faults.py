@@ -1,0 +1,223 @@
+"""Faults of the machine and of files, as a user meets them: an exit code, one sentence, nothing half-written."""
+
+import errno
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from sfumato.artifacts import read_artifact, writing
+from sfumato.data.images import ImageSet
+from sfumato.data.lineage import lineage
+from sfumato.errors import DataError
+from sfumato.files import csv_text
+from sfumato.privacy.events import Mechanism
+from sfumato.privacy.odometer import Odometer
+from sfumato.release.exports import METADATA, folder_names, save_png_folders
+from sfumato.resolved import read_stage_plan
+from sfumato.weights import load_network, load_tensors, save_tensors
+from stages import cli
+from stages.runner import read_permission
+
+
+def write_params(**content) -> None:
+    Path("params.yaml").write_text(yaml.safe_dump({"recipe": "dpdm", **content}))
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "x.npy"), 4, "x.npy: No space left on device. Nothing half"),
+        (OSError(errno.EROFS, "Read-only file system", "x"), 4, "x: Read-only"),
+        (MemoryError(), 4, "memory"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), 4, "memory"),
+        (RecursionError("maximum recursion depth exceeded"), 4, "nested too deeply"),
+        (BrokenPipeError(), 1, ""),
+    ],
+)
+def test_what_the_machine_cannot_do_is_one_sentence(desk, monkeypatch, fault, code, words):
+    def fail() -> None:
+        raise fault
+
+    monkeypatch.setattr(cli, "app", fail)
+    found, text = desk("plan")
+    assert (found, words in text, "Traceback" in text) == (code, True, False)
+
+
+def test_a_name_in_an_error_cannot_paint_the_screen(desk, monkeypatch):
+    def fail() -> None:
+        raise DataError("a\x1b[2Jb\u202e is bad\nanother")
+
+    monkeypatch.setattr(cli, "app", fail)
+    assert desk("plan") == (4, "error: a\\x1b[2Jb\\u202e is bad\nanother\n")
+
+
+def test_a_bug_is_no_fault_of_the_machine(desk, monkeypatch):
+    def fail() -> None:
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(RuntimeError):
+        desk("plan")
+
+
+@pytest.fixture
+def planned(desk):
+    """The same, with the digits prepared and planned."""
+    write_params()
+    assert desk("prepare", "sensitive")[0] == 0 and desk("plan")[0] == 0
+    return desk
+
+
+# entry -> value of another kind, in files that a stage reads
+CARD = {"classes": 5, "shape": [0, 8, 8], "dataset_id": "../digits", "range": None, "version": 7, "more": 1}
+PERMISSION = {"delta": "small", "lifetime_epsilon": [], "accountant": "none", "declared_size": "yes", "more": 1}
+
+
+@pytest.mark.parametrize("entry", CARD)
+def test_a_card_of_another_shape_is_one_sentence(planned, entry):
+    path = Path("data/sensitive/card.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {entry: CARD[entry]}))
+    code, text = planned("plan")
+    assert code == 4 and f"not a data card ({entry}" in text
+
+
+@pytest.mark.parametrize("entry", PERMISSION)
+def test_a_permission_of_another_shape_opens_no_charge(planned, entry):
+    path = Path("artifacts/plan/permission.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {entry: PERMISSION[entry]}))
+    with pytest.raises(cli.SfumatoError, match=entry):
+        read_permission()
+
+
+@pytest.mark.parametrize("entry", ["size_hint", "target", "delta", "recipe"])
+def test_a_budget_of_another_shape_writes_no_ledger(planned, entry):
+    path = Path("artifacts/plan/budget.json")
+    for wrong in (json.dumps(json.loads(path.read_text()) | {entry: []}), "[]", "{", '{"a": ' * 1000, "\x00"):
+        path.write_text(wrong)
+        code, text = planned("ledger", "write")
+        assert code == 2 and "budget.json cannot be read" in text and not Path("ledger.json").exists()
+
+
+@pytest.mark.parametrize("count", [10**30, 10**10])
+def test_a_number_that_no_plan_can_mean_is_refused_at_once(desk, count):
+    write_params(central={"repeats": count})
+    code, text = desk("prepare", "sensitive")
+    assert code == 2 and ("larger than any" in text or "central.repeats" in text)
+
+
+def test_a_bomb_in_params_is_refused_at_once(desk):
+    lines = ["a: &a [x, x]"] + [
+        f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+    ]
+    Path("params.yaml").write_text("\n".join(lines))
+    code, text = desk("plan")
+    assert code == 2 and "alias" in text
+
+
+@pytest.mark.parametrize("name", ["../../etc", "/tmp/x", "a/b", "digits.journal"])
+def test_a_dataset_id_leads_nowhere_else(planned, name):
+    code, text = planned("ledger", "history", "--dataset", name)
+    assert code == 2 and "no dataset id" in text
+    write_params(data={"dataset_id": name})
+    assert planned("prepare", "sensitive")[0] == 2
+    plan = Path("artifacts/plan/finetune.yaml")
+    plan.write_text(yaml.safe_dump(yaml.safe_load(plan.read_text()) | {"dataset_id": name}))
+    with pytest.raises(cli.SfumatoError, match="cannot be used"):
+        read_stage_plan(plan, "finetune")
+
+
+def test_the_doctor_names_the_lock_that_a_kill_left_empty_and_the_cure(desk):
+    assert "free" in desk("doctor")[1]
+    lock = Path(".dvc/tmp/rwlock")
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    assert "rm .dvc/tmp/rwlock" in " ".join(desk("doctor")[1].replace("│", " ").split())
+    lock.write_text("{}")
+    assert "damaged" not in desk("doctor")[1]
+
+
+def record_of(odometer: Odometer, name: str) -> dict:
+    from sfumato.privacy.events import event_to_json
+
+    words = (
+        "stage",
+        "data_version",
+        "unit",
+        "adjacency",
+        "released",
+        "sensitivity",
+        "noise_source",
+        "plan",
+        "settings",
+    )
+    return {word: "count" for word in words} | {
+        "id": name * 32,
+        "dataset_id": odometer.dataset_id,
+        "event": event_to_json(Mechanism(noise_multiplier=2.0).event),
+        **{"max_norm": 1.0, "code": {}, "again": 0, "versions": {}, "time": 0},
+    }
+
+
+def test_the_history_says_where_the_whole_state_is_an_older_copy(planned):
+    state = Path("state").absolute()
+    odometer = Odometer(state, "digits")
+    odometer.append("open", record=record_of(odometer, "a"), plan="p", work="w")
+    shutil.copytree(state, "older")
+    odometer.append("open", record=record_of(odometer, "b"), plan="p", work="w")
+    Path("ledger.json").write_text(json.dumps({"records": [record_of(odometer, "a"), record_of(odometer, "b")]}))
+    assert "incomplete" not in planned("ledger", "history")[1]
+    shutil.rmtree(state)
+    shutil.copytree("older", state)
+    text = planned("ledger", "history")[1]
+    assert "incomplete" in text and "does not know bbbbbbbb" in text and "older copy" in text
+
+
+def test_a_clock_that_was_far_off_does_not_hide_the_history(planned, monkeypatch):
+    odometer = Odometer(Path("state").absolute(), "digits")
+    monkeypatch.setattr("sfumato.journal.time.time", lambda: 1e15)
+    odometer.append("local", purpose="in the year 31690708")
+    assert planned("ledger", "history")[0] == 0
+    monkeypatch.setattr("sfumato.journal.time.time", lambda: 0.0)  # and set back
+    odometer.append("open", record=record_of(odometer, "a"), plan="p", work="w")
+    assert len(odometer.opened()) == 1 and planned("ledger", "history")[0] == 0
+
+
+def test_weights_that_are_no_numbers_are_refused_though_their_hash_fits(tmp_path):
+    with writing(tmp_path / "pretrain", "pretrain") as folder:
+        save_tensors({"weight": torch.tensor([[1.0, float("nan")]])}, folder / "weights.safetensors")
+        (folder / "config.json").write_text('{"in_features": 2, "out_features": 1, "bias": false}')
+    assert read_artifact(tmp_path / "pretrain", "pretrain").enabled
+    with pytest.raises(DataError, match="not finite"):
+        load_network(tmp_path / "pretrain", torch.nn.Linear, "pretrain")
+    (tmp_path / "cut").write_bytes(b"\x08")
+    with pytest.raises(ValueError, match="eader"):
+        load_tensors(tmp_path / "cut")
+
+
+@pytest.mark.parametrize("name", ["=cmd|'/C calc'!A0", "+1", "-1", "@SUM(1)"])
+def test_a_spreadsheet_computes_no_name(tmp_path, name):
+    images = ImageSet(np.zeros((2, 4, 4, 1), np.uint8), np.array([0, 1]), (name, "b"))
+    save_png_folders(tmp_path, images)
+    for line in (tmp_path / METADATA).read_text().splitlines():
+        assert not any(cell.strip('"').startswith(("=", "+", "-", "@")) for cell in line.split(","))
+    assert all(
+        (tmp_path / line.split(",")[0].strip('"')).is_file()
+        for line in (tmp_path / METADATA).read_text().splitlines()[1:]
+    )
+    assert folder_names(("a", "b")) == ("a", "b")
+    assert csv_text([{"x": -1.5, "y": "a"}], {"x": ".1f", "y": ""}) == "x,y\n-1.5,a\n"  # a number is a number
+
+
+def test_what_is_remembered_of_a_release_is_held_to_its_form(tmp_path):
+    (tmp_path / "state/released").mkdir(parents=True)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/a.png").write_bytes(b"x")
+    for wrong in ("[]", "{", '{"records": [], "hashes": []}', '{"records": {}, "hashes": 5}'):
+        (tmp_path / "state/released/a.json").write_text(wrong)
+        with pytest.raises(DataError, match="what was released is not known"):
+            lineage(tmp_path / "model", "model", True, tmp_path / "state")

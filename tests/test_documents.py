@@ -1,0 +1,116 @@
+"""Files that anybody may have written: one sentence, at once, whatever is in them."""
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sfumato.documents import (
+    DEEPEST,
+    class_name,
+    dataset_name,
+    parse_json,
+    parse_yaml,
+    read_json,
+    read_text,
+    read_yaml,
+    validated,
+)
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{chr(i + 1)}: &{chr(i + 1)} [{', '.join([f'*{chr(i)}'] * 9)}]\n" for i in range(ord("a"), ord("i"))
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "Expecting value"),
+        ('{"a": 1, "a": 2}', "stands twice"),
+        ("[" * 100_000, "nested"),
+        ("[" * (DEEPEST + 1) + "]" * (DEEPEST + 1), "nested"),
+        ('{"a": NaN}', "no number"),
+        ('{"a": 1e999}', "no number"),
+        ("1" * 5000, "no number"),
+        ('"\\ud800"', "surrogates"),
+    ],
+)
+def test_json_that_is_wrong_is_one_sentence(text, why):
+    with pytest.raises(ValueError, match=why):
+        parse_json(text)
+
+
+def test_an_integer_that_no_machine_has_is_never_taken_for_whole():
+    assert parse_json(str(2**63 - 1)) == 2**63 - 1 and isinstance(parse_json(str(10**30)), float)
+    with pytest.raises(ValueError, match="integer"):
+        validated(int, parse_json(str(10**30)))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (BOMB, "alias"),
+        ("a: &a [*a]", "alias"),
+        ("[" * 100_000, "nested"),
+        ("- " * 100_000, "nested"),
+        ("a: 1\nb: 2\na: 3", "stands twice"),
+        (f"a: {10**30}", "larger than any"),
+        ("a: 2026-99-99", "month"),
+        ("a: !!python/object:os.system x", "constructor"),
+        ("a: !!timestamp x", "groupdict"),
+        ('"\\uD800"', "surrogates"),
+        ("? [a]\n: b", "unhashable"),
+        ("\x00", "unacceptable"),
+    ],
+)
+def test_yaml_that_is_wrong_is_one_sentence_at_once(text, why):
+    start = time.perf_counter()
+    with pytest.raises(ValueError, match=why):
+        parse_yaml(text)
+    assert time.perf_counter() - start < 5
+
+
+def test_a_pipe_a_folder_and_a_file_of_any_size_are_not_waited_for(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="no regular file"):
+        read_json(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="no regular file"):
+        read_text(Path("/dev/zero"))
+    with pytest.raises(IsADirectoryError):
+        read_yaml(tmp_path)
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(2**40)  # a hole: it takes no room
+    with pytest.raises(ValueError, match="more than"):
+        read_yaml(tmp_path / "huge")
+    (tmp_path / "latin").write_bytes(b'{"a": "\xe9"}')
+    with pytest.raises(ValueError, match="utf-8"):
+        read_json(tmp_path / "latin")
+
+
+@dataclass(frozen=True)
+class Form:
+    number: int
+    names: tuple[str, ...] = ()
+
+
+@pytest.mark.parametrize("content", [[], None, {}, {"number": "1"}, {"number": True}, {"number": 1, "names": "ab"}])
+def test_a_shape_is_held_to_its_type_and_nothing_is_converted(content):
+    assert validated(Form, {"number": 1, "names": ["a"]}) == Form(1, ("a",))
+    with pytest.raises(ValueError, match=r"the whole|number|names"):
+        validated(Form, content)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "a\\b", "a\n", "-a", "a.journal", "é", "a" * 65])
+def test_a_dataset_id_names_one_file_and_no_other(name):
+    with pytest.raises(ValueError, match="dataset id"):
+        dataset_name(name)
+    assert dataset_name("clinic-2026.b_1") == "clinic-2026.b_1"
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "\x1b[31mred", "\u202egnp.exe", "caf\udce9", "a" * 256])
+def test_a_class_name_can_be_shown_and_saved(name):
+    with pytest.raises(ValueError, match="no name of a class"):
+        class_name(name)
+    assert class_name("<b>=cat & dog") == "<b>=cat & dog"  # where it is shown, it is escaped
