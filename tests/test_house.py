@@ -22,6 +22,7 @@ ORDER = [
     "artifacts",
     "weights",
     "pictures",
+    "processes",
     "compute",
     "recipes",
     "pipeline",

@@ -56,7 +56,7 @@ def study(
 ) -> ProjectedFeatures:
     """The last cells of a network trained on the generator's `images`, which the teacher labels. Free."""
     seen = classify(teacher, images)
-    offsets = share_offsets(seen, torch.from_numpy(images.labels).bincount(minlength=len(images.classes)))
+    offsets = share_offsets(seen, torch.from_numpy(np.bincount(images.labels, minlength=len(images.classes))))
     labels = at_shares(seen, offsets).argmax(dim=1).numpy()
     relabelled = ImageSet(images.images, labels, images.classes)
     how = Classifier(network="whitened", **settings.model_dump(include={"width", "steps", "batch", "learning_rate"}))
