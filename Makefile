@@ -4,11 +4,12 @@ REPRO ?=
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 
-.PHONY: help install demo test lint clean
+.PHONY: help install demo test mutants lint clean
 
 help:
 	@echo "make demo     install, then run the whole pipeline on 8x8 digits: images, ledger, local metrics"
 	@echo "make test     install with the test extra, then run all tests"
+	@echo "make mutants  put each known mistake into a copy of the code: its tests must fail (SECONDS_LEFT=60: a sample)"
 	@echo "make lint     ruff (rules and layout) and mypy"
 	@echo "make install  only make $(VENV) and install into it"
 	@echo "make clean    remove $(VENV) and the caches of tools; keeps artifacts, DVC's cache and .sfumato"
@@ -39,6 +40,10 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-test
 	@PATH="$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests
+
+# One process and one thread; a random sample where SECONDS_LEFT says how long it may take.
+mutants: $(VENV)/.installed-test
+	@PATH="$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python tests/mutants/run.py $(if $(SECONDS_LEFT),--seconds $(SECONDS_LEFT))
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -21,7 +21,9 @@ def test_sets_without_a_common_image_do_not_overlap(images):
 
 def test_duplicates_are_found_in_either_part_whatever_their_label(images):
     public = ImageSet(np.concatenate([images[:10], images[[25, 35, 25]]]), np.ones(13, np.int64), ("x", "y"))
-    assert overlapping(public, [image_set(images[20:30]), image_set(images[30:])]).tolist() == [10, 11, 12]
+    for label in (0, 1):
+        private = [ImageSet(part, np.full(len(part), label), ("a", "b")) for part in (images[20:30], images[30:])]
+        assert overlapping(public, private).tolist() == [10, 11, 12]
 
 
 def test_one_bit_makes_another_image_and_so_does_another_shape(images):

@@ -115,6 +115,15 @@ def test_the_card_holds_the_public_facts_and_no_number_of_images(owner, images):
     assert texts[0] == texts[1]  # but for the version, sets of any size have one card
 
 
+def test_the_card_names_every_class_of_the_source(owner, images):
+    """A name that goes with the last image of its class would tell that this image was taken away."""
+    names = []
+    for labels in (np.arange(300) % 3, np.arange(300) % 2, np.zeros(300, dtype=np.int64)):
+        owner.prepare(images, labels)
+        names.append(json.loads(owner.card.read_text())["classes"])
+    assert names == [["a", "b", "c"]] * 3
+
+
 def test_the_card_is_the_same_before_and_after_a_withdrawal(owner, images, tmp_path):
     """A fingerprint, keyed or not, that stays equal would tell that who withdrew had not been in the set."""
     labels = np.arange(300) % 3

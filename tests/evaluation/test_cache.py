@@ -50,6 +50,13 @@ def test_other_images_other_weights_or_another_shape_are_other_features(counted)
     )
 
 
+def test_the_last_of_many_images_has_a_part_in_the_key(counted):
+    many = np.zeros((5000, 2, 2, 1), dtype=np.uint8)
+    other = many.copy()
+    other[-1, -1, -1] = 1
+    assert key_of(counted[0], many) != key_of(counted[0], other)
+
+
 def test_the_key_does_not_depend_on_where_the_images_lie(counted, tmp_path):
     np.save(tmp_path / "images.npy", IMAGES)
     assert key_of(counted[0], np.load(tmp_path / "images.npy", mmap_mode="r")) == key_of(counted[0], IMAGES)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfumato.errors import BudgetError
+from sfumato.privacy import accountant
 from sfumato.privacy.accountant import (
     ORDERS,
     Ask,
@@ -14,6 +15,7 @@ from sfumato.privacy.accountant import (
     conversion,
     default_delta,
     epsilon,
+    epsilon_and_order,
     rdp_curve,
     round_up,
     shares_of_rdp,
@@ -100,6 +102,18 @@ def test_order_that_cannot_be_computed_is_never_free():
     curve = rdp_curve(Mechanism(noise_multiplier=0.2, sample_rate=0.3).event)
     assert (curve > 0).all()
     assert epsilon([Mechanism(noise_multiplier=0.06, sample_rate=0.9, uses=50).event], 1e-5) > 100
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_an_order_without_a_number_never_lowers_epsilon(monkeypatch, value):
+    """The library may fail at the order that would be best: another one must then be taken, and a worse ε."""
+    event = Mechanism(noise_multiplier=2.0).event
+    whole, best = epsilon_and_order(rdp_curve(event), 1e-5)
+    monkeypatch.setattr(accountant, "_curves", {})
+    inner = accountant._Curve.curve
+    monkeypatch.setattr(accountant._Curve, "curve", lambda self: np.where(np.array(ORDERS) == best, value, inner(self)))
+    spent, order = epsilon_and_order(rdp_curve(event), 1e-5)
+    assert order != best and whole < spent < 1.01 * whole
 
 
 def test_epsilon_of_a_gaussian_is_near_the_exact_one():

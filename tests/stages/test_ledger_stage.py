@@ -116,6 +116,12 @@ def test_the_ledger_holds_the_head_of_the_journal_and_every_charge(desk):
     assert "2 charges" in (text := desk("ledger", "show")[1]) and "at least" not in text
 
 
+def test_a_ledger_that_does_not_hold_is_not_written(desk):
+    desk.release(desk.charge("p", noise=0.5))  # ε = 10 is far below what it cost
+    code, text = desk("ledger", "write")
+    assert code == 3 and "exceeds its own target" in text and not Path("ledger.json").exists()
+
+
 def test_a_ledger_beside_an_empty_state_directory_counts_the_release_and_says_that_it_is_incomplete(desk, monkeypatch):
     desk.charge("aborted")
     desk.release(desk.charge("p"))

@@ -1,0 +1,460 @@
+"""What must have happened before a sensitive image is drawn, who may draw one, and what becomes of a record after."""
+
+import ast
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from filelock import FileLock, Timeout
+
+from sfumato.artifacts import Artifact, read_artifact, writing
+from sfumato.data.images import ImageSet
+from sfumato.data.lineage import lineage, remember
+from sfumato.data.prepare import secret_key
+from sfumato.data.store import latents_key, write_latents
+from sfumato.errors import BudgetError, ConfigError, DataError
+from sfumato.plan import inherited_events, make_plan
+from sfumato.privacy.accountant import epsilon
+from sfumato.privacy.events import ADD_OR_REMOVE_ONE, SECRET, ZERO_OUT_ONE, Mechanism, event_to_json
+from sfumato.privacy.ledger import build_ledger, check_ledger, ledger_text
+from sfumato.privacy.odometer import Odometer
+from sfumato.privacy.opening import DAY, UNIT, Permission
+from sfumato.release.card import dataset_card
+from stages import ledger as ledger_stage
+from stages.runner import QueryRun, StageRun, check_local
+
+ROOT = Path(__file__).resolve().parents[2]
+TWO = Mechanism(noise_multiplier=2.0, uses=2)
+
+
+def record(number: int, **more) -> dict:
+    return {
+        "id": f"{number:032x}",
+        "stage": "count",
+        "dataset_id": "digits",
+        "data_version": "v",
+        "unit": UNIT,
+        "adjacency": ADD_OR_REMOVE_ONE,
+        "event": event_to_json(Mechanism(noise_multiplier=5.0).event),
+        "released": "x",
+        "sensitivity": "1",
+        "noise_source": SECRET,
+        "max_norm": 1.0,
+        "plan": "p",
+        "settings": "s",
+        "code": {},
+        "again": 0,
+        "versions": {},
+        "time": 0,
+        **more,
+    }
+
+
+# --- the journal before the images ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [OSError, BudgetError])
+@pytest.mark.parametrize("resumed", [False, True])
+def test_where_the_journal_takes_no_entry_no_charge_is_opened(owner, monkeypatch, error, resumed):
+    if resumed:
+        owner.open(TWO)._lock.close()  # as a kill leaves it
+
+    def full(*_):
+        raise error("no space left on device")
+
+    monkeypatch.setattr(Odometer, "_write", full)
+    with pytest.raises(error, match="no space"):
+        owner.open(TWO)
+
+
+def test_the_charge_is_on_the_disk_before_an_image_is_read(owner, monkeypatch):
+    """A power cut after the first draw must not forget the charge: its line is flushed, not only written."""
+    happened, flush, read = [], os.fsync, ImageSet.batch
+
+    def flushed(descriptor: int) -> None:
+        happened.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        flush(descriptor)
+
+    def seen(self, indices):
+        happened.append("images")
+        return read(self, indices)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(ImageSet, "batch", seen)
+    charge = owner.open()
+    list(charge.batches(100))
+    first = happened.index("images")
+    assert str(owner.odometer.path) in happened[:first]
+
+
+def test_nobody_else_may_write_while_a_charge_is_being_opened(owner, monkeypatch):
+    """Two that read the same journal at once would both find room in the budget."""
+    owner.open(plan="first")._lock.close()
+    tried, write = [], Odometer._write
+
+    def other(self, line):
+        # a lock file that is not this process's own object: as another process would try it
+        try:
+            FileLock(self.path.with_suffix(".lock"), is_singleton=False).acquire(timeout=0)
+            tried.append("taken")
+        except Timeout:
+            tried.append("refused")
+        write(self, line)
+
+    monkeypatch.setattr(Odometer, "_write", other)
+    owner.open(plan="second")
+    owner.odometer.append("progress", id="x", uses=1)
+    assert tried == ["refused", "refused"]
+
+
+def test_a_record_names_the_day_and_not_the_second(owner):
+    """The times of two records would tell how long a query took, and so how many images it saw."""
+    charge = owner.open()
+    assert charge.record["time"] % DAY == 0 and charge.record["time"] > 0
+
+
+@pytest.mark.parametrize("bound", [1.0, 2**0.5, 1e-3 / 3])
+def test_the_record_names_the_very_bound_that_is_noised_for(owner, bound):
+    charge = owner.open(max_norm=bound, plan=str(bound))
+    list(charge.batches(100))
+    charge.release(torch.zeros(2), bound)
+    assert charge.record["max_norm"] == bound
+
+
+# --- who may open the door --------------------------------------------------------------------------------------------
+
+DOORS = {"open_charge", "open_local", "load_prepared", "load_latents"}
+# Every module that opens the door to real images, or hands on what comes through it. A stage that is not here can look
+# at nothing real. An addition is a decision: a query by a charge; else local work, which is journalled and marked.
+DOORKEEPERS = {
+    "sfumato/data/prepare.py": {"load_prepared"},  # to see whether what was prepared is whole
+    "sfumato/data/store.py": {"load_prepared", "load_latents"},
+    "sfumato/privacy/opening.py": DOORS,
+    "sfumato/queries/encoded.py": {"open_local"},
+    "sfumato/synthesizer.py": {"open_local"},
+    "sfumato/evaluation/convergence.py": {"open_local"},
+    "sfumato/dpsgd/run.py": {"open_charge"},
+    "stages/runner.py": {"open_charge"},
+    "stages/count.py": {"open_charge"},
+    "stages/central.py": {"open_charge"},
+    "stages/frequency.py": {"open_charge"},
+    "stages/histogram.py": {"open_charge"},
+    "stages/teacher.py": {"open_charge"},
+    "stages/embedding.py": {"open_charge"},
+    "stages/saliency.py": {"open_charge"},
+    "stages/finetune.py": {"open_charge"},
+}
+
+
+def doors_of(path: Path) -> set[str]:
+    """The doors that a module names, imports or calls."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.alias):
+            found.add(node.name)
+    return found & DOORS
+
+
+def test_free_stages_have_no_door_to_real_images():
+    """Nothing that is to be shared may come from `select`, `synthesize` or `pretrain` looking at real images."""
+    from sfumato.pipeline import STAGES, Kind
+
+    for stage in STAGES.values():
+        if stage.kind is Kind.FREE:
+            assert not doors_of(ROOT / "stages" / f"{stage.name}.py"), stage.name
+    for folder in ("release", "warmup", "features", "diffusion", "public_model"):
+        for path in (ROOT / "sfumato" / folder).rglob("*.py"):
+            assert not doors_of(path), path
+
+
+def test_every_query_and_library_module_with_a_door_is_known():
+    """A new door in the library is found here, and is to be named above."""
+    for folder in ("sfumato/queries", "sfumato/dpsgd", "sfumato/data", "sfumato/privacy"):
+        for path in (ROOT / folder).rglob("*.py"):
+            name = str(path.relative_to(ROOT))
+            assert doors_of(path) <= DOORKEEPERS.get(name, set()), name
+
+
+def calls_of(path: Path, name: str) -> list[ast.Call]:
+    """Calls of a function, or of `partial` on it."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+    named = [c for c in calls if name in {ast.unparse(c.func), *(ast.unparse(argument) for argument in c.args[:1])}]
+    return [call for call in named if ast.unparse(call.func) in (name, "partial")]
+
+
+def test_no_bar_of_a_query_tells_the_time():
+    """How long a step takes tells how many images it drew."""
+    from sfumato.pipeline import QUERIES
+
+    seen = 0
+    for stage in QUERIES:
+        for call in calls_of(ROOT / "stages" / f"{stage}.py", "progress"):
+            assert {word.arg: ast.unparse(word.value) for word in call.keywords}.get("clock") == "False", stage
+            seen += 1
+    assert seen >= 4
+
+
+def test_a_bar_without_a_clock_shows_none(monkeypatch):
+    import io
+    import sys
+
+    from stages import runner
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for clock in (False, True):
+        monkeypatch.setattr(sys, "stderr", screen := Terminal())
+        monkeypatch.setenv("TERM", "xterm")
+        with runner.progress("finetune", clock=clock) as report:
+            report(3, 10), report(4, 10)
+        assert ("-:--:--" in screen.getvalue() or "0:00:" in screen.getvalue()) == clock
+
+
+# --- what is written carries its cost ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def made_from(tmp_path) -> dict[str, Artifact]:
+    """Two artifacts that cost something, one of them marked local."""
+    found = {}
+    for number, name in enumerate(("frequency", "count"), start=11):
+        with writing(tmp_path / name, name, records=[record(number)]):
+            pass
+        found[name] = read_artifact(tmp_path / name, name)
+    return found
+
+
+def test_whatever_a_stage_writes_carries_the_records_of_all_that_it_read(made_from, tmp_path):
+    with writing(tmp_path / "model", "model", records=[record(13)]):
+        pass
+    plan = SimpleNamespace(stage="auxiliary")
+    run = StageRun(plan=plan, inputs=made_from, out=tmp_path / "out", card=tmp_path / "card.json")
+    with run.writing([read_artifact(tmp_path / "model")]):
+        pass
+    assert read_artifact(tmp_path / "out").records.keys() == {f"{n:032x}" for n in (11, 12, 13)}
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_whatever_a_query_writes_carries_its_own_record_those_of_its_inputs_and_its_mark(
+    owner, made_from, tmp_path, monkeypatch, local
+):
+    charge = owner.open(stage="finetune")
+    plan = SimpleNamespace(stage="finetune")
+    run = QueryRun(plan=plan, inputs=made_from, out=tmp_path / "out", card=tmp_path / "card.json")
+    with run.releasing(charge, local=local):
+        list(charge.batches(500)), charge.release(torch.zeros(1), 1.0)
+    found = read_artifact(tmp_path / "out", allow_local=True)
+    assert found.records.keys() == {charge.record["id"], *(f"{n:032x}" for n in (11, 12))}
+    assert found.local is local
+
+
+def test_a_release_leaves_the_private_directory_when_its_charge_is_closed_and_not_before(
+    owner, made_from, tmp_path, monkeypatch
+):
+    """Else a kill between the two would leave a release that a later run draws again."""
+    charge = owner.open(stage="finetune")
+    run = QueryRun(plan=SimpleNamespace(stage="finetune"), inputs={}, out=tmp_path / "out", card=tmp_path / "card")
+    closing = charge.close
+
+    def closed() -> None:
+        assert not (tmp_path / "out").exists()
+        closing()
+
+    monkeypatch.setattr(charge, "close", closed)
+    with run.releasing(charge):
+        list(charge.batches(500)), charge.release(torch.zeros(1), 1.0)
+    assert (tmp_path / "out").exists()
+
+
+def test_weights_of_a_release_that_come_back_as_a_public_model_bring_its_records(tmp_path):
+    """By their bytes, where nothing beside them says so: a copy without its privacy.json, whatever it is declared."""
+    with writing(tmp_path / "finetune", "finetune", records=[record(21)]) as directory:
+        (directory / "model.safetensors").write_bytes(os.urandom(64))
+    remember(tmp_path / "state", [read_artifact(tmp_path / "finetune")], tmp_path / "public")
+    copy = tmp_path / "elsewhere" / "renamed.safetensors"
+    copy.parent.mkdir()
+    copy.write_bytes((tmp_path / "finetune" / "model.safetensors").read_bytes())
+    for path in (copy, copy.parent):
+        (found,) = lineage(path, "model", True, tmp_path / "state")
+        assert found.records.keys() == {f"{21:032x}"}
+
+
+@pytest.mark.parametrize("key", ["stage", "records", "local", "enabled", "files"])
+def test_an_artifact_that_does_not_say_what_it_cost_is_none(made_from, key):
+    path = made_from["count"].path / "privacy.json"
+    content = json.loads(path.read_text())
+    del content[key]
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match="cannot be read"):
+        read_artifact(made_from["count"].path)
+
+
+def test_fine_tuning_that_looked_at_real_images_is_marked_and_its_curve_kept_apart():
+    """The curve is all that finetune makes of real images without noise: the mark follows it, the file is local."""
+    path = ROOT / "stages" / "finetune.py"
+    (releasing,) = calls_of(path, "run.releasing")
+    assert {word.arg: ast.unparse(word.value) for word in releasing.keywords} == {"local": "curve is not None"}
+    curves = [call for call in calls_of(path, "replace_file") if "curve" in ast.unparse(call)]
+    assert [ast.unparse(call.args[0]) for call in curves] == ["EVALUATION / 'convergence.csv'"]
+
+
+# --- records together -------------------------------------------------------------------------------------------------
+
+BUDGET = {"recipe": "r", "accountant": "rdp", "delta": 1e-5, "size_hint": 1000, "target": 10.0}
+MIXED = [record(1), record(2, adjacency=ZERO_OUT_ONE)]
+
+
+def test_one_record_under_add_or_remove_limits_the_whole():
+    """A claim holds for neighbours for which every part of it holds."""
+    ledger = build_ledger(BUDGET, {r["id"]: r for r in MIXED}, [])
+    assert ledger["adjacency"] == ADD_OR_REMOVE_ONE
+    words = {
+        kind: dataset_card(
+            SimpleNamespace(
+                settings=SimpleNamespace(export=(), relabel=False),
+                dataset_id="d",
+                shape=(1, 8, 8),
+                classes=("a", "b"),
+                size_hint=1000,
+            ),
+            per_class=[1, 1],
+            sources={"auxiliary": 2},
+            kinds={"plain": 2},
+            records={r["id"]: r for r in rows},
+        )
+        for kind, rows in (("mixed", MIXED), ("zero-out", [MIXED[1]]))
+    }
+    assert "added or removed" in words["mixed"] and "replaced by a blank" not in words["mixed"]
+    assert "replaced by a blank" in words["zero-out"]
+
+
+def test_a_plan_over_inherited_records_is_of_their_adjacency_and_counts_them(tmp_path):
+    import yaml
+
+    from sfumato.data.store import Card
+    from sfumato.recipes import load_params
+
+    file = tmp_path / "params.yaml"
+    file.write_text(yaml.safe_dump({"recipe": "dp-merf", "privacy": {"declared_size": True, "size_hint": 1437}}))
+    params = load_params(file, ROOT / "pipelines")
+    card = Card(
+        dataset_id="digits", source="digits", shape=(1, 8, 8), classes=tuple("0123456789"), split="keyed", version="v"
+    )
+    alone = make_plan(params, card, ROOT)
+    brought = [record(1, event=event_to_json(Mechanism(noise_multiplier=0.8).event))]
+    made = make_plan(params, card, ROOT, inherited=brought)
+    assert alone.budget["adjacency"] == ZERO_OUT_ONE and made.budget["adjacency"] == ADD_OR_REMOVE_ONE
+    own = [mechanism.event for mechanism in made.mechanisms.values()]
+    spent = epsilon([*own, *inherited_events(brought, 99.0, 1e-5)], made.budget["delta"])
+    assert spent == pytest.approx(made.budget["epsilon"]) and spent <= 10.0
+    assert epsilon(own, made.budget["delta"]) < 0.95 * spent
+
+
+# --- the check, as the command does it --------------------------------------------------------------------------------
+
+
+def check(path: Path, **given) -> None:
+    ledger_stage.check(
+        **{
+            "ledger": path,
+            "epsilon": None,
+            "delta": None,
+            "artifacts": False,
+            "folder": path.parent / "artifacts",
+            "lock": path.parent / "dvc.lock",
+            **given,
+        }
+    )
+
+
+@pytest.fixture
+def ledger(tmp_path) -> Path:
+    path = tmp_path / "ledger.json"
+    path.write_text(ledger_text(build_ledger(BUDGET, {r["id"]: r for r in (record(1), record(3))}, [])))
+    return path
+
+
+def test_every_option_of_the_check_is_read(ledger):
+    spent, problems = check_ledger(build_ledger(BUDGET, {r["id"]: r for r in (record(1), record(3))}, []))
+    assert not problems
+    check(ledger)
+    check(ledger, epsilon=spent + 0.01)
+    with pytest.raises(BudgetError, match="exceeds --epsilon"):
+        check(ledger, epsilon=spent - 0.01)
+    with pytest.raises(BudgetError, match="exceeds --epsilon"):
+        check(ledger, epsilon=spent + 0.01, delta=1e-9)  # a smaller δ costs more
+    with pytest.raises(BudgetError, match="no artifact to verify"):
+        check(ledger, artifacts=True)
+    (ledger.parent / "dvc.lock").write_text("stages: {}\n")
+    with pytest.raises(BudgetError, match=r"dvc.lock"):
+        check(ledger)
+
+
+def test_the_line_of_the_odometer_counts_what_the_release_does_not_use():
+    aborted = record(7, event=event_to_json(Mechanism(noise_multiplier=1.0).event))
+    rows = {"1": record(1)}
+    said = build_ledger(BUDGET, rows, [record(1), aborted], dataset_id="digits", head="0" * 64)["odometer"]
+    assert said["charges"] == 2 and said["epsilon"] > 2 * build_ledger(BUDGET, rows, [])["odometer"]["epsilon"]
+
+
+def test_a_unit_or_a_permission_that_is_no_budget_is_never_taken():
+    other = record(1, unit="one patient")
+    ledger = build_ledger(BUDGET, {r["id"]: r for r in (record(2), other)}, [])
+    assert any("unit" in problem for problem in check_ledger(ledger)[1])
+    with pytest.raises(BudgetError, match="unit"):
+        inherited_events([other], 99.0, 1e-5)
+    with pytest.raises(BudgetError):
+        replace(Permission(delta=1e-5, lifetime_epsilon=1.0), lifetime_epsilon=0)
+
+
+# --- the state directory ----------------------------------------------------------------------------------------------
+
+
+def test_a_journal_that_lacks_what_a_ledger_names_opens_no_charge(owner):
+    """It is an older copy: what was spent since is not known."""
+    bounded = Permission(delta=1e-5, lifetime_epsilon=50.0)
+    with pytest.raises(BudgetError, match="older copy"):
+        owner.open(permission=bounded, seen=["f" * 32])
+    first = owner.open(permission=bounded)
+    owner.open(permission=bounded, plan="next", seen=[first.record["id"], owner.odometer.head()])
+
+
+def test_keys_are_drawn_and_not_derived_from_what_others_know(tmp_path):
+    keys = set()
+    for name in ("here", "there"):
+        (tmp_path / name / "keys").mkdir(parents=True)
+        keys.add(secret_key(tmp_path / name, "digits"))
+    assert len(keys) == 2
+
+
+def test_latents_are_known_by_the_images_and_by_the_encoder(owner):
+    """By the first, a withdrawal reaches them; by the second, no other map's are drawn."""
+    other = replace(owner.card, version="another")
+    assert len({latents_key(card, name) for card in (owner.card, other) for name in ("a", "b")}) == 4
+
+
+def test_what_is_shown_while_images_are_encoded_is_the_same_for_any_number_of_them(owner):
+    told = []
+    write_latents(owner.state, owner.card, "k", lambda images: images.flatten(1), lambda *done: told.append(done))
+    assert told == [(part, 100) for part in range(1, 101)]
+
+
+def test_numbers_from_real_images_never_land_in_an_artifact(tmp_path, monkeypatch):
+    """Not in its folder, nor anywhere below it or in the folder of all: they would be shared."""
+    monkeypatch.chdir(tmp_path)
+    with writing(tmp_path / "shared", "count"):
+        pass
+    for file in (tmp_path / "shared" / "x.csv", tmp_path / "shared" / "deep" / "x.csv", Path("artifacts/x/y.csv")):
+        with pytest.raises(ConfigError, match="lies in the artifact"):
+            check_local("--out", file)
+    check_local("--out", tmp_path / "evaluation" / "x.csv")

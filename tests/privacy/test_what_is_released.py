@@ -1,0 +1,194 @@
+"""Properties of every release: whatever the code looks like, this is what an observer must find.
+
+Statistical tests use fixed numbers of draws of the real noise; each states how often it fails where nothing is wrong.
+"""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from randomgen import AESCounter
+from scipy import stats
+
+from sfumato.data.store import load_prepared
+from sfumato.privacy import noise as noise_module
+from sfumato.privacy.events import Mechanism
+from sfumato.privacy.noise import NoiseSource, public_grid, secret_generator
+
+RARE = 1e-7  # a test of a law fails so often where the law holds
+
+
+def zeros_released(owner, count: int, sigma: float = 2.0, total: float = 0.0, **mechanism) -> np.ndarray:
+    """What a charge makes of a sum of zeros, over its noise: (count,) float64."""
+    charge = owner.open(Mechanism(noise_multiplier=sigma, **mechanism), plan=f"{count} {total} {mechanism}")
+    list(charge.batches(4096))
+    return (charge.release(torch.full((count,), total, dtype=torch.float64), 1.0) - total).numpy() / sigma
+
+
+def test_a_release_is_the_sum_plus_a_normal_to_the_tails(owner):
+    """Kolmogorov–Smirnov for the middle; the numbers beyond 3, 4 and 4.5 for the tails, which protect the outliers."""
+    found = zeros_released(owner, 2_000_000)
+    assert stats.kstest(found[:200_000], "norm").pvalue > RARE
+    for bound in (3.0, 4.0, 4.5):
+        beyond = int((np.abs(found) > bound).sum())
+        assert stats.binomtest(beyond, len(found), 2 * stats.norm.sf(bound)).pvalue > RARE, bound
+
+
+def test_every_entry_has_its_own_noise(owner):
+    """Two equal entries of 4 000 would be one chance in 10⁵; rows or columns that share their noise have thousands."""
+    charge = owner.open()
+    list(charge.batches(4096))
+    released = charge.release(torch.zeros(50, 80, dtype=torch.float64), 1.0)
+    assert len(released.unique()) > 3990
+    rows, columns = released.numpy(), released.numpy().T
+    for table in (rows, columns):  # |correlation| of 50 or 80 normals: its largest among 3 000 pairs stays below 0.8
+        assert np.abs(np.corrcoef(table) - np.eye(len(table))).max() < 0.8
+
+
+def test_every_use_of_a_charge_has_fresh_noise_of_full_size(owner):
+    charge = owner.open(Mechanism(noise_multiplier=2.0, uses=4))
+    uses = []
+    for _ in range(4):
+        list(charge.batches(4096))
+        uses.append(charge.release(torch.zeros(20_000, dtype=torch.float64), 1.0).numpy() / 2.0)
+    for released in uses:
+        assert stats.kstest(released, "norm").pvalue > RARE
+    apart = np.corrcoef(uses) - np.eye(4)
+    assert np.abs(apart).max() < 6 / 20_000**0.5  # six standard errors
+
+
+@pytest.mark.parametrize("rank", ["0", "1", "3"])
+def test_the_noise_is_whole_whichever_process_of_however_many_adds_it(owner, monkeypatch, rank):
+    """The noise of one release comes from one process: a part of it on each would be too little where one is lost."""
+    for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    assert stats.kstest(zeros_released(owner, 20_000), "norm").pvalue > RARE
+
+
+def test_the_noise_is_added_to_a_large_sum_in_double_precision(owner):
+    """In single precision a sum of 10⁸ is a multiple of 8, and noise of 1 would vanish or be seen at once."""
+    assert stats.kstest(zeros_released(owner, 20_000, sigma=1.0, total=1e8), "norm").pvalue > RARE
+
+
+def test_the_grid_of_a_release_is_the_same_whatever_was_summed(owner):
+    """A grid that grows with the sum would tell its size: half of all values are odd multiples of the public one."""
+    grid = public_grid(2.0)
+    for total in (0.0, 1e3, 1e6):
+        steps = (zeros_released(owner, 4_000, total=total) * 2.0 + total) / grid
+        assert np.array_equal(steps, np.rint(steps))
+        assert stats.binomtest(int((steps % 2 == 1).sum()), len(steps), 0.5).pvalue > RARE, total
+
+
+@pytest.mark.parametrize("error", [MemoryError, RuntimeError, OSError])
+def test_where_the_noise_fails_nothing_is_released(owner, monkeypatch, error):
+    charge = owner.open(Mechanism(noise_multiplier=2.0, uses=2))
+    list(charge.batches(4096))
+
+    def fails(self, shape, std):
+        raise error("no room")
+
+    monkeypatch.setattr(NoiseSource, "gaussian", fails)
+    with pytest.raises(error):
+        charge.release(torch.ones(8), 1.0)
+
+
+def stream(monkeypatch, entropy: bytes) -> list[float]:
+    """The first noise of a source whose operating system gives these bytes as its entropy, over and over."""
+    monkeypatch.setattr(noise_module.os, "urandom", lambda size: (entropy * size)[:size])
+    found = NoiseSource().gaussian((8,), 1.0).tolist()
+    monkeypatch.undo()
+    return found
+
+
+def test_the_noise_hangs_on_128_bits_of_the_operating_system_and_on_nothing_else(monkeypatch):
+    entropy = bytes(range(1, 17))
+    first = stream(monkeypatch, entropy)
+    assert stream(monkeypatch, entropy) == first  # so no clock, process or seed has a part in it
+    for place in range(16):
+        other = bytearray(entropy)
+        other[place] ^= 1
+        assert stream(monkeypatch, bytes(other)) != first, place
+
+
+def test_the_noise_is_made_by_a_cipher_as_its_record_says():
+    source = NoiseSource()
+    assert "AES" in source.label
+    assert isinstance(source.generator.bit_generator, AESCounter)
+
+
+def test_the_noise_has_all_bits_of_a_double():
+    """Drawn or cast in single precision, every value would be a float32."""
+    drawn = NoiseSource().gaussian((1000,), 1.0)
+    assert (drawn.float().double() != drawn).double().mean() > 0.99
+
+
+def test_all_the_entropy_of_a_secret_generator_has_a_part_in_it(monkeypatch):
+    """A generator that expands 32 bits of a seed can be found by trying all: each part of 2 496 bytes must matter."""
+
+    def drawn(entropy: bytes) -> list[float]:
+        monkeypatch.setattr(noise_module.os, "urandom", lambda size: entropy[:size])
+        found = torch.rand(1300, generator=secret_generator()).tolist()
+        monkeypatch.undo()
+        return found
+
+    entropy = bytearray(os.urandom(4 * 624))
+    first = drawn(bytes(entropy))
+    assert drawn(bytes(entropy)) == first
+    for place in (8, 1000, 2400):
+        other = bytearray(entropy)
+        other[place] ^= 1
+        assert drawn(bytes(other)) != first, place
+
+
+def drawn_sizes(owner, expected: float, uses: int, plan: str = "sizes") -> tuple[list[int], int, float]:
+    """Sizes of `uses` draws with so many images expected, the number of images, and the rate."""
+    images = len(load_prepared(owner.state, owner.card, "sensitive"))
+    rate = expected / images
+    charge = owner.open(Mechanism(noise_multiplier=2.0, sample_rate=rate, uses=uses), plan=plan)
+    found = []
+    for _ in range(uses):
+        found.append(sum(len(labels) for _, labels in charge.batches(7)))
+        charge.release(torch.zeros(1), 1.0)
+    return found, images, rate
+
+
+def test_the_sizes_of_draws_are_binomial_none_left_out_or_cut_off(owner):
+    """Small draws, where an empty one is frequent and one of three times the expected size not rare; χ²."""
+    sizes, images, rate = drawn_sizes(owner, 1.5, 600)
+    groups = 6
+    law = stats.binom.pmf(np.arange(groups), images, rate)
+    law = np.append(law, 1 - law.sum()) * len(sizes)
+    counted = np.bincount(np.minimum(sizes, groups), minlength=groups + 1)
+    assert stats.chisquare(counted, law).pvalue > RARE
+
+
+def test_draws_are_secret_and_new_each_time(owner):
+    """Neither a global seed nor the number of the use fixes them: two charges draw different images, use by use."""
+    drawn = []
+    for plan in ("one", "two"):
+        torch.manual_seed(0), np.random.seed(0)
+        charge = owner.open(Mechanism(noise_multiplier=2.0, sample_rate=0.1, uses=3), plan=plan)
+        for _ in range(3):
+            drawn.append(torch.cat([images for images, _ in charge.batches(50)]))
+            charge.release(torch.zeros(1), 1.0)
+    for i, one in enumerate(drawn):  # some 140 images of 1 400 each: the same twice is impossible
+        assert not any(one.shape == other.shape and torch.equal(one, other) for other in drawn[:i])
+
+
+def test_two_images_enter_a_draw_independently():
+    """Neighbours, opposite ends and the middle: their joint rate is the product, in 20 000 draws of 10."""
+    from sfumato.privacy.sampling import poisson_draw
+
+    generator, size, rate, draws = NoiseSource().generator, 10, 0.3, 20_000
+    there = np.zeros((draws, size), dtype=bool)
+    for row in there:
+        row[poisson_draw(generator, size, rate)] = True
+    for i, j in ((0, 1), (4, 5), (0, 9), (2, 7)):
+        both = int((there[:, i] & there[:, j]).sum())
+        assert stats.binomtest(both, draws, rate**2).pvalue > RARE, (i, j)
+
+
+def test_noise_does_not_depend_on_the_rate(owner):
+    """Sampling pays in the accounting; the noise of a small draw is that of a large one."""
+    assert stats.kstest(zeros_released(owner, 20_000, sample_rate=0.1), "norm").pvalue > RARE
