@@ -12,6 +12,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from sfumato.artifacts import Artifact, read_artifact, writing
+from sfumato.config import Synthesize
 from sfumato.data.images import ImageSet
 from sfumato.data.lineage import lineage, remember
 from sfumato.data.prepare import secret_key
@@ -137,6 +138,8 @@ DOORKEEPERS = {
     "sfumato/queries/encoded.py": {"open_local"},
     "sfumato/synthesizer.py": {"open_local"},
     "sfumato/evaluation/convergence.py": {"open_local"},
+    "sfumato/queries/evolve.py": {"open_charge"},
+    "sfumato/dpsgd/checkpoint.py": {"open_charge"},
     "sfumato/dpsgd/run.py": {"open_charge"},
     "stages/runner.py": {"open_charge"},
     "stages/count.py": {"open_charge"},
@@ -146,6 +149,7 @@ DOORKEEPERS = {
     "stages/teacher.py": {"open_charge"},
     "stages/embedding.py": {"open_charge"},
     "stages/saliency.py": {"open_charge"},
+    "stages/evolve.py": {"open_charge"},
     "stages/finetune.py": {"open_charge"},
 }
 
@@ -321,11 +325,12 @@ def test_one_record_under_add_or_remove_limits_the_whole():
     words = {
         kind: dataset_card(
             SimpleNamespace(
-                settings=SimpleNamespace(export=(), relabel=False),
+                settings=Synthesize(sources={"auxiliary": 1}),
                 dataset_id="d",
                 shape=(1, 8, 8),
                 classes=("a", "b"),
                 size_hint=1000,
+                about={},
             ),
             per_class=[1, 1],
             sources={"auxiliary": 2},

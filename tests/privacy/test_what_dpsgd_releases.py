@@ -6,8 +6,7 @@ from torch import Tensor
 
 from sfumato.config import Finetune, Saliency
 from sfumato.diffusion.unet import UNet
-from sfumato.dpsgd import gradients
-from sfumato.dpsgd import run as run_module
+from sfumato.dpsgd import checkpoint, gradients
 from sfumato.dpsgd.run import State, fine_tune, gradient_sum, step
 from sfumato.dpsgd.trainable import candidates
 from sfumato.privacy.events import Mechanism
@@ -140,7 +139,7 @@ def test_a_step_that_is_not_on_disk_is_not_journalled(owner, monkeypatch):
     def full(*_):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(run_module, "save_checkpoint", full)
+    monkeypatch.setattr(checkpoint, "save_checkpoint", full)
     with pytest.raises(OSError, match="no space"):
         go()
     assert [entry for entry in owner.odometer.entries() if entry["kind"] == PROGRESS] == []
@@ -150,19 +149,19 @@ def test_a_step_that_is_not_on_disk_is_not_journalled(owner, monkeypatch):
 def test_a_run_that_lost_its_checkpoint_is_paid_for_again(owner, monkeypatch):
     """Its steps were shown: drawing them anew under the same record would give two releases for one."""
     charges, go = durable_run(owner)
-    save = run_module.save_checkpoint
+    save = checkpoint.save_checkpoint
 
     def once(run, run_id, uses, *rest):
         if uses == 2:
             raise KeyboardInterrupt
         save(run, run_id, uses, *rest)
 
-    monkeypatch.setattr(run_module, "save_checkpoint", once)
+    monkeypatch.setattr(checkpoint, "save_checkpoint", once)
     with pytest.raises(KeyboardInterrupt):
         go()
     charges[0]._lock.close()
     for path in charges[0].run.glob("checkpoint-*"):
         path.unlink()
-    monkeypatch.setattr(run_module, "save_checkpoint", save)
+    monkeypatch.setattr(checkpoint, "save_checkpoint", save)
     go()
     assert len(owner.odometer.opened()) == 2 and len(owner.odometer.events()) == 2

@@ -192,3 +192,9 @@ def test_two_images_enter_a_draw_independently():
 def test_noise_does_not_depend_on_the_rate(owner):
     """Sampling pays in the accounting; the noise of a small draw is that of a large one."""
     assert stats.kstest(zeros_released(owner, 20_000, sample_rate=0.1), "norm").pvalue > RARE
+
+
+@pytest.mark.parametrize("std", [1e-6, 0.3, 2.0, 5e4])
+def test_the_grid_lies_far_above_the_last_bit_and_far_below_the_noise(std):
+    """Of every value that noise of eight standard deviations can give: a thousand floats between two multiples."""
+    assert 1000 * np.spacing(8 * std) < public_grid(std) < 1e-5 * std
