@@ -83,6 +83,11 @@ def machine(default: int | None) -> Any:
     return Field(default=default, exclude=True)
 
 
+def unwritten(default: str) -> Any:
+    """A field that no plan holds while it has its default: plans from before it was there stay what they are."""
+    return Field(default=default, exclude_if=lambda value: value == default)
+
+
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -229,6 +234,8 @@ class FeatureMap(Strict):
     """One public map of an image, whose random Fourier features are released."""
 
     map: str = "pixels"  # one of FEATURES (sfumato/features)
+    # of which the features are made: random ones of a kernel, or the map's output itself, or its squares
+    kernel: Literal["gaussian", "rational-quadratic", "linear", "squared"] = unwritten("gaussian")
     # in units of √d: ℓ = 10.25 at 28×28
     length_scales: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (0.366, 0.183)
     weight: PositiveFloat = 1.0  # share of the squared norm, relative to the other maps
@@ -240,6 +247,16 @@ class Frequency(QuerySettings):
     noise: Noise = 7.4
     size: Annotated[int, Field(ge=2, multiple_of=2)] = 10_000  # K
     features: Annotated[tuple[FeatureMap, ...], Field(min_length=1)] = (FeatureMap(),)
+
+
+class Moments(QuerySettings):
+    """Noisy means, by class, of what a public network sees in an image, and of its squares (DP-MEPF)."""
+
+    noise: Noise = 20.0
+    feature: Literal["classifier", "cells"] = (
+        "classifier"  # what its last layer sees, or its last cells in their places
+    )
+    squares: Fraction = 0.5  # share of the squared norm that the squares have; the rest is the features' own
 
 
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -414,6 +431,10 @@ class Auxiliary(Fit):
 
     latent: Positive = 32
     width: Positive = 40
+    target: Literal["frequency", "moments"] = unwritten("frequency")  # the release that its images shall match
+
+    def reads(self, name: str) -> bool:
+        return name not in ("frequency", "moments") or name == self.target
 
 
 class Learned(Strict):
@@ -769,8 +790,9 @@ class Params(Strict):
     count: Count = Count()
     central: Central = Central()
     frequency: Frequency = Frequency()
-    auxiliary: Auxiliary = Auxiliary()
     classifier: Classifier = Classifier()
+    moments: Moments = Moments()
+    auxiliary: Auxiliary = Auxiliary()
     denoiser: Denoiser = Denoiser()
     evolve: Evolve = Evolve()
     histogram: Histogram = Histogram()

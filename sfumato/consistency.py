@@ -134,7 +134,7 @@ def shape_problems(params: Params, card: Card) -> Iterator[str]:
     if params.runs("central") and central.statistic == "mode" and central.max_norm is not None:
         yield f"central.max_norm={central.max_norm} has no effect on the mode, whose bound is fixed: leave it out"
     banks = {
-        "frequency": (frequency.size, sum(len(feature.length_scales) for feature in frequency.features)),
+        "frequency": (frequency.size, sum(len(f.length_scales) for f in frequency.features)),
         "embedding": (params.embedding.size, 2 * len(params.embedding.length_scales)),
     }
     for name, (size, number) in banks.items():

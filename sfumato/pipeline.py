@@ -99,17 +99,23 @@ STAGES: dict[str, Stage] = {
             seeded=True,
         ),
         Stage(
-            "auxiliary",
-            FREE,
-            "Fit a generator to the noisy embedding, and draw images from it.",
-            inputs=("frequency", "count"),
-            seeded=True,
-        ),
-        Stage(
             "classifier",
             FREE,
             "Train a residual network to tell the public classes apart.",
             inputs=("public",),
+            seeded=True,
+        ),
+        Stage(
+            "moments",
+            QUERY,
+            "Release the noisy means of a public network's features of all images, and of their squares, by class.",
+            inputs=("classifier", "count"),
+        ),
+        Stage(
+            "auxiliary",
+            FREE,
+            "Fit a generator to the noisy embedding, and draw images from it.",
+            inputs=("frequency", "moments", "count"),
             seeded=True,
         ),
         Stage(

@@ -1,4 +1,4 @@
-"""`stage auxiliary`: the one-step generator that the frequency release teaches."""
+"""`stage auxiliary`: the one-step generator that a release of features teaches."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from sfumato.compute import device
 from sfumato.config import Auxiliary
 from sfumato.queries.count import read_counts
 from sfumato.queries.frequency import load_embedding
+from sfumato.queries.moments import load_moments
 from sfumato.warmup.generator import Match, fit_generator, new_generator, save_drawing
 from stages.runner import StageRun, progress
 
 
 def auxiliary(run: StageRun[Auxiliary]) -> None:
     plan, settings = run.plan, run.settings
-    target, features = load_embedding(run.path("frequency"))
+    if settings.target == "moments":
+        target, features = load_moments(run.path("moments"), plan.shape)
+    else:
+        target, features = load_embedding(run.path("frequency"))
     priors = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes)).priors
     generator = new_generator(plan.shape, len(plan.classes), settings.latent, settings.width, plan.seed)
     with progress("auxiliary") as report:

@@ -12,10 +12,12 @@ from torch import nn
 from sfumato.data.images import Shape
 from sfumato.features.pixels import Pixels
 from sfumato.features.scattering import DeepScattering, Moduli, Scattering
+from sfumato.features.tangent import Tangent
 
 FEATURES: dict[str, Callable[[Shape], nn.Module]] = {  # name -> what makes the map for images of a shape (C, H, W)
     "pixels": lambda shape: Pixels(),
     "scattering": Scattering,
     "deep-scattering": DeepScattering,
     "moduli": Moduli,
+    "tangent": Tangent,
 }

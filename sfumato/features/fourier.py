@@ -1,4 +1,4 @@
-"""Random Fourier features of public maps of an image (FETA-Pro Algorithm 1, DP-MERF).
+"""Random Fourier features of public maps of an image (FETA-Pro Algorithm 1, DP-MERF), or the maps as they are.
 
 Each image is taken through public maps (its pixels, its wavelet-scattering coefficients), and each map through random
 Fourier features at several length-scales. The whole vector has norm 1. The frequencies come from a public seed: they
@@ -17,6 +17,8 @@ from sfumato.config import FeatureMap
 from sfumato.data.images import Shape
 from sfumato.features import FEATURES
 
+PLAIN = ("linear", "squared")  # the kernels whose features are the map itself
+
 
 class FourierFeatures(nn.Module):
     """φ: (B, C, H, W) images in [0, 1] -> (B, K) rows of norm 1, differentiable.
@@ -24,7 +26,10 @@ class FourierFeatures(nn.Module):
     shape: (C, H, W); features: the public maps; size: K, even; seed: public; maps: what makes each map, by its name.
     The K/2 frequencies are dealt equally to every (map, length-scale); a map's share of the squared norm is its weight,
     split evenly over its length-scales. ω ~ N(0, I/ℓ²), where ℓ is in units of √d and d is the dimension of the map's
-    output. Nothing here is stored: the same arguments rebuild the same φ.
+    output; of the kernel "rational-quadratic", 1/(1 + r²/(2ℓ²)), each ω is longer by the root of an exponential number.
+    A map of the kernel "linear" or "squared" has no frequencies: its output, or the squares of it, are brought to norm
+    1 and stand behind the others, so that K is larger by d, and is d where all maps are such.
+    Nothing here is stored: the same arguments rebuild the same φ.
     """
 
     amplitude: Tensor
@@ -38,55 +43,78 @@ class FourierFeatures(nn.Module):
         maps: Mapping[str, Callable[[Shape], nn.Module]] = FEATURES,
     ) -> None:
         super().__init__()
-        banks = sum(len(feature.length_scales) for feature in features)
+        banks = sum(len(feature.length_scales) for feature in features if feature.kernel not in PLAIN)
         if size % 2 or size < 2 * banks:
             raise ValueError(
                 f"frequency.size={size}: expected an even number, at least two for each of the {banks} length-scales"
             )
-        self.shape, self.size, self.seed, self.features = tuple(shape), size, seed, tuple(features)
+        self.shape, self.seed, self.features = tuple(shape), seed, tuple(features)
+        self.frequencies = size // 2 if banks else 0
         public = torch.Generator().manual_seed(seed)
         weights = sum(feature.weight for feature in features)
-        shares = [size // 2 // banks + (bank < size // 2 % banks) for bank in range(banks)]
+        shares = [size // 2 // banks + (bank < size // 2 % banks) for bank in range(banks)] if banks else []
         self.maps, self.widths = nn.ModuleList(), []
-        amplitudes, bank = [], 0
+        amplitudes, bank = [torch.empty(0)], 0
+        self.plain: list[tuple[int, bool, float]] = []  # of each map without frequencies: its place, squares, its share
         for index, feature in enumerate(features):
             image_map = maps[feature.map](shape)
             with torch.no_grad():
                 width = image_map(torch.zeros(1, *shape)).shape[1]
+            self.maps.append(image_map)
+            self.widths.append(width)
+            if feature.kernel in PLAIN:
+                self.plain.append((index, feature.kernel == "squared", math.sqrt(feature.weight / weights)))
+                continue
             columns = []
             for length_scale in feature.length_scales:
                 number = shares[bank]
-                columns.append(torch.randn(width, number, generator=public) / (length_scale * math.sqrt(width)))
+                omega = torch.randn(width, number, generator=public) / (length_scale * math.sqrt(width))
+                if feature.kernel == "rational-quadratic":
+                    omega = omega * torch.empty(number).exponential_(generator=public).sqrt()
+                columns.append(omega)
                 amplitudes.append(
                     torch.full((number,), math.sqrt(feature.weight / weights / len(feature.length_scales) / number))
                 )
                 bank += 1
-            self.maps.append(image_map)
-            self.widths.append(width)
             self.register_buffer(f"omega_{index}", torch.cat(columns, dim=1), persistent=False)
-        self.register_buffer("amplitude", torch.cat(amplitudes), persistent=False)  # (K/2,), squares summing to 1
+        self.register_buffer("amplitude", torch.cat(amplitudes), persistent=False)  # squares summing to 1 at most
+        self.size = 2 * self.frequencies + sum(self.widths[index] for index, _, _ in self.plain)
 
     def vectors(self, images: Tensor) -> Tensor:
         """What the maps make of the images, side by side: (B, Σ d)."""
         return torch.cat([image_map(images).to(images.dtype) for image_map in self.maps], dim=1)
 
     def phases(self, vectors: Tensor) -> Tensor:
-        """ωᵀ map(x) for every frequency of every map: (B, Σ d) -> (B, K/2)."""
-        parts = vectors.split(self.widths, dim=1)
-        return torch.cat([part @ getattr(self, f"omega_{i}").to(part) for i, part in enumerate(parts)], dim=1)
+        """ωᵀ map(x) for every frequency of every map: (B, Σ d) -> (B, number of frequencies)."""
+        parts, plain = vectors.split(self.widths, dim=1), {index for index, _, _ in self.plain}
+        found = [part @ getattr(self, f"omega_{i}").to(part) for i, part in enumerate(parts) if i not in plain]
+        return torch.cat([vectors[:, :0], *found], dim=1)
+
+    def themselves(self, vectors: Tensor) -> Tensor:
+        """The maps that have no frequencies: (B, Σ d) -> (B, Σ of their d), each of the norm of its share."""
+        parts, found = vectors.split(self.widths, dim=1), [vectors[:, :0]]
+        for index, squares, share in self.plain:
+            part = parts[index] / torch.linalg.vector_norm(parts[index], dim=1, keepdim=True).clamp(min=1e-12)
+            if squares:
+                part = part.square()
+                part = part / torch.linalg.vector_norm(part, dim=1, keepdim=True).clamp(min=1e-12)
+            found.append(share * part)
+        return torch.cat(found, dim=1)
 
     def of_vectors(self, vectors: Tensor) -> Tensor:
         """φ of images whose `vectors` are known, in their precision: (B, Σ d) -> (B, K)."""
         phase = self.phases(vectors)
         amplitude = self.amplitude.to(phase)
-        return torch.cat([phase.cos() * amplitude, phase.sin() * amplitude], dim=1)
+        return torch.cat([phase.cos() * amplitude, phase.sin() * amplitude, self.themselves(vectors)], dim=1)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.of_vectors(self.vectors(images))
 
     def embed(self, images: Tensor, weights: Tensor) -> Tensor:
         """Σ_i φ(x_i) ⊗ weights_i, (B, M) weights -> (K, M): the joint embedding, without the (B, K) matrix of rows."""
-        phase = self.phases(self.vectors(images))
+        vectors = self.vectors(images)
+        phase, plain = self.phases(vectors), self.themselves(vectors)
         amplitude = self.amplitude[:, None]
         weights = weights.to(phase)
-        return torch.cat([(phase.cos().T @ weights).float() * amplitude, (phase.sin().T @ weights).float() * amplitude])
+        waves = [(wave.T @ weights).float() * amplitude for wave in (phase.cos(), phase.sin())]
+        return torch.cat([*waves, (plain.T @ weights.to(plain)).float()])

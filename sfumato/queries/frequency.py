@@ -51,7 +51,7 @@ def save_embedding(embedding: Tensor, features: FourierFeatures, directory: Path
     save_tensors({"embedding": embedding.contiguous()}, directory / "embedding.safetensors")
     content = {
         "shape": features.shape,
-        "size": features.size,
+        "size": 2 * features.frequencies or 2,
         "seed": features.seed,
         "features": [feature.model_dump(mode="json") for feature in features.features],
     }

@@ -1,0 +1,63 @@
+"""Noisy moments of what a public network sees: the means of its features and of their squares, by class (DP-MEPF).
+
+Two parts in one vector: the features of an image, brought to the norm √(1 − s), and their squares, to √s. So one
+Gaussian of Δ = 1 releases both; it is what two of their own Δ cost whose noise is as the shares say.
+Source: Harder et al. 2023.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from sfumato.config import FeatureMap, Moments
+from sfumato.data.images import Shape
+from sfumato.features.fourier import FourierFeatures
+from sfumato.features.projection import CELLS, ClassifierFeatures
+from sfumato.features.public_network import PublicNetwork, arguments_of, build_network
+from sfumato.files import read_json, write_json
+from sfumato.queries.embedding import embedding_rows
+from sfumato.weights import load_network, save_network, save_tensors
+
+if TYPE_CHECKING:
+    from sfumato.privacy.charge import Charge
+
+MOMENTS, ABOUT = "moments.safetensors", "features.json"
+
+
+def moment_features(settings: Moments, shape: Shape, network: PublicNetwork) -> FourierFeatures:
+    """What `fit_generator` matches: (B, C, H, W) -> (B, K) rows of norm 1, K = twice the network's features."""
+    parts = [FeatureMap(map="network", kernel="linear", weight=1 - settings.squares)]
+    if settings.squares > 0:
+        parts.append(FeatureMap(map="network", kernel="squared", weight=settings.squares))
+    seen = ClassifierFeatures(network, settings.feature == CELLS).eval()
+    return FourierFeatures(shape, parts, 2, seed=0, maps={"network": lambda _: seen})
+
+
+@torch.no_grad()
+def query_moments(charge: Charge, features: FourierFeatures, classes: int, public_size: float) -> Tensor:
+    """The one release: the sum over all sensitive images, noised by the charge, over a public size.
+
+    The charge draws `features.vectors` of the images. public_size: N̄, never a realised count. Returns (K, classes)
+    float32.
+    """
+    return (charge.sum(partial(embedding_rows, features, classes), 1.0, size=512) / public_size).float()
+
+
+def save_moments(moments: Tensor, settings: Moments, network: PublicNetwork, directory: Path) -> None:
+    """Write the release and the network that it is made of."""
+    save_tensors({"moments": moments.contiguous()}, directory / MOMENTS)
+    save_network(network, arguments_of(network), directory)
+    write_json(directory / ABOUT, settings.model_dump(mode="json", exclude={"noise"}))
+
+
+def load_moments(directory: Path, shape: Shape) -> tuple[Tensor, FourierFeatures]:
+    """The release, (K, classes), and the features that it is made of. Raises DataError where files do not fit."""
+    network = load_network(directory, build_network, "moments").eval()
+    features = moment_features(Moments(**read_json(directory / ABOUT)), shape, network)
+    return load_file(directory / MOMENTS)["moments"], features
