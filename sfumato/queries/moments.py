@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from sfumato.config import FeatureMap, Moments
 from sfumato.data.images import Shape
+from sfumato.documents import read_json
+from sfumato.errors import DataError, explained
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.projection import CELLS, ClassifierFeatures
 from sfumato.features.public_network import PublicNetwork, arguments_of, build_network
-from sfumato.files import read_json, write_json
+from sfumato.files import write_json
 from sfumato.queries.embedding import embedding_rows
-from sfumato.weights import load_network, save_network, save_tensors
+from sfumato.weights import load_network, load_tensors, save_network, save_tensors
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
@@ -59,5 +60,6 @@ def save_moments(moments: Tensor, settings: Moments, network: PublicNetwork, dir
 def load_moments(directory: Path, shape: Shape) -> tuple[Tensor, FourierFeatures]:
     """The release, (K, classes), and the features that it is made of. Raises DataError where files do not fit."""
     network = load_network(directory, build_network, "moments").eval()
-    features = moment_features(Moments(**read_json(directory / ABOUT)), shape, network)
-    return load_file(directory / MOMENTS)["moments"], features
+    with explained(DataError, lambda error: f"{directory} holds no moments ({error!r}): run `stage moments` again"):
+        features = moment_features(Moments(**read_json(directory / ABOUT)), shape, network)
+        return load_tensors(directory / MOMENTS)["moments"], features
