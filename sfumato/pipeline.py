@@ -18,6 +18,7 @@ ARTIFACTS, PLAN = "artifacts", "artifacts/plan"
 CARD = "data/sensitive/card.json"  # the public card of the sensitive set
 PUBLIC = "data/public"  # the public image set, which stages name "public" among their inputs
 LEDGER = "ledger.json"
+CODE = {"pipelines", "sfumato", "stages"}
 
 
 class Kind(StrEnum):
@@ -38,8 +39,7 @@ class Stage:
     inputs: the stages whose artifacts it reads, and "public" for the public set; optional: those that may be switched
     off; seeded: it draws public randomness, from `seed`; network: it depends on the parameters of the network;
     shows_epsilon: it shows ε while it runs, so it depends on δ; owned: it says whose release it is, so it depends on
-    the section `release`; shared: many processes share its work, as those of every query; beside: further files that it
-    reads.
+    the section `release`; beside: further files that it reads.
     """
 
     name: str
@@ -52,7 +52,6 @@ class Stage:
     network: bool = False
     shows_epsilon: bool = False
     owned: bool = False
-    shared: bool = False
     beside: tuple[str, ...] = ()
 
     @property
@@ -68,11 +67,6 @@ class Stage:
     def upstream(self) -> tuple[str, ...]:
         """The stages among its inputs."""
         return tuple(name for name in self.inputs if name != "public")
-
-    @property
-    def spread(self) -> bool:
-        """Its work is spread over many processes where there are some."""
-        return self.shared or self.kind is Kind.QUERY
 
     @property
     def public_only(self) -> bool:
@@ -174,7 +168,6 @@ STAGES: dict[str, Stage] = {
             inputs=("central", "auxiliary", "refine", "evolve", "select", "public"),
             seeded=True,
             network=True,
-            shared=True,
         ),
         Stage(
             "saliency",
@@ -199,7 +192,6 @@ STAGES: dict[str, Stage] = {
             inputs=("finetune", "pretrain", "refine", "auxiliary", "evolve", "select", "public", "teacher", "count"),
             seeded=True,
             owned=True,
-            shared=True,
         ),
         Stage(
             "evaluate",
@@ -224,9 +216,10 @@ STAGES: dict[str, Stage] = {
 QUERIES = tuple(name for name, stage in STAGES.items() if stage.kind is QUERY)
 
 
-def dvc_stages() -> dict[str, dict]:
+def dvc_stages(code: bool = True) -> dict[str, dict]:
     """What `dvc.yaml` must say of every stage: its commands, what it depends on and what it writes, by DVC's names.
 
+    code: the code and the recipes are files of the project, as in a clone; else they are those of the package.
     A sensitive, hold-out or latent byte, or a number measured on one, is never a dependency or an output: DVC would
     write its hash into git.
     """
@@ -256,7 +249,7 @@ def dvc_stages() -> dict[str, dict]:
         writes = [] if local else [f"{ARTIFACTS}/{name}"]
         resolved[name] = (commands, [f"{PLAN}/{name}.yaml", *card, *reads, *stage.beside], writes)
     return {
-        name: {"commands": commands, "reads": set(reads), "writes": set(writes)}
+        name: {"commands": commands, "reads": {*reads} - (set() if code else CODE), "writes": set(writes)}
         for name, (commands, reads, writes) in {**frame, **resolved, **closing}.items()
     }
 

@@ -14,18 +14,35 @@ from sfumato import documents
 from sfumato.config import MACHINE, UNLIMITED, Params
 from sfumato.errors import ConfigError
 
+RECIPES = Path("pipelines")
 WHOLE = {"sources", "noise_levels"}  # replaced whole by an overlay, not merged key by key
+
+
+def recipes_at(folder: Path) -> Path:
+    """`folder`; where it is the default one and not there, the recipes that came with the package."""
+    if folder != RECIPES or folder.is_dir():
+        return folder
+    package = Path(__file__).resolve().parent
+    installed = package / RECIPES
+    return installed if installed.is_dir() else package.parent / RECIPES  # of a clone
 
 
 def load_params(path: Path, recipes: Path, recipe: str | None = None) -> Params:
     """Merge and validate.
 
-    recipe: instead of the one that `path` names. Raises ConfigError, which names the key, its value and, for an unknown
+    recipes: the folder of recipes, of which `recipes_at` says what the default stands for; recipe: instead of the one
+    that `path` names. Raises ConfigError, which names the key, its value and, for an unknown
     key, the nearest one that exists.
     """
     own = read_yaml(path)
     if recipe is not None:
         own["recipe"] = recipe
+    return params_of(own, path, recipes)
+
+
+def params_of(own: dict[str, Any], path: Path, recipes: Path = RECIPES) -> Params:
+    """Merge and validate `own`, the content of a `params.yaml`. path: its name in messages. Raises as `load_params`."""
+    recipes = recipes_at(recipes)
     recipe_name, profile = (
         own.get("recipe", Params.model_fields["recipe"].default),
         own.get("profile", Params.model_fields["profile"].default),

@@ -13,7 +13,7 @@ from stages import ledger, prepare, recipe
 from stages.compare import compare
 from stages.doctor import doctor
 from stages.evaluate import evaluate
-from stages.launch import leave
+from stages.init import init
 from stages.plan import plan
 from stages.report import report
 from stages.runner import command
@@ -31,6 +31,7 @@ app = typer.Typer(
     help="Sfumato: labelled synthetic images from sensitive ones, with a ledger of the privacy they cost. "
     "Each stage runs alone after `stage plan`.",
 )
+app.command()(init)
 app.add_typer(prepare.app, name="prepare")
 for function in (plan, *(OWN.get(name) or command(stage) for name, stage in STAGES.items()), utility, compare):
     app.command()(function)
@@ -46,7 +47,7 @@ def main() -> None:
         app()
     except SfumatoError as error:
         print(f"error: {shown(str(error))}", file=sys.stderr)
-        leave(error.exit_code)
+        sys.exit(error.exit_code)
     except BrokenPipeError:  # `stage … | head`: whoever read has seen enough
         sys.stdout = None  # type: ignore[assignment]  # nothing is left to flush at the end
         sys.exit(1)
@@ -54,7 +55,7 @@ def main() -> None:
         if (reason := beyond_the_machine(error)) is None:
             raise
         print(f"error: {shown(reason)}", file=sys.stderr)
-        leave(DataError.exit_code)
+        sys.exit(DataError.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from sfumato import processes
 from sfumato.compute import device
 from sfumato.config import Embedding
 from sfumato.data.images import load_images
@@ -20,8 +19,7 @@ def embedding(run: QueryRun[Embedding]) -> None:
     plan, settings = run.plan, run.settings
     teacher = load_teacher(run.path("teacher")).to(device())
     with progress("network of the features", clock=False) as report:
-        images = load_images(run.path("auxiliary"), plan.classes)
-        network = processes.follow(study(settings.learned, images, teacher, plan.seed, report))
+        network = study(settings.learned, load_images(run.path("auxiliary"), plan.classes), teacher, plan.seed, report)
     features = learned_features(settings, teacher.features, network, plan.seed).to(device())
     about = {"teacher": teacher.features.config(), "network": network.config()}
     encoding = partial(progress, "features of the images, once", clock=False)

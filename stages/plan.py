@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,17 +28,20 @@ from stages.runner import (
 
 if TYPE_CHECKING:
     from sfumato.config import Model
-    from sfumato.data.store import Card
+    from sfumato.config import Params as Config
+    from sfumato.data.store import Card, PublicCard
     from sfumato.plan import Plan, Spending
     from sfumato.privacy.odometer import Odometer
 
 Params = Annotated[Path, typer.Option("--params", help="What the user edits.")]
+BUSY = 1.3  # times as long as on an idle machine: worth a word
+RECIPES = Path("pipelines")  # where it is not there, those of the package
 Recipes = Annotated[Path, typer.Option("--recipes", help="Folder of recipes, with its profiles/.")]
 
 
 def plan(
     params: Params = Path("params.yaml"),
-    recipes: Recipes = Path("pipelines"),
+    recipes: Recipes = RECIPES,
     card: CardPath = CARD,
     public: PublicPath = PUBLIC,
     out: Annotated[Path, typer.Option("--out", help="Directory to write.")] = PLAN,
@@ -67,11 +70,12 @@ def plan(
         inputs += lineage_of_model(loaded.model)
     inherited = list(merge_records(inputs).values())
     odometer = Odometer(state_dir(), known.dataset_id)
+    shown_public = read_public_card(public / "card.json") if reads else None
     made = make_plan(
         loaded,
         known,
         ROOT,
-        read_public_card(public / "card.json") if reads else None,
+        shown_public,
         released_records(known, odometer, ARTIFACTS, LEDGER),
         lineage_so_far(out),
         inherited,
@@ -96,6 +100,7 @@ def plan(
         show_spending(made, known, odometer, spending)
         show_memory(made)
         show_step_noise(made)
+        expected_minutes(made, shown_public)
     if refusal is not None:
         raise refusal
     if dry_run:
@@ -194,6 +199,44 @@ def show_budget(made: Plan) -> None:
     table.add_section()
     table.add_row("together", "", "", "", f"{budget['epsilon']:.3f}", f"target {budget['target']:g}")
     table_console().print(table)
+
+
+def show_minutes(params: Config, seconds: Mapping[str, float | None], stretch: float) -> None:
+    """Expected minutes of each stage that is switched on, of what is around them, and of all.
+
+    seconds: by stage, and of what else there is, by its name; stretch: what other programs do to them, included.
+    """
+    from rich.table import Table
+
+    table = Table("stage", title="minutes on this machine", title_justify="left")
+    table.add_column("expected", justify="right")
+    others = 0.0
+    for name, value in seconds.items():
+        if name in STAGES and params.runs(name):
+            table.add_row(name, "unknown" if value is None else f"{value / 60:.1f}")
+        else:
+            others += value or 0.0
+    table.add_row("all others", f"{others / 60:.1f}")
+    table.add_section()
+    table.add_row("together", f"{sum(value or 0.0 for value in seconds.values()) / 60:.1f}")
+    table_console().print(table)
+    if stretch > BUSY:
+        typer.echo(f"other programs are busy here: all takes {stretch:.1f} times as long as on an idle machine")
+
+
+def expected_minutes(made: Plan, public: PublicCard | None) -> None:
+    """Time steps on blank images, where that was not done before, and show what each stage should take."""
+    from sfumato.clock import Timings, stretch
+    from sfumato.compute import settle_processor
+    from sfumato.timing import expected_seconds
+
+    settle_processor()
+    file, busy = made.files["synthesize"], stretch()
+    channels, height, width = file["shape"]
+    images = public.images if public is not None else 0
+    timings = Timings(state_dir())
+    found = expected_seconds(made.params, (channels, height, width), len(file["classes"]), timings, images)
+    show_minutes(made.params, {name: value and busy * value for name, value in found.items()}, busy)
 
 
 def show_spending(made: Plan, card: Card, odometer: Odometer, spending: Sequence[Spending]) -> None:

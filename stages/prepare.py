@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from stages.plan import Params, Recipes
+from stages.plan import RECIPES, Params, Recipes
 from stages.runner import CARD, PUBLIC, CardPath, state_dir
 
 Raw = Annotated[Path, typer.Option("--raw", help="Where downloads are looked for and kept.")]
@@ -21,7 +21,7 @@ app = typer.Typer(
 
 @app.command()
 def sensitive(
-    params: Params = Path("params.yaml"), recipes: Recipes = Path("pipelines"), card: CardPath = CARD, raw: Raw = RAW
+    params: Params = Path("params.yaml"), recipes: Recipes = RECIPES, card: CardPath = CARD, raw: Raw = RAW
 ) -> None:
     """Local: store sensitive and hold-out images under $SFUMATO_STATE, and write the public card."""
     from sfumato.data.prepare import prepare_sensitive
@@ -38,7 +38,7 @@ def sensitive(
 @app.command()
 def public(
     params: Params = Path("params.yaml"),
-    recipes: Recipes = Path("pipelines"),
+    recipes: Recipes = RECIPES,
     card: CardPath = CARD,
     raw: Raw = RAW,
     out: Annotated[Path, typer.Option("--out", help="Directory to write.")] = PUBLIC,

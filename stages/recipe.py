@@ -8,20 +8,20 @@ from typing import Annotated
 import typer
 
 from sfumato.errors import ConfigError
-from stages.plan import Params, Recipes
+from stages.plan import RECIPES, Params, Recipes
 from stages.runner import table_console
 
 app = typer.Typer(no_args_is_help=True, help="The recipes: methods of the literature as overlays in pipelines/.")
 
 
 @app.command("list")
-def list_recipes(recipes: Recipes = Path("pipelines")) -> None:
+def list_recipes(recipes: Recipes = RECIPES) -> None:
     """Every recipe and profile, a line each."""
     from rich.table import Table
 
-    from sfumato.recipes import read_yaml
+    from sfumato.recipes import read_yaml, recipes_at
 
-    table = Table("name", "what it is")
+    table, recipes = Table("name", "what it is"), recipes_at(recipes)
     found = [*sorted(recipes.glob("*.yaml")), *sorted((recipes / "profiles").glob("*.yaml"))]
     if not found:
         raise ConfigError(f"{recipes} holds no recipes: name the folder `pipelines` of your clone with --recipes")
@@ -36,7 +36,7 @@ def list_recipes(recipes: Recipes = Path("pipelines")) -> None:
 def show(
     name: Annotated[str | None, typer.Argument(help="A recipe. Default: that of params.yaml.")] = None,
     params: Params = Path("params.yaml"),
-    recipes: Recipes = Path("pipelines"),
+    recipes: Recipes = RECIPES,
 ) -> None:
     """Every parameter, after defaults, profile, recipe and params.yaml."""
     from sfumato.recipes import as_yaml, load_params

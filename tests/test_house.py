@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from sfumato.config import Params, QuerySettings
-from sfumato.pipeline import QUERIES, STAGES, Kind, dvc_stages
+from sfumato.pipeline import CODE, QUERIES, STAGES, Kind, dvc_stages
+from sfumato.project import dvc_content
 
 ROOT = Path(__file__).resolve().parent.parent
 # Each folder or module may import those before it. A new one gets its place here.
@@ -22,7 +23,6 @@ ORDER = [
     "artifacts",
     "weights",
     "pictures",
-    "processes",
     "compute",
     "recipes",
     "pipeline",
@@ -40,6 +40,10 @@ ORDER = [
     "evaluation",
     "consistency",
     "plan",
+    "clock",
+    "timing",
+    "proposal",
+    "project",
     "stages",
 ]
 
@@ -128,6 +132,24 @@ def dvc_yaml() -> dict:
 
 def test_dvc_says_what_the_table_says():
     assert differences(dvc_yaml()) == []
+
+
+def in_order(entries: list) -> list:
+    return sorted(entries, key=str)
+
+
+def test_a_project_of_its_own_gets_the_same_pipeline_but_for_the_code():
+    """What `stage init` writes is what the repository's own dvc.yaml says; the code is the installed package's."""
+    said, made = dvc_yaml(), dvc_content(clone=True)
+    assert made["plots"] == said["plots"]
+    for name, stage in said["stages"].items():
+        for key in ("deps", "outs", "metrics"):
+            assert in_order(made["stages"][name].get(key, [])) == in_order(stage.get(key, [])), (name, key)
+        assert {key: value for key, value in stage.items() if key in ("cmd", "params")} == {
+            key: value for key, value in made["stages"][name].items() if key in ("cmd", "params")
+        }
+    own = dvc_content()["stages"]
+    assert own["plan"]["always_changed"] and not any({*stage.get("deps", [])} & CODE for stage in own.values())
 
 
 @pytest.mark.parametrize("name", list(dvc_stages()))

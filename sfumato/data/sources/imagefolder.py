@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -76,6 +76,47 @@ def list_folder(path: Path, option: str = "data.path") -> Listing:
     labels = {i: train.classes.index(name) for i, name in enumerate(test.classes) if name not in strange}
     held_out = [(file, labels[label]) for file, label in test.train if label in labels]
     return Listing(train.classes, train.train, held_out, [*train.problems, *test.problems, *problems])
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a folder of sensitive images looks like. Private, but for what its owner decides to tell.
+
+    images, held_out: how many; side: the median of the shorter sides; colour: most pictures have some.
+    """
+
+    classes: tuple[str, ...]
+    images: int
+    held_out: int | None
+    side: int
+    colour: bool
+
+
+def survey(path: Path, progress: Callable[[Sequence], Iterable] = iter) -> Survey:
+    """Look at every picture of a folder. progress: shows how far it is.
+
+    Raises DataError that names every file that cannot be used; sizes and channels may differ.
+    """
+    if (path / GROUPS).exists():
+        raise DataError(f"{path / GROUPS} {GROUPS_REFUSED}.")
+    found = list_folder(path, "FOLDER")
+    problems, sides, coloured = list(found.problems), [], 0
+    for file, _ in progress(found.files):
+        try:
+            image = decode(file)
+        except DataError as error:
+            problems.append(str(error))
+            continue
+        sides.append(min(image.shape[:2]))
+        coloured += image.shape[2] == 3 and bool((image != image[..., :1]).any())
+    if problems:
+        raise refusal(problems)
+    if len(found.classes) < 2 or not sides:
+        raise DataError(
+            f"{path} has {len(found.classes)} class(es) and {len(sides)} pictures: give two or more of each."
+        )
+    held_out = None if found.test is None else len(found.test)
+    return Survey(found.classes, len(found.train), held_out, int(np.median(sides)), 2 * coloured > len(sides))
 
 
 def has_splits(path: Path) -> bool:

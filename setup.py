@@ -1,0 +1,8 @@
+"""The packages: `pipelines/`, which lies at the top of the repository, is installed as `sfumato/pipelines/`."""
+
+from setuptools import find_packages, setup
+
+setup(
+    packages=[*find_packages(include=["sfumato*", "stages*"]), "sfumato.pipelines"],
+    package_dir={"sfumato.pipelines": "pipelines"},
+)

@@ -1,0 +1,148 @@
+"""The files of a project of its own, outside a clone: what `stage init` writes beside `params.yaml`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from sfumato.pipeline import ARTIFACTS, CARD, LEDGER, PLAN, dvc_stages
+
+# DVC's run cache must bring back neither an old card, nor an old plan (it depends on the odometer), nor an old total.
+PERSISTENT = (CARD, PLAN, LEDGER)
+PLOTS: list[Any] = [
+    {
+        f"{PLAN}/budget.csv": {
+            "template": "bar_horizontal",
+            "x": "share",
+            "y": "stage",
+            "title": "Share of the privacy budget",
+        }
+    },
+    {f"{ARTIFACTS}/finetune/log.csv": {"x": "step", "y": "epsilon", "title": "Privacy spent by DP-SGD"}},
+    f"{ARTIFACTS}/synthesize/grid.png",
+]
+IGNORED = (
+    "/artifacts/",
+    "/data/raw/",
+    "/data/sensitive/",
+    "/data/public/",
+    "/models/",
+    "/metrics.json",
+    "/evaluation/",
+    "/dvc_plots/",
+    "/.sfumato/",
+)
+
+DVC_HEADER = """\
+# Written by `stage init`. The one DAG. Sensitive and hold-out bytes are neither deps nor outs: DVC would write their
+# size and hash into git. The code is that of the installed package, which is no file here: so `plan`, which compares it
+# with what made the releases at hand, runs every time. It takes seconds, and what it finds unchanged does not run.
+"""
+
+WORKFLOW = """\
+# Fails where the committed ledger exceeds ε = {epsilon:g}, was edited, or does not fit dvc.lock. Needs git's files
+# only: no data, no GPU. The repository's variable SFUMATO says where pip finds the package: an address or a path.
+name: ledger
+on: [push, pull_request]
+permissions:
+  contents: read
+jobs:
+  ledger:
+    runs-on: ubuntu-latest
+    timeout-minutes: 20
+    steps:
+      - uses: actions/checkout@v4
+      - uses: actions/setup-python@v5
+        with:
+          python-version: "3.11"
+      - env:
+          SFUMATO: ${{{{ vars.SFUMATO }}}}
+        run: |
+          test -n "$SFUMATO" || {{ echo "set the variable SFUMATO to where pip finds the package" >&2; exit 2; }}
+          pip install "$SFUMATO"
+      - run: stage ledger check --epsilon {epsilon:g}
+"""
+
+README = """\
+# {dataset_id}: synthetic images
+
+Labelled synthetic images made from the sensitive images of `{dataset_id}` under differential privacy,
+target ε = {epsilon:g}. `stage init` wrote this project (sfumato {version}); recipe `{recipe}`.
+
+```sh
+stage prepare sensitive   # stores the images in the private state directory; `dvc repro` does it too
+stage plan --dry-run      # what everything would cost, in ε and minutes; spends nothing
+dvc repro                 # the pipeline: about {minutes:.0f} minutes on the machine where this was written
+stage ledger show         # what it cost
+```
+
+| path | what | may be shared |
+|---|---|---|
+| `artifacts/synthesize/` | the release: images, labels, cards | yes |
+| `artifacts/report/index.html` | what was released, what it cost, what an attacker can learn at most | yes |
+| `ledger.json` | the charges composed to ε and δ; in git | yes |
+| `metrics.json`, `evaluation/` | accuracy and the owner's report, measured on real images | **no**: local |
+| the state directory (`stage doctor` names it) | real images, keys, the odometer | **no**; back it up |
+
+What becomes public besides: that the dataset exists, its class names, the shape of its images, and `privacy.size_hint`.
+
+After a run: `git add dvc.yaml dvc.lock params.yaml ledger.json`, and commit.
+`.github/workflows/ledger.yml` then checks the ledger on every push.
+"""
+
+
+def dvc_content(*, clone: bool = False) -> dict[str, Any]:
+    """What `dvc.yaml` holds. clone: of the repository, where the code and the recipes are files that DVC sees."""
+    stages: dict[str, Any] = {}
+    for name, stage in dvc_stages(code=clone).items():
+        commands = stage["commands"]
+        entry: dict[str, Any] = {"cmd": commands[0] if len(commands) == 1 else commands}
+        if name == "prepare-sensitive":
+            entry["params"] = ["profile", "data"]
+        if stage["reads"]:
+            entry["deps"] = sorted(stage["reads"])
+        if name == "plan" and not clone:
+            entry["always_changed"] = True
+        for path in sorted(stage["writes"]):
+            options: dict[str, Any] = {"cache": False} if path == LEDGER else {}
+            options |= {"persist": True} if path in PERSISTENT else {}
+            entry.setdefault("metrics" if path == LEDGER else "outs", []).append({path: options} if options else path)
+        stages[name] = entry
+    return {"stages": stages, "plots": PLOTS}
+
+
+def dvc_text() -> str:
+    return DVC_HEADER + yaml.safe_dump(dvc_content(), sort_keys=False, allow_unicode=True, width=120)
+
+
+def params_text(own: Mapping[str, Any], notes: Mapping[str, str]) -> str:
+    """`params.yaml`, a paragraph a section. notes: a comment line for some of the sections."""
+    lines = [
+        "# Written by `stage init`. Everything not here comes from the recipe, then from the defaults:",
+        "# `stage recipe show` prints every parameter, `stage recipe list` the recipes.",
+    ]
+    for key, value in own.items():
+        if key in notes:
+            lines += ["", *(f"# {line}" for line in notes[key].splitlines())]
+        lines.append(yaml.safe_dump({key: value}, sort_keys=False, allow_unicode=True, width=120).rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def project_files(own: Mapping[str, Any], notes: Mapping[str, str], minutes: float, version: str) -> dict[str, str]:
+    """Every file of the project, by its path."""
+    facts = {
+        "dataset_id": own["data"]["dataset_id"],
+        "epsilon": own["privacy"]["epsilon"],
+        "recipe": own["recipe"],
+        "minutes": minutes,
+        "version": version,
+    }
+    return {
+        "params.yaml": params_text(own, notes),
+        "dvc.yaml": dvc_text(),
+        ".gitignore": "\n".join(IGNORED) + "\n",
+        "README.md": README.format(**facts),
+        ".github/workflows/ledger.yml": WORKFLOW.format(**facts),
+    }

@@ -1,0 +1,182 @@
+"""What `stage init` proposes for a folder of images: parameters that fit the images, ε and the minutes.
+
+The rules are the table `proposals.yaml`; here they are read. All that decides is public, or told to the owner as
+public: the shape of the images, their classes, a rounded number of them, ε, the minutes, steps timed on blank images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sfumato.config import Params, Teacher, noise_at
+from sfumato.documents import read_yaml
+from sfumato.errors import ConfigError
+from sfumato.recipes import RECIPES, overlaid, params_of, read_overlay, recipes_at
+
+TABLE = Path(__file__).resolve().parent / "proposals.yaml"
+HALVINGS = 7  # of the way between the first and the last numbers of a row
+
+Seconds = Callable[[Params], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What is public of the images, and what the owner asks for.
+
+    side, channels: of the images as they will be stored; size_hint: a rounded number of sensitive images; public: the
+    folder of public images, and how many it holds.
+    """
+
+    dataset_id: str
+    path: str
+    side: int
+    channels: int
+    size_hint: int
+    epsilon: float
+    minutes: float
+    public: str | None = None
+    public_images: int = 0
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """own: what `params.yaml` is to say; params: the same, resolved; row: of the table; grown: part of the way, 0 to 1.
+
+    seconds: that it is expected to take; enough: no more than there are.
+    """
+
+    own: dict[str, Any]
+    params: Params
+    row: str
+    grown: float
+    seconds: float
+    enough: bool
+
+
+def read_table(path: Path = TABLE) -> dict[str, Any]:
+    return dict(read_yaml(path))
+
+
+def side_of(side: int, table: Mapping[str, Any]) -> int:
+    """The side that images of `side` pixels are resized to."""
+    return max((known for known in table["sides"] if known <= side), default=min(table["sides"]))
+
+
+def rounded_size(count: int) -> int:
+    """`count` to one significant digit, 3 at least: what may be published of it."""
+    return max(3, int(float(f"{count:.0e}")))
+
+
+def propose(known: Known, seconds: Seconds, table: Mapping[str, Any] | None = None) -> Proposal:
+    """The parameters for `known`. seconds: that parameters are expected to take on this machine.
+
+    Raises ConfigError where no row of the table fits.
+    """
+    table = table or read_table()
+    row = row_for(known, table)
+    budget = 60 * known.minutes * table["reserve"]
+    overlays = [row["params"]]
+    for lighter in [{}, *row.get("lighter", [])]:
+        overlays.append(lighter)
+        least = proposal(known, row, overlays, 0.0, seconds, table)
+        if least.seconds <= budget:
+            return grown_into(budget, least, lambda part: proposal(known, row, overlays, part, seconds, table))
+    return least
+
+
+def row_for(known: Known, table: Mapping[str, Any]) -> Mapping[str, Any]:
+    for row in table["rows"]:
+        when = row["when"]
+        low, high = when["side"]
+        fits = known.channels in when["channels"] and low <= known.side <= high
+        if fits and when.get("public", known.public is not None) == (known.public is not None):
+            return dict(row)
+    kind = "colour" if known.channels == 3 else "grey"
+    raise ConfigError(
+        f"no recipe is known for {kind} images of {known.side}×{known.side}"
+        f"{' with public images' if known.public else ''}: "
+        "choose one by `stage recipe list`, and write params.yaml by hand"
+    )
+
+
+def grown_into(budget: float, least: Proposal, at: Callable[[float], Proposal]) -> Proposal:
+    """The proposal that goes as far as `budget` seconds allow: all of the way, or as found by halving."""
+    best = at(1.0)
+    if best.seconds <= budget:
+        return best
+    best, low, high = least, 0.0, 1.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        found = at(middle)
+        if found.seconds <= budget:
+            best, low = found, middle
+        else:
+            high = middle
+    return best
+
+
+def proposal(
+    known: Known, row: Mapping[str, Any], overlays: list, part: float, seconds: Seconds, table: Mapping[str, Any]
+) -> Proposal:
+    """One point between the first and the last numbers of a row: part 0 to 1."""
+    own: dict[str, Any] = {
+        "recipe": None,
+        "profile": None,
+        "seed": 0,
+        "data": {
+            "dataset_id": known.dataset_id,
+            "source": "imagefolder",
+            "path": known.path,
+            "size": known.side,
+            "channels": known.channels,
+        },
+        "privacy": {"epsilon": known.epsilon, "size_hint": known.size_hint},
+    }
+    if known.public is not None:
+        own["public"] = {"source": "imagefolder", "path": known.public, "declared_public": True}
+    for overlay in overlays:
+        own = overlaid(own, overlay)
+    if row.get("tuned_at"):
+        own = overlaid(own, at_effective_epsilon(own["recipe"], known.epsilon * known.size_hint / row["tuned_at"]))
+    for key, (first, last) in row["grows"].items():
+        own = overlaid(own, nested(key, grown(first, last, part)))
+    if "select" in known_run(own["recipe"]):
+        most = max(2, int(known.public_images * table["public_part"]))
+        count = min(own["synthesize"]["count"], most)
+        own = overlaid(own, {"select": {"images": count}, "synthesize": {"count": count}})
+    params = params_of(own, Path("params.yaml"))
+    expected = seconds(params)
+    return Proposal(own, params, row["name"], part, expected, expected <= 60 * known.minutes)
+
+
+def grown(first: int, last: int, part: float) -> int:
+    """A part of the way from `first` to `last`, by equal factors; two digits are enough."""
+    value = first * (last / first) ** part
+    return int(float(f"{value:.1e}"))
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    for name in reversed(key.split(".")):
+        value = {name: value}
+    return dict(value)
+
+
+def known_run(recipe: str) -> list[str]:
+    return list(read_overlay(recipes_at(RECIPES), recipe, "recipe")["run"])
+
+
+def at_effective_epsilon(recipe: str, epsilon: float) -> dict[str, Any]:
+    """The shares and the teacher's constants of a recipe as they are at `epsilon`, with which their noise compares."""
+    content = read_overlay(recipes_at(RECIPES), recipe, "recipe")
+    found: dict[str, Any] = {}
+    for name in ("frequency", "embedding"):
+        noise = content.get(name, {}).get("noise")
+        if isinstance(noise, dict):
+            found[name] = {"noise": noise_at(epsilon, noise)}
+    teacher = content.get("teacher", {})
+    rules = Teacher.constants(str(teacher.get("fitted_on", "public")), epsilon)
+    plain = {key: float(f"{value:.3g}") for key, value in rules.items() if key in ("learning_rate", "max_norm")}
+    return {**found, "teacher": {**plain, "steps": rules["steps"]}} if teacher else found

@@ -1,0 +1,455 @@
+"""How long each stage should take on this machine: public numbers of work, times steps that are timed on blank images.
+
+No sensitive image is read and no private number used, so the answer may be shown. What a step costs is remembered by
+what decides it, in the state directory: asking again takes no time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sfumato.clock import (
+    STEPS,
+    Timings,
+    Told,
+    now,
+    plain,
+    rate_of_products,
+    seconds_of,
+    seconds_of_steps,
+    start_of_a_program,
+)
+from sfumato.compute import device
+from sfumato.config import Classifier, Fit, Params, Phase
+from sfumato.data.images import ImageSet, Shape
+from sfumato.features.alone import place_matters, rows_alone
+from sfumato.features.fourier import FourierFeatures
+from sfumato.features.projection import CELLS, CLASSIFIER, ProjectedFeatures
+from sfumato.features.public_network import arguments_of, build_network
+from sfumato.pipeline import STAGES
+from sfumato.privacy.rows import Rows, bounded_sum, membership
+
+if TYPE_CHECKING:
+    from sfumato.evaluation.downstream import Schedule
+
+PUBLIC_CLASSES = 100  # of a public set that is not known yet: they hardly matter to the time of a step
+FRAME = ("prepare sensitive", "prepare public", "plan", "ledger", "report")  # stages that are not in the table
+UNTIMED = ("evolve",)  # whose time depends on what its generator draws
+IDLE = 1.0  # seconds of a stage that is switched off, with what DVC does around it
+AROUND = 1.0  # seconds that DVC adds to a stage, and a stage to its work: hashes, a card, a picture, the journal
+
+
+class Blanks:
+    """The work of every stage under `params`, timed on black images of `shape` (C, H, W) in so many classes."""
+
+    def __init__(self, params: Params, shape: Shape, classes: int, timings: Timings, public_images: int = 0) -> None:
+        self.params, self.shape, self.classes, self.timings = params, (*shape,), classes, timings
+        self.sensitive, self.public_images = params.privacy.size, public_images
+
+    # --- what several stages share ------------------------------------------------------------------------------------
+
+    def unit(self, what: str, decides: Mapping[str, Any], measure: Callable[[], list[float]]) -> list[float]:
+        return self.timings.of(what, {"shape": self.shape, "classes": self.classes, **decides}, measure)
+
+    def images(self, count: int) -> Tensor:
+        return torch.zeros(count, *self.shape, device=device())
+
+    def image_set(self, count: int) -> ImageSet:
+        channels, height, width = self.shape
+        labels = np.arange(count, dtype=np.int64) % self.classes
+        blank = np.zeros((count, height, width, channels), dtype=np.uint8)
+        return ImageSet(blank, labels, tuple(map(str, range(self.classes))))
+
+    def start(self) -> float:
+        """Seconds until a stage begins with its work."""
+        return self.timings.of("start", {}, start_of_a_program)[0] + AROUND
+
+    def alone(self, what: str, decides: Mapping[str, Any], function: Callable[[], nn.Module]) -> float:
+        """Seconds of a map of one sensitive image, which is taken as if it were alone."""
+
+        def measure() -> list[float]:
+            map = function().to(device()).eval()
+            matters = place_matters(map, self.shape, device())
+            count = 8 if matters else 64
+            return [seconds_of(lambda: rows_alone(map, self.images(count), matters)) / count]
+
+        return self.unit(f"{what}, alone", decides, measure)[0]
+
+    @torch.no_grad()
+    def together(self, what: str, decides: Mapping[str, Any], function: Callable[[], nn.Module]) -> float:
+        """Seconds of a map of one public or released image among many."""
+
+        def measure() -> list[float]:
+            map = function().to(device()).eval()
+            return [seconds_of(lambda: map(self.images(64))) / 64]
+
+        return self.unit(f"{what}, together", decides, measure)[0]
+
+    def summed(self, what: str, decides: Mapping[str, Any], rows: Callable[[], Rows]) -> float:
+        """Seconds that one image takes in a bounded sum. rows: those of 64 images."""
+        return self.unit(f"{what}, summed", decides, lambda: [seconds_of(lambda: bounded_sum(rows(), 1.0)) / 64])[0]
+
+    def principal(self, images: int, width: int, directions: int) -> float:
+        """Seconds that the principal directions of so many rows take: about ten products of matrices."""
+        rate = self.timings.of("products of matrices", {}, lambda: [rate_of_products(torch.float32)])[0]
+        return 10 * 2 * images * width * (directions + 16) / rate
+
+    # --- the networks -------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def fourier(self) -> FourierFeatures:
+        frequency = self.params.frequency
+        return FourierFeatures(self.shape, frequency.features, frequency.size, 0)
+
+    @functools.cached_property
+    def teacher_features(self) -> ProjectedFeatures:
+        settings, arguments = self.params.teacher, None
+        if settings.feature == CLASSIFIER:
+            network = self.params.classifier.network
+            arguments = arguments_of(build_network(network, self.shape, PUBLIC_CLASSES, self.params.classifier.width))
+        return with_directions(ProjectedFeatures(settings.feature, self.shape, settings.dimension, arguments))
+
+    @functools.cached_property
+    def studied(self) -> ProjectedFeatures:
+        """The features of a network that studied the generator's images."""
+        learned = self.params.embedding.learned
+        arguments = arguments_of(build_network("whitened", self.shape, self.classes, learned.width))
+        return with_directions(ProjectedFeatures(CELLS, self.shape, learned.dimension, arguments))
+
+    @functools.cached_property
+    def learned(self) -> FourierFeatures:
+        from sfumato.queries.embedding import learned_features
+
+        return learned_features(self.params.embedding, self.teacher_features, self.studied, 0).to(device())
+
+    @property
+    def teacher_key(self) -> dict[str, Any]:
+        teacher, classifier = self.params.teacher, self.params.classifier
+        key: dict[str, Any] = {"feature": teacher.feature, "dimension": teacher.dimension}
+        own = teacher.feature == CLASSIFIER
+        return key | ({"network": classifier.network, "width": classifier.width} if own else {})
+
+    @property
+    def learned_key(self) -> dict[str, Any]:
+        embedding = self.params.embedding
+        learned = {"width": embedding.learned.width, "dimension": embedding.learned.dimension}
+        return {**self.teacher_key, **learned, "size": embedding.size, "scales": embedding.length_scales}
+
+    def widths(self) -> tuple[int, int, int, int]:
+        """Outputs and kept directions of the teacher's map, and of the network that studied the generator's images."""
+
+        def measure() -> list[float]:
+            maps = self.teacher_features, self.studied
+            return [number for map in maps for number in (len(map.mean), map.dimension)]
+
+        of_teacher, teacher, of_studied, studied = self.unit("widths", self.learned_key, measure)
+        return int(of_teacher), int(teacher), int(of_studied), int(studied)
+
+    def teacher_together(self) -> float:
+        return self.together("teacher", self.teacher_key, lambda: self.teacher_features)
+
+    def training(self, settings: Classifier, images: int, classes: int) -> float:
+        """Seconds of the training of a network on public or released images."""
+
+        def measure() -> list[float]:
+            from sfumato.warmup.public_classifier import train_public_classifier
+
+            blank = self.image_set(max(2 * settings.batch, 3))
+            return [seconds_of_steps(lambda told: train_public_classifier(blank, settings, 0, told))]
+
+        decides = {"network": settings.network, "width": settings.width, "batch": settings.batch}
+        step = self.unit("network, step", {**decides, "classes": classes}, measure)[0]
+        network = functools.partial(build_network, settings.network, self.shape, classes, settings.width)
+        return step * settings.steps + self.together("network", decides, network) * settings.validation * images
+
+    def fitting(self, name: str, settings: Fit, decides: Mapping[str, Any], fit: Callable[[Fit, Told], None]) -> float:
+        """Seconds of a generator's fit and of the images that it draws. fit: starts one, to be timed."""
+        from sfumato.warmup.generator import SETTLING
+
+        half = settings.model_copy(update={"batch": max(1, settings.batch // 2)})
+        everything = {"width": self.params.auxiliary.width, "batch": settings.batch, **decides}
+        step = 2 * self.unit(name, everything, lambda: [seconds_of_steps(functools.partial(fit, half))])[0]
+        drawn = settings.images + SETTLING * settings.batch
+        return step * settings.steps + drawn * self.drawing()
+
+    def drawing(self) -> float:
+        """Seconds of one image of a generator, stored as PNG sets and arrays are."""
+        from sfumato.warmup.generator import draw_images
+
+        def measure() -> list[float]:
+            generator = self.generator().to(device()).eval()
+            return [seconds_of(lambda: draw_images(generator, 100)) / 100]
+
+        return self.unit("drawing", {"width": self.params.auxiliary.width}, measure)[0]
+
+    def generator(self) -> Any:
+        from sfumato.warmup.generator import new_generator
+
+        return new_generator(self.shape, self.classes, self.params.auxiliary.latent, self.params.auxiliary.width, 0)
+
+    def blank_match(self, features: FourierFeatures) -> Any:
+        from sfumato.warmup.generator import Match
+
+        return Match(torch.zeros(features.size, self.classes, device=device()), features)
+
+    def network(self) -> Any:
+        from sfumato.diffusion.unet import UNet
+
+        channels, resolution, _ = self.shape
+        network = self.params.model.network()
+        return UNet(resolution=resolution, channels=channels, classes=self.classes, **network).to(device())
+
+    # --- the stages ---------------------------------------------------------------------------------------------------
+
+    def central(self) -> float:
+        central = self.params.central
+        drawn = central.repeats * min(central.batch, self.sensitive)
+        labels = torch.zeros(64, dtype=torch.int64)
+        pixels = self.shape[0] * self.shape[1] * self.shape[2]
+        rows = lambda: Rows(torch.rand(64, pixels), membership(labels, self.classes))  # noqa: E731
+        return drawn * self.summed("central", {}, rows) * (central.bins if central.statistic == "mode" else 1)
+
+    def frequency(self) -> float:
+        settings = self.params.frequency
+        labels = torch.zeros(64, dtype=torch.int64)
+        rows = lambda: Rows(torch.rand(64, settings.size), membership(labels, self.classes))  # noqa: E731
+        decides = {"features": [plain(feature) for feature in settings.features], "size": settings.size}
+        each = self.alone("frequency", decides, lambda: self.fourier)
+        return self.sensitive * (each + self.summed("frequency", {"size": settings.size}, rows))
+
+    def auxiliary(self) -> float:
+        from sfumato.warmup.generator import fit_generator
+
+        frequency, settings = self.params.frequency, self.params.auxiliary
+        priors = torch.full((self.classes,), 1 / self.classes)
+
+        def fit(settings: Fit, told: Told) -> None:
+            fit_generator(self.generator(), [self.blank_match(self.fourier)], settings, priors, 0, told)
+
+        decides = {"features": [plain(feature) for feature in frequency.features], "size": frequency.size}
+        return self.fitting("auxiliary", settings, decides, fit)
+
+    def refine(self) -> float:
+        from sfumato.queries.teacher import TeacherNetwork
+        from sfumato.warmup.generator import fit_generator
+
+        frequency, settings = self.params.frequency, self.params.refine
+        priors = torch.full((self.classes,), 1 / self.classes)
+
+        def fit(settings: Fit, told: Told) -> None:
+            features = self.teacher_features
+            teacher = TeacherNetwork.of(features, torch.zeros(features.dimension, self.classes)).to(device())
+            matches = [self.blank_match(self.fourier), self.blank_match(self.learned)]
+            fit_generator(self.generator(), matches, settings, priors, 0, told, teacher=teacher, agreement=0.01)
+
+        decides = {"features": [plain(feature) for feature in frequency.features], "size": frequency.size}
+        return self.fitting("refine", settings, {**decides, **self.learned_key}, fit)
+
+    def classifier(self) -> float:
+        return self.training(self.params.classifier, self.public_images, PUBLIC_CLASSES)
+
+    def histogram(self) -> float:
+        settings, classifier = self.params.histogram, self.params.classifier
+        network = functools.partial(build_network, classifier.network, self.shape, PUBLIC_CLASSES, classifier.width)
+        drawn = min(settings.batch or self.sensitive, self.sensitive)
+        return drawn * self.alone("votes", {"network": classifier.network, "width": classifier.width}, network)
+
+    def teacher(self) -> float:
+        from sfumato.queries.teacher import FITTED, error_rows
+
+        settings = self.params.teacher
+        known = self.params.auxiliary.images if settings.fitted_on == "auxiliary" else self.public_images
+        fitted, (outputs, dimension, _, _) = min(FITTED, known), self.widths()
+        labels, weights = torch.zeros(64, dtype=torch.int64), torch.zeros(dimension, self.classes).double()
+        drawn = min(settings.batch or self.sensitive, self.sensitive)
+        return (
+            2 * fitted * self.teacher_together()
+            + self.principal(fitted, outputs, dimension)
+            + self.sensitive * self.alone("teacher", self.teacher_key, lambda: self.teacher_features)
+            + settings.steps
+            * drawn
+            * self.summed(
+                "teacher", {"dimension": dimension}, lambda: error_rows(weights, torch.rand(64, dimension), labels)
+            )
+        )
+
+    def embedding(self) -> float:
+        from sfumato.queries.embedding import FITTED, embedding_rows
+
+        settings, (_, dimension, outputs, kept) = self.params.embedding, self.widths()
+        how = settings.learned.model_dump(include={"width", "steps", "batch", "learning_rate"})
+        images = self.params.auxiliary.images
+        labels = torch.zeros(64, dtype=torch.int64)
+        vectors = torch.rand(64, dimension + kept)
+        fitted = min(FITTED, images)
+        return (
+            images * self.teacher_together()
+            + self.training(Classifier(network="whitened", **how), images, self.classes)
+            + fitted * self.together("studied", self.learned_key, lambda: self.studied)
+            + self.principal(fitted, outputs, kept)
+            + self.sensitive * self.alone("learned", self.learned_key, lambda: Vectors(self.learned.to(device())))
+            + self.sensitive
+            * self.summed(
+                "learned", self.learned_key, lambda: embedding_rows(self.learned.cpu(), self.classes, vectors, labels)
+            )
+        )
+
+    def select(self) -> float:
+        return self.public_images * self.teacher_together() if self.params.select.by == "teacher" else 0.0
+
+    def pretrain(self) -> float:
+        return sum(phase.steps * self.denoising(phase) for phase in self.params.pretrain.phases)
+
+    def denoiser(self) -> float:
+        chosen = self.params.denoiser.model_dump(include={"steps", "batch", "learning_rate"})
+        phase = Phase(sources={"public": 1.0}, **chosen)
+        return phase.steps * self.denoising(phase)
+
+    def denoising(self, phase: Phase) -> float:
+        """Seconds of a step of the warm-up."""
+        from sfumato.warmup.curriculum import warm_up
+
+        def measure() -> list[float]:
+            blanks = torch.zeros(4, *self.shape), torch.zeros(4, dtype=torch.int64)
+            sources: dict[str, Any] = dict.fromkeys(map(str, phase.sources), blanks)
+            model, took = self.network(), []
+            for steps in (1, 1, 1 + STEPS):
+                start = now()
+                warm_up(model, [phase.model_copy(update={"steps": steps})], sources, self.params.pretrain, 0)
+                took.append(now() - start)
+            return [max(took[2] - took[1], 1e-6) / STEPS]
+
+        decides = {"model": self.params.model, "batch": phase.batch, "augment": phase.augment, "amp": phase.amp}
+        return self.unit("denoising", {**decides, "sources": len(phase.sources)}, measure)[0]
+
+    def gradient(self, trainable: str, draws: int) -> list[float]:
+        """Seconds of the clipped gradient of one image, and of the noise and the step of Adam on a whole sum."""
+        from sfumato.dpsgd.gradients import clipped_gradient_sum
+        from sfumato.dpsgd.run import State, gradient_sum, update  # noqa: F401
+        from sfumato.privacy.noise import NoiseSource
+
+        def measure() -> list[float]:
+            settings = self.params.finetune.model_copy(update={"draws": draws})
+            state = State(self.network(), settings, public_batch=1.0)
+            images, labels = self.images(state.chunk), torch.zeros(state.chunk, dtype=torch.int64, device=device())
+
+            def once() -> None:
+                drawn = state.draw(images)
+                clipped_gradient_sum(
+                    state.model, state.parameters, images, labels, drawn, 1.0, state.chunk, state.autocast
+                )
+
+            noise = NoiseSource()
+            each = seconds_of(once) / state.chunk
+            return [each, seconds_of(lambda: update(state, noise.gaussian((state.size,), 1.0).to(device())))]
+
+        return self.unit("gradient", {"model": self.params.model, "trainable": trainable, "draws": draws}, measure)
+
+    def saliency(self) -> float:
+        return self.sensitive * self.gradient("all", self.params.saliency.draws)[0]
+
+    def finetune(self) -> float:
+        settings = self.params.finetune
+        each, step = self.gradient(settings.trainable, settings.draws)
+        return settings.steps * (min(settings.batch, self.sensitive) * each + step)
+
+    def synthesize(self) -> float:
+        settings = self.params.synthesize
+        whole = sum(settings.sources.values())
+        found = 0.0
+        for name, weight in settings.sources.items():
+            images = settings.count * weight / whole
+            if name in ("auxiliary", "refine"):
+                found += images * self.drawing()
+            elif name in ("finetune", "pretrain"):
+                found += images * settings.steps * self.sampling()
+        labelled = (2 if settings.mixed else 1) * settings.count if settings.reads("teacher") else 0
+        return found + labelled * (self.teacher_together() if labelled else 0.0)
+
+    def sampling(self) -> float:
+        """Seconds of one image and one step of the solver."""
+        guidance = self.params.synthesize.guidance
+
+        def measure() -> list[float]:
+            model, labels = self.network(), torch.zeros(32, dtype=torch.int64)
+            random = torch.Generator().manual_seed(0)
+            return [seconds_of(lambda: model.draw(labels, 3, guidance, random, None, None)) / 32 / 3]
+
+        return self.unit("sampling", {"model": self.params.model, "guided": guidance > 0}, measure)[0]
+
+    def evaluate(self) -> float:
+        from sfumato.evaluation.scores import schedule_from
+
+        settings, params = self.params.evaluate, self.params
+        sets = [params.synthesize.count, *(settings.images for _ in settings.stages)]
+        sets += [self.sensitive] if settings.bound else []
+        found = 0.0
+        for name in settings.classifiers:
+            schedules = [schedule_from(settings, name, count) for count in sets]
+            found += len(settings.seeds) * sum(self.learning(name, schedule) for schedule in schedules)
+        held_out = self.sensitive * params.data.holdout_fraction / (1 - params.data.holdout_fraction)
+        return found + (held_out * self.teacher_together() if settings.teacher else 0.0)
+
+    def learning(self, name: str, schedule: Schedule) -> float:
+        """Seconds of the training of a classifier that scores the release."""
+        from sfumato.evaluation.downstream import fit
+
+        def measure() -> list[float]:
+            blank, took = self.image_set(2 * schedule.batch), []
+            for steps in (1, 1, 1 + STEPS):
+                start = now()
+                fit(name, blank.images, blank.labels, self.classes, replace(schedule, steps=steps, kept=0.0), 0)
+                took.append(now() - start)
+            return [max(took[2] - took[1], 1e-6) / STEPS]
+
+        decides = {"name": name, "batch": schedule.batch, "size": schedule.size}
+        return schedule.steps * self.unit("learning", decides, measure)[0]
+
+    def seconds(self, name: str) -> float:
+        """Seconds of one stage, from the start of its program to its end."""
+        if not self.params.runs(name):
+            return IDLE
+        work = getattr(self, name, None)
+        return self.start() + (work() if work is not None else 0.0)
+
+
+class Vectors(nn.Module):
+    """What the maps of Fourier features make of images: (B, C, H, W) -> (B, Σ d)."""
+
+    def __init__(self, features: FourierFeatures) -> None:
+        super().__init__()
+        self.features = features
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.features.vectors(images)
+
+
+def with_directions(features: ProjectedFeatures) -> ProjectedFeatures:
+    """Features that look in random directions, as if they had been fitted: zeros may be quicker than numbers."""
+    features.directions.normal_(generator=torch.Generator().manual_seed(0))
+    return features.to(device())
+
+
+def expected_seconds(
+    params: Params, shape: Shape, classes: int, timings: Timings, public_images: int = 0
+) -> dict[str, float | None]:
+    """Seconds of every stage by name, those of FRAME too; None where nothing is known, as of a public model.
+
+    shape: (C, H, W); public_images: how many there are, where a stage reads them. All is by `privacy.size_hint`, never
+    by a count of private images.
+    """
+    blanks = Blanks(params, shape, classes, timings, public_images)
+    foreign = params.model.directory is not None
+    unknown = [
+        *UNTIMED,
+        *(name for name, stage in STAGES.items() if foreign and (stage.network or name == "synthesize")),
+    ]
+    found = {name: None if name in unknown and params.runs(name) else blanks.seconds(name) for name in STAGES}
+    return {**found, **dict.fromkeys(FRAME, blanks.start())}

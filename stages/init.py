@@ -1,0 +1,275 @@
+"""`stage init`: from a folder of images to a project that `dvc repro` runs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sfumato.errors import ConfigError
+from stages.runner import git, say, state_dir
+
+if TYPE_CHECKING:
+    from sfumato.data.sources.imagefolder import Survey
+    from sfumato.proposal import Known, Proposal
+
+MINUTES = 30.0
+FOLDER_HELP = "Folder of images: one folder a class, or train/ and test/, each laid out so."
+SIZE_HELP = (
+    "A public, rounded idea of how many images there are. Default: their number to one digit, which is published."
+)
+NAME_HELP = "The name that the odometer counts by, for ever. Default: that of the folder."
+
+Folder = Annotated[Path, typer.Argument(help=FOLDER_HELP)]
+Epsilon = Annotated[float | None, typer.Option("--epsilon", min=0.0, help="The privacy budget, the owner's decision.")]
+Minutes = Annotated[float | None, typer.Option("--minutes", min=0.0, help="Time there is, on this machine.")]
+PublicFolder = Annotated[Path | None, typer.Option("--public", help="Folder of public images, one folder a class.")]
+
+
+def init(
+    folder: Folder,
+    epsilon: Epsilon = None,
+    minutes: Minutes = None,
+    size_hint: Annotated[int | None, typer.Option("--size-hint", min=3, help=SIZE_HELP)] = None,
+    dataset_id: Annotated[str | None, typer.Option("--dataset-id", help=NAME_HELP)] = None,
+    public: PublicFolder = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder of the project.")] = Path("."),
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; take the defaults.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace files of an earlier project.")] = False,
+) -> None:
+    """Local: look at a folder of images, and write a project whose parameters fit them, ε and the minutes."""
+    from sfumato import __version__
+    from sfumato.compute import settle_processor
+    from sfumato.project import project_files
+
+    folder, out = folder.expanduser().resolve(), out.expanduser().resolve()
+    check_places(folder, public, out, force)
+    if epsilon is None and yes:
+        raise ConfigError("--epsilon is missing: it is the owner's decision, and has no default (docs: choose ε)")
+    found, looking = look_at(folder)
+    ask = Questions(yes)
+    name = ask.text("Name of the dataset, for ever", dataset_id, plain_name(folder.name))
+    budget = ask.number("Privacy budget ε", epsilon, None)
+    time = ask.number("Minutes that a run may take on this machine", minutes, MINUTES)
+    hint = size_hint or ask_size(ask, found)
+    # Whether images of one person may appear more than once belongs here, once a unit other than the image can be kept.
+
+    settle_processor()
+    known = facts(found, folder, public, dataset_id=name, epsilon=budget, minutes=time, size_hint=hint)
+    proposed, stretch, table = proposal_for(known, len(found.classes), looking)
+    show(proposed, known, found, stretch, table, time, size_hint is None)
+    if not ask.agreed("Write the project?"):
+        raise typer.Exit(1)
+    files = project_files(proposed.own, notes(size_hint is None), proposed.seconds / 60, __version__)
+    write(files, out, force)
+    begin_repository(out)
+    say(f"\nwritten to {out}. Next: {'' if out == Path.cwd() else f'cd {out} && '}dvc repro")
+
+
+# --- what the owner is asked ------------------------------------------------------------------------------------------
+
+
+class Questions:
+    """What is given is taken; the rest is asked, or has its default where nothing may be asked."""
+
+    def __init__(self, yes: bool) -> None:
+        self.yes = yes
+
+    def text(self, question: str, given: Any, default: Any) -> Any:
+        if given is not None:
+            return given
+        return default if self.yes else typer.prompt(question, default=default, err=True)
+
+    def number(self, question: str, given: float | None, default: float | None) -> float:
+        value = given
+        if value is None:
+            value = default if self.yes else typer.prompt(question, default=default, type=float, err=True)
+        if value is None or not 0 < value < float("inf"):
+            raise ConfigError(f"{question}: {value} is no positive number")
+        return value
+
+    def agreed(self, question: str) -> bool:
+        return self.yes or typer.confirm(question, default=True, err=True)
+
+
+def ask_size(ask: Questions, found: Survey) -> int:
+    """A size that may be published: asked for, or the number of sensitive images to one digit."""
+    from sfumato.config import Data
+    from sfumato.proposal import rounded_size
+
+    kept = found.images if found.held_out is not None else found.images * (1 - Data().holdout_fraction)
+    default = rounded_size(round(kept))
+    return int(ask.text("How many sensitive images, roughly (published with the release)", None, default))
+
+
+def plain_name(text: str) -> str:
+    """A dataset id made of the name of a folder."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:64] or "images"
+
+
+def check_places(folder: Path, public: Path | None, out: Path, force: bool) -> None:
+    """Raise ConfigError where images would lie where git takes them, or files would be overwritten."""
+    for images in (folder, *([public.expanduser().resolve()] if public else [])):
+        if out == images or out in images.parents or images in out.parents:
+            raise ConfigError(
+                f"the project {out} and the images {images} lie in one another, where git would take the images: "
+                "run from another folder, or name one with --out"
+            )
+    there = [name for name in ("params.yaml", "dvc.yaml") if (out / name).exists()]
+    if there and not force:
+        raise ConfigError(f"{out} holds {' and '.join(there)} already: name another folder with --out, or say --force")
+
+
+def look_at(folder: Path) -> tuple[Survey, float]:
+    """What the folder looks like, and the seconds that reading it took."""
+    from rich.console import Console
+    from rich.progress import track
+
+    from sfumato.data.sources.imagefolder import survey
+
+    def shown(files: Sequence) -> Iterable:
+        return track(files, "looking", console=Console(stderr=True)) if sys.stderr.isatty() else files
+
+    start = perf_counter()
+    return survey(folder, shown), perf_counter() - start
+
+
+# --- what is proposed -------------------------------------------------------------------------------------------------
+
+
+def facts(found: Survey, folder: Path, public: Path | None, **asked: Any) -> Known:
+    """What the proposal may rest on. asked: of the owner."""
+    from sfumato.data.sources.imagefolder import list_folder
+    from sfumato.proposal import Known, read_table, side_of
+
+    return Known(
+        path=str(folder),
+        side=side_of(found.side, read_table()),
+        channels=3 if found.colour else 1,
+        public=str(public.expanduser().resolve()) if public is not None else None,
+        public_images=len(list_folder(public.expanduser(), "--public").train) if public is not None else 0,
+        **asked,
+    )
+
+
+def proposal_for(known: Known, classes: int, looking: float) -> tuple[Proposal, float, dict[str, float | None]]:
+    """The proposal, how busy the machine is, and the seconds of each stage. looking: those of reading the folder."""
+    from sfumato.clock import Timings, stretch
+    from sfumato.config import Params
+    from sfumato.proposal import propose
+    from sfumato.timing import expected_seconds
+
+    say("timing steps on blank images …")
+    busy, timings = stretch(), Timings(state_dir(), fresh=True)
+
+    def stages_of(params: Params) -> dict[str, float | None]:
+        side = params.data.size or known.side
+        found = expected_seconds(params, (known.channels, side, side), classes, timings, known.public_images)
+        return {name: value and busy * value for name, value in found.items()} | {"reading": looking}
+
+    def seconds(params: Params) -> float:
+        return sum(value or 0.0 for value in stages_of(params).values())
+
+    proposed = propose(known, seconds)
+    return proposed, busy, stages_of(proposed.params)
+
+
+def show(
+    proposed: Proposal,
+    known: Known,
+    found: Survey,
+    stretch: float,
+    table: dict[str, float | None],
+    minutes: float,
+    counted: bool,
+) -> None:
+    """What was seen, what is proposed and why, what it costs in ε and minutes, and what becomes public."""
+    from sfumato.data.store import Card
+    from sfumato.plan import make_plan
+    from sfumato.privacy.odometer import Odometer
+    from stages.plan import show_budget, show_minutes
+    from stages.runner import ROOT
+
+    params = proposed.params
+    side = params.data.size or known.side
+    split = "test/" if found.held_out is not None else f"{params.data.holdout_fraction:.0%} of them, drawn by a key"
+    say(f"images   {'colour' if found.colour else 'grey'}, stored as {side}×{side}, {len(found.classes)} classes")
+    say(f"hold-out {split}")
+    say(f"recipe   {params.recipe}: {proposed.row}; {proposed.grown:.0%} of the way to what was measured")
+    public = f"that the dataset exists, its class names ({', '.join(found.classes[:5])}"
+    public += f" and {len(found.classes) - 5} more)" if len(found.classes) > 5 else ")"
+    say(f"public   {public}, the shape of its images, and privacy.size_hint={known.size_hint}")
+    if counted:
+        say("         size_hint is the number of images to one digit: where that must not be known, give --size-hint")
+    card = Card(
+        dataset_id=known.dataset_id,
+        source="imagefolder",
+        shape=(known.channels, side, side),
+        classes=found.classes,
+        split="keyed" if found.held_out is None else "official",
+        version="proposed",
+    )
+    show_budget(make_plan(params, card, ROOT))
+    show_minutes(params, table, stretch)
+    if not proposed.enough:
+        least = f"the smallest proposal takes about {proposed.seconds / 60:.0f}"
+        say(f"warning: --minutes {minutes:g} is too little: {least}")
+    if Odometer(state_dir(), known.dataset_id).opened():
+        say(f"warning: dataset {known.dataset_id!r} has a history here already: what was spent on it counts on")
+
+
+def notes(counted: bool) -> dict[str, str]:
+    """Comments of `params.yaml`, by the section that they stand above."""
+    hint = "size_hint, the number of images rounded to one digit, is published with the release\n" if counted else ""
+    return {
+        "data": "dataset_id keeps its name for ever: the odometer counts by it",
+        "privacy": f"{hint}epsilon is spent on the first release; privacy.lifetime_epsilon allows further ones",
+        "public": "free, and without any guarantee of their own: none of them was made from sensitive images",
+    }
+
+
+# --- the project ------------------------------------------------------------------------------------------------------
+
+
+def write(files: dict[str, str], out: Path, force: bool) -> None:
+    """Write the files that are not there. With `force`, an earlier project's parameters and pipeline are replaced."""
+    from sfumato.files import replace_file
+
+    for name, text in files.items():
+        path = out / name
+        if name == ".gitignore" and path.exists():
+            there = path.read_text(encoding="utf-8")
+            missing = [line for line in text.splitlines() if line not in there.splitlines()]
+            text = (
+                there + ("" if there.endswith("\n") or not there else "\n") + "".join(f"{line}\n" for line in missing)
+            )
+        elif path.exists() and name not in ("params.yaml", "dvc.yaml") and not force:
+            say(f"{name} is there already, and stays")
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, text.encode())
+
+
+def begin_repository(out: Path) -> None:
+    """A git repository, where there is none, and DVC's folder in it."""
+    import subprocess
+
+    if shutil.which("git") is None:
+        say("git is not installed: the project has no history, and nobody else can check its ledger")
+    elif git("-C", str(out), "rev-parse", "--git-dir")[0] != 0:
+        git("init", "-q", str(out))
+    if (out / ".dvc").is_dir():
+        return
+    options = ["--no-scm"] if shutil.which("git") is None else [] if (out / ".git").exists() else ["--subdir"]
+    for words in (["init", "-q", *options], ["config", "core.analytics", "false"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "dvc", *words], cwd=out, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise ConfigError(f"`dvc {' '.join(words)}` failed in {out}: {done.stderr.strip()}")

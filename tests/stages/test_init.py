@@ -1,0 +1,169 @@
+"""`stage init`: what it refuses, what it asks, what it writes, and a project of its own from a folder to a release."""
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parents[2]
+SIDE, EACH = 10, 60
+
+
+def write_shapes(root, each=EACH, side=SIDE):
+    """Discs, crosses and stripes in random colours, a folder each."""
+    random = np.random.default_rng(0)
+    y, x = np.mgrid[:side, :side] - side // 2
+    masks = {"disc": x**2 + y**2 < (side / 3) ** 2, "cross": (abs(x) < 2) | (abs(y) < 2), "stripe": (x + y) % 6 < 3}
+    for name, mask in masks.items():
+        (root / name).mkdir(parents=True)
+        for i in range(each):
+            pixels = random.integers(0, 60, (side, side, 3))
+            pixels[mask] += random.integers(80, 190, 3)
+            Image.fromarray(pixels.astype(np.uint8)).save(root / name / f"{i}.png")
+    return root
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """No step is timed: the tests of the times are elsewhere."""
+    from sfumato import clock, timing
+
+    monkeypatch.setattr(clock, "stretch", lambda: 1.0)
+    found = {name: 1.0 for name in timing.FRAME}
+    monkeypatch.setattr(timing, "expected_seconds", lambda params, *_: {**found, "evaluate": params.evaluate.steps})
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    return tmp_path / "project"
+
+
+def test_a_project_is_written_without_a_question(desk, quick, project, tmp_path):
+    code, text = desk("init", str(write_shapes(tmp_path / "my photos")), "--epsilon", "5", "--minutes", "10", "--yes")
+    assert code == 0, text
+    own = yaml.safe_load((project / "params.yaml").read_text())
+    assert own["data"] == {
+        "dataset_id": "my-photos",
+        "source": "imagefolder",
+        "path": str(tmp_path / "my photos"),
+        "size": 8,
+        "channels": 3,
+    }
+    assert own["privacy"] == {"epsilon": 5.0, "size_hint": 100} and own["profile"] is None  # 0.8 · 180, to one digit
+    assert "size_hint=100" in text and "--size-hint" in text and "together" in text
+    assert (project / ".git").is_dir() and (project / ".dvc" / "config").is_file()
+    assert "/data/sensitive/" in (project / ".gitignore").read_text().split()
+    workflow = yaml.safe_load((project / ".github/workflows/ledger.yml").read_text())
+    assert workflow["jobs"]["ledger"]["steps"][-1]["run"] == "stage ledger check --epsilon 5"
+    assert "ε = 5" in (project / "README.md").read_text()
+    assert desk("recipe", "show")[0] == 0  # by the recipes of the package: the project has none
+
+
+def test_nothing_is_overwritten_without_being_told(desk, quick, project, tmp_path):
+    words = ("init", str(write_shapes(tmp_path / "in")), "--epsilon", "5", "--yes")
+    (project / "README.md").write_text("mine")
+    (project / ".gitignore").write_text("/secret")
+    assert desk(*words)[0] == 0
+    assert (project / "README.md").read_text() == "mine"
+    assert {"/secret", "/artifacts/"} <= {*(project / ".gitignore").read_text().split()}
+    (project / "params.yaml").write_text("mine")
+    code, text = desk(*words)
+    assert code == 2 and "holds params.yaml and dvc.yaml already" in text
+    assert (project / "params.yaml").read_text() == "mine"
+    assert desk(*words, "--force")[0] == 0 and (project / "params.yaml").read_text() != "mine"
+
+
+def test_epsilon_has_no_default(desk, quick, project, tmp_path):
+    code, text = desk("init", str(write_shapes(tmp_path / "in")), "--yes")
+    assert code == 2 and "--epsilon is missing" in text
+
+
+def test_images_inside_the_project_are_refused(desk, quick, project, tmp_path):
+    write_shapes(project / "in")
+    for words in (["in"], [str(write_shapes(tmp_path / "out")), "--out", str(tmp_path / "out" / "project")]):
+        code, text = desk("init", *words, "--epsilon", "5", "--yes")
+        assert code == 2 and "where git would take the images" in text
+    assert not (project / "params.yaml").exists()
+
+
+def test_every_bad_file_is_named_before_anything_is_asked(desk, project, tmp_path):
+    root = write_shapes(tmp_path / "in")
+    bad = [root / name / f"{i}.png" for name in ("disc", "cross") for i in range(10)]
+    for file in bad:
+        file.write_bytes(b"no picture")
+    code, text = desk("init", str(root), "--epsilon", "5", "--yes")
+    assert code == 4 and "20 files cannot be used" in text and all(str(file) in text for file in bad)
+    assert list(project.iterdir()) == []
+
+
+def test_test_is_the_hold_out_and_grey_pictures_in_colour_files_are_grey(desk, quick, project, tmp_path):
+    root = tmp_path / "in"
+    write_shapes(root / "train", each=10)
+    write_shapes(root / "test", each=5)
+    for file in root.rglob("*.png"):
+        Image.open(file).convert("L").convert("RGB").save(file)
+    code, text = desk("init", str(root), "--epsilon", "5", "--yes", "--size-hint", "50")
+    assert code == 0 and "hold-out test/" in text and "images   grey" in text, text
+    own = yaml.safe_load((project / "params.yaml").read_text())
+    assert own["data"]["channels"] == 1 and own["privacy"]["size_hint"] == 50
+
+
+def test_what_is_not_given_is_asked(quick, project, tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from stages.cli import app
+
+    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
+    answers = "clinic\n2\n7\n300\ny\n"
+    done = CliRunner().invoke(app, ["init", str(write_shapes(tmp_path / "in"))], input=answers)
+    assert done.exit_code == 0, done.output
+    own = yaml.safe_load((project / "params.yaml").read_text())
+    assert own["data"]["dataset_id"] == "clinic" and own["privacy"] == {"epsilon": 2.0, "size_hint": 300}
+
+
+def test_from_a_folder_to_a_release_in_the_time_announced(tmp_path):
+    """Three commands in a folder of its own, where neither the recipes nor the code are files of the project."""
+    project = tmp_path / "project"
+    project.mkdir()
+    write_shapes(tmp_path / "photos")
+    environment = os.environ | {
+        "SFUMATO_STATE": str(tmp_path / "state"),
+        "DVC_SITE_CACHE_DIR": str(tmp_path / "dvc"),
+        "PYTHONPATH": str(ROOT),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+    }
+
+    def run(*words: str) -> str:
+        done = subprocess.run(words, cwd=project, env=environment, capture_output=True, text=True, timeout=1500)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    told = run("stage", "init", "../photos", "--epsilon", "5", "--minutes", "1", "--yes")
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    run("dvc", "repro")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+
+    images = np.load(project / "artifacts/synthesize/images.npy")
+    assert images.shape[1:] == (8, 8, 3) and len(images) >= 1000
+    assert 4 < json.loads((project / "ledger.json").read_text())["epsilon"]["rdp"] <= 5
+    assert (project / "artifacts/report/index.html").exists() and (project / "evaluation/report.html").exists()
+    run("stage", "ledger", "check", "--epsilon", "5", "--artifacts")
+    again = run("dvc", "repro")
+    assert re.findall(r"Running stage '(.+)'", again) == ["plan"]  # which looks for an upgrade of the package
+
+    # On the clock of the processor, which other programs hardly move
+    announced = float(re.search(r"together\D+([\d.]+)", told.split("minutes on this machine")[1])[1])
+    busy = re.search(r"takes ([\d.]+) times", told)
+    used = sum(getattr(after, name) - getattr(before, name) for name in ("ru_utime", "ru_stime")) / 60
+    assert 1 / 1.5 < used / (announced / (float(busy[1]) if busy else 1)) < 1.5

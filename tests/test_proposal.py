@@ -1,0 +1,96 @@
+"""What `stage init` proposes: parameters that hold together, fit the minutes, and rest on public numbers alone."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sfumato.data.store import Card
+from sfumato.errors import ConfigError
+from sfumato.plan import make_plan
+from sfumato.proposal import Known, propose, read_table, rounded_size, side_of
+from sfumato.recipes import load_params
+
+ROOT = Path(__file__).resolve().parent.parent
+GREY = Known(dataset_id="set", path="/images", side=28, channels=1, size_hint=60_000, epsilon=1.0, minutes=1e6)
+SMALL, COLOUR = replace(GREY, side=8), replace(GREY, side=32, channels=3)
+CHOSEN = replace(COLOUR, public="/public", public_images=100_000)
+
+
+def seconds(params) -> float:
+    """A machine on which a step takes a second, at 32 pixels a side, and less on smaller images."""
+    steps = sum(getattr(params, name).steps for name in ("auxiliary", "refine", "classifier") if params.runs(name))
+    steps += params.evaluate.steps
+    return steps * (params.data.size / 32) ** 2 * params.frequency.size / 11_000
+
+
+@pytest.mark.parametrize("known", [GREY, SMALL, COLOUR, CHOSEN])
+@pytest.mark.parametrize("minutes", [0.01, 1.0, 20.0, 1e6])
+@pytest.mark.parametrize(("epsilon", "size_hint"), [(0.5, 300), (1.0, 4000), (10.0, 200_000)])
+def test_every_proposal_is_a_plan_within_its_budget(known, minutes, epsilon, size_hint):
+    proposed = propose(replace(known, minutes=minutes, epsilon=epsilon, size_hint=size_hint), seconds)
+    params = proposed.params
+    side = params.data.size
+    card = Card(
+        dataset_id="set",
+        source="imagefolder",
+        shape=(known.channels, side, side),
+        classes=tuple("0123456789"),
+        split="keyed",
+        version="v",
+    )
+    made = make_plan(params, card, ROOT)
+    assert 0.9 * epsilon < made.budget["epsilon"] <= epsilon
+    assert proposed.enough == (seconds(params) <= 60 * minutes)
+    assert params.privacy.lifetime == epsilon and params.profile is None
+    if params.runs("select"):
+        assert params.synthesize.count <= params.select.images <= known.public_images
+
+
+def test_more_minutes_buy_more_steps_and_never_more_than_was_measured():
+    found = [propose(replace(GREY, minutes=minutes), seconds) for minutes in (10, 14, 20, 1e6)]
+    steps = [proposed.params.auxiliary.steps for proposed in found]
+    assert steps == sorted(set(steps)) and steps[-1] == 600 and found[-1].grown == 1
+    for proposed, minutes in zip(found, (10, 14, 20, 1e6), strict=True):
+        assert proposed.seconds <= 60 * minutes * read_table()["reserve"]
+
+
+def test_with_time_enough_the_proposal_is_what_was_measured(tmp_path):
+    """Grey images of 28×28, as many as Fashion-MNIST has: the scale of the profile that its results come from."""
+    (tmp_path / "params.yaml").write_text(
+        "recipe: teacher-generator\nprofile: fashion-mnist-cpu\nprivacy: {epsilon: 1}\n"
+    )
+    measured = load_params(tmp_path / "params.yaml", ROOT / "pipelines")
+    proposed = propose(GREY, seconds).params
+    for name in ("count", "frequency", "auxiliary", "embedding", "refine", "teacher"):
+        assert getattr(proposed, name) == getattr(measured, name), name
+    assert proposed.synthesize.count == measured.synthesize.count
+
+
+def test_fewer_images_at_a_larger_epsilon_get_the_shares_of_a_smaller_one():
+    many, few = (propose(replace(GREY, epsilon=10.0, size_hint=size), seconds).params for size in (60_000, 6000))
+    assert (many.frequency.noise, few.frequency.noise) == ("3%", "30%")
+    assert few.teacher.learning_rate == pytest.approx(300)
+
+
+def test_where_time_is_short_the_images_are_smaller_at_last():
+    assert propose(replace(GREY, minutes=0.5), seconds).params.data.size == 16
+    least = propose(replace(GREY, minutes=0.001), seconds)
+    assert not least.enough and least.grown == 0
+
+
+def test_images_that_nothing_is_known_of_are_refused():
+    with pytest.raises(ConfigError, match="colour images of 256×256"):
+        propose(replace(COLOUR, side=256), seconds)
+
+
+@pytest.mark.parametrize(
+    ("count", "rounded"), [(1, 3), (7, 7), (96, 100), (1437, 1000), (40_123, 40_000), (4499, 4000)]
+)
+def test_a_size_is_rounded_to_one_digit(count, rounded):
+    assert rounded_size(count) == rounded
+
+
+@pytest.mark.parametrize(("side", "stored"), [(4, 8), (8, 8), (28, 28), (31, 28), (500, 32)])
+def test_images_are_never_enlarged_beyond_the_smallest_side(side, stored):
+    assert side_of(side, read_table()) == stored
