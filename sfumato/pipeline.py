@@ -39,7 +39,8 @@ class Stage:
     inputs: the stages whose artifacts it reads, and "public" for the public set; optional: those that may be switched
     off; seeded: it draws public randomness, from `seed`; network: it depends on the parameters of the network;
     shows_epsilon: it shows ε while it runs, so it depends on δ; owned: it says whose release it is, so it depends on
-    the section `release`; beside: further files that it reads.
+    the section `release`; shared: many processes share its work, as those of every query; beside: further files that it
+    reads.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Stage:
     network: bool = False
     shows_epsilon: bool = False
     owned: bool = False
+    shared: bool = False
     beside: tuple[str, ...] = ()
 
     @property
@@ -67,6 +69,11 @@ class Stage:
     def upstream(self) -> tuple[str, ...]:
         """The stages among its inputs."""
         return tuple(name for name in self.inputs if name != "public")
+
+    @property
+    def spread(self) -> bool:
+        """Its work is spread over many processes where there are some."""
+        return self.shared or self.kind is Kind.QUERY
 
     @property
     def public_only(self) -> bool:
@@ -168,6 +175,7 @@ STAGES: dict[str, Stage] = {
             inputs=("central", "auxiliary", "refine", "evolve", "select", "public"),
             seeded=True,
             network=True,
+            shared=True,
         ),
         Stage(
             "saliency",
@@ -192,6 +200,7 @@ STAGES: dict[str, Stage] = {
             inputs=("finetune", "pretrain", "refine", "auxiliary", "evolve", "select", "public", "teacher", "count"),
             seeded=True,
             owned=True,
+            shared=True,
         ),
         Stage(
             "evaluate",

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import torch
 
+from sfumato import processes
 from sfumato.compute import device
 from sfumato.config import Finetune, Model, Saliency
 from sfumato.data.store import Card, have_latents, latents_key, write_latents
@@ -71,9 +72,9 @@ def ensure_latents(
     if model.encoder is None:
         return None
     key = latents_key(card, model.encoder)
-    if not have_latents(state, card, key):
+    if processes.leads() and not have_latents(state, card, key):
         codec = load_codec(pretrain, device())
         open_local(state, card, "latents")
         with progress() as report:
             write_latents(state, card, key, codec.encode, report)
-    return key
+    return processes.told(key)  # the others wait until the latents are there

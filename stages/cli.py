@@ -14,6 +14,7 @@ from stages.compare import compare
 from stages.doctor import doctor
 from stages.evaluate import evaluate
 from stages.init import init
+from stages.launch import leave
 from stages.plan import plan
 from stages.report import report
 from stages.runner import command
@@ -47,7 +48,7 @@ def main() -> None:
         app()
     except SfumatoError as error:
         print(f"error: {shown(str(error))}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        leave(error.exit_code)
     except BrokenPipeError:  # `stage … | head`: whoever read has seen enough
         sys.stdout = None  # type: ignore[assignment]  # nothing is left to flush at the end
         sys.exit(1)
@@ -55,7 +56,7 @@ def main() -> None:
         if (reason := beyond_the_machine(error)) is None:
             raise
         print(f"error: {shown(reason)}", file=sys.stderr)
-        sys.exit(DataError.exit_code)
+        leave(DataError.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from sfumato import processes
 from sfumato.compute import device
 from sfumato.config import Embedding
 from sfumato.data.images import load_images
@@ -19,7 +20,8 @@ def embedding(run: QueryRun[Embedding]) -> None:
     plan, settings = run.plan, run.settings
     teacher = load_teacher(run.path("teacher")).to(device())
     with progress("network of the features", clock=False) as report:
-        network = study(settings.learned, load_images(run.path("auxiliary"), plan.classes), teacher, plan.seed, report)
+        images = load_images(run.path("auxiliary"), plan.classes)
+        network = processes.follow(study(settings.learned, images, teacher, plan.seed, report))
     features = learned_features(settings, teacher.features, network, plan.seed).to(device())
     about = {"teacher": teacher.features.config(), "network": network.config()}
     encoding = partial(progress, "features of the images, once", clock=False)

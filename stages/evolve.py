@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from sfumato import processes
 from sfumato.compute import device
 from sfumato.config import Evolve
 from sfumato.data.store import read_card
@@ -22,7 +23,7 @@ def evolve(run: QueryRun[Evolve]) -> None:
     plan, settings = run.plan, run.settings
     generator = generator_of(run)
     network = load_classifier(run.path("classifier")) if settings.feature == CLASSIFIER else None
-    embedding = embedding_of(settings, plan.shape, network, generator, plan.seed).to(device())
+    embedding = processes.follow(embedding_of(settings, plan.shape, network, generator, plan.seed).to(device()))
     encoding = partial(progress, "features of the images, once", clock=False)
     encoder = encoder_of(embedding, embedding.config())
     latents = ensure_encoded(embedding, encoder, device(), state_dir(), read_card(run.card), encoding)

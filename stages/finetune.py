@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from sfumato import processes
 from sfumato.compute import device
 from sfumato.config import Finetune
 from sfumato.data.store import read_card
@@ -11,6 +12,7 @@ from sfumato.diffusion.ema import ema_model
 from sfumato.dpsgd.checkpoint import drop_checkpoints
 from sfumato.dpsgd.run import State, epsilon_by_step, fine_tune, save_log
 from sfumato.dpsgd.trainable import check_trained, choose_trainable, save_trained
+from sfumato.errors import ConfigError
 from sfumato.files import replace_file
 from sfumato.queries.count import read_counts
 from sfumato.queries.saliency import read_ranking
@@ -36,6 +38,8 @@ def finetune(run: QueryRun[Finetune]) -> None:
     # a curve compares with real images: only where it is asked for, and then the run is local
     curve = None
     if settings.convergence:
+        if processes.world() > 1:
+            raise ConfigError("finetune.convergence is measured by one process alone: run it without SFUMATO_LAUNCH")
         from sfumato.evaluation.convergence import open_curve
 
         curve = open_curve(load_plan("evaluate"), plan.network, state_dir(), card, say)

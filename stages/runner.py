@@ -22,6 +22,7 @@ import typer
 from sfumato import pipeline
 from sfumato.errors import ConfigError
 from sfumato.pipeline import STAGES, Kind, Stage
+from stages import launch
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -193,9 +194,15 @@ def run_stage(
 
     if not plan.enabled:
         return write_empty(out, stage.name)
+    from sfumato import processes
+
+    processes.join()
     check_out(out, stage.name)
-    check_writable(out)  # found before a charge is opened, not after
+    if processes.leads():
+        check_writable(out)  # found before a charge is opened, not after
     inputs = read_inputs(stage, used)
+    if stage.spread and not processes.launched() and launch.asked():
+        raise SystemExit(launch.again())
     from sfumato.compute import settle_processor
 
     settle_processor()
@@ -207,6 +214,8 @@ def run_stage(
         work(kind(plan=plan, inputs=inputs, out=out, card=card, folder=config.parent if config else PLAN))  # type: ignore[arg-type]
     except TakenOver as found:
         say(f"{stage.name}: {found}")
+    finally:
+        processes.leave()
 
 
 def keep_memory_off_disk() -> None:
@@ -302,14 +311,22 @@ class StageRun(Generic[S]):
         """The directory of an input."""
         return self.inputs[name].path
 
+    def first_alone(self) -> None:
+        """Raise TakenOver in all processes but the first: what is left to do, one does."""
+        from sfumato import processes
+
+        if not processes.leads():
+            raise TakenOver("the first process writes")
+
     @contextmanager
     def writing(self, also: Iterable[Artifact] = ()) -> Iterator[Path]:
         """A directory that becomes the artifact, with the records of all inputs, when the block ends well.
 
-        also: what it was made from besides.
+        also: what it was made from besides. Of many processes the first one writes; the others' work ends here.
         """
         from sfumato.artifacts import writing
 
+        self.first_alone()
         with writing(self.out, self.plan.stage, [*self.inputs.values(), *also]) as directory:
             yield directory
 
@@ -332,7 +349,7 @@ class QueryRun(StageRun[S]):
         from sfumato.digest import digest_of_file
         from sfumato.files import copy_directory
         from sfumato.plan import code_of
-        from sfumato.privacy.opening import RELEASED, AlreadyReleasedError, Work, open_charge
+        from sfumato.privacy.opening import RELEASED, AlreadyReleasedError, RefusedElsewhereError, Work, open_charge
         from sfumato.resolved import read_lineage
 
         plan, public, lineage = self.plan, read_card(self.card), read_lineage(self.folder, self.plan.stage)
@@ -355,6 +372,8 @@ class QueryRun(StageRun[S]):
         )
         try:
             return open_charge(state_dir(), public, work, read_permission())
+        except RefusedElsewhereError as refusal:
+            raise TakenOver(str(refusal)) from None
         except AlreadyReleasedError as refusal:
             kept = run_directory(refusal.run_id) / RELEASED
             if own_record(self.out, refusal.record_id) or not (refusal.same_inputs and kept.exists()):
@@ -382,6 +401,7 @@ class QueryRun(StageRun[S]):
         from sfumato.files import check_writable, copy_directory
         from sfumato.privacy.opening import RELEASED
 
+        self.first_alone()
         kept = charge.run / RELEASED
         check_writable(kept)  # removes what a killed process left
         with writing(kept, self.plan.stage, list(self.inputs.values()), [charge.record], local=local) as directory:
@@ -410,8 +430,9 @@ def run_directory(record_id: str) -> Path:
 
 
 def say(text: str) -> None:
-    """A line on standard error."""
-    typer.echo(text, err=True)
+    """A line on standard error: of many processes, the first speaks."""
+    if launch.speaks():
+        typer.echo(text, err=True)
 
 
 def table_console() -> Console:
@@ -431,7 +452,7 @@ def progress(name: str, *, clock: bool = True) -> Iterator[Report]:
 
     With `clock=False` no time is shown: the time of a step on sensitive images tells how many were drawn.
     """
-    if sys.stderr.isatty():
+    if sys.stderr.isatty() and launch.speaks():
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

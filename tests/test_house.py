@@ -23,6 +23,7 @@ ORDER = [
     "artifacts",
     "weights",
     "pictures",
+    "processes",
     "compute",
     "recipes",
     "pipeline",

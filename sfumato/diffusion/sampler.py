@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from sfumato import processes
 from sfumato.diffusion.objective import denoise, to_image_range
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ def sample(
 
     labels: (N,) int64; steps: solver steps (2·steps − 1 network evaluations, twice that when guided); guidance g: the
     denoiser D becomes D + g·(D − D_unconditional), 0 is none; generator: a CPU one, which fixes the images (up to
-    rounding) whatever `batch` and the device are; batch: images at a time; autocast: run the network in bfloat16.
+    rounding) whatever `batch`, the device and the number of processes are; batch: images at a time, which the processes
+    share; autocast: run the network in bfloat16.
     Returns (N, C, H, W) float32 in [0, 1] on the CPU.
     """
     device = next(model.parameters()).device
@@ -55,8 +57,9 @@ def sample(
         # One image's noise at a time, so that the k-th image does not depend on `batch`.
         start = torch.cat([torch.empty(0, *shape), *(torch.randn(1, *shape, generator=generator) for _ in part)])
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-            noised = start.to(device) * noise_schedule(steps)[0].item()
-            images.append(to_image_range(solve(model, noised, part.to(device), steps, guidance)).cpu())
+            noised = processes.mine(start).to(device) * noise_schedule(steps)[0].item()
+            drawn = to_image_range(solve(model, noised, processes.mine(part).to(device), steps, guidance)).float()
+            images.append(processes.gathered(drawn, len(part)).cpu())
     model.train(training)
     return torch.cat(images)
 

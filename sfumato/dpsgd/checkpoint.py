@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from sfumato import processes
 from sfumato.files import replacing, sync
 from sfumato.weights import save_tensors
 
@@ -61,7 +62,8 @@ def resume(
     """
     while (charge := open_charge()).used > 0:
         short = charge.run.name[:8]
-        if found := load_checkpoint(charge.run, charge.run.name, charge.used):
+        found = load_checkpoint(charge.run, charge.run.name, charge.used) if processes.leads() else None
+        if found := processes.told(found):
             say(f"{stage}: resuming run {short} after {unit} {charge.used}: no further charge")
             return charge, *found
         lost = f"{stage}: run {short} has lost its checkpoint of {unit} {charge.used}"
@@ -71,7 +73,12 @@ def resume(
 
 
 def make_durable(charge: Charge, state: dict[str, Tensor], log: list[dict]) -> None:
-    """Make the releases so far durable: the state on disk, then the journal, and only then is the last one removed."""
+    """Make the releases so far durable: the state on disk, then the journal, and only then is the last one removed.
+
+    Of many processes, the first one does.
+    """
+    if not processes.leads():
+        return
     save_checkpoint(charge.run, charge.run.name, charge.used, state, log)
     charge.durable()
     drop_checkpoints(charge.run, keep=charge.used)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sfumato import processes
 from sfumato.data.images import ImageSet
 from sfumato.data.store import LatentSet
 from sfumato.errors import BudgetError
@@ -85,8 +86,12 @@ class Charge:
         if self._drawn:
             raise BudgetError(f"{self.record['stage']}: the last draw was not released: one draw, one release")
         self._drawn = True
-        chosen = poisson_draw(self._noise.generator, len(self._images), self.sample_rate)
+        chosen = self._draw()[processes.rank() :: processes.world()]
         return (self._images.batch(chosen[start : start + size]) for start in range(0, len(chosen), size))
+
+    def _draw(self) -> np.ndarray:
+        """Indices of one draw over all images, for every process."""
+        return processes.told(poisson_draw(self._noise.generator, len(self._images), self.sample_rate))
 
     def sum(
         self, rows_of: Callable[[Tensor, Tensor], Rows], max_norm: float, *, size: int, whole: bool = False
@@ -110,9 +115,9 @@ class Charge:
     def release(self, total: Tensor, max_norm: float, *, whole: bool = False) -> Tensor:
         """`total` + N(0, (noise_multiplier · max_norm)² I), rounded to a public grid: completes the use.
 
-        total: any shape, a sum over the images of the draw in which each moves it by at most `max_norm` in L2. Added up
-        and rounded in float64; the result has the type of `total`. whole: `total` counts, and the result is whole
-        numbers; else the grid is `sfumato.privacy.noise.public_grid`.
+        total: any shape, a sum over the images of the draw in which each moves it by at most `max_norm` in L2; with
+        many processes, over those of this one. Added up and rounded in float64; the result has the type of `total`.
+        whole: `total` counts, and the result is whole numbers; else the grid is `sfumato.privacy.noise.public_grid`.
         Guarantee: the rounding is post-processing, so the cost is that of the Gaussian; no release shows the last bits
         of a float, which depend on what was summed up.
         """
@@ -131,10 +136,13 @@ class Charge:
             )
         self._drawn = False
         self.used += 1
-        std = self._mechanism.noise_multiplier * max_norm
-        noisy = total.detach().cpu().double() + self._noise.gaussian(tuple(total.shape), std)
-        kind = torch.float64 if total.dtype == torch.float64 else torch.float32
-        return rounded(noisy, 1.0 if whole else public_grid(std)).to(device=total.device, dtype=kind)
+        total = total.detach().to(torch.float64 if total.dtype == torch.float64 else torch.float32)
+        return self._noised(processes.total(total), self._mechanism.noise_multiplier * max_norm, whole)
+
+    def _noised(self, total: Tensor, std: float, whole: bool) -> Tensor:
+        """The one place where noise is added, by the first process; all get the result."""
+        noisy = total.cpu().double() + self._noise.gaussian(tuple(total.shape), std)
+        return processes.shown(rounded(noisy, 1.0 if whole else public_grid(std)).to(total))
 
     def _check_owner(self) -> None:
         """Raise BudgetError in a process that a fork made: each would count its own uses of one charge."""
@@ -148,6 +156,10 @@ class Charge:
         return self.__reduce__()
 
     __copy__ = __reduce__
+
+    def share(self) -> dict:
+        """What another process needs to take its part (`Share`)."""
+        return {"record": self.record, "used": self.used, "run": str(self.run)}
 
     def durable(self) -> None:
         """Journal that the uses so far are on disk: a later process may go on from here, and from nowhere else."""
@@ -168,3 +180,34 @@ class Charge:
         self._closed = True
         self._odometer.append(CLOSE, id=self.run.name, uses=self.used)
         self._lock.close()
+
+
+class Share(Charge):
+    """The part of a charge that falls to another process than the first.
+
+    It sees the images that the first process drew for it, and hands its sum over: it draws nothing, adds no noise and
+    writes no journal.
+    """
+
+    def __init__(
+        self, record: dict, images: ImageSet | LatentSet, mechanism: Mechanism, *, run: Path, used: int
+    ) -> None:
+        self.record, self.used, self.run = record, used, run
+        self._images, self._mechanism = images, mechanism
+        self._drawn = self._closed = False
+        self._process = os.getpid()
+
+    def _draw(self) -> np.ndarray:
+        return processes.told(np.zeros(0, dtype=np.int64))
+
+    def _noised(self, total: Tensor, std: float, whole: bool) -> Tensor:
+        return processes.shown(torch.zeros_like(total))
+
+    def durable(self) -> None:
+        """The first process journals it."""
+
+    def abandon(self) -> None:
+        self._closed = True
+
+    def close(self) -> None:
+        self._closed = True

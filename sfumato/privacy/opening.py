@@ -16,14 +16,15 @@ from dp_accounting import DpEvent
 from filelock import FileLock, Timeout
 from pydantic import Field
 
+from sfumato import processes
 from sfumato.config import OF_THE_OWNER, UNLIMITED
 from sfumato.data.images import ImageSet
-from sfumato.data.store import SENSITIVE, Card, load_latents, load_prepared
+from sfumato.data.store import SENSITIVE, Card, LatentSet, load_latents, load_prepared
 from sfumato.digest import digest_of
 from sfumato.documents import EXACT
 from sfumato.errors import BudgetError
 from sfumato.privacy.accountant import epsilon
-from sfumato.privacy.charge import Charge
+from sfumato.privacy.charge import Charge, Share
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism, event_from_json, event_to_json
 from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.odometer import CLOSE, LOCAL, OPEN, RESUME, Odometer
@@ -44,6 +45,10 @@ class AlreadyReleasedError(BudgetError):
     def __init__(self, run_id: str, record_id: str, message: str, *, same_inputs: bool = True) -> None:
         super().__init__(message)
         self.run_id, self.record_id, self.same_inputs = run_id, record_id, same_inputs
+
+
+class RefusedElsewhereError(BudgetError):
+    """The first of many processes opened no charge, and says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +118,43 @@ def released_before(odometer: Odometer, card: Card, work: Work) -> tuple[str, bo
 def open_charge(
     state: Path, card: Card, work: Work, permission: Permission, noise: NoiseSource | None = None
 ) -> Charge:
+    """Open a charge for `work`, as `open_alone`: in the first process, when it is journalled; the others get a share.
+
+    With many processes it is a collective call. Raises RefusedElsewhereError in the others where the first raises.
+    """
+    if not processes.leads():
+        return open_share(state, card, work, processes.told(None))
+    share = None
+    try:
+        charge = open_alone(state, card, work, permission, noise)
+        share = charge.share()
+        return charge
+    finally:
+        processes.told(share)
+
+
+def open_share(state: Path, card: Card, work: Work, share: dict | None) -> Share:
+    """This process's part of the charge that `Charge.share` describes, once its journal line is on disk.
+
+    Raises RefusedElsewhereError without a charge; BudgetError: a journal without it, that of another machine, say.
+    """
+    if share is None:
+        raise RefusedElsewhereError(f"{work.stage}: the first process opened no charge")
+    record, odometer = share["record"], Odometer(state, card.dataset_id)
+    if record["id"] not in odometer.known():
+        raise BudgetError(
+            f"{work.stage}: {odometer.path} does not know the charge {record['id'][:8]} that the first process opened: "
+            "all processes need one state directory, on a file system that they share"
+        )
+    mechanism = Mechanism.from_event(event_from_json(record["event"]))
+    return Share(record, images_of(state, card, work), mechanism, run=Path(share["run"]), used=share["used"])
+
+
+def images_of(state: Path, card: Card, work: Work) -> ImageSet | LatentSet:
+    return load_latents(state, card, work.latents) if work.latents else load_prepared(state, card, SENSITIVE)
+
+
+def open_alone(state: Path, card: Card, work: Work, permission: Permission, noise: NoiseSource | None = None) -> Charge:
     """Open a charge for `work` on the images of `card`: refuse it, or journal the whole of it and hand it out.
 
     The same work on the same images is refused once it was released. A charge of it that a kill left open has released
@@ -123,7 +165,7 @@ def open_charge(
     hold or is not the one that `work.seen` speaks of; DataError: no images.
     """
     noise = noise or NoiseSource()
-    images = load_latents(state, card, work.latents) if work.latents else load_prepared(state, card, SENSITIVE)
+    images = images_of(state, card, work)
     odometer = Odometer(state, card.dataset_id)
     with odometer.locked(), ExitStack() as stack:
         check_known(odometer, card, work.seen, permission.lifetime_epsilon != UNLIMITED)

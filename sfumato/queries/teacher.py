@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
 
 FITTED = 10_000  # images that span the features, at most
+SHARE_STEPS = 200
 
 
 class TeacherNetwork(nn.Module):
@@ -127,6 +128,28 @@ def classify(teacher: TeacherNetwork, images: ImageSet) -> Tensor:
 def probabilities_of(teacher: TeacherNetwork, images: Tensor) -> Tensor:
     """The same of (N, C, H, W) float32 in [0, 1]."""
     return torch.cat([teacher(part.to(teacher.weights.device)).softmax(dim=1).cpu() for part in images.split(BATCH)])
+
+
+def at_shares(probabilities: Tensor, offsets: Tensor) -> Tensor:
+    """Probabilities with the offsets, (M,), of `share_offsets` added to their logarithms: (N, M), rows of sum 1."""
+    return (probabilities.double().clamp(min=1e-30).log() + offsets).softmax(dim=1)
+
+
+def share_offsets(probabilities: Tensor, wanted: Tensor) -> Tensor:
+    """Offsets of log p under which each class is the likeliest one as often as wanted: (M,) float64.
+
+    A teacher of unequal classes hardly ever says the rare one, and a noisy teacher says some classes too often. Which
+    images are the likeliest of a class it knows better than how many there are, which was asked of the models that
+    drew the images. probabilities: (N, M); wanted: (M,) numbers of images. Steps become shorter, since numbers of hard
+    labels jump. Source: posteriors at known shares (Saerens et al. 2002).
+    """
+    offsets = torch.zeros(probabilities.shape[1], dtype=torch.float64)
+    first, second = probabilities.double().clamp(min=1e-30).log().topk(2, dim=1).values.unbind(dim=1)
+    unit = (first - second).mean()  # how far apart this teacher holds two classes
+    for step in range(SHARE_STEPS):
+        found = at_shares(probabilities, offsets).argmax(dim=1).bincount(minlength=len(offsets))
+        offsets += unit * (1 - step / SHARE_STEPS) * ((wanted + 1) / (found + 1)).double().log()
+    return offsets
 
 
 def save_teacher(teacher: TeacherNetwork, directory: Path) -> None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.config import Synthesize
-from sfumato.queries.teacher import TeacherNetwork, probabilities_of
+from sfumato.queries.teacher import TeacherNetwork, at_shares, probabilities_of, share_offsets
 
 MOVED, BRIGHTER, BLURRED = 0.04, 0.2, 0.5  # largest part of an affine map, of log γ, of the weight of a 3×3 blur
 BLEND = (0.3, 0.7)  # the part of the first image in a blend
@@ -31,17 +31,22 @@ def vary(images: Tensor, labels: Tensor, settings: Synthesize, teacher: TeacherN
     """Change a part of the images as `settings` says, and label all by the teacher where it says so.
 
     images: (N, C, H, W) float32 in [0, 1], in random order; labels: (N,) int64, those asked of the models. teacher:
-    None where nothing needs one. `seed` fixes the variants; the global generator stays as it was.
+    None where nothing needs one. It labels the plain images so that classes keep the shares that were asked, and the
+    others by the same rule. `seed` fixes the variants; the global generator stays as it was.
     """
     augmented, mixed = (int(len(images) * part) for part in (settings.augmented, settings.mixed))
     plain = len(images) - augmented - mixed
     random = torch.Generator().manual_seed(seed)
     parts = [images[:plain], augment(images[plain : plain + augmented], random)]
-    if mixed and teacher is not None:
-        parts.append(blend(images[plain + augmented :], images, probabilities_of(teacher, images), random))
-    images = torch.cat(parts)
     if settings.relabel and teacher is not None:
-        labels = probabilities_of(teacher, images).argmax(dim=1)
+        seen = probabilities_of(teacher, images)
+        offsets = share_offsets(seen[:plain], labels[:plain].bincount(minlength=teacher.classes))
+        if mixed:
+            parts.append(blend(images[plain + augmented :], images, at_shares(seen, offsets), random))
+        if plain < len(images):
+            seen = torch.cat([seen[:plain], probabilities_of(teacher, torch.cat(parts[1:]))])
+        labels = at_shares(seen, offsets).argmax(dim=1)
+    images = torch.cat(parts)
     kinds = {"plain": plain, "augmented": augmented, "mixed": mixed}
     return Varied(images, labels, {name: number for name, number in kinds.items() if number})
 

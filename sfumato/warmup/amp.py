@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from sfumato import processes
 from sfumato.config import Amp
 
 
@@ -20,28 +21,43 @@ def amp_gradient(parameters: Iterable[Tensor], loss: Callable[[], Tensor], amp: 
     parameters: θ, the leaves that the optimiser trains; loss: a scalar of the parameters' current values. It runs
     `amp.steps` + 1 times, so it must draw nothing: draw batch, noise levels, noise and dropped labels before. Enter
     autocast inside it: autocast caches copies of weights, and the weights move here.
+    With many processes, the loss of each is of its own part of the batch, and the losses add up to that of the whole.
     On return, and on an exception, θ has its old bits. Without `amp`, or with radius 0, this is the plain gradient.
     The optimiser then descends at θ: the paper's Eq. 5 prints a plus.
     """
     parameters = list(parameters)
-    for parameter in parameters:
-        parameter.grad = None
     if amp is None or amp.radius == 0:
-        value = loss()
-        value.backward()
-        return value.detach()
+        return descend(parameters, loss)
     weights = [parameter.detach().clone() for parameter in parameters]
     perturbation = [torch.zeros_like(weight) for weight in weights]
     try:
         for _ in range(amp.steps):
-            gradient = torch.autograd.grad(loss(), parameters, allow_unused=True, materialize_grads=True)
+            _, found = slope(parameters, loss)
+            gradient = [
+                torch.zeros_like(weight) if part is None else part for weight, part in zip(weights, found, strict=True)
+            ]
             perturbation = ascend(perturbation, gradient, amp)
             put(parameters, [weight + delta for weight, delta in zip(weights, perturbation, strict=True)])
-        value = loss()
-        value.backward()
+        return descend(parameters, loss)
     finally:
         put(parameters, weights)  # from the copy: θ + Δ − Δ is not θ in floating point
-    return value.detach()
+
+
+def slope(parameters: Sequence[Tensor], loss: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor | None]]:
+    """The loss and its gradient by parameter, added up over all processes; None for one that the loss does not see."""
+    value = loss()
+    found = torch.autograd.grad(value, parameters, allow_unused=True)
+    value, *sums = processes.everywhere([value.detach(), *(part for part in found if part is not None)])
+    rest = iter(sums)
+    return value, [None if part is None else next(rest) for part in found]
+
+
+def descend(parameters: Sequence[Tensor], loss: Callable[[], Tensor]) -> Tensor:
+    """Put the gradient in the parameters' `.grad` and return the loss."""
+    value, gradient = slope(parameters, loss)
+    for parameter, part in zip(parameters, gradient, strict=True):
+        parameter.grad = part
+    return value
 
 
 def ascend(perturbation: Sequence[Tensor], gradient: Sequence[Tensor], amp: Amp) -> list[Tensor]:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sfumato import processes
 from sfumato.compute import bfloat16_is_faster
 from sfumato.config import Phase, Pretrain
 from sfumato.diffusion.ema import EMA
@@ -103,8 +104,9 @@ def warm_up(
             noise = torch.randn(images.shape, generator=generator)
 
             # a step of Adam, on the gradient here or at the worst weights nearby
-            batch = [tensor.to(device) for tensor in (images, labels, sigma, noise)]
-            loss = amp_gradient(parameters.values(), functools.partial(mean_loss, model, batch, fast), phase.amp)
+            batch = [processes.mine(tensor).to(device) for tensor in (images, labels, sigma, noise)]
+            part = functools.partial(mean_loss, model, batch, fast, len(images))
+            loss = amp_gradient(parameters.values(), part, phase.amp)
             optimiser.step()
             ema.update(parameters)
             if progress and (step % REPORT_EVERY == 0 or step == phase.steps):
@@ -118,11 +120,14 @@ def over_all(phases: Sequence[Phase], report: Callable[[int, int], None]) -> Pro
     return lambda phase, step, steps, loss: report(ends[phase] + step, ends[-1])
 
 
-def mean_loss(model: UNet, batch: Sequence[Tensor], autocast: bool) -> Tensor:
-    """The training loss of a batch already drawn: images, labels, sigma, noise, as in `per_image_loss`."""
+def mean_loss(model: UNet, batch: Sequence[Tensor], autocast: bool, size: int) -> Tensor:
+    """The training loss of a batch already drawn: images, labels, sigma, noise, as in `per_image_loss`.
+
+    size: of the whole batch, of which this may be one process's part.
+    """
     images, labels, sigma, noise = batch
     with torch.autocast(images.device.type, torch.bfloat16, enabled=autocast):
-        return per_image_loss(model, images, labels, sigma, noise, model.sigma_data).mean()
+        return per_image_loss(model, images, labels, sigma, noise, model.sigma_data).sum() / size
 
 
 def mixed_batch(phase: Phase, sources: Sources, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -172,6 +177,6 @@ def plain_autocast(model: UNet, batch: int) -> bool:
     def step(autocast: bool) -> None:
         images, labels = torch.zeros(shape, device=device), torch.zeros(batch, dtype=torch.int64, device=device)
         constants = images, labels, torch.ones(batch, device=device), torch.ones_like(images)
-        torch.autograd.grad(mean_loss(model, constants, autocast), parameters)
+        torch.autograd.grad(mean_loss(model, constants, autocast, batch), parameters)
 
     return bfloat16_is_faster(step, ("plain", device, shape, sum(value.numel() for value in parameters)), device)

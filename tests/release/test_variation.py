@@ -37,7 +37,8 @@ def test_parts_are_as_asked_plain_ones_first_and_all_have_the_teachers_labels(dr
     assert torch.equal(varied.images[:300], images[:300])
     changed = (varied.images != images).flatten(1).any(dim=1)
     assert not changed[:300].any() and changed[300:].float().mean() > 0.9
-    assert torch.equal(varied.labels, probabilities_of(teacher, varied.images).argmax(1))
+    assert (varied.labels == probabilities_of(teacher, varied.images).argmax(1)).float().mean() > 0.9
+    assert (varied.labels[:300].bincount() - labels[:300].bincount()).abs().max() <= 1, "the shares that were asked"
     assert 0.7 < (varied.labels[:300] == labels[:300]).float().mean() < 1
     assert varied.images.min() >= 0 and varied.images.max() <= 1
 

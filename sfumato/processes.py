@@ -1,0 +1,113 @@
+"""Many processes for one stage, as `torchrun` starts them. Rank 0 leads; with one process nothing here does anything.
+
+The first process alone holds a charge: it draws, adds the noise and writes the artifact. The others see the images of
+their part of a draw, and never a sum over all of them. They trust each other: all are the owner's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+T = TypeVar("T")
+M = TypeVar("M", bound=nn.Module)
+PATIENCE = timedelta(hours=24)  # the first process may encode or train alone for long while the others wait
+
+
+def join() -> None:
+    """Join the processes that `torchrun` started with this one, if it did."""
+    if not launched() or dist.is_initialized():
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
+
+
+def leave() -> None:
+    """Leave the group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def launched() -> bool:
+    """Whether `torchrun` started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def leads() -> bool:
+    """Whether this is the first process, or the only one."""
+    return rank() == 0
+
+
+def told(value: T) -> T:
+    """What the first process says, for all: a collective call."""
+    if world() == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def follow(module: M) -> M:
+    """Give a module the state that it has in the first process, in place: a collective call.
+
+    What each process computed for itself may differ in the last bits, and a choice made by timing in more than that.
+    """
+    if world() > 1:
+        with torch.no_grad():
+            for tensor in module.state_dict().values():
+                tensor.copy_(shown(tensor.clone(memory_format=torch.contiguous_format)))
+    return module
+
+
+def total(part: Tensor) -> Tensor:
+    """The sum over all processes, in the first one: a collective call. The others get a tensor that means nothing."""
+    if world() > 1:
+        part = part.detach().clone()
+        dist.reduce(part, dst=0)
+    return part
+
+
+def everywhere(parts: Sequence[Tensor]) -> list[Tensor]:
+    """The sum over all processes of each tensor, in all of them, to the same last bit: a collective call."""
+    if world() == 1:
+        return list(parts)
+    flat = torch.cat([part.detach().flatten() for part in parts])
+    dist.all_reduce(flat)
+    sums = flat.split([part.numel() for part in parts])
+    return [value.view_as(part) for value, part in zip(sums, parts, strict=True)]
+
+
+def mine(tensor: Tensor) -> Tensor:
+    """This process's share of the rows."""
+    return tensor[rank() :: world()]
+
+
+def gathered(rows: Tensor, count: int) -> Tensor:
+    """All `count` rows, of which each process has its share, in all of them: a collective call."""
+    if world() == 1:
+        return rows
+    whole = rows.new_zeros(count, *rows.shape[1:])
+    whole[rank() :: world()] = rows
+    return everywhere([whole])[0]
+
+
+def shown(tensor: Tensor) -> Tensor:
+    """The first process's tensor, for all, which have one of the same shape and type: a collective call."""
+    if world() > 1:
+        dist.broadcast(tensor, src=0)
+    return tensor

@@ -1,0 +1,52 @@
+"""One stage in many processes: `SFUMATO_LAUNCH` names the program that starts them, `torchrun` with its options, say.
+
+A command then starts itself again under that program. `dvc.yaml` and the commands stay as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from sfumato.errors import ConfigError
+
+LAUNCH = "SFUMATO_LAUNCH"
+EXIT_CODE = "SFUMATO_EXIT_CODE"  # names the file in which the first process leaves its exit code
+
+
+def asked() -> bool:
+    """Whether the user wants many processes."""
+    return bool(os.environ.get(LAUNCH))
+
+
+def again() -> int:
+    """Run this very command once more, in many processes. Returns its exit code.
+
+    The first process says by a file why it ends early, since `torchrun` turns every exit code into 1.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        said = Path(folder) / "code"
+        words = [*shlex.split(os.environ[LAUNCH]), "-m", "stages.cli", *sys.argv[1:]]
+        try:
+            done = subprocess.run(words, env={**os.environ, EXIT_CODE: str(said)}, check=False)
+        except OSError as error:
+            raise ConfigError(f"{LAUNCH}={os.environ[LAUNCH]!r} does not start: {error}") from error
+        return int(said.read_text(encoding="utf-8")) if said.is_file() else done.returncode
+
+
+def speaks() -> bool:
+    """Whether this is the only process, or the first of many, which alone tells how far the work is."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def leave(code: int) -> None:
+    """Exit. The first of many processes leaves its code in a file, and `torchrun` then has no failure to report."""
+    said = os.environ.get(EXIT_CODE)
+    if said and speaks():
+        Path(said).write_text(str(code), encoding="utf-8")
+        sys.exit(0)
+    sys.exit(code)

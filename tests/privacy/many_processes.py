@@ -1,0 +1,105 @@
+"""What `test_processes.py` has one process do, or several: `python many_processes.py STATE CARD OUT [STEP]`.
+
+With STEP, only DP-SGD is run, and all processes but the first are killed after that step. Draws of DP-SGD are tied to
+the image and the step, so that it does not matter which process an image falls to.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from sfumato import processes
+from sfumato.config import FeatureMap, Finetune
+from sfumato.data.store import read_card
+from sfumato.diffusion.unet import UNet
+from sfumato.dpsgd.gradients import Draws
+from sfumato.dpsgd.run import State, fine_tune
+from sfumato.features.fourier import FourierFeatures
+from sfumato.privacy.events import Mechanism
+from sfumato.privacy.noise import NoiseSource
+from sfumato.privacy.opening import Permission, Work, open_charge
+from sfumato.queries.count import query_count
+from sfumato.queries.frequency import query_frequency
+
+SETTINGS = Finetune(steps=5, batch=60, draws=2, max_grad_norm=0.01, learning_rate=1e-3, checkpoint_every=1)
+STEPS = Mechanism(noise_multiplier=0.5, sample_rate=0.05, uses=5)
+
+
+class Tied(State):
+    """The draws of an image depend on its pixels and the step alone."""
+
+    def draw(self, images):
+        rows = []
+        for image in images:
+            seed = int(image.double().mul(torch.arange(1, image.numel() + 1).view_as(image)).sum() * 1000) + self.steps
+            self.generator.manual_seed(seed)
+            rows.append(super().draw(image[None]).tensors())
+        return (
+            Draws(**{name: torch.cat([row[name] for row in rows]) for name in rows[0]})
+            if rows
+            else super().draw(images)
+        )
+
+
+def network() -> UNet:
+    torch.manual_seed(0)
+    return UNet(10, 1, 8, width=8, multipliers=(1, 1), attention=(1,))
+
+
+def work(stage: str, mechanism: Mechanism, max_norm: float) -> Work:
+    return Work(
+        stage=stage, plan=stage, settings=stage, mechanism=mechanism, max_norm=max_norm, released="", sensitivity=""
+    )
+
+
+def main(state: Path, card: Path, out: Path, kill: int | None) -> None:
+    processes.join()
+    known, permission = read_card(card), Permission(delta=1e-4, lifetime_epsilon="unlimited")
+
+    def charge(stage: str, mechanism: Mechanism, max_norm: float, seed: int | None):
+        noise = NoiseSource(seed) if seed is not None else None
+        return open_charge(state, known, work(stage, mechanism, max_norm), permission, noise)
+
+    once = Mechanism(noise_multiplier=5.0, sample_rate=1.0, uses=1)
+    found = {}
+    if kill is None:
+        found["count"] = query_count(charge("count", once, 1.0, 1), 10)
+        features = FourierFeatures((1, 8, 8), [FeatureMap(map="pixels", length_scales=(0.3,))], 200, 0)
+        found["frequency"] = query_frequency(charge("frequency", once, 1.0, 2), features, 10, 1500.0)
+        noise = charge("noise", Mechanism(noise_multiplier=2.0, sample_rate=0.01, uses=40), 1.0, None)
+        released = []
+        for _ in range(noise.uses):
+            for _ in noise.batches(100):
+                pass
+            released.append(noise.release(torch.zeros(500), 1.0))
+        found["noise"] = torch.stack(released)
+        drawn = charge("draws", Mechanism(noise_multiplier=2.0, sample_rate=0.2, uses=1), 1.0, 3)
+        found["mine"] = torch.cat([images.flatten(1) for images, _ in drawn.batches(50)])
+        drawn.release(torch.zeros(1), 1.0)
+
+    trained = Tied(network(), SETTINGS, public_batch=60.0, autocast=False, generator=torch.Generator().manual_seed(0))
+
+    def die(done: int, total: int) -> None:
+        if kill is not None and done == kill and not processes.leads():
+            os.kill(os.getpid(), 9)
+
+    finetune, log = fine_tune(
+        trained,
+        lambda: charge("finetune", STEPS, SETTINGS.max_grad_norm, 4 if kill is None else None),
+        epsilon_after=lambda steps: 0.0,
+        report=die,
+        say=lambda text: print(text, flush=True),
+    )
+    found |= {f"weights.{name}": value.detach() for name, value in trained.parameters.items()}
+    finetune.close()
+    torch.save(found, out / f"rank-{processes.rank()}.pt")
+    (out / f"rank-{processes.rank()}.json").write_text(json.dumps(log))
+    processes.leave()
+
+
+if __name__ == "__main__":
+    state, card, out = (Path(word) for word in sys.argv[1:4])
+    main(state, card, out, int(sys.argv[4]) if len(sys.argv) > 4 else None)

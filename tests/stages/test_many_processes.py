@@ -1,0 +1,38 @@
+"""`SFUMATO_LAUNCH`: the commands and `dvc repro` as they are, each query in two processes."""
+
+import json
+
+import pytest
+from small_repository import Repository, make_repository
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory) -> Repository:
+    made = make_repository(tmp_path_factory.mktemp("repository"))
+    made.environment["SFUMATO_LAUNCH"] = "torchrun --standalone --nproc-per-node=2"
+    run = ["count", "central", "pretrain", "finetune", "synthesize"]
+    made.edit(recipe="dp-feta", run=run, finetune={"steps": 4, "trainable": "all"}, pretrain={"steps": 6})
+    return made
+
+
+def test_a_repro_in_two_processes_ends_in_a_release_each_charge_opened_once(repository):
+    text = repository.repro()
+    assert "Traceback" not in text and "ChildFailedError" not in text
+    assert sorted(repository.opened()) == ["central", "count", "finetune"]
+    code, text = repository.run("stage", "ledger", "check", "--epsilon", "10", "--artifacts")
+    assert code == 0, text
+    log = (repository.path / "artifacts/finetune/log.csv").read_text().splitlines()
+    assert len(log) == 1 + 4
+    card = json.loads((repository.path / "artifacts/synthesize/card.json").read_text())
+    assert card["images"] == 120
+
+
+def test_a_refusal_is_one_line_and_its_own_exit_code(repository):
+    code, text = repository.run("stage", "count")
+    assert code == 3 and text.count("already released") == 1 and "Traceback" not in text, text
+
+
+def test_a_launcher_that_does_not_exist_is_named(repository):
+    repository.environment["SFUMATO_LAUNCH"] = "no-such-program -n 2"
+    code, text = repository.run("stage", "count")
+    assert code == 2 and "no-such-program" in text and "Traceback" not in text
