@@ -7,12 +7,17 @@ wait for a busy or shared core cost more than they bring.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
+import sys
 import time
+import warnings
 from collections.abc import Callable, Hashable
 
 import torch
 import torch.nn.functional as F
+
+from sfumato.errors import ConfigError
 
 THREADS_GAIN = 1.3  # all threads must be at least this many times as fast as one
 THREADS_ROUNDS = 4
@@ -23,8 +28,34 @@ MALLOC_OPTIONS = ((-1, 2**31 - 1), (-3, 2**25))
 
 
 def device() -> torch.device:
-    """The first GPU, or the processor."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """The GPU of this process, or the processor: as `SFUMATO_DEVICE` says, `auto` where it says nothing.
+
+    Raises ConfigError for `cuda` where there is none that this torch can use: it does not fall back on the processor.
+    """
+    asked = os.environ.get("SFUMATO_DEVICE") or "auto"
+    if asked not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"SFUMATO_DEVICE={asked} is not known: expected auto, cpu or cuda")
+    if asked == "cpu":
+        return torch.device("cpu")
+    problem = no_cuda()
+    if asked == "cuda" and problem:
+        raise ConfigError(f"SFUMATO_DEVICE=cuda, and {problem}")
+    return torch.device("cpu" if problem else "cuda")
+
+
+@functools.cache
+def no_cuda() -> str:
+    """Why no GPU can be used, in a line; empty where one can. What torch warns of is said once, on standard error."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        usable = torch.cuda.is_available() and torch.cuda.device_count() > 0
+    if usable:
+        return ""
+    built = f"torch {torch.__version__} {'finds no GPU' if torch.version.cuda else 'was built without CUDA'}"
+    said = " ".join(str(caught[0].message).split("\n")[0].split()) if caught else ""
+    if said:
+        print(f"no GPU is used: {said}", file=sys.stderr)
+    return f"{built} here{f' ({said})' if said else ''}"
 
 
 def keep_freed_memory() -> None:
@@ -40,7 +71,11 @@ def keep_freed_memory() -> None:
 
 
 def settle_processor() -> int:
-    """Keep freed memory and choose the number of threads, so that training is fast here. Returns the number."""
+    """Keep freed memory and choose the number of threads, so that training is fast here. Returns the number.
+
+    Raises ConfigError where `SFUMATO_DEVICE` names what is not there: before anything is charged.
+    """
+    device()
     keep_freed_memory()
     return settle_threads()
 

@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from sfumato import compute
+
 T = TypeVar("T")
 M = TypeVar("M", bound=nn.Module)
 PATIENCE = timedelta(hours=24)  # the first process may encode or train alone for long while the others wait
@@ -24,9 +26,10 @@ def join() -> None:
     """Join the processes that `torchrun` started with this one, if it did."""
     if not launched() or dist.is_initialized():
         return
-    if torch.cuda.is_available():
+    gpus = compute.device().type == "cuda"
+    if gpus:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=PATIENCE)
 
 
 def leave() -> None:

@@ -33,12 +33,13 @@ def show_machine(card: Path) -> None:
     import torch
     from rich.table import Table
 
+    from sfumato.compute import device
     from sfumato.data.sources.idx import DEBIAN_FASHION_MNIST
     from sfumato.public_model.directory import EXTRA
 
     table = Table("what", "found", show_header=False)
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
-    table.add_row("device", device)
+    gpu = device().type == "cuda"
+    table.add_row("device", torch.cuda.get_device_name() if gpu else f"CPU, {torch.get_num_threads()} threads")
     for name in ("torch", "torchvision", "opacus", "dp-accounting", "dvc", "pytorch-fid"):
         table.add_row(name, version(name) if importlib.util.find_spec(name.replace("-", "_")) else "not installed")
     missing = [name for name in ("diffusers", "transformers") if not importlib.util.find_spec(name)]

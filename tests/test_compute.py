@@ -1,11 +1,13 @@
 import platform
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
 
-from sfumato.compute import settle_threads
+from sfumato.compute import device, no_cuda, settle_threads
+from sfumato.errors import ConfigError
 
 KEPT = """
 import gc, sys, torch
@@ -45,3 +47,31 @@ def test_one_or_all_threads_are_used_and_the_choice_is_in_force(monkeypatch):
         assert settle_threads() == torch.get_num_threads()
     finally:
         torch.set_num_threads(before)
+
+
+def test_the_device_is_as_asked_and_a_missing_gpu_is_no_reason_to_fall_back(monkeypatch):
+    monkeypatch.setenv("SFUMATO_DEVICE", "cpu")
+    assert device().type == "cpu"
+    monkeypatch.setenv("SFUMATO_DEVICE", "gpu")
+    with pytest.raises(ConfigError, match=r"SFUMATO_DEVICE=gpu.*auto, cpu or cuda"):
+        device()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    no_cuda.cache_clear()
+    monkeypatch.setenv("SFUMATO_DEVICE", "cuda")
+    with pytest.raises(ConfigError, match="SFUMATO_DEVICE=cuda, and torch"):
+        device()
+    monkeypatch.delenv("SFUMATO_DEVICE")
+    assert device().type == "cpu"
+    no_cuda.cache_clear()
+
+
+def test_a_driver_that_is_too_old_is_said_in_one_line_and_once(monkeypatch, capsys):
+    def old() -> bool:
+        warnings.warn("The NVIDIA driver on your system is too old\n  (found 1.0)", UserWarning, stacklevel=2)
+        return False
+
+    monkeypatch.setattr(torch.cuda, "is_available", old)
+    no_cuda.cache_clear()
+    assert device().type == device().type == "cpu"
+    no_cuda.cache_clear()
+    assert capsys.readouterr().err == "no GPU is used: The NVIDIA driver on your system is too old\n"

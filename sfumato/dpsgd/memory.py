@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from sfumato.compute import device
 from sfumato.config import SALIENT, Finetune, Saliency
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.dpsgd.gradients import Draws, per_image_gradients
@@ -155,6 +156,6 @@ def estimate(
 
 def chunk_budget() -> int:
     """Bytes that one step may take: four fifths of the free memory of the GPU, or CPU_BYTES without one."""
-    if torch.cuda.is_available():
+    if device().type == "cuda":
         return int(0.8 * torch.cuda.mem_get_info()[0])
     return CPU_BYTES

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sfumato import compute
 from sfumato.compute import fast_bfloat16
 from sfumato.data.images import ImageSet
 from sfumato.diffusion.ema import EMA, ema_model
@@ -98,7 +99,7 @@ def fit(
     """
     if not len(images):
         raise ValueError(f"no images to train the {name} on")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = compute.device().type
     learnt, judged = kept_apart(len(images), schedule.kept, seed)
     with torch.random.fork_rng():
         torch.manual_seed(seed)

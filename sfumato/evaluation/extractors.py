@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sfumato import compute
 from sfumato.config import Evaluate
 from sfumato.data.images import ImageSet
 from sfumato.digest import digest_of_file
@@ -156,7 +157,7 @@ def inception_extractor(path: Path | None = None, sha256: str | None = None) -> 
             ) from error
         finally:
             inception.load_state_dict_from_url = download
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = compute.device().type
     network = network.to(device)
     published = digest.startswith(PUBLISHED)
     return Extractor(
@@ -211,7 +212,7 @@ def torchvision_extractor(model: str, path: Path, sha256: str | None = None) -> 
     name, last = linear[-1]
     network.set_submodule(name, nn.Identity())
     side = 299 if model == "inception_v3" else 224
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = compute.device().type
     network = network.eval().requires_grad_(False).to(device)
     mean, std = (torch.tensor(value, device=device).view(3, 1, 1) for value in (IMAGENET_MEAN, IMAGENET_STD))
 

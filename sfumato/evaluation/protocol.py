@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from sfumato import compute
 from sfumato.data.images import ImageSet
 from sfumato.errors import ConfigError
 from sfumato.evaluation.classifiers import build_classifier
@@ -199,7 +200,7 @@ def seconds_per_step(
     name: str, schedule: Schedule, shape: tuple[int, int, int], classes: int, most: float = 3.0
 ) -> float:
     """Seconds of one gradient step: the fastest of at most four, none of them begun after `most` seconds."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = compute.device().type
     channels, height, width = shape
     blank = np.zeros((schedule.batch, height, width, channels), dtype=np.uint8)
     targets = torch.arange(schedule.batch, device=device) % classes

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sfumato import compute
 from sfumato.compute import fast_bfloat16
 from sfumato.config import Classifier
 from sfumato.data.images import ImageSet
@@ -48,7 +49,7 @@ def train_public_classifier(
             f"the public set holds {len(images)} images, the classifier needs two or more beside those for validation: "
             "give it more"
         )
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = compute.device().type
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = build_network(settings.network, images.shape, len(images.classes), settings.width)
