@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -37,16 +37,19 @@ def evaluate_release(
     `progress` is told what comes next.
     Returns {"scope": "local", "warnings": […], name: {"lr": {"mean", "std", "per_seed", …}, …, "fidelity": {…}}}:
     accuracies on `holdout` in [0, 1], fidelity (`sfumato.evaluation.metrics.fidelity`) against `config.reference`.
-    "real" compares real images with other real images: the values to aim for. Raises DataError where a set is empty,
-    lacks a class or does not fit.
+    "real" compares real images with other real images: the values to aim for. A synthetic set that lacks a class, as
+    noisy counts may make one, is judged as it is, with a warning. Raises DataError where a set is empty or of another
+    shape.
     """
     for name, image_set in {**synthetic, "real training": train, "hold-out": holdout}.items():
         check_fits(name, image_set, train)
-    for name, image_set in synthetic.items():
-        check_classes(name, image_set)
     if "real" in synthetic:
         raise ValueError("a synthetic set cannot be named 'real': that is the bound")
     metrics: dict = {"scope": "local", "warnings": []}
+    warn = metrics["warnings"].append
+    for name, image_set in synthetic.items():
+        for warning in absent_classes(name, image_set):
+            warn(warning)
     trained_on = {**synthetic, **({"real": train} if config.bound else {})}
     for name, image_set in trained_on.items():
         metrics[name] = {}
@@ -59,7 +62,6 @@ def evaluate_release(
     if extractor is None:
         raise ValueError("evaluate.fidelity asks for features, and there is no extractor")
 
-    warn = metrics["warnings"].append
     absent = sorted(set(range(len(train.classes))) - set(holdout.labels.tolist()))
     if absent:
         names = ", ".join(repr(train.classes[label]) for label in absent[:5])
@@ -125,13 +127,19 @@ def check_fits(name: str, image_set: ImageSet, train: ImageSet) -> None:
 
 
 def check_classes(name: str, image_set: ImageSet) -> None:
-    """Raise DataError where a synthetic set has no image of some class: no classifier could learn it."""
+    """Raise DataError where a synthetic set has no image of some class."""
+    for problem in absent_classes(name, image_set):
+        raise DataError(problem)
+
+
+def absent_classes(name: str, image_set: ImageSet) -> Iterator[str]:
+    """A warning where a synthetic set has no image of some class: no classifier can learn it."""
     absent = np.flatnonzero(np.bincount(image_set.labels, minlength=len(image_set.classes)) == 0)
     if len(absent):
         more = f" and of {len(absent) - 1} others" if len(absent) > 1 else ""
-        raise DataError(
+        yield (
             f"the {name} set has no image of class {image_set.classes[absent[0]]!r}{more}: no classifier can learn it. "
-            "Raise synthesize.count, or set synthesize.labels: uniform and run `stage synthesize` again."
+            "Raise synthesize.count, or set synthesize.labels: uniform and run `stage synthesize` again"
         )
 
 

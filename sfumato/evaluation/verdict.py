@@ -58,7 +58,7 @@ def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[
         told = release - chance > ERRORS * error  # apart from chance, as far as so many images can tell
         level = next(name for name, (least, _) in LEVELS.items() if learned >= least) if told else "useless"
         sentence = LEVELS[level][1]
-    part = "" if learned is None else f" ({100 * learned:.0f} % of what there is to learn)"
+    part = "" if learned is None else f" ({100 * max(learned, 0):.0f} % of what there is to learn)"
     if "teacher" in found and found["teacher"]["balanced_accuracy"] > release + BETTER:
         sentence += ". The teacher is a better classifier: who needs no more than a classifier should take it"
     return {

@@ -11,7 +11,7 @@ from sfumato.errors import DataError
 from sfumato.evaluation import downstream, scores
 from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.metrics.frechet import frechet_distance
-from sfumato.evaluation.scores import evaluate_release
+from sfumato.evaluation.scores import check_classes, evaluate_release
 
 CONFIG = Evaluate(classifiers=("lr", "mlp"), seeds=(0, 1), epochs=1)
 PIXELS = Extractor(name="pixels-64", digest="pixels", dimension=64, embed=lambda images: images.flatten(1))
@@ -218,8 +218,6 @@ def test_sets_that_do_not_fit_are_refused_before_any_training(sets, monkeypatch)
             evaluate_release({"release": ImageSet(good.images, labels, good.classes)}, train, holdout, CONFIG, PIXELS)
     kept = ~np.isin(good.labels, (3, 7))
     with pytest.raises(DataError, match="no image of class '3' and of 1 others"):
-        evaluate_release(
-            {"release": ImageSet(good.images[kept], good.labels[kept], good.classes)}, train, holdout, CONFIG, PIXELS
-        )
+        check_classes("release", ImageSet(good.images[kept], good.labels[kept], good.classes))
     with pytest.raises(ValueError, match="'real'"):
         evaluate_release({"real": good}, train, holdout, CONFIG, PIXELS)
