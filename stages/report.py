@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from stages.runner import ARTIFACTS, EVALUATION, LEDGER, DryRun, check_local, input_option
+from stages.runner import ARTIFACTS, EVALUATION, LEDGER, DryRun, check_local, input_option, say
 
 
 class Audience(StrEnum):
@@ -50,6 +50,7 @@ def report(
     from sfumato.errors import ConfigError
     from sfumato.files import replace_file
     from sfumato.release.report import read_local, report_page
+    from sfumato.release.statements import write_statements
 
     if page.is_dir():
         raise ConfigError(f"--out {page} is a folder: name the HTML file, such as {page / 'index.html'}")
@@ -58,6 +59,9 @@ def report(
         text = report_page(synthesize, ledger)
         with writing(page.parent, "report", [read_artifact(synthesize, "synthesize")]) as directory:
             (directory / page.name).write_text(text, encoding="utf-8")
+            unsaid = write_statements(synthesize, ledger, directory)
+        if unsaid:
+            say(f"no entry for the Deployments Registry: params.yaml does not say {', '.join(unsaid)}")
     else:
         check_local("--out", page)
         local = read_local(metrics, evaluation, artifacts)

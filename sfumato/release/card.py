@@ -19,7 +19,7 @@ KINDS = {
     "augmented": "slightly moved, brightened or blurred",
     "mixed": "blends of two images, to train a classifier on and not to look at",
 }
-WORDS = {
+ABOUT = {
     "owner": "Published by",
     "owner_type": "Kind of publisher",
     "contact": "Contact",
@@ -174,7 +174,7 @@ def cost_of(plan: StagePlan[Synthesize], records: Mapping[str, dict]) -> Cost:
 
 def facts(about: Mapping[str, str]) -> str:
     """What the owner says, one line each."""
-    return "\n".join(f"- {word}: {plain(about[key])}" for key, word in WORDS.items() if key in about)
+    return "\n".join(f"- {word}: {plain(about[key])}" for key, word in ABOUT.items() if key in about)
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -36,7 +36,7 @@ FORMATS = {
     ".json": "application/json",
     ".md": "text/markdown",
     ".csv": "text/csv",
-    ".parquet": "application/vnd.apache.parquet",
+    ".parquet": "application/x-parquet",
 }
 
 

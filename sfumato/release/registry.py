@@ -34,7 +34,9 @@ class Basic(Part):
     intended_use: Text
     data_product_type: Literal["Dataset", "Synthetic data"]
     data_product_region: Text
-    data_product_sector: Literal["Technology", "Healthcare", "Education", "Government", "Energy", "Finance"] | None = None
+    data_product_sector: Literal["Technology", "Healthcare", "Education", "Government", "Energy", "Finance"] | None = (
+        None
+    )
     publication_date: Day
 
 

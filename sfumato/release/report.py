@@ -24,6 +24,7 @@ from sfumato.privacy.accountant import round_up
 from sfumato.privacy.events import ZERO_OUT_ONE, event_from_json
 from sfumato.privacy.ledger import by_id, check_ledger, compose, read_ledger
 from sfumato.privacy.meaning import bound_text, membership_advantage, privacy_profile, true_positive_rate
+from sfumato.release.card import ABOUT, NEIGHBOURS
 from sfumato.release.marks import PHOTOGRAPHS
 
 TEMPLATE = Path(__file__).with_suffix(".html")
@@ -41,6 +42,21 @@ SEEN = {
 }
 WORDS = {"accuracy": "accuracy", "balanced_accuracy": "mean accuracy of the classes"}
 ACCOUNTANTS = {"rdp": "Rényi", "rdp_classic": "Rényi, older conversion", "pld": "privacy-loss distribution"}
+LARGEST_FACTOR = 10.0  # of e^ε in words
+TRUST = (
+    "Central model: the owner of the sensitive images runs the software, sees the images, and is trusted with them and "
+    "with the machine.",
+    "Nobody who receives the release needs to be trusted: readers may work together, know every other image, and have "
+    "any amount of time, short of breaking AES, which makes the noise.",
+)
+NOT_COVERED = (
+    "several images of one person: their costs add up",
+    "hold-out images, kept apart to measure quality",
+    "choices made by looking at numbers from real images, such as picking the better of two runs",
+    "the machine that ran it, its timing, and whoever can read its disk",
+    "attacks on the floating-point form of the noise",
+    "conclusions that would hold without any one image, such as what a class looks like",
+)
 ACCURACY = "Accuracy on real hold-out images, %"
 VERDICT = "What a classifier can do, %"
 
@@ -72,7 +88,6 @@ class Local:
     """
 
     verdict: str = ""
-
     metrics: tuple[Table, ...] = ()
     warnings: tuple[str, ...] = ()
     plots: tuple[Picture, ...] = ()
@@ -82,9 +97,30 @@ class Local:
 def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
     """The page as HTML: the public edition, or the owner's where `local` is given.
 
+    Raises what `checked` raises.
+    Guarantee: without `local` the page is a function of the files of `release` and `ledger`, both already released.
+    """
+    artifact, content, spent = checked(release, ledger)
+    shown = f"{ledger} has a record that cannot be shown"  # a field that `check_ledger` does not need
+    again, causes = "run `stage ledger write`, or restore it from git", (*UNREADABLE, OverflowError)
+    with explained(BudgetError, lambda error: f"{shown} ({error!r}): {again}", causes=causes):
+        cost, proof = what_it_cost(content, spent), what_to_check(artifact, content, ledger)
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    released, attacker = what_was_released(artifact), what_it_means(content)
+    fixed = {"trust": TRUST, "not_covered": NOT_COVERED, "words": ABOUT}
+    return template.render(local=local, release=released, cost=cost, attacker=attacker, proof=proof, **fixed)
+
+
+def checked(release: Path, ledger: Path) -> tuple[Artifact, dict, float]:
+    """The release, its ledger, and ε computed again.
+
     Raises BudgetError where the ledger does not hold or belongs to another release, DataError where the release is
     missing, changed or local.
-    Guarantee: without `local` the page is a function of the files of `release` and `ledger`, both already released.
     """
     artifact, content = read_artifact(release, "synthesize"), read_ledger(ledger)
     spent, problems = check_ledger(content)
@@ -97,18 +133,7 @@ def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
         raise BudgetError(
             f"{ledger} does not hold: {'; '.join(problems)}. Run `stage ledger write`, or restore it from git"
         )
-    shown = f"{ledger} has a record that cannot be shown"  # a field that `check_ledger` does not need
-    again, causes = "run `stage ledger write`, or restore it from git", (*UNREADABLE, OverflowError)
-    with explained(BudgetError, lambda error: f"{shown} ({error!r}): {again}", causes=causes):
-        cost, proof = what_it_cost(content, spent), what_to_check(artifact, content, ledger)
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    )
-    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    released, attacker = what_was_released(artifact), what_it_means(content)
-    return template.render(local=local, release=released, cost=cost, attacker=attacker, proof=proof)
+    return artifact, content, spent
 
 
 # --- sections ---------------------------------------------------------------------------------------------------------
@@ -135,6 +160,7 @@ def what_was_released(artifact: Artifact) -> dict[str, Any]:
             "sources": [(name, grouped(number)) for name, number in sorted(card["sources"].items())],
             "photographs": PHOTOGRAPHS in card["sources"],
             "only_photographs": set(card["sources"]) == {PHOTOGRAPHS},
+            "about": {key: str(text) for key, text in card.get("about", {}).items() if key in ABOUT},
             "grid": picture(artifact.path / "grid.png", "", "Ten released images of each class, one class a row"),
         }
 
@@ -166,10 +192,12 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
         "unit": first.get("unit", "one (image, label)"),
         "declared": ledger["adjacency"] == ZERO_OUT_ONE,
         "adjacency": ledger["adjacency"],
+        "neighbours": NEIGHBOURS[ledger["adjacency"]],
         "epsilon": bound_text(spent),
         "delta": scientific(delta),
         "one_in": grouped(math.floor(1 / delta)),
-        "factor": scientific(math.exp(min(spent, 700)), 2) if spent > 6 else bound_text(math.exp(spent), 3),
+        # a larger factor says nothing that a reader could use: the ceilings on an attacker do
+        "factor": bound_text(math.exp(spent), 3) if spent <= math.log(LARGEST_FACTOR) else "",
         "target": f"{ledger['target']:g}",
         "size_hint": grouped(ledger["size_hint"]),
         "accountant": ACCOUNTANTS[ledger["accountant"]],

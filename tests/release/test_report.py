@@ -195,7 +195,7 @@ def test_the_public_edition_is_the_same_bytes_whatever_the_evaluation_and_the_re
         write_evaluation(tmp_path, seed)
         desk()
         found.append({path.name: path.read_bytes() for path in (tmp_path / "artifacts" / "report").iterdir()})
-    assert found[0] == found[1] and set(found[0]) == {"index.html", PRIVACY}
+    assert found[0] == found[1] and set(found[0]) == {"index.html", "croissant.json", PRIVACY}
     (tmp_path / "metrics.json").unlink()
     desk()
     assert (tmp_path / "artifacts" / "report" / "index.html").read_bytes() == found[0]["index.html"]

@@ -1,0 +1,137 @@
+"""The statements beside the report: Croissant by its own validator, the registry's entry by its schema."""
+
+import json
+import shutil
+
+import pytest
+import yaml
+from pydantic import ValidationError
+from small_release import RECORD, write_release
+
+from sfumato.errors import BudgetError
+from sfumato.privacy.accountant import default_delta
+from sfumato.privacy.events import SECRET
+from sfumato.privacy.ledger import build_ledger, ledger_text
+from sfumato.release.registry import Entry
+from sfumato.release.report import report_page
+from sfumato.release.statements import CROISSANT, REGISTRY, write_statements
+
+SAID = {
+    "owner": "The clinic",
+    "owner_type": "Nonprofit",
+    "purpose": "Teaching.",
+    "region": "Europe",
+    "contact": "data@example.org",
+    "licence": "cc-by-4.0",
+}
+MORE = {
+    "dataset_id": "clinic-2026",
+    "data_version": "v",
+    "sensitivity": "1",
+    "noise_source": SECRET,
+    "plan": "p" * 64,
+    "settings": "s" * 64,
+    "code": {"count": "c" * 64},
+    "again": 0,
+    "max_norm": 1.0,
+    "versions": {"numpy": "2.4.6"},
+    "time": 1_795_243_189,
+}
+
+
+@pytest.fixture
+def states(digits, tmp_path, monkeypatch):
+    """A release, its ledger, and the statements of both as a function: (what is unsaid, folder of the statements)."""
+
+    def make(about=SAID, **more):
+        shutil.rmtree(tmp_path / "artifacts", ignore_errors=True)
+        for key, value in MORE.items():
+            monkeypatch.setitem(RECORD, key, value)
+        release, ledger = tmp_path / "artifacts" / "synthesize", tmp_path / "ledger.json"
+        write_release(release, digits, about=about, **more)
+        budget = {"recipe": "r", "accountant": "rdp", "delta": default_delta(1500), "size_hint": 1500, "target": 1.0}
+        ledger.write_text(ledger_text(build_ledger(budget, {RECORD["id"]: dict(RECORD)}, [])))
+        (folder := tmp_path / "artifacts" / "report").mkdir()
+        return write_statements(release, ledger, folder), folder
+
+    return make
+
+
+@pytest.mark.parametrize("sources", [("finetune",), ("select",)])
+@pytest.mark.parametrize("export", [(), ("parquet", "png", "npz")])
+@pytest.mark.parametrize("about", [{}, SAID, {**SAID, "url": "https://example.org/set"}])
+def test_croissant_s_own_validator_finds_no_error(states, sources, export, about):
+    croissant = pytest.importorskip("mlcroissant")
+    _, folder = states(about, sources=sources, export=list(export))
+    dataset = croissant.Dataset(str(folder / CROISSANT))
+    assert str(dataset.metadata.ctx.conforms_to.value).endswith("croissant/1.1")
+    assert not dataset.metadata.ctx.issues.errors
+    assert "ε = 0.6792" in dataset.metadata.personal_sensitive_information[0]
+    assert len(list(dataset.records("classes"))) == 10
+
+
+def test_the_images_load_through_croissant(states, digits):
+    croissant = pytest.importorskip("mlcroissant")
+    pytest.importorskip("pyarrow")
+    import numpy as np
+
+    _, folder = states(export=["parquet"])
+    rows = list(croissant.Dataset(str(folder / CROISSANT)).records("images"))
+    assert [row["images/label"] for row in rows] == digits.labels[:40].tolist()
+    assert np.array_equal(np.asarray(rows[7]["images/image"]), digits.images[7, ..., 0])
+
+
+def test_croissant_lists_every_file_with_its_hash_and_says_who_publishes(states):
+    _, folder = states(export=["npz"])
+    record = json.loads((folder / CROISSANT).read_text())
+    listed = json.loads((folder.parent / "synthesize" / "privacy.json").read_text())["files"]
+    files = {entry["@id"]: entry for entry in record["distribution"]}
+    assert set(files) == {*listed, "privacy.json"} and all(files[name]["sha256"] == sha for name, sha in listed.items())
+    assert all((folder / entry["contentUrl"]).is_file() for entry in files.values())
+    assert record["license"] == "cc-by-4.0" and record["creator"]["email"] == "data@example.org"
+    assert any("several images of one person" in gap for gap in record["rai:dataLimitations"])
+
+
+def test_the_registry_s_entry_fits_its_schema_and_states_the_ledger(states):
+    unsaid, folder = states()
+    entry = Entry.model_validate(yaml.safe_load((folder / REGISTRY).read_text()))
+    loss, basic = entry.deployment.privacy_loss, entry.deployment.basic
+    assert unsaid == [] and basic.publication_date == "2026-11-21" and basic.data_product_type == "Synthetic data"
+    assert 0.679 < loss.privacy_parameters.epsilon < 0.68 and loss.privacy_parameters.delta == default_delta(1500)
+    assert loss.privacy_unit == "one (image, label)" and loss.number_of_privacy_units == 1500
+    assert "noise multiplier 5" in entry.deployment.implementation.mechanisms
+    content = yaml.safe_load((folder / REGISTRY).read_text())
+    content["deployment"]["basic"]["data_product_type"] = "Pictures"
+    with pytest.raises(ValidationError):
+        Entry.model_validate(content)
+
+
+def test_public_photographs_are_a_dataset_and_not_synthetic(states):
+    _, folder = states(sources=["select"])
+    entry = yaml.safe_load((folder / REGISTRY).read_text())["deployment"]["basic"]
+    assert entry["data_product_type"] == "Dataset" and "public photographs, privately selected" in entry["description"]
+    record = json.loads((folder / CROISSANT).read_text())
+    assert "synthetic data" not in record["keywords"] and "public photographs" in record["description"]
+
+
+def test_without_the_owner_s_words_there_is_no_entry_and_it_is_said_what_is_missing(states):
+    unsaid, folder = states({"owner": "The clinic"})
+    assert unsaid == ["release.owner_type", "release.purpose", "release.region"]
+    assert not (folder / REGISTRY).exists() and (folder / CROISSANT).exists()
+
+
+def test_a_ledger_that_does_not_hold_gets_no_statement(states, tmp_path):
+    _, folder = states()
+    (tmp_path / "ledger.json").write_text((tmp_path / "ledger.json").read_text().replace('"delta": ', '"delta": 1'))
+    (folder / CROISSANT).unlink()
+    with pytest.raises(BudgetError):
+        write_statements(tmp_path / "artifacts" / "synthesize", tmp_path / "ledger.json", folder)
+    assert not (folder / CROISSANT).exists()
+
+
+def test_the_page_goes_in_the_order_of_sp_800_226_and_holds_the_owner_s_words(states, tmp_path):
+    states()
+    page = report_page(tmp_path / "artifacts" / "synthesize", tmp_path / "ledger.json")
+    marks = ['id="released"', 'id="unit"', 'id="trust"', 'id="guarantee"', 'id="ledger"', 'id="gaps"', 'id="check"']
+    places = [page.index(mark) for mark in marks]
+    assert places == sorted(places) and "The clinic" in page and "data@example.org" in page and "Teaching." in page
