@@ -10,7 +10,7 @@ from typing import Any
 import sfumato
 from sfumato.artifacts import PRIVACY, Artifact
 from sfumato.digest import digest_of_file
-from sfumato.files import read_json
+from sfumato.documents import read_json
 from sfumato.privacy.accountant import round_up
 from sfumato.recipes import as_yaml
 from sfumato.release.card import NEIGHBOURS
