@@ -2,13 +2,11 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from sfumato.config import Evolve
-from sfumato.data.store import SENSITIVE, load_prepared
 from sfumato.dpsgd.checkpoint import checkpoint_path
 from sfumato.features.alone import rows_alone
 from sfumato.privacy.accountant import epsilon
@@ -161,34 +159,3 @@ def test_what_is_kept_between_rounds_holds_no_count_of_images(owner, generator):
     tensors = load_file(checkpoint_path(charges[0].run, 2))
     assert sorted(tensors) == ["best", "genes", "kinds", "labels"]
     assert all(len(tensors[name]) == settings.population for name in ("genes", "kinds", "labels"))
-
-
-def test_the_population_comes_from_noisy_votes_alone(owner, generator, monkeypatch):
-    """The same released votes give the same population, whatever images there are: all else is public."""
-    settings = Evolve(rounds=3, population=124, images=50, dimension=16)
-    embedding = embedding_of(settings, SHAPE, None, generator, seed=0)
-    count = len(load_prepared(owner.state, owner.card, SENSITIVE))
-
-    class Told:
-        uses, noise_multiplier = 3, 2.0
-
-        def __init__(self, folder):
-            self.used, self.run = 0, folder
-            folder.mkdir()
-
-        def sum(self, rows_of, max_norm, *, size, whole):
-            assert whole and max_norm == 1.0
-            shape = rows_of(torch.zeros(1, 16), torch.tensor([0]))
-            self.used += 1
-            random = np.random.default_rng(self.used)
-            return torch.from_numpy(random.normal(size=(shape.left.shape[1], shape.right.shape[1]), scale=3).round())
-
-        def durable(self):
-            pass
-
-    found = [
-        query_evolve(lambda i=i: Told(owner.state / f"run-{i}"), settings, generator, embedding, UNIFORM, 0)[1]
-        for i in range(2)
-    ]
-    assert count not in found[0].genes.shape
-    assert torch.equal(found[0].genes, found[1].genes) and torch.equal(found[0].labels, found[1].labels)

@@ -149,6 +149,7 @@ DOORKEEPERS = {
     "stages/teacher.py": {"open_charge"},
     "stages/embedding.py": {"open_charge"},
     "stages/saliency.py": {"open_charge"},
+    "stages/moments.py": {"open_charge"},
     "stages/evolve.py": {"open_charge"},
     "stages/finetune.py": {"open_charge"},
 }

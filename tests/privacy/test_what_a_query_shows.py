@@ -1,12 +1,15 @@
 """What a query returns and says follows from what the charge released: other images, or none, change nothing of it."""
 
+import functools
 import math
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from sfumato.config import Central, FeatureMap, Finetune, LogNormal, Saliency, Teacher
+from sfumato.config import Central, Evolve, FeatureMap, Finetune, LogNormal, Moments, Saliency, Teacher
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.run import State, step
 from sfumato.dpsgd.trainable import candidates
@@ -16,10 +19,13 @@ from sfumato.privacy.rows import Rows, bounded_sum
 from sfumato.queries.central import query_central
 from sfumato.queries.count import query_count
 from sfumato.queries.embedding import query_embedding
+from sfumato.queries.evolve import embedding_of, query_evolve
 from sfumato.queries.frequency import query_frequency
 from sfumato.queries.histogram import query_histogram
+from sfumato.queries.moments import moment_features, query_moments
 from sfumato.queries.saliency import query_saliency
 from sfumato.queries.teacher import query_teacher
+from sfumato.warmup.evolution import RendererGenerator
 
 CLASSES = 4
 Images = tuple[Tensor, Tensor]
@@ -33,6 +39,14 @@ class GivenCharge:
     def __init__(self, drawn: Images, uses: int = 1) -> None:
         self.images, self.labels = drawn
         self.uses, self.asked = uses, []
+        self.run = Path(tempfile.mkdtemp())
+
+    @property
+    def used(self) -> int:
+        return len(self.asked)
+
+    def durable(self) -> None:
+        pass
 
     def batches(self, size: int):
         for start in range(0, len(self.images), size):
@@ -91,6 +105,26 @@ def embedding(charge: GivenCharge) -> Tensor:
     return query_embedding(charge, LEARNED, CLASSES, 50.0)
 
 
+def moments(charge: GivenCharge) -> Tensor:
+    features = moment_features(Moments(), (1, 8, 8), classifier())
+    charge.images = charge.images.flatten(1)[:, :1].expand(-1, sum(features.widths))
+    return query_moments(charge, features, CLASSES, 50.0)
+
+
+@functools.cache
+def renderer() -> RendererGenerator:
+    return RendererGenerator("photos", (1, 8, 8))
+
+
+def evolve(charge: GivenCharge) -> dict[str, Tensor]:
+    settings = Evolve(rounds=3, population=40, images=30, dimension=8)
+    charge.images = charge.images.flatten(1)[:, :8]
+    embedding = embedding_of(settings, (1, 8, 8), None, renderer(), seed=0)
+    priors = torch.full((CLASSES,), 1 / CLASSES)
+    _, population, best, _ = query_evolve(lambda: charge, settings, renderer(), embedding, priors, 0, say=print)
+    return {**population.tensors(), "best": best}
+
+
 QUERIES = {
     "count": (1, lambda charge: query_count(charge, CLASSES)),
     "central mean": (2, central),
@@ -101,6 +135,8 @@ QUERIES = {
     "teacher": (5, teacher),
     "embedding": (1, embedding),
     "saliency": (1, saliency),
+    "moments": (1, moments),
+    "evolve": (3, evolve),
 }
 BOUNDS = {name: 1.0 for name in QUERIES} | {
     "central mean": 8.0,
@@ -147,7 +183,7 @@ def test_a_query_returns_and_says_what_follows_from_the_release_alone(name, othe
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("name", ["count", "central mode", "histogram", "histogram by class"])
+@pytest.mark.parametrize("name", ["count", "central mode", "histogram", "histogram by class", "evolve"])
 def test_what_counts_is_released_in_whole_numbers(name):
     charge = GivenCharge(images(40, 0), QUERIES[name][0])
     QUERIES[name][1](charge)
