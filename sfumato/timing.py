@@ -255,6 +255,12 @@ class Blanks:
     def classifier(self) -> float:
         return self.training(self.params.classifier, self.public_images, PUBLIC_CLASSES)
 
+    def moments(self) -> float:
+        classifier = self.params.classifier
+        network = functools.partial(build_network, classifier.network, self.shape, PUBLIC_CLASSES, classifier.width)
+        decides = {"network": classifier.network, "width": classifier.width}
+        return self.sensitive * self.alone("votes", decides, network)
+
     def histogram(self) -> float:
         settings, classifier = self.params.histogram, self.params.classifier
         network = functools.partial(build_network, classifier.network, self.shape, PUBLIC_CLASSES, classifier.width)

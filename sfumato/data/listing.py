@@ -8,7 +8,9 @@ import os
 import stat
 import time
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from sfumato.config import Data
 from sfumato.digest import canonical, code_digest
@@ -17,7 +19,7 @@ FRESH = 2.0  # seconds: a file that changed so shortly before may change again w
 
 
 def listing_of(data: Data, key: bytes) -> str | None:
-    """A keyed digest of what decides a prepared set: its settings, the code, and every file below `data.path`.
+    """A keyed digest of what decides a prepared set: its settings, the code, and every file at or below what they name.
 
     A file counts by name, size, inode and the times of its last change: that of its content, and that of its status,
     which no program can set back. None where nothing can be said: without a path, where a file changed just now, or
@@ -29,12 +31,21 @@ def listing_of(data: Data, key: bytes) -> str | None:
     mac = hmac.new(key, canonical({"data": data.model_dump(mode="json"), "path": str(path.resolve())}), "sha256")
     mac.update(code_digest(Path(__file__).resolve().parents[2], "sfumato.data.prepare").encode())
     latest = time.time_ns() - int(FRESH * 1e9)
-    for name, status in statuses(path.resolve()):
+    for name, status in chain.from_iterable(statuses(found) for found in named(data.model_dump(mode="json"))):
         if stat.S_ISLNK(status.st_mode) or max(status.st_ctime_ns, status.st_mtime_ns) > latest:
             return None
         entry = [name, status.st_mode, status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
         mac.update(json.dumps(entry).encode())
     return mac.hexdigest()
+
+
+def named(value: Any) -> Iterator[Path]:
+    """What the settings name that is there: `data.path`, and any other file or folder."""
+    if isinstance(value, dict):
+        for entry in value.values():
+            yield from named(entry)
+    elif isinstance(value, str) and (found := Path(value).expanduser()).exists():
+        yield found.resolve()
 
 
 def statuses(path: Path) -> Iterator[tuple[str, os.stat_result]]:
