@@ -1,0 +1,195 @@
+"""Open charges from many processes at once, kill some of them, fill the disk, fork, set the clock back; then count.
+
+    python benchmarks/charges.py --charges 2000 --processes 8 --kills 200 --seed 0
+
+All processes spend on one dataset in one state directory: each takes a share of the pieces of work, opens a charge,
+draws, releases, closes. Each piece is given to two of them, so that they race for it. Now and then one is killed
+(SIGKILL), finds its disk full, has its clock set back, or forks a child that tries to go on with its charge; a killed
+one is started again with the same share. In the end there must be one charge for each piece of work, opened once and
+closed once, in a journal that holds; the last part has a lifetime budget for half of the pieces, which no race may
+exceed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import resource
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from sfumato.config import Data
+from sfumato.data.prepare import prepare_sensitive
+from sfumato.data.store import Card, read_card
+from sfumato.errors import BudgetError
+from sfumato.privacy.accountant import epsilon
+from sfumato.privacy.charge import Charge
+from sfumato.privacy.events import Mechanism
+from sfumato.privacy.odometer import CLOSE, OPEN, Odometer
+from sfumato.privacy.opening import RELEASED, AlreadyReleasedError, Permission, Work, open_charge
+
+MECHANISM = Mechanism(noise_multiplier=5.0)
+DELTA = 1e-5
+FREE = Permission(delta=DELTA, lifetime_epsilon="unlimited")
+
+
+def work_of(number: int) -> Work:
+    return Work(
+        stage="count",
+        plan=f"plan {number}",
+        settings=f"settings {number}",
+        mechanism=MECHANISM,
+        max_norm=1.0,
+        released="x",
+        sensitivity="1",
+    )
+
+
+def spend(state: Path, card: Card, number: int, permission: Permission, fault: Callable[[Charge], None]) -> None:
+    """One piece of work: as a query does it. The release counts once it has its name in the directory of the run."""
+    charge = open_charge(state, card, work_of(number), permission)
+    fault(charge)
+    for _ in charge.batches(size=500):
+        pass
+    charge.release(torch.zeros(3), max_norm=1.0)
+    (charge.run / RELEASED).mkdir(exist_ok=True)
+    charge.close()
+
+
+def worker(state: Path, card: Card, mine: list[int], permission: Permission, seed: int) -> None:
+    """Spend on each piece of work that is not released yet; with a fault now and then, of the process's own making."""
+    chance, real = random.Random(seed), time.time
+    for number in mine:
+        kind = chance.choice(["none"] * 17 + ["disk", "clock", "fork"])
+        if kind == "clock":
+            time.time = lambda: real() - chance.randrange(10**9)  # type: ignore[method-assign]
+        try:
+            if kind == "disk":
+                fill_the_disk(state, card, number, permission)
+            spend(state, card, number, permission, fork_and_go_on if kind == "fork" else lambda _: None)
+        except AlreadyReleasedError:
+            continue  # another process, or an earlier life of this one, was faster
+        except BudgetError as error:
+            if "held by another process" not in str(error) and "lifetime_epsilon" not in str(error):
+                raise
+        finally:
+            time.time = real  # type: ignore[method-assign]
+
+
+def fill_the_disk(state: Path, card: Card, number: int, permission: Permission) -> None:
+    """Try it with room for half a line more in the journal: refused, and nothing is opened."""
+    room = Odometer(state, card.dataset_id).path.stat().st_size + 200  # what others write meanwhile leaves less
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        open_charge(state, card, work_of(number), permission)
+    except (BudgetError, OSError):
+        return
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    raise AssertionError("a charge was opened though the journal had no room for it")
+
+
+def fork_and_go_on(charge: Charge) -> None:
+    """A child that a fork made must not draw."""
+    child = os.fork()
+    if child == 0:
+        try:
+            list(charge.batches(size=10))
+        except BudgetError:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0, "a fork drew with the charge of its parent"
+
+
+def start(state: Path, card: Card, mine: list[int], permission: Permission, seed: int) -> int:
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        code = 1
+        try:
+            worker(state, card, mine, permission, seed)
+            code = 0
+        except BaseException as error:
+            print(f"worker: {error!r}", flush=True)
+        finally:
+            os._exit(code)
+    return child
+
+
+def race(
+    state: Path, card: Card, charges: int, processes: int, kills: int, permission: Permission, chance: random.Random
+) -> int:
+    """Let the processes work until all is done. Returns how often one was killed."""
+    shares = [[n for n in range(charges) if n % processes in (i, (i + 1) % processes)] for i in range(processes)]
+    running = {start(state, card, share, permission, chance.randrange(2**32)): share for share in shares}
+    killed = 0
+    try:
+        while running:
+            time.sleep(chance.uniform(0.02, 0.25))
+            if killed < kills:
+                os.kill(chance.choice(list(running)), signal.SIGKILL)
+                killed += 1
+            for child in list(running):
+                done, status = os.waitpid(child, os.WNOHANG)
+                if done:
+                    share = running.pop(child)
+                    if os.WIFSIGNALED(status):
+                        running[start(state, card, share, permission, chance.randrange(2**32))] = share
+                    elif status:
+                        raise AssertionError("a process failed by itself")
+    finally:
+        for child in running:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    return killed
+
+
+def check(odometer: Odometer, wanted: int | None) -> int:
+    """Raise AssertionError unless each piece of work was opened once and closed once. Returns how many there are."""
+    entries = odometer.entries()  # which checks the chain
+    opened = Counter(entry["work"] for entry in entries if entry["kind"] == OPEN)
+    closed = Counter(entry["id"] for entry in entries if entry["kind"] == CLOSE)
+    runs = {entry["record"]["id"] for entry in entries if entry["kind"] == OPEN}
+    assert not opened or max(opened.values()) == 1, f"charged twice: {opened.most_common(3)}"
+    assert set(closed) == runs and set(closed.values()) <= {1}, "a charge was lost, or closed twice"
+    assert wanted is None or len(opened) == wanted, f"{len(opened)} charges of {wanted}"
+    assert len({record["id"] for record in odometer.opened()}) == len(opened)
+    return len(opened)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--charges", type=int, default=2000)
+    parser.add_argument("--processes", type=int, default=8)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    chance = random.Random(arguments.seed)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="charges-") as name:
+        for part, charges, kills in (("free", arguments.charges, arguments.kills), ("bounded", 40, 10)):
+            state, begun = Path(name) / part, time.perf_counter()
+            prepare_sensitive(Data(), state, state / "card.json", state / "raw")
+            card = read_card(state / "card.json")
+            half = epsilon([MECHANISM.event] * (charges // 2), DELTA) * (1 + 1e-9)
+            permission = FREE if part == "free" else Permission(delta=DELTA, lifetime_epsilon=half)
+            killed = race(state, card, charges, arguments.processes, kills, permission, chance)
+            opened = check(Odometer(state, card.dataset_id), charges if part == "free" else charges // 2)
+            seconds = time.perf_counter() - begun
+            print(
+                f"{part}: {opened} charges of {charges} pieces of work from {arguments.processes} processes, "
+                f"{killed} kills, none lost, none twice ({seconds:.0f} s)",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
