@@ -44,8 +44,8 @@ def read_text(path: Path, largest: int = LARGEST) -> str:
             raise IsADirectoryError(f"{path} is a folder")
         if not stat.S_ISREG(about.st_mode):
             raise ValueError("it is no regular file")
-        content = file.read(largest + 1)
-    if len(content) > largest:
+        content = file.read(largest + 1) if about.st_size <= largest else b""
+    if max(about.st_size, len(content)) > largest:
         raise ValueError(f"it has more than {largest:,} bytes")
     return content.decode("utf-8")
 

@@ -118,6 +118,8 @@ class Journal:
         """The lines of the file, without an unfinished last one."""
         if not self.path.exists():
             return []
+        if not self.path.is_file():  # a pipe would be waited for
+            raise BudgetError(f"{self.path} is no file: {WAY_OUT}")
         lines = self.path.read_text(encoding="utf-8", errors="replace").split("\n")
         if not is_whole(lines[-1]):
             lines.pop()
@@ -145,7 +147,7 @@ class Journal:
             entry = self._parsed(line, number)
             head = link(salt, head, entry)
             chained = chained or entry["kind"] == GENESIS or "head" in entry
-            if chained and not hmac.compare_digest(head, str(entry.get("head"))):
+            if chained and not hmac.compare_digest(head.encode(), str(entry.get("head")).encode()):
                 raise BudgetError(
                     f"{self.path}, line {number}, does not follow from the lines before it, one of which was changed, "
                     f"added or taken out: {WAY_OUT}"

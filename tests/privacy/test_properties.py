@@ -1,0 +1,164 @@
+"""What holds of every ledger, journal and plan, on random ones (hypothesis)."""
+
+import hashlib
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sfumato.config import Params
+from sfumato.data.store import Card
+from sfumato.errors import BudgetError
+from sfumato.plan import make_plan, plan_texts
+from sfumato.privacy.accountant import default_delta, epsilon
+from sfumato.privacy.events import SECRET, Mechanism, event_to_json
+from sfumato.privacy.ledger import build_ledger, check_ledger, ledger_text, lock_problems, read_ledger
+from sfumato.privacy.odometer import Odometer
+from sfumato.resolved import read_lineages, read_stage_plan
+
+HINT = 1500
+BUDGET = {"recipe": "r", "accountant": "rdp", "delta": default_delta(HINT), "size_hint": HINT, "target": 10.0}
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def record(number: int, noise_multiplier: float = 4.0) -> dict:
+    words = ("data_version", "unit", "released", "sensitivity", "plan", "settings")
+    return {word: "w" for word in words} | {
+        "id": f"{number:032x}",
+        "stage": "count",
+        "dataset_id": "digits",
+        "adjacency": "add-or-remove-one",
+        "event": event_to_json(Mechanism(noise_multiplier=noise_multiplier).event),
+        "noise_source": SECRET,
+        **{"max_norm": 1.0, "code": {}, "again": 0, "versions": {}, "time": 0},
+    }
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A ledger of two charges, and the lock that DVC wrote of it."""
+    folder = tmp_path_factory.mktemp("ledger")
+    ledger = build_ledger(BUDGET, {f"{i:032x}": record(i) for i in (1, 2)}, [])
+    (folder / "ledger.json").write_text(ledger_text(ledger))
+    outs = [{"path": "ledger.json", "md5": hashlib.md5((folder / "ledger.json").read_bytes()).hexdigest()}]
+    (folder / "dvc.lock").write_text(yaml.safe_dump({"stages": {"ledger": {"outs": outs}}}))
+    assert reasons(folder) == []
+    return folder
+
+
+def reasons(folder: Path) -> list[str]:
+    """Why `stage ledger check` refuses."""
+    try:
+        ledger = read_ledger(folder / "ledger.json")
+        return [*check_ledger(ledger)[1], *lock_problems(ledger, folder / "ledger.json", folder / "dvc.lock")]
+    except BudgetError as error:
+        return [str(error)]
+
+
+@given(data=st.data())
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_ledger_with_one_bit_turned_is_never_accepted(written, data):
+    content = (written / "ledger.json").read_bytes()
+    place = data.draw(st.integers(0, 8 * len(content) - 1))
+    changed = bytearray(content)
+    changed[place // 8] ^= 1 << place % 8
+    try:
+        (written / "ledger.json").write_bytes(changed)
+        assert reasons(written) != []
+    finally:
+        (written / "ledger.json").write_bytes(content)
+
+
+@given(
+    noises=st.lists(st.floats(0.5, 50), min_size=1, max_size=5),
+    damage=st.sampled_from(["line out", "line twice", "swap", "bit", "cut", "anchor bit", "anchor gone", "gone"]),
+    data=st.data(),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_changed_journal_is_refused_or_counts_no_less(noises, damage, data):
+    state = Path(tempfile.mkdtemp(prefix="journal-"))
+    try:
+        odometer = Odometer(state, "digits")
+        odometer.begin()
+        (state / "data" / "digits").mkdir(parents=True)  # images were prepared
+        for i, noise in enumerate(noises):
+            odometer.append("open", record=record(i, noise), plan=f"p{i}", work=f"w{i}")
+        before = epsilon(odometer.events(), 1e-5)
+        file = odometer.anchor if damage.startswith("anchor") else odometer.path
+        content = file.read_bytes()
+        lines = content.splitlines(keepends=True)
+        i, j = (data.draw(st.integers(0, len(lines) - 1)) for _ in range(2))
+        place = data.draw(st.integers(0, 8 * len(content) - 1))
+        if damage in ("line out", "line twice", "swap"):
+            if damage == "line out":
+                del lines[i]
+            elif damage == "line twice":
+                lines.insert(j, lines[i])
+            else:
+                lines[i], lines[j] = lines[j], lines[i]
+            file.write_bytes(b"".join(lines))
+        elif damage == "cut":
+            file.write_bytes(content[: place // 8])
+        elif damage.endswith("gone"):
+            file.unlink()
+        else:
+            changed = bytearray(content)
+            changed[place // 8] ^= 1 << place % 8
+            file.write_bytes(changed)
+        try:
+            after = epsilon(odometer.events(), 1e-5)
+        except BudgetError:
+            return
+        assert after >= before
+    finally:
+        shutil.rmtree(state)
+
+
+CARD = Card(dataset_id="digits", source="digits", shape=(1, 8, 8), classes=("a", "b", "c"), split="keyed", version="v")
+
+
+@given(
+    target=st.floats(0.3, 20),
+    hint=st.integers(200, 100_000),
+    steps=st.integers(1, 300),
+    batch=st.integers(1, 5000),
+    repeats=st.integers(1, 20),
+    share=st.floats(0.5, 60),
+)
+@settings(max_examples=6, deadline=None)
+def test_a_plan_holds_its_budget_and_reads_back_or_is_refused(target, hint, steps, batch, repeats, share):
+    params = Params.model_validate(
+        {
+            "run": ["count", "central", "pretrain", "finetune", "synthesize"],
+            "privacy": {"epsilon": target, "size_hint": hint},
+            "central": {"repeats": repeats, "batch": batch, "noise": f"{share:.3f}%"},
+            "pretrain": {"phases": [{"sources": {"central": 1}}]},
+            "finetune": {"steps": steps, "batch": batch, "noise": "rest"},
+        }
+    )
+    try:
+        made = make_plan(params, CARD, ROOT)
+    except BudgetError:
+        return
+    assert made.budget["epsilon"] <= target * (1 + 1e-9)
+    events = [mechanism.event for mechanism in made.mechanisms.values()]
+    assert epsilon(events, made.budget["delta"]) <= target * (1 + 1e-9)  # and not by its own word alone
+    folder = Path(tempfile.mkdtemp(prefix="plan-"))
+    try:
+        for name, text in plan_texts(made).items():
+            (folder / name).write_text(text)
+        for name, mechanism in made.mechanisms.items():
+            read = read_stage_plan(folder / f"{name}.yaml", name)
+            assert read.mechanism == mechanism
+            assert read_lineages(folder)[name].plan == made.lineage[name]["plan"]
+            # another mechanism in the file is another work: what was released is not taken for it
+            content = yaml.safe_load((folder / f"{name}.yaml").read_text())
+            content["mechanism"]["noise_multiplier"] /= 2
+            (folder / f"{name}.yaml").write_text(yaml.safe_dump(content))
+            assert read_stage_plan(folder / f"{name}.yaml", name).digest != read.digest
+    finally:
+        shutil.rmtree(folder)

@@ -1,0 +1,134 @@
+"""Many damaged files, each read by what reads it: one of our own errors, or what it says is true. By the generator of
+`benchmarks/malformed.py`, which also runs the program itself."""
+
+import gzip
+import importlib.util
+import io
+import json
+import random
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from sfumato.artifacts import read_artifact, writing
+from sfumato.config import Data
+from sfumato.data.sources import read_source
+from sfumato.data.sources.idx import read_idx
+from sfumato.data.store import read_card
+from sfumato.errors import SfumatoError
+from sfumato.privacy.events import Mechanism
+from sfumato.privacy.ledger import build_ledger, check_ledger, read_budget, read_ledger
+from sfumato.privacy.odometer import Odometer
+from sfumato.recipes import load_params
+from sfumato.resolved import read_lineage, read_stage_plan
+from sfumato.weights import load_tensors, save_tensors
+
+ROOT = Path(__file__).resolve().parents[2]
+SPEC = importlib.util.spec_from_file_location("malformed", ROOT / "benchmarks/malformed.py")
+malformed = importlib.util.module_from_spec(SPEC)
+sys.modules[SPEC.name] = malformed  # where its dataclasses look
+SPEC.loader.exec_module(malformed)
+
+CARD = {"dataset_id": "own", "source": "npz", "shape": [1, 8, 8], "classes": ["a", "b"], "split": "keyed"}
+BUDGET = {"recipe": "r", "accountant": "rdp", "delta": 1e-4, "size_hint": 100, "target": 10.0}
+PLAN = {
+    "stage": "count",
+    "enabled": True,
+    **{"dataset_id": "own", "shape": [1, 8, 8], "classes": ["a", "b"], "size_hint": 100, "settings": {}},
+    "mechanism": vars(Mechanism(noise_multiplier=3.0)),
+}
+
+
+def saved(save, *arguments, **named) -> bytes:
+    file = io.BytesIO()
+    save(file, *arguments, **named)
+    return file.getvalue()
+
+
+def tensors(path: Path) -> bytes:
+    save_tensors({"weight": torch.eye(3)}, path)
+    return path.read_bytes()
+
+
+def listed(path: Path) -> bytes:
+    with writing(path.parent, "count") as folder:
+        (folder / "counts.json").write_text("{}")
+    return (path.parent / "privacy.json").read_bytes()
+
+
+def journal(path: Path) -> bytes:
+    odometer = Odometer(path.parents[1], "own")
+    odometer.begin()
+    for i in range(3):
+        odometer.append("local", purpose=f"{i}")
+    return odometer.path.read_bytes()
+
+
+def npz(path: Path) -> bytes:
+    images, labels = np.zeros((4, 8, 8), np.uint8), np.array([0, 1, 0, 1])
+    return saved(np.savez, images=images, labels=labels, classes=np.array(["a", "b"]))
+
+
+def take_all(path: Path) -> None:
+    for _ in read_source(Data(source="npz", path=str(path), dataset_id="own"), path.parent).train:
+        pass
+
+
+# file -> what it holds undamaged (by its path), and what reads it
+READERS = {
+    "params.yaml": (lambda path: b"recipe: dpdm\nseed: 3\nprivacy: {epsilon: 2}\n",
+                    lambda path: load_params(path, ROOT / "pipelines")),
+    "card.json": (lambda path: json.dumps({**CARD, "version": "v"}).encode(), read_card),
+    "ledger.json": (lambda path: json.dumps(build_ledger(BUDGET, {}, [])).encode(),
+                    lambda path: check_ledger(read_ledger(path))),
+    "budget.json": (lambda path: json.dumps(BUDGET).encode(), read_budget),
+    "lineage.json": (lambda path: json.dumps({"count": {"plan": "p", "code": {"count": "c"}, "again": 0}}).encode(),
+                     lambda path: read_lineage(path.parent, "count")),
+    "count.yaml": (lambda path: yaml.safe_dump(PLAN).encode(), lambda path: read_stage_plan(path, "count")),
+    "count/privacy.json": (listed, lambda path: read_artifact(path.parent, "count")),
+    "odometer/own.jsonl": (journal, lambda path: Odometer(path.parents[1], "own").entries()),
+    "set.npz": (npz, take_all),
+    "train-images.gz": (
+        lambda path: gzip.compress(b"\0\0\x08\x03" + struct.pack(">3i", 2, 3, 3) + bytes(18)), read_idx
+    ),
+    "weights.safetensors": (tensors, load_tensors),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_damaged_file_is_read_as_it_is_or_refused_in_one_sentence(tmp_path, name):
+    make, read = READERS[name]
+    path = tmp_path / "here" / name
+    path.parent.mkdir(parents=True)
+    whole = make(path)
+    path.write_bytes(whole)
+    read(path)
+    refused, own = 0, (SfumatoError, ValueError) if name == "weights.safetensors" else (SfumatoError,)
+    for number in range(60):
+        chance = random.Random(number)
+        path.write_bytes(chance.choice(malformed.DAMAGES)(whole, chance))
+        try:
+            read(path)
+        except own as error:
+            refused += 1
+            assert str(error)
+    assert refused > 20  # the rest says something else, and allowed
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "hole", "link"])
+def test_what_is_no_file_is_refused_at_once(tmp_path, kind):
+    class Kind(random.Random):
+        def choice(self, found):
+            return kind if kind in found else "/nowhere"
+
+    for name in ("card.json", "budget.json", "count.yaml", "params.yaml", "ledger.json"):
+        path = tmp_path / name
+        path.write_bytes(READERS[name][0](path))
+        malformed.replace_kind(path, Kind())
+        with pytest.raises(SfumatoError):
+            READERS[name][1](path)
