@@ -2,12 +2,12 @@
 
     python benchmarks/charges.py --charges 2000 --processes 8 --kills 200 --seed 0
 
-All processes spend on one dataset in one state directory: each takes a share of the pieces of work, opens a charge,
-draws, releases, closes. Each piece is given to two of them, so that they race for it. Now and then one is killed
-(SIGKILL), finds its disk full, has its clock set back, or forks a child that tries to go on with its charge; a killed
-one is started again with the same share. In the end there must be one charge for each piece of work, opened once and
-closed once, in a journal that holds; the last part has a lifetime budget for half of the pieces, which no race may
-exceed.
+All processes spend on one dataset in one state directory, and then in the next. Each takes a share of the pieces of
+work: it opens a charge, draws, releases, closes. Each piece is given to two of them, so that they race for it. Now and
+then one is killed (SIGKILL), finds its disk full, has its clock set back, or forks a child that tries to go on with its
+charge; a killed one is started again with the same share. In the end there must be one charge for each piece of work,
+opened once and closed once, in a journal that holds. The last state directory has a lifetime budget for half of the
+pieces, which no race may exceed.
 """
 
 from __future__ import annotations
@@ -170,19 +170,21 @@ def main() -> None:
     parser.add_argument("--charges", type=int, default=2000)
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--journals", type=int, default=8, help="State directories, one after the other.")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     chance = random.Random(arguments.seed)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="charges-") as name:
-        for part, charges, kills in (("free", arguments.charges, arguments.kills), ("bounded", 40, 10)):
+        each = (arguments.charges // arguments.journals, arguments.kills // arguments.journals)
+        for part, charges, kills in [*((f"free {i}", *each) for i in range(arguments.journals)), ("bounded", 40, 10)]:
             state, begun = Path(name) / part, time.perf_counter()
             prepare_sensitive(Data(), state, state / "card.json", state / "raw")
             card = read_card(state / "card.json")
             half = epsilon([MECHANISM.event] * (charges // 2), DELTA) * (1 + 1e-9)
-            permission = FREE if part == "free" else Permission(delta=DELTA, lifetime_epsilon=half)
+            permission = FREE if part != "bounded" else Permission(delta=DELTA, lifetime_epsilon=half)
             killed = race(state, card, charges, arguments.processes, kills, permission, chance)
-            opened = check(Odometer(state, card.dataset_id), charges if part == "free" else charges // 2)
+            opened = check(Odometer(state, card.dataset_id), charges if part != "bounded" else charges // 2)
             seconds = time.perf_counter() - begun
             print(
                 f"{part}: {opened} charges of {charges} pieces of work from {arguments.processes} processes, "

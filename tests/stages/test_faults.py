@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -221,3 +222,18 @@ def test_what_is_remembered_of_a_release_is_held_to_its_form(tmp_path):
         (tmp_path / "state/released/a.json").write_text(wrong)
         with pytest.raises(DataError, match="what was released is not known"):
             lineage(tmp_path / "model", "model", True, tmp_path / "state")
+
+
+def test_what_is_private_is_its_owner_s_alone_whatever_the_umask(desk):
+    before = os.umask(0)
+    try:
+        write_params()
+        assert desk("prepare", "sensitive")[0] == 0 and desk("plan")[0] == 0
+        odometer = Odometer(Path("state").absolute(), "digits")
+        odometer.append("open", record=record_of(odometer, "a"), plan="p", work="w")
+    finally:
+        os.umask(before)
+    assert Path("state").stat().st_mode & 0o777 == 0o700  # nobody else gets to anything below
+    for path in Path("state").rglob("*"):
+        private = path.is_dir() or path.suffix != ".lock"
+        assert not private or path.stat().st_mode & 0o077 == 0, path
