@@ -71,6 +71,7 @@ def load_release(path: str | Path) -> Release:
     for name, sha256 in files.items():
         if (folder / name).is_file() and digest_of_file(folder / name) != sha256:
             raise DataError(f"{folder / name} no longer has the bytes that {file.name} lists: {fetch}")
-    card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
-    images, labels = (np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in NEEDED[:2])
-    return Release(images, labels, tuple(card["classes"]), card, records)
+    with explained(DataError, lambda error: f"{folder} cannot be read ({error!r}): {fetch}"):
+        card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+        images, labels = (np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in NEEDED[:2])
+        return Release(images, labels, tuple(card["classes"]), card, records)
