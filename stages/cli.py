@@ -10,6 +10,7 @@ import typer
 from sfumato.errors import DataError, SfumatoError
 from sfumato.pipeline import STAGES
 from stages import ledger, prepare, recipe
+from stages.audit import audit
 from stages.compare import compare
 from stages.doctor import doctor
 from stages.evaluate import evaluate
@@ -34,7 +35,7 @@ app = typer.Typer(
 )
 app.command()(init)
 app.add_typer(prepare.app, name="prepare")
-for function in (plan, *(OWN.get(name) or command(stage) for name, stage in STAGES.items()), utility, compare):
+for function in (plan, *(OWN.get(name) or command(stage) for name, stage in STAGES.items()), utility, compare, audit):
     app.command()(function)
 app.add_typer(ledger.app, name="ledger")
 app.command()(report)

@@ -18,7 +18,7 @@ from sfumato.data.lineage import lineage, remember
 from sfumato.data.prepare import secret_key
 from sfumato.data.store import latents_key, write_latents
 from sfumato.errors import BudgetError, ConfigError, DataError
-from sfumato.plan import inherited_events, make_plan
+from sfumato.plan import inherited_events, make_plan, permission_of
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, SECRET, ZERO_OUT_ONE, Mechanism, event_to_json
 from sfumato.privacy.ledger import build_ledger, check_ledger, ledger_text
@@ -359,6 +359,7 @@ def test_a_plan_over_inherited_records_is_of_their_adjacency_and_counts_them(tmp
     alone = make_plan(params, card, ROOT)
     brought = [record(1, event=event_to_json(Mechanism(noise_multiplier=0.8).event))]
     made = make_plan(params, card, ROOT, inherited=brought)
+    assert permission_of(alone).lifetime_epsilon == params.privacy.lifetime == 10.0
     assert alone.budget["adjacency"] == ZERO_OUT_ONE and made.budget["adjacency"] == ADD_OR_REMOVE_ONE
     own = [mechanism.event for mechanism in made.mechanisms.values()]
     spent = epsilon([*own, *inherited_events(brought, 99.0, 1e-5)], made.budget["delta"])

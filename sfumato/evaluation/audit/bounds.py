@@ -1,0 +1,66 @@
+"""What counts of right and wrong guesses prove about a mechanism, at a stated confidence.
+
+jax-privacy has such estimators too, but it needs JAX, and dp-accounting has none: these two are short.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy.stats import beta, binom, norm
+
+
+def clopper_pearson(successes: int, trials: int, confidence: float) -> tuple[float, float]:
+    """The exact interval of a probability: it misses it in at most 1 − confidence of all experiments."""
+    tail = (1 - confidence) / 2
+    low = float(beta.ppf(tail, successes, trials - successes + 1)) if successes else 0.0
+    high = float(beta.ppf(1 - tail, successes + 1, trials - successes)) if successes < trials else 1.0
+    return low, high
+
+
+def gaussian_bounds(hits: int, false_alarms: int, runs: int, confidence: float) -> tuple[float, float]:
+    """Lower and upper bound of μ of a Gaussian mechanism from one test that was fixed beforehand.
+
+    hits, false_alarms: how often it said "in" of `runs` releases with and of as many without the image. A test of
+    power β at level α exists for a μ-GDP mechanism only if Φ⁻¹(β) − Φ⁻¹(α) ≤ μ. The lower bound exceeds the true μ in
+    at most (1 − confidence) of all audits; the upper one is of this test alone, and no proof of privacy.
+    Source: Dong, Roth and Su 2019; Nasr et al. 2023.
+    """
+    each = (1 + confidence) / 2  # of two intervals, which may both miss
+    low_hits, high_hits = clopper_pearson(hits, runs, each)
+    low_false, high_false = clopper_pearson(false_alarms, runs, each)
+    return float(norm.ppf(low_hits) - norm.ppf(high_false)), float(norm.ppf(high_hits) - norm.ppf(low_false))
+
+
+def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
+    """The largest probability that an (ε, δ)-private mechanism lets so many guesses be right.
+
+    Each of `canaries` images was in the set by a fair coin; `guesses` of them were guessed.
+    Source: Steinke, Nasr and Jagielski 2023, Theorem 5.2.
+    """
+    right = 1 / (1 + math.exp(-epsilon))
+    fewer = np.arange(1, correct + 1)
+    alpha = float((binom.pmf(correct - fewer, guesses, right).cumsum() / fewer).max(initial=0.0))
+    return min(1.0, float(binom.sf(correct - 1, guesses, right)) + 2 * alpha * delta * canaries)
+
+
+def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float, confidence: float) -> float:
+    """The largest ε that the guesses rule out at this confidence; 0 where they rule out none."""
+    low, high = 0.0, 50.0
+    if one_run_p_value(canaries, guesses, correct, low, delta) > 1 - confidence:
+        return 0.0
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        if one_run_p_value(canaries, guesses, correct, middle, delta) <= 1 - confidence:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def guess(scores: np.ndarray, inside: np.ndarray, guesses: int) -> int:
+    """How many are right of `guesses` guesses: the half with the highest scores "in", that with the lowest "out"."""
+    order = np.argsort(scores)
+    out, into = order[: guesses // 2], order[len(order) - (guesses - guesses // 2) :]
+    return int((~inside[out]).sum() + inside[into].sum())

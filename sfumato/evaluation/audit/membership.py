@@ -1,0 +1,100 @@
+"""Membership inference on a release: can it be told which real images were in the set? Local, for the owner.
+
+Members are the sensitive images, and the hold-out, which nothing released ever saw, are those that are not. An attack
+that finds nothing proves nothing; one that finds something beyond the guarantee would refute it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import norm
+
+from sfumato.data.images import ImageSet
+from sfumato.evaluation.metrics.neighbours import nearest
+
+MOST = 5000  # images of each kind
+TRAINED = 20_000  # released images that the attacker's classifier learns from, at most
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack:
+    """auc: how often a member scores above another image, 1/2 by chance; low, high: its interval at 95 %.
+
+    hits: the share of members found with 1 % of the others taken for members.
+    """
+
+    name: str
+    auc: float
+    low: float
+    high: float
+    hits: float
+    members: int
+    others: int
+
+    @property
+    def says(self) -> str:
+        return "tells members from others" if self.low > 0.5 else "finds nothing"
+
+
+def flat(images: np.ndarray) -> np.ndarray:
+    """(N, H, W, C) uint8 -> (N, d) float32 in [0, 1]."""
+    return images.reshape(len(images), -1).astype(np.float32) / 255
+
+
+def some(image_set: ImageSet, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """At most so many images, by a fixed public seed: (n, d) pixels, (n,) labels."""
+    index = np.sort(np.random.default_rng(0).permutation(len(image_set))[:count])
+    return flat(image_set.images[index]), np.asarray(image_set.labels[index])
+
+
+def score(name: str, members: np.ndarray, others: np.ndarray) -> Attack:
+    """The attack by its scores, higher for a member. The interval is Hanley and McNeil's (1982), for large samples."""
+    from sklearn.metrics import roc_auc_score
+
+    inside = np.concatenate([np.ones(len(members)), np.zeros(len(others))])
+    auc = float(roc_auc_score(inside, np.concatenate([members, others])))
+    one, two = auc / (2 - auc), 2 * auc**2 / (1 + auc)
+    spread = auc * (1 - auc) + (len(members) - 1) * (one - auc**2) + (len(others) - 1) * (two - auc**2)
+    error = float(norm.ppf(0.975)) * float(np.sqrt(max(spread, 0.0) / (len(members) * len(others))))
+    hits = float((members > np.quantile(others, 0.99)).mean())
+    return Attack(
+        name=name,
+        auc=auc,
+        low=max(0.0, auc - error),
+        high=min(1.0, auc + error),
+        hits=hits,
+        members=len(members),
+        others=len(others),
+    )
+
+
+def membership(release: ImageSet, sensitive: ImageSet, holdout: ImageSet) -> list[Attack]:
+    """Two attacks on a release: by the distance to the nearest released image, and by a classifier trained on it.
+
+    The first scores an image by how near one of its class was released; the second by the probability that the
+    classifier, a logistic regression on pixels, gives to the image's own label.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    sets = [some(sensitive, MOST), some(holdout, MOST)]
+    known, labels = some(release, TRAINED)
+    near = []
+    for pixels, own in sets:
+        found = np.full(len(pixels), -np.inf)
+        for label in np.unique(own):
+            pool = known[labels == label]
+            if len(pool):
+                found[own == label] = -nearest(pixels[own == label], pool)[1]
+        near.append(np.where(np.isfinite(found), found, found[np.isfinite(found)].min(initial=0.0) - 1))
+    attacks = [score("distance to the nearest of its class", *near)]
+    if len(np.unique(labels)) > 1:
+        model = LogisticRegression(max_iter=200).fit(known, labels)
+        column = {label: i for i, label in enumerate(model.classes_)}
+        sure = []
+        for pixels, own in sets:
+            chances = model.predict_proba(pixels)
+            sure.append(np.array([row[column[y]] if y in column else 0.0 for row, y in zip(chances, own, strict=True)]))
+        attacks.append(score("a classifier's confidence in its label", *sure))
+    return attacks

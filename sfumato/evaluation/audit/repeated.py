@@ -1,0 +1,177 @@
+"""The repeated audit: many releases on two neighbouring sets, and one test that was fixed before the first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sfumato.config import Data
+from sfumato.data.prepare import prepare_sensitive
+from sfumato.data.store import latents_key, read_card, write_latents
+from sfumato.evaluation.audit.bounds import gaussian_bounds
+from sfumato.evaluation.audit.subjects import Subject, made_images, noise_of
+from sfumato.privacy.charge import Charge
+from sfumato.privacy.events import Mechanism
+from sfumato.privacy.noise import public_grid
+from sfumato.privacy.opening import Permission, Work, open_charge
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """mu: what is claimed; low, high: what was measured; low_bits: what the last bit of a release alone tells.
+
+    off_grid: releases that are no multiples of the public grid. An alarm is a claim that the audit refutes.
+    """
+
+    name: str
+    planted: bool
+    mu: float
+    low: float
+    high: float
+    low_bits: float
+    off_grid: int
+    runs: int
+
+    @property
+    def alarm(self) -> bool:
+        return self.low > self.mu or self.low_bits > self.mu or self.off_grid > 0
+
+
+class Watched:
+    """A charge whose every release is seen: its part along `direction`, and its last bit."""
+
+    def __init__(self, charge: Any, look: Callable[[Tensor], None]) -> None:
+        self.charge, self.look = charge, look
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.charge, name)
+
+    def sum(self, rows_of: Any, max_norm: float, *, size: int, whole: bool = False) -> Tensor:
+        released: Tensor = self.charge.sum(rows_of, max_norm, size=size, whole=whole)
+        self.look(released)
+        return released
+
+    def release(self, total: Tensor, max_norm: float, *, whole: bool = False) -> Tensor:
+        released: Tensor = self.charge.release(total, max_norm, whole=whole)
+        self.look(released)
+        return released
+
+
+class Bare:
+    """Draws all it is given and releases sums as they are: what an observer who knows all but one image can compute."""
+
+    sample_rate, noise_multiplier, uses = 1.0, 0.0, 1
+    sum = Charge.sum
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        self.images, self.labels = images, labels
+        self.released: list[tuple[Tensor, bool]] = []
+
+    def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        yield self.images, self.labels
+
+    def blank(self) -> tuple[Tensor, Tensor]:
+        return torch.zeros(1, *self.images.shape[1:]), torch.tensor([-1])
+
+    def release(self, total: Tensor, max_norm: float, *, whole: bool = False) -> Tensor:
+        self.released.append((total.double(), whole))
+        return total
+
+
+@contextmanager
+def opened(images: Tensor, labels: Tensor, subject: Subject, mechanism: Mechanism) -> Iterator[Charge]:
+    """A charge on made images, in a state directory of its own that is gone afterwards."""
+    with TemporaryDirectory(prefix="audit-") as folder:
+        state, card, source = Path(folder) / "state", Path(folder) / "card.json", Path(folder) / "made.npz"
+        pixels = (images[:, 0] * 255).round().byte().numpy()
+        classes = np.array([f"made {i}" for i in range(max(2, int(labels.max()) + 1))])
+        np.savez(source, images=pixels, labels=labels.numpy(), classes=classes)
+        data = Data(dataset_id="made", source="npz", path=str(source), holdout_fraction=0.0)
+        with redirect_stderr(StringIO()):  # it says how far it is
+            prepare_sensitive(data, state, card, Path(folder) / "raw")
+        public, key = read_card(card), None
+        if subject.encode is not None:
+            key = latents_key(public, subject.name)
+            write_latents(state, public, key, subject.encode)
+        work = Work(
+            stage="count",
+            plan=subject.name,
+            settings=subject.name,
+            mechanism=mechanism,
+            max_norm=subject.max_norm,
+            released="an audit of made images",
+            sensitivity="as claimed",
+            latents=key,
+        )
+        permission = Permission(delta=1e-5, lifetime_epsilon="unlimited")
+        yield open_charge(state, public, work, permission, subject.noise() if subject.noise else None)
+
+
+def stored(images: Tensor) -> Tensor:
+    """Images as they come back from the disk, in 8 bits."""
+    return (images * 255).round() / 255
+
+
+def audit(
+    subject: Subject,
+    runs: int = 10_000,
+    mu: float = 2.0,
+    confidence: float = 0.999,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Verdict:
+    """`runs` releases with the target and as many without, told apart by half the distance that the target makes.
+
+    Everything but the noise is known to the observer: that is the worst case, which the guarantee covers.
+    """
+    images, labels = made_images()
+    seen = subject.encode(stored(images)).half().float() if subject.encode else stored(images)
+    totals = []
+    for count in (len(images), len(images) - 1):
+        bare = Bare(seen[:count], labels[:count])
+        subject.spend(bare)
+        totals.append(bare.released[0])
+    (whole_set, whole), (rest, _) = totals
+    direction = whole_set - rest
+    length = float(direction.norm())
+    entry = int(direction.abs().argmax())
+    std = noise_of(mu) * subject.max_norm
+    grid = 1.0 if whole else public_grid(std)
+    said, odd, off_grid = [0, 0], [0, 0], 0
+    mechanism = Mechanism(noise_multiplier=noise_of(mu), uses=runs)
+    for without, count in enumerate((len(images), len(images) - 1)):
+
+        def look(released: Tensor, without: int = without) -> None:
+            nonlocal off_grid
+            found = released.double()
+            said[without] += float(((found - rest) * direction).sum()) > length**2 / 2
+            steps = found / grid
+            off_grid += not torch.equal(steps, steps.round())
+            odd[without] += float(steps.flatten()[entry]) % 2 == 1
+
+        with opened(images[:count], labels[:count], subject, mechanism) as charge:
+            watched = Watched(charge, look)
+            for run in range(runs):
+                subject.spend(watched)
+                if run % 100 == 99:
+                    progress(without * runs + run + 1, 2 * runs)
+    low, high = gaussian_bounds(said[0], said[1], runs, confidence)
+    bits = max(gaussian_bounds(a, b, runs, (1 + confidence) / 2)[0] for a, b in (odd, (runs - odd[0], runs - odd[1])))
+    return Verdict(
+        name=subject.name,
+        planted=subject.planted,
+        mu=mu,
+        low=low,
+        high=high,
+        low_bits=max(0.0, bits),
+        off_grid=off_grid,
+        runs=runs,
+    )

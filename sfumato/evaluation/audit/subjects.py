@@ -1,0 +1,192 @@
+"""What is audited: every query and a step of DP-SGD on a few made images, through the charge that guards real ones.
+
+A subject spends one use of a charge. The image that is in one set and not in the other contributes as much as a bound
+allows, so that the audit meets the noise at its weakest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.config import Central, FeatureMap, Finetune, NoiseLevels, Saliency, Teacher
+from sfumato.diffusion.denoiser import Denoiser, Network, Sampler
+from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum
+from sfumato.dpsgd.run import State, step
+from sfumato.features.fourier import FourierFeatures
+from sfumato.features.public_network import ResNet
+from sfumato.privacy.noise import NoiseSource
+from sfumato.queries.central import query_central
+from sfumato.queries.count import query_count
+from sfumato.queries.embedding import query_embedding
+from sfumato.queries.frequency import query_frequency
+from sfumato.queries.histogram import query_histogram
+from sfumato.queries.saliency import query_saliency
+from sfumato.queries.teacher import query_teacher
+
+SIDE, CLASSES = 8, 4
+SHAPE = (1, SIDE, SIDE)
+CLIP, DRAWS = 1e-2, 4  # of DP-SGD
+
+
+class PixelWeights(Denoiser):
+    """One weight for each pixel, and the image itself, negated, as the gradient: a canary's gradient is its own pixel.
+
+    So an audit sees the whole engine (draws, mean of K, clip, sum, noise), and knows what each image should add.
+    Source: the Dirac canaries of Steinke, Nasr and Jagielski 2023.
+    """
+
+    channels, classes = 1, CLASSES
+
+    def __init__(self, side: int = SIDE) -> None:
+        super().__init__()
+        self.resolution = side
+        self.pixels = nn.Parameter(torch.zeros(1, side, side))
+
+    def forward(self, images: Tensor, level: Tensor, labels: Tensor) -> Tensor:
+        return (images * self.pixels).flatten(1).sum(1)
+
+    def draw_levels(self, law: NoiseLevels, n: int, generator: torch.Generator) -> Tensor:
+        return torch.rand(n, generator=generator, device=generator.device)
+
+    def per_image_loss(self, network: Network, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
+        return -network(images, levels, labels)
+
+    def sampler(self, steps: int, guidance: float, generator: torch.Generator, shape: Sequence[int] | None) -> Sampler:
+        raise NotImplementedError("it is only audited")
+
+    def save(self, directory: Path, trained: Sequence[str]) -> None:
+        raise NotImplementedError("it is only audited")
+
+
+def trainer(side: int = SIDE, draws: int = DRAWS, max_grad_norm: float = CLIP) -> State:
+    """DP-SGD of the pixels' weights."""
+    settings = Finetune(draws=draws, max_grad_norm=max_grad_norm, learning_rate=1e-6, chunk=64 if side > SIDE else 4)
+    return State(PixelWeights(side), settings, public_batch=4.0, autocast=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """max_norm: Δ; spend: one use of a charge; encode: images -> what the charge draws in their place, where it does.
+
+    noise: a source with a planted bug, or None; planted: what is wrong with it on purpose.
+    """
+
+    name: str
+    max_norm: float
+    spend: Callable[[Any], object]
+    encode: Callable[[Tensor], Tensor] | None = None
+    noise: Callable[[], NoiseSource] | None = None
+    planted: bool = False
+
+
+def unit_rows(images: Tensor) -> Tensor:
+    rows = images.flatten(1)
+    return rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-6)
+
+
+def subjects() -> list[Subject]:
+    """Every query, and a step of DP-SGD."""
+    torch.manual_seed(0)  # of the public networks and features
+    network, pixels = ResNet(SHAPE, 5, width=4).eval(), PixelWeights()
+    fourier = FourierFeatures(SHAPE, [FeatureMap()], 40, seed=0)
+    sizes = torch.full((CLASSES,), 4.0, dtype=torch.float64)
+    teacher = Teacher(learning_rate=1e-9, max_norm=0.5, steps=1)
+    saliency = Saliency(max_norm=CLIP, draws=DRAWS, chunk=4)
+    state, random = trainer(), torch.Generator().manual_seed(0)
+
+    def central(charge: Any, settings: Central) -> object:
+        return query_central(charge, sizes, SHAPE, settings)
+
+    def teach(charge: Any) -> object:
+        return query_teacher(OneUse(charge), teacher, CLASSES, 4.0, torch.eye(SIDE**2), lambda done, total: None)  # type: ignore[arg-type]
+
+    def salient(charge: Any) -> object:
+        return query_saliency(charge, pixels, {"pixels": ["pixels"]}, saliency, 4.0, generator=random)
+
+    mean, mode = Central(repeats=1), Central(repeats=1, statistic="mode", bins=2)
+    return [
+        Subject(name="count", max_norm=1.0, spend=lambda charge: query_count(charge, CLASSES)),
+        Subject(name="central, mean", max_norm=float(SIDE), spend=lambda charge: central(charge, mean)),
+        Subject(name="central, mode", max_norm=float(SIDE), spend=lambda charge: central(charge, mode)),
+        Subject(name="frequency", max_norm=1.0, spend=lambda charge: query_frequency(charge, fourier, CLASSES, 4.0)),
+        Subject(name="histogram", max_norm=1.0, spend=lambda charge: query_histogram(charge, network, 1)),
+        Subject(name="teacher", max_norm=0.5, spend=teach, encode=unit_rows),
+        Subject(
+            name="embedding",
+            max_norm=1.0,
+            spend=lambda charge: query_embedding(charge, fourier, CLASSES, 4.0),
+            encode=fourier.vectors,
+        ),
+        Subject(name="saliency", max_norm=CLIP, spend=salient),
+        Subject(name="step of DP-SGD", max_norm=CLIP, spend=lambda charge: step(state, charge)),
+    ]
+
+
+class OneUse:
+    """One use of a charge of many, for a query that would spend them all."""
+
+    uses = 1
+
+    def __init__(self, charge: Any) -> None:
+        self.sum = charge.sum
+
+
+# --- planted bugs, which an audit must find ---------------------------------------------------------------------------
+
+
+class HalfNoise(NoiseSource):
+    def gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
+        return super().gaussian(shape, std / 2)
+
+
+class NoiseOfTheFirstProcess(NoiseSource):
+    """As the second of two processes has it, where the first alone adds noise after the sums were exchanged."""
+
+    def gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
+        return super().gaussian(shape, std) * 0
+
+
+def clip_each_draw(state: State, charge: Any) -> Tensor:
+    """A step's sum in which the K draws of an image are clipped one by one, so that it contributes K·C."""
+    total = torch.zeros(state.size)
+    for images, labels in charge.batches(size=16):
+        draws = state.draw(images)
+        alone = Draws(**{name: value.flatten(0, 1)[:, None] for name, value in draws.tensors().items()})  # (B·K, 1)
+        copies, own = images.repeat_interleave(DRAWS, 0), labels.repeat_interleave(DRAWS)
+        total += clipped_gradient_sum(state.model, state.parameters, copies, own, alone, CLIP, DRAWS * state.chunk)
+    released: Tensor = charge.release(total, CLIP)
+    return released
+
+
+def planted(known: Mapping[str, Subject]) -> list[Subject]:
+    """Subjects with a bug on purpose. known: those without, by name."""
+    count = known["count"].spend
+    mean, clips = known["central, mean"].spend, partial(clip_each_draw, trainer())
+    return [
+        Subject(name="half the noise", max_norm=1.0, spend=count, noise=HalfNoise, planted=True),
+        Subject(
+            name="noise on one process", max_norm=float(SIDE), spend=mean, noise=NoiseOfTheFirstProcess, planted=True
+        ),
+        Subject(name=f"{DRAWS} clips of one image", max_norm=CLIP, spend=clips, planted=True),
+    ]
+
+
+def made_images() -> tuple[Tensor, Tensor]:
+    """Three images and a fourth, the target, all white: it has the largest norm that an image can have."""
+    random = torch.Generator().manual_seed(0)
+    images = torch.rand(4, *SHAPE, generator=random) * 0.5
+    images[-1] = 1.0
+    return images, torch.tensor([0, 1, 2, 3])
+
+
+def noise_of(mu: float) -> float:
+    """The noise multiplier of a μ-GDP release."""
+    return 1 / mu if mu > 0 else math.inf

@@ -1,0 +1,83 @@
+"""The audit as a CSV file, a table for the screen, and a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from sfumato.evaluation.audit.canaries import OneRun
+from sfumato.evaluation.audit.membership import Attack
+from sfumato.evaluation.audit.repeated import Verdict
+from sfumato.evaluation.plots import new_figure, on_a_grid, save
+from sfumato.files import csv_text
+
+
+def verdict_of(row: Verdict) -> str:
+    if row.planted:
+        return "planted, found" if row.alarm else "PLANTED, NOT FOUND"
+    return "REFUTED" if row.alarm else "holds"
+
+
+def verdicts_csv(rows: Sequence[Verdict]) -> str:
+    columns = {"name": "", "mu": "g", "low": ".4f", "high": ".4f", "low_bits": ".4f", "off_grid": "", "runs": ""}
+    return csv_text(({**vars(row), "verdict": verdict_of(row)} for row in rows), {**columns, "verdict": ""})
+
+
+def runs_csv(rows: Sequence[OneRun]) -> str:
+    columns = {"epsilon": "g", "low": ".4f", "right": ".4f", "canaries": "", "noise_multiplier": "g", "confidence": "g"}
+    return csv_text((vars(row) for row in rows), columns)
+
+
+def attacks_csv(rows: Sequence[Attack]) -> str:
+    columns = {"name": "", "auc": ".4f", "low": ".4f", "high": ".4f", "hits": ".4f", "members": "", "others": ""}
+    return csv_text((vars(row) for row in rows), columns)
+
+
+def verdict_table(rows: Sequence[Verdict], confidence: float) -> Table:
+    title = f"{rows[0].runs} releases of made images, with and without one of them (confidence {confidence:.1%})"
+    table = Table("release", "claimed μ", "at least", "of this test", "last bits", "off the grid", "", title=title)
+    for row in rows:
+        numbers = (f"{row.mu:g}", f"{row.low:.3f}", f"{row.high:.3f}", f"{row.low_bits:.3f}", str(row.off_grid))
+        table.add_row(row.name, *numbers, verdict_of(row))
+    return table
+
+
+def run_table(rows: Sequence[OneRun]) -> Table:
+    title = f"One run of DP-SGD with {rows[0].canaries} canaries (confidence {rows[0].confidence:.0%})"
+    table = Table("claimed ε", "at least", "guesses right", "σ", "", title=title)
+    for row in rows:
+        share = f"{100 * row.right:.1f} %"
+        table.add_row(
+            f"{row.epsilon:g}",
+            f"{row.low:.3f}",
+            share,
+            f"{row.noise_multiplier:g}",
+            "REFUTED" if row.alarm else "holds",
+        )
+    return table
+
+
+def attack_table(rows: Sequence[Attack]) -> Table:
+    table = Table("attack", "AUC", "interval, 95 %", "found at 1 % false", "", title="Membership inference (local)")
+    for row in rows:
+        numbers = (f"{row.auc:.3f}", f"{row.low:.3f} to {row.high:.3f}", f"{100 * row.hits:.1f} %")
+        table.add_row(row.name, *numbers, row.says)
+    return table
+
+
+def plot_verdicts(rows: Sequence[Verdict], path: Path) -> None:
+    """What was measured of each release, a bar from lower to upper bound, against what is claimed."""
+    figure = new_figure(7.0, 0.6 + 0.32 * len(rows))
+    axes = figure.subplots()
+    top = 1.15 * max(max(row.low for row in rows), *(row.mu for row in rows))
+    for place, row in enumerate(reversed(rows)):
+        colour = "#e07a1f" if row.planted else "#253d5b"
+        axes.plot([row.low, min(row.high, top)], [place, place], color=colour, linewidth=5, solid_capstyle="butt")
+    axes.axvline(rows[0].mu, color="black", linewidth=1, linestyle=":")
+    axes.set_yticks(range(len(rows)), [row.name for row in reversed(rows)])
+    axes.set_xlim(0, top)
+    axes.set_xlabel("μ: what is claimed (dotted), what was measured (bars); planted bugs in orange")
+    on_a_grid(axes, "both")
+    save(figure, path)

@@ -1,0 +1,130 @@
+"""The audit finds planted bugs and raises no alarm where there is none; its bounds are those of closed forms."""
+
+import csv
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from sfumato.data.images import ImageSet
+from sfumato.evaluation.audit.bounds import clopper_pearson, gaussian_bounds, guess, one_run_epsilon, one_run_p_value
+from sfumato.evaluation.audit.canaries import one_run
+from sfumato.evaluation.audit.membership import membership
+from sfumato.evaluation.audit.repeated import audit
+from sfumato.evaluation.audit.subjects import CLIP, NoiseOfTheFirstProcess, Subject, planted, subjects
+from sfumato.queries.count import query_count
+from stages import audit as stage
+
+KNOWN = {subject.name: subject for subject in subjects()}
+SURE = 0.99999  # one false alarm in 100 000 audits
+
+
+def test_the_interval_is_the_exact_one():
+    assert clopper_pearson(0, 10, 0.95) == (0.0, pytest.approx(0.30850, abs=1e-5))
+    assert clopper_pearson(10, 10, 0.95) == (pytest.approx(0.69150, abs=1e-5), 1.0)
+    assert clopper_pearson(3, 20, 0.9) == (pytest.approx(0.04217, abs=1e-4), pytest.approx(0.34366, abs=1e-4))
+
+
+def test_the_bounds_of_mu_hold_the_truth_and_close_in_on_it():
+    """Exact shares of a Gaussian of μ = 1.5 at half the distance: no sampling, so no false alarm."""
+    widths = []
+    for runs in (1000, 10_000, 100_000):
+        hits, false = (round(runs * float(norm.cdf(x))) for x in (0.75, -0.75))
+        low, high = gaussian_bounds(hits, false, runs, 0.999)
+        assert low < 1.5 < high
+        widths.append(high - low)
+    assert widths[0] > 2 * widths[1] > 4 * widths[2]
+    assert gaussian_bounds(1000, 0, 1000, 0.999)[1] == float("inf") and gaussian_bounds(0, 1000, 1000, 0.9)[0] < 0
+
+
+def test_the_bound_of_one_run_is_that_of_coins_without_delta():
+    """With δ = 0, right guesses are at most coins of e^ε/(1 + e^ε); a δ only ever weakens what is proven."""
+    from scipy.stats import binom
+
+    assert one_run_p_value(100, 50, 40, 1.0, 0.0) == pytest.approx(binom.sf(39, 50, np.e / (1 + np.e)))
+    assert one_run_p_value(100, 50, 40, 1.0, 1e-3) > one_run_p_value(100, 50, 40, 1.0, 0.0)
+    proven = [one_run_epsilon(1000, 200, right, 1e-5, 0.95) for right in (100, 140, 180, 200)]
+    assert proven[0] == 0.0 and proven == sorted(proven) and proven[-1] > 3
+    assert (
+        one_run_p_value(1000, 200, 180, proven[2], 1e-5)
+        <= 0.05
+        < one_run_p_value(1000, 200, 180, proven[2] + 0.01, 1e-5)
+    )
+
+
+def test_guesses_are_the_surest():
+    scores, inside = np.array([3.0, -2.0, 0.1, 9.0, -5.0, 0.0]), np.array([True, False, True, False, False, True])
+    assert guess(scores, inside, 4) == 3 and guess(scores, inside, 2) == 1 and guess(scores, inside, 6) == 4
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_every_release_is_as_noisy_as_claimed_and_no_noisier(name):
+    """False alarm: 2 in 100 000. With 400 releases the bounds of μ = 2 are about ±0.8."""
+    found = audit(KNOWN[name], runs=400, confidence=SURE)
+    assert not found.alarm and found.low > 0.9 and found.high > 2.0 and found.off_grid == 0
+
+
+@pytest.mark.parametrize("subject", planted(KNOWN), ids=lambda subject: subject.name)
+def test_planted_bugs_are_found(subject):
+    assert audit(subject, runs=400, confidence=0.99).alarm
+
+
+def test_a_release_off_the_grid_is_found():
+    """As float64 gives it: the last bits are where an empty sum differs from another one."""
+
+    count = KNOWN["count"]
+
+    def spend(charge):
+        released = query_count(charge, 4)
+        if hasattr(charge, "look"):
+            charge.look(released + 2.0**-30)
+        return released
+
+    found = audit(Subject(name="raw", max_norm=count.max_norm, spend=spend), runs=100)
+    assert found.off_grid == 200 and found.alarm
+
+
+def test_one_run_proves_no_more_than_is_true_and_finds_missing_noise():
+    """The honest run is held to a confidence of 99.999 %: a false alarm in 100 000."""
+    honest = one_run(3.0, steps=2, confidence=SURE)
+    assert not honest.alarm and honest.low <= 3.0 and 0.5 < honest.right < 0.85
+    without = Subject(name="none", max_norm=CLIP, spend=lambda charge: None, noise=NoiseOfTheFirstProcess)
+    found = one_run(3.0, steps=2, subject=without)
+    assert found.right > honest.right and found.low > honest.low + 0.5
+
+
+def sets(seed: int, copied: int) -> tuple[ImageSet, ImageSet, ImageSet]:
+    """A release, of which so many images are copies of sensitive ones, the sensitive set and the hold-out."""
+    random, classes = np.random.default_rng(seed), ("a", "b")
+    images = [random.integers(0, 256, (300, 6, 6, 1), dtype=np.uint8) for _ in range(3)]
+    labels = [random.integers(0, 2, 300) for _ in range(3)]
+    images[0][:copied], labels[0][:copied] = images[1][:copied], labels[1][:copied]
+    return tuple(ImageSet(i, y, classes) for i, y in zip(images, labels, strict=True))  # type: ignore[return-value]
+
+
+def test_membership_is_found_where_images_were_copied_and_not_where_they_were_drawn_alike():
+    copied = membership(*sets(0, 150))
+    assert copied[0].low > 0.6 and copied[0].hits > 0.4 and "tells" in copied[0].says
+    alike = membership(*sets(1, 0))  # fixed seed
+    assert [attack.says for attack in alike] == ["finds nothing"] * 2 and all(a.low < 0.5 < a.high for a in alike)
+
+
+def test_a_class_that_the_release_lacks_stops_no_attack():
+    release, sensitive, holdout = sets(2, 0)
+    keep = release.labels == 0
+    only = ImageSet(release.images[keep], release.labels[keep], release.classes)
+    assert all(np.isfinite(attack.auc) for attack in membership(only, sensitive, holdout))
+
+
+def test_the_command_writes_a_table_and_a_plot_and_fails_where_a_claim_is_refuted(tmp_path, monkeypatch):
+    from sfumato.errors import BudgetError
+
+    monkeypatch.chdir(tmp_path)
+    assert stage.repeated(400, 0.99, "half the noise", tmp_path) == []  # planted, and found
+    with (tmp_path / "audit.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert row["verdict"] == "planted, found" and float(row["low"]) > 2
+    assert (tmp_path / "audit" / "audit.png").stat().st_size > 1000
+    monkeypatch.setattr(stage, "repeated", lambda *_: ["count: REFUTED"])
+    with pytest.raises(BudgetError, match="refutes what is claimed: count"):
+        stage.audit(parts="repeated", runs=100, confidence=SURE, only=None, config=None, out=tmp_path, dry_run=False)
