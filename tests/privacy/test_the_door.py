@@ -351,7 +351,11 @@ def test_a_plan_over_inherited_records_is_of_their_adjacency_and_counts_them(tmp
     from sfumato.recipes import load_params
 
     file = tmp_path / "params.yaml"
-    file.write_text(yaml.safe_dump({"recipe": "dp-merf", "privacy": {"declared_size": True, "size_hint": 1437}}))
+    file.write_text(
+        yaml.safe_dump(
+            {"recipe": "dp-merf", "privacy": {"declared_size": True, "size_hint": 1437, "lifetime_epsilon": 12.0}}
+        )
+    )
     params = load_params(file, ROOT / "pipelines")
     card = Card(
         dataset_id="digits", source="digits", shape=(1, 8, 8), classes=tuple("0123456789"), split="keyed", version="v"
@@ -359,7 +363,7 @@ def test_a_plan_over_inherited_records_is_of_their_adjacency_and_counts_them(tmp
     alone = make_plan(params, card, ROOT)
     brought = [record(1, event=event_to_json(Mechanism(noise_multiplier=0.8).event))]
     made = make_plan(params, card, ROOT, inherited=brought)
-    assert permission_of(alone).lifetime_epsilon == params.privacy.lifetime == 10.0
+    assert permission_of(alone).lifetime_epsilon == params.privacy.lifetime == 12.0
     assert alone.budget["adjacency"] == ZERO_OUT_ONE and made.budget["adjacency"] == ADD_OR_REMOVE_ONE
     own = [mechanism.event for mechanism in made.mechanisms.values()]
     spent = epsilon([*own, *inherited_events(brought, 99.0, 1e-5)], made.budget["delta"])
