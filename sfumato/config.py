@@ -127,7 +127,43 @@ def rate_of(batch: int | None, size_hint: int) -> float:
     return 1.0 if batch is None else min(1.0, batch / size_hint)
 
 
+# units of privacy: one image with its label, or all images of one person
+IMAGE: Literal["image"] = "image"
+GROUP: Literal["group"] = "group"
 OF_THE_OWNER = ("imagefolder", "npz")  # sources that hold whatever their owner put there
+
+
+class Groups(Strict):
+    """Where the id of each image's person is found, one way of four. The ids are private: they are never written.
+
+    csv: a file with the columns file (its path below data.path) and group (the id); pattern: a regular expression whose
+    one group is the id in a file's name; folder: pictures lie in <class>/<id>/; array: groups.npy in the folder, or
+    `groups` in the archive, has an id for each image, in their order.
+    """
+
+    csv: str | None = None
+    pattern: str | None = None
+    folder: bool = False
+    array: bool = False
+    alone: bool = False  # the owner's word that an image without an id is the only one of its person
+
+    @model_validator(mode="after")
+    def one_way(self) -> Groups:
+        ways = [name for name in ("csv", "pattern", "folder", "array") if getattr(self, name)]
+        if len(ways) != 1:
+            raise ValueError(f"it names {len(ways)} ways to find ids: give one of csv, pattern, folder, array")
+        return self
+
+    @field_validator("pattern")
+    @classmethod
+    def finds_one_id(cls, value: str | None) -> str | None:
+        try:
+            found = 1 if value is None else re.compile(value).groups
+        except re.error as error:
+            raise ValueError(f"it is no regular expression ({error})") from error
+        if found != 1:
+            raise ValueError(f"it has {found} groups in parentheses: expected one, around the id, as in '^(P\\d+)_'")
+        return value
 
 
 class Data(Strict):
@@ -144,6 +180,17 @@ class Data(Strict):
     holdout_fraction: Fraction = 0.2  # ignored where the source has an official test split
     # said by the owner where images or a folder of another dataset_id come again under this one
     different_people: bool = False
+    groups: Groups | None = None  # which images are of one person, for privacy.unit: group
+    # said by the owner where images on which something was spent come again in other groups
+    other_groups: bool = False
+
+    @model_validator(mode="after")
+    def groups_are_of_the_owner(self) -> Data:
+        if self.groups is not None and self.source not in OF_THE_OWNER:
+            raise ValueError(
+                f"data.groups goes with images of your own ({', '.join(OF_THE_OWNER)}), not with source={self.source}"
+            )
+        return self
 
     @property
     def name(self) -> str:
@@ -159,7 +206,12 @@ class Data(Strict):
 class Privacy(Strict):
     epsilon: PositiveFloat = 10.0
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None  # None: 1 / (size_hint · ln size_hint)
-    # a public, rounded idea of N: fixes q, T, σ and δ; must be given
+    # what is protected: an image with its label, or all images of one person (data.groups). "image" where it is written
+    # is the owner's word that no two images are of one person; None: nobody said
+    unit: Literal["image", "group"] | None = None
+    group_weight: Literal["mean", "capped"] = "mean"  # all groups count alike, or by their images up to group_cap
+    group_cap: Annotated[int, Field(ge=2)] | None = None  # m, public: a group of n images counts min(n, m)/m
+    # a public, rounded idea of how many units there are: fixes q, T, σ and δ; must be given
     size_hint: Annotated[int, Field(ge=3)] | None = None
     declared_size: bool = False  # N is exactly size_hint and public: records then say zero-out-one
     accountant: Literal["rdp", "pld"] = "rdp"
@@ -174,13 +226,26 @@ class Privacy(Strict):
             raise ValueError("it is a list of stages now: name those to pay for once more, such as [count]")
         return () if value is False else value
 
+    @model_validator(mode="after")
+    def weight_of_groups(self) -> Privacy:
+        if (self.group_weight == "capped") != (self.group_cap is not None):
+            raise ValueError("group_weight: capped and group_cap, a public number of images, go together: give both")
+        if self.group_cap is not None and self.unit != GROUP:
+            raise ValueError("group_weight and group_cap go with unit: group")
+        return self
+
+    @property
+    def protected(self) -> str:
+        """`unit`, filled in."""
+        return self.unit or IMAGE
+
     @property
     def size(self) -> int:
         """`size_hint`, which must be known by now."""
         if self.size_hint is None:
             raise ConfigError(
-                "privacy.size_hint is missing: give a public, rounded idea of how many sensitive images there are, "
-                "such as 50000"
+                "privacy.size_hint is missing: give a public, rounded idea of how many sensitive images there are "
+                "(of persons under unit: group), such as 50000"
             )
         return self.size_hint
 

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from sfumato.config import PUBLIC_MODEL, Params, Settings
+from sfumato.config import GROUP, PUBLIC_MODEL, Params, Settings
 from sfumato.data.store import Card, PublicCard
 from sfumato.errors import ConfigError
 from sfumato.pipeline import STAGES, Stage
@@ -17,6 +17,7 @@ def check_consistent(params: Params, card: Card) -> None:
     """Raise ConfigError where a stage needs one that is switched off, or where parameters and images do not fit."""
     for problem in chain(
         card_problems(params, card),
+        unit_problems(params, card),
         missing_stages(params),
         name_problems(params),
         public_model_problems(params),
@@ -64,6 +65,30 @@ def card_problems(params: Params, card: Card) -> Iterator[str]:
             yield (
                 f"data.{key}={asked}, but {prepared} was prepared: run `stage prepare sensitive`, or mend params.yaml"
             )
+
+
+def unit_problems(params: Params, card: Card) -> Iterator[str]:
+    privacy, groups = params.privacy, params.data.groups
+    if groups is not None and privacy.unit != GROUP:
+        yield (
+            f"data.groups names groups, but privacy.unit={privacy.unit or 'null'}: say privacy.unit: group (and count "
+            "groups in privacy.size_hint), or take data.groups out where no two images are of one person"
+        )
+    if groups is None and privacy.unit == GROUP:
+        yield (
+            "privacy.unit=group protects all images of a person, but data.groups is missing: say which images are "
+            "whose, such as data.groups: {pattern: '^(P\\d+)_'}, and run `stage prepare sensitive`"
+        )
+    if card.unit != privacy.protected:
+        yield (
+            f"privacy.unit={privacy.protected}, but the images were prepared for one {card.unit}: "
+            "run `stage prepare sensitive`, or mend params.yaml"
+        )
+    if privacy.group_cap is not None and not params.runs("count"):
+        yield (
+            f"privacy.group_weight=capped gives groups of fewer than {privacy.group_cap} images less weight, which "
+            "privacy.size_hint knows nothing of: add count to run"
+        )
 
 
 def missing_stages(params: Params) -> Iterator[str]:

@@ -25,6 +25,7 @@ from sfumato.errors import BudgetError, ConfigError
 from sfumato.files import open_private, replacing, sync
 
 GENESIS = "genesis"  # the first entry; of a journal older than the chain, the first that is chained
+REGROUP = "regroup"  # images on which something was spent came again in other groups
 WAY_OUT = (
     "what was spent is unknown, so nothing more can be spent. Restore it from a backup of the whole state directory, "
     "or run `stage ledger adopt`: it counts what can still be read and what ledger.json holds, and the odometer is "

@@ -13,7 +13,7 @@ from typing import Any
 
 from dp_accounting import DpEvent
 
-from sfumato.config import REST, Params, QuerySettings
+from sfumato.config import GROUP, IMAGE, REST, Params, QuerySettings
 from sfumato.consistency import check_consistent, check_public, settings_of
 from sfumato.data.store import Card, PublicCard
 from sfumato.digest import code_digest, digest_of
@@ -21,10 +21,10 @@ from sfumato.documents import read_json, read_yaml
 from sfumato.errors import BudgetError, ConfigError
 from sfumato.pipeline import QUERIES, STAGES, Kind, Stage
 from sfumato.privacy.accountant import Ask, calibrate, default_delta, epsilon, shares_of_rdp
-from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism, event_from_json
+from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism, event_from_json
 from sfumato.privacy.ledger import is_record, record_problems
 from sfumato.privacy.odometer import ABANDON, CLOSE, OPEN, Odometer
-from sfumato.privacy.opening import UNIT, Permission, check_lifetime
+from sfumato.privacy.opening import Permission, check_lifetime
 from sfumato.recipes import as_yaml
 from sfumato.resolved import LINEAGE, settings_digest
 
@@ -106,7 +106,7 @@ def make_plan(
             "it would allow publishing an image. Lower it, or leave it out"
         )
     adjacency = ZERO_OUT_ONE if privacy.declared_size else ADD_OR_REMOVE_ONE
-    brought = inherited_events(inherited, privacy.epsilon, delta)
+    brought = inherited_events(inherited, privacy.epsilon, delta, privacy.protected)
     if any(record["adjacency"] == ADD_OR_REMOVE_ONE for record in inherited):
         adjacency = ADD_OR_REMOVE_ONE
     mechanisms = calibrate(asks_of(params), privacy.epsilon, delta, privacy.accountant, adjacency, brought)
@@ -263,13 +263,13 @@ def kept_releases(
     return codes, {name: kept[name] for name in plans if name in kept}
 
 
-def inherited_events(records: Sequence[dict], target: float, delta: float) -> list[DpEvent]:
+def inherited_events(records: Sequence[dict], target: float, delta: float, unit: str) -> list[DpEvent]:
     """The mechanisms of records that inputs bring. Raises BudgetError where they do not count, or cost too much."""
     problems = [problem for record in records for problem in record_problems("record", record)]
     problems = problems or [
-        f"{record['id'][:8]} is of the unit {record['unit']!r}, not {UNIT!r}"
+        f"{record['id'][:8]} is of the unit {record['unit']!r}, not {UNITS[unit]!r}"
         for record in records
-        if record["unit"] != UNIT
+        if record["unit"] != UNITS[unit]
     ]
     if problems:
         raise BudgetError(f"public images or the public model bring records that cannot be counted: {problems[0]}")
@@ -320,6 +320,8 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
         content["about"] = about
     if mechanism is not None:
         content["mechanism"] = dict(vars(mechanism))
+        if params.privacy.unit == GROUP:
+            content |= {"unit": GROUP, "group_cap": params.privacy.group_cap or 1}
     return {key: value for key, value in content.items() if not stage.public_only or key not in OF_THE_SENSITIVE_SET}
 
 
@@ -337,6 +339,7 @@ def permission_of(plan: Plan) -> Permission:
         lifetime_epsilon=privacy.lifetime,
         accountant=privacy.accountant,
         declared_size=privacy.declared_size,
+        one_image_each=privacy.unit == IMAGE,
     )
 
 
@@ -346,7 +349,8 @@ def plan_texts(plan: Plan) -> dict[str, str]:
     texts["budget.json"] = json.dumps(plan.budget, indent=1) + "\n"
     rows = [f"{name},{row['epsilon']:.6g},{row['share']:.6g}" for name, row in plan.budget["stages"].items()]
     texts["budget.csv"] = "\n".join(["stage,epsilon_alone,share", *rows]) + "\n"  # for `dvc plots`
-    texts["permission.json"] = json.dumps(vars(permission_of(plan)), indent=1) + "\n"
+    permission = {key: value for key, value in vars(permission_of(plan)).items() if key != "one_image_each" or value}
+    texts["permission.json"] = json.dumps(permission, indent=1) + "\n"
     asked = plan.params.privacy.spend_again
     lineage = {
         name: {**entry, **({"asked": True} if {name, *stages_before(name, plan.params)} & set(asked) else {})}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Ty
 
 from pydantic import Field
 
-from sfumato.config import DatasetId, Model, Positive, Settings
+from sfumato.config import IMAGE, DatasetId, Model, Positive, Settings
 from sfumato.digest import digest_of
 from sfumato.documents import EXACT, read_json, read_yaml, validated
 from sfumato.errors import ConfigError
@@ -57,9 +57,14 @@ class StagePlan(Generic[S]):
 
 @dataclass(frozen=True, kw_only=True)
 class QueryPlan(StagePlan[S]):
-    """A query that is switched on. `mechanism` is for the charge alone: no query reads a noise multiplier from it."""
+    """A query that is switched on. `mechanism` is for the charge alone: no query reads a noise multiplier from it.
+
+    unit, group_cap: what the charge protects, and how groups count (`sfumato.privacy.charge.Charge`).
+    """
 
     mechanism: Mechanism
+    unit: str = IMAGE
+    group_cap: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +97,8 @@ class ResolvedFile:
     about: dict[str, str] = field(default_factory=dict)
     code: str = ""
     again: Annotated[int, Field(ge=0)] = 0
+    unit: Literal["image", "group"] = IMAGE
+    group_cap: Positive = 1
 
 
 def read_lineages(folder: Path) -> dict[str, Lineage]:
@@ -135,11 +142,11 @@ def read_stage_plan(path: Path, stage: str) -> StagePlan[Any]:
             "digest": settings_digest(content),
             "model": Model.model_validate(file.model) if file.model else None,
         }
-        mechanism = fields.pop("mechanism")
+        mechanism, unit, cap = (fields.pop(name) for name in ("mechanism", "unit", "group_cap"))
         if STAGES[stage].kind is Kind.QUERY and file.enabled:
             from sfumato.privacy.events import Mechanism  # slow to import: only for a query
 
-            return QueryPlan(**fields, mechanism=Mechanism(**mechanism))
+            return QueryPlan(**fields, unit=unit, group_cap=cap, mechanism=Mechanism(**mechanism))
         return StagePlan(**fields)
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{path} cannot be used ({error}): run `stage plan` again") from error

@@ -43,6 +43,7 @@ def write(
     from sfumato.data.store import read_card
     from sfumato.errors import BudgetError
     from sfumato.files import replace_file
+    from sfumato.journal import REGROUP
     from sfumato.pipeline import QUERIES
     from sfumato.privacy.ledger import build_ledger, by_id, check_ledger, ledger_text, read_budget, seen_of
     from sfumato.privacy.odometer import Odometer
@@ -57,9 +58,16 @@ def write(
     mine, journal, head, gap = odometer.dataset_id, [], None, f"{odometer.path} was never begun"
     try:
         journal = odometer.opened()
+        others = {record["unit"] for record in journal} - {record["unit"] for record in records.values()}
         named = seen_in_ledgers(mine) | seen_of({"records": list(records.values())}, mine)
-        if odometer.complete() and not named - odometer.known():
+        if others and records:
+            gap = (
+                f"{odometer.path} also holds charges for {' and '.join(sorted(others))}: together they are no one claim"
+            )
+        elif odometer.complete() and not named - odometer.known():
             head = odometer.head()
+        elif REGROUP in {entry["kind"] for entry in odometer.entries()}:
+            gap = f"{odometer.path} holds charges of before the images came in other groups"
         elif odometer.head():
             gap = f"{odometer.path} does not know every charge on dataset {mine!r} that a ledger names"
     except BudgetError as error:
@@ -81,6 +89,7 @@ def check(
     ledger: LedgerPath = LEDGER,
     epsilon: Annotated[float | None, typer.Option(help="Fail above this epsilon.")] = None,
     delta: Annotated[float | None, typer.Option(help="Compute at this delta instead of the ledger's.")] = None,
+    unit: Annotated[str | None, typer.Option(help="Fail unless this is protected: image, or group.")] = None,
     artifacts: Annotated[
         bool, typer.Option("--artifacts", help="Also verify the files on disk and their records.")
     ] = False,
@@ -91,13 +100,16 @@ def check(
 ) -> None:
     """Recompute epsilon from the records alone; exit 3 if anything does not hold. Needs no data and no GPU."""
     from sfumato.errors import ConfigError
+    from sfumato.privacy.events import UNITS
     from sfumato.privacy.ledger import check_ledger, lock_problems, read_ledger
 
     for flag, value in (("--epsilon", epsilon), ("--delta", delta)):
         if value is not None and not 0 < value < float("inf"):
             raise ConfigError(f"{flag} {value:g} is not a bound: give a positive number")
+    if unit not in (None, *UNITS):
+        raise ConfigError(f"--unit {unit} is not a unit: give one of {', '.join(UNITS)}")
     content = read_ledger(ledger)
-    spent, problems = check_ledger(content, limit=epsilon, delta=delta)
+    spent, problems = check_ledger(content, limit=epsilon, delta=delta, unit=unit)
     if lock.exists():
         problems += lock_problems(content, ledger, lock)
     else:
@@ -109,6 +121,7 @@ def check(
     typer.echo(
         f"{ledger} holds: ε = {spent:.4f}{bound} at δ = {delta or content['delta']:.3g}, "
         f"{len(content['records'])} charges, {content['adjacency']}"
+        f"{''.join(f', for {name}' for name in sorted({record['unit'] for record in content['records']}))}"
     )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -33,6 +36,11 @@ if TYPE_CHECKING:
     from sfumato.plan import Plan, Spending
     from sfumato.privacy.odometer import Odometer
 
+PEOPLE = (
+    "privacy.unit is not said, so one image is protected, and a person with several images is not: what is spent on "
+    "each adds up. Where that can be, say privacy.unit: group and data.groups; where no two images are of one person, "
+    "say privacy.unit: image, which reports then name as your word"
+)
 Params = Annotated[Path, typer.Option("--params", help="What the user edits.")]
 BUSY = 1.3  # times as long as on an idle machine: worth a word
 RECIPES = Path("pipelines")  # where it is not there, those of the package
@@ -62,6 +70,12 @@ def plan(
 
     loaded = load_params(params, recipes)
     known = read_card(card)
+    if says_nothing_of_people(loaded, known):
+        if is_asked(dry_run):
+            ask_about_people(params)
+            loaded = load_params(params, recipes)
+        else:
+            say(f"warning: {PEOPLE}")
     reads, inputs = reads_public(loaded), []
     if reads:
         inputs.append(read_artifact(public, "public"))
@@ -100,6 +114,7 @@ def plan(
         show_spending(made, known, odometer, spending)
         show_memory(made)
         show_step_noise(made)
+        show_draws(made)
         expected_minutes(made, shown_public)
     if refusal is not None:
         raise refusal
@@ -108,6 +123,49 @@ def plan(
     write_texts(out, plan_texts(made))
     if names := ", ".join(entry.stage for entry in spending if entry.done and entry.edited):
         say(f"kept; the code has changed since: {names}. To run them anew: privacy.spend_again: [{names}]")
+
+
+def says_nothing_of_people(params: Config, card: Card) -> bool:
+    """Whether nobody said if images of the owner's own can be of one person."""
+    from sfumato.config import OF_THE_OWNER
+
+    return params.privacy.unit is None and params.data.groups is None and card.source in OF_THE_OWNER
+
+
+def is_asked(dry_run: bool) -> bool:
+    """Whether somebody is there to answer a question: on a terminal, and not in a pipeline, which must never wait."""
+    return not dry_run and sys.stdin.isatty() and sys.stdout.isatty() and "DVC_STAGE" not in os.environ
+
+
+def ask_about_people(params: Path) -> None:
+    """Ask whether two images can be of one person, and write the answer "no" into `params`, where it is a claim.
+
+    Raises ConfigError, with what to write, for "yes", and where the file has another form than expected.
+    """
+    from sfumato.errors import ConfigError
+    from sfumato.files import replace_file
+
+    if typer.confirm("Can two images in this set be of the same person, such as one patient?"):
+        raise ConfigError(
+            "two images can be of one person, and one image is all that privacy.unit: image protects: say "
+            "privacy.unit: group, which images are whose (data.groups), and how many persons there are about "
+            "(privacy.size_hint); then run `stage prepare sensitive` and `stage plan`"
+        )
+    text = params.read_text(encoding="utf-8")
+    found = re.search(r"^privacy:[ \t]*(#.*)?\n(\s*#.*\n)*([ \t]+)", text, re.MULTILINE)
+    if found is None:
+        raise ConfigError(f"{params}: write unit: image into the section privacy, which is your word for that")
+    start = found.end(3) - len(found[3])
+    line = f"{found[3]}unit: image   # the owner's word: no two images are of one person\n"
+    replace_file(params, (text[:start] + line + text[start:]).encode())
+    say(f"{params}: privacy.unit: image is written, and reports will say that it is your word")
+
+
+def show_draws(made: Plan) -> None:
+    """Show how many groups a draw of each query expects, by public numbers. Without groups, show nothing."""
+    privacy = made.params.privacy
+    for name, mechanism in made.mechanisms.items() if privacy.unit == "group" else ():
+        typer.echo(f"{name}: a draw expects {mechanism.sample_rate * privacy.size:.4g} of {privacy.size} groups")
 
 
 def lineage_so_far(out: Path) -> dict:

@@ -269,7 +269,7 @@ def describe(plan: StagePlan[Any], reads: Mapping[str, Path], out: Path) -> None
     typer.echo(f"writes  {out}")
     if not isinstance(plan, QueryPlan):
         return typer.echo("charges nothing")
-    typer.echo(f"charges {plan.mechanism} on dataset {plan.dataset_id!r}")
+    typer.echo(f"charges {plan.mechanism} on dataset {plan.dataset_id!r}, for one {plan.unit}")
     if plan.model is not None and plan.model.directory is not None:
         typer.echo(f"memory  {memory_line(plan.model, plan.shape, len(plan.classes), plan.settings)}")
 
@@ -340,7 +340,7 @@ class QueryRun(StageRun[S]):
     def open_charge(self, released: str, sensitivity: str, max_norm: float, *, latents: str | None = None) -> Charge:
         """The charge that the plan asks for. released, sensitivity: in words, for the record.
 
-        max_norm: what one image can contribute at most, in L2.
+        max_norm: what one image can contribute at most, in L2; a group contributes no more.
         Raises TakenOver where nothing is left to do: a kill came between the release and the pipeline's taking it over.
         The release, kept with its run until the ledger is written, is then put back, at no cost.
         """
@@ -368,6 +368,8 @@ class QueryRun(StageRun[S]):
             stale=lineage["code"].get(plan.stage) != code_of(STAGES[plan.stage], ROOT),
             latents=latents,
             seen=self.seen(),
+            unit=plan.unit,
+            group_cap=plan.group_cap,
             **lineage,
         )
         try:

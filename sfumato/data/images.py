@@ -6,6 +6,7 @@ On disk: `images.npy`, uint8 (N, H, W, C), beside `labels.npy`, int64 (N,). Both
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Self
@@ -20,7 +21,8 @@ from sfumato.files import open_private, replacing
 Shape = tuple[int, int, int]  # channels, height, width
 IMAGES, LABELS, GROUPS = "images.npy", "labels.npy", "groups.npy"
 GROUPS_REFUSED = (
-    "holds one id per image (a patient, say): refused until group privacy exists. Remove it only if none share a person"
+    "holds one id per image (a patient, say), and nothing says to use it: say data.groups: {array: true} and "
+    "privacy.unit: group. Remove it only if no two images are of one person"
 )
 
 
@@ -28,12 +30,15 @@ GROUPS_REFUSED = (
 class ImageSet:
     """Labelled images.
 
-    images: (N, H, W, C) uint8, possibly a memory map; labels: (N,) int64 below len(classes).
+    images: (N, H, W, C) uint8, possibly a memory map; labels: (N,) int64 below len(classes); groups: (N,) int64, the
+    number of each image's person, which is private and means nothing but "the same"; None where each image stands for
+    itself.
     """
 
     images: np.ndarray
     labels: np.ndarray
     classes: tuple[str, ...]
+    groups: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -56,17 +61,20 @@ class ImageSet:
 
     def without(self, i: int) -> ImageSet:
         """The same set without image `i`: its neighbour, for tests of guarantees."""
-        return ImageSet(np.delete(self.images, i, axis=0), np.delete(self.labels, i, axis=0), self.classes)
+        groups = None if self.groups is None else np.delete(self.groups, i)
+        return ImageSet(np.delete(self.images, i, axis=0), np.delete(self.labels, i, axis=0), self.classes, groups)
 
 
 class ImageWriter:
     """Appends images one by one to `images.npy` and `labels.npy`, in memory that does not grow with their number.
 
-    A context manager: the files are complete once it is left. An exception leaves unfinished files: write into a
-    temporary directory and rename it.
+    grouped: each image comes with the number of its group, which goes to `groups.npy`. A context manager: the files are
+    complete once it is left. An exception leaves unfinished files: write into a temporary directory and rename it.
     """
 
-    def __init__(self, directory: Path, shape: tuple[int, int, int], classes: tuple[str, ...]) -> None:
+    def __init__(
+        self, directory: Path, shape: tuple[int, int, int], classes: tuple[str, ...], grouped: bool = False
+    ) -> None:
         channels, height, width = shape
         self.row = (height, width, channels)
         self.classes = classes
@@ -74,16 +82,18 @@ class ImageWriter:
         directory.mkdir(parents=True, exist_ok=True)
         self.images = open_private(directory / IMAGES)
         self.labels = open_private(directory / LABELS)
+        self.groups = open_private(directory / GROUPS) if grouped else None
         self.write_headers()
 
     def write_headers(self) -> None:
         # numpy pads the header so that it keeps its length while the first axis grows: it can be rewritten in place
-        for file, dtype, row in ((self.images, np.uint8, self.row), (self.labels, np.int64, ())):
+        numbers = [file for file in (self.labels, self.groups) if file is not None]
+        for file, dtype, row in ((self.images, np.uint8, self.row), *((file, np.int64, ()) for file in numbers)):
             file.seek(0)
             write_header(file, np.dtype(dtype), (self.count, *row))
 
-    def append(self, image: np.ndarray, label: int) -> None:
-        """One image, (H, W, C) uint8, and its label. Raises DataError where they do not fit the set."""
+    def append(self, image: np.ndarray, label: int, group: int | None = None) -> None:
+        """One image, (H, W, C) uint8, its label and its group. Raises DataError where they do not fit the set."""
         if image.dtype != np.uint8 or image.shape != self.row:
             raise DataError(f"an image is {image.dtype} {image.shape}, expected uint8 {self.row}")
         if not 0 <= label < len(self.classes):
@@ -92,13 +102,17 @@ class ImageWriter:
             )
         self.images.write(image.tobytes())
         self.labels.write(np.int64(label).tobytes())
+        if self.groups is not None:
+            if group is None:
+                raise DataError("an image has no group, and the set has groups")
+            self.groups.write(np.int64(group).tobytes())
         self.count += 1
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with self.images, self.labels:
+        with self.images, self.labels, self.groups or nullcontext():
             if kind is None:
                 self.write_headers()
 
@@ -117,16 +131,20 @@ def save_images(directory: Path, image_set: ImageSet) -> None:
             np.save(file, array, allow_pickle=False)
 
 
-def load_images(directory: Path, classes: Iterable[str]) -> ImageSet:
+def load_images(directory: Path, classes: Iterable[str], *, grouped: bool = False) -> ImageSet:
     """The set saved in `directory`, memory-mapped read-only and validated.
 
-    Raises DataError, which names the file and the fix.
+    grouped: its images have groups, without which it is refused; else a set with groups is. Raises DataError, which
+    names the file and the fix.
     """
-    if (directory / GROUPS).exists():
+    if (directory / GROUPS).exists() and not grouped:
         raise DataError(f"{directory / GROUPS} {GROUPS_REFUSED}.")
     images, labels = (load_array(directory / name) for name in (IMAGES, LABELS))
     check(images, labels, names := tuple(classes), directory)
-    return ImageSet(images, labels, names)
+    groups = load_array(directory / GROUPS) if grouped else None
+    if groups is not None and (groups.dtype != np.int64 or groups.shape != labels.shape):
+        raise DataError(f"{directory / GROUPS} is {groups.dtype}, of another length than the labels: write all again.")
+    return ImageSet(images, labels, names, groups)
 
 
 def load_array(path: Path) -> np.ndarray:

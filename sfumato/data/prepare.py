@@ -2,8 +2,9 @@
 
 A public card stands for the sensitive images. Layout of the private part: `<state>/keys/<dataset_id>` (the secret key)
 and `<state>/data/<dataset_id>/{sensitive,holdout,card.json,origin.json}`. Directories have mode 0700, files mode 0600.
-Guarantee: what is done to an image, and which part it goes to, depends on that image, the key and `config.Data` alone;
-the card does not depend on the images, but for their shape where `config.Data` names none.
+Guarantee: what is done to an image, and which part it goes to, depends on that image (where there are groups, the id of
+its group), the key and `config.Data` alone; the card does not depend on the images, but for their shape where
+`config.Data` names none.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -26,8 +27,8 @@ import numpy as np
 from filelock import FileLock
 
 from sfumato.artifacts import Artifact, writing
-from sfumato.config import OF_THE_OWNER, Data, Public
-from sfumato.data.images import IMAGES, ImageSet, ImageWriter, load_array, load_images
+from sfumato.config import GROUP, IMAGE, OF_THE_OWNER, Data, Public
+from sfumato.data.images import GROUPS, IMAGES, ImageSet, ImageWriter, load_array, load_images
 from sfumato.data.lineage import lineage, recognised
 from sfumato.data.listing import listing_of
 from sfumato.data.overlap import digests, refuse_overlap
@@ -37,7 +38,7 @@ from sfumato.data.store import CARD, HOLDOUT, SENSITIVE, Card, PublicCard, datas
 from sfumato.documents import read_json
 from sfumato.errors import ConfigError, DataError, explained
 from sfumato.files import open_private, replace_file
-from sfumato.journal import Journal
+from sfumato.journal import REGROUP, Journal
 from sfumato.pictures import save_png, to_grid
 
 KEY_BYTES = 32
@@ -51,11 +52,12 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
 
     state: where the images go; card: the file of the card. An older set of the same id is replaced as a whole, once the
     new one is complete; one that was made from the very same files under the same settings stays. The card holds
-    dataset id, version, source, shape (C, H, W), range, class names and kind of split. It holds no number of images and
-    no hash, keyed or not. The version is the owner's (`data.version`), or a random one that stays until the owner gives
-    another.
-    Raises ConfigError or DataError (see `sources.read_source`; also for images that are counted under another id), and
-    then leaves the older set and card as they were; BudgetError where the journal was lost or does not hold.
+    dataset id, version, source, shape (C, H, W), range, class names, kind of split, and the unit where it is a group.
+    It holds no number of images or groups and no hash, keyed or not. The version is the owner's (`data.version`), or a
+    random one that stays until the owner gives another.
+    Raises ConfigError or DataError (see `sources.read_source`; also for images that are counted under another id, or
+    that come in other groups after something was spent on them), and then leaves the older set and card as they were;
+    BudgetError where the journal was lost or does not hold.
     """
     home = dataset_directory(state, data.name)
     for directory in (state, home.parent, state / "keys"):
@@ -67,7 +69,8 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
                 f"{directory} may be read by others, and this account cannot change that ({error.strerror}): "
                 f"run `chmod 700 {directory}` as its owner, or set SFUMATO_STATE to a folder of your own"
             ) from error
-    Journal(state, data.name).begin()
+    journal = Journal(state, data.name)
+    journal.begin()
     with ExitStack() as stack:
         stack.enter_context(FileLock(home.with_name(f".{home.name}.lock")))
         key = secret_key(state, data.name)
@@ -85,11 +88,21 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
             classes=source.classes,
             split="keyed" if source.test is None else "official",
             version=data.version or kept_version(home) or secrets.token_hex(8),
+            unit=IMAGE if source.groups is None else GROUP,
         )
-        text = json.dumps(content := asdict(public), indent=2, ensure_ascii=False).encode() + b"\n"
+        text = json.dumps(content := public.content(), indent=2, ensure_ascii=False).encode() + b"\n"
         origin = {"source": data.source, "path": data.path and str(Path(data.path).expanduser().resolve())}
         if not data.different_people:
             refuse_another_id(home, fresh, image_set.shape, origin)
+        if regrouped(home, fresh, spent_on(journal)):
+            if not data.other_groups:
+                raise ConfigError(
+                    f"data.dataset_id={data.name}: some images on which privacy was spent would come in other groups "
+                    "than before, or this cannot be told, and what was spent on a group says nothing of another. "
+                    "Prepare them with the groups that they had; where the old groups were wrong, say "
+                    "data.other_groups: true: the journal stays, and ledgers and reports say that it is incomplete"
+                )
+            journal.append(REGROUP)
         known_files = {LISTING: listing.encode()} if listing is not None else {}
         for name, written in {CARD: text, ORIGIN: json.dumps(origin).encode(), **known_files}.items():
             with open_private(fresh / name) as file:
@@ -135,6 +148,40 @@ def read_origin(path: Path) -> Any:
     """Source and path of prepared images. Raises DataError where that cannot be read."""
     with explained(DataError, lambda error: f"{path} cannot be read ({error}): prepare these images again"):
         return read_json(path)
+
+
+def spent_on(journal: Journal) -> list[dict]:
+    """The records of all charges ever opened."""
+    entries = journal.entries()
+    return [e["record"] for e in entries if "record" in e] + [r for e in entries for r in e.get("records", ())]
+
+
+def regrouped(before: Path, after: Path, spent: Sequence[dict]) -> bool:
+    """Whether images that are in both prepared sets, and were spent on, were of one group and are not now, or now are.
+
+    spent: records. Without groups, each image is a group. Images are compared in the stored shape; where that is
+    another, or the earlier set is gone, it cannot be told: True. An image with copies in several groups tells nothing.
+    """
+    homes = [home for home in (before, after) if (home / SENSITIVE / IMAGES).is_file()]
+    grouped = any((home / SENSITIVE / GROUPS).exists() for home in homes) or any("group_weight" in r for r in spent)
+    if not spent or not grouped:
+        return False
+    if len(homes) == 1 or len({load_array(home / SENSITIVE / IMAGES).shape[1:] for home in homes}) > 1:
+        return True
+    old, new = placed_digests(before), placed_digests(after)
+    pairs = {(*old[value], *new[value]) for value in old.keys() & new.keys() if len(old[value]) == len(new[value]) == 1}
+    return any(len({pair[side] for pair in pairs}) < len(pairs) for side in (0, 1))
+
+
+def placed_digests(home: Path) -> dict[bytes, set[Hashable]]:
+    """The digest of each image, and the groups that it is in; without groups, each image is one."""
+    found: dict[bytes, set[Hashable]] = {}
+    for part in (SENSITIVE, HOLDOUT):
+        images, file = load_array(home / part / IMAGES), home / part / GROUPS
+        groups = load_array(file) if file.exists() else np.arange(len(images))
+        for value, group in zip(digests(images), groups, strict=True):
+            found.setdefault(value, set()).add((part, int(group)))
+    return found
 
 
 def digests_of_both(home: Path) -> Iterator[bytes]:
@@ -240,29 +287,47 @@ def split(source: Source, key: bytes, holdout_fraction: float, directory: Path) 
     """Write the source's images into `directory/sensitive` and `directory/holdout`; returns the sensitive part.
 
     An official test split is the hold-out. Without one, `is_held_out` decides for each image, so duplicates stay
-    together.
+    together; where there are groups, their hashes decide, so all images of one stay together.
     """
     writers: dict[str, ImageWriter] = {}
+    grouped, numbers = source.groups is not None, dict[bytes, int]()
     with ExitStack() as stack:
-        for held_out, (image, label) in progress(assigned(source, key, holdout_fraction), source.size):
+        for held_out, group, (image, label) in progress(assigned(source, key, holdout_fraction), source.size):
             if not writers:
                 height, width, channels = image.shape
                 for part in (SENSITIVE, HOLDOUT):
                     (directory / part).mkdir(mode=0o700)
                     writers[part] = stack.enter_context(
-                        ImageWriter(directory / part, (channels, height, width), source.classes)
+                        ImageWriter(directory / part, (channels, height, width), source.classes, grouped)
                     )
-            writers[HOLDOUT if held_out else SENSITIVE].append(image, label)
+            number = None if group is None else numbers.setdefault(group, len(numbers))
+            writers[HOLDOUT if held_out else SENSITIVE].append(image, label, number)
     if not writers or not writers[SENSITIVE].count:
         raise DataError("no sensitive image is left after the split: the source holds too few.")
-    return load_images(directory / SENSITIVE, source.classes)
+    return load_images(directory / SENSITIVE, source.classes, grouped=grouped)
 
 
-def assigned(source: Source, key: bytes, holdout_fraction: float) -> Iterator[tuple[bool, Example]]:
+def assigned(source: Source, key: bytes, fraction: float) -> Iterator[tuple[bool, bytes | None, Example]]:
+    """Whether each image is held out, the keyed hash of its group where there are groups, and the image."""
+    if source.groups is not None:
+        names = iter(source.groups)
+        for example, name in zip(source.train, names, strict=False):
+            group = group_hash(name, example[0], key)
+            yield source.test is None and int.from_bytes(group[:8], "big") < fraction * 2**64, group, example
+        for example, name in zip(source.test or (), names, strict=True):
+            yield True, group_hash(name, example[0], key), example
+        return
     for example in source.train:
-        yield source.test is None and is_held_out(example[0], key, holdout_fraction), example
+        yield source.test is None and is_held_out(example[0], key, fraction), None, example
     for example in source.test or ():
-        yield True, example
+        yield True, None, example
+
+
+def group_hash(name: str | None, image: np.ndarray, key: bytes) -> bytes:
+    """HMAC of the id of a group; of the image where it has none, for it is then a group with its copies alone."""
+    if name is None:
+        return hmac.digest(key, f"alone {image.shape} ".encode() + image.tobytes(), "sha256")
+    return hmac.digest(key, f"group {name}".encode(), "sha256")
 
 
 def is_held_out(image: np.ndarray, key: bytes, fraction: float) -> bool:

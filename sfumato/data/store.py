@@ -12,9 +12,9 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from filelock import FileLock
 from pydantic import AfterValidator, Field
 from torch import Tensor
 
-from sfumato.config import DatasetId
+from sfumato.config import GROUP, IMAGE, DatasetId
 from sfumato.data.images import ImageSet, load_array, load_images, write_header
 from sfumato.digest import digest_of
 from sfumato.documents import EXACT, class_name, read_json, validated
@@ -46,7 +46,8 @@ class Card:
     """What is public of a dataset.
 
     version: the owner's name for this state of the images, or a random one. It is not computed from them: equal ones
-    before and after a withdrawal would tell that the person was not in the set.
+    before and after a withdrawal would tell that the person was not in the set. unit: what is protected, "image" or
+    "group", which the card names only where it is the latter.
     """
 
     __pydantic_config__: ClassVar = EXACT
@@ -58,6 +59,11 @@ class Card:
     split: str
     version: str
     range: tuple[int, int] = (0, 255)
+    unit: Literal["image", "group"] = IMAGE
+
+    def content(self) -> dict:
+        """As it is written."""
+        return {key: value for key, value in asdict(self).items() if (key, value) != ("unit", IMAGE)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +108,7 @@ def load_prepared(state: Path, card: Card, part: str) -> ImageSet:
         )
     if read_card(home / CARD) != card:
         raise DataError(f"{home} holds other images than the data card stands for: {AGAIN} again")
-    images = load_images(home / part, card.classes)
+    images = load_images(home / part, card.classes, grouped=card.unit == GROUP)
     if images.shape != card.shape:
         raise DataError(f"{home / part} has images of shape {images.shape}, the card says {card.shape}: {AGAIN} again")
     return images
@@ -143,11 +149,12 @@ def load_public(directory: Path, shape: tuple[int, int, int]) -> ImageSet:
 class LatentSet:
     """Labelled latents.
 
-    latents: (N, c, h, w) float16, possibly a memory map; labels: (N,) int64, those of the images, in the same order.
+    latents: (N, c, h, w) float16, possibly a memory map; labels, groups: those of the images, in the same order.
     """
 
     latents: np.ndarray
     labels: np.ndarray
+    groups: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.latents)
@@ -232,4 +239,4 @@ def load_latents(state: Path, card: Card, key: str) -> LatentSet:
     latents = load_array(home / LATENTS)
     if not fits or latents.dtype != np.float16 or latents.shape != (len(images), *shape):
         raise DataError(f"{home} holds latents of other images than the data card stands for: {again}")
-    return LatentSet(latents, images.labels)
+    return LatentSet(latents, images.labels, images.groups)

@@ -1,5 +1,7 @@
 """Per-image gradients of the denoising loss, each the mean of K draws, and their clipped sum.
 
+Where images have groups, a group takes the place of an image: its K draws show K images of it, picked at random.
+
 Nothing here adds noise or draws images: a `Charge` does.
 Source: Dockhorn et al. 2023 (DPDM) for the K draws; METHODS §8 and §10.
 """
@@ -65,13 +67,13 @@ def draw(
 ) -> Draws:
     """Fresh draws for a batch, for `model`.
 
-    images: (B, C, H, W), of which only the shape is used; draws: K; crop: largest shift in pixels.
+    images: (B, C, H, W) or (B, K, C, H, W), of which only the shape is used; draws: K; crop: largest shift in pixels.
     """
     count, device = len(images), generator.device
     shape = (count, draws)
     return Draws(
         levels=model.draw_levels(law, count * draws, generator).reshape(shape),
-        noise=torch.randn(*shape, *images.shape[1:], generator=generator, device=device),
+        noise=torch.randn(*shape, *images.shape[-3:], generator=generator, device=device),
         drop=torch.rand(shape, generator=generator, device=device) < label_dropout,
         flip=torch.rand(shape, generator=generator, device=device) < 0.5 if flip else None,
         shift=torch.randint(-crop, crop + 1, (*shape, 2), generator=generator, device=device) if crop else None,
@@ -79,8 +81,12 @@ def draw(
 
 
 def augment(images: Tensor, draws: Draws) -> Tensor:
-    """Each image K times, mirrored and shifted as its row says; edges are repeated. (B, C, H, W) to (B, K, C, H, W)."""
-    x = images.contiguous()[:, None].expand(-1, draws.levels.shape[1], -1, -1, -1)
+    """Each image K times, mirrored and shifted as its row says; edges are repeated. (B, C, H, W) to (B, K, C, H, W).
+
+    Of a group its K images, (B, K, C, H, W), each once.
+    """
+    x = images.contiguous()
+    x = x if x.ndim == 5 else x[:, None].expand(-1, draws.levels.shape[1], -1, -1, -1)
     if draws.flip is not None:
         x = torch.where(draws.flip[:, :, None, None, None], x.flip(-1), x)
     if draws.shift is not None:
@@ -103,11 +109,12 @@ def per_image_gradients(
     """Gradient of each image's mean loss over its K draws, before any clip.
 
     parameters: the trained ones by name (`model` gives the others); images: (B, C, H, W) float32 in [0, 1], or latents;
-    labels: (B,) int64, where one out of range counts as no label (to fail on it would reveal it). Returns, by name and
-    in the order of `parameters`, (B, *shape) float32. Memory: B·P numbers.
+    labels: (B,) int64, where one out of range counts as no label (to fail on it would reveal it); or, of each group, K
+    images (B, K, C, H, W) and their labels (B, K). Returns, by name and in the order of `parameters`, (B, *shape)
+    float32. Memory: B·P numbers.
     """
     labels = torch.where((labels < 0) | (labels >= model.classes), model.classes, labels)
-    labels = torch.where(draws.drop, model.classes, labels[:, None])  # (B, K)
+    labels = torch.where(draws.drop, model.classes, labels if labels.ndim == 2 else labels[:, None])  # (B, K)
     detached = {name: value.detach() for name, value in parameters.items()}
     batch = (augment(images, draws), labels, draws.levels, draws.noise)
     # The cast of a weight must stay inside the transform that made it: no cache.
@@ -163,10 +170,10 @@ def clipped_gradient_sum(
 ) -> Tensor:
     """Sum over images of their clipped gradients, `chunk` images at a time. Returns (P,) float32; zeros without images.
 
-    images: (B, C, H, W) float32 in [0, 1], any memory format; labels: (B,) int64; draws: B rows, averaged before the
-    clip; factors: public, by name and of the parameters' shapes; each image's gradient is multiplied by them before the
-    clip.
-    Guarantee: one image more or less changes the sum by at most `max_grad_norm` in L2.
+    images: (B, C, H, W) float32 in [0, 1], any memory format; labels: (B,) int64; of groups (B, K, C, H, W) and (B, K);
+    draws: B rows, averaged before the clip; factors: public, by name and of the parameters' shapes; each gradient is
+    multiplied by them before the clip.
+    Guarantee: one image, or one group, more or less changes the sum by at most `max_grad_norm` in L2.
     """
     if len(draws) != len(images):
         raise ValueError(f"{len(draws)} rows of draws for {len(images)} images: expected one each")

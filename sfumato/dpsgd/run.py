@@ -166,7 +166,7 @@ def gradient_sum(state: State, charge: Charge) -> Tensor:
     """Clipped sum over one draw of the charge, (P,): private until released. Zeros for an empty draw."""
     total = torch.zeros(state.size, device=state.device)
     bound, chunk = state.config.max_grad_norm, state.chunk
-    for images, labels in charge.batches(size=4 * chunk):
+    for images, labels in charge.batches(size=4 * chunk, draws=state.config.draws):
         images, labels = images.to(state.device), labels.to(state.device)
         draws = state.draw(images)
         total += clipped_gradient_sum(

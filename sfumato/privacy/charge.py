@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sfumato import processes
+from sfumato.data.groups import GroupIndex
 from sfumato.data.images import ImageSet
 from sfumato.data.store import LatentSet
 from sfumato.errors import BudgetError
@@ -23,14 +24,18 @@ from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import NoiseSource, public_grid, rounded
 from sfumato.privacy.odometer import ABANDON, CLOSE, PROGRESS, Odometer
 from sfumato.privacy.rows import Rows, bounded_sum
-from sfumato.privacy.sampling import poisson_draw
+from sfumato.privacy.sampling import group_picks, group_weights, poisson_draw
 
+Drawn = tuple[np.ndarray, np.ndarray | None]  # indices of images, and their weights where all of a group are drawn
 SMALLEST_NORM = 1e-20  # far above the smallest float32 that has all its bits
 
 
 class Charge:
     """One mechanism's uses, each a draw and then a release; the (uses + 1)-th is refused.
 
+    Where the images have groups, a group is drawn whole and counts as one image would: by the mean of its images' rows,
+    or by that of the images that the draws of DP-SGD pick. group_cap: m, where a group of n < m images shall count n/m;
+    1 where all groups count alike.
     `sfumato.privacy.opening.open_charge` alone makes it. Not thread-safe. It refuses to be copied, and to be used in a
     process that a fork made.
     """
@@ -46,11 +51,14 @@ class Charge:
         run: Path,
         lock: ExitStack,
         used: int = 0,
+        group_cap: int = 1,
     ) -> None:
         self.record = record
         self.used = used  # uses completed, those of an earlier process included
         self.run = run
         self._images, self._mechanism, self._noise = images, mechanism, noise
+        self._groups = None if images.groups is None else GroupIndex(images.groups)
+        self._group_cap = group_cap
         self._odometer, self._lock = odometer, lock
         self._drawn = False
         self._closed = False
@@ -70,11 +78,15 @@ class Charge:
         """The public rate of the draws, for a public denominator."""
         return self._mechanism.sample_rate
 
-    def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """One Poisson draw with the mechanism's rate, in pieces of at most `size` images.
+    def batches(self, size: int, draws: int | None = None) -> Iterator[tuple[Tensor, ...]]:
+        """One Poisson draw with the mechanism's rate, in pieces of at most `size`.
 
         Yields ((B, C, H, W) float32, (B,) int64), images in [0, 1] or their latents; an empty draw yields nothing and
-        is a draw all the same.
+        is a draw all the same. Where images have groups, groups are drawn, and it yields the images of all of them,
+        with a third, (B,) float64: the weight of each image in its group, which `sum` takes.
+        draws: K, for rows that are a mean over K draws of a unit. Of each group it then yields K of its images, picked
+        at random anew: ((B, K, C, H, W), (B, K)). It reads as many of a small group as of a large one. An image without
+        a group comes once, whatever K.
         Raises BudgetError when all uses are spent or the last draw was not released.
         """
         self._check_owner()
@@ -86,12 +98,34 @@ class Charge:
         if self._drawn:
             raise BudgetError(f"{self.record['stage']}: the last draw was not released: one draw, one release")
         self._drawn = True
-        chosen = self._draw()[processes.rank() :: processes.world()]
-        return (self._images.batch(chosen[start : start + size]) for start in range(0, len(chosen), size))
+        chosen, weights = self._draw(draws)
+        mine = slice(processes.rank(), None, processes.world())
+        chosen, weights = chosen[mine], None if weights is None else weights[mine]
+        pieces = (slice(start, start + size) for start in range(0, len(chosen), size))
+        return (self._read(chosen[piece], None if weights is None else weights[piece]) for piece in pieces)
 
-    def _draw(self) -> np.ndarray:
-        """Indices of one draw over all images, for every process."""
-        return processes.told(poisson_draw(self._noise.generator, len(self._images), self.sample_rate))
+    def _draw(self, draws: int | None) -> Drawn:
+        """One draw, for every process: the indices of its images, (n,); of groups those of all images, with weights.
+
+        With draws, of each group so many indices, (groups, draws). There a group of n < m images, that shall count n/m,
+        enters as much more rarely: never at more than the charged rate.
+        """
+        generator, groups = self._noise.generator, self._groups
+        if groups is None:
+            return processes.told((poisson_draw(self._noise.generator, len(self._images), self.sample_rate), None))
+        chosen = poisson_draw(generator, len(groups), self.sample_rate)
+        if draws is None:
+            sizes = groups.sizes[chosen]
+            return processes.told((groups.images_of(chosen), np.repeat(group_weights(sizes, self._group_cap), sizes)))
+        if self._group_cap > 1:
+            chosen = chosen[generator.random(len(chosen)) * self._group_cap < groups.sizes[chosen]]
+        picks = group_picks(generator, groups.sizes[chosen], draws)
+        return processes.told((groups.order[groups.starts[chosen][:, None] + picks], None))
+
+    def _read(self, chosen: np.ndarray, weights: np.ndarray | None) -> tuple[Tensor, ...]:
+        images, labels = self._images.batch(chosen.flatten())
+        shaped = images.unflatten(0, chosen.shape), labels.unflatten(0, chosen.shape)
+        return shaped if weights is None else (*shaped, torch.from_numpy(weights))
 
     def sum(
         self, rows_of: Callable[[Tensor, Tensor], Rows], max_norm: float, *, size: int, whole: bool = False
@@ -99,12 +133,13 @@ class Charge:
         """One use: the noisy sum of the rows of one draw, float64.
 
         rows_of: images and labels of a batch of at most `size` -> a row for each image, of that image alone. Rows that
-        are not finite are left out, longer ones than `max_norm` scaled to it; the rest as in `release`.
+        are not finite are left out, longer ones than `max_norm` scaled to it; the rest as in `release`. The row of a
+        group is the mean of those of its images, so no query has to know of groups.
         """
         blank = rows_of(*self.blank())
         total = bounded_sum(Rows(blank.left[:0], None if blank.right is None else blank.right[:0]), max_norm)
-        for images, labels in self.batches(size):
-            total = total + bounded_sum(rows_of(images, labels), max_norm).to(total.device)
+        for images, labels, *weights in self.batches(size):
+            total = total + bounded_sum(rows_of(images, labels), max_norm, *weights).to(total.device)
         return self.release(total.cpu(), max_norm, whole=whole)
 
     def blank(self) -> tuple[Tensor, Tensor]:
@@ -115,9 +150,10 @@ class Charge:
     def release(self, total: Tensor, max_norm: float, *, whole: bool = False) -> Tensor:
         """`total` + N(0, (noise_multiplier · max_norm)² I), rounded to a public grid: completes the use.
 
-        total: any shape, a sum over the images of the draw in which each moves it by at most `max_norm` in L2; with
+        total: any shape, a sum over the units of the draw in which each moves it by at most `max_norm` in L2; with
         many processes, over those of this one. Added up and rounded in float64; the result has the type of `total`.
-        whole: `total` counts, and the result is whole numbers; else the grid is `sfumato.privacy.noise.public_grid`.
+        whole: `total` counts images, and the result is whole numbers; else, and of groups, which have shares, the grid
+        is `sfumato.privacy.noise.public_grid`.
         Guarantee: the rounding is post-processing, so the cost is that of the Gaussian; no release shows the last bits
         of a float, which depend on what was summed up.
         """
@@ -142,6 +178,7 @@ class Charge:
     def _noised(self, total: Tensor, std: float, whole: bool) -> Tensor:
         """The one place where noise is added, by the first process; all get the result."""
         noisy = total.cpu().double() + self._noise.gaussian(tuple(total.shape), std)
+        whole = whole and self._groups is None
         return processes.shown(rounded(noisy, 1.0 if whole else public_grid(std)).to(total))
 
     def _check_owner(self) -> None:
@@ -197,8 +234,8 @@ class Share(Charge):
         self._drawn = self._closed = False
         self._process = os.getpid()
 
-    def _draw(self) -> np.ndarray:
-        return processes.told(np.zeros(0, dtype=np.int64))
+    def _draw(self, draws: int | None) -> Drawn:
+        return processes.told((np.zeros(0, dtype=np.int64), None))
 
     def _noised(self, total: Tensor, std: float, whole: bool) -> Tensor:
         return processes.shown(torch.zeros_like(total))

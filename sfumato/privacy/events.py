@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
+from sfumato.config import GROUP, IMAGE
 from sfumato.errors import BudgetError
 
 SECRET = "os-entropy, AES counter"  # the noise source of a valid record
@@ -17,6 +18,7 @@ SEEDED = "seeded: for tests only"  # no check accepts a record with this one
 ADD_OR_REMOVE_ONE = "add-or-remove-one"
 ZERO_OUT_ONE = "zero-out-one"
 MOST_USES = 10**9  # of one mechanism
+UNITS = {IMAGE: "one (image, label)", GROUP: "all (image, label) of one group"}  # as records name them
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,13 +17,13 @@ from dp_accounting import DpEvent
 from pydantic import AfterValidator, Field
 
 from sfumato.artifacts import as_text, empty_content
-from sfumato.config import DatasetId, Positive, PositiveFloat
+from sfumato.config import GROUP, DatasetId, Positive, PositiveFloat
 from sfumato.digest import canonical, digest_of
 from sfumato.documents import EXACT, read_json, read_yaml, second, validated
 from sfumato.errors import BudgetError, ConfigError
 from sfumato.pipeline import QUERIES
 from sfumato.privacy.accountant import ACCOUNTANTS, RELATIONS, epsilon, shares_of_rdp
-from sfumato.privacy.events import ADD_OR_REMOVE_ONE, SECRET, ZERO_OUT_ONE, event_from_json
+from sfumato.privacy.events import ADD_OR_REMOVE_ONE, SECRET, UNITS, ZERO_OUT_ONE, event_from_json
 
 SCHEMA = 4
 KEYS = {
@@ -71,6 +71,8 @@ class Record:
     again: Annotated[int, Field(ge=0)]
     versions: dict[str, str]
     time: Annotated[int, AfterValidator(second)]
+    group_weight: str = ""  # how a group counts, where the unit is one
+    claim: str = ""  # what the owner says of a unit of one image
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +148,12 @@ def is_record(content: object) -> bool:
 
 
 def compose(records: Sequence[dict], delta: float) -> dict:
-    """The cost of the records: `epsilon` by every accountant; `stages`, each one's own epsilon and share of the RDP."""
+    """The cost of the records: `epsilon` by every accountant; `stages`, each one's own epsilon and share of the RDP.
+
+    Raises BudgetError where they are of different units: what they cost together says nothing of either.
+    """
+    if len(units := {record["unit"] for record in records}) > 1:
+        raise BudgetError(f"records of different units ({', '.join(sorted(units))}) make no one claim")
     by_stage: dict[str, list[DpEvent]] = {name: [] for name in QUERIES}
     for record in records:
         by_stage[record["stage"]].append(event_from_json(record["event"]))
@@ -266,10 +273,13 @@ def seen_of(ledger: Mapping, dataset_id: str) -> set[str]:
     return found
 
 
-def check_ledger(ledger: Mapping, *, limit: float | None = None, delta: float | None = None) -> tuple[float, list[str]]:
+def check_ledger(
+    ledger: Mapping, *, limit: float | None = None, delta: float | None = None, unit: str | None = None
+) -> tuple[float, list[str]]:
     """Compute epsilon again from the records, and list every reason why the ledger does not hold.
 
-    limit: the largest epsilon allowed, beside the ledger's own target; delta: by default the ledger's.
+    limit: the largest epsilon allowed, beside the ledger's own target; delta: by default the ledger's; unit: "image" or
+    "group", where the ledger must be of that one.
     """
     problems = malformed(ledger)
     if problems:
@@ -286,8 +296,11 @@ def check_ledger(ledger: Mapping, *, limit: float | None = None, delta: float | 
         problems += record_problems(f"record {number}", record)
     if not problems and len(by_id(ledger)) < len(records):
         problems.append("it lists a record twice")
-    if not problems and len(units := {record["unit"] for record in records}) > 1:
+    units = {record["unit"] for record in records} if not problems else set()
+    if len(units) > 1:
         problems.append(f"its records are of different units ({', '.join(sorted(units))}), which make no one claim")
+    elif unit is not None and units - {UNITS[unit]}:
+        problems.append(f"it protects {units.pop()}, not {UNITS[unit]}: an ε of the one says nothing of the other")
     if problems:
         return float("inf"), problems
 
@@ -373,6 +386,9 @@ def record_problems(place: str, record: object) -> list[str]:
         problems.append(f"{name} is of stage {record['stage']!r}, which is not a query")
     if record["adjacency"] not in RELATIONS:
         problems.append(f"{name} has adjacency {record['adjacency']!r}, which is unknown")
+    grouped = record["unit"] == UNITS[GROUP]
+    if record["unit"] not in UNITS.values() or grouped != ("group_weight" in record) or (grouped and "claim" in record):
+        problems.append(f"{name} has the unit {record['unit']!r}, which is unknown or does not fit what else it says")
     if record["noise_source"] != SECRET:
         problems.append(
             f"{name} ({record['stage']}) has noise that can be replayed ({record['noise_source']}): it protects nobody"

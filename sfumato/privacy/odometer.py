@@ -13,7 +13,7 @@ from typing import Any
 from dp_accounting import DpEvent
 
 from sfumato.errors import BudgetError
-from sfumato.journal import GENESIS, Journal
+from sfumato.journal import GENESIS, REGROUP, Journal
 from sfumato.privacy.events import event_from_json
 from sfumato.privacy.ledger import is_record
 
@@ -70,9 +70,9 @@ class Odometer(Journal):
         return found
 
     def complete(self) -> bool:
-        """Whether the journal is chained from its first entry on, and no part of it was ever lost."""
+        """Whether the journal is chained from its first entry on, no part was lost, and it counts the same units."""
         kinds = [entry["kind"] for entry in self.entries()]
-        return kinds[:1] == [GENESIS] and ADOPT not in kinds
+        return kinds[:1] == [GENESIS] and not {ADOPT, REGROUP} & {*kinds}
 
     def adopt(self, records: Iterable[dict], seen: Iterable[str]) -> tuple[int, int]:
         """Count records that the journal does not know, and begin it anew where it does not hold.

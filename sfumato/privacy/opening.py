@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from pydantic import Field
 
 from sfumato import processes
-from sfumato.config import OF_THE_OWNER, UNLIMITED
+from sfumato.config import GROUP, IMAGE, OF_THE_OWNER, UNLIMITED
 from sfumato.data.images import ImageSet
 from sfumato.data.store import SENSITIVE, Card, LatentSet, load_latents, load_prepared
 from sfumato.digest import digest_of
@@ -25,11 +25,12 @@ from sfumato.documents import EXACT
 from sfumato.errors import BudgetError
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.charge import Charge, Share
-from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism, event_from_json, event_to_json
+from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism, event_from_json, event_to_json
 from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.odometer import CLOSE, LOCAL, OPEN, RESUME, Odometer
 
-UNIT = "one (image, label)"
+ONE_IMAGE_EACH = "no two images are of one person, says the owner"  # what unit: image, where it is written, claims
+OF_A_GROUP = "; of a group the mean over its images, which is no longer than that of one"
 DAY = 86_400  # seconds: two exact times would tell how long a query took, and so how many images it saw
 VERSIONED = ("sfumato", "torch", "numpy", "dp-accounting", "randomgen")
 
@@ -53,7 +54,10 @@ class RefusedElsewhereError(BudgetError):
 
 @dataclass(frozen=True, kw_only=True)
 class Permission:
-    """What the owner allows beyond the plan of one stage. It is not part of a plan, so changing it re-runs nothing."""
+    """What the owner allows or says beyond the plan of one stage: not part of a plan, so changing it re-runs nothing.
+
+    one_image_each: the owner says that no two images are of one person.
+    """
 
     __pydantic_config__: ClassVar = EXACT
 
@@ -61,6 +65,7 @@ class Permission:
     lifetime_epsilon: float | str  # of everything ever opened on the dataset, or "unlimited"
     accountant: Literal["rdp", "pld"] = "rdp"
     declared_size: bool = False
+    one_image_each: bool = False
 
     def __post_init__(self) -> None:
         limit = self.lifetime_epsilon
@@ -82,7 +87,7 @@ class Work:
     same plan paid for once more; stale: the plan keeps the code of an earlier release, and the code at hand is another;
     latents: the key of the latents that `sfumato.data.store` keeps of the same images. They are drawn in the images'
     place: same draw, same record; seen: what ledgers and inputs name of the journal, heads and ids of
-    records, none of which it may lack.
+    records, none of which it may lack; unit: "image" or "group"; group_cap: as a `Charge` takes it.
     """
 
     stage: str
@@ -98,6 +103,15 @@ class Work:
     stale: bool = False
     latents: str | None = None
     seen: Collection[str] = ()
+    unit: str = IMAGE
+    group_cap: int = 1
+
+    @property
+    def of_groups(self) -> dict[str, str]:
+        """What its record says of groups: nothing where the unit is an image."""
+        if self.unit == IMAGE:
+            return {}
+        return {"group_weight": "mean" if self.group_cap == 1 else f"capped at {self.group_cap} images"}
 
     @property
     def digest(self) -> str:
@@ -151,6 +165,8 @@ def open_share(state: Path, card: Card, work: Work, share: dict | None) -> Share
 
 
 def images_of(state: Path, card: Card, work: Work) -> ImageSet | LatentSet:
+    """What the charge draws. Raises BudgetError where it was not prepared for the unit that the work is charged for."""
+    check_unit(card, work)
     return load_latents(state, card, work.latents) if work.latents else load_prepared(state, card, SENSITIVE)
 
 
@@ -184,7 +200,9 @@ def open_alone(state: Path, card: Card, work: Work, permission: Permission, nois
         if left is not None and left[1]["noise_source"] == noise.label:
             resumed, (run_id, record, used) = True, left
             asked = (event_to_json(work.mechanism.event), work.max_norm, permission.adjacency)
-            if (record["event"], record.get("max_norm"), record["adjacency"]) != asked:
+            asked_unit = (UNITS[work.unit], work.of_groups.get("group_weight"))
+            other_unit = (record["unit"], record.get("group_weight")) != asked_unit
+            if other_unit or (record["event"], record.get("max_norm"), record["adjacency"]) != asked:
                 raise BudgetError(
                     f"{work.stage}: run {record['id'][:8]} was opened with another mechanism than {work.mechanism}, "
                     f"max_norm={work.max_norm:g}, {permission.adjacency}: set that back, or name {work.stage} in "
@@ -218,7 +236,26 @@ def open_alone(state: Path, card: Card, work: Work, permission: Permission, nois
             odometer.append(OPEN, plan=work.plan, work=work.digest, record=record)
         lock = stack.pop_all()
     mechanism = Mechanism.from_event(event_from_json(record["event"]))
-    return Charge(record, images, mechanism, odometer=odometer, noise=noise, run=run, lock=lock, used=used)
+    return Charge(
+        record,
+        images,
+        mechanism,
+        odometer=odometer,
+        noise=noise,
+        run=run,
+        lock=lock,
+        used=used,
+        group_cap=work.group_cap,
+    )
+
+
+def check_unit(card: Card, work: Work) -> None:
+    """Raise BudgetError where the images were not prepared for the unit that the work is charged for."""
+    if card.unit != work.unit or work.unit not in UNITS or not (work.group_cap == 1 or work.unit == GROUP):
+        raise BudgetError(
+            f"{work.stage}: the plan protects one {work.unit} (privacy.unit), and dataset {card.dataset_id!r} was "
+            f"prepared for one {card.unit} (data.groups): make them one, run `stage prepare sensitive` and `stage plan`"
+        )
 
 
 def open_local(state: Path, card: Card, purpose: str) -> tuple[ImageSet, ImageSet]:
@@ -237,11 +274,11 @@ def new_record(card: Card, work: Work, permission: Permission, noise_source: str
         "stage": work.stage,
         "dataset_id": card.dataset_id,
         "data_version": card.version,
-        "unit": UNIT,
+        "unit": UNITS[work.unit],
         "adjacency": permission.adjacency,
         "event": event_to_json(work.mechanism.event),
         "released": work.released,
-        "sensitivity": work.sensitivity,
+        "sensitivity": work.sensitivity + (OF_A_GROUP if work.unit == GROUP else ""),
         "noise_source": noise_source,
         "max_norm": float(work.max_norm),
         "plan": work.plan,
@@ -250,6 +287,8 @@ def new_record(card: Card, work: Work, permission: Permission, noise_source: str
         "again": work.again,
         "versions": {name: installed_version(name) for name in VERSIONED},
         "time": int(time.time()) // DAY * DAY,
+        **work.of_groups,
+        **({"claim": ONE_IMAGE_EACH} if permission.one_image_each and work.unit == IMAGE else {}),
     }
 
 

@@ -29,10 +29,11 @@ def membership(labels: Tensor, classes: int) -> Tensor:
     return (labels[:, None] == torch.arange(classes, device=labels.device)).double()
 
 
-def bounded_sum(rows: Rows, max_norm: float) -> Tensor:
+def bounded_sum(rows: Rows, max_norm: float, weights: Tensor | None = None) -> Tensor:
     """Sum over the images: (a, b) float64, or (a,) where there is no right.
 
-    Guarantee: one image more or less changes it by at most `max_norm` in L2: a longer row is scaled to
+    weights: (B,) float64, by which rows are multiplied after they were bounded: those of a group add up to at most 1.
+    Guarantee: one image, or one group, more or less changes it by at most `max_norm` in L2: a longer row is scaled to
     that norm. A row with any entry that is not finite or beyond 1e100 counts nowhere; without that, a broken
     image would turn the release into NaN and so reveal that it is there. Entries below 1e-100 count as zero:
     their squares would vanish, and the norm with them.
@@ -42,5 +43,7 @@ def bounded_sum(rows: Rows, max_norm: float) -> Tensor:
     parts = [torch.where(sound[:, None] & (part.abs() >= SMALLEST), part, 0) for part in parts]
     norms = torch.stack([torch.linalg.vector_norm(part, dim=1) for part in parts]).prod(dim=0)
     scale = torch.where(norms > max_norm, (1 - SLACK) * max_norm / norms.clamp(min=max_norm), 1.0)
+    if weights is not None:
+        scale = scale * weights.to(scale)
     left = parts[0] * scale[:, None]
     return left.T @ parts[1] if len(parts) == 2 else left.sum(dim=0)

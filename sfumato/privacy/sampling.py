@@ -1,17 +1,33 @@
-"""Poisson sampling: every image enters a draw independently with the same probability."""
+"""Poisson sampling: every unit, an image or a group, enters a draw independently with the same probability."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from sfumato.privacy.rows import SLACK
+
 
 def poisson_draw(generator: np.random.Generator, size: int, sample_rate: float) -> np.ndarray:
-    """Indices of one Poisson draw out of `size` images, ascending: (n,) int64. n varies and can be 0.
+    """Indices of one Poisson draw out of `size` units, ascending: (n,) int64. n varies and can be 0.
 
-    The number of images is binomial, and the subset uniform given its size: the same law as one coin per image, in
-    memory that grows with the draw instead of the set. A rate of 1 takes every image.
+    The number of units is binomial, and the subset uniform given its size: the same law as one coin per unit, in
+    memory that grows with the draw instead of the set. A rate of 1 takes every unit.
     """
     if sample_rate >= 1 or not size:
         return np.arange(size, dtype=np.int64)
     drawn = generator.binomial(size, sample_rate)
     return np.sort(generator.choice(size, size=drawn, replace=False, shuffle=False)).astype(np.int64)
+
+
+def group_weights(sizes: np.ndarray, cap: int) -> np.ndarray:
+    """The weight of one image of a group of so many, (n,) float64.
+
+    With cap = 1, a group counts as the mean of its images; with m, one of fewer than m counts less: n/m of it.
+    Guarantee: the weights of a group's images add up to at most 1, rounding included.
+    """
+    return np.where(sizes > 1, (1 - SLACK) / np.maximum(sizes, cap), 1 / cap)
+
+
+def group_picks(generator: np.random.Generator, sizes: np.ndarray, draws: int) -> np.ndarray:
+    """For each group, `draws` of its images by their place in it, each uniform and independent: (n, draws) int64."""
+    return generator.integers(0, sizes[:, None], size=(len(sizes), draws))

@@ -75,7 +75,7 @@ def query_saliency(
         autocast = half_precision_pays(model, parameters, chunk, fresh)
     factors = parameters if settings.score == "snip" else None
     total = torch.zeros(size, dtype=torch.float64)
-    for images, labels in charge.batches(size=4 * chunk):
+    for images, labels in charge.batches(size=4 * chunk, draws=settings.draws):
         images, labels = images.to(device), labels.to(device)
         total += clipped_gradient_sum(
             model, parameters, images, labels, fresh(images), settings.max_norm, chunk, autocast, factors

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import yaml
 
-from sfumato.config import Synthesize
+from sfumato.config import GROUP, IMAGE, Synthesize
 from sfumato.privacy.accountant import default_delta, epsilon
-from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, event_from_json
+from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, event_from_json
 from sfumato.privacy.meaning import bound_text
 from sfumato.release.exports import METADATA, NPZ, PARQUET, PNG
 from sfumato.release.marks import PHOTOGRAPHS
@@ -49,9 +49,18 @@ torchvision.datasets.ImageFolder("path/of/this/folder/png")
 }
 SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"))
 NEIGHBOURS = {
-    ADD_OR_REMOVE_ONE: "one (image, label) added or removed",
-    ZERO_OUT_ONE: "one (image, label) replaced by a blank; the number of images is public by declaration",
+    ADD_OR_REMOVE_ONE: "added or removed",
+    ZERO_OUT_ONE: "replaced by a blank; their number is public by declaration",
 }
+PROTECTED = {
+    UNITS[IMAGE]: "one (image, label)",
+    UNITS[GROUP]: "one group, which is all images of one person with their labels,",
+}
+
+
+def neighbours(unit: str, adjacency: str) -> str:
+    """What two neighbouring sets differ in. unit: as records name it."""
+    return f"{PROTECTED[unit]} {NEIGHBOURS[adjacency]}"
 
 
 def dataset_card(
@@ -70,6 +79,10 @@ def dataset_card(
     dataset_id, classes, export = plan.dataset_id, plan.classes, plan.settings.export
     count, (channels, height, width) = sum(per_class), plan.shape
     cost, about = cost_of(plan, records), plan.about
+    unit = next((record["unit"] for record in records.values()), UNITS[IMAGE])
+    claims = {record.get("claim", "") for record in records.values()}
+    claim = f" ({', '.join(claims)})" if len(claims) == 1 and claims != {""} else ""
+    people = "" if unit == UNITS[GROUP] else f", several images of one person{claim}"
     chosen, drawn_by_models = sources.get(PHOTOGRAPHS, 0), {k: n for k, n in sources.items() if k != PHOTOGRAPHS}
     kind = "synthetic" if not chosen else "synthetic and public" if drawn_by_models else "public, privately chosen"
     front: dict[str, object] = {
@@ -132,11 +145,11 @@ def dataset_card(
             f"The set is (ε, δ)-differentially private with **ε = {bound_text(cost.epsilon)}** at "
             f"**δ = {bound_text(cost.delta, 3)}** (Rényi accounting; {len(records)}"
             f" charge{'s' * (len(records) != 1)}).\n"
-            f"Neighbouring sets differ in {NEIGHBOURS[cost.adjacency]}. `privacy.json` lists the mechanisms, so anyone "
-            "can recompute ε from it at any δ; the project's `ledger.json` composes them with everything else that was "
-            "released.",
+            f"Neighbouring sets differ in {neighbours(unit, cost.adjacency)}. `privacy.json` lists the "
+            "mechanisms, so anyone can recompute ε from it at any δ; the project's `ledger.json` composes them with "
+            "everything else that was released.",
             "Not covered: hold-out images, choices made by looking at numbers from real images, the fact that the "
-            "sensitive set exists, its class names and image shape, several images of one person.",
+            f"sensitive set exists, its class names and image shape{people}.",
             table(("mechanism of", "released"), charges),
             "## Files",
             table(("file", "what"), [(f"`{name}`", what) for name, what in files.items()]),

@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.artifacts import PRIVACY, Artifact, read_artifact
+from sfumato.config import GROUP, IMAGE
 from sfumato.digest import digest_of_file
 from sfumato.documents import read_json
 from sfumato.errors import UNREADABLE, BudgetError, DataError, SfumatoError, explained
 from sfumato.pipeline import QUERIES
 from sfumato.privacy.accountant import round_up
-from sfumato.privacy.events import ZERO_OUT_ONE, event_from_json
+from sfumato.privacy.events import UNITS, ZERO_OUT_ONE, event_from_json
 from sfumato.privacy.ledger import by_id, check_ledger, compose, read_ledger
 from sfumato.privacy.meaning import bound_text, membership_advantage, privacy_profile, true_positive_rate
-from sfumato.release.card import ABOUT, NEIGHBOURS
+from sfumato.release.card import ABOUT, neighbours
 from sfumato.release.marks import PHOTOGRAPHS
 
 TEMPLATE = Path(__file__).with_suffix(".html")
@@ -49,8 +50,11 @@ TRUST = (
     "Nobody who receives the release needs to be trusted: readers may work together, know every other image, and have "
     "any amount of time, short of breaking AES, which makes the noise.",
 )
+PEOPLE = {  # what is not covered, by unit
+    False: "several images of one person: their costs add up",
+    True: "people whom the owner's records take for two, and what the time of a run tells of how many images there are",
+}
 NOT_COVERED = (
-    "several images of one person: their costs add up",
     "hold-out images, kept apart to measure quality",
     "choices made by looking at numbers from real images, such as picking the better of two runs",
     "the machine that ran it, its timing, and whoever can read its disk",
@@ -112,7 +116,7 @@ def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
     )
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     released, attacker = what_was_released(artifact), what_it_means(content)
-    fixed = {"trust": TRUST, "not_covered": NOT_COVERED, "words": ABOUT}
+    fixed = {"trust": TRUST, "not_covered": (PEOPLE[cost["grouped"]], *NOT_COVERED), "words": ABOUT}
     return template.render(local=local, release=released, cost=cost, attacker=attacker, proof=proof, **fixed)
 
 
@@ -189,10 +193,13 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
     return {
         "recipe": ledger["recipe"],
         "dataset": ", ".join(sorted({record["dataset_id"] for record in ledger["records"]})),
-        "unit": first.get("unit", "one (image, label)"),
+        "unit": first.get("unit", UNITS[IMAGE]),
+        "grouped": first.get("unit") == UNITS[GROUP],
+        "weight": first.get("group_weight"),
+        "claim": first.get("claim") if len({record.get("claim") for record in ledger["records"]}) == 1 else None,
         "declared": ledger["adjacency"] == ZERO_OUT_ONE,
         "adjacency": ledger["adjacency"],
-        "neighbours": NEIGHBOURS[ledger["adjacency"]],
+        "neighbours": neighbours(first.get("unit", UNITS[IMAGE]), ledger["adjacency"]),
         "epsilon": bound_text(spent),
         "delta": scientific(delta),
         "one_in": grouped(math.floor(1 / delta)),

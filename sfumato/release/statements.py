@@ -13,10 +13,18 @@ from sfumato.digest import digest_of_file
 from sfumato.documents import read_json
 from sfumato.privacy.accountant import round_up
 from sfumato.recipes import as_yaml
-from sfumato.release.card import NEIGHBOURS
 from sfumato.release.croissant import croissant
 from sfumato.release.registry import ASKED, registry_entry
-from sfumato.release.report import NOT_COVERED, TRUST, checked, day_of, mechanisms, what_it_cost, what_was_released
+from sfumato.release.report import (
+    NOT_COVERED,
+    PEOPLE,
+    TRUST,
+    checked,
+    day_of,
+    mechanisms,
+    what_it_cost,
+    what_was_released,
+)
 
 CROISSANT, REGISTRY = "croissant.json", "deployment.yaml"
 
@@ -76,7 +84,7 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any
         "epsilon": round_up(spent, 4),
         "delta": ledger["delta"],
         "unit": cost["unit"],
-        "neighbours": NEIGHBOURS[ledger["adjacency"]],
+        "neighbours": cost["neighbours"],
         "charges": charges,
         "guarantee": f"(ε, δ)-differentially private with ε = {cost['epsilon']} and δ = {cost['delta']} for "
         f"{cost['unit']}.",
@@ -84,7 +92,7 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any
         "all_time": f"When the ledger was written, the charges opened on the dataset were "
         f"{among}{odometer['charges']} in all, ε = {odometer['epsilon']} together. Further releases add to it.",
         "trust": " ".join(TRUST),
-        "gaps": [f"The guarantee does not cover {gap}." for gap in NOT_COVERED],
+        "gaps": [f"The guarantee does not cover {gap}." for gap in (PEOPLE[cost["grouped"]], *NOT_COVERED)],
         "public": [*public, *(["the number of images, by the owner's declaration"] if cost["declared"] else [])],
         "measured": f"Made from noisy measurements: {', '.join(row['stage'] for row in cost['stages'])}.",
         "labels": "Labels were given by a classifier that was trained under the same guarantee."

@@ -101,7 +101,7 @@ def test_missing_truncated_and_pickled_files_are_refused(tmp_path):
 def test_a_set_with_groups_is_refused(digits, tmp_path):
     save_images(tmp_path, digits)
     np.save(tmp_path / "groups.npy", np.zeros(len(digits)))
-    with pytest.raises(DataError, match="group privacy"):
+    with pytest.raises(DataError, match="privacy.unit: group"):
         load_images(tmp_path, digits.classes)
 
 

@@ -237,7 +237,7 @@ def test_a_failure_leaves_what_was_there_and_nothing_half_written(owner, images,
         for number, example in enumerate(source.train):
             if number == 100:
                 raise DataError("unreadable image")
-            yield False, example
+            yield False, None, example
 
     with monkeypatch.context() as patch, pytest.raises(DataError, match="unreadable"):
         patch.setattr(prepare, "assigned", breaks_off)

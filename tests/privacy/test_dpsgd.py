@@ -221,7 +221,7 @@ class FakeCharge:
     def __init__(self, *drawn: tuple[Tensor, Tensor]) -> None:
         self.drawn, self.released = list(drawn), []
 
-    def batches(self, size: int):
+    def batches(self, size: int, draws: int = 1):
         images, labels = self.drawn.pop(0)
         yield from zip(images.split(size), labels.split(size), strict=True) if len(images) else ()
 

@@ -124,7 +124,7 @@ def test_one_image_moves_the_saliency_sum_by_at_most_the_clip(models, kind, scor
         def __init__(self, index):
             self.index, self.released = index, []
 
-        def batches(self, size):
+        def batches(self, size, draws=1):
             for part in self.index.split(size):
                 self.current = part
                 yield latents[part], labels[part]

@@ -7,10 +7,11 @@ import pytest
 import yaml
 
 from sfumato.artifacts import write_empty
+from sfumato.config import GROUP
 from sfumato.digest import digest_of
 from sfumato.errors import BudgetError
 from sfumato.privacy.accountant import default_delta
-from sfumato.privacy.events import SECRET, SEEDED, Mechanism, event_to_json
+from sfumato.privacy.events import SECRET, SEEDED, UNITS, Mechanism, event_to_json
 from sfumato.privacy.ledger import (
     build_ledger,
     check_ledger,
@@ -48,6 +49,9 @@ def record(stage: str, number: int, mechanism: Mechanism) -> dict:
 
 COUNT = record("count", 1, Mechanism(noise_multiplier=5))
 STEPS = record("finetune", 2, Mechanism(noise_multiplier=1.5, sample_rate=0.3, uses=20))
+
+
+OF_GROUPS = {"unit": UNITS[GROUP], "group_weight": "mean"}
 
 
 def ledger_of(*records: dict, **budget) -> dict:
@@ -144,7 +148,11 @@ EDITS = {
     "odometer with any head": (lambda x: x["odometer"].update(complete=True, head="all"), "has no such head"),
     "odometer of another": (lambda x: x["odometer"].update(dataset_id="other"), "of which it holds no record|says"),
     "odometer cut": (lambda x: x["odometer"].pop("others"), "its odometer cannot be read"),
-    "units mixed": (lambda x: record_in(x, COUNT).update(unit="one group"), "different units"),
+    "units mixed": (lambda x: record_in(x, COUNT).update(OF_GROUPS), "different units"),
+    "unit unknown": (lambda x: record_in(x, COUNT).update(unit="one person"), "unit 'one person', which is unknown"),
+    "unit without a weight": (lambda x: record_in(x, COUNT).update(unit=UNITS[GROUP]), "does not fit"),
+    "a weight without groups": (lambda x: record_in(x, COUNT).update(group_weight="mean"), "does not fit"),
+    "a claim of groups": (lambda x: record_in(x, COUNT).update(OF_GROUPS | {"claim": "c"}), "does not fit"),
     "adjacency unknown": (lambda x: record_in(x, COUNT).update(adjacency="none"), "adjacency"),
 }
 
@@ -272,3 +280,17 @@ def test_json_that_is_too_deep_is_one_sentence(tmp_path):
     (tmp_path / "ledger.json").write_text("[" * 200_000)
     with pytest.raises(BudgetError, match=r"ledger\.json"):
         read_ledger(tmp_path / "ledger.json")
+
+
+def test_a_ledger_for_one_unit_never_passes_for_the_other():
+    images, groups = ledger_of(COUNT, STEPS), ledger_of(COUNT | OF_GROUPS, STEPS | OF_GROUPS)
+    for ledger, unit, other in ((images, "image", "group"), (groups, "group", "image")):
+        assert check_ledger(ledger)[1] == check_ledger(ledger, unit=unit)[1] == []
+        assert any("says nothing of the other" in problem for problem in check_ledger(ledger, unit=other)[1])
+    assert check_ledger(ledger_of(COUNT | {"claim": "c"}, STEPS))[1] == []
+    assert images["epsilon"] == groups["epsilon"]  # the same mechanisms, of another unit
+
+
+def test_records_of_different_units_are_never_composed():
+    with pytest.raises(BudgetError, match="different units"):
+        ledger_of(COUNT | OF_GROUPS, STEPS)

@@ -50,7 +50,7 @@ class Recorder:
         self.released: list[tuple[Tensor, float]] = []
         self.current, self.largest = index[:0], 0
 
-    def batches(self, size: int):
+    def batches(self, size: int, draws: int = 1):
         for part in self.index.split(size) if len(self.index) else ():
             self.current, self.largest = part, max(self.largest, len(part))
             yield self.images[part], self.labels[part]

@@ -48,7 +48,7 @@ class GivenCharge:
     def durable(self) -> None:
         pass
 
-    def batches(self, size: int):
+    def batches(self, size: int, draws: int = 1):
         for start in range(0, len(self.images), size):
             yield self.images[start : start + size], self.labels[start : start + size]
 

@@ -24,7 +24,7 @@ class GivenCharge:
     def __init__(self, drawn: list[tuple[Tensor, Tensor]], released: Tensor | None = None) -> None:
         self.drawn, self.given, self.seen = list(drawn), released, []
 
-    def batches(self, size: int):
+    def batches(self, size: int, draws: int = 1):
         images, labels = self.drawn.pop(0)
         yield from zip(images.split(size), labels.split(size), strict=True) if len(images) else ()
 

@@ -58,7 +58,9 @@ def read_source(data: Data, raw: Path) -> Source:
     Raises ConfigError where `data` is incomplete, DataError where files are missing or unusable.
     """
     size = None if data.size is None else (data.size, data.size)
-    request = Request(section="data", name=data.source, path=data.path, size=size, channels=data.channels)
+    request = Request(
+        section="data", name=data.source, path=data.path, size=size, channels=data.channels, groups=data.groups
+    )
     return open_source(request, raw)
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from sfumato.config import Groups
+from sfumato.data.groups import ids_of_files
 from sfumato.data.images import GROUPS, GROUPS_REFUSED
 from sfumato.data.sources.source import Example, Request, Source, fit
 from sfumato.errors import DataError
@@ -39,31 +41,38 @@ class Listing:
 def read_imagefolder(request: Request, raw: Path) -> Source:
     """A folder with one folder of pictures per class, in the order of their names; hidden files are ignored.
 
-    Of a folder that holds `train/` and `test/` alone, `test/` is the hold-out. Raises DataError, here or while the
-    pictures are decoded, which names every file that cannot be used.
+    Of a folder that holds `train/` and `test/` alone, `test/` is the hold-out. With `data.groups.folder`, pictures lie
+    one folder deeper, in that of their person. Raises DataError, here or while the pictures are decoded, which names
+    every file that cannot be used; where images have groups, by its place, for its name may be an id.
     """
-    path = request.required_path()
-    if request.sensitive and path.is_dir() and (path / GROUPS).exists():
+    path, groups = request.required_path(), request.groups
+    if request.sensitive and path.is_dir() and (path / GROUPS).exists() and groups is None:
         raise DataError(f"{path / GROUPS} {GROUPS_REFUSED}.")
-    found = list_folder(path, f"{request.section}.path")
+    found = list_folder(path, f"{request.section}.path", groups)
     if not request.sensitive:
         found = replace(found, test=None)
     if found.problems:
         raise refusal([*found.problems, *problems_of(found.files, request)])
+    ids = None if groups is None else ids_of_files(groups, [file for file, _ in found.files], path)
+    if ids is not None and {*ids[: len(found.train)]} & {*ids[len(found.train) :]} - {None}:
+        raise DataError(
+            f"data.groups: somebody has pictures in both {path / TRAIN} and {path / TEST}, and no guarantee covers the "
+            "hold-out: move all pictures of a person into one of them"
+        )
     shapes: list[tuple[int, ...]] = []  # of the first picture, for both parts
     train = pictures_of(found.train, found.files, request, shapes)
     test = None if found.test is None else pictures_of(found.test, found.files, request, shapes)
-    return Source(found.classes, train, test, len(found.files))
+    return Source(found.classes, train, test, len(found.files), ids)
 
 
-def list_folder(path: Path, option: str = "data.path") -> Listing:
+def list_folder(path: Path, option: str = "data.path", groups: Groups | None = None) -> Listing:
     """The pictures of a folder by class and split. Raises DataError where there is no class at all."""
     if not path.is_dir():
         raise DataError(f"{option}={path} is not a folder: expected one folder of pictures per class.")
     if has_splits(path):
-        train, test = list_classes(path / TRAIN, path), list_classes(path / TEST, path)
+        train, test = list_classes(path / TRAIN, path, groups), list_classes(path / TEST, path, groups)
     else:
-        train, test = list_classes(path, path), None
+        train, test = list_classes(path, path, groups), None
     if not train.classes:
         raise DataError(f"{option}={path} is empty: expected one folder of pictures per class.")
     if test is None:
@@ -127,40 +136,64 @@ def has_splits(path: Path) -> bool:
     )
 
 
-def list_classes(path: Path, root: Path) -> Listing:
+def list_classes(path: Path, root: Path, groups: Groups | None = None) -> Listing:
     """The classes of one part of the folder `root`."""
-    entries = visible(path)
+    entries, nested = visible(path), groups is not None and groups.folder
     folders = [entry for entry in entries if entry.is_dir()]
     problems = [
-        f"{entry} lies outside a class: move it into a folder named after its class."
+        f"{entry if groups is None else f'A picture in {path}'} lies outside a class: "
+        "move it into a folder named after its class."
         for entry in entries
         if not entry.is_dir() and is_picture(entry)
     ]
     files: list[tuple[Path, int]] = []
     for label, folder in enumerate(folders):
-        if wrong := misplaced(folder, root):
+        if wrong := misplaced(folder, root, str(folder)):
             problems.append(wrong)
             continue
         # A folder without pictures is a class all the same: a refusal would tell that its last picture is gone.
-        for picture in visible(folder):
+        for picture in pictures_in(folder, nested):
             if picture.is_dir():
+                what = picture if groups is None else f"A folder in {folder}"
+                deeper = ", or, where it is one person's, say data.groups: {folder: true}" if groups is None else ""
                 problems.append(
-                    f"{picture} is a folder inside a class: pictures must lie directly in their class's folder."
+                    f"{what} is a folder inside a class: pictures must lie directly in their class's folder{deeper}."
                 )
-            elif wrong := misplaced(picture, root):
+            elif wrong := misplaced(picture, root, str(picture) if groups is None else f"A picture in {folder}"):
                 problems.append(wrong)
             else:
                 files.append((picture, label))
     return Listing(tuple(folder.name for folder in folders), files, None, problems)
 
 
-def misplaced(entry: Path, root: Path) -> str | None:
-    """Why an entry of the folder `root` is not taken: it is no file, or a link to what lies elsewhere."""
+def misplaced(entry: Path, root: Path, name: str) -> str | None:
+    """Why an entry of the folder `root` is not taken: it is no file, or a link to what lies elsewhere.
+
+    name: what the message calls it.
+    """
     if entry.is_symlink() and not entry.resolve().is_relative_to(root.resolve()):
-        return f"{entry} is a link to {entry.resolve()}, outside of {root}: copy what it links to in its place."
+        return f"{name} is a link to {entry.resolve() if name == str(entry) else 'a file'}, outside of {root}: " + (
+            "copy what it links to in its place."
+        )
     if not entry.is_file() and not entry.is_dir():
-        return f"{entry} is no file (a pipe, a device, or a link to nothing): remove it."
+        return f"{name} is no file (a pipe, a device, or a link to nothing): remove it."
     return None
+
+
+def pictures_in(folder: Path, nested: bool) -> list[Path]:
+    """What the folder of a class holds; nested: with what its folders hold in their place."""
+    inner = (visible(entry) if nested and entry.is_dir() else [entry] for entry in visible(folder))
+    return [entry for entries in inner for entry in entries]
+
+
+def called(path: Path, request: Request) -> str:
+    """What messages call a picture: its file, or, where that may name a person, its place in the class's folder."""
+    if request.groups is None:
+        return str(path)
+    root = request.required_path()
+    parts = path.relative_to(root).parts
+    folder = root.joinpath(*parts[: 2 if has_splits(root) else 1])
+    return f"picture {pictures_in(folder, request.groups.folder).index(path) + 1} of {folder}, in the order of names,"
 
 
 def visible(folder: Path) -> list[Path]:
@@ -189,7 +222,7 @@ def pictures_of(
     """
     for path, label in files:
         try:
-            image = fit(decode(path), request, str(path))
+            image = fit(decode(path, str(path)), request, str(path))
         except DataError:
             raise refusal(problems_of(every, request)) from None
         if not shapes:
@@ -206,7 +239,8 @@ def problems_of(files: Iterable[tuple[Path, int]], request: Request) -> list[str
     odd: list[tuple[Path, tuple[int, ...]]] = []
     for path, _ in files:
         try:
-            shape = fit(decode(path), request, str(path)).shape
+            name = called(path, request)
+            shape = fit(decode(path, name), request, name).shape
         except DataError as error:
             problems.append(str(error))
             continue
@@ -219,8 +253,8 @@ def problems_of(files: Iterable[tuple[Path, int]], request: Request) -> list[str
         wish = " and ".join(f"{request.section}.{key}" for key, value in differs.items() if value)
         others = f" ({len(odd) - 1} more differ)" if len(odd) > 1 else ""
         problems.append(
-            f"{odd[0][0]} is {describe(odd[0][1])} but {first[0]} is {describe(first[1])}{others}: "
-            f"set {wish} to convert all alike."
+            f"{called(odd[0][0], request)} is {describe(odd[0][1])} but {called(first[0], request)} is "
+            f"{describe(first[1])}{others}: set {wish} to convert all alike."
         )
     return problems
 
@@ -237,27 +271,32 @@ def describe(shape: tuple[int, ...]) -> str:
     return f"{shape[0]}×{shape[1]} {'grey' if shape[2] == 1 else 'colour'}"
 
 
-def decode(path: Path) -> np.ndarray:
-    """A picture file as (H, W, 1) or (H, W, 3) uint8: upright, 16-bit grey divided by 256, transparency over black."""
+def decode(path: Path, name: str = "") -> np.ndarray:
+    """A picture file as (H, W, 1) or (H, W, 3) uint8: upright, 16-bit grey divided by 256, transparency over black.
+
+    name: what messages call it, where that is not its path.
+    """
     from PIL import Image, ImageOps
 
+    name = name or str(path)
     Image.init()
-    known = [name for name in FORMATS if name in Image.OPEN]  # what this Pillow was built with
+    known = [form for form in FORMATS if form in Image.OPEN]  # what this Pillow was built with
     try:
         with Image.open(path, formats=known) as opened:
             if (frames := getattr(opened, "n_frames", 1)) > 1:
-                raise DataError(f"{path} holds {frames} frames: save the one to use as a picture of its own.")
+                raise DataError(f"{name} holds {frames} frames: save the one to use as a picture of its own.")
             opened.load()
             picture: Image.Image = ImageOps.exif_transpose(opened)
     except DataError:
         raise
     except Exception as error:  # whatever a decoder raises for damaged bytes, it is of this one file
-        raise DataError(f"{path} cannot be read as an image ({error}): repair or remove it.") from error
+        why = error if name == str(path) else type(error).__name__  # the text of some errors names the file
+        raise DataError(f"{name} cannot be read as an image ({why}): repair or remove it.") from error
     if picture.mode.startswith("I;16"):
         return (np.asarray(picture).astype(np.uint16) >> 8).astype(np.uint8)[..., None]
     if picture.mode in ("I", "F"):
         raise DataError(
-            f"{path} has 32-bit pixels, whose range nothing states: save it with 8 bits, or as 16-bit grey."
+            f"{name} has 32-bit pixels, whose range nothing states: save it with 8 bits, or as 16-bit grey."
         )
     if picture.has_transparency_data:
         mode = "L" if picture.mode in ("LA", "La", "L", "1") else "RGB"

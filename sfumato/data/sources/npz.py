@@ -13,9 +13,10 @@ from typing import IO
 
 import numpy as np
 
+from sfumato.data.groups import checked, ids_of_array
 from sfumato.data.images import GROUPS_REFUSED
 from sfumato.data.sources.source import Example, Request, Source, check_labels, examples, fit
-from sfumato.errors import UNREADABLE, DataError, explained
+from sfumato.errors import UNREADABLE, ConfigError, DataError, explained
 
 IMAGENET_CLASSES = 1000
 IMAGENET_ROW = 3072  # bytes of an image: 1024 red, 1024 green, 1024 blue
@@ -50,7 +51,7 @@ def read_npz(request: Request, raw: Path) -> Source:
             f"{path} has no array named {', '.join(missing)}: "
             "write it with np.savez(path, images=…, labels=…, classes=…)."
         )
-    if request.sensitive and "groups" in arrays:
+    if request.sensitive and "groups" in arrays and request.groups is None:
         raise DataError(f"{path}: `groups` {GROUPS_REFUSED}.")
     images, labels, classes = arrays["images"], arrays["labels"], arrays["classes"]
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in (1, 3)):
@@ -67,7 +68,14 @@ def read_npz(request: Request, raw: Path) -> Source:
         )
     names = tuple(str(name) for name in classes)
     check_labels(labels, names, path)
-    return Source(names, examples(images, labels, request, path.name), None, len(images))
+    ids = None
+    if request.groups is not None:
+        if not request.groups.array:
+            raise ConfigError("data.groups: an archive has no file names, so its ids are an array: say {array: true}")
+        if "groups" not in arrays:
+            raise DataError(f"{path} has no array named groups: write it with np.savez(path, …, groups=…).")
+        ids = checked(ids_of_array(arrays["groups"], len(images), f"{path}: `groups`"), request.groups)
+    return Source(names, examples(images, labels, request, path.name), None, len(images), ids)
 
 
 def read_imagenet32(request: Request, raw: Path) -> Source:

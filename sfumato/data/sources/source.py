@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,18 +16,24 @@ from sfumato.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from sfumato.config import Groups
+
 DOWNLOAD_TIMEOUT = 60.0  # seconds without an answer
 Example = tuple[np.ndarray, int]  # (H, W, C) uint8 and its label
 
 
 @dataclass(frozen=True)
 class Source:
-    """A labelled source. `train` and `test` are read once; `test` is None without an official or a requested split."""
+    """A labelled source. `train` and `test` are read once; `test` is None without an official or a requested split.
+
+    groups: the id of each image's person, in the order of `train` and then `test`; None in it for an image without one.
+    """
 
     classes: tuple[str, ...]
     train: Iterable[Example]
     test: Iterable[Example] | None
     size: int  # images in all, for a progress bar; not public where the images are sensitive
+    groups: Sequence[str | None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +48,11 @@ class Request:
     per_class: int = 0  # images of each class, of the sources that are drawn
     seed: int = 0  # of what is drawn
     fonts: Literal["matplotlib", "system"] = "matplotlib"
+    groups: Groups | None = None  # where ids are found, of sensitive images
 
     @property
     def sensitive(self) -> bool:
-        """Sensitive sets bring their test split and refuse groups; public ones need neither."""
+        """Sensitive sets bring their test split and may have groups; public ones need neither."""
         return self.section == "data"
 
     def required_path(self) -> Path:

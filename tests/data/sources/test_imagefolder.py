@@ -111,7 +111,7 @@ def spoil_class_name(root):
         (spoil_depth, "1.tiff", "8 bits"),
         (spoil_nesting, "puppies", "directly in their class"),
         (spoil_loose, "loose.jpg", "outside a class"),
-        (spoil_groups, "groups.npy", "group privacy"),
+        (spoil_groups, "groups.npy", "privacy.unit: group"),
         (spoil_pipe, "pipe.png", "is no file"),
         (spoil_link, "elsewhere.png", "outside of"),
         (spoil_linked_class, "bird", "outside of"),

@@ -39,7 +39,7 @@ def test_an_npz_gives_grey_and_colour_images(tmp_path):
         ({"classes": np.array(["a", "a"])}, "distinct names"),
         ({"classes": np.array([0, 1])}, "distinct names"),
         ({"classes": np.array(["a", None], object)}, "without pickle"),
-        ({"groups": np.zeros(4)}, "group privacy"),
+        ({"groups": np.zeros(4)}, "privacy.unit: group"),
         ({"images": NPZ["images"][:0], "labels": NPZ["labels"][:0]}, "no images"),
     ],
 )

@@ -1,0 +1,173 @@
+"""Groups: which images are of one person. Their ids are private; no message of this module names one.
+
+Nor does a message name a file, for a name may hold an id: it counts lines and pictures instead.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import unicodedata
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from sfumato.config import Groups
+from sfumato.data.images import load_array
+from sfumato.errors import UNREADABLE, DataError, explained
+
+NO_ID = {"", "na", "n/a", "nan", "none", "null", "?", "-"}  # what tables hold where nothing is known
+COLUMNS = ("file", "group")
+
+Ids = list[str | None]
+
+
+class GroupIndex:
+    """The images of each group, found without a search. groups: (N,) int64, the number of each image's group.
+
+    order: (N,) indices of images, group after group; starts, sizes: (G,) where a group begins there, and its length.
+    """
+
+    def __init__(self, groups: np.ndarray) -> None:
+        self._groups = groups
+
+    @cached_property
+    def order(self) -> np.ndarray:
+        return np.argsort(self._groups, kind="stable")
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        return np.unique(self._groups, return_counts=True)[1]
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        return np.cumsum(self.sizes) - self.sizes
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def images_of(self, chosen: np.ndarray) -> np.ndarray:
+        """Indices of all images of the groups `chosen`, group after group."""
+        sizes = self.sizes[chosen]
+        before = np.cumsum(sizes) - sizes
+        return self.order[np.repeat(self.starts[chosen] - before, sizes) + np.arange(sizes.sum())]
+
+
+# --- ids --------------------------------------------------------------------------------------------------------------
+
+
+def ids_of_files(groups: Groups, files: Sequence[Path], root: Path) -> Ids:
+    """The id of each picture, by its name, its folder, a table or groups.npy. files: below `root`, in their order.
+
+    Raises DataError where a table does not fit the files, or an id is missing or ambiguous (`checked`).
+    """
+    if groups.pattern is not None:
+        matches = [re.search(groups.pattern, file.name) for file in files]
+        if not any(matches):
+            raise DataError(
+                f"data.groups: the pattern {groups.pattern!r} matches no file name: mend it, or find ids in another way"
+            )
+        return checked([match and match[1] for match in matches], groups)
+    if groups.folder:
+        return checked([file.parent.name if file.parent.parent != root else None for file in files], groups)
+    if groups.array:
+        return checked(ids_of_array(load_array(root / "groups.npy"), len(files), str(root / "groups.npy")), groups)
+    return checked(ids_of_table(Path(str(groups.csv)).expanduser(), files, root), groups)
+
+
+def ids_of_table(table: Path, files: Sequence[Path], root: Path) -> Ids:
+    """The ids that a CSV with the columns file and group gives, of every one of `files` and of no other."""
+    broken = f"data.groups.csv={table} is not a table"
+    with (
+        explained(
+            DataError,
+            lambda error: f"{broken} ({type(error).__name__}): write it as UTF-8 text with commas",
+            causes=(*UNREADABLE, csv.Error),
+        ),
+        table.open(encoding="utf-8-sig", newline="") as file,
+    ):
+        rows = list(csv.reader(file, strict=True))
+    heads = [name.strip() for name in rows[0]] if rows else []
+    if any(heads.count(name) != 1 for name in COLUMNS):
+        raise DataError(f"{broken} with the columns file and group, each once: name them in its first line")
+    place, column = (heads.index(name) for name in COLUMNS)
+    known = {plain_path(str(path.relative_to(root))): i for i, path in enumerate(files)}
+    found: dict[int, str] = {}
+    for number, row in enumerate(rows[1:], 2):
+        if not row:
+            continue
+        if len(row) != len(heads):
+            raise DataError(
+                f"data.groups.csv={table}, row {number}, has {len(row)} cells and {len(heads)} columns: "
+                "put what holds a comma into double quotes"
+            )
+        index = known.get(plain_path(row[place]))
+        if index is None:
+            raise DataError(
+                f"data.groups.csv={table}, row {number}, names a file that is not below data.path: "
+                "take it out, or mend the path (such as class/picture.png)"
+            )
+        if index in found:
+            raise DataError(f"data.groups.csv={table}, row {number}, names a file once more: one row for each file")
+        found[index] = row[column]
+    missing = next((i for i in range(len(files)) if i not in found), None)
+    if missing is not None:
+        raise DataError(
+            f"data.groups.csv={table} lacks {name_of(missing, files, root)}, and perhaps others: give each file a row"
+        )
+    return [found[i] for i in range(len(files))]
+
+
+def ids_of_array(array: np.ndarray, count: int, what: str) -> Ids:
+    """The ids in an array: whole numbers or text, one for each of `count` images, in their order."""
+    if array.dtype.kind not in "iuU" or array.ndim != 1:
+        raise DataError(f"{what} is {array.dtype} in {array.ndim} dimensions, expected a row of whole numbers or text")
+    if len(array) != count:
+        raise DataError(f"{what} has another length than the images: give one id for each, in their order")
+    return [str(value) for value in array]
+
+
+def checked(ids: Sequence[str | None], groups: Groups) -> Ids:
+    """The ids, None for an image without one. Raises DataError where one is missing, or two may be one person's.
+
+    `groups.alone`: an image without an id is a group by itself. Else it is refused: it may be of anyone.
+    """
+    known: dict[str, str] = {}
+    found: Ids = []
+    for number, text in enumerate(ids, 1):
+        name = None if text is None or text.strip().casefold() in NO_ID else text
+        if name is None and not groups.alone:
+            raise DataError(
+                f"data.groups gives image {number}, in the order of classes and names, no id: give it one, or say "
+                "data.groups.alone: true where each such image is the only one of its person"
+            )
+        if name is not None and known.setdefault(spelling(name), name) != name:
+            raise DataError(
+                f"data.groups gives image {number}, in the order of classes and names, an id that differs from "
+                "another in capitals, spaces or leading zeros alone: is it one person? Spell them alike, or make "
+                "them differ in more"
+            )
+        found.append(name)
+    if len(known) == 1 and None not in found:
+        raise DataError("data.groups puts all images into one group: it must tell one person from another")
+    return found
+
+
+def spelling(text: str) -> str:
+    """What two spellings of one id have in common."""
+    folded = re.sub(r"\s+", "", unicodedata.normalize("NFKC", text).casefold())
+    return re.sub(r"(?<!\d)0+(?=\d)", "", re.sub(r"(?<=\d)\.0+$", "", folded))
+
+
+def plain_path(text: str) -> str:
+    """A path below a folder as it is compared, whichever system wrote it."""
+    return unicodedata.normalize("NFC", text.strip().replace("\\", "/")).removeprefix("./")
+
+
+def name_of(index: int, files: Sequence[Path], root: Path) -> str:
+    """A picture without its file's name: its folder below `root`, and its place in it."""
+    folder = files[index].relative_to(root).parts[0]
+    first = next(i for i, file in enumerate(files) if file.relative_to(root).parts[0] == folder)
+    return f"picture {index - first + 1} of {root / folder}, in the order of names"

@@ -1,0 +1,446 @@
+"""One group of images more or less moves every sum by at most what one image could: on real networks, for every query.
+
+The charges here are real, with noise so small that the sum shows through.
+"""
+
+import math
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from sfumato.config import GROUP, Central, Classifier, Data, FeatureMap, Finetune, Groups, Saliency, Teacher
+from sfumato.data.groups import GroupIndex
+from sfumato.data.images import ImageSet
+from sfumato.data.prepare import prepare_sensitive
+from sfumato.data.store import LatentSet, read_card
+from sfumato.diffusion.unet import UNet
+from sfumato.dpsgd.gradients import Draws
+from sfumato.dpsgd.run import State, gradient_sum
+from sfumato.dpsgd.trainable import candidates
+from sfumato.errors import BudgetError
+from sfumato.features.fourier import FourierFeatures
+from sfumato.privacy import charge as door
+from sfumato.privacy.charge import Charge
+from sfumato.privacy.events import UNITS, Mechanism
+from sfumato.privacy.noise import NoiseSource
+from sfumato.privacy.opening import ONE_IMAGE_EACH, Permission
+from sfumato.privacy.rows import Rows, bounded_sum, membership
+from sfumato.privacy.sampling import group_picks, group_weights
+from sfumato.queries import saliency
+from sfumato.queries.central import query_central
+from sfumato.queries.count import query_count
+from sfumato.queries.embedding import embedding_rows
+from sfumato.queries.frequency import query_frequency
+from sfumato.queries.histogram import query_histogram
+from sfumato.queries.saliency import query_saliency
+from sfumato.queries.teacher import query_teacher
+from sfumato.warmup.public_classifier import train_public_classifier
+
+SIZES = (1, 7, 200)  # of the groups that are taken away; beside them are 30 of 3 images
+CLASSES = tuple(str(i) for i in range(10))
+HIDDEN = 1e-9  # noise multiplier
+
+
+def opened(
+    images: ImageSet | LatentSet, max_norm: float, *, noise=HIDDEN, rate=1.0, uses=1, cap=1, seed=None
+) -> Charge:
+    """A charge on images in memory; no budget is asked."""
+    mechanism = Mechanism(noise_multiplier=noise, sample_rate=rate, uses=uses)
+    record = {"stage": "count", "max_norm": max_norm}
+    more = {"odometer": None, "noise": NoiseSource(seed), "run": Path(), "lock": ExitStack(), "group_cap": cap}
+    return Charge(record, images, mechanism, **more)
+
+
+def part(images, keep: np.ndarray):
+    """The images at `keep`, with their groups."""
+    if isinstance(images, LatentSet):
+        return LatentSet(images.latents[keep], images.labels[keep], images.groups[keep])
+    return ImageSet(images.images[keep], images.labels[keep], images.classes, images.groups[keep])
+
+
+@pytest.fixture(scope="module")
+def patients(digits) -> ImageSet:
+    """297 digits, shuffled. Groups 0, 1, 2 have 1, 7 and 200 images, some white: the longest rows that there are."""
+    chosen = np.random.default_rng(0).permutation(len(digits))[: sum(SIZES) + 89]
+    images, labels = digits.images[chosen].copy(), digits.labels[chosen]
+    groups = np.concatenate([np.repeat(np.arange(3), SIZES), 3 + np.arange(89) // 3])
+    order = np.random.default_rng(1).permutation(len(groups))
+    images[np.isin(groups, (0, 1)) | ((groups == 2) & (np.arange(len(groups)) % 2 == 0))] = 255
+    labels[groups == 1] = 4  # a group of one class, and the large one of all classes
+    return ImageSet(images[order], labels[order], CLASSES, groups[order])
+
+
+@pytest.fixture(scope="module")
+def network(digits):
+    return train_public_classifier(digits, Classifier(network="whitened", width=8, steps=30), seed=0)[0].eval()
+
+
+@pytest.fixture(scope="module")
+def latents(patients, network) -> LatentSet:
+    """Rows of norm 1 from a trained network, and of white images what it makes of them."""
+    with torch.no_grad():
+        rows = network(patients.batch(np.arange(len(patients)))[0])
+    return LatentSet(torch.nn.functional.normalize(rows).half().numpy(), patients.labels, patients.groups)
+
+
+FEATURES = FourierFeatures((1, 8, 8), [FeatureMap(length_scales=(0.366, 0.183))], 200, seed=5)
+THIRTY = torch.full((10,), 30.0)
+
+
+def teacher_of(images: LatentSet, cap: int) -> tuple[Tensor, float]:
+    """Two steps of the teacher on features; its weights are (d, M). Their move follows from that of the sums."""
+    settings = Teacher(feature="pixels", dimension=10, steps=1, max_norm=1.4142, learning_rate=1.0, momentum=0.0)
+    charge = opened(images, settings.max_norm, cap=cap)
+    found = query_teacher(charge, settings, 10, 1.0, torch.eye(images.latents.shape[1]), lambda done, total: None)
+    return found, settings.max_norm
+
+
+def central(images: ImageSet, cap: int, **settings) -> tuple[Tensor, float]:
+    chosen = Central(repeats=1, **settings)
+    norm = chosen.max_norm or 8.0
+    return query_central(opened(images, norm, cap=cap), THIRTY, (1, 8, 8), chosen).double() * 30.0, norm
+
+
+# each gives the sum that the query released, and its bound
+QUERIES = {
+    "count": lambda images, cap: (query_count(opened(images, 1.0, cap=cap), 10), 1.0),
+    "mean": partial(central, max_norm=2.0),
+    "mean-unclipped": central,
+    "mode": partial(central, statistic="mode", bins=4),
+    "frequency": lambda images, cap: (query_frequency(opened(images, 1.0, cap=cap), FEATURES, 10, 1.0), 1.0),
+}
+LATENT_QUERIES = {
+    "teacher": teacher_of,
+    "embedding": lambda images, cap: (
+        opened(images, 1.0, cap=cap).sum(lambda x, y: Rows(x, membership(y, 10)), 1.0, size=64),
+        1.0,
+    ),
+}
+
+
+def move(query, images, group: int, cap: int = 1) -> tuple[float, float]:
+    (whole, bound), (rest, _) = query(images, cap), query(part(images, images.groups != group), cap)
+    return float(torch.linalg.vector_norm(whole.double() - rest.double())), bound
+
+
+@pytest.mark.parametrize("group", range(3))
+@pytest.mark.parametrize("name", [*QUERIES, *LATENT_QUERIES])
+def test_one_group_moves_the_sum_by_at_most_the_bound(name, group, patients, latents):
+    query, images = (LATENT_QUERIES[name], latents) if name in LATENT_QUERIES else (QUERIES[name], patients)
+    moved, bound = move(query, images, group)
+    assert moved <= bound + 1e-5
+    assert moved > 0.01 * bound  # it was in the sum
+
+
+@pytest.mark.parametrize("name", ["count", "mean", "frequency"])
+def test_without_the_mean_over_a_group_the_test_would_fail(name, patients):
+    """The mistake that the others must catch: images of a group that are drawn together and each count in full."""
+    singly = ImageSet(patients.images, patients.labels, CLASSES)
+    (whole, bound), (rest, _) = (
+        QUERIES[name](images, 1)
+        for images in (singly, ImageSet(*(a[patients.groups != 2] for a in (singly.images, singly.labels)), CLASSES))
+    )
+    assert torch.linalg.vector_norm(whole - rest) > 10 * bound
+
+
+@pytest.mark.parametrize("group", range(3))
+def test_one_group_moves_the_votes_by_at_most_their_bound(group, patients, network):
+    bound = math.sqrt(2)
+
+    def query(images, cap):
+        return query_histogram(opened(images, bound), network, 2, 10), bound
+
+    moved, _ = move(query, patients, group)
+    assert 0.01 < moved <= bound + 1e-6
+
+
+def test_one_group_moves_an_embedding_by_at_most_one(patients):
+    def query(images, cap):
+        rows = partial(embedding_rows, FEATURES, 10)
+        flat = LatentSet((images.images / 255).astype(np.float16), images.labels, images.groups)
+        return opened(flat, 1.0).sum(lambda x, y: rows(FEATURES.vectors(x.permute(0, 3, 1, 2)), y), 1.0, size=50), 1.0
+
+    for group in range(3):
+        assert 0.01 < move(query, patients, group)[0] <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
+def test_a_group_with_broken_images_moves_the_sum_by_at_most_the_bound(value):
+    random = torch.Generator().manual_seed(0)
+    rows = torch.randn(50, 4, generator=random, dtype=torch.float64)
+    rows[::3, 1] = value
+    weights = torch.from_numpy(group_weights(np.full(50, 50), 1))
+    assert torch.linalg.vector_norm(bounded_sum(Rows(rows), 0.5, weights)) <= 0.5
+
+
+# --- a draw of groups -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cap", [1, 5, 1000])
+def test_the_weights_of_a_group_add_up_to_at_most_one(cap):
+    for size in (1, 2, 3, 7, 49, 200, 12_345):
+        total = math.fsum(group_weights(np.full(size, size), cap))
+        assert total <= 1 and total == pytest.approx(min(size, cap) / cap, rel=1e-9)
+    for size in (2, 3, 7, 49, 200, 3000):  # added up one by one, as a sum over images may
+        assert sum(group_weights(np.full(size, size), 1).tolist()) <= 1
+
+
+def test_a_group_alone_is_an_image_to_the_last_bit(patients):
+    """Groups of one image each: the same sum as without groups, under the same noise."""
+    singles = replace(patients, groups=np.random.default_rng(0).permutation(len(patients)))
+    plain = replace(patients, groups=None)
+    for images in (singles, plain):
+        assert len(GroupIndex(images.groups)) == len(images) if images.groups is not None else True
+    one, other = (
+        opened(images, 1.0, seed=3).sum(lambda x, y: Rows(membership(y, 10)), 1.0, size=64)
+        for images in (singles, plain)
+    )
+    assert torch.equal(one, other)
+
+
+def test_the_index_finds_every_image_of_a_group_once(patients):
+    index = GroupIndex(patients.groups)
+    assert len(index) == len(set(patients.groups)) and index.sizes[:3].tolist() == list(SIZES)
+    for chosen in ([0], [2], [1, 4, 2], [], range(len(index))):
+        found = index.images_of(np.array(chosen, dtype=np.int64))
+        assert patients.groups[found].tolist() == [g for g in chosen for _ in range(index.sizes[g])]
+        assert len(set(found.tolist())) == len(found)
+
+
+def test_groups_are_drawn_whole_at_the_rate_however_many_images_they_have(patients):
+    charge = opened(patients, 1.0, rate=0.3, uses=400)
+    index = GroupIndex(patients.groups)
+    seen = np.zeros(len(index))
+    for _ in range(400):
+        shapes = []
+        parts = [(labels, weights) for _, labels, weights in charge.batches(64) if not shapes.append(len(labels))]
+        assert all(length == 64 for length in shapes[:-1])  # pieces of one size, wherever groups begin and end
+        weights = torch.cat([weight for _, weight in parts]) if parts else torch.zeros(0)
+        for n in SIZES:
+            seen[SIZES.index(n)] += n in [round(1 / w) for w in weights.tolist() if w > 0] if n > 3 else 0
+        drawn = float(weights.sum())
+        assert drawn == pytest.approx(round(drawn), abs=1e-6)  # whole groups
+        seen[3] += drawn
+        charge.release(torch.zeros(1), 1.0)
+    # binomial with 400 draws: five standard errors each, together false alarm below 2e-6
+    assert abs(seen[1] / 400 - 0.3) < 5 * (0.21 / 400) ** 0.5 and abs(seen[2] / 400 - 0.3) < 5 * (0.21 / 400) ** 0.5
+    assert abs(seen[3] / 400 - 0.3 * len(index)) < 5 * (0.21 * len(index) / 400) ** 0.5
+
+
+@pytest.mark.parametrize("draws", [1, 8])
+def test_each_draw_of_a_group_picks_one_of_its_images_at_random(draws, patients):
+    marked = replace(patients, labels=np.arange(len(patients)))  # a label tells which image it is
+    charge = opened(marked, 1.0, uses=300)
+    index, times = GroupIndex(patients.groups), np.zeros(len(patients))
+    for _ in range(300):
+        labels = torch.cat([labels for _, labels in charge.batches(16, draws=draws)])
+        assert labels.shape == (len(index), draws)  # as much of a group of 200 as of one
+        groups = patients.groups[labels.numpy()]
+        assert (groups == groups[:, :1]).all() and len(set(groups[:, 0])) == len(index)
+        times += np.bincount(labels.flatten().numpy(), minlength=len(patients))
+        charge.release(torch.zeros(1), 1.0)
+    for group, size in enumerate(SIZES):
+        found, each = times[patients.groups == group], 300 * draws / size
+        assert found.sum() == 300 * draws
+        # binomial counts: six standard deviations, false alarm 2e-9 for each of 208 images
+        assert np.abs(found - each).max() <= 6 * max(each, 1.5) ** 0.5 + 3
+
+
+def test_a_cap_lets_small_groups_count_less_and_none_more(patients):
+    total = opened(patients, 1.0, cap=6).sum(lambda x, y: Rows(membership(y, 10)), 1.0, size=64)
+    index = GroupIndex(patients.groups)
+    assert float(total.sum()) == pytest.approx(np.minimum(index.sizes, 6).sum() / 6, rel=1e-6)
+    charge, seen = opened(patients, 1.0, cap=6, uses=300), 0
+    for _ in range(300):
+        seen += sum(len(labels) for _, labels in charge.batches(64, draws=2))
+        charge.release(torch.zeros(1), 1.0)
+    rate = np.minimum(index.sizes, 6) / 6
+    # a sum of coins: five standard errors, false alarm below 1e-6
+    assert abs(seen / 300 - rate.sum()) < 5 * ((rate * (1 - rate)).sum() / 300) ** 0.5
+    for group in range(3):
+        assert move(QUERIES["count"], patients, group, cap=6)[0] <= min(SIZES[group], 6) / 6 + 1e-6
+
+
+def test_no_group_drawn_is_a_draw_all_the_same(patients):
+    charge = opened(patients, 1.0, rate=1e-12, uses=2)
+    assert not list(charge.batches(64))
+    charge.release(torch.zeros(1), 1.0)
+    assert not list(charge.batches(64, draws=8))
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+C = 1e-3  # far below the gradients' norms: every row is clipped
+
+
+def seeded_draws(model, images: Tensor, draws: int, *rest, **more) -> Draws:
+    """Draws of each group that follow from its first picture alone: the same whoever else is drawn."""
+    rows = []
+    for shown in images:
+        first = shown[0] if shown.ndim == 4 else shown
+        generator = torch.Generator().manual_seed(
+            int(first.double().mul(255).round().sum() * 7919 + first[0, 3, 3] * 255)
+        )
+        rows.append(
+            (torch.randn(draws, generator=generator).exp(), torch.randn(draws, *images.shape[-3:], generator=generator))
+        )
+    if not rows:
+        return Draws(
+            levels=torch.zeros(0, draws),
+            noise=torch.zeros(0, draws, *images.shape[-3:]),
+            drop=torch.zeros(0, draws, dtype=torch.bool),
+        )
+    levels, noise = (torch.stack(column) for column in zip(*rows, strict=True))
+    return Draws(levels=levels, noise=noise, drop=torch.zeros(levels.shape, dtype=torch.bool))
+
+
+@pytest.fixture
+def model() -> UNet:
+    torch.manual_seed(0)
+    model = UNet(8, 1, 10, width=8, multipliers=(1,), attention=(0,))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.fixture
+def fixed_picks(monkeypatch):
+    """Picks that do not depend on who else is drawn, so that two draws can be compared."""
+    monkeypatch.setattr(door, "group_picks", lambda generator, sizes, draws: np.arange(draws) % sizes[:, None])
+
+
+@pytest.mark.parametrize("draws", [1, 8])
+def test_one_group_moves_the_sum_of_gradients_by_at_most_the_clip(draws, patients, model, fixed_picks, monkeypatch):
+    config = Finetune(draws=draws, max_grad_norm=C, chunk=4)
+    state = State(model, config, public_batch=16.0, autocast=False)
+    monkeypatch.setattr(state, "draw", lambda images: seeded_draws(model, images, draws))
+    few = part(patients, patients.groups < 9)
+    whole = gradient_sum(state, opened(few, C))
+    for group in range(3):
+        moved = float(torch.linalg.vector_norm(whole - gradient_sum(state, opened(part(few, few.groups != group), C))))
+        assert 0.9 * C < moved <= C * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("draws", [1, 8])
+def test_one_group_moves_the_saliency_by_at_most_the_clip(draws, patients, model, fixed_picks, monkeypatch):
+    settings = Saliency(draws=draws, max_norm=C, chunk=4)
+    monkeypatch.setattr(saliency, "draw", seeded_draws)
+    few = part(patients, patients.groups < 9)
+
+    def released(images) -> Tensor:
+        return torch.cat([*query_saliency(opened(images, C), model, candidates(model), settings, 1.0).values()])
+
+    whole = released(few)
+    for group in range(3):
+        moved = float(torch.linalg.vector_norm(whole - released(part(few, few.groups != group))))
+        assert 0.9 * C < moved <= C * (1 + 1e-5)
+
+
+def test_picks_are_secret_and_differ_from_step_to_step(patients):
+    generator = NoiseSource().generator
+    sizes = np.array([1, 7, 200])
+    first, second = (group_picks(generator, sizes, 40) for _ in range(2))
+    assert not np.array_equal(first, second) and (first < sizes[:, None]).all() and (first[0] == 0).all()
+    assert group_picks(generator, sizes[:0], 3).shape == (0, 3)
+
+
+# --- what an attacker sees --------------------------------------------------------------------------------------------
+
+
+def distinguishability(query, with_them: ImageSet, without: ImageSet, noise: float, releases: int) -> float:
+    """How far apart the best test's means are, in standard deviations: at most μ = 1/σ for a Gaussian of bound 1."""
+    axis = (query(with_them, HIDDEN) - query(without, HIDDEN)).double().flatten()
+    axis /= axis.norm()
+    seen = [
+        [float(query(images, noise).double().flatten() @ axis) for _ in range(releases)]
+        for images in (with_them, without)
+    ]
+    spread = math.sqrt(sum(np.var(values, ddof=1) for values in seen) / 2)
+    return float(np.mean(seen[0]) - np.mean(seen[1])) / spread
+
+
+@pytest.mark.parametrize("name", ["count", "frequency"])
+def test_an_image_copied_fifty_times_is_no_easier_to_find(name, digits):
+    """600 releases with a patient and 600 without. The standard error of μ is √(2/600) = 0.058: five of them, 0.3."""
+    sigma, releases = 2.0, 600
+    small = FourierFeatures((1, 8, 8), [FeatureMap(length_scales=(0.366,))], 32, seed=5)
+
+    def query(images: ImageSet, noise: float) -> Tensor:
+        charge = opened(images, 1.0, noise=noise)
+        return (
+            query_count(charge, 10)
+            if name == "count"
+            else charge.sum(lambda x, y: Rows(small(x), membership(y, 10)), 1.0, size=512)
+        )
+
+    others, copies = np.arange(8), np.full(51, 1000)
+    chosen = np.concatenate([others, copies])
+    groups = np.concatenate([others, np.full(51, 99)])
+    everyone = ImageSet(digits.images[chosen], digits.labels[chosen], CLASSES, groups)
+    without = part(everyone, groups != 99)
+    with torch.no_grad():
+        found = distinguishability(query, everyone, without, sigma, releases)
+        assert abs(found - 1 / sigma) < 0.3
+        singly = [ImageSet(i.images, i.labels, CLASSES) for i in (everyone, without)]
+        assert distinguishability(query, *singly, sigma, 20) > 10  # as images each counts: the attack that this is
+
+
+# --- opening ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clinic(owner, tmp_path, digits):
+    """The owner of a set with groups."""
+    groups = np.random.default_rng(0).geometric(0.2, 300).cumsum().searchsorted(np.arange(600))
+    np.savez(
+        tmp_path / "set.npz",
+        images=digits.images[:600],
+        labels=digits.labels[:600],
+        classes=np.array(CLASSES),
+        groups=groups,
+    )
+    data = Data(
+        dataset_id="clinic",
+        source="npz",
+        path=str(tmp_path / "set.npz"),
+        groups=Groups(array=True),
+        different_people=True,
+    )
+    prepare_sensitive(data, owner.state, tmp_path / "clinic.json", tmp_path / "raw")
+    return replace(owner, card=read_card(tmp_path / "clinic.json"))
+
+
+def test_a_record_names_the_unit_and_how_a_group_counts(owner, clinic):
+    record = clinic.open(unit=GROUP).record
+    assert (
+        record["unit"] == UNITS[GROUP] and record["group_weight"] == "mean" and "mean over its" in record["sensitivity"]
+    )
+    assert clinic.open(unit=GROUP, group_cap=5, plan="capped").record["group_weight"] == "capped at 5 images"
+    plain = owner.open().record
+    assert plain["unit"] == "one (image, label)" and not plain.keys() & {"group_weight", "claim"}
+    claimed = owner.open(
+        plan="claimed", permission=Permission(delta=1e-5, lifetime_epsilon="unlimited", one_image_each=True)
+    )
+    assert claimed.record["claim"] == ONE_IMAGE_EACH
+
+
+def test_a_charge_for_another_unit_than_was_prepared_is_refused(owner, clinic):
+    for who, more in ((clinic, {}), (owner, {"unit": GROUP}), (owner, {"group_cap": 3}), (owner, {"unit": "person"})):
+        with pytest.raises(BudgetError, match="prepared for one"):
+            who.open(**more)
+        assert not who.odometer.opened()
+
+
+def test_a_resume_with_another_weight_of_groups_is_refused(clinic):
+    mechanism = Mechanism(noise_multiplier=2.0, uses=3)
+    clinic.open(mechanism, unit=GROUP)._lock.close()
+    with pytest.raises(BudgetError, match="another mechanism"):
+        clinic.open(mechanism, unit=GROUP, group_cap=9)
+    assert clinic.open(mechanism, unit=GROUP).used == 0

@@ -1,0 +1,176 @@
+"""Patients through the stages: a plan, charges and a ledger for all images of one person, and what the plan asks."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+import yaml
+
+from sfumato.errors import ConfigError
+from sfumato.pipeline import QUERIES
+from sfumato.recipes import load_params
+from stages.plan import ask_about_people, is_asked
+
+ARRAY = {"data": {"groups": {"array": True}}, "privacy": {"unit": "group"}}
+PARAMS = {
+    "recipe": "dp-merf",
+    "profile": None,
+    "data": {"dataset_id": "clinic", "source": "npz", "path": "set.npz"},
+    "privacy": {"epsilon": 10, "size_hint": 100, "lifetime_epsilon": "unlimited"},
+    "frequency": {"size": 200},
+    "auxiliary": {"steps": 10, "images": 100},
+    "synthesize": {"count": 60},
+    "run": ["count", "frequency", "auxiliary", "synthesize"],
+}
+
+
+def write(**changes) -> None:
+    content = {**PARAMS, **{key: {**PARAMS.get(key, {}), **value} for key, value in changes.items()}}
+    Path("params.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+
+
+@pytest.fixture
+def clinic(desk, digits):
+    """`stage`, in a folder with digits of patients: 1 to about 20 images of each."""
+    sizes = np.random.default_rng(0).geometric(0.25, 200)
+    ids = np.array([f"Q7734-{i}" for i in np.repeat(np.arange(200), sizes)[:500]])
+    classes = np.array([str(i) for i in range(10)])
+    np.savez("set.npz", images=digits.images[:500], labels=digits.labels[:500], classes=classes, groups=ids)
+    return desk
+
+
+def all_of(stage, *commands: str) -> str:
+    said = ""
+    for words in commands:
+        code, text = stage(*words.split())
+        assert code == 0, (words, text)
+        said += text
+    return said
+
+
+def test_a_release_for_patients_says_so_everywhere_and_names_nobody(clinic):
+    write(**ARRAY)
+    said = all_of(clinic, "prepare sensitive", "prepare public", "plan --dry-run", "plan")
+    assert "frequency: a draw expects 100 of 100 groups" in said
+    said += all_of(clinic, "count", "frequency", "auxiliary", "synthesize")
+    others = [name for name in QUERIES if name not in ("count", "frequency")]
+    said += all_of(clinic, *others, "ledger write", "ledger check --unit group --epsilon 10", "report")
+    ledger = json.loads(Path("ledger.json").read_text())
+    assert {record["unit"] for record in ledger["records"]} == {"all (image, label) of one group"}
+    assert ledger["odometer"]["complete"]
+    code, text = clinic("ledger", "check", "--unit", "image")
+    assert code == 3 and "says nothing of the other" in text
+    assert clinic("ledger", "check", "--unit", "person")[0] == 2
+    page, card = Path("artifacts/report/index.html").read_text(), Path("artifacts/synthesize/README.md").read_text()
+    assert "for any single patient, with all their images" in page and "several images of one person" not in page
+    assert "one group, which is all images of one person" in card and "several images of one person" not in card
+    files = [path for path in Path().rglob("*") if path.is_file() and path.name != "set.npz"]
+    assert all(
+        b"Q7734" not in path.read_bytes() and "Q7734".encode("utf-32-le") not in path.read_bytes() for path in files
+    )
+    assert "Q7734" not in said
+
+
+@pytest.mark.parametrize(
+    ("prepared", "asked", "message"),
+    [
+        ({}, {"data": {"groups": {"array": True}}}, "say privacy.unit: group"),
+        ({}, {"privacy": {"unit": "group"}}, "data.groups is missing"),
+        (ARRAY, {}, "prepared for one group"),
+        (ARRAY, {"privacy": {"unit": "image"}}, "prepared for one group"),
+        (ARRAY, ARRAY | {"privacy": {"unit": "group", "group_weight": "capped"}}, "give both"),
+        (ARRAY, ARRAY | {"privacy": {"unit": "group", "group_cap": 5}}, "give both"),
+        (ARRAY, {"privacy": {"group_weight": "capped", "group_cap": 5}}, "go with unit: group"),
+    ],
+)
+def test_a_plan_for_another_unit_than_was_prepared_is_refused(prepared, asked, message, clinic):
+    if not prepared:  # a set without ids
+        with np.load("set.npz") as archive:
+            arrays = {key: archive[key] for key in archive.files if key != "groups"}
+        np.savez("set.npz", **arrays)
+    write(**prepared)
+    all_of(clinic, "prepare sensitive")
+    write(**asked)
+    code, text = clinic("plan")
+    assert code == 2 and message in text
+
+
+def test_a_cap_needs_the_count(clinic):
+    capped = {"privacy": {"unit": "group", "group_weight": "capped", "group_cap": 4}}
+    write(**ARRAY | capped)
+    all_of(clinic, "prepare sensitive", "plan", "count")
+    record = next(iter(json.loads(Path("artifacts/count/privacy.json").read_text())["records"].values()))
+    assert record["group_weight"] == "capped at 4 images"
+    content = yaml.safe_load(Path("params.yaml").read_text()) | {"run": PARAMS["run"][1:]}
+    Path("params.yaml").write_text(yaml.safe_dump(content))
+    code, text = clinic("plan")
+    assert code == 2 and "add count to run" in text
+
+
+def test_a_plan_without_a_unit_says_so_and_is_what_it_always_was(clinic):
+    with np.load("set.npz") as archive:
+        np.savez("set.npz", **{key: archive[key] for key in archive.files if key != "groups"})
+    plans = []
+    for privacy in ({}, {"unit": "image"}):
+        write(privacy=privacy)
+        said = all_of(clinic, "prepare sensitive", "plan")
+        assert ("privacy.unit is not said" in said) is not bool(privacy)
+        plans.append({p.name: p.read_text() for p in Path("artifacts/plan").iterdir()})
+    changed = {name for name in plans[0] if plans[0][name] != plans[1][name]}
+    assert changed == {"permission.json"}  # the owner's word re-runs nothing
+    assert not any("unit" in text or "group" in text for text in plans[0].values())
+
+
+# --- the question -----------------------------------------------------------------------------------------------------
+
+FORMS = {
+    "privacy:\n  epsilon: 3\n": "privacy:\n  unit: image   # ",
+    "data: {}\nprivacy:   # the budget\n    epsilon: 3\nseed: 1\n": "privacy:   # the budget\n    unit: image   # ",
+    "privacy:\n  # first a word\n  epsilon: 3\n": "  # first a word\n  unit: image   # ",
+}
+
+
+@pytest.mark.parametrize("text", FORMS)
+def test_the_answer_no_is_written_once_and_nothing_else_changes(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(typer, "confirm", lambda question: False)
+    params = tmp_path / "params.yaml"
+    params.write_text(text)
+    ask_about_people(params)
+    written = params.read_text()
+    assert FORMS[text] in written
+    assert "".join(line for line in written.splitlines(True) if "unit:" not in line) == text
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "full.yaml").write_text("{}")
+    content = yaml.safe_load(written)
+    assert content["privacy"]["unit"] == "image"
+    params.write_text(yaml.safe_dump(content | {"profile": None}))
+    assert load_params(params, tmp_path).privacy.unit == "image"
+
+
+def test_the_answer_yes_and_a_file_of_another_form_say_what_to_write(tmp_path, monkeypatch):
+    params = tmp_path / "params.yaml"
+    params.write_text("privacy: {epsilon: 3}\n")
+    for answer, message in ((True, "privacy.unit: group"), (False, "unit: image")):
+        monkeypatch.setattr(typer, "confirm", lambda question, answer=answer: answer)
+        with pytest.raises(ConfigError, match=message):
+            ask_about_people(params)
+    assert params.read_text() == "privacy: {epsilon: 3}\n"
+
+
+def test_nobody_is_asked_in_a_pipeline_or_without_a_terminal(monkeypatch):
+    class Terminal:
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.delenv("DVC_STAGE", raising=False)
+    assert not is_asked(False)  # here
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    asked = [is_asked(False), is_asked(True)]
+    monkeypatch.setenv("DVC_STAGE", "plan")
+    asked.append(is_asked(False))
+    monkeypatch.undo()
+    assert asked == [True, False, False]
