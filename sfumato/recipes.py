@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from sfumato import documents
-from sfumato.config import MACHINE, UNLIMITED, Params
+from sfumato.config import MACHINE, REST, UNLIMITED, Params
 from sfumato.errors import ConfigError
 
 RECIPES = Path("pipelines")
@@ -55,7 +55,29 @@ def params_of(own: dict[str, Any], path: Path, recipes: Path = RECIPES) -> Param
             validate(overlay, folder / f"{name}.yaml")
             merged = overlaid(merged, overlay)
     validate({key: value for key, value in own.items() if key not in ("recipe", "profile")}, path)
-    return validate(overlaid(of_its_own_images(merged, own), own), path)
+    return validate(keep_the_rest(merged, overlaid(of_its_own_images(merged, own), own)), path)
+
+
+def keep_the_rest(recipe: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """`values`, where the one stage to which the recipe gives the rest of the budget has it again.
+
+    A `params.yaml` may hold shares that were meant for another recipe. A share then gives way where it would leave the
+    recipe without a stage that takes the rest; a noise multiplier, which is a number, does not.
+    """
+    run = values.get("run") or ()
+
+    def resting(content: Mapping[str, Any]) -> list[str]:
+        sections = {name: content.get(name) for name in run if isinstance(name, str)}
+        return [
+            name for name, section in sections.items() if isinstance(section, Mapping) and section.get("noise") == REST
+        ]
+
+    if not isinstance(run, (list, tuple)) or resting(values) or len(named := resting(recipe)) != 1:
+        return values
+    section = values[named[0]]
+    if not str(section["noise"]).endswith("%"):
+        return values
+    return {**values, named[0]: {**section, "noise": REST}}
 
 
 def of_its_own_images(merged: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

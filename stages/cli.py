@@ -77,7 +77,8 @@ def beyond_the_machine(error: BaseException) -> str | None:
     if isinstance(error, OSError):
         what = f"{error.filename}: " if error.filename else ""
         room = ". Nothing half-written is left; make room and run again" if error.errno in FULL else ""
-        return f"{what}{error.strerror or error}{room}"
+        closed = f". Give yourself access: chmod u+rwX {error.filename}" if isinstance(error, PermissionError) else ""
+        return f"{what}{error.strerror or error}{room}{closed if error.filename else ''}"
     if isinstance(error, RecursionError):
         return "an input is nested too deeply to be read"
     # PyTorch has no type of its own for the memory of the processor

@@ -67,8 +67,11 @@ def plan(
     from sfumato.privacy.odometer import Odometer
     from sfumato.privacy.opening import check_known
     from sfumato.recipes import load_params
+    from sfumato.release.exports import check_parquet
 
     loaded = load_params(params, recipes)
+    if loaded.runs("synthesize") and "parquet" in loaded.synthesize.export:
+        check_parquet()  # before anything is spent
     known = read_card(card)
     if says_nothing_of_people(loaded, known):
         if is_asked(dry_run):
@@ -95,6 +98,7 @@ def plan(
         inherited,
     )
     show_budget(made)
+    show_shares(made, params)
     if inherited:
         say(
             f"{len(inherited)} charges of an earlier release come with public images or the public model "
@@ -297,10 +301,27 @@ def expected_minutes(made: Plan, public: PublicCard | None) -> None:
     show_minutes(made.params, {name: value and busy * value for name, value in found.items()}, busy)
 
 
+def show_shares(made: Plan, params: Path) -> None:
+    """Say where a stage has another share than the one asked for, and why."""
+    from sfumato.config import REST
+    from sfumato.recipes import read_yaml
+
+    own, apart = read_yaml(params), []
+    for name in made.mechanisms:
+        noise, share = getattr(made.params, name).noise, made.budget["stages"][name]["share"]
+        section = own.get(name)
+        if noise == REST and isinstance(section, dict) and str(section.get("noise", REST)) != REST:
+            say(f"{name} takes the rest, as recipe {made.params.recipe} says, and not {section['noise']} of {params}")
+        elif isinstance(noise, str) and noise != REST and abs(share - float(noise.rstrip("%")) / 100) > 0.001:
+            apart.append(f"{name} {noise}")
+    if apart:
+        say(f"asked for: {', '.join(apart)}. A share is held at an order of its own; the table shows that of the sum")
+
+
 def show_spending(made: Plan, card: Card, odometer: Odometer, spending: Sequence[Spending]) -> None:
     """A line for each query: already released, or what it would spend and why."""
     if not odometer.opened():
-        typer.echo(f"no history of dataset {card.dataset_id!r} in {odometer.path.parent}")
+        typer.echo(f"nothing was ever spent on dataset {card.dataset_id!r}, as far as {odometer.path.parent} knows")
     before = {record["stage"] for record in odometer.opened()}
     for entry in spending:
         stage, cause = entry.stage, entry.cause

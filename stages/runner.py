@@ -65,6 +65,8 @@ def state_dir() -> Path:
         from platformdirs import user_state_path
 
         path = user_state_path("sfumato")
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"the state directory {path} is a file: name a folder in SFUMATO_STATE")
     if in_git(path / "keys"):
         raise ConfigError(
             f"the state directory {path} would hold real images and keys where git takes them: "

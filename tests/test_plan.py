@@ -306,3 +306,14 @@ def test_another_public_set_than_the_prepared_one_is_named(tmp_path):
     public = PublicCard(enabled=True, source="procedural", shape=(1, 8, 8), classes=tuple("abcdefghijkl"), images=120)
     with pytest.raises(ConfigError, match=r"public\.source=glyphs, but procedural was prepared"):
         make_plan(params(tmp_path, recipe="full"), card(), ROOT, public)
+
+
+def test_a_share_of_another_recipe_gives_way_to_the_rest(tmp_path):
+    """One params.yaml serves several recipes: in dp-merf `frequency` takes all, whatever feta-pro was given."""
+    shares = {"frequency": {"noise": "30%"}, "count": {"noise": "2%"}}
+    assert params(tmp_path, recipe="dp-merf", **shares).frequency.noise == "rest"
+    assert params(tmp_path, recipe="feta-pro", **shares).frequency.noise == "30%"
+    own = params(tmp_path, recipe="dp-merf", **{**shares, "count": {"noise": "rest"}})
+    assert own.frequency.noise == "30%" and own.count.noise == "rest"
+    with pytest.raises(ConfigError, match="exactly one stage"):  # a number is meant
+        asks_of(params(tmp_path, recipe="dp-merf", frequency={"noise": 3.0}, privacy={"size_hint": 1500}))

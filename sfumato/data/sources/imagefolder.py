@@ -301,6 +301,10 @@ def decode(path: Path, name: str = "") -> np.ndarray:
     if picture.has_transparency_data:
         mode = "L" if picture.mode in ("LA", "La", "L", "1") else "RGB"
         picture = picture.convert("RGBA")
+        if picture.getextrema()[3] == (0, 0):
+            raise DataError(
+                f"{path} is fully transparent, so nothing would be left of it: save it without, or remove it."
+            )
         black = Image.new("RGBA", picture.size, (0, 0, 0, 255))
         picture = Image.alpha_composite(black, picture).convert(mode)
     array = np.asarray(picture.convert("L" if picture.mode in ("1", "L") else "RGB"))

@@ -1,0 +1,49 @@
+"""Small mistakes of a user, each answered by one sentence that says what to do."""
+
+import errno
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sfumato.data.sources.imagefolder import decode
+from sfumato.errors import ConfigError, DataError
+from stages.cli import beyond_the_machine
+from stages.runner import state_dir
+
+
+def test_a_state_directory_that_is_a_file_is_named(tmp_path, monkeypatch):
+    (tmp_path / "state").write_text("")
+    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
+    with pytest.raises(ConfigError, match="state is a file: name a folder in SFUMATO_STATE"):
+        state_dir()
+
+
+def test_permission_denied_says_which_command_gives_it(tmp_path):
+    said = beyond_the_machine(PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "x")))
+    assert said.endswith(f"Permission denied. Give yourself access: chmod u+rwX {tmp_path / 'x'}")
+    assert "chmod" not in beyond_the_machine(OSError(errno.ENOENT, "No such file", "x"))
+
+
+@pytest.mark.parametrize("mode", ["LA", "RGBA"])
+def test_a_fully_transparent_picture_is_refused_and_a_partly_transparent_one_is_not(tmp_path, mode):
+    pixels = np.full((4, 4, len(mode)), 200, np.uint8)
+    pixels[..., -1] = 0
+    Image.fromarray(pixels, mode).save(tmp_path / "clear.png")
+    with pytest.raises(DataError, match=r"clear\.png is fully transparent"):
+        decode(tmp_path / "clear.png")
+    pixels[0, 0, -1] = 255
+    Image.fromarray(pixels, mode).save(tmp_path / "part.png")
+    assert decode(tmp_path / "part.png").max() == 200
+
+
+def test_parquet_without_its_library_is_refused_by_the_plan(tmp_path, monkeypatch):
+    from stages.plan import plan
+
+    (tmp_path / "pipelines").mkdir()
+    (tmp_path / "pipelines" / "r.yaml").write_text("run: [synthesize]\n")
+    (tmp_path / "params.yaml").write_text("{recipe: r, profile: null, synthesize: {export: [parquet]}}\n")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match=r"sfumato\[parquet\]"):
+        plan(params=tmp_path / "params.yaml", recipes=tmp_path / "pipelines", out=tmp_path / "plan")
