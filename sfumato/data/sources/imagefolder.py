@@ -301,7 +301,7 @@ def decode(path: Path, name: str = "") -> np.ndarray:
     if picture.has_transparency_data:
         mode = "L" if picture.mode in ("LA", "La", "L", "1") else "RGB"
         picture = picture.convert("RGBA")
-        if picture.getextrema()[3] == (0, 0):
+        if picture.getchannel("A").getbbox() is None:
             raise DataError(
                 f"{path} is fully transparent, so nothing would be left of it: save it without, or remove it."
             )
