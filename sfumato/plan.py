@@ -263,7 +263,7 @@ def kept_releases(
     return codes, {name: kept[name] for name in plans if name in kept}
 
 
-def inherited_events(records: Sequence[dict], target: float, delta: float, unit: str) -> list[DpEvent]:
+def inherited_events(records: Sequence[dict], target: float, delta: float, unit: str = IMAGE) -> list[DpEvent]:
     """The mechanisms of records that inputs bring. Raises BudgetError where they do not count, or cost too much."""
     problems = [problem for record in records for problem in record_problems("record", record)]
     problems = problems or [

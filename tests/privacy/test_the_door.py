@@ -12,7 +12,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from sfumato.artifacts import Artifact, read_artifact, writing
-from sfumato.config import Synthesize
+from sfumato.config import IMAGE, Synthesize
 from sfumato.data.images import ImageSet
 from sfumato.data.lineage import lineage, remember
 from sfumato.data.prepare import secret_key
@@ -20,10 +20,10 @@ from sfumato.data.store import latents_key, write_latents
 from sfumato.errors import BudgetError, ConfigError, DataError
 from sfumato.plan import inherited_events, make_plan, permission_of
 from sfumato.privacy.accountant import epsilon
-from sfumato.privacy.events import ADD_OR_REMOVE_ONE, SECRET, ZERO_OUT_ONE, Mechanism, event_to_json
+from sfumato.privacy.events import ADD_OR_REMOVE_ONE, SECRET, UNITS, ZERO_OUT_ONE, Mechanism, event_to_json
 from sfumato.privacy.ledger import build_ledger, check_ledger, ledger_text
 from sfumato.privacy.odometer import Odometer
-from sfumato.privacy.opening import DAY, UNIT, Permission
+from sfumato.privacy.opening import DAY, Permission
 from sfumato.release.card import dataset_card
 from stages import ledger as ledger_stage
 from stages.runner import QueryRun, StageRun, check_local
@@ -38,7 +38,7 @@ def record(number: int, **more) -> dict:
         "stage": "count",
         "dataset_id": "digits",
         "data_version": "v",
-        "unit": UNIT,
+        "unit": UNITS[IMAGE],
         "adjacency": ADD_OR_REMOVE_ONE,
         "event": event_to_json(Mechanism(noise_multiplier=5.0).event),
         "released": "x",
@@ -420,7 +420,9 @@ def test_the_line_of_the_odometer_counts_what_the_release_does_not_use():
 
 def test_a_unit_or_a_permission_that_is_no_budget_is_never_taken():
     other = record(1, unit="one patient")
-    ledger = build_ledger(BUDGET, {r["id"]: r for r in (record(2), other)}, [])
+    with pytest.raises(BudgetError, match="unit"):
+        build_ledger(BUDGET, {r["id"]: r for r in (record(2), other)}, [])
+    ledger = build_ledger(BUDGET, {r["id"]: r for r in (record(2), record(1))}, []) | {"records": [record(2), other]}
     assert any("unit" in problem for problem in check_ledger(ledger)[1])
     with pytest.raises(BudgetError, match="unit"):
         inherited_events([other], 99.0, 1e-5)
