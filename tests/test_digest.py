@@ -117,10 +117,10 @@ def queries_that_change(root: Path, file: str, old: str, new: str) -> set[str]:
             "(4 + x / 4 for x in range(24))",
             "(4 + x / 8 for x in range(48))",
         ),  # its grid
-        ("sfumato/dpsgd/run.py", "finetune: resuming run", "finetune goes on with run"),  # a progress line
+        ("sfumato/dpsgd/checkpoint.py", ": resuming run", " goes on with run"),  # a progress line
         ("stages/finetune.py", "encoding the images, once", "encoding"),
         ("sfumato/compute.py", "THREADS_ROUNDS = 4", "THREADS_ROUNDS = 5"),  # what the machine does
-        ("sfumato/compute.py", '"cuda" if', '"cuda:1" if'),  # the device
+        ("sfumato/compute.py", 'problem else "cuda"', 'problem else "cuda:1"'),  # the device
         ("sfumato/dpsgd/memory.py", "CPU_BYTES = 4", "CPU_BYTES = 8"),  # the chunk
         ("sfumato/config.py", "machine(10)", "machine(20)"),
     ],
@@ -137,7 +137,7 @@ def test_what_decides_no_released_number_changes_no_query(copied, file, old, new
             "sfumato/features/scattering.py",
             "padding=3",
             "padding=2",
-            {"frequency", "teacher", "embedding"},
+            {"frequency", "moments", "evolve", "teacher", "embedding"},
         ),  # a feature's constant
         ("sfumato/privacy/sampling.py", "sample_rate >= 1", "sample_rate > 1", set(QUERIES)),  # the sampler
         ("sfumato/privacy/noise.py", "GRID_BITS = 20", "GRID_BITS = 21", set(QUERIES)),

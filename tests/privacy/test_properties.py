@@ -10,12 +10,12 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sfumato.config import Params
+from sfumato.config import IMAGE, Params
 from sfumato.data.store import Card
 from sfumato.errors import BudgetError
 from sfumato.plan import make_plan, plan_texts
 from sfumato.privacy.accountant import default_delta, epsilon
-from sfumato.privacy.events import SECRET, Mechanism, event_to_json
+from sfumato.privacy.events import SECRET, UNITS, Mechanism, event_to_json
 from sfumato.privacy.ledger import build_ledger, check_ledger, ledger_text, lock_problems, read_ledger
 from sfumato.privacy.odometer import Odometer
 from sfumato.resolved import read_lineages, read_stage_plan
@@ -32,6 +32,7 @@ def record(number: int, noise_multiplier: float = 4.0) -> dict:
         "stage": "count",
         "dataset_id": "digits",
         "adjacency": "add-or-remove-one",
+        "unit": UNITS[IMAGE],
         "event": event_to_json(Mechanism(noise_multiplier=noise_multiplier).event),
         "noise_source": SECRET,
         **{"max_norm": 1.0, "code": {}, "again": 0, "versions": {}, "time": 0},

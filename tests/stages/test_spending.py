@@ -89,7 +89,7 @@ def test_an_upgrade_keeps_what_was_released(desk, released, monkeypatch, loss):
     upgrade(monkeypatch, "count", "central", "pretrain", "finetune")
     code, text = desk("plan", "--dry-run")
     assert code == 0 and text.count("kept; the code has changed since") == 2
-    assert "will spend: finetune" in text.splitlines()[-1] and "privacy.spend_again: [count, central]" in text
+    assert "next: `dvc repro` will spend: finetune" in text and "privacy.spend_again: [count, central]" in text
     again = planned(desk)
     assert [again[f"{s}.yaml"] == released[f"{s}.yaml"] for s in ("count", "central", "finetune")] == [
         True,
@@ -263,11 +263,11 @@ def test_a_plan_for_more_steps_spends_on_finetune_alone_or_is_refused_with_the_w
     write_params(**overlaid(more, {"privacy": {"lifetime_epsilon": "unlimited"}}))
     code, text = desk("plan", "--dry-run")
     assert code == 0 and "count: already released" in text and "central: already released" in text
-    assert text.splitlines()[-1].startswith("next: `dvc repro` will spend: finetune (ε = ")
+    assert "next: `dvc repro` will spend: finetune (ε = " in text
     planned(desk)
     assert desk("finetune")[0] == 0
     assert opened() == ["count", "central", "finetune", "finetune"]
-    assert desk("plan", "--dry-run")[1].splitlines()[-1] == "next: nothing to spend: `dvc repro`"
+    assert "next: nothing to spend: `dvc repro`" in desk("plan", "--dry-run")[1].splitlines()
 
 
 def test_a_stage_that_is_killed_again_and_again_opens_one_charge(desk):

@@ -76,7 +76,7 @@ class Bare:
         self.images, self.labels = images, labels
         self.released: list[tuple[Tensor, bool]] = []
 
-    def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, size: int, draws: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         yield self.images, self.labels
 
     def blank(self) -> tuple[Tensor, Tensor]:
