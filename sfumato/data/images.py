@@ -49,14 +49,16 @@ class ImageSet:
         height, width, channels = self.images.shape[1:]
         return channels, height, width
 
-    def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+    def batch(self, indices: np.ndarray, *, labels_only: bool = False) -> tuple[Tensor, Tensor]:
         """The images at `indices` and their labels, copied out of any memory map.
 
-        indices: may be empty. Returns ((B, C, H, W) float32 in [0, 1], (B,) int64).
+        indices: may be empty. Returns ((B, C, H, W) float32 in [0, 1], (B,) int64); labels_only: ((B, 0), (B,)).
         """
         indices = np.asarray(indices, dtype=np.int64)
-        images = torch.from_numpy(np.array(self.images[indices]))
         labels = torch.from_numpy(np.array(self.labels[indices]))
+        if labels_only:
+            return torch.zeros(len(labels), 0), labels
+        images = torch.from_numpy(np.array(self.images[indices]))
         return images.permute(0, 3, 1, 2).contiguous().float().div_(255), labels
 
     def without(self, i: int) -> ImageSet:

@@ -159,12 +159,14 @@ class LatentSet:
     def __len__(self) -> int:
         return len(self.latents)
 
-    def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+    def batch(self, indices: np.ndarray, *, labels_only: bool = False) -> tuple[Tensor, Tensor]:
         """The latents at `indices` and their labels, copied out of any memory map.
 
-        indices: may be empty. Returns ((B, c, h, w) float32, (B,) int64).
+        indices: may be empty. Returns ((B, c, h, w) float32, (B,) int64); labels_only: ((B, 0), (B,)).
         """
         indices = np.asarray(indices, dtype=np.int64)
+        if labels_only:
+            return torch.zeros(len(indices), 0), torch.from_numpy(np.array(self.labels[indices]))
         latents, labels = (torch.from_numpy(np.array(array[indices])) for array in (self.latents, self.labels))
         return latents.float(), labels
 

@@ -24,7 +24,7 @@ from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import NoiseSource, public_grid, rounded
 from sfumato.privacy.odometer import ABANDON, CLOSE, PROGRESS, Odometer
 from sfumato.privacy.rows import Rows, bounded_sum
-from sfumato.privacy.sampling import group_picks, group_weights, poisson_draw
+from sfumato.privacy.sampling import group_picks, group_weights, poisson_blocks
 
 Drawn = tuple[np.ndarray, np.ndarray | None]  # indices of images, and their weights where all of a group are drawn
 SMALLEST_NORM = 1e-20  # far above the smallest float32 that has all its bits
@@ -78,7 +78,9 @@ class Charge:
         """The public rate of the draws, for a public denominator."""
         return self._mechanism.sample_rate
 
-    def batches(self, size: int, draws: int | None = None) -> Iterator[tuple[Tensor, ...]]:
+    def batches(
+        self, size: int, draws: int | None = None, *, labels_only: bool = False
+    ) -> Iterator[tuple[Tensor, ...]]:
         """One Poisson draw with the mechanism's rate, in pieces of at most `size`.
 
         Yields ((B, C, H, W) float32, (B,) int64), images in [0, 1] or their latents; an empty draw yields nothing and
@@ -87,6 +89,8 @@ class Charge:
         draws: K, for rows that are a mean over K draws of a unit. Of each group it then yields K of its images, picked
         at random anew: ((B, K, C, H, W), (B, K)). It reads as many of a small group as of a large one. An image without
         a group comes once, whatever K.
+        labels_only: no pixel is read, and images come as (B, 0).
+        Memory grows with `size`, not with the set or the draw; but groups are found by an index of all images.
         Raises BudgetError when all uses are spent or the last draw was not released.
         """
         self._check_owner()
@@ -98,47 +102,68 @@ class Charge:
         if self._drawn:
             raise BudgetError(f"{self.record['stage']}: the last draw was not released: one draw, one release")
         self._drawn = True
-        chosen, weights = self._draw(draws)
-        mine = slice(processes.rank(), None, processes.world())
-        chosen, weights = chosen[mine], None if weights is None else weights[mine]
-        pieces = (slice(start, start + size) for start in range(0, len(chosen), size))
-        return (self._read(chosen[piece], None if weights is None else weights[piece]) for piece in pieces)
+        return self._pieces(self.used, size, draws, labels_only)
 
-    def _draw(self, draws: int | None) -> Drawn:
-        """One draw, for every process: the indices of its images, (n,); of groups those of all images, with weights.
+    def _pieces(self, use: int, size: int, draws: int | None, labels_only: bool) -> Iterator[tuple[Tensor, ...]]:
+        """This process's part of the draw for one use, read piece by piece: nothing of it after its release."""
+        mine = slice(processes.rank(), None, processes.world())
+        for chosen, weights in self._told(self._draw(draws)):
+            chosen, weights = chosen[mine], None if weights is None else weights[mine]
+            for piece in (slice(start, start + size) for start in range(0, len(chosen), size)):
+                if not self._drawn or self.used != use:
+                    raise BudgetError(f"{self.record['stage']}: this draw was released: nothing more of it can be seen")
+                yield self._read(chosen[piece], None if weights is None else weights[piece], labels_only)
+
+    def _told(self, blocks: Iterator[Drawn]) -> Iterator[Drawn]:
+        """The blocks that the first process draws, for every process."""
+        while (block := processes.told(next(blocks, None))) is not None:
+            yield block
+
+    def _draw(self, draws: int | None) -> Iterator[Drawn]:
+        """One draw in blocks: the indices of its images, (n,); of groups those of all images, with weights.
 
         With draws, of each group so many indices, (groups, draws). There a group of n < m images, that shall count n/m,
         enters as much more rarely: never at more than the charged rate.
         """
         generator, groups = self._noise.generator, self._groups
         if groups is None:
-            return processes.told((poisson_draw(self._noise.generator, len(self._images), self.sample_rate), None))
-        chosen = poisson_draw(generator, len(groups), self.sample_rate)
-        if draws is None:
-            sizes = groups.sizes[chosen]
-            return processes.told((groups.images_of(chosen), np.repeat(group_weights(sizes, self._group_cap), sizes)))
-        if self._group_cap > 1:
-            chosen = chosen[generator.random(len(chosen)) * self._group_cap < groups.sizes[chosen]]
-        picks = group_picks(generator, groups.sizes[chosen], draws)
-        return processes.told((groups.order[groups.starts[chosen][:, None] + picks], None))
+            for chosen in poisson_blocks(self._noise.generator, len(self._images), self.sample_rate):
+                yield chosen, None
+            return
+        for chosen in poisson_blocks(generator, len(groups), self.sample_rate):
+            if draws is None:
+                sizes = groups.sizes[chosen]
+                yield groups.images_of(chosen), np.repeat(group_weights(sizes, self._group_cap), sizes)
+                continue
+            if self._group_cap > 1:
+                chosen = chosen[generator.random(len(chosen)) * self._group_cap < groups.sizes[chosen]]
+            picks = group_picks(generator, groups.sizes[chosen], draws)
+            yield groups.order[groups.starts[chosen][:, None] + picks], None
 
-    def _read(self, chosen: np.ndarray, weights: np.ndarray | None) -> tuple[Tensor, ...]:
-        images, labels = self._images.batch(chosen.flatten())
+    def _read(self, chosen: np.ndarray, weights: np.ndarray | None, labels_only: bool) -> tuple[Tensor, ...]:
+        images, labels = self._images.batch(chosen.flatten(), labels_only=labels_only)
         shaped = images.unflatten(0, chosen.shape), labels.unflatten(0, chosen.shape)
         return shaped if weights is None else (*shaped, torch.from_numpy(weights))
 
     def sum(
-        self, rows_of: Callable[[Tensor, Tensor], Rows], max_norm: float, *, size: int, whole: bool = False
+        self,
+        rows_of: Callable[[Tensor, Tensor], Rows],
+        max_norm: float,
+        *,
+        size: int,
+        whole: bool = False,
+        labels_only: bool = False,
     ) -> Tensor:
         """One use: the noisy sum of the rows of one draw, float64.
 
         rows_of: images and labels of a batch of at most `size` -> a row for each image, of that image alone. Rows that
         are not finite are left out, longer ones than `max_norm` scaled to it; the rest as in `release`. The row of a
-        group is the mean of those of its images, so no query has to know of groups.
+        group is the mean of those of its images, so no query has to know of groups. labels_only: as `batches` takes it.
         """
         blank = rows_of(*self.blank())
         total = bounded_sum(Rows(blank.left[:0], None if blank.right is None else blank.right[:0]), max_norm)
-        for images, labels, *weights in self.batches(size):
+        pieces = self.batches(size, labels_only=True) if labels_only else self.batches(size)
+        for images, labels, *weights in pieces:
             total = total + bounded_sum(rows_of(images, labels), max_norm, *weights).to(total.device)
         return self.release(total.cpu(), max_norm, whole=whole)
 
@@ -234,8 +259,8 @@ class Share(Charge):
         self._drawn = self._closed = False
         self._process = os.getpid()
 
-    def _draw(self, draws: int | None) -> Drawn:
-        return processes.told((np.zeros(0, dtype=np.int64), None))
+    def _draw(self, draws: int | None) -> Iterator[Drawn]:
+        return iter(())
 
     def _noised(self, total: Tensor, std: float, whole: bool) -> Tensor:
         return processes.shown(torch.zeros_like(total))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -38,12 +39,16 @@ def bounded_sum(rows: Rows, max_norm: float, weights: Tensor | None = None) -> T
     image would turn the release into NaN and so reveal that it is there. Entries below 1e-100 count as zero:
     their squares would vanish, and the norm with them.
     """
-    parts = [part.double() for part in rows if part is not None]
-    sound = torch.stack([(part.abs() <= LARGEST).all(dim=1) for part in parts]).all(dim=0)
-    parts = [torch.where(sound[:, None] & (part.abs() >= SMALLEST), part, 0) for part in parts]
+    parts = [part.to(torch.float64, copy=True) for part in rows if part is not None]
+    sound = torch.stack([torch.linalg.vector_norm(part, math.inf, dim=1) <= LARGEST for part in parts]).all(dim=0)
+    broken = (~sound).nonzero().flatten()
+    for part, given in zip(parts, (part for part in rows if part is not None), strict=True):
+        if given.dtype == torch.float64:  # no other type has an entry so small
+            part.masked_fill_(part.abs() < SMALLEST, 0)
+        part.index_fill_(0, broken, 0)  # not by the scale: infinity times zero is NaN
     norms = torch.stack([torch.linalg.vector_norm(part, dim=1) for part in parts]).prod(dim=0)
     scale = torch.where(norms > max_norm, (1 - SLACK) * max_norm / norms.clamp(min=max_norm), 1.0)
     if weights is not None:
         scale = scale * weights.to(scale)
-    left = parts[0] * scale[:, None]
-    return left.T @ parts[1] if len(parts) == 2 else left.sum(dim=0)
+    # the scale goes to the narrower part, one number an image to no part at all
+    return parts[0].T @ (parts[1] * scale[:, None]) if len(parts) == 2 else scale @ parts[0]

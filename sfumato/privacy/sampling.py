@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from sfumato.privacy.rows import SLACK
+
+SEGMENT = 2**16  # units whose part of a draw is in memory at a time
 
 
 def poisson_draw(generator: np.random.Generator, size: int, sample_rate: float) -> np.ndarray:
@@ -17,6 +21,22 @@ def poisson_draw(generator: np.random.Generator, size: int, sample_rate: float) 
         return np.arange(size, dtype=np.int64)
     drawn = generator.binomial(size, sample_rate)
     return np.sort(generator.choice(size, size=drawn, replace=False, shuffle=False)).astype(np.int64)
+
+
+def poisson_blocks(generator: np.random.Generator, size: int, sample_rate: float) -> Iterator[np.ndarray]:
+    """One Poisson draw out of `size` units in blocks of ascending indices, none empty, each above those before it.
+
+    The draw is made segment by segment. Units enter independently, those of two segments too: the law is that of
+    `poisson_draw`, in memory that grows neither with the set nor with the draw.
+    """
+    block: list[np.ndarray] = []
+    for start in range(0, size, SEGMENT):
+        block.append(start + poisson_draw(generator, min(SEGMENT, size - start), sample_rate))
+        if sum(map(len, block)) >= SEGMENT:
+            yield np.concatenate(block)
+            block = []
+    if sum(map(len, block)):
+        yield np.concatenate(block)
 
 
 def group_weights(sizes: np.ndarray, cap: int) -> np.ndarray:

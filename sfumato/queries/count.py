@@ -41,7 +41,7 @@ def query_count(charge: Charge, classes: int) -> Tensor:
 
     An image adds a one to its class. `public_counts` makes them usable.
     """
-    return charge.sum(lambda _, labels: Rows(membership(labels, classes)), 1.0, size=4096, whole=True)
+    return charge.sum(lambda _, labels: Rows(membership(labels, classes)), 1.0, size=4096, whole=True, labels_only=True)
 
 
 def public_counts(noisy: Tensor, noise_multiplier: float) -> PublicCounts:

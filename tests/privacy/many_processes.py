@@ -18,6 +18,7 @@ from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.gradients import Draws
 from sfumato.dpsgd.run import State, fine_tune
 from sfumato.features.fourier import FourierFeatures
+from sfumato.privacy import sampling
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.opening import Permission, Work, open_charge
@@ -57,6 +58,7 @@ def work(stage: str, mechanism: Mechanism, max_norm: float) -> Work:
 
 def main(state: Path, card: Path, out: Path, kill: int | None) -> None:
     processes.join()
+    sampling.SEGMENT = 400  # so that a draw comes in several blocks
     known, permission = read_card(card), Permission(delta=1e-4, lifetime_epsilon="unlimited")
 
     def charge(stage: str, mechanism: Mechanism, max_norm: float, seed: int | None):

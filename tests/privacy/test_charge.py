@@ -13,6 +13,7 @@ import torch
 from sfumato.data.store import load_prepared
 from sfumato.errors import BudgetError, DataError
 from sfumato.features.public_network import ResNet
+from sfumato.privacy import sampling
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.events import SEEDED, Mechanism, event_from_json
 from sfumato.privacy.noise import NoiseSource, public_grid
@@ -22,6 +23,12 @@ from sfumato.queries.count import query_count
 from sfumato.queries.histogram import query_histogram
 
 THREE = Mechanism(noise_multiplier=2.0, sample_rate=0.3, uses=3)
+
+
+class Unreadable(np.ndarray):
+    def __getitem__(self, index):
+        assert not np.size(index), "pixels were read"
+        return super().__getitem__(index)
 
 
 def spend(charge):
@@ -82,6 +89,40 @@ def test_rate_one_gives_every_image_once(owner):
     images = torch.cat(draw(owner.open()))
     assert len(images) == len(load_prepared(owner.state, owner.card, "sensitive"))
     assert images.dtype == torch.float32 and images.min() >= 0 and images.max() <= 1
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.5])
+def test_a_draw_in_blocks_gives_no_image_twice_and_at_rate_one_every_image(owner, rate, monkeypatch):
+    monkeypatch.setattr(sampling, "SEGMENT", 100)
+    images = load_prepared(owner.state, owner.card, "sensitive")
+    numbered = replace(images, images=images.images.copy(), labels=np.arange(len(images)))
+    charge = owner.open(Mechanism(noise_multiplier=2.0, sample_rate=rate))
+    charge._images = numbered
+    seen = torch.cat([labels for _, labels in charge.batches(size=64)])
+    assert len(seen.unique()) == len(seen) and (rate < 1 or len(seen) == len(images))
+
+
+def test_what_is_left_of_a_draw_cannot_be_seen_after_its_release(owner):
+    charge = owner.open(THREE)
+    left = charge.batches(size=10)
+    next(left)
+    charge.release(torch.zeros(1), 1.0)
+    with pytest.raises(BudgetError, match="was released"):
+        next(left)
+    left = charge.batches(size=10)
+    charge.release(torch.zeros(1), 1.0)
+    draw(charge)
+    with pytest.raises(BudgetError, match="was released"):
+        next(left)
+
+
+def test_counting_reads_no_pixel(owner):
+    charge = owner.open(Mechanism(noise_multiplier=1e-9))
+    labels = charge._images.labels
+    charge._images = replace(charge._images, images=charge._images.images.view(Unreadable))
+    with pytest.raises(AssertionError, match="pixels"):
+        charge._images.batch(np.arange(3))
+    assert query_count(charge, 10).tolist() == np.bincount(labels, minlength=10).tolist()
 
 
 def test_release_adds_noise_of_multiplier_times_bound(owner):

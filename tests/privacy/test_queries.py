@@ -25,7 +25,7 @@ class Recorder:
         self.images, self.labels, self.size = images, labels, size
         self.released: list[tuple[Tensor, float]] = []
 
-    def batches(self, size: int):
+    def batches(self, size: int, *, labels_only: bool = False):
         size = self.size or size
         for start in range(0, len(self.images), size):
             yield self.images[start : start + size], self.labels[start : start + size]

@@ -1,14 +1,22 @@
 import numpy as np
+import pytest
 
+from sfumato.privacy import sampling
 from sfumato.privacy.noise import NoiseSource
-from sfumato.privacy.sampling import poisson_draw
+from sfumato.privacy.sampling import poisson_blocks, poisson_draw
 
 
-def test_every_image_enters_independently_at_the_rate():
+def joined(generator, size, rate):
+    return np.concatenate([np.zeros(0, dtype=np.int64), *poisson_blocks(generator, size, rate)])
+
+
+@pytest.mark.parametrize("drawn, segment", [(poisson_draw, 2**16), (joined, 2**16), (joined, 15)])
+def test_every_image_enters_independently_at_the_rate(drawn, segment, monkeypatch):
+    monkeypatch.setattr(sampling, "SEGMENT", segment)
     generator, size, rate, draws = NoiseSource().generator, 50, 0.2, 20_000
     seen, pairs, lengths = np.zeros(size), 0, []
     for _ in range(draws):
-        chosen = poisson_draw(generator, size, rate)
+        chosen = drawn(generator, size, rate)
         seen[chosen] += 1
         pairs += np.isin([3, 17], chosen).all()
         lengths.append(len(chosen))
@@ -31,3 +39,14 @@ def test_extreme_rates_and_empty_sets():
     assert len(poisson_draw(generator, 10, 1.0)) == 10
     assert len(poisson_draw(generator, 0, 0.5)) == 0
     assert any(len(poisson_draw(generator, 5, 0.01)) == 0 for _ in range(50))
+
+
+@pytest.mark.parametrize("size, rate", [(0, 0.5), (7, 1.0), (1000, 1.0), (1000, 0.4), (1000, 0.001)])
+def test_a_draw_in_blocks_is_ascending_and_no_block_is_large_or_empty(size, rate, monkeypatch):
+    monkeypatch.setattr(sampling, "SEGMENT", 16)
+    generator = NoiseSource().generator
+    for _ in range(20):
+        blocks = list(poisson_blocks(generator, size, rate))
+        whole = np.concatenate([np.zeros(0, dtype=np.int64), *blocks])
+        assert np.all(np.diff(whole) > 0) and np.all((whole >= 0) & (whole < size)) and whole.dtype == np.int64
+        assert all(0 < len(block) < 2 * 16 for block in blocks) and (rate < 1 or len(whole) == size)

@@ -52,7 +52,7 @@ class GivenCharge:
         for start in range(0, len(self.images), size):
             yield self.images[start : start + size], self.labels[start : start + size]
 
-    def sum(self, rows_of, max_norm: float, *, size: int, whole: bool = False) -> Tensor:
+    def sum(self, rows_of, max_norm: float, *, size: int, whole: bool = False, labels_only: bool = False) -> Tensor:
         total: Tensor | float = 0.0
         for images, labels in self.batches(size):
             total = total + bounded_sum(rows_of(images, labels), max_norm)

@@ -55,8 +55,8 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.charge, name)
 
-    def sum(self, rows_of: Any, max_norm: float, *, size: int, whole: bool = False) -> Tensor:
-        released: Tensor = self.charge.sum(rows_of, max_norm, size=size, whole=whole)
+    def sum(self, rows_of: Any, max_norm: float, **how: Any) -> Tensor:
+        released: Tensor = self.charge.sum(rows_of, max_norm, **how)
         self.look(released)
         return released
 
@@ -76,7 +76,9 @@ class Bare:
         self.images, self.labels = images, labels
         self.released: list[tuple[Tensor, bool]] = []
 
-    def batches(self, size: int, draws: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(
+        self, size: int, draws: int | None = None, *, labels_only: bool = False
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         yield self.images, self.labels
 
     def blank(self) -> tuple[Tensor, Tensor]:
