@@ -26,6 +26,7 @@ import pandas as pd
 import yaml
 
 from sfumato import pipeline
+from sfumato.evaluation.classifiers import NAMES
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "recipes.csv"
@@ -107,9 +108,14 @@ def run(key: dict, changes: list[str], work: Path, shared: Path) -> dict:
             shutil.copytree("artifacts/classifier", kept)
     times["evaluate"] = stage("evaluate")
     stage("ledger", "write")
-    metrics = json.loads(Path("metrics.json").read_text())["release"]
-    row = key | {name: round(100 * metrics[name]["mean"], 2) for name in ("lr", "mlp", "cnn") if name in metrics}
-    row |= {"frechet": round(metrics["fidelity"]["frechet"], 3), "minutes": round(sum(times.values()) / 60, 2)}
+    found = json.loads(Path("metrics.json").read_text())
+    metrics = found["release"]
+    row = key | {name: round(100 * metrics[name]["mean"], 2) for name in NAMES if name in metrics}
+    if "teacher" in found:
+        row["teacher"] = round(100 * found["teacher"]["accuracy"], 2)
+    if "frechet" in metrics.get("fidelity", {}):
+        row["frechet"] = round(metrics["fidelity"]["frechet"], 3)
+    row["minutes"] = round(sum(times.values()) / 60, 2)
     return row | {"seconds": json.dumps({name: round(value, 1) for name, value in times.items() if value > 0.5})}
 
 

@@ -748,24 +748,26 @@ class Synthesize(Settings):
     marked: bool = True
     relabel: bool = False  # released with the teacher's labels, not with those asked of the models
     augmented: Fraction = 0.0  # part of the images that is slightly moved, brightened or blurred
+    distorted: Fraction = 0.0  # part that is warped, textured and under another light; needs `relabel`
     mixed: Fraction = 0.0  # part that is blended with images of classes that the teacher confuses with their own
     # further forms beside the arrays: a folder of PNGs a class, one archive, one table
     export: tuple[Literal["png", "npz", "parquet"], ...] = ()
 
     @model_validator(mode="after")
     def some_stay_plain(self) -> Synthesize:
-        if self.augmented + self.mixed >= 1:
+        if self.augmented + self.distorted + self.mixed >= 1:
             raise ValueError(
-                f"augmented={self.augmented:g} and mixed={self.mixed:g} leave no plain image: lower one of them"
+                f"augmented={self.augmented:g}, distorted={self.distorted:g} and mixed={self.mixed:g} leave no plain "
+                "image: lower one of them"
             )
-        if self.mixed > 0 and not self.relabel:
-            raise ValueError("mixed images have no label but the teacher's: set relabel: true")
+        if (self.mixed > 0 or self.distorted > 0) and not self.relabel:
+            raise ValueError("distorted and mixed images have no label but the teacher's: set relabel: true")
         return self
 
     def reads(self, name: str) -> bool:
         """Adapters of `finetune` need the weights of `pretrain`, a selection the images that it is of."""
         if name == "teacher":
-            return self.relabel or self.mixed > 0
+            return self.relabel
         needs = {"pretrain": "finetune", "public": "select"}
         return name == "count" or name in self.sources or needs.get(name) in self.sources
 

@@ -376,7 +376,8 @@ class Blanks:
                 found += images * self.drawing()
             elif name in ("finetune", "pretrain"):
                 found += images * settings.steps * self.sampling()
-        labelled = (2 if settings.mixed else 1) * settings.count if settings.reads("teacher") else 0
+        seen = 1 + settings.augmented + settings.distorted + settings.mixed  # a variant is seen before and after
+        labelled = seen * settings.count if settings.reads("teacher") else 0
         return found + labelled * (self.teacher_together() if labelled else 0.0)
 
     def sampling(self) -> float:

@@ -17,6 +17,7 @@ from sfumato.resolved import StagePlan
 
 KINDS = {
     "augmented": "slightly moved, brightened or blurred",
+    "distorted": "warped, textured and under another light, to train a classifier on and not to look at",
     "mixed": "blends of two images, to train a classifier on and not to look at",
 }
 ABOUT = {
@@ -73,8 +74,8 @@ def dataset_card(
     """The card as Markdown with YAML front matter, byte-deterministic.
 
     per_class: (M,) number of released images of each label; sources: stage -> images it drew; kinds: plain, augmented,
-    mixed -> number of images; records: every charge behind the release, by id. It states Rényi's epsilon at the default
-    delta of the plan's `size_hint`.
+    distorted, mixed -> number of images; records: every charge behind the release, by id. It states Rényi's epsilon at
+    the default delta of the plan's `size_hint`.
     """
     dataset_id, classes, export = plan.dataset_id, plan.classes, plan.settings.export
     count, (channels, height, width) = sum(per_class), plan.shape

@@ -1,10 +1,14 @@
-"""Variants of released images: slightly changed ones, blends of classes easily confused, labels by the teacher.
+"""Variants of released images: slightly changed, distorted, blended with a class easily confused; labels by the teacher.
 
-All of it works on what was released, so it is free. Source: METHODS §9c.
+All of it works on what was released, so it is free. What a generator draws covers less than the real images do. A
+teacher that learned from those can label what lies around the drawn ones, and a classifier then learns there too.
+Source: METHODS §9c; distortions are ours.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +20,11 @@ from sfumato.queries.teacher import TeacherNetwork, at_shares, probabilities_of,
 
 MOVED, BRIGHTER, BLURRED = 0.04, 0.2, 0.5  # largest part of an affine map, of log γ, of the weight of a 3×3 blur
 BLEND = (0.3, 0.7)  # the part of the first image in a blend
+# of a distorted image: largest part of the linear map and of the shift, spread of the warp in half sides, of its grid
+STRETCHED, SHIFTED, WARPED, KNOTS = 0.12, 0.06, 0.1, 5
+# largest contrast of the texture, its stripes' half waves across the image, its cells across, largest part of log γ
+TEXTURED, STRIPES, SPOTS, RELIT = 0.6, (1.0, 7.0), (4, 14), 0.6
+BATCH = 1000  # images varied at a time
 
 
 @dataclass(frozen=True)
@@ -34,21 +43,30 @@ def vary(images: Tensor, labels: Tensor, settings: Synthesize, teacher: TeacherN
     None where nothing needs one. It labels the plain images so that classes keep the shares that were asked, and the
     others by the same rule. `seed` fixes the variants; the global generator stays as it was.
     """
-    augmented, mixed = (int(len(images) * part) for part in (settings.augmented, settings.mixed))
-    plain = len(images) - augmented - mixed
+    names = ("augmented", "distorted", "mixed")
+    parts = {name: int(len(images) * part) for name in names if (part := getattr(settings, name))}
+    plain = len(images) - sum(parts.values())
     random = torch.Generator().manual_seed(seed)
-    parts = [images[:plain], augment(images[plain : plain + augmented], random)]
+    sections = dict(zip(("plain", *parts), images.split([plain, *parts.values()]), strict=True))
+    for name, change in (("augmented", augment), ("distorted", distort)):
+        if name in sections:
+            sections[name] = in_batches(change, sections[name], random)
     if settings.relabel and teacher is not None:
         seen = probabilities_of(teacher, images)
         offsets = share_offsets(seen[:plain], labels[:plain].bincount(minlength=teacher.classes))
-        if mixed:
-            parts.append(blend(images[plain + augmented :], images, at_shares(seen, offsets), random))
-        if plain < len(images):
-            seen = torch.cat([seen[:plain], probabilities_of(teacher, torch.cat(parts[1:]))])
+        if "mixed" in sections:
+            sections["mixed"] = blend(sections["mixed"], images, at_shares(seen, offsets), random)
+        if parts:
+            changed = torch.cat(list(sections.values())[1:])
+            seen = torch.cat([seen[:plain], probabilities_of(teacher, changed)])
         labels = at_shares(seen, offsets).argmax(dim=1)
-    images = torch.cat(parts)
-    kinds = {"plain": plain, "augmented": augmented, "mixed": mixed}
-    return Varied(images, labels, {name: number for name, number in kinds.items() if number})
+    kinds = {name: len(section) for name, section in sections.items() if len(section)}
+    return Varied(torch.cat(list(sections.values())), labels, kinds)
+
+
+def in_batches(change: Callable[[Tensor, torch.Generator], Tensor], images: Tensor, random: torch.Generator) -> Tensor:
+    """`change` of BATCH images at a time, which bounds its memory. (N, C, H, W), and so out."""
+    return torch.cat([change(part, random) for part in images.split(BATCH)])
 
 
 def augment(images: Tensor, random: torch.Generator) -> Tensor:
@@ -65,6 +83,45 @@ def augment(images: Tensor, random: torch.Generator) -> Tensor:
     brighter = moved.clamp(0, 1) ** (BRIGHTER * uniform(1, 1, 1)).exp()
     weight = BLURRED * uniform(1, 1, 1).abs()
     return brighter.lerp(F.avg_pool2d(F.pad(brighter, (1, 1, 1, 1), mode="replicate"), 3, 1), weight)
+
+
+def distort(images: Tensor, random: torch.Generator) -> Tensor:
+    """Each image warped, woven through with stripes or spots, and under another light. (B, C, H, W) in [0, 1], and so
+    out.
+
+    The texture multiplies, so a dark ground stays dark. What class such an image is of, only the teacher can say.
+    """
+    if not len(images):
+        return images
+    number, _, height, width = images.shape
+
+    def uniform(low: float, high: float, *shape: int) -> Tensor:
+        return low + (high - low) * torch.rand(number, *shape, generator=random)
+
+    linear = torch.eye(2) + STRETCHED * uniform(-1, 1, 2, 2)
+    affine = torch.cat([linear, SHIFTED * uniform(-1, 1, 2, 1)], dim=2)
+    bent = torch.randn(number, 2, KNOTS, KNOTS, generator=random) * (WARPED * uniform(0, 1, 1, 1, 1))
+    field = F.interpolate(bent, (height, width), mode="bicubic", align_corners=True).permute(0, 2, 3, 1)
+    grid = F.affine_grid(affine, list(images.shape), align_corners=False) + field
+    warped = F.grid_sample(images, grid, padding_mode="border", align_corners=False)
+    woven = warped * (1 + uniform(0, TEXTURED, 1, 1, 1) * texture(number, height, width, random))
+    return woven.clamp(0, 1) ** (RELIT * uniform(-1, 1, 1, 1, 1)).exp()
+
+
+def texture(number: int, height: int, width: int, random: torch.Generator) -> Tensor:
+    """Half of them stripes, upright, level or slanted, the others smooth spots: (number, 1, height, width), about ±1."""
+
+    def uniform(low: float, high: float) -> Tensor:
+        return low + (high - low) * torch.rand(number, 1, 1, 1, generator=random)
+
+    down, across = torch.meshgrid(torch.linspace(-1, 1, height), torch.linspace(-1, 1, width), indexing="ij")
+    slanted = uniform(0, math.pi)
+    angle = torch.where(uniform(0, 1) < 0.5, (slanted / (math.pi / 2)).round() * (math.pi / 2), slanted)
+    phase = math.pi * uniform(*STRIPES) * (across * angle.cos() + down * angle.sin()) + uniform(0, 2 * math.pi)
+    cells = int(torch.randint(SPOTS[0], SPOTS[1] + 1, (1,), generator=random))
+    drawn = torch.randn(number, 1, cells, cells, generator=random)
+    spots = F.interpolate(drawn, (height, width), mode="bicubic", align_corners=True)
+    return torch.where(uniform(0, 1) < 0.5, phase.sin(), spots)
 
 
 def blend(images: Tensor, others: Tensor, probabilities: Tensor, random: torch.Generator) -> Tensor:

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 from sfumato.config import Synthesize
 from sfumato.features.projection import ProjectedFeatures
 from sfumato.queries.teacher import TeacherNetwork, probabilities_of
-from sfumato.release.variation import BLEND, augment, blend, vary
+from sfumato.release.variation import BLEND, augment, blend, distort, texture, vary
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +31,9 @@ def test_without_a_wish_images_and_labels_stay_as_they_were(drawn):
 
 def test_parts_are_as_asked_plain_ones_first_and_all_have_the_teachers_labels(drawn, teacher):
     images, labels = drawn
-    settings = Synthesize(relabel=True, augmented=0.25, mixed=0.25)
+    settings = Synthesize(relabel=True, augmented=0.125, distorted=0.125, mixed=0.25)
     varied = vary(images, labels, settings, teacher, seed=0)
-    assert varied.parts == {"plain": 300, "augmented": 150, "mixed": 150}
+    assert varied.parts == {"plain": 300, "augmented": 75, "distorted": 75, "mixed": 150}
     assert torch.equal(varied.images[:300], images[:300])
     changed = (varied.images != images).flatten(1).any(dim=1)
     assert not changed[:300].any() and changed[300:].float().mean() > 0.9
@@ -44,7 +44,7 @@ def test_parts_are_as_asked_plain_ones_first_and_all_have_the_teachers_labels(dr
 
 
 def test_variants_are_fixed_by_the_public_seed_and_move_no_global_generator(drawn, teacher):
-    settings, before = Synthesize(relabel=True, augmented=0.3, mixed=0.3), torch.random.get_rng_state()
+    settings, before = Synthesize(relabel=True, augmented=0.2, distorted=0.2, mixed=0.2), torch.random.get_rng_state()
     first, again, other = (vary(*drawn, settings, teacher, seed).images for seed in (1, 1, 2))
     assert torch.equal(first, again) and not torch.equal(first, other)
     assert torch.equal(before, torch.random.get_rng_state())
@@ -58,6 +58,26 @@ def test_augmented_images_stay_near_their_original(drawn):
     assert augment(images[:0], torch.Generator()).shape == (0, 1, 8, 8)
 
 
+def test_distorted_images_differ_more_and_keep_a_dark_ground(drawn):
+    images = drawn[0]
+    near, far = (
+        (change(images, torch.Generator().manual_seed(0)) - images).flatten(1).norm(dim=1).mean()
+        for change in (augment, distort)
+    )
+    assert far > 1.5 * near
+    changed = distort(images, torch.Generator().manual_seed(0))
+    assert changed.shape == images.shape and changed.min() >= 0 and changed.max() <= 1 and changed.isfinite().all()
+    assert not distort(torch.zeros(4, 3, 16, 16), torch.Generator().manual_seed(0)).any(), "black stays black"
+    assert distort(images[:0], torch.Generator()).shape == (0, 1, 8, 8)
+
+
+def test_textures_are_stripes_and_spots_of_spread_about_one():
+    drawn = texture(400, 28, 20, torch.Generator().manual_seed(0))
+    stripes = drawn.flatten(1).abs().amax(dim=1) <= 1
+    assert 0.35 < stripes.float().mean() < 0.65, "spots of that many cells exceed 1 somewhere"
+    assert drawn.shape == (400, 1, 28, 20) and 0.5 < drawn.std() < 1.1 and abs(drawn.mean()) < 0.1
+
+
 def test_blends_are_of_the_image_and_one_of_a_class_that_it_is_confused_with():
     others = torch.arange(6.0).view(6, 1, 1, 1) / 10
     sure = torch.tensor([[1.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1], [0.1, 0.9, 0]])
@@ -68,7 +88,11 @@ def test_blends_are_of_the_image_and_one_of_a_class_that_it_is_confused_with():
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [({"augmented": 0.5, "mixed": 0.5, "relabel": True}, "no plain image"), ({"mixed": 0.1}, "relabel: true")],
+    [
+        ({"augmented": 0.5, "mixed": 0.5, "relabel": True}, "no plain image"),
+        ({"mixed": 0.1}, "relabel: true"),
+        ({"distorted": 0.1}, "relabel: true"),
+    ],
 )
 def test_what_makes_no_release_is_refused(wrong, message):
     with pytest.raises(ValidationError, match=message):
