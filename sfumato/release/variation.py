@@ -1,4 +1,4 @@
-"""Variants of released images: slightly changed, distorted, blended with a class easily confused; labels by the teacher.
+"""Variants of released images: a little changed, distorted, blended with a class easily confused; teacher labels.
 
 All of it works on what was released, so it is free. What a generator draws covers less than the real images do. A
 teacher that learned from those can label what lies around the drawn ones, and a classifier then learns there too.
@@ -109,7 +109,7 @@ def distort(images: Tensor, random: torch.Generator) -> Tensor:
 
 
 def texture(number: int, height: int, width: int, random: torch.Generator) -> Tensor:
-    """Half of them stripes, upright, level or slanted, the others smooth spots: (number, 1, height, width), about ±1."""
+    """Stripes, upright, level or slanted, for half of them, and smooth spots: (number, 1, height, width), about ±1."""
 
     def uniform(low: float, high: float) -> Tensor:
         return low + (high - low) * torch.rand(number, 1, 1, 1, generator=random)
