@@ -136,7 +136,7 @@ def query_evolve(
 
         # one release
         own = population.labels if settings.within_class else None
-        votes = charge.sum(partial(vote_rows, places, own, len(priors)), 1.0, size=512, whole=True)
+        votes = query_votes(charge, places, own, len(priors))
 
         # the next candidates
         threshold = settings.threshold * charge.noise_multiplier
@@ -150,6 +150,11 @@ def query_evolve(
         make_durable(charge, {**population.tensors(), "best": torch.stack(best)}, log)
         report(charge.used, charge.uses)
     return charge, population, torch.stack(best), log
+
+
+def query_votes(charge: Charge, candidates: Tensor, candidate_labels: Tensor | None, classes: int) -> Tensor:
+    """The release of one round: noisy votes, (classes, N) float64. candidates, candidate_labels: as in `vote_rows`."""
+    return charge.sum(partial(vote_rows, candidates, candidate_labels, classes), 1.0, size=512, whole=True)
 
 
 def most_voted(votes: Tensor, labels: Tensor | None, images: Tensor) -> Tensor:

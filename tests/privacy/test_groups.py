@@ -14,7 +14,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from sfumato.config import GROUP, Central, Classifier, Data, FeatureMap, Finetune, Groups, Saliency, Teacher
+from sfumato.config import (
+    GROUP,
+    Central,
+    Classifier,
+    Data,
+    Evolve,
+    FeatureMap,
+    Finetune,
+    Groups,
+    Moments,
+    Saliency,
+    Teacher,
+)
 from sfumato.data.groups import GroupIndex
 from sfumato.data.images import ImageSet
 from sfumato.data.prepare import prepare_sensitive
@@ -24,6 +36,7 @@ from sfumato.dpsgd.gradients import Draws
 from sfumato.dpsgd.run import State, gradient_sum
 from sfumato.dpsgd.trainable import candidates
 from sfumato.errors import BudgetError
+from sfumato.features.alone import rows_alone
 from sfumato.features.fourier import FourierFeatures
 from sfumato.privacy import charge as door
 from sfumato.privacy.charge import Charge
@@ -32,14 +45,17 @@ from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.opening import ONE_IMAGE_EACH, Permission
 from sfumato.privacy.rows import Rows, bounded_sum, membership
 from sfumato.privacy.sampling import group_picks, group_weights
-from sfumato.queries import saliency
+from sfumato.queries import evolve, saliency
 from sfumato.queries.central import query_central
 from sfumato.queries.count import query_count
 from sfumato.queries.embedding import embedding_rows
+from sfumato.queries.evolve import embedding_of, query_evolve
 from sfumato.queries.frequency import query_frequency
 from sfumato.queries.histogram import query_histogram
+from sfumato.queries.moments import moment_features, query_moments
 from sfumato.queries.saliency import query_saliency
 from sfumato.queries.teacher import query_teacher
+from sfumato.warmup.evolution import RendererGenerator
 from sfumato.warmup.public_classifier import train_public_classifier
 
 SIZES = (1, 7, 200)  # of the groups that are taken away; beside them are 30 of 3 images
@@ -168,6 +184,60 @@ def test_one_group_moves_an_embedding_by_at_most_one(patients):
 
     for group in range(3):
         assert 0.01 < move(query, patients, group)[0] <= 1 + 1e-6
+
+
+def as_rows(function, images: ImageSet) -> LatentSet:
+    """What the charge draws in the place of images where a query looks at rows that were computed before."""
+    rows = rows_alone(function, images.batch(np.arange(len(images)))[0], False)
+    return LatentSet(rows.half().numpy(), images.labels, images.groups)
+
+
+@pytest.mark.parametrize("squares", [0.0, 0.5])
+def test_one_group_moves_the_moments_of_a_network_by_at_most_one(squares, patients, network):
+    features = moment_features(Moments(squares=squares), (1, 8, 8), network)
+    rows = as_rows(features.vectors, patients)
+    for group in range(3):
+        moved, bound = move(
+            lambda x, cap: (query_moments(opened(x, 1.0, cap=cap), features, 10, 1.0), 1.0), rows, group
+        )
+        assert 0.01 * bound < moved <= bound + 1e-5
+
+
+@pytest.fixture(scope="module")
+def votes_of(patients):
+    """(rows, query): the votes that one round of Private Evolution releases, with and without classes of candidates."""
+    generator = RendererGenerator("glyphs", (1, 8, 8))
+    settings = Evolve(feature="scattering", dimension=32, population=124, images=20, rounds=1)
+    embedding = embedding_of(settings, (1, 8, 8), None, generator, seed=0)
+    even = torch.full((10,), 0.1)
+
+    def query(images: LatentSet, cap: int, within: bool = True) -> tuple[Tensor, float]:
+        charge, released = opened(images, 1.0, cap=cap), []
+        release = charge.release
+        charge.release = lambda *given, **more: released.append(release(*given, **more)) or released[-1]
+        chosen = settings.model_copy(update={"within_class": within})
+        with pytest.MonkeyPatch.context() as patch:  # a charge in memory has no journal to go on from
+            patch.setattr(evolve, "resume", lambda open_charge, *_: (open_charge(), None, []))
+            patch.setattr(evolve, "make_durable", lambda *_: None)
+            query_evolve(lambda: charge, chosen, generator, embedding, even, seed=0)
+        return released[0], 1.0
+
+    return as_rows(embedding, patients), query
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_one_group_has_one_vote_in_a_round_of_evolution(within, votes_of):
+    rows, query = votes_of
+    index = GroupIndex(rows.groups)
+    whole, _ = query(rows, 1, within)
+    assert float(whole.sum()) == pytest.approx(len(index), abs=1e-4)
+    for group in range(3):
+        rest, _ = query(part(rows, rows.groups != group), 1, within)
+        assert 0.01 < float((whole - rest).norm()) <= 1 + 1e-5
+        assert float((whole - rest).sum()) == pytest.approx(1, abs=1e-4)
+    singly = LatentSet(rows.latents, rows.labels)  # the mistake that this must catch: each image of a group has a vote
+    rest = part(rows, rows.groups != 2)
+    assert float((query(singly, 1, within)[0] - query(LatentSet(rest.latents, rest.labels), 1, within)[0]).norm()) > 10
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])

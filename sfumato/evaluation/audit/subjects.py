@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sfumato.config import Central, FeatureMap, Finetune, NoiseLevels, Saliency, Teacher
+from sfumato.config import Central, FeatureMap, Finetune, Moments, NoiseLevels, Saliency, Teacher
 from sfumato.diffusion.denoiser import Denoiser, Network, Sampler
 from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum
 from sfumato.dpsgd.run import State, step
@@ -26,8 +26,10 @@ from sfumato.privacy.noise import NoiseSource
 from sfumato.queries.central import query_central
 from sfumato.queries.count import query_count
 from sfumato.queries.embedding import query_embedding
+from sfumato.queries.evolve import query_votes
 from sfumato.queries.frequency import query_frequency
 from sfumato.queries.histogram import query_histogram
+from sfumato.queries.moments import moment_features, query_moments
 from sfumato.queries.saliency import query_saliency
 from sfumato.queries.teacher import query_teacher
 
@@ -101,6 +103,8 @@ def subjects() -> list[Subject]:
     teacher = Teacher(learning_rate=1e-9, max_norm=0.5, steps=1)
     saliency = Saliency(max_norm=CLIP, draws=DRAWS, chunk=4)
     state, random = trainer(), torch.Generator().manual_seed(0)
+    moments = moment_features(Moments(), SHAPE, network)
+    candidates = unit_rows(torch.rand(24, *SHAPE))  # whose classes come round, so that each class has six
 
     def central(charge: Any, settings: Central) -> object:
         return query_central(charge, sizes, SHAPE, settings)
@@ -124,6 +128,18 @@ def subjects() -> list[Subject]:
             max_norm=1.0,
             spend=lambda charge: query_embedding(charge, fourier, CLASSES, 4.0),
             encode=fourier.vectors,
+        ),
+        Subject(
+            name="moments",
+            max_norm=1.0,
+            spend=lambda charge: query_moments(charge, moments, CLASSES, 4.0),
+            encode=torch.no_grad()(moments.vectors),
+        ),
+        Subject(
+            name="votes (evolve)",
+            max_norm=1.0,
+            spend=lambda charge: query_votes(charge, candidates, torch.arange(24) % CLASSES, CLASSES),
+            encode=unit_rows,
         ),
         Subject(name="saliency", max_norm=CLIP, spend=salient),
         Subject(name="step of DP-SGD", max_norm=CLIP, spend=lambda charge: step(state, charge)),
