@@ -80,8 +80,7 @@ def part(images, keep: np.ndarray):
     return ImageSet(images.images[keep], images.labels[keep], images.classes, images.groups[keep])
 
 
-@pytest.fixture(scope="module")
-def patients(digits) -> ImageSet:
+def made_patients(digits: ImageSet) -> ImageSet:
     """297 digits, shuffled. Groups 0, 1, 2 have 1, 7 and 200 images, some white: the longest rows that there are."""
     chosen = np.random.default_rng(0).permutation(len(digits))[: sum(SIZES) + 89]
     images, labels = digits.images[chosen].copy(), digits.labels[chosen]
@@ -90,6 +89,11 @@ def patients(digits) -> ImageSet:
     images[np.isin(groups, (0, 1)) | ((groups == 2) & (np.arange(len(groups)) % 2 == 0))] = 255
     labels[groups == 1] = 4  # a group of one class, and the large one of all classes
     return ImageSet(images[order], labels[order], CLASSES, groups[order])
+
+
+@pytest.fixture(scope="module")
+def patients(digits) -> ImageSet:
+    return made_patients(digits)
 
 
 @pytest.fixture(scope="module")
@@ -370,8 +374,7 @@ def seeded_draws(model, images: Tensor, draws: int, *rest, **more) -> Draws:
     return Draws(levels=levels, noise=noise, drop=torch.zeros(levels.shape, dtype=torch.bool))
 
 
-@pytest.fixture
-def model() -> UNet:
+def made_model() -> UNet:
     torch.manual_seed(0)
     model = UNet(8, 1, 10, width=8, multipliers=(1,), attention=(0,))
     with torch.no_grad():
@@ -381,9 +384,18 @@ def model() -> UNet:
 
 
 @pytest.fixture
-def fixed_picks(monkeypatch):
+def model() -> UNet:
+    return made_model()
+
+
+def picks_in_order(generator, sizes: np.ndarray, draws: int) -> np.ndarray:
     """Picks that do not depend on who else is drawn, so that two draws can be compared."""
-    monkeypatch.setattr(door, "group_picks", lambda generator, sizes, draws: np.arange(draws) % sizes[:, None])
+    return np.arange(draws) % sizes[:, None]
+
+
+@pytest.fixture
+def fixed_picks(monkeypatch):
+    monkeypatch.setattr(door, "group_picks", picks_in_order)
 
 
 @pytest.mark.parametrize("draws", [1, 8])
