@@ -6,7 +6,10 @@ import ast
 import functools
 import hashlib
 import json
+import os
 from pathlib import Path
+
+from sfumato.errors import DataError
 
 # Not followed: their whole effect is in the resolved configuration that a stage reads, in how files are named, found
 # and shown, in speed, or in whether a charge may be opened and what it costs.
@@ -31,6 +34,7 @@ NOT_PART_OF_A_RESULT = {
     "stages",
     "stages.runner",
 }
+LARGEST_FILE = 2**36  # bytes: far above all weights and images that a stage writes or reads
 SHOWN = {"say", "report", "echo", "progress"}  # functions that tell the user something
 
 
@@ -44,7 +48,16 @@ def digest_of(data: object) -> str:
 
 
 def digest_of_file(path: Path) -> str:
+    """The sha256 of a file, read in pieces.
+
+    Raises DataError where it is larger than LARGEST_FILE: a hole of a terabyte costs nothing to make, hours to read.
+    """
     with path.open("rb") as file:
+        if (size := os.fstat(file.fileno()).st_size) > LARGEST_FILE:
+            raise DataError(
+                f"{path} has {size / 2**30:.0f} GiB, and no file that is checked may have more than "
+                f"{LARGEST_FILE // 2**30}: it is damaged, or not what it should be"
+            )
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

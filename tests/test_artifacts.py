@@ -1,4 +1,6 @@
 import json
+import os
+import time
 
 import pytest
 
@@ -56,6 +58,17 @@ def test_files_that_no_longer_fit_are_named(tmp_path, damage):
         file.write_text("[2" if damage == "change" else "{")
     with pytest.raises(DataError, match="numbers.json|extra.npy|privacy.json"):
         read_artifact(tmp_path / "count", "count")
+
+
+def test_a_hole_of_a_terabyte_is_refused_before_it_is_read(tmp_path):
+    """A sparse file costs its maker nothing; to hash it takes half an hour. The test takes no time, or it fails."""
+    with writing(tmp_path / "a", "pretrain") as directory:
+        (directory / "weights.safetensors").write_bytes(b"as small as it should be")
+    os.truncate(tmp_path / "a" / "weights.safetensors", 2**40)
+    began = time.process_time()
+    with pytest.raises(DataError, match="weights.safetensors has 1024 GiB"):
+        read_artifact(tmp_path / "a")
+    assert time.process_time() - began < 5
 
 
 def test_missing_and_mistaken_directories_are_named(tmp_path):
