@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from sfumato.errors import DataError
+from stages.dvc_notes import lock_in_words, notes_in_words
 from stages.runner import CARD, PUBLIC, CardPath, PublicPath, state_dir, table_console
 
 OVERLAP_HELP = "Local: look for public images among the sensitive and hold-out ones instead."
@@ -54,23 +55,11 @@ def show_machine(card: Path) -> None:
     fashion = "system package" if DEBIAN_FASHION_MNIST.is_dir() else "not installed: data/raw or a download"
     table.add_row("fashion-mnist", fashion)
     table.add_row("DVC repository", "yes" if os.path.isdir(".dvc") else "no")
-    table.add_row("DVC's lock", lock_in_words(Path(".dvc/tmp/rwlock")))
+    table.add_row("DVC's lock", lock_in_words())
+    table.add_row("dvc.lock", notes_in_words())
     shared = f"shared with all accounts: export DVC_SITE_CACHE_DIR={state / 'dvc'}"
     table.add_row("DVC's index", os.environ.get("DVC_SITE_CACHE_DIR") or shared)
     table_console().print(table)
-
-
-def lock_in_words(lock: Path) -> str:
-    """Whether DVC can read the file of who reads and writes what. A kill may leave it empty, and then nothing runs."""
-    from sfumato.documents import read_json
-
-    try:
-        read_json(lock)
-    except FileNotFoundError:
-        return "free"
-    except (OSError, ValueError) as error:
-        return f"damaged ({error}), so every `dvc repro` fails. Once no dvc runs here: rm {lock}"
-    return "whole"
 
 
 def card_in_words(card: Path) -> str:

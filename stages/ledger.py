@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from stages.dvc_notes import keep_copy
 from stages.runner import (
     ARTIFACTS,
     CARD,
@@ -79,6 +80,7 @@ def write(
         say(f"note: the line of the odometer is incomplete: {gap}")
     remember(state_dir(), artifacts, PUBLIC)
     replace_file(out, ledger_text(ledger).encode())
+    keep_copy()
     for key in by_id(ledger):  # the ledger is written: the copies kept in case of a kill can go
         shutil.rmtree(run_directory(odometer.run_of(key) if journal else key), ignore_errors=True)
     typer.echo(f"{out}: ε = {spent:.4f} of {ledger['target']:g} at δ = {ledger['delta']:.3g}, {len(records)} charges")

@@ -23,6 +23,7 @@ from sfumato import pipeline
 from sfumato.errors import ConfigError
 from sfumato.pipeline import STAGES, Kind, Stage
 from stages import launch
+from stages.dvc_notes import keep_copy
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -202,6 +203,7 @@ def run_stage(
     check_out(out, stage.name)
     if processes.leads():
         check_writable(out)  # found before a charge is opened, not after
+        keep_copy()
     inputs = read_inputs(stage, used)
     if stage.spread and not processes.launched() and launch.asked():
         raise SystemExit(launch.again())

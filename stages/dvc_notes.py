@@ -1,0 +1,63 @@
+"""DVC's own files that a kill can damage: `dvc.lock`, which it writes in place, and its lock on what runs.
+
+Of a whole `dvc.lock` a copy is kept before each stage works, and before a ledger forgets that it may take releases up
+again. So one that a kill cut or emptied is put back as it was before the stage that was noted, which then runs again;
+a query takes up its release, at no cost.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+NOTES, COPY, RUNNING = Path("dvc.lock"), Path(".dvc/tmp/whole.lock"), Path(".dvc/tmp/rwlock")
+
+
+def keep_copy() -> None:
+    """Keep a copy of `dvc.lock`, if there is one here, it is whole, and it lacks no stage that the copy has."""
+    from sfumato.files import replace_file
+
+    if not NOTES.is_file() or not COPY.parent.is_dir():
+        return
+    content = NOTES.read_bytes()
+    if not (COPY.is_file() and COPY.read_bytes() == content) and damage() is None:
+        replace_file(COPY, content)
+
+
+def damage() -> str | None:
+    """What is wrong with `dvc.lock`, or None. A cut one ends within a line, or lacks a stage or a part of one."""
+    from sfumato.documents import read_yaml
+
+    try:
+        stages = read_yaml(NOTES)["stages"]
+        if not NOTES.read_bytes().endswith(b"\n"):
+            return "it ends within a line"
+        had = read_yaml(COPY)["stages"] if COPY.is_file() else {}
+        if lost := [name for name in had if name not in stages]:
+            return f"it lacks {lost[0]!r}, which it had"
+        short = [name for name, said in stages.items() if "cmd" not in said or len(had.get(name, ())) > len(said)]
+        return f"it says less of {short[0]!r} than it did" if short else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return str(error) or type(error).__name__
+
+
+def notes_in_words() -> str:
+    """Whether DVC can read what it noted of its runs."""
+    if not NOTES.exists():
+        return "not there yet"
+    if (wrong := damage()) is None:
+        return "whole"
+    cure = f"cp {COPY} {NOTES}" if COPY.is_file() else f"restore it from git (git checkout -- {NOTES})"
+    return f"damaged ({wrong}), so every `dvc repro` fails. Once no dvc runs here: {cure}"
+
+
+def lock_in_words(lock: Path = RUNNING) -> str:
+    """Whether DVC can read the file of who reads and writes what. A kill may leave it empty, and then nothing runs."""
+    from sfumato.documents import read_json
+
+    try:
+        read_json(lock)
+    except FileNotFoundError:
+        return "free"
+    except (OSError, ValueError) as error:
+        return f"damaged ({error}), so every `dvc repro` fails. Once no dvc runs here: rm {lock}"
+    return "whole"
