@@ -4,20 +4,32 @@ REPRO ?=
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 
-.PHONY: help install demo test mutants lint clean
+PIP = $(VENV)/bin/python -m pip
+LOCK_FOR := --python-version 3.11 --python-platform x86_64-unknown-linux-gnu
+
+.PHONY: help install demo test mutants lint lock audit-packages clean
 
 help:
 	@echo "make demo     install, then run the whole pipeline on 8x8 digits: images, ledger, local metrics"
 	@echo "make test     install with the test extra, then run all tests"
 	@echo "make mutants  put each known mistake into a copy of the code: its tests must fail (SECONDS_LEFT=60: a sample)"
 	@echo "make lint     ruff (rules and layout) and mypy"
-	@echo "make install  only make $(VENV) and install into it"
+	@echo "make install  only make $(VENV) and install into it (LOCKED=1: by requirements.lock, every file checked by its hash)"
+	@echo "make lock     requirements.lock anew, by uv and the public index"
+	@echo "make audit-packages  ask pip-audit whether a locked package has a known hole (needs the network)"
 	@echo "make clean    remove $(VENV) and the caches of tools; keeps artifacts, DVC's cache and .sfumato"
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.11 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
+# With LOCKED the lock has all that both need, and nothing is installed that it does not name.
+ifdef LOCKED
+$(VENV)/.installed $(VENV)/.installed-test: pyproject.toml requirements.lock | $(VENV)/bin/python
+	$(PIP) install --require-hashes -r requirements.lock
+	$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $(VENV)/.installed $(VENV)/.installed-test
+else
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install -c constraints.txt -e .
 	@touch $@
@@ -25,6 +37,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)/.installed-test: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install -c constraints.txt -e '.[test]'
 	@touch $@ $(VENV)/.installed
+endif
 
 install: $(VENV)/.installed
 
@@ -49,6 +62,19 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# uv and pip-audit run in environments of their own, which are thrown away. `pip-audit` reads the lock and installs nothing.
+lock:
+	tools=$$(mktemp -d) && $(PYTHON) -m venv $$tools && $$tools/bin/pip install -q uv && \
+		echo setuptools > $$tools/build.in && \
+		$$tools/bin/uv pip compile -q pyproject.toml $$tools/build.in --extra test -c constraints.txt --generate-hashes \
+			$(LOCK_FOR) --no-header --no-annotate -o $$tools/lock && \
+		{ sed -n '/^#/p' requirements.lock; cat $$tools/lock; } > $$tools/whole && \
+		mv $$tools/whole requirements.lock; status=$$?; rm -rf $$tools; exit $$status
+
+audit-packages:
+	tools=$$(mktemp -d) && $(PYTHON) -m venv $$tools && $$tools/bin/pip install -q pip-audit && \
+		$$tools/bin/pip-audit --require-hashes --disable-pip -r requirements.lock; status=$$?; rm -rf $$tools; exit $$status
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,70 @@
+"""What `test_full_disk.py` has a process do on a disk of its own, which is full: `python full_disk.py FOLDER`.
+
+FOLDER is the root of a small file system. Writes JSON: what failed and what the disk holds then.
+"""
+
+import errno
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+from conftest import Owner
+
+from sfumato.artifacts import read_artifact, writing
+from sfumato.config import Data
+from sfumato.data.prepare import prepare_sensitive
+from sfumato.data.store import read_card
+
+PAGE = 4096
+ROOM = range(12)  # pages that are left on the disk: from none to more than a charge needs
+
+
+def fill(folder: Path, pages: int) -> Path:
+    """Leave so many pages on the disk."""
+    ballast = folder / "ballast"
+    disk = os.statvfs(folder)
+    with ballast.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, disk.f_bavail * disk.f_bsize - pages * PAGE)
+    return ballast
+
+
+def spend(owner: Owner, plan: str, releases: Path) -> None:
+    """Open a charge for `plan`, draw, release and close it, as a stage does."""
+    charge = owner.open(plan=plan)
+    seen = sum(len(images) for images, _ in charge.batches(512))
+    with writing(releases / plan, "count", records=[charge.record]) as directory:
+        released = charge.release(torch.full((10,), float(seen)), 1.0)
+        (directory / "counts.json").write_text(json.dumps(released.tolist()))
+        charge.close()
+
+
+def main(folder: Path) -> None:
+    state, releases = folder / "state", folder / "artifacts"
+    prepare_sensitive(Data(), state, folder / "card.json", folder / "raw")
+    owner = Owner(state, read_card(folder / "card.json"))
+    releases.mkdir()
+    found = []
+    for pages in ROOM:
+        plan, failed = f"plan-{pages}", ""
+        ballast = fill(folder, pages)
+        try:
+            spend(owner, plan, releases)
+        except OSError as error:
+            failed = errno.errorcode[error.errno or 0]
+        released = (releases / plan).is_dir()
+        charges = len(owner.odometer.opened())  # on the full disk: its journal is read, and is whole
+        ballast.unlink()
+        if failed:
+            spend(owner, f"{plan}-again", releases)  # the disk has room again: other work goes on
+        left = [path.name for path in releases.iterdir() if path.name.startswith(".")]
+        found.append({"pages": pages, "failed": failed, "released": released, "charges": charges, "left": left})
+    records = [read_artifact(path).records for path in releases.iterdir()]
+    journalled = {record["id"] for record in owner.odometer.opened()}
+    whole = all(set(record) <= journalled for record in records) and owner.odometer.complete()
+    print(json.dumps({"runs": found, "whole": whole, "releases": len(records), "charges": len(journalled)}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,71 @@
+"""`requirements.lock` names every package that an installation takes, by exact version and by hashes, and no place."""
+
+import re
+import tomllib
+from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+
+
+def plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def pins() -> dict[str, tuple[str, list[str]]]:
+    """Name -> version and sha256 of its files."""
+    found = {}
+    for entry in re.split(r"\n(?=[^\s#])", "\n" + re.sub(r"(?m)^#.*\n", "", LOCK))[1:]:
+        first, *hashes = re.split(r"\s*\\\n\s*", entry.strip())
+        name, _, wanted = first.partition(" ")[0].partition("==")
+        found[plain(name)] = (wanted, hashes)
+    return found
+
+
+PINS = pins()
+
+
+def test_every_package_has_one_version_and_hashes_that_are_sha256():
+    assert len(PINS) > 150
+    for name, (wanted, hashes) in PINS.items():
+        assert re.fullmatch(r"[0-9][0-9A-Za-z.]*", wanted), name
+        assert hashes and all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", one) for one in hashes), name
+
+
+def test_no_index_address_or_file_is_named():
+    assert not re.search(r"://|^-|index-url|find-links| @ ", LOCK, re.M)
+
+
+def test_all_that_the_project_asks_for_is_locked_and_what_builds_it():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    extras = project["project"]["optional-dependencies"]
+    asked = [
+        *project["build-system"]["requires"],
+        *project["project"]["dependencies"],
+        *chain.from_iterable(extras.values()),
+    ]
+    names = {plain(re.split(r"[\[<>=~! ;]", line)[0]) for line in asked} - {"sfumato"}
+    assert names - PINS.keys() == set()
+
+
+def test_the_lock_and_the_constraints_name_the_same_versions():
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    wanted = dict(line.split("==") for line in lines if "==" in line)
+    both = {plain(name): said for name, said in wanted.items() if plain(name) in PINS}
+    assert len(both) > 120 and {name: PINS[name][0] for name in both} == both
+
+
+def test_what_is_installed_here_has_the_versions_of_the_lock():
+    """Of what `constraints.txt` names too: `make install` installs by that, and by the lock with LOCKED=1."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    other = {}
+    for name in {plain(line.split("==")[0]) for line in lines if "==" in line} & PINS.keys():
+        try:
+            here = version(name).partition("+")[0]
+        except PackageNotFoundError:
+            continue
+        if here != PINS[name][0]:
+            other[name] = (here, PINS[name][0])
+    assert not other
