@@ -56,7 +56,7 @@ test: $(VENV)/.installed-test
 
 # One process and one thread; a random sample where SECONDS_LEFT says how long it may take.
 mutants: $(VENV)/.installed-test
-	@PATH="$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python tests/mutants/run.py $(if $(SECONDS_LEFT),--seconds $(SECONDS_LEFT))
+	@PATH="$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python tests/mutants/run.py $(if $(SECONDS_LEFT),--seconds $(SECONDS_LEFT),--check)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

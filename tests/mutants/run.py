@@ -151,7 +151,7 @@ def outcomes(mutants: Sequence[Mutant], seconds: float) -> Iterator[Outcome]:
 
 
 def check_tests(mutants: Sequence[Mutant]) -> None:
-    """Raise ValueError where a test that must fail with a mutant fails without."""
+    """Raise ValueError where a test that must fail with a mutant fails without: it would catch everything."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copy_tree(tree := Path(folder) / "tree")
         code, output = run_tests(tree, sorted({test for mutant in mutants for test in mutant.tests}))
@@ -164,6 +164,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", help="names of mutants, or the beginnings of names")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so many, in a random order")
     parser.add_argument("--seed", type=int, default=None, help="of the order; without it another one each time")
+    parser.add_argument("--check", action="store_true", help="first run their tests without any: they must pass")
     parser.add_argument("--show", action="store_true", help="what the tests say")
     given = parser.parse_args()
     mutants = [m for m in load_mutants() if not given.only or m.name.startswith(tuple(given.only))]
@@ -171,6 +172,8 @@ def main() -> int:
         seed = given.seed if given.seed is not None else random.randrange(10**6)
         print(f"a random sample (--seed {seed})")
         random.Random(seed).shuffle(mutants)
+    if given.check:
+        check_tests(mutants)
     started, wrong, tried = time.monotonic(), [], 0
     counted = dict.fromkeys((KILLED, SURVIVED, BROKEN), 0)
     for outcome in outcomes(mutants, given.seconds):
