@@ -36,6 +36,7 @@ SLOW_IMPORTS = (
     *("dp_accounting.rdp", "dp_accounting.pld"),
 )
 LIMIT = 180  # seconds for the tests of one mutant; one that hangs is not caught
+LIMIT_OF_ALL = 3600  # for all of them once, without any mutant
 KILLED, SURVIVED, BROKEN = "killed", "survived", "broken"
 
 
@@ -94,8 +95,8 @@ def copy_tree(target: Path) -> None:
     compileall.compile_dir(target, quiet=2)
 
 
-def run_tests(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
-    """pytest's exit code and output, from a fork in which `tree` is the project."""
+def run_tests(tree: Path, tests: Sequence[str], limit: float = LIMIT) -> tuple[int, str]:
+    """pytest's exit code and output, from a fork in which `tree` is the project; −1 after `limit` seconds."""
     log, scratch = tree.parent / "output", tree.parent / "scratch"
     child = os.fork()
     if child == 0:
@@ -110,13 +111,13 @@ def run_tests(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
         code = pytest.main([*words, *tests])
         sys.stdout.flush(), sys.stderr.flush()
         os._exit(int(code))
-    until = time.monotonic() + LIMIT
+    until = time.monotonic() + limit
     while (done := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < until:
         time.sleep(0.05)
     if done[0] == 0:
         os.killpg(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        return -1, f"no end after {LIMIT} s"
+        return -1, f"no end after {limit:g} s"
     return os.waitstatus_to_exitcode(done[1]), log.read_text(encoding="utf-8", errors="replace")
 
 
@@ -154,7 +155,7 @@ def check_tests(mutants: Sequence[Mutant]) -> None:
     """Raise ValueError where a test that must fail with a mutant fails without: it would catch everything."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copy_tree(tree := Path(folder) / "tree")
-        code, output = run_tests(tree, sorted({test for mutant in mutants for test in mutant.tests}))
+        code, output = run_tests(tree, sorted({test for mutant in mutants for test in mutant.tests}), LIMIT_OF_ALL)
         if code:
             raise ValueError(f"the tests fail without any mutant:\n{output[-4000:]}")
 
