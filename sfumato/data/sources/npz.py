@@ -15,12 +15,13 @@ import numpy as np
 
 from sfumato.data.groups import checked, ids_of_array
 from sfumato.data.images import GROUPS_REFUSED
-from sfumato.data.sources.source import Example, Request, Source, check_labels, examples, fit
+from sfumato.data.sources.source import Example, Request, Source, check_labels, fit
 from sfumato.errors import UNREADABLE, ConfigError, DataError, explained
 
 IMAGENET_CLASSES = 1000
 IMAGENET_ROW = 3072  # bytes of an image: 1024 red, 1024 green, 1024 blue
 ROWS = 512  # read at once
+PLAIN = "write it with np.savez and plain arrays."
 
 
 def unzipped(path: Path, wrong: str, fix: str) -> AbstractContextManager[None]:
@@ -40,42 +41,77 @@ def read_npz(request: Request, raw: Path) -> Source:
         raise DataError(
             f"{request.section}.path={path} is not a file: expected an .npz with images, labels and classes."
         )
-    plain = "write it with np.savez and plain arrays."
-    with unzipped(path, "cannot be read as .npz without pickle", plain):
+    with unzipped(path, "cannot be read as .npz without pickle", PLAIN):
         check_members(path)
         with np.load(path, allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in archive.files}
-    missing = [key for key in ("images", "labels", "classes") if key not in arrays]
-    if missing:
+            names = set(archive.files)
+            given = archive["classes"] if "classes" in names else None
+            groups = archive["groups"] if request.groups is not None and "groups" in names else None
+        headers = {name: npy_header(path, name) for name in ("images", "labels") if name in names}
+    if missing := [key for key in ("images", "labels", "classes") if key not in names]:
         raise DataError(
             f"{path} has no array named {', '.join(missing)}: "
             "write it with np.savez(path, images=…, labels=…, classes=…)."
         )
-    if request.sensitive and "groups" in arrays and request.groups is None:
+    assert given is not None
+    if request.sensitive and "groups" in names and request.groups is None:
         raise DataError(f"{path}: `groups` {GROUPS_REFUSED}.")
-    images, labels, classes = arrays["images"], arrays["labels"], arrays["classes"]
-    if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in (1, 3)):
-        raise DataError(
-            f"{path}: images are {images.dtype} {images.shape}, expected uint8 (N, H, W) or (N, H, W, C) with C 1 or 3."
-        )
-    if labels.dtype.kind not in "iu" or labels.shape != (len(images),):
-        raise DataError(f"{path}: labels are {labels.dtype} {labels.shape}, expected integers ({len(images)},).")
-    if not len(images):
+    (shape, _, dtype), (labels_shape, _, labels_dtype) = headers["images"], headers["labels"]
+    if dtype != np.uint8 or len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3)):
+        raise DataError(f"{path}: images are {dtype} {shape}, expected uint8 (N, H, W) or (N, H, W, C) with C 1 or 3.")
+    if labels_dtype.kind not in "iu" or labels_shape != shape[:1]:
+        raise DataError(f"{path}: labels are {labels_dtype} {labels_shape}, expected integers ({shape[0]},).")
+    if not shape[0]:
         raise DataError(f"{path} holds no images.")
-    if classes.dtype.kind != "U" or classes.ndim != 1 or not len(classes) or len(set(classes)) != len(classes):
+    if given.dtype.kind != "U" or given.ndim != 1 or not len(given) or len(set(given)) != len(given):
         raise DataError(
-            f"{path}: classes are {classes.dtype} {classes.shape}, expected distinct names, an array of strings."
+            f"{path}: classes are {given.dtype} {given.shape}, expected distinct names, an array of strings."
         )
-    names = tuple(str(name) for name in classes)
-    check_labels(labels, names, path)
+    classes = tuple(str(name) for name in given)
+    for part in npy_rows(path, "labels"):
+        check_labels(part, classes, path)
     ids = None
     if request.groups is not None:
         if not request.groups.array:
             raise ConfigError("data.groups: an archive has no file names, so its ids are an array: say {array: true}")
-        if "groups" not in arrays:
+        if groups is None:
             raise DataError(f"{path} has no array named groups: write it with np.savez(path, …, groups=…).")
-        ids = checked(ids_of_array(arrays["groups"], len(images), f"{path}: `groups`"), request.groups)
-    return Source(names, examples(images, labels, request, path.name), None, len(images), ids)
+        ids = checked(ids_of_array(groups, shape[0], f"{path}: `groups`"), request.groups)
+    return Source(classes, npz_examples(path, request), None, shape[0], ids)
+
+
+def npz_examples(path: Path, request: Request) -> Iterator[Example]:
+    """The images of an archive with their labels, in pieces: memory does not grow with their number."""
+    images = (image for rows in npy_rows(path, "images") for image in rows)
+    labels = (label for rows in npy_rows(path, "labels") for label in rows.tolist())
+    for i, (image, label) in enumerate(zip(images, labels, strict=True)):
+        yield fit(image if image.ndim == 3 else image[..., None], request, f"{path.name}, image {i}"), label
+
+
+def npy_header(path: Path, name: str) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """As `read_npy_header`, of one array of an archive."""
+    with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as member:
+        return read_npy_header(member)
+
+
+def npy_rows(path: Path, name: str, fix: str = PLAIN) -> Iterator[np.ndarray]:
+    """An array of an archive in pieces of ROWS rows at most; whole where it was stored column by column."""
+    shape, rowwise, dtype = npy_header(path, name)
+    if not rowwise and len(shape) > 1:
+        with unzipped(path, "is truncated or corrupt", fix), np.load(path, allow_pickle=False) as archive:
+            yield archive[name]
+        return
+    size = math.prod(shape[1:]) * dtype.itemsize
+    corrupt = unzipped(path, "is truncated or corrupt", fix)
+    with corrupt, zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as member:
+        read_npy_header(member)
+        for start in range(0, shape[0], ROWS):
+            wanted = min(ROWS, shape[0] - start) * size
+            content = member.read(wanted)
+            if len(content) != wanted:
+                raise EOFError(f"`{name}` ends within its row {start + len(content) // size}")
+            yield np.frombuffer(content, dtype).reshape(min(ROWS, shape[0] - start), *shape[1:])
+        member.read(1)  # at the end of a member its checksum is compared
 
 
 def read_imagenet32(request: Request, raw: Path) -> Source:
@@ -139,24 +175,11 @@ def read_npy_header(member: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]
 def imagenet_examples(files: Sequence[Path], labels: Sequence[np.ndarray], request: Request) -> Iterator[Example]:
     for path, batch in zip(files, labels, strict=True):
         start = 0
-        for rows in imagenet_rows(path, len(batch)):
+        for rows in npy_rows(path, "data", "fetch it again."):
             images = rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
             for i, image in enumerate(images, start):
                 yield fit(image, request, f"{path.name}, image {i}"), int(batch[i])
             start += len(images)
-
-
-def imagenet_rows(path: Path, count: int) -> Iterator[np.ndarray]:
-    """`data` of a batch in pieces, (n, 3072) uint8 with n at most ROWS."""
-    corrupt = unzipped(path, "is truncated or corrupt", "fetch it again.")
-    with corrupt, zipfile.ZipFile(path) as archive, archive.open("data.npy") as member:
-        read_npy_header(member)
-        for start in range(0, count, ROWS):
-            wanted = min(ROWS, count - start) * IMAGENET_ROW
-            content = member.read(wanted)
-            if len(content) != wanted:
-                raise EOFError(f"it ends within image {start + len(content) // IMAGENET_ROW}")
-            yield np.frombuffer(content, np.uint8).reshape(-1, IMAGENET_ROW)
 
 
 def imagenet_names(place: Path) -> tuple[str, ...]:

@@ -80,14 +80,14 @@ def fit(image: np.ndarray, request: Request, name: str) -> np.ndarray:
 
     An image with other proportions is cut to its middle. Unset fields of `request` change nothing.
     """
-    from PIL import ImageOps
-    from PIL.Image import Resampling, fromarray
-
     height, width, channels = image.shape
     if not height or not width:
         raise DataError(f"{name} has no pixels ({height}×{width}): remove it.")
     if request.size in (None, (height, width)) and request.channels in (None, channels):
         return np.ascontiguousarray(image)
+    from PIL import ImageOps
+    from PIL.Image import Resampling, fromarray
+
     picture: Image = fromarray(np.ascontiguousarray(image[..., 0] if channels == 1 else image))
     if request.channels is not None:
         picture = picture.convert("L" if request.channels == 1 else "RGB")

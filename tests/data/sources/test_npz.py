@@ -1,6 +1,7 @@
 """Archives of numpy arrays: a user's own npz file, and the batches of ImageNet at 32×32."""
 
 import io
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -59,6 +60,41 @@ def test_a_file_that_is_no_npz_is_refused(tmp_path):
             read_source(Data(source="npz", path=str(tmp_path / name)), tmp_path)
 
 
+@pytest.mark.parametrize("rows", [1, 3, 512])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_an_archive_read_in_pieces_is_the_same(tmp_path, monkeypatch, rows, order, save):
+    monkeypatch.setattr(npz, "ROWS", rows)
+    images = np.random.default_rng(0).integers(0, 256, (10, 4, 5, 3), dtype=np.uint8)
+    labels = (np.arange(10) % 2).astype(">i4")
+    save(tmp_path / "set.npz", images=np.asarray(images, order=order), labels=labels, classes=NPZ["classes"])
+    source, found, known = read_all(Data(source="npz", path=str(tmp_path / "set.npz")), tmp_path)
+    assert source.size == 10 and np.array_equal(np.stack(found), images) and known == labels.tolist()
+
+
+def test_an_archive_is_never_held_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(npz, "ROWS", 64)
+    count = 100_000
+    images, labels = np.zeros((count, 8, 8), np.uint8), np.zeros(count, np.int64)  # 6.4 MB and 0.8 MB
+    np.savez(tmp_path / "set.npz", images=images, labels=labels, classes=NPZ["classes"])
+    del images, labels
+    data = Data(source="npz", path=str(tmp_path / "set.npz"))
+    next(iter(read_source(data, tmp_path).train))  # imports
+    tracemalloc.start()
+    assert sum(1 for _ in read_source(data, tmp_path).train) == count
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1e6
+
+
+def test_an_archive_whose_bytes_were_changed_is_refused(tmp_path):
+    data = write_npz(tmp_path, images=np.full((600, 3, 3), 7, np.uint8), labels=np.zeros(600, np.int64))
+    whole = Path(data.path).read_bytes()
+    Path(data.path).write_bytes(whole.replace(bytes([7] * 9), bytes([8] * 9), 1))
+    with pytest.raises(DataError, match="truncated or corrupt"):
+        list(read_source(data, tmp_path).train)
+
+
 # ---- ImageNet at 32×32
 
 
@@ -84,8 +120,6 @@ def test_imagenet32_is_named_by_the_list_beside_it_and_names_stay_distinct(tmp_p
 
 
 def test_imagenet32_is_never_held_whole(tmp_path, monkeypatch):
-    import tracemalloc
-
     write_imagenet32(tmp_path / "train_data_batch_1.npz", 4000)  # 12 MB
     monkeypatch.setattr(npz, "ROWS", 64)  # 0.2 MB
     public = Public(source="imagenet32", path=str(tmp_path))
