@@ -2,22 +2,26 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from sfumato.config import MACHINE
 from sfumato.data.store import Card, PublicCard
+from sfumato.diffusion.unet import UNet
 from sfumato.errors import BudgetError, ConfigError
 from sfumato.pipeline import STAGES
 from sfumato.plan import asks_of, make_plan, plan_texts, warnings_of
 from sfumato.privacy.accountant import default_delta, epsilon
 from sfumato.recipes import load_params, overlaid
 from sfumato.resolved import QueryPlan, read_stage_plan
+from sfumato.warmup.generator_network import Generator
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = ROOT / "pipelines"
 NAMES = sorted(p.stem for p in RECIPES.glob("*.yaml"))
 FULL = load_params(ROOT / "params.yaml", RECIPES, recipe="full").run
 PROFILES = {"digits": (1, 8, 8), "fashion-mnist-cpu": (1, 28, 28)}
+PAPER = {"fashion-mnist-paper": (1, 28, 28), "cifar10-paper": (3, 32, 32)}
 
 
 def without(stage: str) -> list[str]:
@@ -45,10 +49,50 @@ def files(tmp_path, **content) -> dict:
 @pytest.mark.parametrize("recipe", NAMES)
 @pytest.mark.parametrize("target", [1.0, 10.0])
 def test_every_recipe_meets_its_budget(tmp_path, recipe, profile, target):
+    meets_its_budget(tmp_path, recipe, profile, PROFILES[profile], target)
+
+
+@pytest.mark.parametrize("profile", PAPER)
+@pytest.mark.parametrize("recipe", NAMES)
+def test_every_recipe_meets_its_budget_at_the_size_of_the_papers(tmp_path, recipe, profile):
+    meets_its_budget(tmp_path, recipe, profile, PAPER[profile], 10.0)
+
+
+def meets_its_budget(tmp_path, recipe, profile, shape, target):
     loaded = params(tmp_path, recipe=recipe, profile=profile, privacy={"epsilon": target})
-    made = make_plan(loaded, card(loaded.data.name, PROFILES[profile]), ROOT)
+    made = make_plan(loaded, card(loaded.data.name, shape), ROOT)
     assert 0.97 * target < epsilon([m.event for m in made.mechanisms.values()], made.budget["delta"]) <= target
     assert sum(row["share"] for row in made.budget["stages"].values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    "profile, target, central, frequency",
+    [
+        ("fashion-mnist-paper", 1.0, 20, 26.6),
+        ("fashion-mnist-paper", 10.0, 5, 7.4),
+        ("cifar10-paper", 1.0, 15, 32.6),
+        ("cifar10-paper", 10.0, 5, 8.2),
+    ],
+)
+def test_profiles_of_the_papers_have_their_noise(tmp_path, profile, target, central, frequency):
+    loaded = params(tmp_path, recipe="feta-pro", profile=profile, privacy={"epsilon": target})
+    found = make_plan(loaded, card(loaded.data.name, PAPER[profile]), ROOT).mechanisms
+    assert found["frequency"].noise_multiplier == pytest.approx(frequency, rel=0.01)
+    assert found["central"].noise_multiplier == pytest.approx(central, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "profile, weights, drawn", [("fashion-mnist-paper", 1.5e6, 1.5e6), ("cifar10-paper", 3.8e6, 1.6e6)]
+)
+def test_profiles_of_the_papers_have_their_sizes(tmp_path, profile, weights, drawn):
+    loaded, (channels, side, _) = params(tmp_path, recipe="feta-pro", profile=profile), PAPER[profile]
+    with torch.device("meta"):
+        network = UNet(side, channels, 10, **loaded.model.network())
+        generator = Generator(side, channels, 10, loaded.auxiliary.latent, loaded.auxiliary.width)
+    for model, expected in ((network, weights), (generator, drawn)):
+        assert sum(value.numel() for value in model.parameters()) == pytest.approx(expected, rel=0.05)
+    passes = loaded.finetune.steps * loaded.finetune.batch * loaded.finetune.draws
+    assert passes == pytest.approx({"fashion-mnist-paper": 275e6, "cifar10-paper": 216e6}[profile], rel=0.01)
 
 
 def test_the_resolved_files_read_back(tmp_path):
