@@ -7,13 +7,14 @@ BIN := $(CURDIR)/$(VENV)/bin
 PIP = $(VENV)/bin/python -m pip
 LOCK_FOR := --python-version 3.11 --python-platform x86_64-unknown-linux-gnu
 
-.PHONY: help install demo test mutants lint lock audit-packages clean
+.PHONY: help install demo test mutants lint docs lock audit-packages clean
 
 help:
 	@echo "make demo     install, then run the whole pipeline on 8x8 digits: images, ledger, local metrics"
 	@echo "make test     install with the test extra, then run all tests"
 	@echo "make mutants  put each known mistake into a copy of the code: its tests must fail (SECONDS_LEFT=60: a sample)"
 	@echo "make lint     ruff (rules and layout) and mypy"
+	@echo "make docs     the site made of docs/, in build/site: open build/site/index.html"
 	@echo "make install  only make $(VENV) and install into it (LOCKED=1: by requirements.lock, every file checked by its hash)"
 	@echo "make lock     requirements.lock anew, by uv and the public index"
 	@echo "make audit-packages  ask pip-audit whether a locked package has a known hole (needs the network)"
@@ -39,6 +40,10 @@ $(VENV)/.installed-test: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $@ $(VENV)/.installed
 endif
 
+$(VENV)/.installed-docs: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install -c constraints.txt mkdocs-material
+	@touch $@
+
 install: $(VENV)/.installed
 
 # The demo keeps its own state inside the clone, unless SFUMATO_STATE says otherwise. Real images belong into the default state directory.
@@ -63,6 +68,7 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+<<<<<<< HEAD
 # uv and pip-audit run in environments of their own, which are thrown away. `pip-audit` reads the lock and installs nothing.
 lock:
 	tools=$$(mktemp -d) && $(PYTHON) -m venv $$tools && $$tools/bin/pip install -q uv && \
@@ -75,6 +81,10 @@ lock:
 audit-packages:
 	tools=$$(mktemp -d) && $(PYTHON) -m venv $$tools && $$tools/bin/pip install -q pip-audit && \
 		$$tools/bin/pip-audit --require-hashes --disable-pip -r requirements.lock; status=$$?; rm -rf $$tools; exit $$status
+=======
+docs: $(VENV)/.installed-docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+>>>>>>> 4053be4 (Docs site, tutorials, which recipe for me, and a notebook that the tests run)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

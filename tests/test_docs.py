@@ -1,0 +1,123 @@
+"""The site made of `docs/`: it builds, names every page, its links are whole, and its commands exist."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+GENERATED = {"index.md", "changelog.md"}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+class Links(HTMLParser):
+    """What a page names and what it can be named by."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: set[str] = set()
+        self.loaded: set[str] = set()
+        self.anchors: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.anchors |= {found[key] for key in ("id", "name") if found.get(key)}
+        if tag == "a" and found.get("href"):
+            self.links.add(found["href"])
+        elif tag in ("img", "script", "link"):
+            self.loaded |= {found[key] for key in ("src", "href") if found.get(key)}
+
+
+def in_nav(entries):
+    for entry in entries:
+        for value in entry.values() if isinstance(entry, dict) else [entry]:
+            yield from in_nav(value) if isinstance(value, list) else [value]
+
+
+def test_the_navigation_names_every_page_once():
+    from mkdocs.config import load_config
+
+    named = list(in_nav(load_config(str(ROOT / "mkdocs.yml"))["nav"]))
+    docs = ROOT / "docs"
+    notebooks = {path.relative_to(docs).with_suffix(".md").as_posix() for path in docs.rglob("*.ipynb")}
+    assert len(named) == len({*named})
+    assert {*named} == {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")} | notebooks | GENERATED
+
+
+def test_every_link_of_the_site_leads_somewhere_and_nothing_is_loaded_from_elsewhere(site):
+    pages = {path: Links(path.read_text(encoding="utf-8")) for path in site.rglob("*.html") if path.name != "404.html"}
+    broken, foreign, inner = [], [], 0
+    for path, page in pages.items():
+        for link in sorted(page.links | page.loaded):
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                foreign += [f"{path.name}: {link}"] if link in page.loaded else []
+                continue
+            inner += 1
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            target = target / "index.html" if target.is_dir() else target
+            anchors = pages[target].anchors if target in pages else set()
+            if not target.is_file() or (parts.fragment and unquote(parts.fragment) not in anchors):
+                broken.append(f"{path.name}: {link}")
+    assert inner > 500 and not broken and not foreign, (broken, foreign)
+
+
+def test_a_link_that_leads_nowhere_is_seen(tmp_path):
+    """The strict build, on a copy with one bad link and one bad anchor."""
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    for name in ("README.md", "LICENSE", "mkdocs.yml"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    for name in ("sfumato", "benchmarks"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n[a](docs/nowhere.md) [b](docs/howto.md#nowhere)\n")
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode and done.stderr.count("WARNING -") == 2, done.stderr
+    assert "nowhere.md" in done.stderr and "#nowhere" in done.stderr
+
+
+def commands_in(text):
+    """The lines of shell in a page that call `stage`."""
+    for block in re.findall(r"^```sh\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            for part in re.split(r"&&|\|", line.split(" #")[0]):
+                words = shlex.split(part) if "stage " in part and "…" not in part and "<" not in part else []
+                if words and words[0] in ("stage", ".venv/bin/stage"):
+                    yield words[1:]
+
+
+def test_every_command_in_the_docs_exists_with_its_options():
+    from typer.main import get_command
+
+    from stages.cli import app
+
+    wrong, seen = [], 0
+    for page in PAGES:
+        for words in commands_in(page.read_text(encoding="utf-8")):
+            command, rest = get_command(app), list(words)
+            while rest and hasattr(command, "commands"):
+                command = command.commands.get(rest.pop(0))
+            options = {
+                name for param in getattr(command, "params", []) for name in (*param.opts, *param.secondary_opts)
+            }
+            unknown = {word.split("=")[0] for word in rest if word.startswith("--")} - options
+            seen += 1
+            if command is None or unknown:
+                wrong.append((page.name, words, unknown))
+    assert seen > 20 and not wrong, wrong
