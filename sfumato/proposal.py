@@ -26,7 +26,8 @@ Seconds = Callable[[Params], float]
 class Known:
     """What is public of the images, and what the owner asks for.
 
-    side, channels: of the images as they will be stored; size_hint: a rounded number of sensitive images; public: the
+    side, channels: of the images as they will be stored; size_hint: a rounded number of sensitive images, or of
+    persons; unit, groups: what is protected and which images are whose, as `params.yaml` says it, or None; public: the
     folder of public images, and how many it holds.
     """
 
@@ -37,6 +38,8 @@ class Known:
     size_hint: int
     epsilon: float
     minutes: float
+    unit: str | None = None
+    groups: Mapping[str, Any] | None = None
     public: str | None = None
     public_images: int = 0
 
@@ -135,6 +138,10 @@ def proposal(
         },
         "privacy": {"epsilon": known.epsilon, "size_hint": known.size_hint},
     }
+    if known.groups is not None:
+        own["data"]["groups"] = dict(known.groups)
+    if known.unit is not None:
+        own["privacy"]["unit"] = known.unit
     if known.public is not None:
         own["public"] = {"source": "imagefolder", "path": known.public, "declared_public": True}
     for overlay in overlays:

@@ -16,25 +16,36 @@ from sfumato.errors import ConfigError
 from stages.runner import git, say, state_dir
 
 if TYPE_CHECKING:
+    from sfumato.config import Groups
     from sfumato.data.sources.imagefolder import Survey
     from sfumato.proposal import Known, Proposal
 
 MINUTES = 30.0
+GROUPS_QUESTION = "Which are whose (a pattern around the id in a file's name, such as ^(P\\d+)_, or a CSV file)"
 FOLDER_HELP = "Folder of images: one folder a class, or train/ and test/, each laid out so."
 SIZE_HELP = (
     "A public, rounded idea of how many images there are. Default: their number to one digit, which is published."
 )
+GROUPS_HELP = (
+    "Which images are of one person: a pattern whose one group in parentheses is the id in a file's name, or a CSV "
+    "file with the columns file and group. Then persons are protected, with all their images."
+)
+SINGLE_HELP = "Your word that no two images are of one person; reports name it as such."
 NAME_HELP = "The name that the odometer counts by, for ever. Default: that of the folder."
 
 Folder = Annotated[Path, typer.Argument(help=FOLDER_HELP)]
 Epsilon = Annotated[float | None, typer.Option("--epsilon", min=0.0, help="The privacy budget, the owner's decision.")]
 Minutes = Annotated[float | None, typer.Option("--minutes", min=0.0, help="Time there is, on this machine.")]
+GroupsOption = Annotated[str | None, typer.Option("--groups", help=GROUPS_HELP)]
+Single = Annotated[bool, typer.Option("--one-image-each", help=SINGLE_HELP)]
 PublicFolder = Annotated[Path | None, typer.Option("--public", help="Folder of public images, one folder a class.")]
 
 
 def init(
     folder: Folder,
     epsilon: Epsilon = None,
+    groups: GroupsOption = None,
+    one_image_each: Single = False,
     minutes: Minutes = None,
     size_hint: Annotated[int | None, typer.Option("--size-hint", min=3, help=SIZE_HELP)] = None,
     dataset_id: Annotated[str | None, typer.Option("--dataset-id", help=NAME_HELP)] = None,
@@ -46,22 +57,29 @@ def init(
     """Local: look at a folder of images, and write a project whose parameters fit them, ε and the minutes."""
     from sfumato import __version__
     from sfumato.compute import settle_processor
+    from sfumato.config import GROUP, IMAGE
     from sfumato.project import project_files
 
     folder, out = folder.expanduser().resolve(), out.expanduser().resolve()
     check_places(folder, public, out, force)
     if epsilon is None and yes:
         raise ConfigError("--epsilon is missing: it is the owner's decision, and has no default (docs: choose ε)")
-    found, looking = look_at(folder)
+    found, looking = look_at(folder, groups_of(groups))
+    if found.groups is not None and one_image_each:
+        raise ConfigError("--one-image-each says that no two images are of one person, and --groups or FOLDER who is")
     ask = Questions(yes)
     name = ask.text("Name of the dataset, for ever", dataset_id, plain_name(folder.name))
     budget = ask.number("Privacy budget ε", epsilon, None)
+    if found.groups is None and not one_image_each and ask.agreed("Can two images be of one person?", False):
+        found, looking = look_at(folder, groups_of(ask.text(GROUPS_QUESTION, None, None)))
+    elif found.groups is None and not yes:
+        one_image_each = True
     time = ask.number("Minutes that a run may take on this machine", minutes, MINUTES)
     hint = size_hint or ask_size(ask, found)
-    # Whether images of one person may appear more than once belongs here, once a unit other than the image can be kept.
 
+    unit = GROUP if found.groups is not None else IMAGE if one_image_each else None
     settle_processor()
-    known = facts(found, folder, public, dataset_id=name, epsilon=budget, minutes=time, size_hint=hint)
+    known = facts(found, folder, public, dataset_id=name, epsilon=budget, minutes=time, size_hint=hint, unit=unit)
     proposed, stretch, table = proposal_for(known, len(found.classes), looking)
     show(proposed, known, found, stretch, table, time, size_hint is None)
     if not ask.agreed("Write the project?"):
@@ -94,18 +112,34 @@ class Questions:
             raise ConfigError(f"{question}: {value} is no positive number")
         return value
 
-    def agreed(self, question: str) -> bool:
-        return self.yes or typer.confirm(question, default=True, err=True)
+    def agreed(self, question: str, default: bool = True) -> bool:
+        return default if self.yes else typer.confirm(question, default=default, err=True)
 
 
 def ask_size(ask: Questions, found: Survey) -> int:
-    """A size that may be published: asked for, or the number of sensitive images to one digit."""
+    """A size that may be published: asked for, or the number of sensitive images, or of persons, to one digit."""
     from sfumato.config import Data
     from sfumato.proposal import rounded_size
 
-    kept = found.images if found.held_out is not None else found.images * (1 - Data().holdout_fraction)
-    default = rounded_size(round(kept))
-    return int(ask.text("How many sensitive images, roughly (published with the release)", None, default))
+    units, what = (found.images, "sensitive images") if found.persons is None else (found.persons, "persons")
+    kept = units if found.held_out is not None else units * (1 - Data().holdout_fraction)
+    return int(ask.text(f"How many {what}, roughly (published with the release)", None, rounded_size(round(kept))))
+
+
+def groups_of(text: str | None) -> Groups | None:
+    """Which images are whose, as `--groups` says: a CSV file, or a pattern."""
+    from pydantic import ValidationError
+
+    from sfumato.config import Groups
+
+    if text is None:
+        return None
+    if Path(text).expanduser().is_file() or text.lower().endswith(".csv"):
+        return Groups(csv=str(Path(text).expanduser().resolve()))
+    try:
+        return Groups(pattern=text)
+    except ValidationError as error:
+        raise ConfigError(f"--groups={text}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
 
 
 def plain_name(text: str) -> str:
@@ -126,7 +160,7 @@ def check_places(folder: Path, public: Path | None, out: Path, force: bool) -> N
         raise ConfigError(f"{out} holds {' and '.join(there)} already: name another folder with --out, or say --force")
 
 
-def look_at(folder: Path) -> tuple[Survey, float]:
+def look_at(folder: Path, groups: Groups | None) -> tuple[Survey, float]:
     """What the folder looks like, and the seconds that reading it took."""
     from rich.console import Console
     from rich.progress import track
@@ -137,7 +171,7 @@ def look_at(folder: Path) -> tuple[Survey, float]:
         return track(files, "looking", console=Console(stderr=True)) if sys.stderr.isatty() else files
 
     start = perf_counter()
-    return survey(folder, shown), perf_counter() - start
+    return survey(folder, shown, groups), perf_counter() - start
 
 
 # --- what is proposed -------------------------------------------------------------------------------------------------
@@ -152,6 +186,7 @@ def facts(found: Survey, folder: Path, public: Path | None, **asked: Any) -> Kno
         path=str(folder),
         side=side_of(found.side, read_table()),
         channels=3 if found.colour else 1,
+        groups=found.groups and found.groups.model_dump(exclude_defaults=True),
         public=str(public.expanduser().resolve()) if public is not None else None,
         public_images=len(list_folder(public.expanduser(), "--public").train) if public is not None else 0,
         **asked,
@@ -190,6 +225,7 @@ def show(
     counted: bool,
 ) -> None:
     """What was seen, what is proposed and why, what it costs in ε and minutes, and what becomes public."""
+    from sfumato.config import GROUP, IMAGE
     from sfumato.data.store import Card
     from sfumato.plan import make_plan
     from sfumato.privacy.odometer import Odometer
@@ -201,12 +237,14 @@ def show(
     split = "test/" if found.held_out is not None else f"{params.data.holdout_fraction:.0%} of them, drawn by a key"
     say(f"images   {'colour' if found.colour else 'grey'}, stored as {side}×{side}, {len(found.classes)} classes")
     say(f"hold-out {split}")
+    say(f"protects {protected(known)}")
     say(f"recipe   {params.recipe}: {proposed.row}; {proposed.grown:.0%} of the way to what was measured")
     public = f"that the dataset exists, its class names ({', '.join(found.classes[:5])}"
     public += f" and {len(found.classes) - 5} more)" if len(found.classes) > 5 else ")"
     say(f"public   {public}, the shape of its images, and privacy.size_hint={known.size_hint}")
     if counted:
-        say("         size_hint is the number of images to one digit: where that must not be known, give --size-hint")
+        what = "persons" if known.unit == GROUP else "images"
+        say(f"         size_hint is the number of {what} to one digit: where that must not be known, give --size-hint")
     card = Card(
         dataset_id=known.dataset_id,
         source="imagefolder",
@@ -214,9 +252,12 @@ def show(
         classes=found.classes,
         split="keyed" if found.held_out is None else "official",
         version="proposed",
+        unit=GROUP if known.unit == GROUP else IMAGE,
     )
     show_budget(make_plan(params, card, ROOT))
     show_minutes(params, table, stretch)
+    if known.unit == GROUP:
+        say("the minutes are those of one image a person: queries take longer where persons have more")
     if not proposed.enough:
         least = f"the smallest proposal takes about {proposed.seconds / 60:.0f}"
         say(f"warning: --minutes {minutes:g} is too little: {least}")
@@ -224,9 +265,26 @@ def show(
         say(f"warning: dataset {known.dataset_id!r} has a history here already: what was spent on it counts on")
 
 
+def protected(known: Known) -> str:
+    """What the guarantee is for, in words."""
+    from sfumato.config import GROUP, IMAGE
+
+    if known.unit == GROUP:
+        (way, value), *_ = (known.groups or {}).items()
+        where = {"folder": "a folder each, in each class", "array": "groups.npy"}.get(way, f"{way} {value}")
+        return f"each person with all their images, whose ids are found by: {where}"
+    if known.unit == IMAGE:
+        return "each image; it is your word that no two are of one person"
+    return "each image; a person with several is not protected as one (--groups, or --one-image-each if none has)"
+
+
 def notes(counted: bool) -> dict[str, str]:
     """Comments of `params.yaml`, by the section that they stand above."""
-    hint = "size_hint, the number of images rounded to one digit, is published with the release\n" if counted else ""
+    hint = (
+        "size_hint, the number of images or persons rounded to one digit, is published with the release\n"
+        if counted
+        else ""
+    )
     return {
         "data": "dataset_id keeps its name for ever: the odometer counts by it",
         "privacy": f"{hint}epsilon is spent on the first release; privacy.lifetime_epsilon allows further ones",

@@ -124,11 +124,73 @@ def test_what_is_not_given_is_asked(quick, project, tmp_path, monkeypatch):
     from stages.cli import app
 
     monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
-    answers = "clinic\n2\n7\n300\ny\n"
+    answers = "clinic\n2\nn\n7\n300\ny\n"
     done = CliRunner().invoke(app, ["init", str(write_shapes(tmp_path / "in"))], input=answers)
     assert done.exit_code == 0, done.output
     own = yaml.safe_load((project / "params.yaml").read_text())
-    assert own["data"]["dataset_id"] == "clinic" and own["privacy"] == {"epsilon": 2.0, "size_hint": 300}
+    assert own["data"]["dataset_id"] == "clinic"
+    assert own["privacy"] == {"epsilon": 2.0, "size_hint": 300, "unit": "image"}
+
+
+def test_who_says_that_persons_have_several_images_is_asked_whose_they_are(quick, project, tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from stages.cli import app
+
+    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
+    answers = "clinic\n2\ny\n^(\\d+)\n7\n\ny\n"
+    done = CliRunner().invoke(app, ["init", str(write_shapes(tmp_path / "in"))], input=answers)
+    assert done.exit_code == 0, done.output
+    own = yaml.safe_load((project / "params.yaml").read_text())
+    assert own["data"]["groups"] == {"pattern": r"^(\d+)"}
+    assert own["privacy"] == {"epsilon": 2.0, "size_hint": 50, "unit": "group"}  # 0.8 · 60 numbers, to one digit
+
+
+@pytest.mark.parametrize("way", ["folder", "array"])
+@pytest.mark.parametrize("split", [False, True])
+def test_a_folder_that_says_which_images_are_whose_gets_a_project_for_persons(
+    desk, quick, project, tmp_path, way, split
+):
+    """Thirty persons with two images each in every class; the hold-out's are others."""
+    root = tmp_path / "in"
+    for part in ("train", "test") if split else (".",):
+        write_shapes(root / part)
+        for file in sorted((root / part).rglob("*.png")) if way == "folder" else ():
+            person = file.parent / f"{part.strip('.')}P{int(file.stem) // 2:04}"
+            person.mkdir(exist_ok=True)
+            file.rename(person / file.name)
+    if way == "array":
+        whose = [f"P{i // 2:04}" for i in range(3 * EACH)]
+        np.save(root / "groups.npy", whose + [f"Q{name}" for name in whose] * split)
+    code, text = desk("init", str(root), "--epsilon", "5", "--yes")
+    assert code == 0 and "protects each person with all their images" in text and "of persons to one digit" in text, (
+        text
+    )
+    own = yaml.safe_load((project / "params.yaml").read_text())
+    persons = {"folder": 30, "array": 90}[way] * (1 if split else 0.8)  # in a folder, one name is one person
+    assert own["data"]["groups"] == {way: True} and own["privacy"]["unit"] == "group"
+    assert own["privacy"]["size_hint"] == int(float(f"{persons:.0e}"))
+    assert desk("prepare", "sensitive")[0] == 0  # the folder is read so, too
+    assert "P00" not in text
+
+
+def test_persons_and_one_image_each_do_not_go_together(desk, quick, project, tmp_path):
+    root = write_shapes(tmp_path / "in", each=4)
+    for words in (["--groups", r"^(\d+)"], []):
+        code, text = desk("init", str(root), "--epsilon", "5", "--yes", "--one-image-each", *words)
+        assert (code == 2 and "--one-image-each says" in text) if words else code == 0, text
+    code, text = desk("init", str(root), "--epsilon", "5", "--yes", "--force", "--groups", "(a)(b)")
+    assert code == 2 and "2 groups in parentheses" in text
+
+
+def test_a_bad_picture_of_a_person_is_named_by_its_place(desk, quick, project, tmp_path):
+    root = write_shapes(tmp_path / "in", each=4)
+    for file in sorted(root.rglob("*.png")):
+        (file.parent / f"Smith{file.stem}").mkdir()
+        file.rename(file.parent / f"Smith{file.stem}" / file.name)
+    (root / "disc" / "Smith2" / "2.png").write_bytes(b"no picture")
+    code, text = desk("init", str(root), "--epsilon", "5", "--yes")
+    assert code == 4 and "picture 3 of" in text and "Smith" not in text, text
 
 
 def test_from_a_folder_to_a_release_in_the_time_announced(tmp_path):

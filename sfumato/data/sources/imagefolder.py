@@ -91,7 +91,8 @@ def list_folder(path: Path, option: str = "data.path", groups: Groups | None = N
 class Survey:
     """What a folder of sensitive images looks like. Private, but for what its owner decides to tell.
 
-    images, held_out: how many; side: the median of the shorter sides; colour: most pictures have some.
+    images, held_out: how many; side: the median of the shorter sides; colour: most pictures have some; groups: where
+    the ids of persons are found; persons: how many of them are not held out, where there are ids.
     """
 
     classes: tuple[str, ...]
@@ -99,22 +100,25 @@ class Survey:
     held_out: int | None
     side: int
     colour: bool
+    groups: Groups | None = None
+    persons: int | None = None
 
 
-def survey(path: Path, progress: Callable[[Sequence], Iterable] = iter) -> Survey:
-    """Look at every picture of a folder. progress: shows how far it is.
+def survey(path: Path, progress: Callable[[Sequence], Iterable] = iter, groups: Groups | None = None) -> Survey:
+    """Look at every picture of a folder. progress: shows how far it is; groups: None where the folder is to say it.
 
-    Raises DataError that names every file that cannot be used; sizes and channels may differ.
+    Raises DataError that names every file that cannot be used, where there are groups by its place; sizes and channels
+    may differ.
     """
-    if (path / GROUPS).exists():
-        raise DataError(f"{path / GROUPS} {GROUPS_REFUSED}.")
-    found = list_folder(path, "FOLDER")
+    groups = groups or groups_shown(path)
+    found = list_folder(path, "FOLDER", groups)
+    request = Request(section="data", name="imagefolder", path=str(path), groups=groups)
     problems, sides, coloured = list(found.problems), [], 0
-    for file, _ in progress(found.files):
+    for file, label in progress(found.files):
         try:
             image = decode(file)
-        except DataError as error:
-            problems.append(str(error))
+        except DataError:
+            problems += problems_of([(file, label)], request)
             continue
         sides.append(min(image.shape[:2]))
         coloured += image.shape[2] == 3 and bool((image != image[..., :1]).any())
@@ -125,7 +129,22 @@ def survey(path: Path, progress: Callable[[Sequence], Iterable] = iter) -> Surve
             f"{path} has {len(found.classes)} class(es) and {len(sides)} pictures: give two or more of each."
         )
     held_out = None if found.test is None else len(found.test)
-    return Survey(found.classes, len(found.train), held_out, int(np.median(sides)), 2 * coloured > len(sides))
+    ids = [] if groups is None else ids_of_files(groups, [file for file, _ in found.files], path)[: len(found.train)]
+    persons = None if groups is None else len({*ids} - {None}) + ids.count(None)
+    side, colour = int(np.median(sides)), 2 * coloured > len(sides)
+    return Survey(found.classes, len(found.train), held_out, side, colour, groups, persons)
+
+
+def groups_shown(path: Path) -> Groups | None:
+    """Which images are whose, where a folder says so: by `groups.npy`, or by a folder for each person in each class."""
+    if (path / GROUPS).exists():
+        return Groups(array=True)
+    parts = [path / TRAIN, path / TEST] if path.is_dir() and has_splits(path) else [path]
+    classes = [entry for part in parts if part.is_dir() for entry in visible(part) if entry.is_dir()]
+    inner = [entry for folder in classes for entry in visible(folder)]
+    if not inner or not all(entry.is_dir() and not entry.is_symlink() for entry in inner):
+        return None
+    return Groups(folder=True)
 
 
 def has_splits(path: Path) -> bool:
@@ -303,7 +322,7 @@ def decode(path: Path, name: str = "") -> np.ndarray:
         picture = picture.convert("RGBA")
         if picture.getchannel("A").getbbox() is None:
             raise DataError(
-                f"{path} is fully transparent, so nothing would be left of it: save it without, or remove it."
+                f"{name} is fully transparent, so nothing would be left of it: save it without, or remove it."
             )
         black = Image.new("RGBA", picture.size, (0, 0, 0, 255))
         picture = Image.alpha_composite(black, picture).convert(mode)
