@@ -51,10 +51,6 @@ demo: $(VENV)/.installed
 	@$(BIN)/stage recipe show | grep -q '^data:.*source: digits' || { echo "make demo is for the digits, and params.yaml names other images: run dvc repro" >&2; exit 2; }
 	@PATH="$(BIN):$$PATH" SFUMATO_STATE="$${SFUMATO_STATE:-$(CURDIR)/.sfumato}" \
 		DVC_SITE_CACHE_DIR="$${DVC_SITE_CACHE_DIR:-$${SFUMATO_STATE:-$(CURDIR)/.sfumato}/dvc}" $(BIN)/dvc repro $(REPRO)
-	@echo
-	@echo "the release     artifacts/synthesize/   (look at artifacts/synthesize/grid.png)"
-	@echo "what it cost    ledger.json             (stage ledger show, stage ledger check)"
-	@echo "how good it is  metrics.json            (local: measured on real images, not to be shared)"
 
 test: $(VENV)/.installed-test
 	@PATH="$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests

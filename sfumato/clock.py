@@ -26,7 +26,7 @@ from sfumato.files import replace_file
 
 TIMINGS = Path("cache") / "timings.json"  # below the state directory
 LEAST, PROBE = 0.1, 0.5  # seconds that a measurement lasts at least, and the look at what else the machine does
-STEPS = 2  # of a training that are timed
+STEPS, LONG = 2, 0.3  # of a training that are timed; seconds after which one step is enough
 STARTS = "import torch, sfumato.plan, sfumato.warmup.generator, sfumato.privacy.opening, sfumato.evaluation.downstream"
 Told = Callable[[int, int], None]  # of steps done, and of how many
 
@@ -106,12 +106,12 @@ class Enough(Exception):
 
 
 def seconds_of_steps(train: Callable[[Callable[[int, int], None]], object]) -> float:
-    """Seconds of a step of a training, which is stopped after a few; the first is not counted."""
+    """Seconds of a step of a training, which is stopped after a few, long ones after one; the first is not counted."""
     stamps: list[float] = []
 
     def told(done: int, total: int) -> None:
         stamps.append(now())
-        if done > STEPS:
+        if done > STEPS or stamps[-1] - stamps[0] > LONG:
             raise Enough
 
     with suppress(Enough):

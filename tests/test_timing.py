@@ -72,6 +72,23 @@ def test_the_other_networks_are_timed_too(tmp_path):
     assert (tmp_path / TIMINGS).stat().st_size > 0
 
 
+def test_a_long_step_is_timed_once_and_a_short_one_more_often(monkeypatch):
+    """The clock moves with each step; the first takes ten times as long as the others, and is not counted."""
+    from sfumato import clock
+
+    for step, timed in ((1.0, 1), (0.01, clock.STEPS)):
+        reading, done = [0.0], []
+        monkeypatch.setattr(clock, "now", lambda reading=reading: reading[0])
+
+        def train(told, step=step, reading=reading, done=done):
+            for i in range(20):
+                reading[0] += step * (10 if i == 0 else 1)
+                done.append(i)
+                told(i + 1, 20)
+
+        assert clock.seconds_of_steps(train) == pytest.approx(step) and len(done) == 1 + timed
+
+
 def test_a_file_of_another_machine_is_not_believed(tmp_path):
     path = tmp_path / TIMINGS
     path.parent.mkdir()
