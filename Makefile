@@ -64,7 +64,6 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-<<<<<<< HEAD
 # uv and pip-audit run in environments of their own, which are thrown away. `pip-audit` reads the lock and installs nothing.
 lock:
 	tools=$$(mktemp -d) && $(PYTHON) -m venv $$tools && $$tools/bin/pip install -q uv && \
@@ -77,10 +76,9 @@ lock:
 audit-packages:
 	tools=$$(mktemp -d) && $(PYTHON) -m venv $$tools && $$tools/bin/pip install -q pip-audit && \
 		$$tools/bin/pip-audit --require-hashes --disable-pip -r requirements.lock; status=$$?; rm -rf $$tools; exit $$status
-=======
+
 docs: $(VENV)/.installed-docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
->>>>>>> 4053be4 (Docs site, tutorials, which recipe for me, and a notebook that the tests run)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
