@@ -213,7 +213,8 @@ def check(folder: Path, environment: dict[str, str], version: int) -> None:
         ["stage", "ledger", "check", "--artifacts"], cwd=folder, env=environment, capture_output=True, text=True
     )
     assert whole.returncode == 0, whole.stdout + whole.stderr
-    assert not [path for part in ("artifacts", "data", ".sfumato") for path in (folder / part).rglob("*.tmp")]
+    left = [path for part in ("artifacts", "data", ".sfumato") for path in (folder / part).rglob("*.tmp")]
+    assert not left, left
     assert not list((folder / ".sfumato/runs").iterdir())
 
 

@@ -25,6 +25,7 @@ def temporary_name(path: Path) -> Path:
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary name to write a file under. It becomes `path` when the block ends well, and vanishes otherwise."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    sweep(path)
     temporary = temporary_name(path)
     try:
         yield temporary
@@ -83,6 +84,7 @@ def replacing_directory(path: Path) -> Iterator[Path]:
     Otherwise it vanishes, and `path` stays as it is.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    sweep(path)
     temporary = temporary_name(path)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
@@ -97,13 +99,21 @@ def replacing_directory(path: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def check_writable(path: Path) -> None:
-    """Raise OSError where nothing can be written beside `path`. Removes what killed processes left there of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def sweep(path: Path) -> None:
+    """Remove what killed processes left beside `path` while they wrote it."""
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         process = leftover.name.removesuffix(".tmp").rpartition(".")[2]
         if process.isdigit() and not is_running(int(process)):
-            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+            if leftover.is_dir():
+                shutil.rmtree(leftover, ignore_errors=True)
+            else:
+                leftover.unlink(missing_ok=True)
+
+
+def check_writable(path: Path) -> None:
+    """Raise OSError where nothing can be written beside `path`. Removes what killed processes left there of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sweep(path)
     probe = temporary_name(path)
     probe.mkdir(exist_ok=True)
     probe.rmdir()

@@ -48,6 +48,17 @@ def test_what_a_killed_process_left_is_swept_and_nothing_else(tmp_path):
     assert not dead[0].exists() and dead[1].exists() and living.exists() and (tmp_path / "count").exists()
 
 
+@pytest.mark.parametrize("kind", [replacing, replacing_directory])
+def test_who_writes_again_sweeps_what_a_kill_left_of_the_same_name(tmp_path, kind):
+    """A stage that is switched off, or a plan, has nothing else that would look."""
+    mine, other = (tmp_path / f".{name}.{dead_process()}.tmp" for name in ("a", "b"))
+    mine.mkdir() if kind is replacing_directory else mine.touch()
+    other.touch()
+    with kind(tmp_path / "a") as temporary:
+        (temporary / "x" if kind is replacing_directory else temporary).write_text("whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([other.name, "a"])
+
+
 def test_where_nothing_can_be_written_is_an_error_that_names_the_place(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(OSError, match="file"):
