@@ -80,9 +80,9 @@ def test_the_charge_is_on_the_disk_before_an_image_is_read(owner, monkeypatch):
         happened.append(os.readlink(f"/proc/self/fd/{descriptor}"))
         flush(descriptor)
 
-    def seen(self, indices):
+    def seen(self, indices, **keys):
         happened.append("images")
-        return read(self, indices)
+        return read(self, indices, **keys)
 
     monkeypatch.setattr(os, "fsync", flushed)
     monkeypatch.setattr(ImageSet, "batch", seen)
