@@ -12,7 +12,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from sfumato.artifacts import Artifact, read_artifact, writing
-from sfumato.config import IMAGE, Synthesize
+from sfumato.config import GROUP, IMAGE, Synthesize
 from sfumato.data.images import ImageSet
 from sfumato.data.lineage import lineage, remember
 from sfumato.data.prepare import secret_key
@@ -426,6 +426,11 @@ def test_a_unit_or_a_permission_that_is_no_budget_is_never_taken():
     assert any("unit" in problem for problem in check_ledger(ledger)[1])
     with pytest.raises(BudgetError, match="unit"):
         inherited_events([other], 99.0, 1e-5)
+    grouped = record(3, unit=UNITS[GROUP], group_weight="mean")
+    assert inherited_events([record(2)], 99.0, 1e-5) and inherited_events([grouped], 99.0, 1e-5, GROUP)
+    for one, asked in ((grouped, IMAGE), (record(2), GROUP)):  # both are known, and cost what the other does not
+        with pytest.raises(BudgetError, match="of the unit"):
+            inherited_events([one], 99.0, 1e-5, asked)
     with pytest.raises(BudgetError):
         replace(Permission(delta=1e-5, lifetime_epsilon=1.0), lifetime_epsilon=0)
 
