@@ -83,7 +83,7 @@ def machine(default: int | None) -> Any:
     return Field(default=default, exclude=True)
 
 
-def unwritten(default: str) -> Any:
+def unwritten(default: str | int) -> Any:
     """A field that no plan holds while it has its default: plans from before it was there stay what they are."""
     return Field(default=default, exclude_if=lambda value: value == default)
 
@@ -497,6 +497,9 @@ class Auxiliary(Fit):
     latent: Positive = 32
     width: Positive = 40
     target: Literal["frequency", "moments"] = unwritten("frequency")  # the release that its images shall match
+    # what draws: one step of a generator, or `solver` steps of a diffusion model of this width
+    network: Literal["generator", "denoiser"] = unwritten("generator")
+    solver: Positive = unwritten(4)
 
     def reads(self, name: str) -> bool:
         return name not in ("frequency", "moments") or name == self.target
@@ -609,17 +612,37 @@ class Amp(Strict):
 
 
 class Phase(Strict):
-    """One phase of the warm-up: denoising training on released or public images."""
+    """One phase of the warm-up: denoising training on released or public images.
+
+    With "frequency" as its source, which has no images, the model itself is fitted to that release, as the auxiliary
+    generator is, through `solver` steps of its sampler.
+    """
 
     # name -> weight
     sources: Annotated[
-        dict[Literal["central", "auxiliary", "refine", "evolve", "public"], PositiveFloat], Field(min_length=1)
+        dict[Literal["central", "frequency", "auxiliary", "refine", "evolve", "public"], PositiveFloat],
+        Field(min_length=1),
     ]
     steps: Positive
     batch: Positive = 64
     learning_rate: PositiveFloat = 3e-4
     augment: Annotated[int, Field(ge=0, le=14)] = 0  # RandAugment operations per image
     amp: Amp | None = None  # `amp: true` in a recipe stands for that of all phases
+    solver: Positive = unwritten(4)  # of "frequency"
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits the model to the frequency release."""
+        return "frequency" in self.sources
+
+    @model_validator(mode="after")
+    def fits_alone(self) -> Phase:
+        if self.fits and (len(self.sources) > 1 or self.augment or self.amp is not None):
+            raise ValueError(
+                "a phase with the source frequency fits the model to that release, and shows it no image: "
+                "give it no other source, no augment and no amp"
+            )
+        return self
 
 
 class Pretrain(Settings):
@@ -662,8 +685,8 @@ class Pretrain(Settings):
         return {**values, "phases": filled}
 
     def reads(self, name: str) -> bool:
-        """Of a phase that shows public images, the selection and the set itself."""
-        source = "public" if name == "select" else name
+        """Of a phase that shows public images, the selection too; of one that fits a release, the counts."""
+        source = {"select": "public", "count": "frequency"}.get(name, name)
         return any(source in phase.sources for phase in self.phases)
 
 
@@ -692,26 +715,39 @@ Trainable = Literal[
 SALIENT = ("salient", "salient-lora", "noisy")  # those that the saliency query chooses
 
 
-class Finetune(QuerySettings):
-    """DP-SGD (METHODS §8)."""
+class Descent(QuerySettings):
+    """DP-SGD on some network (METHODS §8)."""
 
-    chooser: ClassVar[str] = "trainable"
     noise: Noise = REST
     steps: Positive = 2100
     batch: Positive = 4096  # expected images per step: sample_rate = batch / size_hint
     learning_rate: PositiveFloat = 3e-4
     max_grad_norm: PositiveFloat = 1e-3
     draws: Positive = 32  # K, averaged before the clip
-    trainable: Trainable = "all"  # which weights; the salient ones are those that `saliency` chose
-    ratio: Share = 0.3  # c: part of the candidate matrices, for the sets that choose some
-    debias: bool = True  # salient ones are ranked by their norm less what the noise adds to it
-    lora: Lora = Lora()
     noise_levels: NoiseLevels = LogNormal()
     flip: bool = False
     crop: Annotated[int, Field(ge=0)] = 0  # random shift by up to so many pixels
     ema: Fraction = 0.999
     chunk: Positive | None = machine(None)  # images whose gradients are taken together; None: by the model's size
     checkpoint_every: Positive = machine(10)  # steps
+
+    @property
+    def measured(self) -> tuple[int, ...]:
+        """Steps after which a curve is measured."""
+        return ()
+
+    def sampling(self, size_hint: int) -> tuple[float, int]:
+        return rate_of(self.batch, size_hint), self.steps
+
+
+class Finetune(Descent):
+    """DP-SGD on the diffusion model (METHODS §8)."""
+
+    chooser: ClassVar[str] = "trainable"
+    trainable: Trainable = "all"  # which weights; the salient ones are those that `saliency` chose
+    ratio: Share = 0.3  # c: part of the candidate matrices, for the sets that choose some
+    debias: bool = True  # salient ones are ranked by their norm less what the noise adds to it
+    lora: Lora = Lora()
     # steps after which a sample is compared with real images: the run is then local, nothing of it is released
     convergence: tuple[Positive, ...] = ()
 
@@ -724,15 +760,35 @@ class Finetune(QuerySettings):
             )
         return self
 
-    def sampling(self, size_hint: int) -> tuple[float, int]:
-        return rate_of(self.batch, size_hint), self.steps
+    @property
+    def measured(self) -> tuple[int, ...]:
+        return self.convergence
 
     def reads(self, name: str) -> bool:
         return name != "saliency" or self.trainable in SALIENT
 
 
+class Adversarial(Descent):
+    """A discriminator by DP-SGD, and the generator that it teaches at no cost (DP-GAN)."""
+
+    noise: Noise = "5%"
+    steps: Positive = 300
+    batch: Positive = 500
+    learning_rate: PositiveFloat = 2e-3  # of the discriminator
+    max_grad_norm: PositiveFloat = 1.0
+    draws: Positive = 1
+    noise_levels: NoiseLevels = LogNormal(mean=-2.0, std=0.5)  # of the noise on all that the discriminator sees
+    discriminator: Positive = 16  # channels of its first layer
+    latent: Positive = 32
+    width: Positive = 16  # of the generator
+    generator_rate: PositiveFloat = 2e-3  # learning rate of the generator
+    every: Positive = 1  # steps of the discriminator for one of the generator
+    fakes: Positive = 200  # generated images of a step
+    images: Positive = 10_000  # drawn at the end
+
+
 # the stages whose models draw images, `evolve`, which holds a population, and `select`, which chooses public ones
-Drawable = Literal["finetune", "pretrain", "refine", "auxiliary", "evolve", "select"]
+Drawable = Literal["finetune", "pretrain", "refine", "auxiliary", "evolve", "adversarial", "select"]
 
 
 class Synthesize(Settings):
@@ -862,6 +918,7 @@ class Params(Strict):
     auxiliary: Auxiliary = Auxiliary()
     denoiser: Denoiser = Denoiser()
     evolve: Evolve = Evolve()
+    adversarial: Adversarial = Adversarial()
     histogram: Histogram = Histogram()
     teacher: Teacher = Teacher()
     embedding: Embedding = Embedding()

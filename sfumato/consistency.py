@@ -167,7 +167,7 @@ def shape_problems(params: Params, card: Card) -> Iterator[str]:
             yield f"{name}.size={size} is too small for {number} length-scales: at least {2 * number}"
     if params.runs("pretrain") and params.pretrain.median > 1 and params.pretrain.median % 2 == 0:
         yield f"pretrain.median={params.pretrain.median} is not a window: give an odd side, or 0 for no blur"
-    if any(params.runs(name) for name in ("pretrain", "denoiser", "auxiliary")) and height != width:
+    if any(params.runs(name) for name in ("pretrain", "denoiser", "auxiliary", "adversarial")) and height != width:
         yield f"images of {height}×{width} do not fit the models, which need square ones: set data.size"
     if params.runs("evolve") and params.evolve.population < len(card.classes):
         yield (

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 PUBLIC_CLASSES = 100  # of a public set that is not known yet: they hardly matter to the time of a step
 FRAME = ("prepare sensitive", "prepare public", "plan", "ledger", "report")  # stages that are not in the table
-UNTIMED = ("evolve",)  # whose time depends on what its generator draws
+UNTIMED = ("evolve", "adversarial")  # whose time depends on their generators
 IDLE = 1.0  # seconds of a stage that is switched off, with what DVC does around it
 AROUND = 1.0  # seconds that DVC adds to a stage, and a stage to its work: hashes, a card, a picture, the journal
 
@@ -187,11 +187,15 @@ class Blanks:
             generator = self.generator().to(device()).eval()
             return [seconds_of(lambda: draw_images(generator, 100)) / 100]
 
-        return self.unit("drawing", {"width": self.params.auxiliary.width}, measure)[0]
+        drawn = self.params.auxiliary
+        return self.unit("drawing", {"width": drawn.width, "network": drawn.network}, measure)[0]
 
     def generator(self) -> Any:
-        from sfumato.warmup.generator import new_generator
+        from sfumato.warmup.generator import new_generator, new_sampled
 
+        settings = self.params.auxiliary
+        if settings.network == "denoiser":
+            return new_sampled(self.shape, self.classes, settings.width, settings.solver, 0)
         return new_generator(self.shape, self.classes, self.params.auxiliary.latent, self.params.auxiliary.width, 0)
 
     def blank_match(self, features: FourierFeatures) -> Any:
@@ -311,7 +315,10 @@ class Blanks:
         return self.public_images * self.teacher_together() if self.params.select.by == "teacher" else 0.0
 
     def pretrain(self) -> float:
-        return sum(phase.steps * self.denoising(phase) for phase in self.params.pretrain.phases)
+        return sum(
+            phase.steps * self.denoising(phase) * (phase.solver if phase.fits else 1)
+            for phase in self.params.pretrain.phases
+        )
 
     def denoiser(self) -> float:
         chosen = self.params.denoiser.model_dump(include={"steps", "batch", "learning_rate"})
@@ -372,7 +379,7 @@ class Blanks:
         found = 0.0
         for name, weight in settings.sources.items():
             images = settings.count * weight / whole
-            if name in ("auxiliary", "refine"):
+            if name in ("auxiliary", "refine", "adversarial"):
                 found += images * self.drawing()
             elif name in ("finetune", "pretrain"):
                 found += images * settings.steps * self.sampling()

@@ -7,7 +7,7 @@ from sfumato.config import Auxiliary
 from sfumato.queries.count import read_counts
 from sfumato.queries.frequency import load_embedding
 from sfumato.queries.moments import load_moments
-from sfumato.warmup.generator import Match, fit_generator, new_generator, save_drawing
+from sfumato.warmup.generator import Match, OneStep, fit_generator, new_generator, new_sampled, save_drawing
 from stages.runner import StageRun, progress
 
 
@@ -18,7 +18,10 @@ def auxiliary(run: StageRun[Auxiliary]) -> None:
     else:
         target, features = load_embedding(run.path("frequency"))
     priors = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes)).priors
-    generator = new_generator(plan.shape, len(plan.classes), settings.latent, settings.width, plan.seed)
+    if settings.network == "denoiser":
+        generator: OneStep = new_sampled(plan.shape, len(plan.classes), settings.width, settings.solver, plan.seed)
+    else:
+        generator = new_generator(plan.shape, len(plan.classes), settings.latent, settings.width, plan.seed)
     with progress("auxiliary") as report:
         fit_generator(generator, [Match(target.to(device()), features)], settings, priors, plan.seed, report)
     with run.writing() as directory:

@@ -6,11 +6,13 @@ import torch
 
 from sfumato.compute import device
 from sfumato.config import Pretrain
-from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.unet import UNet, drop_extra_classes
 from sfumato.pictures import save_png
 from sfumato.public_model.reference import save_reference
-from sfumato.warmup.curriculum import over_all, warm_up
+from sfumato.queries.count import read_counts
+from sfumato.queries.frequency import load_embedding
+from sfumato.warmup.generator import Match
+from sfumato.warmup.phases import through_phases
 from sfumato.warmup.training_sets import training_sets
 from stages.runner import StageRun, lineage_of_model, progress, say
 
@@ -24,11 +26,16 @@ def pretrain(run: StageRun[Pretrain]) -> None:
     torch.manual_seed(plan.seed)
     network = plan.network.network() | {"extra_classes": sets.extra_classes}
     model = UNet(resolution=plan.shape[1], channels=plan.shape[0], classes=len(classes), **network).to(device())
-    phases, dropout = run.settings.phases, plan.network.label_dropout
+    match = priors = None
+    if "frequency" in run.inputs:  # a phase fits the model to it
+        priors = read_counts(run.inputs["count"], plan.size_hint, len(classes)).priors
+        target, features = load_embedding(run.path("frequency"))
+        match = Match(target.to(device()), features)
+    dropout = plan.network.label_dropout
     with progress("pretrain") as report:
-        told = over_all(phases, report)
-        average = warm_up(model, phases, sets.sources, run.settings, plan.seed, told, label_dropout=dropout)
-    ema_model(model, average)
+        through_phases(
+            model, run.settings, sets.sources, plan.seed, report, match=match, priors=priors, label_dropout=dropout
+        )
     with run.writing() as directory:
         drop_extra_classes(model).save(directory)
         for name, grid in sets.pictures.items():

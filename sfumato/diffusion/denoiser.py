@@ -16,8 +16,8 @@ Sampler = Callable[[Tensor], Tensor]  # labels, (B,) -> images, (B, C, H, W) flo
 Progress = Callable[[int, int], None]  # done, of how many
 
 
-class Denoiser(nn.Module, ABC):
-    """A class-conditional network that learns to remove noise, from pixels or from latents.
+class Learner(nn.Module, ABC):
+    """A class-conditional network with a loss of each image: what DP-SGD trains.
 
     channels, resolution: of what it works on; classes: labels are 0..classes-1, and `classes` means no label.
     """
@@ -25,11 +25,8 @@ class Denoiser(nn.Module, ABC):
     classes: int
     channels: int
     resolution: int
-    # What fixes the latents that it works on (weights of the encoder, image size); None: it works on pixels.
-    encoder: str | None = None
     # No image sees another in the forward pass, and weights are used by layers alone (`sfumato.dpsgd.per_image`).
     splits_by_image: bool = False
-    AT_A_TIME: int  # images that are drawn together
 
     @abstractmethod
     def draw_levels(self, law: NoiseLevels, n: int, generator: torch.Generator) -> Tensor:
@@ -37,11 +34,19 @@ class Denoiser(nn.Module, ABC):
 
     @abstractmethod
     def per_image_loss(self, network: Network, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
-        """The denoising loss of each image, (B,) float32.
+        """The loss of each image, (B,) float32: of a denoiser, that of denoising it.
 
         network: this one, perhaps with other weights; images: (B, C, H, W) float32 in [0, 1], or latents; labels,
         levels: (B,); noise: (B, C, H, W), standard normal.
         """
+
+
+class Denoiser(Learner):
+    """A class-conditional network that learns to remove noise, from pixels or from latents."""
+
+    # What fixes the latents that it works on (weights of the encoder, image size); None: it works on pixels.
+    encoder: str | None = None
+    AT_A_TIME: int  # images that are drawn together
 
     @abstractmethod
     def sampler(self, steps: int, guidance: float, generator: torch.Generator, shape: Sequence[int] | None) -> Sampler:

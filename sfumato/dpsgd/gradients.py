@@ -1,4 +1,4 @@
-"""Per-image gradients of the denoising loss, each the mean of K draws, and their clipped sum.
+"""Per-image gradients of a loss, such as that of denoising, each the mean of K draws, and their clipped sum.
 
 Where images have groups, a group takes the place of an image: its K draws show K images of it, picked at random.
 
@@ -19,7 +19,7 @@ from torch.func import functional_call, grad, vmap
 
 from sfumato.compute import bfloat16_is_faster
 from sfumato.config import NoiseLevels
-from sfumato.diffusion.denoiser import Denoiser
+from sfumato.diffusion.denoiser import Learner
 from sfumato.dpsgd.clip import clipped_sum
 from sfumato.dpsgd.per_image import PerImage
 
@@ -55,7 +55,7 @@ class Draws:
 
 
 def draw(
-    model: Denoiser,
+    model: Learner,
     images: Tensor,
     draws: int,
     law: NoiseLevels,
@@ -99,7 +99,7 @@ def augment(images: Tensor, draws: Draws) -> Tensor:
 
 
 def per_image_gradients(
-    model: Denoiser,
+    model: Learner,
     parameters: Mapping[str, Tensor],
     images: Tensor,
     labels: Tensor,
@@ -123,7 +123,7 @@ def per_image_gradients(
 
 
 def by_layers(
-    model: Denoiser, parameters: Mapping[str, Tensor], images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor
+    model: Learner, parameters: Mapping[str, Tensor], images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor
 ) -> dict[str, Tensor]:
     """Per-image gradients of a network in which no image sees another: its layers split one backward pass by image."""
     count = len(images)
@@ -142,7 +142,7 @@ def by_layers(
 
 
 def by_vmap(
-    model: Denoiser, parameters: Mapping[str, Tensor], images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor
+    model: Learner, parameters: Mapping[str, Tensor], images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor
 ) -> dict[str, Tensor]:
     """Per-image gradients of any network: vmap keeps the images apart."""
 
@@ -158,7 +158,7 @@ def by_vmap(
 
 @torch.no_grad()  # otherwise weights that are not differentiated keep a graph over all images alive
 def clipped_gradient_sum(
-    model: Denoiser,
+    model: Learner,
     parameters: Mapping[str, Tensor],
     images: Tensor,
     labels: Tensor,
@@ -193,7 +193,7 @@ def clipped_gradient_sum(
 
 @torch.no_grad()
 def half_precision_pays(
-    model: Denoiser, parameters: Mapping[str, Tensor], chunk: int, draw: Callable[[Tensor], Draws]
+    model: Learner, parameters: Mapping[str, Tensor], chunk: int, draw: Callable[[Tensor], Draws]
 ) -> bool:
     """Is bfloat16 faster here? Timed on blank images: neither the answer nor the time depends on data."""
     device = next(iter(parameters.values())).device

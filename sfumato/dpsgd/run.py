@@ -1,4 +1,6 @@
-"""DP-SGD for a denoiser: a draw of images, the sum of their clipped gradients, noise, a step of Adam; then the next.
+"""DP-SGD for a denoiser, or another network with a loss of each image.
+
+A draw of images, the sum of their clipped gradients, noise, a step of Adam; then the next.
 
 The noise multiplier and the sample rate are not known here: a `Charge` draws the images and adds the noise.
 Source: Abadi et al. 2016 for the step; Dockhorn et al. 2023 (DPDM) for the K draws; METHODS §8 and §10.
@@ -10,13 +12,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
-from sfumato.config import Finetune
-from sfumato.diffusion.denoiser import Denoiser
+from sfumato.config import Descent
+from sfumato.diffusion.denoiser import Learner
 from sfumato.diffusion.ema import EMA
 from sfumato.dpsgd.checkpoint import make_durable, resume
 from sfumato.dpsgd.clip import unflatten
@@ -37,7 +39,7 @@ class Curve(Protocol):
     """Compares samples with real images during training. Local work: it reads the weights and changes nothing."""
 
     def resume(self, run: Path, used: int) -> None: ...
-    def measure(self, model: Denoiser, average: Mapping[str, Tensor], step: int) -> object: ...
+    def measure(self, model: Any, average: Mapping[str, Tensor], step: int) -> object: ...
 
 
 class State:
@@ -52,8 +54,8 @@ class State:
 
     def __init__(
         self,
-        model: Denoiser,
-        config: Finetune,
+        model: Learner,
+        config: Descent,
         *,
         public_batch: float,
         label_dropout: float = 0.1,
@@ -81,6 +83,7 @@ class State:
         self.autocast = autocast
 
     def draw(self, images: Tensor) -> Draws:
+        """The secret draws of a batch."""
         config = self.config
         return draw(
             self.model,
@@ -92,6 +95,13 @@ class State:
             flip=config.flip,
             crop=config.crop,
         )
+
+    def completed(self, gradient: Tensor) -> Tensor:
+        """What Adam descends on: the released mean, (P,), and what another state adds to it at no cost."""
+        return gradient
+
+    def follow(self) -> None:
+        """What another state does after a step of Adam, at no cost."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything a checkpoint needs, under names such as `parameters.conv_in.weight`: copies, on the CPU."""
@@ -128,6 +138,7 @@ def fine_tune(
     curve: Curve | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
     say: Callable[[str], None] = lambda text: None,
+    stage: str = "finetune",
 ) -> tuple[Charge, list[dict]]:
     """Run all steps of a charge. A run that a kill left open goes on at its last durable step; else a new one starts.
 
@@ -136,7 +147,7 @@ def fine_tune(
     of images or a time.
     """
     # the charge, and the state after its last durable step
-    charge, found, log = resume(open_charge, "finetune", say)
+    charge, found, log = resume(open_charge, stage, say)
     if found is not None:
         state.load(found)
     if curve is not None:
@@ -152,7 +163,7 @@ def fine_tune(
         if charge.used % state.config.checkpoint_every == 0 or charge.used == charge.uses:
             make_durable(charge, state.tensors(), log)
             report(charge.used, charge.uses)
-        if curve is not None and charge.used in state.config.convergence:
+        if curve is not None and charge.used in state.config.measured:
             curve.measure(state.model, state.ema.average, charge.used)
     return charge, log
 
@@ -178,12 +189,14 @@ def gradient_sum(state: State, charge: Charge) -> Tensor:
 def update(state: State, noised: Tensor) -> dict[str, float]:
     """Adam and the average of the weights on a released sum, (P,): post-processing. Returns the public row."""
     gradient = noised.to(next(iter(state.parameters.values()))) / state.public_batch
-    for value, part in zip(state.parameters.values(), unflatten(gradient, state.parameters).values(), strict=True):
+    whole = state.completed(gradient)
+    for value, part in zip(state.parameters.values(), unflatten(whole, state.parameters).values(), strict=True):
         value.grad = part
     state.optimiser.step()
     state.optimiser.zero_grad(set_to_none=True)
     state.ema.update(state.parameters)
     state.steps += 1
+    state.follow()
     norm = float(torch.linalg.vector_norm(gradient))
     return {"step": state.steps, "learning_rate": state.config.learning_rate, "noised_gradient_norm": norm}
 

@@ -39,8 +39,8 @@ def draw_from(
     progress: Progress | None = None,
     shape: Sequence[int] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`count` images of one model: the generator for "auxiliary" and "refine", the last generation for "evolve", the
-    public images for "select", the diffusion sampler for the others.
+    """`count` images of one model: the generator for "auxiliary", "refine" and "adversarial", the last generation for
+    "evolve", the public images for "select", the diffusion sampler for the others.
 
     paths: the artifact of each model; a fine-tuned one saved as adapters needs that of "pretrain" too; priors:
     (classes,) label shares, None for equal ones; shape: (C, H, W) of the images wanted: images of a public model are
@@ -50,7 +50,7 @@ def draw_from(
         return chosen_images(paths, count, priors, seed, shape)
     if name == "evolve":
         return evolved_images(paths[name], count, priors, seed)
-    if name in ("auxiliary", "refine"):
+    if name in ("auxiliary", "refine", "adversarial"):
         return draw_images(load_generator(paths[name]), count, priors, seed)
     model = NETWORKS[name](paths).to(device())
     random = torch.Generator().manual_seed(seed)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,12 +18,15 @@ from torch import Tensor, nn
 
 from sfumato.config import Fit
 from sfumato.data.images import ImageSet, Shape, as_uint8, save_images
+from sfumato.diffusion.unet import UNet
 from sfumato.features.fourier import FourierFeatures
 from sfumato.pictures import save_png, to_grid
 from sfumato.warmup.generator_network import Generator
+from sfumato.warmup.sampled import SampledGenerator, rebuilt
 from sfumato.weights import load_network, save_network
 
 WEIGHTS = "generator.safetensors"
+OneStep = Generator | SampledGenerator  # (z, labels) -> images
 RISE = 0.1  # part of the steps in which the learning rate rises
 RARE = 0.1  # of an equal share: below it, a class's column is mostly noise and gets no more weight
 EMA, SETTLING = 0.99, 40  # of the weights; batches that the statistics of the averaged network are computed from
@@ -47,8 +51,17 @@ def new_generator(shape: Shape, classes: int, latent: int, width: int, seed: int
         return Generator(resolution, channels, classes, latent, width)
 
 
+def new_sampled(shape: Shape, classes: int, width: int, solver: int, seed: int) -> SampledGenerator:
+    """A freshly initialised diffusion model of images of `shape`, as a generator of `solver` steps."""
+    channels, resolution, _ = shape
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = UNet(resolution, channels, classes, width=width, multipliers=(1, 1), attention=())
+        return SampledGenerator(model, solver)
+
+
 def fit_generator(
-    generator: Generator,
+    generator: OneStep,
     matches: Sequence[Match],
     config: Fit,
     priors: Tensor,
@@ -57,7 +70,7 @@ def fit_generator(
     *,
     teacher: nn.Module | None = None,
     agreement: float = 0.0,
-) -> Generator:
+) -> OneStep:
     """Train G so that its joint embeddings match the released ones: Adam on Σ weight · ‖μ̃ − μ(G)‖², + cross-entropy.
 
     priors: (classes,) public label shares, summing to 1; teacher: (B, C, H, W) -> (B, classes) logits, whose
@@ -76,7 +89,7 @@ def fit_generator(
             )
         match.features.to(device)
     random = torch.Generator().manual_seed(seed)
-    generator = generator.to(device).to(memory_format=torch.channels_last).train()
+    generator.to(device).to(memory_format=torch.channels_last).train()
     average = copy.deepcopy(generator)
     optimizer = torch.optim.Adam(generator.parameters(), lr=config.learning_rate, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: pace(step / config.steps))
@@ -131,17 +144,19 @@ def mismatch(match: Match, images: Tensor, labels: Tensor, priors: Tensor) -> Te
 
 
 @torch.no_grad()
-def follow(average: Generator, generator: Generator, decay: float) -> None:
+def follow(average: nn.Module, generator: nn.Module, decay: float) -> None:
     """Move the averaged weights towards those of the generator."""
     for mine, other in zip(average.parameters(), generator.parameters(), strict=True):
         mine.lerp_(other, 1 - decay)
 
 
 @torch.no_grad()
-def settle(generator: Generator, batch: int, priors: Tensor | None, random: torch.Generator) -> None:
+def settle(generator: OneStep, batch: int, priors: Tensor | None, random: torch.Generator) -> None:
     """Compute the statistics of the normalisations anew, for the weights as they are: means over SETTLING batches."""
     device = next(generator.parameters()).device
     norms = [module for module in generator.modules() if isinstance(module, nn.BatchNorm2d)]
+    if not norms:
+        return
     for norm in norms:
         norm.reset_running_stats()
         norm.momentum = None  # a plain mean over the batches
@@ -165,7 +180,7 @@ def balanced_labels(count: int, priors: Tensor | None, classes: int, random: tor
 
 @torch.no_grad()
 def draw_images(
-    generator: Generator, count: int, priors: Tensor | None = None, seed: int = 0, batch: int = 1000
+    generator: OneStep, count: int, priors: Tensor | None = None, seed: int = 0, batch: int = 1000
 ) -> tuple[Tensor, Tensor]:
     """`count` images, (N, C, H, W) float32 in [0, 1], and labels, (N,) int64. priors: label shares, None: uniform."""
     device = next(generator.parameters()).device
@@ -175,14 +190,14 @@ def draw_images(
     rows = []
     for part in labels.split(batch):
         z = torch.randn(len(part), generator.latent, generator=random)
-        rows.append(generator(z.to(device), part.to(device)).cpu())
+        rows.append(generator(z.to(device), part.to(device)).clamp(0, 1).cpu())
     return torch.cat(rows) if rows else torch.zeros(
         0, generator.channels, generator.resolution, generator.resolution
     ), labels
 
 
 def save_drawing(
-    generator: Generator, count: int, priors: Tensor, classes: Sequence[str], seed: int, directory: Path
+    generator: OneStep, count: int, priors: Tensor, classes: Sequence[str], seed: int, directory: Path
 ) -> None:
     """Write the generator, `count` images of its own as an image set, and a grid of them."""
     images, labels = draw_images(generator, count, priors, seed)
@@ -191,11 +206,16 @@ def save_drawing(
     save_png(directory / "grid.png", to_grid(images[:100], 10))
 
 
-def save_generator(generator: Generator, directory: Path) -> None:
+def save_generator(generator: OneStep, directory: Path) -> None:
     """Write `generator.safetensors` and `config.json`."""
     save_network(generator, generator.config(), directory, WEIGHTS)
 
 
-def load_generator(directory: Path) -> Generator:
+def load_generator(directory: Path) -> OneStep:
     """The generator that `save_generator` wrote, in eval mode. Raises DataError when files are missing or damaged."""
-    return load_network(directory, Generator, "auxiliary", WEIGHTS).to(memory_format=torch.channels_last).eval()
+    return load_network(directory, built, "auxiliary", WEIGHTS).to(memory_format=torch.channels_last).eval()
+
+
+def built(**arguments: Any) -> OneStep:
+    """A generator of the kind that the arguments are of, with new weights."""
+    return rebuilt(**arguments) if "solver" in arguments else Generator(**arguments)

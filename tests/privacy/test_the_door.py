@@ -151,6 +151,7 @@ DOORKEEPERS = {
     "stages/saliency.py": {"open_charge"},
     "stages/moments.py": {"open_charge"},
     "stages/evolve.py": {"open_charge"},
+    "stages/adversarial.py": {"open_charge"},
     "stages/finetune.py": {"open_charge"},
 }
 

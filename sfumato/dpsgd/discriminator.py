@@ -1,0 +1,53 @@
+"""A discriminator whose gradient splits by image: it tells real images of a class from generated ones (DP-GAN)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sfumato.config import NoiseLevels
+from sfumato.diffusion.denoiser import Learner, Network
+from sfumato.diffusion.noise_levels import draw_noise_levels
+from sfumato.diffusion.objective import to_model_range
+
+COARSEST = 4  # side of its last cells, at most
+WIDEST = 4  # times its first width: channels at most
+SLOPE = 0.2  # of the leaky ReLU
+
+
+class Discriminator(Learner):
+    """Logits of "real", for noisy images and their labels: convolutions, a linear head, and a projection by label.
+
+    No batch normalisation: no image sees another. target: what `per_image_loss` asks for, 1 for real images, -1 for
+    generated ones.
+    """
+
+    splits_by_image = True
+
+    def __init__(self, resolution: int, channels: int, classes: int, width: int, target: int = 1) -> None:
+        super().__init__()
+        self.resolution, self.channels, self.classes, self.target = resolution, channels, classes, target
+        layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.LeakyReLU(SLOPE)]
+        side, wide = resolution, width
+        while side > COARSEST:
+            following = min(2 * wide, WIDEST * width)
+            layers += [nn.Conv2d(wide, following, 3, stride=2, padding=1), nn.LeakyReLU(SLOPE)]
+            side, wide = (side + 1) // 2, following
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(wide * side * side, 1)
+        self.by_label = nn.Embedding(classes + 1, wide * side * side)
+        nn.init.zeros_(self.by_label.weight)
+
+    def forward(self, x: Tensor, levels: Tensor, labels: Tensor) -> Tensor:
+        """x: (B, C, H, W), about [-1, 1]; levels: (B,), not told to it; labels: (B,), `classes`: none. Returns (B,)."""
+        hidden = self.body(x).flatten(1)
+        return self.head(hidden).squeeze(1) + (self.by_label(labels) * hidden).sum(1)
+
+    def draw_levels(self, law: NoiseLevels, n: int, generator: torch.Generator) -> Tensor:
+        return draw_noise_levels(law, n, generator)
+
+    def per_image_loss(self, network: Network, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
+        """ln(1 + exp(−target · logit)) of each image, (B,): it is taken for what it is not. Shapes as in `Learner`."""
+        noisy = to_model_range(images) + levels[:, None, None, None] * noise
+        return F.softplus(-self.target * network(noisy, levels, labels).float())
