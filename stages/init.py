@@ -186,7 +186,7 @@ def facts(found: Survey, folder: Path, public: Path | None, **asked: Any) -> Kno
         path=str(folder),
         side=side_of(found.side, read_table()),
         channels=3 if found.colour else 1,
-        groups=found.groups and found.groups.model_dump(exclude_defaults=True),
+        groups=found.groups.model_dump(exclude_defaults=True) if found.groups else None,
         public=str(public.expanduser().resolve()) if public is not None else None,
         public_images=len(list_folder(public.expanduser(), "--public").train) if public is not None else 0,
         **asked,
