@@ -132,12 +132,17 @@ def test_what_decides_no_released_number_changes_no_query(copied, file, old, new
 @pytest.mark.parametrize(
     ("file", "old", "new", "changed"),
     [
-        ("sfumato/dpsgd/clip.py", "norms + 1e-6", "norms + 1e-5", {"saliency", "finetune"}),  # the clip's formula
+        (
+            "sfumato/dpsgd/clip.py",
+            "norms + 1e-6",
+            "norms + 1e-5",
+            {"saliency", "finetune", "adversarial"},
+        ),  # the clip's formula
         (
             "sfumato/features/scattering.py",
             "padding=3",
             "padding=2",
-            {"frequency", "moments", "evolve", "teacher", "embedding"},
+            {"frequency", "moments", "evolve", "adversarial", "teacher", "embedding"},
         ),  # a feature's constant
         ("sfumato/privacy/sampling.py", "sample_rate >= 1", "sample_rate > 1", set(QUERIES)),  # the sampler
         ("sfumato/privacy/noise.py", "GRID_BITS = 20", "GRID_BITS = 21", set(QUERIES)),
