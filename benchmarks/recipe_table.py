@@ -180,10 +180,11 @@ def append(results: Path, row: dict) -> None:
 def show(results: Path) -> None:
     """Mean ± standard deviation over the seeds, as a Markdown table."""
     table = pd.read_csv(results, keep_default_na=False)
-    print("| profile | recipe | change | ε | seeds | LR | MLP | CNN | Fréchet | minutes |\n|" + "---|" * 10)
+    print("| profile | recipe | change | ε | seeds | LR | MLP | CNN | student | Fréchet | minutes |\n|" + "---|" * 11)
     for names, group in table.groupby(["profile", "recipe", "change", "epsilon"], sort=True):
         cells = [f"{name:g}" if isinstance(name, float) else name for name in names]
-        cells += [str(len(group)), *(spread(group[name]) for name in ("lr", "mlp", "cnn", "frechet"))]
+        values = (group[name] if name in group else pd.Series() for name in ("lr", "mlp", "cnn", "student", "frechet"))
+        cells += [str(len(group)), *map(spread, values)]
         print(f"| {' | '.join(cells)} | {group['minutes'].mean():.1f} |")
 
 
