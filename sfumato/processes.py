@@ -85,6 +85,15 @@ def total(part: Tensor) -> Tensor:
     return part
 
 
+def fewest(count: int) -> int:
+    """The smallest of the processes' numbers, for all: a collective call."""
+    if world() == 1:
+        return count
+    box = torch.tensor(count)
+    dist.all_reduce(box, dist.ReduceOp.MIN)
+    return int(box)
+
+
 def everywhere(parts: Sequence[Tensor]) -> list[Tensor]:
     """The sum over all processes of each tensor, in all of them, to the same last bit: a collective call."""
     if world() == 1:

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
 from sfumato import processes
 from sfumato.compute import device
-from sfumato.config import Finetune, Model, Saliency
+from sfumato.config import Model
 from sfumato.data.store import Card, have_latents, latents_key, write_latents
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.unet import UNet, load_model
 from sfumato.dpsgd.lora import ADAPTER_CONFIG, apply_adapter
-from sfumato.dpsgd.memory import estimate
 from sfumato.privacy.opening import open_local
 from sfumato.public_model.network import load_latent, load_trained
 from sfumato.public_model.network import outline as outline_of_public_model
@@ -24,7 +22,6 @@ from sfumato.public_model.reference import CONFIG, is_latent, load_codec
 from sfumato.weights import WEIGHTS
 
 Report = Callable[[int, int], None]
-T = TypeVar("T", Finetune, Saliency)
 
 
 def load_start(pretrain: Path) -> Denoiser:
@@ -52,13 +49,6 @@ def outline(settings: Model, shape: tuple[int, int, int], classes: int) -> Denoi
         return outline_of_public_model(settings, classes)
     with torch.device("meta"):
         return UNet(resolution=shape[1], channels=shape[0], classes=classes, **settings.network())
-
-
-def with_chunk(settings: T, network: Model, shape: tuple[int, int, int], classes: int) -> T:
-    """The settings of a stage; for a public model, with a `chunk` chosen from the machine's memory, never from data."""
-    if network.directory is None or settings.chunk:
-        return settings
-    return settings.model_copy(update={"chunk": estimate(outline(network, shape, classes), settings).chunk})
 
 
 def ensure_latents(

@@ -350,7 +350,7 @@ class Blanks:
 
         def measure() -> list[float]:
             settings = self.params.finetune.model_copy(update={"draws": draws})
-            state = State(self.network(), settings, public_batch=1.0)
+            state = State(self.network(), settings, public_batch=float(min(settings.batch, self.sensitive)))
             images, labels = self.images(state.chunk), torch.zeros(state.chunk, dtype=torch.int64, device=device())
 
             def once() -> None:

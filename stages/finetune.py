@@ -16,13 +16,13 @@ from sfumato.errors import ConfigError
 from sfumato.files import replace_file
 from sfumato.queries.count import read_counts
 from sfumato.queries.saliency import read_ranking
-from sfumato.synthesizer import ensure_latents, load_start, start_file, with_chunk
+from sfumato.synthesizer import ensure_latents, load_start, start_file
 from stages.runner import EVALUATION, QueryRun, load_plan, progress, say, state_dir
 
 
 def finetune(run: QueryRun[Finetune]) -> None:
     plan, pretrain, card = run.plan, run.path("pretrain"), read_card(run.card)
-    settings = with_chunk(run.settings.on_this_machine(), plan.network, plan.shape, len(plan.classes))
+    settings = run.settings.on_this_machine()
 
     # the network, what of it is trained, and what it is trained on
     model = load_start(pretrain)

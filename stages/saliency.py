@@ -11,7 +11,7 @@ from sfumato.dpsgd.trainable import candidates
 from sfumato.pictures import plot_saliency
 from sfumato.queries.count import read_counts
 from sfumato.queries.saliency import query_saliency, rank_candidates, save_ranking
-from sfumato.synthesizer import ensure_latents, load_start, with_chunk
+from sfumato.synthesizer import ensure_latents, load_start
 from stages.runner import QueryRun, progress, state_dir
 
 
@@ -20,7 +20,7 @@ def saliency(run: QueryRun[Saliency]) -> None:
     model = load_start(pretrain)
     encoding = partial(progress, "encoding the images, once", clock=False)
     latents = ensure_latents(model, state_dir(), read_card(run.card), pretrain, encoding)
-    settings = with_chunk(run.settings.on_this_machine(), plan.network, plan.shape, len(plan.classes))
+    settings = run.settings.on_this_machine()
     pool = candidates(model.to(device()), settings.candidates)
     public_size = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes)).total
     released = f"gradient of {len(pool)} candidates ({settings.candidates}, score {settings.score})"

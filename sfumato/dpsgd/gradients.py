@@ -23,9 +23,9 @@ from sfumato.diffusion.denoiser import Learner
 from sfumato.dpsgd.clip import clipped_sum
 from sfumato.dpsgd.per_image import PerImage
 
-GRADIENT_MEMORY = 2**30  # bytes of per-image gradients held at a time
-IMAGES = 64  # whose gradients are taken together
-PASSES = 256  # network passes at a time: more is hardly faster
+GRADIENT_MEMORY = 2**30  # bytes of per-image gradients held at a time on a CPU
+IMAGES = 64  # whose gradients are taken together on a CPU
+PASSES = 256  # network passes at a time: more is hardly faster on a CPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,10 @@ class Draws:
 
     def rows(self, index: slice | Tensor) -> Draws:
         return Draws(**{name: value[index] for name, value in self.tensors().items()})
+
+    def of_each(self, index: slice) -> Draws:
+        """Some of the K draws of every image."""
+        return Draws(**{name: value[:, index] for name, value in self.tensors().items()})
 
 
 def draw(
@@ -156,6 +160,32 @@ def by_vmap(
     return {name: rows[name] for name in parameters}
 
 
+def mean_gradients(
+    model: Learner,
+    parameters: Mapping[str, Tensor],
+    images: Tensor,
+    labels: Tensor,
+    draws: Draws,
+    autocast: bool = False,
+    together: int | None = None,
+) -> dict[str, Tensor]:
+    """As `per_image_gradients`, `together` of the K draws of every image at a time; None: all of them.
+
+    Guarantee: the row of an image is the mean over all of its K draws, which nothing has clipped yet.
+    """
+    count = draws.levels.shape[1]
+    if together is None or together >= count:
+        return per_image_gradients(model, parameters, images, labels, draws, autocast)
+    total: dict[str, Tensor] = {}
+    for part in (slice(start, min(start + together, count)) for start in range(0, count, together)):
+        shown, own = images[:, part] if images.ndim == 5 else images, labels[:, part] if labels.ndim == 2 else labels
+        rows = per_image_gradients(model, parameters, shown, own, draws.of_each(part), autocast)
+        share = (part.stop - part.start) / count
+        for name, value in rows.items():
+            total[name] = total[name].add_(value, alpha=share) if name in total else value * share
+    return total
+
+
 @torch.no_grad()  # otherwise weights that are not differentiated keep a graph over all images alive
 def clipped_gradient_sum(
     model: Learner,
@@ -167,12 +197,13 @@ def clipped_gradient_sum(
     chunk: int,
     autocast: bool = False,
     factors: Mapping[str, Tensor] | None = None,
+    together: int | None = None,
 ) -> Tensor:
     """Sum over images of their clipped gradients, `chunk` images at a time. Returns (P,) float32; zeros without images.
 
     images: (B, C, H, W) float32 in [0, 1], any memory format; labels: (B,) int64; of groups (B, K, C, H, W) and (B, K);
     draws: B rows, averaged before the clip; factors: public, by name and of the parameters' shapes; each gradient is
-    multiplied by them before the clip.
+    multiplied by them before the clip; together: draws of an image at a time, None for all.
     Guarantee: one image, or one group, more or less changes the sum by at most `max_grad_norm` in L2.
     """
     if len(draws) != len(images):
@@ -182,9 +213,9 @@ def clipped_gradient_sum(
         # The last chunk is filled up by repeating its last image, and the copies are dropped: matrix kernels round
         # differently for different sizes, and no image's gradient may depend on how many others were drawn.
         index = torch.arange(start, start + chunk, device=images.device)
-        count = int((index < len(images)).sum())
+        count = min(chunk, len(images) - start)
         index = index.clamp(max=len(images) - 1)
-        rows = per_image_gradients(model, parameters, images[index], labels[index], draws.rows(index), autocast)
+        rows = mean_gradients(model, parameters, images[index], labels[index], draws.rows(index), autocast, together)
         if factors is not None:
             rows = {name: value * factors[name].detach() for name, value in rows.items()}
         total += clipped_sum({name: value[:count] for name, value in rows.items()}, max_grad_norm)
@@ -193,13 +224,20 @@ def clipped_gradient_sum(
 
 @torch.no_grad()
 def half_precision_pays(
-    model: Learner, parameters: Mapping[str, Tensor], chunk: int, draw: Callable[[Tensor], Draws]
+    model: Learner,
+    parameters: Mapping[str, Tensor],
+    chunk: int,
+    draw: Callable[[Tensor], Draws],
+    together: int | None = None,
 ) -> bool:
-    """Is bfloat16 faster here? Timed on blank images: neither the answer nor the time depends on data."""
+    """Is bfloat16 faster here? Timed on blank images: neither the answer nor the time depends on data.
+
+    together: draws of an image at a time, as they will be taken.
+    """
     device = next(iter(parameters.values())).device
     images = torch.zeros(chunk, model.channels, model.resolution, model.resolution, device=device)
     labels = torch.zeros(chunk, dtype=torch.int64, device=device)
-    draws = draw(images)
+    draws = draw(images).of_each(slice(together))
     key = ("per-image", device, images.shape, draws.levels.shape, sum(value.numel() for value in parameters.values()))
     return bfloat16_is_faster(
         lambda half: per_image_gradients(model, parameters, images, labels, draws, half), key, device
@@ -207,9 +245,9 @@ def half_precision_pays(
 
 
 def choose_chunk(parameter_count: int, draws: int) -> int:
-    """Images at a time: at most GRADIENT_MEMORY of per-image gradients and PASSES network passes, but at least 1.
+    """Images at a time on a CPU: at most GRADIENT_MEMORY of per-image gradients and PASSES passes, but at least 1.
 
-    A power of two. `draws` is K.
+    A power of two. `draws` is K. On a GPU, and for a public model, `sfumato.dpsgd.memory` chooses.
     """
     limit = min(GRADIENT_MEMORY // (4 * parameter_count), IMAGES, max(4, PASSES // draws))
     return 2 ** int(math.log2(limit)) if limit >= 1 else 1

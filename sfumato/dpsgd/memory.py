@@ -1,32 +1,38 @@
-"""How much memory per-image gradients will take: it runs the same computation on shapes alone.
+"""How much memory per-image gradients will take, and how many fit: it runs the same computation on shapes alone.
 
-Everything here is public: the model, the batch, the machine. Nothing depends on an image.
+Everything here is public: the model, the batch, the machine. Nothing depends on an image. How many images are taken at
+a time is a setting of the machine: no plan, record or artifact holds it, and a run may go on with another number.
 """
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from sfumato import processes
 from sfumato.compute import device
 from sfumato.config import SALIENT, Finetune, Saliency
-from sfumato.diffusion.denoiser import Denoiser
-from sfumato.dpsgd.gradients import Draws, per_image_gradients
+from sfumato.diffusion.denoiser import Denoiser, Learner
+from sfumato.dpsgd.clip import one_matrix
+from sfumato.dpsgd.gradients import Draws, choose_chunk, per_image_gradients
 from sfumato.dpsgd.trainable import candidates, choose_trainable, flat
 
 # float32 copies of the trained parameters beside the model
 STEP_COPIES = 5  # average, two moments, the sum, the noised gradient
 SALIENCY_COPIES = 8  # the sum and the released vectors in float64, the clipped sum and the noise of one batch
 IMAGES = 32  # per vmap, at most
+GPU_IMAGES, GPU_PASSES = 512, 4096  # of a network that splits by image, at most: far more would not be faster
 CPU_BYTES = 4 * 2**30  # for one chunk where there is no GPU
+FREE = 0.8  # of the free memory of a GPU: kernels take some for themselves
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +44,9 @@ class Memory:
     gradients: int
     activations: int
     trained: int  # parameters
-    chunk: int
+    chunk: int  # images at a time
+    draws: int  # of each of them at a time
+    split: bool  # whether that is not all of their draws
 
     @property
     def peak(self) -> int:
@@ -47,8 +55,9 @@ class Memory:
     def __str__(self) -> str:
         sizes = (self.peak, self.weights, self.copies, self.gradients, self.activations)
         peak, weights, copies, gradients, activations = map(readable, sizes)
+        some = f", {self.draws} of its draws," if self.split else ""
         return (
-            f"about {peak} at float32, {self.chunk} image{'s' * (self.chunk > 1)} at a time: "
+            f"about {peak} at float32, {self.chunk} image{'s' * (self.chunk > 1)}{some} at a time: "
             f"{weights} for the network, {copies} for sums and moments, "
             f"{gradients} for per-image gradients of {self.trained:,} parameters, {activations} for activations"
         )
@@ -91,8 +100,20 @@ class LiveBytes(TorchDispatchMode):
         self.live -= self.known.pop(key, 0)
 
 
-def gradient_memory(model: Denoiser, parameters: Mapping[str, Tensor], chunk: int, draws: int, copies: int) -> Memory:
-    """The peak of one step. model: on the meta device, as `outline` gives it; draws: K."""
+def on_meta(model: nn.Module) -> nn.Module:
+    """The same network on the meta device: shapes without weights. Nothing of `model` is copied."""
+    known: dict[int, Tensor] = {}
+    for value in model.parameters():
+        known[id(value)] = nn.Parameter(torch.empty_like(value, device="meta"), requires_grad=value.requires_grad)
+    for buffer in model.buffers():
+        known[id(buffer)] = torch.empty_like(buffer, device="meta")
+    return copy.deepcopy(model, known)  # type: ignore[arg-type]
+
+
+def gradient_memory(
+    model: Learner, parameters: Mapping[str, Tensor], chunk: int, draws: int, copies: int, split: bool = False
+) -> Memory:
+    """The peak of one step. model: on the meta device; draws: of each image at a time; split: and it has more."""
     shape = (model.channels, model.resolution, model.resolution)
     with torch.device("meta"), torch.no_grad():
         images, labels = torch.empty(chunk, *shape), torch.empty(chunk, dtype=torch.int64)
@@ -108,11 +129,60 @@ def gradient_memory(model: Denoiser, parameters: Mapping[str, Tensor], chunk: in
     gradients = 4 * trained * chunk
     weights = sum(value.numel() * value.element_size() for value in [*model.parameters(), *model.buffers()])
     inputs = 4 * chunk * (1 + draws) * images[0].numel()
-    most = max(counter.peak, gradients + 8 * trained)  # the clipped sum exists twice: in parts, and whole
+    # the clip: on a GPU the rows exist twice, by name and as one matrix; the sum exists twice, in parts and whole
+    clip = (2 if one_matrix(device()) else 1) * gradients + 8 * trained
+    most = max(counter.peak + gradients * split, clip)
     copies, activations = 4 * trained * copies, most - gradients + inputs
     return Memory(
-        weights=weights, copies=copies, gradients=gradients, activations=activations, trained=trained, chunk=chunk
+        weights=weights,
+        copies=copies,
+        gradients=gradients,
+        activations=activations,
+        trained=trained,
+        chunk=chunk,
+        draws=draws,
+        split=split,
     )
+
+
+def what_fits(at: Callable[[int, int], Memory], draws: int, budget: int, most: int) -> Memory:
+    """The most images at a time, a power of two, whose memory is within `budget` bytes; one at least, `most` at most.
+
+    at: (images, draws of each) -> memory. Where one image with all of its draws is too much, they come in parts.
+    """
+    one = at(1, draws)
+    if one.peak > budget:
+        while one.peak > budget and one.draws > 1:
+            one = at(1, (one.draws + 1) // 2)
+        return one
+    each = max(1, at(2, draws).peak - one.peak)
+    return at(2 ** (min(most, 1 + (budget - one.peak) // each).bit_length() - 1), draws)
+
+
+def images_at_a_time(
+    model: Learner, parameters: Mapping[str, Tensor], draws: int, *, batch: float, copies: int, chunk: int | None = None
+) -> tuple[int, int]:
+    """Images whose gradients are taken together, and how many of the K draws of each. For all processes the same.
+
+    What fits, on a GPU and for a network whose gradients vmap takes; else what is fast on a CPU. Never more than half
+    of the expected `batch`, to which a chunk is filled up. chunk: as the user wants it. A collective call.
+    """
+    where = next(iter(parameters.values())).device
+    if chunk is not None:
+        return processes.fewest(chunk), draws
+    if where.type != "cuda" and model.splits_by_image:
+        return processes.fewest(choose_chunk(sum(value.numel() for value in parameters.values()), draws)), draws
+    shapes: Any = on_meta(model)
+    named = dict(shapes.named_parameters())
+    trained = {name: named[name] for name in parameters}
+
+    def at(images: int, some: int) -> Memory:
+        return gradient_memory(shapes, trained, images, some, copies, split=some < draws)
+
+    loaded = sum(value.numel() * value.element_size() for value in [*model.parameters(), *model.buffers()])
+    most = min(GPU_IMAGES, max(1, GPU_PASSES // draws)) if model.splits_by_image else IMAGES
+    found = what_fits(at, draws, chunk_budget(where, loaded), min(most, max(1, int(batch / 2))))
+    return processes.fewest(found.chunk), processes.fewest(found.draws)
 
 
 def trained_parameters(
@@ -143,19 +213,21 @@ def estimate(
     parameters = trained_parameters(model, stage)
     copies = STEP_COPIES if isinstance(stage, Finetune) else SALIENCY_COPIES
 
-    def at(size: int) -> Memory:
-        return gradient_memory(model, parameters, size, stage.draws, copies)
+    def at(images: int, draws: int) -> Memory:
+        return gradient_memory(model, parameters, images, draws, copies, split=draws < stage.draws)
 
-    if chunk or stage.chunk:
-        return at(chunk or stage.chunk or 1)
-    one, two = at(1), at(2)
-    room = (budget or chunk_budget()) - one.peak
-    each = max(1, two.peak - one.peak)
-    return at(max(1, 2 ** (min(IMAGES, 1 + max(0, room) // each).bit_length() - 1)))
+    if chunk := chunk or stage.chunk:
+        return at(chunk, stage.draws)
+    return what_fits(at, stage.draws, budget or chunk_budget(device()), IMAGES)
 
 
-def chunk_budget() -> int:
-    """Bytes that one step may take: four fifths of the free memory of the GPU, or CPU_BYTES without one."""
-    if device().type == "cuda":
-        return int(0.8 * torch.cuda.mem_get_info()[0])
-    return CPU_BYTES
+def chunk_budget(where: torch.device, loaded: int = 0) -> int:
+    """Bytes that one step may take, the network among them; without a GPU CPU_BYTES.
+
+    loaded: bytes of the network, where it is on the device already.
+    """
+    if where.type != "cuda":
+        return CPU_BYTES
+    free, _ = torch.cuda.mem_get_info(where)
+    kept = torch.cuda.memory_reserved(where) - torch.cuda.memory_allocated(where)  # by PyTorch, for tensors to come
+    return int(FREE * (free + kept)) + loaded

@@ -73,7 +73,9 @@ class PerImage(TorchFunctionMode):
 def computed(weight: Tensor) -> Tensor:
     """The weight in the precision of autocast, detached: the gradient goes to its rows instead."""
     weight, device = weight.detach(), weight.device.type
-    return weight.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else weight
+    if weight.is_meta or not torch.is_autocast_enabled(device):
+        return weight
+    return weight.to(torch.get_autocast_dtype(device))
 
 
 # --- layers -----------------------------------------------------------------------------------------------------------

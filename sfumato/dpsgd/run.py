@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from sfumato import processes
 from sfumato.config import Descent
 from sfumato.diffusion.denoiser import Learner
 from sfumato.diffusion.ema import EMA
 from sfumato.dpsgd.checkpoint import make_durable, resume
 from sfumato.dpsgd.clip import unflatten
-from sfumato.dpsgd.gradients import Draws, choose_chunk, clipped_gradient_sum, draw, half_precision_pays
+from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw, half_precision_pays
+from sfumato.dpsgd.memory import STEP_COPIES, images_at_a_time
 from sfumato.files import csv_text
 from sfumato.privacy.accountant import epsilon_and_order, rdp_curve
 from sfumato.privacy.events import Mechanism
@@ -77,9 +79,13 @@ class State:
         make, self.moments = OPTIMISERS["adam"]
         self.optimiser = make(self.parameters.values(), lr=config.learning_rate)
         self.steps = 0
-        self.chunk = config.chunk or choose_chunk(self.size, config.draws)
+        self.chunk, self.together = images_at_a_time(
+            model, self.parameters, config.draws, batch=public_batch, copies=STEP_COPIES, chunk=config.chunk
+        )
         if autocast is None:
-            autocast = half_precision_pays(model, self.parameters, self.chunk, self.draw)
+            pays = half_precision_pays(model, self.parameters, self.chunk, self.draw, self.together)
+            # for all processes the same: no image's gradient may depend on which of them it falls to
+            autocast = processes.told(pays)
         self.autocast = autocast
 
     def draw(self, images: Tensor) -> Draws:
@@ -181,7 +187,7 @@ def gradient_sum(state: State, charge: Charge) -> Tensor:
         images, labels = images.to(state.device), labels.to(state.device)
         draws = state.draw(images)
         total += clipped_gradient_sum(
-            state.model, state.parameters, images, labels, draws, bound, chunk, state.autocast
+            state.model, state.parameters, images, labels, draws, bound, chunk, state.autocast, None, state.together
         )
     return total
 

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from sfumato import processes
 from sfumato.artifacts import Artifact
 from sfumato.config import Saliency
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.documents import read_json
 from sfumato.dpsgd.clip import unflatten
-from sfumato.dpsgd.gradients import Draws, choose_chunk, clipped_gradient_sum, draw, half_precision_pays
+from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw, half_precision_pays
+from sfumato.dpsgd.memory import SALIENCY_COPIES, images_at_a_time
 from sfumato.errors import DataError, explained
 from sfumato.files import csv_text, write_json
 from sfumato.privacy.noise import secret_generator
@@ -64,7 +66,9 @@ def query_saliency(
     named = dict(model.named_parameters())
     parameters = {name: named[name] for names in candidates.values() for name in names}
     size = sum(value.numel() for value in parameters.values())
-    chunk = settings.chunk or choose_chunk(size, settings.draws)
+    chunk, together = images_at_a_time(
+        model, parameters, settings.draws, batch=public_size, copies=SALIENCY_COPIES, chunk=settings.chunk
+    )
     device = next(iter(parameters.values())).device
     generator = generator or secret_generator(device)
 
@@ -72,13 +76,14 @@ def query_saliency(
         return draw(model, images, settings.draws, settings.noise_levels, generator, label_dropout=label_dropout)
 
     if autocast is None:
-        autocast = half_precision_pays(model, parameters, chunk, fresh)
+        # for all processes the same: no image's gradient may depend on which of them it falls to
+        autocast = processes.told(half_precision_pays(model, parameters, chunk, fresh, together))
     factors = parameters if settings.score == "snip" else None
     total = torch.zeros(size, dtype=torch.float64)
     for images, labels in charge.batches(size=4 * chunk, draws=settings.draws):
         images, labels = images.to(device), labels.to(device)
         total += clipped_gradient_sum(
-            model, parameters, images, labels, fresh(images), settings.max_norm, chunk, autocast, factors
+            model, parameters, images, labels, fresh(images), settings.max_norm, chunk, autocast, factors, together
         ).cpu()
     released = unflatten(charge.release(total, max_norm=settings.max_norm).double() / public_size, parameters)
     return {name: torch.cat([released[part].flatten() for part in parts]) for name, parts in candidates.items()}

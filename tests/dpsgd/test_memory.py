@@ -6,14 +6,14 @@ import torch
 pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 
+from peak_memory import peak_memory
 from tiny_diffusers import KINDS, save_references
 
 from sfumato.config import Finetune, Lora, Model, Saliency, TimestepMixture
 from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
-from sfumato.dpsgd.memory import estimate
+from sfumato.dpsgd.memory import SALIENCY_COPIES, estimate, images_at_a_time
 from sfumato.dpsgd.trainable import candidates, choose_trainable
 from sfumato.public_model.network import load_latent, outline
-from sfumato.synthesizer import with_chunk
 
 CLASSES = ("zero", "one", "two")
 UNIFORM = TimestepMixture(weights=(1,), bounds=(0, 1000))
@@ -22,21 +22,6 @@ UNIFORM = TimestepMixture(weights=(1,), bounds=(0, 1000))
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     return save_references(tmp_path_factory.mktemp("models"), CLASSES)
-
-
-def measured_peak(work) -> int:
-    """The most bytes that PyTorch's CPU allocator held at a time for `work`, beyond what was there before."""
-    from torch.profiler import ProfilerActivity, profile
-
-    work()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        work()
-    live = peak = 0
-    events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        live += event.nbytes()
-        peak = max(peak, live)
-    return peak
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -57,7 +42,7 @@ def test_the_memory_estimate_is_within_a_quarter_of_what_was_measured(models, ki
         drawn = draw(model, latents, draws, UNIFORM, generator)
         clipped_gradient_sum(model, parameters, latents, labels, drawn, 1.0, chunk)
 
-    assert told.activations + told.gradients == pytest.approx(measured_peak(step), rel=0.25)
+    assert told.activations + told.gradients == pytest.approx(peak_memory(step), rel=0.25)
     assert told.weights == sum(
         value.numel() * value.element_size() for value in [*model.parameters(), *model.buffers()]
     )
@@ -69,9 +54,14 @@ def test_the_chunk_is_what_fits(models):
     assert estimate(outline(model, 3), settings, budget=one // 2).chunk == 1
     few, many = (estimate(outline(model, 3), settings, budget=times * one) for times in (6, 100))
     assert 1 < few.chunk < many.chunk == 32 and few.peak <= 6 * one
-    assert (
-        with_chunk(settings, model, (1, 8, 8), 3).chunk == 32
-        and with_chunk(settings.model_copy(update={"chunk": 3}), model, (1, 8, 8), 3).chunk == 3
-    )
-    assert with_chunk(settings, Model(), (1, 8, 8), 3) is settings
     assert all(value.device.type == "meta" for value in outline(model, 3).parameters())
+
+
+def test_a_loaded_network_is_given_what_was_foretold_of_its_outline(models):
+    settings, reference = Saliency(), Model(directory=str(models / "transformer"))
+    model = load_latent(models / "transformer-reference")
+    named = dict(model.named_parameters())
+    pool = {name: named[name] for names in candidates(model, settings.candidates).values() for name in names}
+    found = images_at_a_time(model, pool, settings.draws, batch=1000.0, copies=SALIENCY_COPIES)
+    assert found == (estimate(outline(reference, 3), settings).chunk, settings.draws) == (32, 1)
+    assert images_at_a_time(model, pool, 1, batch=1000.0, copies=SALIENCY_COPIES, chunk=3) == (3, 1)
