@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from sfumato.errors import ConfigError
 
@@ -56,6 +57,11 @@ def no_cuda() -> str:
     if said:
         print(f"no GPU is used: {said}", file=sys.stderr)
     return f"{built} here{f' ({said})' if said else ''}"
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the processor on the device. A GPU fetches it when it gets there, and nobody waits for that."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def keep_freed_memory() -> None:

@@ -30,7 +30,7 @@ def log_normal(law: LogNormal, n: int, generator: torch.Generator) -> Tensor:
 
 def timestep_mixture(law: TimestepMixture, n: int, generator: torch.Generator) -> Tensor:
     """σ(t) of the linear DDPM schedule, t uniform on {lᵢ, …, uᵢ − 1} with probability wᵢ/Σw."""
-    return schedule().to(generator.device)[draw_timesteps(law, n, generator, TIMESTEPS)]
+    return schedule(generator.device)[draw_timesteps(law, n, generator, TIMESTEPS)]
 
 
 LAWS: dict[str, Callable[[Any, int, torch.Generator], Tensor]] = {
@@ -44,16 +44,23 @@ def draw_timesteps(law: TimestepMixture, n: int, generator: torch.Generator, ste
     device = generator.device
     if n == 0:
         return torch.empty(0, dtype=torch.int64, device=device)
-    bounds = torch.tensor(law.bounds, device=device, dtype=torch.float64) * (steps / TIMESTEPS)
-    part = torch.multinomial(torch.tensor(law.weights, device=device), n, replacement=True, generator=generator)
+    weights, bounds = mixture(law, device)
+    bounds = bounds * (steps / TIMESTEPS)
+    part = torch.multinomial(weights, n, replacement=True, generator=generator)
     # float64, floored: the uniform draw stays below 1, so t stays below its upper bound
     uniform = torch.rand(n, generator=generator, device=device, dtype=torch.float64)
     return (bounds[part] + uniform * (bounds[part + 1] - bounds[part])).floor().long().clamp(max=steps - 1)
 
 
 @functools.cache
-def schedule() -> Tensor:
+def mixture(law: TimestepMixture, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The weights, (n,), and the bounds, (n + 1,) float64, of a law. Kept: to send them anew would hold up a GPU."""
+    return torch.tensor(law.weights, device=device), torch.tensor(law.bounds, device=device, dtype=torch.float64)
+
+
+@functools.cache
+def schedule(device: torch.device) -> Tensor:
     """σ(t) = √((1 − ᾱ)/ᾱ) for t = 0..999 under linear betas. (1000,) float32, rising from 0.01 to about 157."""
     betas = torch.linspace(FIRST_BETA, LAST_BETA, TIMESTEPS, dtype=torch.float64)
     alphas_cumprod = (1 - betas).cumprod(0)
-    return ((1 - alphas_cumprod) / alphas_cumprod).sqrt().float()
+    return ((1 - alphas_cumprod) / alphas_cumprod).sqrt().float().to(device)

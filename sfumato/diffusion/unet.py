@@ -24,6 +24,7 @@ from sfumato.errors import ConfigError
 from sfumato.weights import load_network, save_network
 
 HEAD_CHANNELS = 32
+MOST_GROUPS = 65_535  # that the derivative of PyTorch's group normalisation takes at a time on CUDA
 
 
 class GroupNorm(nn.Module):
@@ -41,11 +42,20 @@ class GroupNorm(nn.Module):
         """x: (B, C, H, W); scale, shift: (B, C), for a norm without its own."""
         if scale is None or shift is None:
             scale, shift = self.weight.expand(len(x), -1), self.bias.expand(len(x), -1)
-        # All images as the channels of one: the scale, the shift and their gradients, one per image, are then part of
-        # the kernel.
-        flat = x.reshape(1, -1, x[0, 0].numel())
-        scale, shift = (value.flatten().to(x.dtype) for value in (scale, shift))
-        return F.group_norm(flat, len(x) * self.groups, scale, shift).view(x.shape)
+        most = MOST_GROUPS // self.groups if x.is_cuda else len(x)
+        if len(x) <= most:
+            return normalised(x, self.groups, scale, shift)
+        parts = zip(x.split(most), scale.split(most), shift.split(most), strict=True)
+        return torch.cat([normalised(part, self.groups, *own) for part, *own in parts])
+
+
+def normalised(x: Tensor, groups: int, scale: Tensor, shift: Tensor) -> Tensor:
+    """Group normalisation, scaled and shifted for each image. x: (B, C, H, W); scale, shift: (B, C)."""
+    # All images as the channels of one: the scale, the shift and their gradients, one per image, are then part of
+    # the kernel.
+    flat = x.reshape(1, -1, x[0, 0].numel())
+    scale, shift = (value.flatten().to(x.dtype) for value in (scale, shift))
+    return F.group_norm(flat, len(x) * groups, scale, shift).view(x.shape)
 
 
 class Block(nn.Module):

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from sfumato import processes
+from sfumato.compute import sent
 from sfumato.config import Descent
 from sfumato.diffusion.denoiser import Learner
 from sfumato.diffusion.ema import EMA
@@ -184,7 +185,7 @@ def gradient_sum(state: State, charge: Charge) -> Tensor:
     total = torch.zeros(state.size, device=state.device)
     bound, chunk = state.config.max_grad_norm, state.chunk
     for images, labels in charge.batches(size=4 * chunk, draws=state.config.draws):
-        images, labels = images.to(state.device), labels.to(state.device)
+        images, labels = sent(images, state.device), sent(labels, state.device)
         draws = state.draw(images)
         total += clipped_gradient_sum(
             state.model, state.parameters, images, labels, draws, bound, chunk, state.autocast, None, state.together

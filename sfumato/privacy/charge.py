@@ -202,7 +202,8 @@ class Charge:
 
     def _noised(self, total: Tensor, std: float, whole: bool) -> Tensor:
         """The one place where noise is added, by the first process; all get the result."""
-        noisy = total.cpu().double() + self._noise.gaussian(tuple(total.shape), std)
+        # the noise first: a GPU may still be at work on the sum
+        noisy = self._noise.gaussian(tuple(total.shape), std) + total.cpu().double()
         whole = whole and self._groups is None
         return processes.shown(rounded(noisy, 1.0 if whole else public_grid(std)).to(total))
 

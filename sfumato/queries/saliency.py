@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sfumato import processes
 from sfumato.artifacts import Artifact
+from sfumato.compute import sent
 from sfumato.config import Saliency
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.documents import read_json
@@ -79,12 +80,13 @@ def query_saliency(
         # for all processes the same: no image's gradient may depend on which of them it falls to
         autocast = processes.told(half_precision_pays(model, parameters, chunk, fresh, together))
     factors = parameters if settings.score == "snip" else None
-    total = torch.zeros(size, dtype=torch.float64)
+    total = torch.zeros(size, dtype=torch.float64, device=device)
     for images, labels in charge.batches(size=4 * chunk, draws=settings.draws):
-        images, labels = images.to(device), labels.to(device)
+        images, labels = sent(images, device), sent(labels, device)
         total += clipped_gradient_sum(
             model, parameters, images, labels, fresh(images), settings.max_norm, chunk, autocast, factors, together
-        ).cpu()
+        )
+    total = total.cpu()
     released = unflatten(charge.release(total, max_norm=settings.max_norm).double() / public_size, parameters)
     return {name: torch.cat([released[part].flatten() for part in parts]) for name, parts in candidates.items()}
 

@@ -66,7 +66,7 @@ def test_log_normal_levels_have_their_law():
 
 
 def test_timestep_mixture_has_its_weights_and_bounds():
-    n, sigmas = 20_000, schedule()
+    n, sigmas = 20_000, schedule(torch.device("cpu"))
     law = TimestepMixture(weights=(1.0, 18.0, 1.0), bounds=(10, 200, 800, 1000))
     drawn = draw_noise_levels(law, n, torch.Generator().manual_seed(0))
     t = torch.searchsorted(sigmas, drawn)
@@ -81,7 +81,7 @@ def test_timestep_mixture_has_its_weights_and_bounds():
 
 
 def test_the_timestep_schedule_is_ddpm_s():
-    sigmas = schedule()
+    sigmas = schedule(torch.device("cpu"))
     assert float(sigmas[0]) == pytest.approx(math.sqrt(1e-4 / (1 - 1e-4)), rel=1e-4)
     assert float(sigmas[-1]) == pytest.approx(157.4, rel=1e-3)
     assert (sigmas.diff() > 0).all()

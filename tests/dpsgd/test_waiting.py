@@ -1,0 +1,111 @@
+"""What would make the processor wait for a GPU inside a step: shown on a CPU by the operations that do so."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from sfumato.config import Finetune, LogNormal, TimestepMixture
+from sfumato.diffusion import unet
+from sfumato.diffusion.unet import GroupNorm, UNet
+from sfumato.dpsgd import clip
+from sfumato.dpsgd.gradients import clipped_gradient_sum
+from sfumato.dpsgd.run import State, gradient_sum
+
+# by their results a program goes on, so a GPU must have finished; or their size depends on what is in a tensor
+WAITS = {
+    f"aten::{name}"
+    for name in (
+        *("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "nonzero_numpy", "masked_select"),
+        *("_unique2", "unique_dim", "bincount", "repeat_interleave.Tensor"),
+    )
+}
+SENDS = "aten::lift_fresh"  # a tensor made of Python numbers
+
+
+class NoWaiting(TorchDispatchMode):
+    def __torch_dispatch__(self, operator: Any, types: Any, arguments: tuple = (), keywords: dict | None = None) -> Any:
+        name = operator._schema.name
+        assert name not in WAITS and name != SENDS, name
+        if name in ("aten::index", "aten::index_put", "aten::index_put_"):  # by truths: as many as there are
+            assert not any(isinstance(part, Tensor) and part.dtype == torch.bool for part in tree_leaves(arguments[1]))
+        return operator(*arguments, **(keywords or {}))
+
+
+class OneDraw:
+    def __init__(self, count: int) -> None:
+        self.images, self.labels = torch.rand(count, 1, 10, 10), torch.arange(count) % 4
+
+    def batches(self, size: int, draws: int):
+        yield from zip(self.images.split(size), self.labels.split(size), strict=True)
+
+
+def state(law: Any, **options: Any) -> State:
+    torch.manual_seed(0)
+    model = UNet(10, 1, 4, width=8, multipliers=(1, 2), attention=(1,), unshuffle=2)
+    config = Finetune(**{"draws": 4, "max_grad_norm": 0.01, "chunk": 4, "noise_levels": law, **options})
+    return State(model, config, public_batch=16.0, autocast=False, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("law", [LogNormal(), TimestepMixture()])
+@pytest.mark.parametrize("together", [4, 2])
+def test_nothing_in_the_sum_of_a_draw_waits_for_a_gpu(monkeypatch, law, together):
+    monkeypatch.setattr(clip, "one_matrix", lambda device: True)  # as on a GPU
+    run, charge = state(law, flip=True, crop=1), OneDraw(7)
+    run.together = together
+    gradient_sum(run, charge)  # what is kept between steps is made in the first one
+    with NoWaiting():
+        total = gradient_sum(run, charge)
+    assert total.isfinite().all() and total.any()
+
+
+def test_what_waits_is_noticed(monkeypatch):
+    """On a CPU the clip looks which rows are broken, and waits: were it done so on a GPU, the test above would fail."""
+    run, charge = state(LogNormal()), OneDraw(3)
+    with pytest.raises(AssertionError, match="nonzero"), NoWaiting():
+        gradient_sum(run, charge)
+    with pytest.raises(AssertionError), NoWaiting():
+        charge.images[charge.labels == 1]
+    with pytest.raises(AssertionError, match="lift_fresh"), NoWaiting():
+        torch.tensor([0.5, 1.0])
+
+
+class OnGpu(Tensor):
+    """A tensor of the processor that says it is on a GPU."""
+
+    is_cuda = True  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("most", [2, 5, 7, 100])
+def test_group_normalisation_in_parts_gives_the_same_numbers_and_derivatives(monkeypatch, most):
+    torch.manual_seed(0)
+    norm, given = GroupNorm(16), torch.randn(7, 16, 5, 3)
+    assert norm.groups == 4
+    scale, shift = torch.randn(7, 16), torch.randn(7, 16)
+    monkeypatch.setattr(unet, "MOST_GROUPS", 4 * most)
+
+    def found(kind: type[Tensor]) -> list[Tensor]:
+        inputs = [value.clone().requires_grad_() for value in (given, scale, shift)]
+        x = inputs[0].as_subclass(kind)
+        out = norm(x, *inputs[1:]).as_subclass(Tensor)
+        return [out.detach(), *torch.autograd.grad(out.square().sum(), inputs)]
+
+    sizes, inner = [], unet.normalised
+    monkeypatch.setattr(unet, "normalised", lambda x, *rest: sizes.append(len(x)) or inner(x, *rest))
+    whole = found(Tensor)
+    assert sizes == [7]
+    parts = found(OnGpu)
+    assert max(sizes[1:]) == min(most, 7) and sum(sizes[1:]) == 7
+    assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
+
+
+def test_the_sum_is_the_same_as_one_matrix(monkeypatch):
+    run, charge = state(LogNormal()), OneDraw(6)
+    drawn = run.draw(charge.images)
+    arguments = run.model, run.parameters, charge.images, charge.labels, drawn, 0.01, 4
+    apart = clipped_gradient_sum(*arguments)
+    monkeypatch.setattr(clip, "one_matrix", lambda device: True)
+    assert torch.allclose(clipped_gradient_sum(*arguments), apart, rtol=1e-4, atol=1e-7)
