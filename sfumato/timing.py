@@ -27,7 +27,7 @@ from sfumato.clock import (
     start_of_a_program,
 )
 from sfumato.compute import device
-from sfumato.config import Classifier, Fit, Params, Phase
+from sfumato.config import Classifier, Descent, Fit, Params, Phase
 from sfumato.data.images import ImageSet, Shape
 from sfumato.features.alone import place_matters, rows_alone
 from sfumato.features.fourier import FourierFeatures
@@ -37,11 +37,12 @@ from sfumato.pipeline import STAGES
 from sfumato.privacy.rows import Rows, bounded_sum, membership
 
 if TYPE_CHECKING:
+    from sfumato.dpsgd.run import State
     from sfumato.evaluation.downstream import Schedule
 
 PUBLIC_CLASSES = 100  # of a public set that is not known yet: they hardly matter to the time of a step
 FRAME = ("prepare sensitive", "prepare public", "plan", "ledger", "report")  # stages that are not in the table
-UNTIMED = ("evolve", "adversarial")  # whose time depends on their generators
+UNTIMED = ("evolve",)  # whose time depends on its generator
 IDLE = 1.0  # seconds of a stage that is switched off, with what DVC does around it
 AROUND = 1.0  # seconds that DVC adds to a stage, and a stage to its work: hashes, a card, a picture, the journal
 
@@ -342,36 +343,65 @@ class Blanks:
         decides = {"model": self.params.model, "batch": phase.batch, "augment": phase.augment, "amp": phase.amp}
         return self.unit("denoising", {**decides, "sources": len(phase.sources)}, measure)[0]
 
-    def gradient(self, trainable: str, draws: int) -> list[float]:
-        """Seconds of the clipped gradient of one image, and of the noise and the step of Adam on a whole sum."""
+    def step(self, state: State, settings: Descent) -> list[float]:
+        """Seconds of the clipped gradient of one image, and of the noise and the update of all weights by a sum."""
         from sfumato.dpsgd.gradients import clipped_gradient_sum
-        from sfumato.dpsgd.run import State, gradient_sum, update  # noqa: F401
+        from sfumato.dpsgd.run import update
         from sfumato.privacy.noise import NoiseSource
+
+        images, labels = self.images(state.chunk), torch.zeros(state.chunk, dtype=torch.int64, device=device())
+
+        def once() -> None:
+            drawn = state.draw(images)
+            bound, chunk = settings.max_grad_norm, state.chunk
+            clipped_gradient_sum(state.model, state.parameters, images, labels, drawn, bound, chunk, state.autocast)
+
+        noise = NoiseSource()
+        each = seconds_of(once) / state.chunk
+        return [each, seconds_of(lambda: update(state, noise.gaussian((state.size,), 1.0).to(device())))]
+
+    def steps(self, settings: Descent, each: float, step: float) -> float:
+        """Seconds of all steps, of so long an image and so long an update."""
+        return settings.steps * (min(settings.batch, self.sensitive) * each + step)
+
+    def gradient(self, trainable: str, draws: int) -> list[float]:
+        """`step` of the diffusion model."""
+        from sfumato.dpsgd.run import State
 
         def measure() -> list[float]:
             settings = self.params.finetune.model_copy(update={"draws": draws})
-            state = State(self.network(), settings, public_batch=float(min(settings.batch, self.sensitive)))
-            images, labels = self.images(state.chunk), torch.zeros(state.chunk, dtype=torch.int64, device=device())
-
-            def once() -> None:
-                drawn = state.draw(images)
-                clipped_gradient_sum(
-                    state.model, state.parameters, images, labels, drawn, 1.0, state.chunk, state.autocast
-                )
-
-            noise = NoiseSource()
-            each = seconds_of(once) / state.chunk
-            return [each, seconds_of(lambda: update(state, noise.gaussian((state.size,), 1.0).to(device())))]
+            public_batch = float(min(settings.batch, self.sensitive))
+            return self.step(State(self.network(), settings, public_batch=public_batch), settings)
 
         return self.unit("gradient", {"model": self.params.model, "trainable": trainable, "draws": draws}, measure)
+
+    def adversarial(self) -> float:
+        """A step of the discriminator has its generated images and one step of the generator in its update."""
+        from sfumato.dpsgd.discriminator import Discriminator
+        from sfumato.queries.adversarial import AdversarialState
+        from sfumato.warmup.generator import new_generator
+
+        settings = self.params.adversarial
+
+        def measure() -> list[float]:
+            judge = Discriminator(self.shape[1], self.shape[0], self.classes, settings.discriminator).to(device())
+            generator = new_generator(self.shape, self.classes, settings.latent, settings.width, 0)
+            equal = torch.full((self.classes,), 1 / self.classes)
+            public_batch = float(min(settings.batch, self.sensitive))
+            state = AdversarialState(judge, generator, settings, equal, 0, public_batch=public_batch)
+            return self.step(state, settings)
+
+        names = ("discriminator", "width", "fakes", "draws", "every")
+        decides = {name: getattr(settings, name) for name in names}
+        each, step = self.unit("adversarial", decides, measure)
+        return self.steps(settings, each, step) + settings.images * self.drawing()
 
     def saliency(self) -> float:
         return self.sensitive * self.gradient("all", self.params.saliency.draws)[0]
 
     def finetune(self) -> float:
         settings = self.params.finetune
-        each, step = self.gradient(settings.trainable, settings.draws)
-        return settings.steps * (min(settings.batch, self.sensitive) * each + step)
+        return self.steps(settings, *self.gradient(settings.trainable, settings.draws))
 
     def synthesize(self) -> float:
         settings = self.params.synthesize

@@ -103,3 +103,13 @@ def test_a_public_text_to_image_model_has_no_time(state):
     model = {"directory": "models/none"}
     found = expected(Timings(state), recipe="dp-lora", model=model, embedding={}, teacher={})
     assert found["finetune"] is None and found["pretrain"] is None and found["central"] == IDLE
+
+
+def test_a_dp_gan_takes_longer_with_more_steps_and_larger_draws(state):
+    small = {"noise": 100.0, "width": 8, "discriminator": 4, "fakes": 10, "images": 100, "steps": 100, "batch": 100}
+    timings = Timings(state)
+    once, longer, larger = (
+        expected(timings, recipe="dp-gan", adversarial={**small, **change})["adversarial"]
+        for change in ({}, {"steps": 200}, {"batch": 400})
+    )
+    assert longer > once and larger > once

@@ -67,7 +67,7 @@ def ids_of_files(groups: Groups, files: Sequence[Path], root: Path) -> Ids:
         matches = [re.search(groups.pattern, file.name) for file in files]
         if not any(matches):
             raise DataError(
-                f"data.groups: the pattern {groups.pattern!r} matches no file name: mend it, or find ids in another way"
+                f"data.groups: the pattern {groups.pattern} matches no file name: mend it, or find ids in another way"
             )
         return checked([match and match[1] for match in matches], groups)
     if groups.folder:
