@@ -1,7 +1,7 @@
 """Speed and memory of per-image gradients, against the plain training step and against Opacus.
 
     python benchmarks/dpsgd_speed.py [--passes 256] [--rounds 5] [--threads 1] [--opacus-rows 64] [--only bf16]
-        [--size 28] [--channels 1] [--width 32] [--unshuffle 2]
+        [--size 28] [--channels 1] [--width 32] [--unshuffle 2] [--blocks 1]
 
 Every variant makes the same number of image passes (forward and backward of one image at one noise level) in the same
 process, in interleaved rounds, so that a busy machine slows all of them. On one thread, CPU time is measured, without
@@ -20,123 +20,15 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 
 import torch
-from torch import Tensor, nn
+from gradient_variants import Setting, opacus, ours, plain
+from torch import nn
 
 from sfumato.compute import keep_freed_memory
 from sfumato.config import LogNormal
-from sfumato.diffusion.noise_levels import draw_noise_levels
-from sfumato.diffusion.objective import per_image_loss
-from sfumato.diffusion.unet import GroupNorm, UNet
-from sfumato.dpsgd.gradients import choose_chunk, clipped_gradient_sum, draw, per_image_gradients
-
-CLIP = 1e-3
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    passes: int = 256  # image passes of a step
-    size: int = 28  # pixels
-    channels: int = 1  # of the images
-    width: int = 32  # channels of the finest level: kernels are fastest at multiples of 32
-    unshuffle: int = 2
-    opacus_rows: int = 64  # rows whose gradients Opacus holds at a time
-
-    def network(self) -> UNet:
-        torch.manual_seed(0)
-        model = UNet(
-            self.size, self.channels, 10, width=self.width, multipliers=(2, 2), attention=(1,), unshuffle=self.unshuffle
-        )
-        with torch.no_grad():
-            for parameter in model.parameters():  # away from the zero initialisation, where most gradients vanish
-                parameter.add_(0.02 * torch.randn_like(parameter))
-        return model
-
-    def data(self, images: int) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(0)
-        return torch.rand(images, self.channels, self.size, self.size, generator=generator), torch.randint(
-            10, (images,), generator=generator
-        )
-
-
-def plain(setting: Setting, autocast: bool) -> Callable[[], object]:
-    """The gradient of an ordinary training step."""
-    passes, model = setting.passes, setting.network()
-    (images, labels), generator = setting.data(passes), torch.Generator().manual_seed(0)
-    parameters = list(model.parameters())
-
-    def step() -> object:
-        sigma, noise = draw_noise_levels(LogNormal(), passes, generator), torch.randn(images.shape, generator=generator)
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            loss = per_image_loss(model, images, labels, sigma, noise).mean()
-        return torch.autograd.grad(loss, parameters)
-
-    return step
-
-
-def ours(setting: Setting, draws: int, autocast: bool) -> Callable[[], object]:
-    """Draws, per-image gradients, clip and sum, as in DP-SGD."""
-    model, generator = setting.network(), torch.Generator().manual_seed(0)
-    images, labels = setting.data(setting.passes // draws)
-    parameters = dict(model.named_parameters())
-    chunk = choose_chunk(sum(value.numel() for value in parameters.values()), draws)
-    return lambda: clipped_gradient_sum(
-        model, parameters, images, labels, draw(model, images, draws, LogNormal(), generator), CLIP, chunk, autocast
-    )
-
-
-class OpacusNorm(nn.Module):
-    """Group normalisation in modules that Opacus has rules for."""
-
-    def __init__(self, *arguments: int, affine: bool) -> None:
-        super().__init__()
-        self.norm = nn.GroupNorm(*arguments, affine=affine)
-
-    def forward(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
-        x = self.norm(x)
-        return x if scale is None or shift is None else x * scale[:, :, None, None] + shift[:, :, None, None]
-
-
-def opacus(setting: Setting, draws: int) -> Callable[[], object]:
-    """Opacus as it ships: its hooks, on modules it has rules for, and its optimiser's clip and sum, without noise.
-
-    K draws are K rows, whose gradients are averaged before the optimiser sees them.
-    """
-    from opacus.grad_sample import GradSampleModule
-    from opacus.optimizers import DPOptimizer
-
-    passes, model = setting.passes, setting.network()
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, GroupNorm):
-                setattr(module, name, OpacusNorm(child.groups, child.channels, affine=child.affine))
-    wrapped, rows = GradSampleModule(model), setting.opacus_rows
-    images, labels = (tensor.repeat_interleave(draws, 0) for tensor in setting.data(passes // draws))
-    generator = torch.Generator().manual_seed(0)
-    parameters = list(wrapped.parameters())
-    optimizer = DPOptimizer(
-        torch.optim.SGD(parameters, lr=0.0),
-        noise_multiplier=0.0,
-        max_grad_norm=CLIP,
-        expected_batch_size=passes // draws,
-    )
-
-    def step() -> None:
-        for start in range(0, passes, rows):
-            x, y = images[start : start + rows], labels[start : start + rows]
-            sigma, noise = draw_noise_levels(LogNormal(), len(x), generator), torch.randn(x.shape, generator=generator)
-            per_image_loss(wrapped, x, y, sigma, noise).mean().backward()
-            if draws > 1:
-                for value in parameters:
-                    value.grad_sample = value.grad_sample.unflatten(0, (-1, draws)).mean(1)
-            optimizer.signal_skip_step(start + rows < passes)
-            optimizer.step()
-            optimizer.zero_grad()
-
-    return step
-
+from sfumato.dpsgd.gradients import draw, per_image_gradients
 
 # name -> (plain step to compare with, maker of the step)
 VARIANTS: dict[str, tuple[str, Callable[[Setting], Callable[[], object]]]] = {

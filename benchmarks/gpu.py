@@ -1,0 +1,682 @@
+"""What a GPU does with this code, in about ten minutes: that it is right, how fast it is, and what it leaves idle.
+
+    python benchmarks/gpu.py --out FOLDER [--device cuda] [--only gradients speed ...]
+    python benchmarks/gpu.py --out FOLDER --device cpu --small
+
+Gradients of each image against a float64 loop, in every place of a chunk and in any company; passes a second of a plain
+step, of K = 1, 8 and 32, of other chunks, of the clip as one matrix and apart, of a CUDA graph, and of Opacus where it
+is installed; how busy the device is (torch.profiler), whether anything in a step waits for it, what the noise adds;
+the sampler, the warm-up, the generator, votes and classifiers; and twenty steps on digits that are killed and go on at
+one charge. All checks are made, and told at the end: one that fails makes the exit code 1. On a CPU, and with --small,
+no speed is asserted. Needs neither DVC nor Opacus; what is not installed is skipped, with the reason.
+Writes gpu.json and gpu.md into FOLDER. The images are random, or scikit-learn's digits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gradient_variants import CLIP, Setting, opacus, ours, plain
+from torch import Tensor
+
+from sfumato.config import Finetune, LogNormal
+from sfumato.diffusion.unet import UNet
+from sfumato.dpsgd import clip
+from sfumato.dpsgd.clip import clipped_sum
+from sfumato.dpsgd.gradients import Draws, augment, clipped_gradient_sum, draw, per_image_gradients
+from sfumato.dpsgd.memory import gradient_memory, images_at_a_time, on_meta, readable
+
+REFERENCE = Setting(passes=8192)
+PAPER = Setting(passes=4096, width=36, unshuffle=1, blocks=2)  # of the profile fashion-mnist-paper
+TINY = Setting(passes=32, size=8, width=8, opacus_rows=16)
+MOST_STEPS, BUSY, NOISE = 1.3, 0.8, 0.05  # plain steps that one at K >= 8 may take; of the time; of a step
+STEPS, KILLED_AFTER = 20, 7
+
+
+@dataclass(kw_only=True)
+class Found:
+    """What was measured and checked, told as it comes."""
+
+    device: str
+    small: bool
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    checks: list[dict[str, Any]] = field(default_factory=list)
+    skipped: list[dict[str, str]] = field(default_factory=list)
+
+    @property
+    def fast(self) -> bool:
+        """Whether speed is asserted."""
+        return self.device == "cuda" and not self.small
+
+    def row(self, part: str, what: str, value: float, unit: str, **more: Any) -> None:
+        self.rows.append({"part": part, "what": what, "value": value, "unit": unit, **more})
+        print(f"{part:10}{what:58}{value:14.5g} {unit}", flush=True)
+
+    def check(self, what: str, passed: bool, detail: str) -> None:
+        self.checks.append({"what": what, "passed": bool(passed), "detail": detail})
+        print(f"{'ok' if passed else 'FAILED':10}{what}: {detail}", flush=True)
+
+    def skip(self, what: str, reason: object) -> None:
+        text = " ".join(str(reason).split())[:300]
+        self.skipped.append({"what": what, "reason": text})
+        print(f"{'skipped':10}{what}: {text}", flush=True)
+
+    def seconds(self, work: Callable[[], object], rounds: int) -> float:
+        """Seconds of one call, the median of so many after one that warms up."""
+        return statistics.median(self.timed({"work": work}, rounds)["work"])
+
+    def timed(self, works: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+        """Seconds of each in interleaved rounds, after two that warm up."""
+        times: dict[str, list[float]] = {name: [] for name in works}
+        for turn in range(rounds + 1 + self.fast):
+            for name, work in works.items():
+                self.wait()
+                start = time.perf_counter()
+                work()
+                self.wait()
+                if turn > self.fast:
+                    times[name].append(time.perf_counter() - start)
+        return times
+
+    def wait(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+
+def matrix(model: UNet, images: Tensor, labels: Tensor, drawn: Draws, autocast: bool = False) -> Tensor:
+    """The gradient of each image, (B, P)."""
+    rows = per_image_gradients(model, dict(model.named_parameters()), images, labels, drawn, autocast)
+    return torch.cat([value.flatten(1) for value in rows.values()], dim=1)
+
+
+def in_float64(model: UNet, images: Tensor, labels: Tensor, drawn: Draws) -> Tensor:
+    """The same by a loop of ordinary backward passes in float64, image by image."""
+    exact = model.double()
+    rows = []
+    for i, copies in enumerate(augment(images.double(), drawn)):
+        shown = torch.where(drawn.drop[i], model.classes, labels[i])
+        loss = exact.per_image_loss(Exact(exact), copies, shown, drawn.levels[i].double(), drawn.noise[i].double())
+        parts = torch.autograd.grad(loss.mean(), list(exact.parameters()))
+        rows.append(torch.cat([part.flatten() for part in parts]))
+    model.float()
+    return torch.stack(rows)
+
+
+class Exact:
+    """A network in float64, to which the loss hands float32."""
+
+    def __init__(self, model: UNet) -> None:
+        self.model = model
+
+    def __call__(self, x: Tensor, c_noise: Tensor, labels: Tensor) -> Tensor:
+        out: Tensor = self.model(x.double(), c_noise.double(), labels)
+        return out
+
+
+@contextmanager
+def convolutions_in_tf32(allowed: bool) -> Iterator[None]:
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+def gradients(found: Found) -> None:
+    setting, device, count = TINY if found.small else REFERENCE, found.device, 8
+    model, (images, labels) = setting.network(device), setting.data(count, device)
+    parameters, generator = dict(model.named_parameters()), torch.Generator(device).manual_seed(0)
+    for draws in (1, 8):
+        drawn = draw(model, images, draws, LogNormal(), generator, label_dropout=0.2, flip=True, crop=1)
+        exact = in_float64(model, images, labels, drawn)
+        norms = exact.norm(dim=1)
+        for tf32 in (False, True) if device == "cuda" else (False,):
+            with convolutions_in_tf32(tf32):
+                rows = matrix(model, images, labels, drawn).double()
+            worst = float(((rows - exact).norm(dim=1) / norms).max())
+            name = f"K={draws}, float32{' with TF32 convolutions' if tf32 else ''}: largest relative error"
+            found.row("gradients", name, worst, "of the float64 loop")
+            if not tf32:
+                found.check(f"gradients at K={draws} are those of a float64 loop", worst < 1e-3, f"error {worst:.2g}")
+        rounded = matrix(model, images, labels, drawn, autocast=True).double()
+        cosine = torch.nn.functional.cosine_similarity(rounded, exact)
+        found.row("gradients", f"K={draws}, bfloat16: worst cosine", float(cosine.min()), "")
+        middle = float(cosine.median())
+        found.check(f"gradients at K={draws} in bfloat16 point the same way", middle > 0.999, f"median {middle:.5f}")
+
+    # the same image in every place of a chunk and in other company
+    for autocast in (False, True):
+        first = matrix(model, images, labels, drawn, autocast)
+        apart = 0.0
+        for place in range(count):
+            mixed, own = images.roll(1, 0) * 0.5, labels.roll(1)
+            order = torch.arange(count, device=device).roll(1)
+            mixed[place], own[place], order[place] = images[0], labels[0], 0
+            row = matrix(model, mixed, own, drawn.rows(order), autocast)[place]
+            apart = max(apart, float((row - first[0]).norm() / first[0].norm()))
+        name = "bfloat16" if autocast else "float32"
+        same = "bitwise the same" if apart == 0 else f"largest difference {apart:.2g}"
+        found.row("gradients", f"{name}: one image in {count} places, in other company", apart, "of its norm")
+        found.check(f"an image's gradient depends on neither place nor company in {name}", apart < 1e-5, same)
+
+    # one image more or less, on the sum that is released
+    whole = clipped_gradient_sum(model, parameters, images, labels, drawn, CLIP, 4)
+    moved = []
+    for i in range(count):
+        rest = torch.arange(count, device=device) != i
+        without = clipped_gradient_sum(model, parameters, images[rest], labels[rest], drawn.rows(rest), CLIP, 4)
+        moved.append(float((whole.double() - without.double()).norm()) / CLIP)
+    found.row("gradients", "one image more or less moves the sum by at most", max(moved), "clips")
+    found.check("one image moves the sum by at most the clip", max(moved) <= 1 + 1e-4, f"{max(moved):.6f} clips")
+    parts = clipped_gradient_sum(model, parameters, images, labels, drawn, CLIP, 4, together=3)
+    apart = float((parts - whole).norm()) / CLIP
+    found.check("the draws of an image in parts give the same sum", apart < 1e-2, f"{apart:.2g} clips away")
+
+
+# --- speed ------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def clipped_apart() -> Iterator[None]:
+    """The clip of each parameter by itself, as on a CPU."""
+    before, clip.one_matrix = clip.one_matrix, lambda device: False
+    try:
+        yield
+    finally:
+        clip.one_matrix = before
+
+
+def apart(step: Callable[[], object]) -> Callable[[], object]:
+    def run() -> object:
+        with clipped_apart():
+            return step()
+
+    return run
+
+
+def graphed(setting: Setting, draws: int, autocast: bool, chunk: int) -> Callable[[], Tensor]:
+    """A chunk captured as a CUDA graph and replayed for each: no Python between its kernels."""
+    model, generator = setting.network("cuda"), torch.Generator("cuda").manual_seed(0)
+    images, labels = setting.data(setting.passes // draws, "cuda")
+    parameters = dict(model.named_parameters())
+    x, y = images[:chunk].clone(), labels[:chunk].clone()
+    drawn = draw(model, x, draws, LogNormal(), generator)
+    total = torch.zeros(sum(value.numel() for value in parameters.values()), device="cuda")
+
+    def once() -> None:
+        total.add_(clipped_sum(per_image_gradients(model, parameters, x, y, drawn, autocast), CLIP))
+
+    with torch.no_grad():
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                once()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            once()
+
+    @torch.no_grad()
+    def step() -> Tensor:
+        fresh = draw(model, images, draws, LogNormal(), generator)
+        total.zero_()
+        for start in range(0, len(images) - chunk + 1, chunk):
+            piece = slice(start, start + chunk)
+            x.copy_(images[piece])
+            y.copy_(labels[piece])
+            for name, value in drawn.tensors().items():
+                value.copy_(fresh.tensors()[name][piece])
+            graph.replay()
+        return total
+
+    step()
+    expected = clipped_gradient_sum(model, parameters, x, y, drawn, CLIP, chunk, autocast)
+    total.zero_()
+    graph.replay()
+    if float((total - expected).norm()) > 1e-2 * float(expected.norm()):
+        raise RuntimeError("the graph gives another sum than the step")
+    return step
+
+
+def speed(found: Found) -> None:
+    networks = {"tiny": TINY} if found.small else {"reference": REFERENCE, "paper": PAPER}
+    for name, setting in networks.items():
+        model = setting.network(found.device)
+        parameters, weights = dict(model.named_parameters()), sum(value.numel() for value in model.parameters())
+        found.row("speed", f"{name} network", weights, "weights")
+        kept = {
+            draws: images_at_a_time(model, parameters, draws, batch=2.0 * setting.passes / draws, copies=5)[0]
+            for draws in (1, 8, 32)
+        }
+        for draws, chunk in kept.items():
+            found.row("speed", f"{name}, K={draws}: chunk that the machine chooses", chunk, "images")
+        del model, parameters
+        for autocast in (False, True):
+            compare(found, name, setting, autocast, kept)
+
+
+def compare(found: Found, name: str, setting: Setting, autocast: bool, kept: dict[int, int]) -> None:
+    """Passes a second of all variants in one precision, in interleaved rounds."""
+    precision, device = "bfloat16" if autocast else "float32", found.device
+    batch = min(setting.passes, kept[8] * 8)
+    works: dict[str, Callable[[], object]] = {"plain": plain(setting, autocast, device, batch)}
+    for draws, chunk in kept.items():
+        works[f"K={draws}"] = ours(setting, draws, autocast, device, chunk, draws)
+        works[f"K={draws}, clipped apart"] = apart(works[f"K={draws}"])
+    for chunk in {max(1, kept[8] // 4), max(1, kept[8] // 2), 2 * kept[8]} - {kept[8]}:
+        if chunk * 8 <= setting.passes:
+            works[f"K=8, chunk {chunk}"] = ours(setting, 8, autocast, device, chunk, 8)
+    works["K=32, 8 draws at a time"] = ours(setting, 32, autocast, device, kept[32], 8)
+    if not autocast:
+        try:
+            works["Opacus, K=8"] = opacus(replace(setting, opacus_rows=min(1024, setting.opacus_rows * 8)), 8, device)
+        except ImportError as error:
+            found.skip(f"{name}: Opacus", error)
+    times = found.timed(works, 1 if found.small else 5)
+    for what, own in times.items():
+        ratio = statistics.median(a / b for a, b in zip(own, times["plain"], strict=True))
+        rate = setting.passes / min(own)
+        found.row("speed", f"{name}, {precision}, {what}", rate, "passes/s", plain_steps=ratio)
+        if found.fast and what in ("K=8", "K=32"):
+            enough = ratio <= MOST_STEPS
+            found.check(f"{name}, {precision}, {what}: at most {MOST_STEPS} plain steps", enough, f"{ratio:.2f}")
+
+
+def graph(found: Found) -> None:
+    """A CUDA graph of a chunk beside the step as it is. It is late: a capture that fails may break more."""
+    if found.device != "cuda":
+        return found.skip("CUDA graph", "there is none on a CPU")
+    setting = TINY if found.small else REFERENCE
+    for draws in (8, 32):
+        chunk = max(1, min(512, 4096 // draws, setting.passes // draws))
+        for autocast in (False, True):
+            name = f"K={draws}, {'bfloat16' if autocast else 'float32'}"
+            try:
+                works: dict[str, Callable[[], object]] = {"graph": graphed(setting, draws, autocast, chunk)}
+            except Exception as error:  # capture fails in many ways, and nothing rests on it
+                found.skip(f"CUDA graph, {name}", error)
+                continue
+            works["as it is"] = ours(setting, draws, autocast, "cuda", chunk, draws)
+            for what, times in found.timed(works, 5).items():
+                found.row("graph", f"{name}, {what}", setting.passes / min(times), "passes/s")
+
+
+# --- the device -------------------------------------------------------------------------------------------------------
+
+
+def busy(found: Found) -> None:
+    """Memory against its estimate; whether a step waits for the device, and how much of it the device works."""
+    setting = TINY if found.small else REFERENCE
+    for draws in (8, 32):
+        model = setting.network(found.device)
+        parameters = dict(model.named_parameters())
+        images = setting.passes // draws
+        chunk, _ = images_at_a_time(model, parameters, draws, batch=2.0 * images, copies=5)
+        step, shapes = ours(setting, draws, True, found.device, chunk, draws), on_meta(model)
+        told = gradient_memory(shapes, dict(shapes.named_parameters()), chunk, draws, 0)
+        found.row("device", f"K={draws}, chunk {chunk}: memory, as estimated", told.peak / 2**30, "GiB")
+        step()
+        if found.device != "cuda":
+            continue
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        with_float32 = ours(setting, draws, False, found.device, chunk, draws)
+        with_float32()
+        peak = torch.cuda.max_memory_allocated() - before
+        found.row("device", f"K={draws}, chunk {chunk}: memory, as measured", peak / 2**30, "GiB")
+        found.check(
+            f"memory at K={draws} is as estimated", peak < 1.25 * told.peak, f"{readable(peak)} of {told.peak:,}"
+        )
+        try:
+            torch.cuda.set_sync_debug_mode("error")
+            step()
+            found.check(f"nothing in a chunk at K={draws} waits for the device", True, "no synchronisation")
+        except RuntimeError as error:
+            found.check(f"nothing in a chunk at K={draws} waits for the device", False, str(error).split("\n")[0])
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        share = busy_share(step)
+        found.row("device", f"K={draws}: busy", share, "of the time")
+        if found.fast:
+            found.check(f"the device is busy at K={draws}", share >= BUSY, f"{share:.1%}")
+
+
+def busy_share(step: Callable[[], object]) -> float:
+    """The part of the time, from the first kernel of some steps to the last, in which a kernel ran."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    step()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
+        for _ in range(2):
+            step()
+        torch.cuda.synchronize()
+    events = recorded.profiler.kineto_results.events()
+    spans = sorted(
+        (event.start_ns(), event.start_ns() + event.duration_ns())
+        for event in events
+        if event.device_type() == DeviceType.CUDA
+    )
+    worked, end = 0, spans[0][0]
+    for start, stop in spans:
+        worked += max(0, stop - max(start, end))
+        end = max(end, stop)
+    return worked / (end - spans[0][0])
+
+
+class OneDraw:
+    """Images that are drawn whole, and a release as a charge makes it. `noisy` says whether noise is drawn."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        from sfumato.privacy.noise import NoiseSource
+
+        self.drawn, self.source, self.noisy = (images, labels), NoiseSource(), True
+
+    def batches(self, size: int, draws: int) -> Iterator[tuple[Tensor, ...]]:
+        yield from zip(*(value.split(size) for value in self.drawn), strict=True)
+
+    def release(self, total: Tensor, max_norm: float) -> Tensor:
+        from sfumato.privacy.noise import public_grid, rounded
+
+        noise = self.source.gaussian(tuple(total.shape), max_norm) if self.noisy else torch.zeros(total.shape)
+        return rounded(noise + total.cpu().double(), public_grid(max_norm)).to(total)
+
+
+def noise(found: Found) -> None:
+    """What the noise adds to a whole step of 4096 images at K = 8: draw, sum, release, Adam."""
+    from sfumato.dpsgd.run import State, step
+
+    setting, images = (TINY, 32) if found.small else (PAPER, 4096)
+    state = State(setting.network(found.device), Finetune(draws=8, max_grad_norm=CLIP), public_batch=float(images))
+    charge: Any = OneDraw(*setting.data(images))
+
+    def run(noisy: bool) -> Callable[[], object]:
+        def once() -> None:
+            charge.noisy = noisy
+            step(state, charge)
+
+        return once
+
+    times = found.timed({"with": run(True), "without": run(False)}, 2 if found.small else 3)
+    with_noise, without = (statistics.median(times[name]) for name in ("with", "without"))
+    share = max(0.0, 1 - without / with_noise)
+    found.row(
+        "step", f"{images} images, K=8, {state.size:,} weights, {'bf' if state.autocast else 'float'}", with_noise, "s"
+    )
+    found.row("step", "noise", share, "of the step")
+    alone = found.seconds(lambda: charge.source.gaussian((state.size,), 1.0), 3)
+    found.row("step", "noise, were it drawn while the device waits", alone / with_noise, "of the step")
+    if found.fast:
+        found.check("noise is a small part of a step", share < NOISE, f"{share:.1%}")
+
+
+# --- everything else --------------------------------------------------------------------------------------------------
+
+
+def others(found: Found) -> None:
+    """The sampler, the warm-up, the generator, votes and classifiers."""
+    setting = TINY if found.small else REFERENCE
+    shape = (setting.channels, setting.size, setting.size)
+    for work in (sampler, warm_up, generator, votes, classifiers):
+        try:
+            work(found, setting, shape)
+        except ImportError as error:
+            found.skip(work.__name__, error)
+
+
+def sampler(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None:
+    from sfumato.diffusion.sampler import sample
+
+    model, count = setting.network(found.device), 8 if found.small else 1000
+    labels, drawn = torch.arange(count) % 10, {}
+    for autocast in (False, True):
+
+        def once(autocast: bool = autocast) -> None:
+            random = torch.Generator().manual_seed(0)
+            drawn[autocast] = sample(model, labels, 3 if found.small else 18, 0.5, random, 500, autocast)
+
+        rate = count / found.seconds(once, 1 if found.small else 3)
+        found.row("others", f"sampler, {'bfloat16' if autocast else 'float32'}", rate, "images/s")
+    apart = float((drawn[True] - drawn[False]).abs().mean())
+    found.row("others", "sampler: mean difference of a pixel in bfloat16", apart, "of its range")
+
+
+def warm_up(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None:
+    from sfumato.config import Phase, Pretrain
+    from sfumato.warmup.curriculum import warm_up
+
+    phase = Phase(
+        sources={"central": 1.0}, steps=2 if found.small else 50, batch=8 if found.small else 256, learning_rate=1e-4
+    )
+    sources: Any = {"central": (torch.rand(200, *shape), torch.arange(200) % 10)}
+    model = setting.network(found.device)
+    took = found.seconds(lambda: warm_up(model, [phase], sources, Pretrain(), 0), 1)
+    found.row("others", f"warm-up, batches of {phase.batch}", phase.steps * phase.batch / took, "images/s")
+
+
+def generator(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None:
+    from sfumato.config import Auxiliary, FeatureMap
+    from sfumato.features.fourier import FourierFeatures
+    from sfumato.warmup.generator import Match, fit_generator, new_generator
+
+    size, steps = (20, 2) if found.small else (2000, 50)
+    features = FourierFeatures(shape, [FeatureMap(map="pixels", length_scales=(0.3,))], size, 0)
+    target = torch.zeros(features.size, 10, device=found.device)
+    settings = Auxiliary(steps=steps, batch=20 if found.small else 200)
+    fresh = new_generator(shape, 10, settings.latent, 8 if found.small else settings.width, 0)
+    priors = torch.full((10,), 0.1)
+    took = found.seconds(lambda: fit_generator(fresh, [Match(target, features)], settings, priors, 0), 1)
+    found.row("others", f"generator, batches of {settings.batch}", steps / took, "steps/s")
+
+
+def votes(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None:
+    from sfumato.features.alone import place_matters, rows_alone
+    from sfumato.features.public_network import ResNet
+
+    torch.manual_seed(0)
+    network = ResNet(shape, 10, 8 if found.small else 32).to(found.device).eval()
+    images = torch.rand(130 if found.small else 2000, *shape).to(found.device)
+    matters = place_matters(network, shape, torch.device(found.device))
+    rows = rows_alone(network, images, matters)
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[: len(images) // 2]
+    same = torch.equal(rows_alone(network, images[order], matters), rows[order])
+    found.check("a vote depends on neither place nor company", same, "one by one" if matters else "in batches")
+    for one_by_one in {True, matters}:
+        some = images[:64] if one_by_one else images
+        rate = len(some) / found.seconds(lambda some=some, one=one_by_one: rows_alone(network, some, one), 1)  # type: ignore[misc]
+        found.row("others", f"votes, {'one by one' if one_by_one else 'in batches'}", rate, "images/s")
+
+
+def classifiers(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None:
+    from sfumato.evaluation.classifiers import CLASSIFIERS
+    from sfumato.evaluation.downstream import fit, schedule_of
+
+    channels, side, _ = shape
+    pixels = np.random.default_rng(0).integers(0, 256, (512, side, side, channels), dtype=np.uint8)
+    labels, kind, steps = np.arange(512) % 10, "light" if found.small else "paper", 2 if found.small else 20
+    for name in ("lr", "cnn") if found.small else CLASSIFIERS:
+        schedule = schedule_of(name, len(pixels), 1, kind, steps=steps)
+        took = found.seconds(lambda name=name, own=schedule: fit(name, pixels, labels, 10, own, 0), 1)  # type: ignore[misc]
+        found.row("others", f"{name}, batches of {schedule.batch}", steps / took, "steps/s")
+
+
+# --- killed and resumed -----------------------------------------------------------------------------------------------
+
+
+def killed(found: Found) -> None:
+    """Twenty steps on digits by a process that is killed (SIGKILL), and by another that goes on: one charge."""
+    with tempfile.TemporaryDirectory() as name:
+        if (first := child(found, Path(name), KILLED_AFTER)) is None:
+            return
+        second = child(found, Path(name), None)
+    if second is None:
+        return
+    started = second["resumed"]
+    found.row("killed", "a step of DP-SGD on digits", second["seconds"], "s")
+    found.check("a killed run goes on where it was", KILLED_AFTER <= started < STEPS, f"after step {started}")
+    found.check("the run comes to its end", second["steps"] == STEPS, f"{second['steps']} steps")
+    found.check("it is charged once", (first["opened"], second["opened"]) == (1, 1), f"{second['opened']} charge")
+
+
+def child(found: Found, folder: Path, kill_after: int | None) -> dict[str, int] | None:
+    """Run the steps in a process of its own. Returns what it said, None where it cannot run here."""
+    command = [sys.executable, __file__, "--out", str(folder), "--device", found.device, "--child"]
+    command += ["--small"] * found.small
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        said: dict[str, int] = {}
+        for line in process.stdout:
+            said |= json.loads(line)
+            if kill_after is not None and said.get("step", 0) >= kill_after:
+                process.send_signal(signal.SIGKILL)
+                break
+        process.stdout.close()
+        errors = process.stderr.read()
+    if process.returncode == 0 or (kill_after is not None and process.returncode == -signal.SIGKILL):
+        return said
+    if "ModuleNotFoundError" in errors:
+        found.skip("killed and resumed", errors.splitlines()[-1])
+    else:
+        found.check("twenty steps on digits run", False, " ".join(errors.split())[-300:])
+    return None
+
+
+def run_child(folder: Path, device: str, small: bool) -> None:
+    """Twenty steps of DP-SGD on digits under a real charge; each durable step is told as a line of JSON."""
+    from sfumato.config import Data
+    from sfumato.data.prepare import prepare_sensitive
+    from sfumato.data.store import read_card
+    from sfumato.dpsgd.run import State, epsilon_by_step, fine_tune
+    from sfumato.privacy.events import Mechanism
+    from sfumato.privacy.odometer import Odometer
+    from sfumato.privacy.opening import Permission, Work, open_charge
+
+    state, card = folder / "state", folder / "card.json"
+    if not card.exists():
+        prepare_sensitive(Data(source="digits", dataset_id="digits"), state, card, folder)
+    mechanism = Mechanism(noise_multiplier=2.0, sample_rate=0.05, uses=STEPS)
+    work = Work(
+        stage="finetune",
+        plan="steps",
+        settings="steps",
+        mechanism=mechanism,
+        max_norm=CLIP,
+        released="steps",
+        sensitivity="the clip",
+    )
+    permission = Permission(delta=1e-5, lifetime_epsilon="unlimited")
+    model = replace(TINY, width=8 if small else 32).network(device)
+    config = Finetune(steps=STEPS, draws=2, max_grad_norm=CLIP, checkpoint_every=1)
+    trained, at, times = State(model, config, public_batch=72.0), [], [time.perf_counter()]
+
+    def report(done: int, total: int) -> None:
+        at.append(done)
+        times.append(time.perf_counter())
+        opened = len(Odometer(state, "digits").opened())
+        print(json.dumps({"step": done, "opened": opened}), flush=True)
+
+    charge, log = fine_tune(
+        trained,
+        lambda: open_charge(state, read_card(card), work, permission),
+        epsilon_after=epsilon_by_step(mechanism, 1e-5),
+        report=report,
+    )
+    seconds = statistics.median(np.diff(times[1:]).tolist())
+    print(json.dumps({"resumed": at[0], "steps": charge.used, "seconds": seconds, "rows": len(log)}), flush=True)
+
+
+# --- all of it --------------------------------------------------------------------------------------------------------
+
+PARTS: dict[str, Callable[[Found], None]] = {
+    "gradients": gradients,
+    "speed": speed,
+    "busy": busy,
+    "noise": noise,
+    "others": others,
+    "graph": graph,
+    "killed": killed,
+}
+
+
+def markdown(found: Found, about: str) -> str:
+    lines = [about, "", "| part | what | value | unit | plain steps |", "|---|---|---|---|---|"]
+    for row in found.rows:
+        ratio = f"{row['plain_steps']:.2f}" if "plain_steps" in row else ""
+        lines.append(f"| {row['part']} | {row['what']} | {row['value']:.5g} | {row['unit']} | {ratio} |")
+    lines += ["", "| check | result |", "|---|---|"]
+    lines += [
+        f"| {check['what']} | {'' if check['passed'] else 'FAILED: '}{check['detail']} |" for check in found.checks
+    ]
+    lines += [f"| {skipped['what']} | skipped: {skipped['reason']} |" for skipped in found.skipped]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder of gpu.json and gpu.md")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--small", action="store_true", help="small sizes, and no speed is asserted")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    os.environ["SFUMATO_DEVICE"] = asked.device
+    warnings.filterwarnings("ignore")
+    if asked.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("torch finds no GPU here: --device cpu --small runs without one")
+    if asked.child:
+        return run_child(asked.out, asked.device, asked.small)
+
+    asked.out.mkdir(parents=True, exist_ok=True)
+    named = torch.cuda.get_device_name() if asked.device == "cuda" else platform.processor() or platform.machine()
+    about = f"{named}, torch {torch.__version__}, Python {platform.python_version()}"
+    print(about)
+    found, start = Found(device=asked.device, small=asked.small), time.perf_counter()
+    for name in asked.only:
+        try:
+            PARTS[name](found)
+        except ImportError as error:
+            found.skip(name, error)
+        except Exception as error:  # the other parts are told all the same
+            found.check(
+                f"{name} runs to its end", False, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            )
+        if asked.device == "cuda":
+            torch.cuda.empty_cache()
+    found.row("all", "took", time.perf_counter() - start, "s")
+
+    content = {"about": about, "rows": found.rows, "checks": found.checks, "skipped": found.skipped}
+    (asked.out / "gpu.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+    (asked.out / "gpu.md").write_text(markdown(found, about), encoding="utf-8")
+    failed = [check["what"] for check in found.checks if not check["passed"]]
+    print(f"{len(found.checks)} checks, {len(failed)} failed, {len(found.skipped)} skipped")
+    for what in failed:
+        print(f"failed: {what}")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""The benchmark for GPUs runs anywhere, at small sizes: what it checks about correctness holds, and can fail."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import gpu
+
+    return gpu
+
+
+def test_it_runs_without_a_gpu_and_writes_what_it_found(tmp_path):
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--device", "cpu", "--small", "--out", str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    content = json.loads((tmp_path / "gpu.json").read_text())
+    assert all(check["passed"] for check in content["checks"])
+    checked = " ".join(check["what"] for check in content["checks"])
+    for what in ("float64 loop", "neither place nor company", "by at most the clip", "goes on", "charged once"):
+        assert what in checked
+    assert "plain steps" not in checked  # no speed is asserted here
+    assert {row["part"] for row in content["rows"]} >= {"gradients", "speed", "device", "step", "others", "killed"}
+    table = (tmp_path / "gpu.md").read_text()
+    assert all(row["what"] in table for row in content["rows"])
+
+
+def test_a_sum_that_is_not_clipped_fails_its_check(gpu, monkeypatch, capsys):
+    honest = gpu.clipped_gradient_sum
+    monkeypatch.setattr(gpu, "clipped_gradient_sum", lambda *arguments, **options: 3 * honest(*arguments, **options))
+    found = gpu.Found(device="cpu", small=True)
+    gpu.gradients(found)
+    failed = [check["what"] for check in found.checks if not check["passed"]]
+    assert failed == ["one image moves the sum by at most the clip"]
+    assert "FAILED" in gpu.markdown(found, "here") and "FAILED" in capsys.readouterr().out
+
+
+def test_a_part_that_breaks_does_not_take_the_others_along(gpu, monkeypatch, tmp_path, capsys):
+    def broken(found):
+        raise RuntimeError("out of memory")
+
+    def missing(found):
+        raise ImportError("No module named 'elsewhere'")
+
+    def fine(found):
+        found.check("all is well", True, "yes")
+
+    monkeypatch.setattr(gpu, "PARTS", {"broken": broken, "missing": missing, "fine": fine})
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--device", "cpu", "--small", "--out", str(tmp_path)])
+    monkeypatch.setenv("SFUMATO_DEVICE", "cpu")
+    with pytest.raises(SystemExit) as ended:
+        gpu.main()
+    assert ended.value.code == 1
+    content = json.loads((tmp_path / "gpu.json").read_text())
+    assert [check["passed"] for check in content["checks"]] == [False, True]
+    assert content["skipped"] == [{"what": "missing", "reason": "No module named 'elsewhere'"}]
