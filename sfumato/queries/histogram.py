@@ -6,13 +6,15 @@ Source: RPGen stage 1; PrivImage.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from sfumato.features.alone import rows_alone
+from sfumato import processes
+from sfumato.features.alone import place_matters, rows_alone
 from sfumato.features.public_network import PublicNetwork
 from sfumato.privacy.rows import Rows, membership
 
@@ -38,9 +40,10 @@ def vote_rows(logits: Tensor, labels: Tensor, votes: int, classes: int | None = 
     return Rows(torch.ones_like(ballots[:, :1]) if classes is None else membership(labels, classes), ballots)
 
 
-def lone_logits(model: PublicNetwork, images: Tensor) -> Tensor:
-    """Logits of every image, one image at a time: (B, C, H, W) float32 in [0, 1], any memory format -> (B, P) float32.
+def lone_logits(model: PublicNetwork, images: Tensor, one_by_one: bool = True) -> Tensor:
+    """Logits of every image as if it were alone: (B, C, H, W) float32 in [0, 1], any memory format -> (B, P) float32.
 
+    one_by_one: False, for batches of one size, only where `place_matters` found that the place in one does not matter.
     Row i is a function of image i alone: where two classes nearly tie, an image's votes could otherwise depend on how
     many others were drawn, and removing one image would move more than its own votes.
     """
@@ -48,7 +51,7 @@ def lone_logits(model: PublicNetwork, images: Tensor) -> Tensor:
         raise ValueError(
             "the classifier is in training mode, where one image changes the next one's logits: call eval() first"
         )
-    return rows_alone(model, images.to(model.head.weight.device))
+    return rows_alone(model, images.to(model.head.weight.device), one_by_one)
 
 
 def query_histogram(charge: Charge, model: PublicNetwork, votes: int, classes: int | None = None) -> Tensor:
@@ -60,8 +63,16 @@ def query_histogram(charge: Charge, model: PublicNetwork, votes: int, classes: i
     """
     check_votes(votes, model.classes)
 
+    @functools.cache
+    def one_by_one(shape: tuple[int, int, int]) -> bool:
+        """Tried once, in every process, when the charge asks for the row of a blank image: before any draw."""
+        matters = model.training or place_matters(model, shape, model.head.weight.device)
+        return not processes.fewest(not matters)
+
     def rows_of(images: Tensor, labels: Tensor) -> Rows:
-        return vote_rows(lone_logits(model, images).cpu(), labels, votes, classes)
+        channels, height, width = images.shape[1:]
+        logits = lone_logits(model, images, one_by_one((channels, height, width)))
+        return vote_rows(logits.cpu(), labels, votes, classes)
 
     return charge.sum(rows_of, math.sqrt(votes), size=512, whole=True)
 

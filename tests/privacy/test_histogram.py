@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sfumato.config import Classifier
 from sfumato.data.store import load_prepared
+from sfumato.features.alone import place_matters
 from sfumato.features.public_network import ResNet
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import Mechanism
@@ -110,6 +111,16 @@ def test_the_logits_of_an_image_depend_on_nothing_else_to_the_last_bit(layout, u
     assert torch.equal(lone_logits(undecided, images[::2].expand(-1, 1, 8, 8)), alone[::2])
     misaligned = torch.empty(images.numel() + 1)[1:].view(images.shape).copy_(images)
     assert torch.equal(lone_logits(undecided, misaligned), alone)
+
+
+def test_in_batches_too_a_logit_depends_on_nothing_else_where_the_trial_says_so(undecided, sample):
+    if place_matters(undecided, (1, 8, 8), torch.device("cpu")):
+        pytest.skip("here the place in a batch matters, and images come one by one")
+    images = sample[0]
+    alone = torch.cat([lone_logits(undecided, image[None], one_by_one=False) for image in images])
+    shuffled = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    for order in (shuffled, shuffled[:50], torch.arange(0, len(images), 3)):
+        assert torch.equal(lone_logits(undecided, images[order], one_by_one=False), alone[order])
 
 
 def test_the_logits_do_not_depend_on_the_number_of_threads_and_leave_it_as_it_was(undecided, sample):

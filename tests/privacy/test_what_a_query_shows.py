@@ -13,6 +13,7 @@ from sfumato.config import Central, Evolve, FeatureMap, Finetune, LogNormal, Mom
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.run import State, step
 from sfumato.dpsgd.trainable import candidates
+from sfumato.features.alone import PLACES
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.public_network import ResNet
 from sfumato.privacy.rows import Rows, bounded_sum
@@ -277,6 +278,9 @@ def test_maps_see_sensitive_images_in_batches_of_one_size(monkeypatch, name, cou
 
         monkeypatch.setattr(kind, "forward", seen)
     charge = GivenCharge(images(count, 0))
-    monkeypatch.setattr("sfumato.queries.frequency.place_matters", lambda *_: True)
-    QUERIES[name][1](charge)
-    assert sizes == {1}
+    for matters, size in ((True, 1), (False, PLACES)):
+        for query in ("frequency", "histogram"):
+            monkeypatch.setattr(f"sfumato.queries.{query}.place_matters", lambda *_, matters=matters: matters)
+        sizes.clear()
+        QUERIES[name][1](charge)
+        assert sizes == {size}
