@@ -63,8 +63,9 @@ class Denoiser(Learner):
     ) -> Tensor:
         """One image for each label: (N, C, H, W) float32 in [0, 1], on the CPU.
 
-        steps: of the solver; guidance g: D + g·(D − D without label); generator: a CPU one, which fixes the images;
-        shape: (C, H, W) wanted, where the network can give others than its own; progress: images done, of how many.
+        steps: of the solver; guidance g: D + g·(D − D without label); generator: a CPU one, which fixes the images up
+        to rounding; shape: (C, H, W) wanted, where the network can give others than its own; progress: images done, of
+        how many.
         """
         sampler = self.sampler(steps, guidance, generator, shape)
         images: list[Tensor] = []

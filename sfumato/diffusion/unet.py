@@ -19,7 +19,7 @@ from sfumato.config import NoiseLevels
 from sfumato.diffusion.denoiser import Denoiser, Network, Sampler
 from sfumato.diffusion.noise_levels import draw_noise_levels
 from sfumato.diffusion.objective import per_image_loss
-from sfumato.diffusion.sampler import sample
+from sfumato.diffusion.sampler import drawing_in_bfloat16, sample
 from sfumato.errors import ConfigError
 from sfumato.weights import load_network, save_network
 
@@ -229,8 +229,9 @@ class UNet(Denoiser):
         return per_image_loss(network, images, labels, levels, noise, self.sigma_data)
 
     def sampler(self, steps: int, guidance: float, generator: torch.Generator, shape: Sequence[int] | None) -> Sampler:
-        """Images of its own shape, by Heun's solver."""
-        return lambda labels: sample(self, labels, steps, guidance, generator, batch=self.AT_A_TIME)
+        """Images of its own shape, by Heun's solver, in bfloat16 where that is faster here."""
+        half = drawing_in_bfloat16(self, guidance)
+        return lambda labels: sample(self, labels, steps, guidance, generator, batch=self.AT_A_TIME, autocast=half)
 
     def save(self, directory: Path, trained: Sequence[str] = ()) -> None:
         """All weights, whichever were trained. Extra classes must be gone."""
