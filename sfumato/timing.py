@@ -354,7 +354,9 @@ class Blanks:
         def once() -> None:
             drawn = state.draw(images)
             bound, chunk = settings.max_grad_norm, state.chunk
-            clipped_gradient_sum(state.model, state.parameters, images, labels, drawn, bound, chunk, state.autocast)
+            clipped_gradient_sum(
+                state.model, state.parameters, images, labels, drawn, bound, chunk, state.autocast, None, state.together
+            )
 
         noise = NoiseSource()
         each = seconds_of(once) / state.chunk
