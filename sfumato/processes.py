@@ -7,7 +7,7 @@ their part of a draw, and never a sum over all of them. They trust each other: a
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from sfumato import compute
 
 T = TypeVar("T")
+R = TypeVar("R")
 M = TypeVar("M", bound=nn.Module)
 PATIENCE = timedelta(hours=24)  # the first process may encode or train alone for long while the others wait
 
@@ -83,6 +84,16 @@ def total(part: Tensor) -> Tensor:
         part = part.detach().clone()
         dist.reduce(part, dst=0)
     return part
+
+
+def dealt(tasks: Sequence[T], work: Callable[[T], R]) -> list[R]:
+    """What `work` makes of each task, in their order: each process does its share, all get all. A collective call."""
+    own = [work(task) for task in tasks[rank() :: world()]]
+    if world() == 1:
+        return own
+    parts: list[list[R]] = [[]] * world()
+    dist.all_gather_object(parts, own)
+    return [parts[place % world()][place // world()] for place in range(len(tasks))]
 
 
 def fewest(count: int) -> int:

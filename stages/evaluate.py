@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sfumato.errors import BudgetError
+from stages import launch
 from stages.runner import (
     ARTIFACTS,
     CARD,
@@ -79,6 +80,10 @@ def evaluate(
         return metrics.unlink(missing_ok=True)
     check_local("--metrics", metrics)
     check_local("--out", out / "accuracy.csv")
+    from sfumato import processes
+
+    if launch.asked() and not processes.launched():
+        raise SystemExit(launch.again())
     from sfumato.artifacts import read_artifact
     from sfumato.compute import device, settle_processor
     from sfumato.data.images import load_images
@@ -95,6 +100,7 @@ def evaluate(
     from sfumato.privacy.opening import open_local
     from sfumato.queries.teacher import load_teacher
 
+    processes.join()
     settle_processor()
     read_artifact(synthesize, "synthesize")
     synthetic = {"release": load_images(synthesize, plan.classes)}
@@ -102,10 +108,14 @@ def evaluate(
     for name in plan.settings.stages:
         read_artifact(models[name], name)
         synthetic[name] = draw_alone(plan, name, models | {"public": public}, count)
-    train, holdout = open_local(state_dir(), read_card(card), "evaluate")
+    train, holdout = open_local(state_dir(), read_card(card), "evaluate", everywhere=True)
     cache, key = state_dir() / "cache" / "features", secret_key(state_dir(), plan.dataset_id)
 
     found = evaluate_release(synthetic, train, holdout, plan.settings, extractor, cache, told)
+    leads = processes.leads()
+    processes.leave()
+    if not leads:
+        return
     found["identity"] = identity(plan, key, read_card(card).version, train, holdout, extractor, synthesize)
     if plan.settings.teacher:
         read_artifact(teacher, "teacher")

@@ -211,26 +211,44 @@ def per_class(predicted: np.ndarray, image_set: ImageSet) -> list[float | None]:
     return [float(right[rows].mean()) if rows.any() else None for rows in chosen]
 
 
+@dataclass(frozen=True)
+class Judged:
+    """One trained classifier on the hold-out: its accuracy, that of each class or None, and the epoch it was taken."""
+
+    accuracy: float
+    by_class: list[float | None]
+    epoch: int
+
+
+def judge(name: str, train: ImageSet, holdout: ImageSet, schedule: Schedule, seed: int) -> Judged:
+    """Train a classifier on `train` and score it on `holdout`.
+
+    Guarantee: no choice depends on `holdout`; it is used after training only.
+    """
+    model, epoch = fit(name, train.images, train.labels, len(train.classes), schedule, seed)
+    predicted = predict(model, holdout.images)
+    return Judged(float((predicted == holdout.labels).mean()), per_class(predicted, holdout), epoch)
+
+
 def score(name: str, train: ImageSet, holdout: ImageSet, schedule: Schedule, seeds: Sequence[int]) -> dict:
-    """Accuracy on `holdout` of classifiers trained on `train`, one per seed, as shares in [0, 1].
+    """Accuracy on `holdout` of classifiers trained on `train`, one per seed: as `summed_up` gives it."""
+    if not seeds:
+        raise ValueError("no seeds: one classifier or more must be trained")
+    return summed_up([judge(name, train, holdout, schedule, seed) for seed in seeds], train.classes, schedule)
+
+
+def summed_up(judged: Sequence[Judged], classes: Sequence[str], schedule: Schedule) -> dict:
+    """The accuracies of classifiers of several seeds, as shares in [0, 1].
 
     Returns {"mean", "std", "per_seed", "per_class": [{"class", "mean", "std"}, …], "steps", "epochs": the one taken, by
     seed}. `std` is the sample standard deviation over the seeds, None for a single one. `per_class` leaves out a class
-    that `holdout` lacks. Guarantee: no choice depends on `holdout`; it is used after training only.
+    that the hold-out lacks.
     """
-    if not seeds:
-        raise ValueError("no seeds: one classifier or more must be trained")
-    overall, classwise, epochs = [], [], []
-    for seed in seeds:
-        model, epoch = fit(name, train.images, train.labels, len(train.classes), schedule, seed)
-        predicted = predict(model, holdout.images)
-        overall.append(float((predicted == holdout.labels).mean()))
-        classwise.append(per_class(predicted, holdout))
-        epochs.append(epoch)
+    overall, epochs = [one.accuracy for one in judged], [one.epoch for one in judged]
     by_class = [
-        {"class": name} | summary([row[i] for row in classwise])
-        for i, name in enumerate(train.classes)
-        if classwise[0][i] is not None
+        {"class": name} | summary([one.by_class[i] for one in judged])
+        for i, name in enumerate(classes)
+        if judged[0].by_class[i] is not None
     ]
     return summary(overall) | {"per_seed": overall, "per_class": by_class, "steps": schedule.steps, "epochs": epochs}
 

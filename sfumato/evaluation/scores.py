@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
+from sfumato import processes
 from sfumato.config import Evaluate
 from sfumato.data.images import ImageSet
 from sfumato.errors import DataError
 from sfumato.evaluation.cache import features_of
-from sfumato.evaluation.downstream import Schedule, schedule_of, score
+from sfumato.evaluation.downstream import Judged, Schedule, judge, schedule_of, summed_up
 from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.metrics.fidelity import fidelity
 from sfumato.queries.teacher import TeacherNetwork, classify
@@ -37,6 +38,7 @@ def evaluate_release(
     `progress` is told what comes next.
     Returns {"scope": "local", "warnings": […], name: {"lr": {"mean", "std", "per_seed", …}, …, "fidelity": {…}}}:
     accuracies on `holdout` in [0, 1], fidelity (`sfumato.evaluation.metrics.fidelity`) against `config.reference`.
+    Of many processes each trains a part of the classifiers, and the first alone goes on to fidelity: a collective call.
     "real" compares real images with other real images: the values to aim for. A synthetic set that lacks a class, as
     noisy counts may make one, is judged as it is, with a warning. Raises DataError where a set is empty or of another
     shape.
@@ -51,13 +53,10 @@ def evaluate_release(
         for warning in absent_classes(name, image_set):
             warn(warning)
     trained_on = {**synthetic, **({"real": train} if config.bound else {})}
-    for name, image_set in trained_on.items():
-        metrics[name] = {}
-        for classifier in config.classifiers:
-            progress(f"{name}: {classifier}")
-            schedule = schedule_from(config, classifier, len(image_set))
-            metrics[name][classifier] = score(classifier, image_set, holdout, schedule, config.seeds)
-    if not config.metrics:
+    metrics |= {name: {} for name in trained_on}
+    for name, classifier, found in accuracies(trained_on, holdout, config, progress):
+        metrics[name][classifier] = found
+    if not config.metrics or not processes.leads():
         return metrics
     if extractor is None:
         raise ValueError("evaluate.fidelity asks for features, and there is no extractor")
@@ -85,6 +84,31 @@ def evaluate_release(
         # one half of the training images against the other: a set without copies
         metrics["real"]["fidelity"] = compare("real", compared, novel=(*halves, fresh))
     return metrics
+
+
+def accuracies(
+    trained_on: Mapping[str, ImageSet], holdout: ImageSet, config: Evaluate, progress: Callable[[str], None]
+) -> Iterator[tuple[str, str, dict]]:
+    """(set, classifier, accuracies over the seeds) of each. The trainings are dealt out: a collective call."""
+    schedules = {
+        (name, classifier): schedule_from(config, classifier, len(image_set))
+        for name, image_set in trained_on.items()
+        for classifier in config.classifiers
+    }
+    told = set()
+
+    def train(task: tuple[str, str, int]) -> Judged:
+        name, classifier, seed = task
+        if task[:2] not in told:
+            told.add(task[:2])
+            progress(f"{name}: {classifier}")
+        return judge(classifier, trained_on[name], holdout, schedules[task[:2]], seed)
+
+    judged = processes.dealt([(*what, seed) for what in schedules for seed in config.seeds], train)
+    seeds = len(config.seeds)
+    for place, ((name, classifier), schedule) in enumerate(schedules.items()):
+        own = judged[place * seeds : (place + 1) * seeds]
+        yield name, classifier, summed_up(own, trained_on[name].classes, schedule)
 
 
 def teacher_accuracy(teacher: TeacherNetwork, holdout: ImageSet) -> dict[str, float]:

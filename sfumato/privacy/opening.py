@@ -258,13 +258,17 @@ def check_unit(card: Card, work: Work) -> None:
         )
 
 
-def open_local(state: Path, card: Card, purpose: str) -> tuple[ImageSet, ImageSet]:
+def open_local(state: Path, card: Card, purpose: str, *, everywhere: bool = False) -> tuple[ImageSet, ImageSet]:
     """The sensitive and the hold-out images, for work outside the guarantee.
 
     The call is journalled. Whatever is made with them must be marked local.
+    everywhere: for all processes, of which the first journals it before another has them: a collective call.
     """
     sensitive, holdout = load_prepared(state, card, SENSITIVE), load_prepared(state, card, "holdout")
-    Odometer(state, card.dataset_id).append(LOCAL, purpose=purpose)
+    if not everywhere or processes.leads():
+        Odometer(state, card.dataset_id).append(LOCAL, purpose=purpose)
+    if everywhere:
+        processes.told(None)
     return sensitive, holdout
 
 

@@ -199,7 +199,7 @@ def test_a_large_set_is_thinned_for_the_distance(sets, monkeypatch):
 
 
 def test_sets_that_do_not_fit_are_refused_before_any_training(sets, monkeypatch):
-    monkeypatch.setattr(scores, "score", None)
+    monkeypatch.setattr(scores, "judge", None)
     train, holdout, good, _ = sets
     empty = ImageSet(holdout.images[:0], holdout.labels[:0], holdout.classes)
     with pytest.raises(DataError, match="hold-out set holds 0 images"):

@@ -10,8 +10,10 @@ from small_repository import Repository, make_repository
 def repository(tmp_path_factory) -> Repository:
     made = make_repository(tmp_path_factory.mktemp("repository"))
     made.environment["SFUMATO_LAUNCH"] = "torchrun --standalone --nproc-per-node=2"
-    run = ["count", "central", "pretrain", "finetune", "synthesize"]
-    made.edit(recipe="dp-feta", run=run, finetune={"steps": 4, "trainable": "all"}, pretrain={"steps": 6})
+    run = ["count", "central", "pretrain", "finetune", "synthesize", "evaluate"]
+    judged = {"classifiers": ["lr"], "seeds": [0, 1], "stages": [], "steps": 5, "bound": False, "fidelity": []}
+    steps = {"finetune": {"steps": 4, "trainable": "all"}, "pretrain": {"steps": 6}}
+    made.edit(recipe="dp-feta", run=run, evaluate=judged, **steps)
     return made
 
 
@@ -25,6 +27,8 @@ def test_a_repro_in_two_processes_ends_in_a_release_each_charge_opened_once(repo
     assert len(log) == 1 + 4
     card = json.loads((repository.path / "artifacts/synthesize/card.json").read_text())
     assert card["images"] == 120
+    found = json.loads((repository.path / "metrics.json").read_text())
+    assert len(found["release"]["lr"]["per_seed"]) == 2 and text.count("evaluate: release: lr") == 1
 
 
 def test_a_refusal_is_one_line_and_its_own_exit_code(repository):
