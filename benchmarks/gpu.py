@@ -28,6 +28,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from sfumato.config import Finetune, LogNormal
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd import clip
 from sfumato.dpsgd.clip import clipped_sum
-from sfumato.dpsgd.gradients import Draws, augment, clipped_gradient_sum, draw, per_image_gradients
+from sfumato.dpsgd.gradients import Draws, augment, clipped_gradient_sum, draw, per_image_gradients, unfolding_pays
 from sfumato.dpsgd.memory import gradient_memory, images_at_a_time, on_meta, readable
 
 REFERENCE = Setting(passes=8192)
@@ -266,15 +267,19 @@ def speed(found: Found) -> None:
         model = setting.network(found.device)
         parameters, weights = dict(model.named_parameters()), sum(value.numel() for value in model.parameters())
         found.row("speed", f"{name} network", weights, "weights")
-        kept = {
-            draws: images_at_a_time(model, parameters, draws, batch=2.0 * setting.passes / draws, copies=5)[0]
-            for draws in (1, 8, 32)
-        }
+        kept = {draws: chunk_of(setting, draws, model) for draws in (1, 8, 32)}
         for draws, chunk in kept.items():
             found.row("speed", f"{name}, K={draws}: chunk that the machine chooses", chunk, "images")
         del model, parameters
         for autocast in (False, True):
             compare(found, name, setting, autocast, kept)
+
+
+def chunk_of(setting: Setting, draws: int, model: UNet) -> int:
+    """Images at a time that the machine chooses, where so many are drawn."""
+    images = setting.passes // draws
+    chunk, _ = images_at_a_time(model, dict(model.named_parameters()), draws, batch=2.0 * images, copies=5)
+    return min(chunk, images)
 
 
 def compare(found: Found, name: str, setting: Setting, autocast: bool, kept: dict[int, int]) -> None:
@@ -288,6 +293,8 @@ def compare(found: Found, name: str, setting: Setting, autocast: bool, kept: dic
     for chunk in {max(1, kept[8] // 4), max(1, kept[8] // 2), 2 * kept[8]} - {kept[8]}:
         if chunk * 8 <= setting.passes:
             works[f"K=8, chunk {chunk}"] = ours(setting, 8, autocast, device, chunk, 8)
+    for draws in (8, 32):
+        works[f"K={draws}, unfolded"] = ours(setting, draws, autocast, device, kept[draws], draws, unfolds=True)
     works["K=32, 8 draws at a time"] = ours(setting, 32, autocast, device, kept[32], 8)
     if not autocast:
         try:
@@ -299,9 +306,15 @@ def compare(found: Found, name: str, setting: Setting, autocast: bool, kept: dic
         ratio = statistics.median(a / b for a, b in zip(own, times["plain"], strict=True))
         rate = setting.passes / min(own)
         found.row("speed", f"{name}, {precision}, {what}", rate, "passes/s", plain_steps=ratio)
-        if found.fast and what in ("K=8", "K=32"):
-            enough = ratio <= MOST_STEPS
-            found.check(f"{name}, {precision}, {what}: at most {MOST_STEPS} plain steps", enough, f"{ratio:.2f}")
+    if not found.fast:
+        return
+    for what in ("K=8", "K=32"):  # the machine takes the faster one
+        ratio = min(
+            statistics.median(a / b for a, b in zip(times[way], times["plain"], strict=True))
+            for way in (what, f"{what}, unfolded")
+        )
+        enough = ratio <= MOST_STEPS
+        found.check(f"{name}, {precision}, {what}: at most {MOST_STEPS} plain steps", enough, f"{ratio:.2f}")
 
 
 def graph(found: Found) -> None:
@@ -332,9 +345,12 @@ def busy(found: Found) -> None:
     for draws in (8, 32):
         model = setting.network(found.device)
         parameters = dict(model.named_parameters())
-        images = setting.passes // draws
-        chunk, _ = images_at_a_time(model, parameters, draws, batch=2.0 * images, copies=5)
-        step, shapes = ours(setting, draws, True, found.device, chunk, draws), on_meta(model)
+        chunk = chunk_of(setting, draws, model)
+        fresh = partial(drawn_for, model, draws, torch.Generator(found.device).manual_seed(0))
+        unfolds = unfolding_pays(model, parameters, chunk, fresh)
+        found.row("device", f"K={draws}, chunk {chunk}: the machine unfolds images", unfolds, "")
+        model.unfolds = unfolds
+        step, shapes = ours(setting, draws, True, found.device, chunk, draws, unfolds), on_meta(model)
         told = gradient_memory(shapes, dict(shapes.named_parameters()), chunk, draws, 0)
         found.row("device", f"K={draws}, chunk {chunk}: memory, as estimated", told.peak / 2**30, "GiB")
         step()
@@ -343,7 +359,7 @@ def busy(found: Found) -> None:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        with_float32 = ours(setting, draws, False, found.device, chunk, draws)
+        with_float32 = ours(setting, draws, False, found.device, chunk, draws, unfolds)
         with_float32()
         peak = torch.cuda.max_memory_allocated() - before
         found.row("device", f"K={draws}, chunk {chunk}: memory, as measured", peak / 2**30, "GiB")
@@ -362,6 +378,10 @@ def busy(found: Found) -> None:
         found.row("device", f"K={draws}: busy", share, "of the time")
         if found.fast:
             found.check(f"the device is busy at K={draws}", share >= BUSY, f"{share:.1%}")
+
+
+def drawn_for(model: UNet, draws: int, generator: torch.Generator, images: Tensor) -> Draws:
+    return draw(model, images, draws, LogNormal(), generator)
 
 
 def busy_share(step: Callable[[], object]) -> float:

@@ -73,11 +73,15 @@ def ours(
     device: str = "cpu",
     chunk: int | None = None,
     together: int | None = None,
+    unfolds: bool = False,
 ) -> Callable[[], object]:
-    """Draws, per-image gradients, clip and sum, as in DP-SGD. chunk: images at a time; None: as the machine chooses."""
+    """Draws, per-image gradients, clip and sum, as in DP-SGD. chunk: images at a time; None: as the machine chooses.
+
+    unfolds: weight gradients of convolutions from unfolded images.
+    """
     model, generator = setting.network(device), torch.Generator(device).manual_seed(0)
     images, labels = setting.data(setting.passes // draws, device)
-    parameters = dict(model.named_parameters())
+    parameters, model.unfolds = dict(model.named_parameters()), unfolds
     if chunk is None:
         chunk, together = images_at_a_time(model, parameters, draws, batch=2.0 * len(images), copies=0)
 

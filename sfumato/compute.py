@@ -22,8 +22,8 @@ from sfumato.errors import ConfigError
 
 THREADS_GAIN = 1.3  # all threads must be at least this many times as fast as one
 THREADS_ROUNDS = 4
-BFLOAT16_GAIN = 1.15  # bfloat16 must be at least this many times as fast to be worth its rounding
-BFLOAT16_REPEATS = 3
+GAIN = 1.15  # another way, such as bfloat16, must be at least this many times as fast to be worth its rounding
+REPEATS = 3
 # glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, in bytes, at their largest
 MALLOC_OPTIONS = ((-1, 2**31 - 1), (-3, 2**25))
 
@@ -113,22 +113,22 @@ def settle_threads() -> int:
 _measured: dict[Hashable, bool] = {}
 
 
-def bfloat16_is_faster(step: Callable[[bool], object], key: Hashable, device: torch.device) -> bool:
-    """Time `step(autocast)` both ways, alternating, and compare the best times. Cached per process under `key`.
+def is_faster(step: Callable[[bool], object], key: Hashable, device: torch.device) -> bool:
+    """Whether `step(True)` is faster than `step(False)`, by the best of some times of each, taken in turn.
 
-    `step` must not touch sensitive images: its time would reveal something of them.
+    Cached per process under `key`. `step` must not touch sensitive images: its time would reveal something of them.
     """
     if key not in _measured:
         best = {False: float("inf"), True: float("inf")}
-        for repeat in range(BFLOAT16_REPEATS + 1):
-            for autocast in (False, True):
+        for repeat in range(REPEATS + 1):
+            for other in (False, True):
                 start = time.perf_counter()
-                step(autocast)
+                step(other)
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
                 if repeat:  # the first round warms up
-                    best[autocast] = min(best[autocast], time.perf_counter() - start)
-        _measured[key] = best[False] > BFLOAT16_GAIN * best[True]
+                    best[other] = min(best[other], time.perf_counter() - start)
+        _measured[key] = best[False] > GAIN * best[True]
     return _measured[key]
 
 

@@ -2,7 +2,7 @@ import time
 
 import torch
 
-from sfumato.compute import bfloat16_is_faster
+from sfumato.compute import is_faster
 
 
 def test_the_faster_way_is_chosen_and_measured_once():
@@ -13,7 +13,7 @@ def test_the_faster_way_is_chosen_and_measured_once():
         time.sleep(0.001 if autocast else 0.02)
 
     cpu = torch.device("cpu")
-    assert bfloat16_is_faster(step, "slow in float32", cpu)
+    assert is_faster(step, "slow in float32", cpu)
     count = len(calls)
-    assert bfloat16_is_faster(step, "slow in float32", cpu) and len(calls) == count
-    assert not bfloat16_is_faster(lambda autocast: step(not autocast), "slow in bfloat16", cpu)
+    assert is_faster(step, "slow in float32", cpu) and len(calls) == count
+    assert not is_faster(lambda autocast: step(not autocast), "slow in bfloat16", cpu)

@@ -27,6 +27,8 @@ class Learner(nn.Module, ABC):
     resolution: int
     # No image sees another in the forward pass, and weights are used by layers alone (`sfumato.dpsgd.per_image`).
     splits_by_image: bool = False
+    # How the per-image gradients of its convolutions are taken then: a setting of the machine.
+    unfolds: bool = False
 
     @abstractmethod
     def draw_levels(self, law: NoiseLevels, n: int, generator: torch.Generator) -> Tensor:

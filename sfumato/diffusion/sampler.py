@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sfumato import processes
-from sfumato.compute import bfloat16_is_faster, fast_bfloat16
+from sfumato.compute import fast_bfloat16, is_faster
 from sfumato.diffusion.objective import denoise, to_image_range
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def drawing_in_bfloat16(model: UNet, guidance: float) -> bool:
             guided(model, blank, 1.0, labels, guidance)
 
     key = ("drawing", device, shape, guidance > 0, sum(value.numel() for value in model.parameters()))
-    return processes.told(fast_bfloat16(device.type) and bfloat16_is_faster(step, key, device))
+    return processes.told(fast_bfloat16(device.type) and is_faster(step, key, device))
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ Source: Dockhorn et al. 2023 (DPDM) for the K draws; METHODS §8 and §10.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from sfumato.compute import bfloat16_is_faster
+from sfumato.compute import is_faster
 from sfumato.config import NoiseLevels
 from sfumato.diffusion.denoiser import Learner
 from sfumato.dpsgd.clip import clipped_sum
@@ -131,7 +132,7 @@ def by_layers(
 ) -> dict[str, Tensor]:
     """Per-image gradients of a network in which no image sees another: its layers split one backward pass by image."""
     count = len(images)
-    mode = PerImage(parameters, count)
+    mode = PerImage(parameters, count, model.unfolds)
 
     def network(x: Tensor, c_noise: Tensor, labels: Tensor) -> Tensor:
         with mode:
@@ -239,8 +240,32 @@ def half_precision_pays(
     labels = torch.zeros(chunk, dtype=torch.int64, device=device)
     draws = draw(images).of_each(slice(together))
     key = ("per-image", device, images.shape, draws.levels.shape, sum(value.numel() for value in parameters.values()))
-    return bfloat16_is_faster(
-        lambda half: per_image_gradients(model, parameters, images, labels, draws, half), key, device
+    return is_faster(lambda half: per_image_gradients(model, parameters, images, labels, draws, half), key, device)
+
+
+@torch.no_grad()
+def unfolding_pays(
+    model: Learner,
+    parameters: Mapping[str, Tensor],
+    chunk: int,
+    draw: Callable[[Tensor], Draws],
+    together: int | None = None,
+    autocast: bool = True,
+) -> bool:
+    """Are the gradients of convolutions faster from unfolded images on this GPU? Timed as `half_precision_pays`."""
+    device = next(iter(parameters.values())).device
+    if device.type != "cuda" or not model.splits_by_image:
+        return False
+    images = torch.zeros(chunk, model.channels, model.resolution, model.resolution, device=device)
+    labels = torch.zeros(chunk, dtype=torch.int64, device=device)
+    draws = draw(images).of_each(slice(together))
+    other = copy.copy(model)
+    other.unfolds = True
+    size = sum(value.numel() for value in parameters.values())
+    return is_faster(
+        lambda unfolds: per_image_gradients(other if unfolds else model, parameters, images, labels, draws, autocast),
+        ("unfolded", device, images.shape, draws.levels.shape, size, autocast),
+        device,
     )
 
 

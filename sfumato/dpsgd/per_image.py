@@ -4,7 +4,8 @@
 into many. vmap also keeps images apart by itself. Here the network must: no image may see another in its forward pass,
 and the first dimension of every input of a layer must be the batch. `sfumato.diffusion.unet.UNet` is such a network,
 and the tests check it.
-Source: Rochette, Manoel and Tramel 2019, for the weight gradients of a convolution as a grouped convolution.
+Source: Rochette, Manoel and Tramel 2019, for the weight gradients of a convolution as a grouped convolution; Opacus
+(Yousefpour et al. 2021) for those of unfolded images.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ class PerImage(TorchFunctionMode):
 
     weights: the tensors that the network uses, by name; images: B. Batches have K·B rows; row k·B + b is the k-th draw
     of image b. `rows[name]`, (B, *shape), stands for B equal weights in the memory of one: differentiate by it.
+    unfolds: gradients of convolutions as matrix products of unfolded images, instead of as grouped convolutions.
     A use of a weight without a rule raises NoRuleError, so no part of a gradient is lost silently.
     """
 
-    def __init__(self, weights: Mapping[str, Tensor], images: int) -> None:
+    def __init__(self, weights: Mapping[str, Tensor], images: int, unfolds: bool = False) -> None:
         super().__init__()
-        self.images = images
+        self.images, self.unfolds = images, unfolds
         self.rows = {
             name: weight.detach().expand(images, *weight.shape).requires_grad_() for name, weight in weights.items()
         }
@@ -128,6 +130,7 @@ def by_image(x: Tensor, images: int) -> Tensor:
 @dataclass(frozen=True)
 class Convolution:
     geometry: Geometry
+    unfolds: bool = False
 
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.conv2d(x, weight, bias, *self.geometry)
@@ -136,7 +139,8 @@ class Convolution:
         return convolution_backward(gradient, x, weight, self.geometry, 1, [True, False, False])[0]
 
     def to_weights(self, gradient: Tensor, x: Tensor, weight: Tensor, images: int) -> Tensor:
-        return grouped_weight_gradients(gradient, x, weight, self.geometry, images)
+        take = unfolded_weight_gradients if self.unfolds else grouped_weight_gradients
+        return take(gradient, x, weight, self.geometry, images)
 
     def to_biases(self, gradient: Tensor, images: int) -> Tensor:
         """(K·B, C, H, W) to (B, C)."""
@@ -168,6 +172,22 @@ def grouped_weight_gradients(gradient: Tensor, x: Tensor, weight: Tensor, geomet
     rows = convolution_backward(gradient, x, shape, geometry, images, [False, True, False])[1]
     assert rows is not None  # asked for
     return rows.unflatten(0, (images, wide))[:, :outputs]
+
+
+def unfolded_weight_gradients(gradient: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, images: int) -> Tensor:
+    """Each image's gradient as a matrix product over the pixels of all its draws. As `grouped_weight_gradients`.
+
+    It copies each pixel as often as a kernel covers it, which a GPU does quickly and a CPU does not.
+    """
+    (high, wide), (down, right), (tall, broad) = geometry
+    rows, columns = weight.shape[2:]
+    windows = F.pad(x, (right, right, down, down))
+    windows = windows.unfold(2, tall * (rows - 1) + 1, high)[..., ::tall]
+    windows = windows.unfold(3, broad * (columns - 1) + 1, wide)[..., ::broad]  # (K·B, C, H', W', rows, columns)
+    windows = windows.unflatten(0, (-1, images)).permute(1, 2, 5, 6, 0, 3, 4)  # (B, C, rows, columns, K, H', W')
+    windows = windows.reshape(images, weight[0].numel(), -1)
+    own = gradient.unflatten(0, (-1, images)).permute(1, 2, 0, 3, 4).reshape(images, len(weight), -1)  # (B, O, K·H'·W')
+    return torch.bmm(own, windows.mT).view(images, *weight.shape)
 
 
 def convolution_backward(
@@ -213,7 +233,7 @@ def conv2d(
     both = [[value, value] if isinstance(value, int) else list(value) for value in (stride, padding, dilation)]
     geometry: Geometry = (both[0], both[1], both[2])
     single = weight.shape[2:] == (1, 1) and geometry == ([1, 1], [0, 0], [1, 1])
-    return layer(mode, Pointwise(geometry) if single else Convolution(geometry), x, weight, bias)
+    return layer(mode, Pointwise(geometry) if single else Convolution(geometry, mode.unfolds), x, weight, bias)
 
 
 def embedding(mode: PerImage, index: Tensor, weight: Tensor, padding_idx=None, max_norm=None, **_: Any) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfumato.compute import bfloat16_is_faster
+from sfumato.compute import is_faster
 from sfumato.config import Model, NoiseLevels, TimestepMixture
 from sfumato.diffusion.denoiser import Denoiser, Network, Sampler
 from sfumato.diffusion.noise_levels import TIMESTEPS, draw_noise_levels, draw_timesteps
@@ -133,7 +133,7 @@ class LatentDiffusion(Denoiser):
             blank = torch.zeros(self.AT_A_TIME, dtype=torch.int64)
             return sample_latents(self, scheduler, blank, 1, guidance, torch.Generator().manual_seed(0), autocast)
 
-        half = device.type == "cuda" and bfloat16_is_faster(step, ("latent sampling", self.resolution), device)
+        half = device.type == "cuda" and is_faster(step, ("latent sampling", self.resolution), device)
 
         def drawn(labels: Tensor) -> Tensor:
             latents = sample_latents(self, scheduler, labels, steps, guidance, generator, half)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sfumato import processes
-from sfumato.compute import bfloat16_is_faster
+from sfumato.compute import is_faster
 from sfumato.config import Phase, Pretrain
 from sfumato.diffusion.ema import EMA
 from sfumato.diffusion.noise_levels import draw_noise_levels
@@ -179,4 +179,4 @@ def plain_autocast(model: UNet, batch: int) -> bool:
         constants = images, labels, torch.ones(batch, device=device), torch.ones_like(images)
         torch.autograd.grad(mean_loss(model, constants, autocast, batch), parameters)
 
-    return bfloat16_is_faster(step, ("plain", device, shape, sum(value.numel() for value in parameters)), device)
+    return is_faster(step, ("plain", device, shape, sum(value.numel() for value in parameters)), device)

@@ -102,7 +102,7 @@ def test_a_network_draws_in_the_precision_that_is_faster_and_the_images_are_the_
         return faster
 
     monkeypatch.setattr(sampler, "fast_bfloat16", lambda device: True)
-    monkeypatch.setattr(sampler, "bfloat16_is_faster", chosen)
+    monkeypatch.setattr(sampler, "is_faster", chosen)
     inner = model.forward
     monkeypatch.setattr(model, "forward", lambda *a: asked.append(torch.is_autocast_enabled("cpu")) or inner(*a))
     random = torch.Generator()

@@ -10,7 +10,7 @@ from sfumato.config import LogNormal, Lora
 from sfumato.diffusion.unet import GroupNorm, UNet
 from sfumato.dpsgd.gradients import by_layers, by_vmap, draw, per_image_gradients
 from sfumato.dpsgd.lora import add_lora
-from sfumato.dpsgd.per_image import NoRuleError, PerImage
+from sfumato.dpsgd.per_image import NoRuleError, PerImage, grouped_weight_gradients, unfolded_weight_gradients
 
 IMAGES, DRAWS = 3, 2
 
@@ -72,6 +72,37 @@ def test_the_gradients_of_a_layer_are_those_of_a_loop(name, layout):
     expected = loop_of(module, x)
     for name, rows in rows_of(module, x).items():
         assert torch.allclose(rows, expected[name], atol=1e-10), name
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("given", [{}, {"stride": 2, "padding": (2, 1)}, {"dilation": (2, 1), "padding": 1}])
+def test_unfolded_and_grouped_weight_gradients_are_the_same(given, layout):
+    torch.manual_seed(0)
+    layer = nn.Conv2d(3, 5, (3, 2), **given).double()
+    x = torch.randn(DRAWS * IMAGES, 3, 9, 8, dtype=torch.float64).to(memory_format=layout)
+    gradient = torch.randn_like(layer(x)).to(memory_format=layout)
+    geometry = list(layer.stride), list(layer.padding), list(layer.dilation)
+    grouped = grouped_weight_gradients(gradient.contiguous(), x.contiguous(), layer.weight, geometry, IMAGES)
+    unfolded = unfolded_weight_gradients(gradient, x, layer.weight, geometry, IMAGES)
+    assert unfolded.shape == (IMAGES, *layer.weight.shape) and torch.allclose(unfolded, grouped, atol=1e-12)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_network_that_unfolds_has_the_same_gradients(autocast):
+    torch.manual_seed(0)
+    model = UNet(8, 1, 4, width=8, multipliers=(1, 2), attention=(1,))
+    parameters = dict(model.named_parameters())
+    for value in parameters.values():
+        nn.init.normal_(value, std=0.1)
+    images, labels = torch.rand(5, 1, 8, 8), torch.arange(5) % 4
+    drawn = draw(model, images, 3, LogNormal(), torch.Generator().manual_seed(0))
+    rows = []
+    for unfolds in (False, True):
+        model.unfolds = unfolds
+        found = per_image_gradients(model, parameters, images, labels, drawn, autocast)
+        rows.append(torch.cat([value.flatten(1) for value in found.values()], dim=1))
+    apart = torch.linalg.vector_norm(rows[1] - rows[0], dim=1) / torch.linalg.vector_norm(rows[0], dim=1)
+    assert apart.max() < (2e-2 if autocast else 1e-5) and not torch.equal(*rows)
 
 
 def test_each_image_has_its_own_rows_of_a_table_also_those_of_one_label():
