@@ -14,7 +14,7 @@ from typing import Any
 
 from sfumato.digest import digest_of_file
 from sfumato.documents import read_json, validated
-from sfumato.errors import ConfigError, DataError
+from sfumato.errors import ConfigError, DataError, explained
 from sfumato.files import replacing_directory
 
 PRIVACY = "privacy.json"
@@ -60,14 +60,11 @@ def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = F
             f"{path} is not an artifact: {PRIVACY} is missing. Run `stage {wanted}` first, "
             "or name the directory that holds it"
         )
-    try:
+    again = "run the stage again or restore it (`dvc checkout`)"
+    with explained(DataError, lambda error: f"{file} cannot be read ({error}): {again}"):
         said = validated(Privacy, read_json(file))
         if odd := [key for key, record in said.records.items() if record.get("id") != key]:
             raise ValueError(f"the record {odd[0][:32]!r} has another id")
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{file} cannot be read ({error}): run the stage again or restore it (`dvc checkout`)"
-        ) from error
     artifact = Artifact(path, said.stage, said.records, said.local, said.enabled)
     if stage is not None and artifact.stage != stage:
         raise DataError(f"{path} was written by `{artifact.stage}`, not by `{stage}`: name another directory")

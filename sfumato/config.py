@@ -6,7 +6,6 @@ Every model is frozen and refuses unknown keys. `Params` is the whole; `sfumato.
 from __future__ import annotations
 
 import bisect
-import difflib
 import math
 import os
 import re
@@ -15,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from sfumato.documents import dataset_name
-from sfumato.errors import ConfigError
+from sfumato.errors import ConfigError, nearest
 
 REST = "rest"
 UNLIMITED = "unlimited"  # a lifetime budget: for images that are public
@@ -952,9 +951,7 @@ class Params(Strict):
         known = [name for name in cls.model_fields if cls.settings_of(name)]
         for name in names:
             if name not in known:
-                near = difflib.get_close_matches(name, known, 1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-                raise ValueError(f"{name!r} is not a stage that can be switched on: {hint}")
+                raise ValueError(f"{name!r} is not a stage that can be switched on: {nearest(name, known)}")
         return names
 
     @model_validator(mode="after")

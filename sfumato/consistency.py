@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from sfumato.config import GROUP, PUBLIC_MODEL, Params, Settings
 from sfumato.data.store import Card, PublicCard
-from sfumato.errors import ConfigError
+from sfumato.errors import ConfigError, nearest
 from sfumato.pipeline import STAGES, Stage
 from sfumato.public_model.prompts import class_prompts
 
@@ -142,10 +141,7 @@ def name_problems(params: Params) -> Iterator[str]:
 
 def unknown(key: str, name: str, known: Sequence[str]) -> Iterator[str]:
     if name not in known:
-        near = difflib.get_close_matches(name, known, 1)
-        yield f"{key} names {name!r}, which does not exist: " + (
-            f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-        )
+        yield f"{key} names {name!r}, which does not exist: {nearest(name, known)}"
 
 
 def shape_problems(params: Params, card: Card) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import difflib
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 # what reading a file raises that is missing, damaged, or of another kind
@@ -47,3 +48,10 @@ def explained(
     except causes as error:
         absent = missing is not None and isinstance(error, FileNotFoundError)
         raise kind(missing if absent else why(error)) from error
+
+
+def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
+    """What to say of a name that does not exist: the nearest one that does; else `otherwise`, or all that there are."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {near[0]!r}?" if near else otherwise or f"known are {', '.join(known)}"

@@ -21,7 +21,7 @@ from filelock import FileLock
 
 from sfumato.digest import canonical
 from sfumato.documents import dataset_name, parse_json, read_json
-from sfumato.errors import BudgetError, ConfigError
+from sfumato.errors import BudgetError, ConfigError, explained
 from sfumato.files import open_private, replacing, sync
 
 GENESIS = "genesis"  # the first entry; of a journal older than the chain, the first that is chained
@@ -128,16 +128,12 @@ class Journal:
 
     def _secrets(self) -> tuple[bytes, str]:
         """Salt and newest head."""
-        try:
+        begin = "run `stage prepare sensitive`, or set SFUMATO_STATE to where it is"
+        missing = f"the journal {self.path} was never begun: {begin}"
+        broken = f"{self.anchor} cannot be read"
+        with explained(BudgetError, lambda error: f"{broken} ({error!r}): {WAY_OUT}", missing=missing):
             content = read_json(self.anchor)
             return bytes.fromhex(content["salt"]), str(content["head"])
-        except FileNotFoundError as error:
-            raise BudgetError(
-                f"the journal {self.path} was never begun: run `stage prepare sensitive`, "
-                "or set SFUMATO_STATE to where it is"
-            ) from error
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise BudgetError(f"{self.anchor} cannot be read ({error!r}): {WAY_OUT}") from error
 
     def _checked(self, salt: bytes, newest: str) -> list[dict]:
         """The entries, each of which follows from those before it; `newest` is the head of one of them."""
@@ -164,11 +160,9 @@ class Journal:
         return BudgetError(f"{self.path} is missing, and images of {self.dataset_id!r} were prepared here: {WAY_OUT}")
 
     def _parsed(self, line: str, number: int) -> dict:
-        try:
+        with explained(BudgetError, lambda _: f"{self.path}, line {number}, cannot be read: {WAY_OUT}"):
             entry = parse_json(line)
             return {**entry, "kind": str(entry["kind"])}
-        except (ValueError, KeyError, TypeError) as error:
-            raise BudgetError(f"{self.path}, line {number}, cannot be read: {WAY_OUT}") from error
 
     def _append(self, salt: bytes, before: str, kind: str, fields: dict) -> None:
         entry = {"kind": kind, "time": int(time.time()), **fields}

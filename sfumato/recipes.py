@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from sfumato import documents
 from sfumato.config import MACHINE, REST, UNLIMITED, Params
-from sfumato.errors import ConfigError
+from sfumato.errors import ConfigError, explained
 
 RECIPES = Path("pipelines")
 WHOLE = {"sources", "noise_levels"}  # replaced whole by an overlay, not merged key by key
@@ -107,14 +107,9 @@ def read_overlay(folder: Path, name: object, kind: str) -> dict:
 
 
 def read_yaml(path: Path) -> dict:
-    try:
+    missing = f"{path} does not exist: run from the project's folder, or name the file with --params"
+    with explained(ConfigError, lambda error: f"{path} cannot be read: {error}", missing=missing):
         content = documents.read_yaml(path)
-    except FileNotFoundError as error:
-        raise ConfigError(
-            f"{path} does not exist: run from the project's folder, or name the file with --params"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
     if content is not None and not isinstance(content, dict):
         raise ConfigError(f"{path} must hold keys and values, not {type(content).__name__}")
     return content or {}

@@ -12,7 +12,7 @@ from pydantic import Field
 from sfumato.config import IMAGE, DatasetId, Model, Positive, Settings
 from sfumato.digest import digest_of
 from sfumato.documents import EXACT, read_json, read_yaml, validated
-from sfumato.errors import ConfigError
+from sfumato.errors import ConfigError, explained
 from sfumato.pipeline import STAGES, Kind
 
 if TYPE_CHECKING:
@@ -108,10 +108,8 @@ def read_lineages(folder: Path) -> dict[str, Lineage]:
 
 def read_lineage(folder: Path, stage: str) -> dict:
     """The lineage of one query. Raises ConfigError where it is not there."""
-    try:
+    with explained(ConfigError, lambda error: f"{folder / LINEAGE} cannot be read ({error}): run `stage plan`"):
         entry = read_lineages(folder)[stage]
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"{folder / LINEAGE} cannot be read ({error}): run `stage plan`") from error
     return {"plan": entry.plan, "code": entry.code, "again": entry.again}
 
 
@@ -122,20 +120,15 @@ def settings_digest(content: Mapping[str, Any]) -> str:
 
 def read_stage_plan(path: Path, stage: str) -> StagePlan[Any]:
     """The plan of `stage`: a QueryPlan for a query that is switched on. Raises ConfigError for any other file."""
-    try:
+    missing = f"{path} is missing: run `stage plan` first, or name a resolved configuration with --config"
+    with explained(ConfigError, lambda error: f"{path} cannot be read: {error}", missing=missing):
         content = read_yaml(path)
-    except FileNotFoundError as error:
-        raise ConfigError(
-            f"{path} is missing: run `stage plan` first, or name a resolved configuration with --config"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict) or content.get("stage") != stage:
         raise ConfigError(
             f"{path} is not a resolved configuration of `{stage}`: run `stage plan`, "
             "or name the right file with --config"
         )
-    try:
+    with explained(ConfigError, lambda error: f"{path} cannot be used ({error}): run `stage plan` again"):
         file = validated(ResolvedFile, content)
         fields: dict[str, Any] = vars(file) | {
             "settings": STAGES[stage].settings.model_validate(file.settings),
@@ -148,5 +141,3 @@ def read_stage_plan(path: Path, stage: str) -> StagePlan[Any]:
 
             return QueryPlan(**fields, unit=unit, group_cap=cap, mechanism=Mechanism(**mechanism))
         return StagePlan(**fields)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be used ({error}): run `stage plan` again") from error

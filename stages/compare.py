@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sfumato.errors import ConfigError, DataError
+from sfumato.errors import ConfigError, DataError, explained
 from stages.runner import EVALUATION, DryRun, check_local, show_local, state_dir
 
 if TYPE_CHECKING:
@@ -92,12 +92,9 @@ def experiments(revisions: list[str], every: bool) -> list[Run]:
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[0].removeprefix("ERROR: ")
         raise ConfigError(f"`{' '.join(command)}` failed ({reason}): run it in the repository of the experiments")
-    try:
+    printed = f"`{' '.join(command)}` printed no JSON"
+    with explained(ConfigError, lambda error: f"{printed} ({error}): another version of dvc may be needed"):
         shown = json.loads(done.stdout)
-    except ValueError as error:
-        raise ConfigError(
-            f"`{' '.join(command)}` printed no JSON ({error}): another version of dvc may be needed"
-        ) from error
     runs, left_out = runs_of_experiments(shown, state_dir())
     for reason in left_out:
         typer.echo(f"left out: {reason}", err=True)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Protocol, TypeVar
 import typer
 
 from sfumato import pipeline
-from sfumato.errors import ConfigError
+from sfumato.errors import BudgetError, ConfigError, explained
 from sfumato.pipeline import STAGES, Kind, Stage
 from stages import launch
 from stages.dvc_notes import keep_copy
@@ -133,14 +133,11 @@ def show_local(tables: Iterable[Table | str], file: Path) -> None:
 def ledgers() -> list[dict]:
     """ledger.json, of any version: the file at hand, and as it was last committed."""
     from sfumato.documents import parse_json, read_text
-    from sfumato.errors import BudgetError
 
     code, committed = git("show", f"HEAD:./{LEDGER}")
-    try:
+    with explained(BudgetError, lambda error: f"{LEDGER} is not JSON ({error}): restore it (`git checkout {LEDGER}`)"):
         texts = [read_text(LEDGER)] if LEDGER.exists() else []
         found = [parse_json(text) for text in [*texts, *([committed] if code == 0 else [])]]
-    except (OSError, ValueError) as error:
-        raise BudgetError(f"{LEDGER} is not JSON ({error}): restore it (`git checkout {LEDGER}`)") from error
     return [content for content in found if isinstance(content, dict)]
 
 
@@ -422,10 +419,8 @@ def read_permission() -> Any:
     from sfumato.privacy.opening import Permission
 
     path = PLAN / PERMISSION
-    try:
+    with explained(ConfigError, lambda error: f"{path} cannot be read ({error}): run `stage plan`"):
         return validated(Permission, read_json(path))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read ({error}): run `stage plan`") from error
 
 
 def run_directory(record_id: str) -> Path:

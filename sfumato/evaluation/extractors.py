@@ -23,7 +23,7 @@ from sfumato import compute
 from sfumato.config import Evaluate
 from sfumato.data.images import ImageSet
 from sfumato.digest import digest_of_file
-from sfumato.errors import ConfigError, DataError
+from sfumato.errors import ConfigError, DataError, nearest
 from sfumato.evaluation.classifiers import FEATURES
 from sfumato.evaluation.downstream import apply, train_classifier
 
@@ -182,13 +182,8 @@ def torchvision_extractor(model: str, path: Path, sha256: str | None = None) -> 
 
     known = torchvision.models.list_models(module=torchvision.models)
     if model not in known:
-        import difflib
-
-        near = difflib.get_close_matches(model, known, 1)
-        raise ConfigError(
-            f"evaluate.model={model!r} is not a classifier of torchvision"
-            f"{f': did you mean {near[0]!r}?' if near else ': see torchvision.models'}"
-        )
+        hint = nearest(model, known, "see torchvision.models")
+        raise ConfigError(f"evaluate.model={model!r} is not a classifier of torchvision: {hint}")
     digest = check_weights(path, sha256)
     state = read_state(path)
     own = {"init_weights": False} if model in ("inception_v3", "googlenet") else {}

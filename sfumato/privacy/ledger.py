@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -20,26 +20,12 @@ from sfumato.artifacts import as_text, empty_content
 from sfumato.config import GROUP, DatasetId, Positive, PositiveFloat
 from sfumato.digest import canonical, digest_of
 from sfumato.documents import EXACT, read_json, read_yaml, second, validated
-from sfumato.errors import BudgetError, ConfigError
+from sfumato.errors import BudgetError, ConfigError, explained
 from sfumato.pipeline import QUERIES
 from sfumato.privacy.accountant import ACCOUNTANTS, RELATIONS, epsilon, shares_of_rdp
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, SECRET, UNITS, ZERO_OUT_ONE, event_from_json
 
 SCHEMA = 4
-KEYS = {
-    "schema",
-    "recipe",
-    "accountant",
-    "adjacency",
-    "delta",
-    "size_hint",
-    "target",
-    "epsilon",
-    "stages",
-    "records",
-    "odometer",
-    "digest",
-}
 RECORD_ID = re.compile("[0-9a-f]{32}")  # it also names a directory
 HEAD = re.compile("[0-9a-f]{64}")  # of a journal
 TOLERANCE = 1e-6  # relative, between stored and recomputed epsilon
@@ -129,12 +115,13 @@ class Ledger:
     digest: str
 
 
+KEYS = {field.name for field in fields(Ledger)}
+
+
 def read_budget(path: Path) -> dict[str, Any]:
     """The budget of a plan. Raises ConfigError where the file is missing or none."""
-    try:
+    with explained(ConfigError, lambda error: f"{path} cannot be read ({error}): run `stage plan`"):
         validated(Budget, content := read_json(path))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read ({error}): run `stage plan`") from error
     return content
 
 
@@ -236,22 +223,15 @@ def ledger_text(ledger: Mapping) -> str:
 
 def read_ledger(path: Path) -> dict:
     """Read a ledger. Raises BudgetError where the file is missing or not a whole ledger."""
-    try:
+    write, again = "run `stage ledger write` (or `dvc repro`)", "restore it from git, or run `stage ledger write`"
+    broken, missing = f"{path} is truncated or not JSON", f"{path} does not exist: {write}"
+    with explained(BudgetError, lambda error: f"{broken} ({error}): {again}", missing=missing):
         ledger = read_json(path)
-    except FileNotFoundError as error:
-        raise BudgetError(f"{path} does not exist: run `stage ledger write` (or `dvc repro`)") from error
-    except (OSError, ValueError) as error:
-        raise BudgetError(
-            f"{path} is truncated or not JSON ({error}): restore it from git, or run `stage ledger write`"
-        ) from error
     if not isinstance(ledger, dict) or set(ledger) != KEYS:
         found = set(ledger) if isinstance(ledger, dict) else set()
         raise BudgetError(f"{path} is not a ledger: missing {sorted(KEYS - found)}, unknown {sorted(found - KEYS)}")
     if ledger["schema"] != SCHEMA or not isinstance(ledger["records"], list):
-        raise BudgetError(
-            f"{path} has schema {ledger['schema']!r}, this version reads {SCHEMA}: "
-            "run `stage ledger write` (or `dvc repro`)"
-        )
+        raise BudgetError(f"{path} has schema {ledger['schema']!r}, this version reads {SCHEMA}: {write}")
     return ledger
 
 

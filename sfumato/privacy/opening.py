@@ -22,7 +22,7 @@ from sfumato.data.images import ImageSet
 from sfumato.data.store import SENSITIVE, Card, LatentSet, load_latents, load_prepared
 from sfumato.digest import digest_of
 from sfumato.documents import EXACT
-from sfumato.errors import BudgetError
+from sfumato.errors import BudgetError, explained
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.charge import Charge, Share
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism, event_from_json, event_to_json
@@ -220,12 +220,9 @@ def open_alone(state: Path, card: Card, work: Work, permission: Permission, nois
             check_lifetime(odometer, {work.stage: work.mechanism}, permission)
         run = state / "runs" / run_id
         run.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
+        held = f"{work.stage}: run {run_id} is held by another process: wait for it, or stop it"
+        with explained(BudgetError, lambda _: held, causes=(Timeout,)):
             stack.enter_context(FileLock(run / "lock", blocking=False))
-        except Timeout as error:
-            raise BudgetError(
-                f"{work.stage}: run {run_id} is held by another process: wait for it, or stop it"
-            ) from error
         if resumed and (run / RELEASED).exists():  # whole, and on disk: a kill came before it was journalled
             odometer.append(CLOSE, id=run_id, uses=work.mechanism.uses)
             raise AlreadyReleasedError(run_id, record["id"], f"{work.stage}: already released as {record['id']}")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import string
 from collections.abc import Sequence
 
 from sfumato.config import Model
-from sfumato.errors import ConfigError, explained
+from sfumato.errors import ConfigError, explained, nearest
 
 TEMPLATE = "An image of {article} {class}"
 # By data.dataset_id: a template, or the whole prompt of each class. Source: DP-SAPF Table 14.
@@ -32,9 +31,8 @@ def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list
     """
     for name in model.prompts:
         if name not in classes:
-            near = difflib.get_close_matches(name, classes, 1)
-            known = f": did you mean {near[0]!r}?" if near else f": the classes are {', '.join(classes)}"
-            raise ConfigError(f"model.prompts names {name!r}, which is not a class{known}")
+            hint = nearest(name, classes, f"the classes are {', '.join(classes)}")
+            raise ConfigError(f"model.prompts names {name!r}, which is not a class: {hint}")
     usual = OF_DATASET.get(dataset_id, TEMPLATE)
     whole = usual if isinstance(usual, dict) and model.prompt is None else {}
     template = model.prompt or (usual if isinstance(usual, str) else TEMPLATE)

@@ -6,7 +6,6 @@ memory decoded. What happens to an image depends on that image and on what was a
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +20,7 @@ from sfumato.data.sources.imagefolder import read_imagefolder
 from sfumato.data.sources.npz import read_imagenet32, read_npz
 from sfumato.data.sources.source import Example, Request, Source
 from sfumato.documents import class_name
-from sfumato.errors import ConfigError, DataError
+from sfumato.errors import ConfigError, DataError, nearest
 
 __all__ = ["SOURCES", "Example", "Source", "read_public", "read_source"]
 
@@ -85,9 +84,7 @@ def open_source(request: Request, raw: Path) -> Source:
     """Raises ConfigError for a name that SOURCES does not have in this section, DataError for a single class."""
     known = names_in(request.section)
     if request.name not in known:
-        near = difflib.get_close_matches(request.name, known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-        raise ConfigError(f"{request.section}.source={request.name!r} does not exist: {hint}")
+        raise ConfigError(f"{request.section}.source={request.name!r} does not exist: {nearest(request.name, known)}")
     source = SOURCES[request.name].read(request, raw)
     for name in source.classes:
         try:
