@@ -82,7 +82,7 @@ def machine(default: int | None) -> Any:
     return Field(default=default, exclude=True)
 
 
-def unwritten(default: str | int) -> Any:
+def unwritten(default: str | float) -> Any:
     """A field that no plan holds while it has its default: plans from before it was there stay what they are."""
     return Field(default=default, exclude_if=lambda value: value == default)
 
@@ -801,6 +801,8 @@ class Synthesize(Settings):
     labels: Literal["prior", "uniform"] = "prior"
     # PNG and Parquet files say that the images are generated, by IPTC's digital source type; public ones what they are
     marked: bool = True
+    # 0: none; 1: D moves towards its label by Bayes' rule, as the teacher sees it (diffusion models that draw pixels)
+    teacher_guidance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = unwritten(0.0)
     relabel: bool = False  # released with the teacher's labels, not with those asked of the models
     augmented: Fraction = 0.0  # part of the images that is slightly moved, brightened or blurred
     distorted: Fraction = 0.0  # part that is warped, textured and under another light; needs `relabel`
@@ -822,7 +824,7 @@ class Synthesize(Settings):
     def reads(self, name: str) -> bool:
         """Adapters of `finetune` need the weights of `pretrain`, a selection the images that it is of."""
         if name == "teacher":
-            return self.relabel
+            return self.relabel or self.teacher_guidance > 0
         needs = {"pretrain": "finetune", "public": "select"}
         return name == "count" or name in self.sources or needs.get(name) in self.sources
 

@@ -180,7 +180,12 @@ def shape_problems(params: Params, card: Card) -> Iterator[str]:
 
 
 def release_problems(params: Params) -> Iterator[str]:
-    """Releases of public images that have no sensitive class."""
+    """Releases of public images that have no sensitive class, and a guide where there is nothing for it to guide."""
+    if params.runs("synthesize") and params.synthesize.teacher_guidance > 0:
+        if not {"pretrain", "finetune"} & set(params.synthesize.sources):
+            yield "synthesize.teacher_guidance guides diffusion models, and synthesize.sources names none: leave it out"
+        elif params.model.directory is not None:
+            yield "synthesize.teacher_guidance does not go with a public model, which draws latents: leave it out"
     labelled = params.select.by == "teacher" or (params.runs("histogram") and params.histogram.per_class)
     if params.runs("synthesize") and "select" in params.synthesize.sources and not labelled:
         yield (

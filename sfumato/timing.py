@@ -39,6 +39,7 @@ from sfumato.privacy.rows import Rows, bounded_sum, membership
 if TYPE_CHECKING:
     from sfumato.dpsgd.run import State
     from sfumato.evaluation.downstream import Schedule
+    from sfumato.queries.teacher import TeacherNetwork
 
 PUBLIC_CLASSES = 100  # of a public set that is not known yet: they hardly matter to the time of a step
 FRAME = ("prepare sensitive", "prepare public", "plan", "ledger", "report")  # stages that are not in the table
@@ -153,6 +154,12 @@ class Blanks:
         of_teacher, teacher, of_studied, studied = self.unit("widths", self.learned_key, measure)
         return int(of_teacher), int(teacher), int(of_studied), int(studied)
 
+    def blank_teacher(self) -> TeacherNetwork:
+        from sfumato.queries.teacher import TeacherNetwork
+
+        features = self.teacher_features
+        return TeacherNetwork.of(features, torch.zeros(features.dimension, self.classes)).to(device())
+
     def teacher_together(self) -> float:
         return self.together("teacher", self.teacher_key, lambda: self.teacher_features)
 
@@ -242,15 +249,13 @@ class Blanks:
         return self.fitting("auxiliary", settings, decides, fit)
 
     def refine(self) -> float:
-        from sfumato.queries.teacher import TeacherNetwork
         from sfumato.warmup.generator import fit_generator
 
         frequency, settings = self.params.frequency, self.params.refine
         priors = torch.full((self.classes,), 1 / self.classes)
 
         def fit(settings: Fit, told: Told) -> None:
-            features = self.teacher_features
-            teacher = TeacherNetwork.of(features, torch.zeros(features.dimension, self.classes)).to(device())
+            teacher = self.blank_teacher()
             matches = [self.blank_match(self.fourier), self.blank_match(self.learned)]
             fit_generator(self.generator(), matches, settings, priors, 0, told, teacher=teacher, agreement=0.01)
 
@@ -421,14 +426,17 @@ class Blanks:
 
     def sampling(self) -> float:
         """Seconds of one image and one step of the solver."""
-        guidance = self.params.synthesize.guidance
+        from sfumato.queries.teacher import guide_by
+
+        guidance, strength = self.params.synthesize.guidance, self.params.synthesize.teacher_guidance
+        decides = {"model": self.params.model, "guided": guidance > 0, **(self.teacher_key if strength else {})}
 
         def measure() -> list[float]:
             model, labels = self.network(), torch.zeros(32, dtype=torch.int64)
-            random = torch.Generator().manual_seed(0)
-            return [seconds_of(lambda: model.draw(labels, 3, guidance, random, None, None)) / 32 / 3]
+            random, guide = torch.Generator().manual_seed(0), guide_by(self.blank_teacher(), 1.0) if strength else None
+            return [seconds_of(lambda: model.draw(labels, 3, guidance, random, guide=guide)) / 32 / 3]
 
-        return self.unit("sampling", {"model": self.params.model, "guided": guidance > 0}, measure)[0]
+        return self.unit("sampling", decides, measure)[0]
 
     def evaluate(self) -> float:
         from sfumato.evaluation.scores import schedule_from

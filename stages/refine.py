@@ -1,13 +1,15 @@
-"""`stage refine`: the generator, fitted further to both embeddings and to what the teacher sees."""
+"""`stage refine`: the generator, fitted further to both embeddings and to what the teacher sees, which labels it."""
 
 from __future__ import annotations
+
+from functools import partial
 
 from sfumato.compute import device
 from sfumato.config import Refine
 from sfumato.queries.count import read_counts
 from sfumato.queries.embedding import load_learned
 from sfumato.queries.frequency import load_embedding
-from sfumato.queries.teacher import load_teacher
+from sfumato.queries.teacher import load_teacher, relabelled
 from sfumato.warmup.generator import Match, fit_generator, load_generator, save_drawing
 from stages.runner import StageRun, progress
 
@@ -25,4 +27,5 @@ def refine(run: StageRun[Refine]) -> None:
             generator, matches, settings, priors, plan.seed + 2, report, teacher=teacher, agreement=settings.agreement
         )
     with run.writing() as directory:
-        save_drawing(generator, settings.images, priors, plan.classes, plan.seed + 3, directory)
+        label = partial(relabelled, teacher)
+        save_drawing(generator, settings.images, priors, plan.classes, plan.seed + 3, directory, label)

@@ -6,7 +6,7 @@ from sfumato.artifacts import merge_records
 from sfumato.compute import device
 from sfumato.config import Synthesize
 from sfumato.queries.count import read_counts
-from sfumato.queries.teacher import load_teacher
+from sfumato.queries.teacher import guide_by, load_teacher
 from sfumato.release.exports import check_parquet
 from sfumato.release.release import save_release
 from sfumato.release.synthesis import draw_mixture
@@ -21,9 +21,10 @@ def synthesize(run: StageRun[Synthesize]) -> None:
     paths = {name: artifact.path for name, artifact in run.inputs.items()}
     counts = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes))
     priors = counts.priors if settings.labels == "prior" else None
-    with progress("synthesize") as report:
-        images, labels, sources = draw_mixture(paths, settings, priors, plan.seed, report, plan.shape)
     teacher = load_teacher(paths["teacher"]).to(device()) if settings.reads("teacher") else None
+    guide = guide_by(teacher, settings.teacher_guidance) if teacher and settings.teacher_guidance else None
+    with progress("synthesize") as report:
+        images, labels, sources = draw_mixture(paths, settings, priors, plan.seed, report, plan.shape, guide)
     varied = vary(images, labels, settings, teacher, plan.seed)
     with run.writing() as directory:
         save_release(directory, varied, sources, merge_records(list(run.inputs.values())), plan)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.config import NoiseLevels
+from sfumato.diffusion.sampler import Guide
 
 Network = Callable[..., Tensor]  # (x, level, labels) -> what the network predicts
 Sampler = Callable[[Tensor], Tensor]  # labels, (B,) -> images, (B, C, H, W) float32 in [0, 1], on the CPU
@@ -51,7 +52,14 @@ class Denoiser(Learner):
     AT_A_TIME: int  # images that are drawn together
 
     @abstractmethod
-    def sampler(self, steps: int, guidance: float, generator: torch.Generator, shape: Sequence[int] | None) -> Sampler:
+    def sampler(
+        self,
+        steps: int,
+        guidance: float,
+        generator: torch.Generator,
+        shape: Sequence[int] | None,
+        guide: Guide | None = None,
+    ) -> Sampler:
         """What draws some images, as `draw` asks. It is called with AT_A_TIME labels at most."""
 
     def draw(
@@ -62,14 +70,15 @@ class Denoiser(Learner):
         generator: torch.Generator,
         shape: Sequence[int] | None = None,
         progress: Progress | None = None,
+        guide: Guide | None = None,
     ) -> Tensor:
         """One image for each label: (N, C, H, W) float32 in [0, 1], on the CPU.
 
         steps: of the solver; guidance g: D + g·(D − D without label); generator: a CPU one, which fixes the images up
         to rounding; shape: (C, H, W) wanted, where the network can give others than its own; progress: images done, of
-        how many.
+        how many; guide: a classifier's part, for networks that draw pixels.
         """
-        sampler = self.sampler(steps, guidance, generator, shape)
+        sampler = self.sampler(steps, guidance, generator, shape, guide)
         images: list[Tensor] = []
         for part in labels.split(self.AT_A_TIME):
             images.append(sampler(part))

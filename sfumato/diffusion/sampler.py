@@ -1,6 +1,7 @@
 """Drawing images: Heun's second-order solver of the probability-flow ODE, with classifier-free guidance.
 
-Source: EDM, Algorithm 1 (deterministic) and Eq. 5 for the noise levels; Ho & Salimans 2021 for guidance.
+Source: EDM, Algorithm 1 (deterministic) and Eq. 5 for the noise levels; Ho & Salimans 2021 for guidance without a
+classifier, Dhariwal & Nichol 2021 for that by one, here of the denoised image (Bansal et al. 2023).
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from sfumato.diffusion.unet import UNet
 
 SIGMA_MIN, SIGMA_MAX, RHO = 0.002, 80.0, 7.0
+# (D, labels, the variance of the image given its noised form) -> what is added to D; images in about [-1, 1]
+Guide = Callable[[Tensor, Tensor, float], Tensor]
 TRIED = 32  # blank images by which the precision of a draw is chosen
 
 
@@ -41,13 +44,14 @@ def sample(
     generator: torch.Generator | None = None,
     batch: int = 256,
     autocast: bool = False,
+    guide: Guide | None = None,
 ) -> Tensor:
     """One image for each label.
 
     labels: (N,) int64; steps: solver steps (2·steps − 1 network evaluations, twice that when guided); guidance g: the
     denoiser D becomes D + g·(D − D_unconditional), 0 is none; generator: a CPU one, which fixes the images (up to
     rounding) whatever `batch`, the device and the number of processes are; batch: images at a time, which the processes
-    share; autocast: run the network in bfloat16.
+    share; autocast: run the network in bfloat16; guide: a classifier's part in D, at every evaluation.
     Returns (N, C, H, W) float32 in [0, 1] on the CPU.
     """
     device = next(model.parameters()).device
@@ -60,7 +64,8 @@ def sample(
         start = torch.cat([torch.empty(0, *shape), *(torch.randn(1, *shape, generator=generator) for _ in part)])
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
             noised = processes.mine(start).to(device) * noise_schedule(steps)[0].item()
-            drawn = to_image_range(solve(model, noised, processes.mine(part).to(device), steps, guidance)).float()
+            own = processes.mine(part).to(device)
+            drawn = to_image_range(solve(model, noised, own, steps, guidance, guide=guide)).float()
             images.append(processes.gathered(drawn, len(part)).cpu())
     model.train(training)
     return torch.cat(images)
@@ -109,27 +114,42 @@ def renoise(
     return torch.cat(varied)
 
 
-def solve(model: UNet, x: Tensor, labels: Tensor, steps: int, guidance: float, start: float = SIGMA_MAX) -> Tensor:
+def solve(
+    model: UNet,
+    x: Tensor,
+    labels: Tensor,
+    steps: int,
+    guidance: float,
+    start: float = SIGMA_MAX,
+    guide: Guide | None = None,
+) -> Tensor:
     """Heun's method from `x`, (B, C, H, W) with noise of level `start`, to σ = 0. Returns the same, about [-1, 1]."""
     sigmas = noise_schedule(steps, start).tolist()
     for sigma, following in itertools.pairwise(sigmas):
-        slope = (x - guided(model, x, sigma, labels, guidance)) / sigma
+        slope = (x - guided(model, x, sigma, labels, guidance, guide)) / sigma
         euler = x + (following - sigma) * slope
         if following > 0:
-            ahead = (euler - guided(model, euler, following, labels, guidance)) / following
+            ahead = (euler - guided(model, euler, following, labels, guidance, guide)) / following
             x = x + (following - sigma) * (slope + ahead) / 2
         else:
             x = euler
     return x
 
 
-def guided(model: UNet, x: Tensor, sigma: float, labels: Tensor, guidance: float) -> Tensor:
-    """D at one noise level, guided."""
+def guided(model: UNet, x: Tensor, sigma: float, labels: Tensor, guidance: float, guide: Guide | None = None) -> Tensor:
+    """D at one noise level, guided.
+
+    Of images with the spread σ_data, and of one noised to σ, little but D is known: its variance is about
+    σ²σ_data² / (σ² + σ_data²) in every pixel, by which Bayes' rule turns the slope of log p(label | D) into a shift.
+    """
 
     def denoised(x: Tensor, labels: Tensor) -> Tensor:
         return denoise(model, x, x.new_full((len(x),), sigma), labels, model.sigma_data)
 
-    return with_guidance(denoised, x, labels, model.classes, guidance)
+    found = with_guidance(denoised, x, labels, model.classes, guidance)
+    if guide is None:
+        return found
+    return found + guide(found, labels, (sigma * model.sigma_data) ** 2 / (sigma**2 + model.sigma_data**2))
 
 
 def with_guidance(

@@ -19,7 +19,7 @@ from sfumato.config import NoiseLevels
 from sfumato.diffusion.denoiser import Denoiser, Network, Sampler
 from sfumato.diffusion.noise_levels import draw_noise_levels
 from sfumato.diffusion.objective import per_image_loss
-from sfumato.diffusion.sampler import drawing_in_bfloat16, sample
+from sfumato.diffusion.sampler import Guide, drawing_in_bfloat16, sample
 from sfumato.errors import ConfigError
 from sfumato.weights import load_network, save_network
 
@@ -228,10 +228,17 @@ class UNet(Denoiser):
     def per_image_loss(self, network: Network, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
         return per_image_loss(network, images, labels, levels, noise, self.sigma_data)
 
-    def sampler(self, steps: int, guidance: float, generator: torch.Generator, shape: Sequence[int] | None) -> Sampler:
+    def sampler(
+        self,
+        steps: int,
+        guidance: float,
+        generator: torch.Generator,
+        shape: Sequence[int] | None,
+        guide: Guide | None = None,
+    ) -> Sampler:
         """Images of its own shape, by Heun's solver, in bfloat16 where that is faster here."""
         half = drawing_in_bfloat16(self, guidance)
-        return lambda labels: sample(self, labels, steps, guidance, generator, batch=self.AT_A_TIME, autocast=half)
+        return lambda labels: sample(self, labels, steps, guidance, generator, self.AT_A_TIME, half, guide)
 
     def save(self, directory: Path, trained: Sequence[str] = ()) -> None:
         """All weights, whichever were trained. Extra classes must be gone."""

@@ -18,6 +18,7 @@ from sfumato.compute import is_faster
 from sfumato.config import Model, NoiseLevels, TimestepMixture
 from sfumato.diffusion.denoiser import Denoiser, Network, Sampler
 from sfumato.diffusion.noise_levels import TIMESTEPS, draw_noise_levels, draw_timesteps
+from sfumato.diffusion.sampler import Guide
 from sfumato.errors import DataError
 from sfumato.public_model.directory import ModelDirectory, choose_image_size, read_model_directory
 from sfumato.public_model.parts import build_network, load_part, make_differentiable, make_scheduler
@@ -123,8 +124,17 @@ class LatentDiffusion(Denoiser):
         levels = ((1 - self.alphas_cumprod) / self.alphas_cumprod.clamp(min=1e-12)).sqrt().to(sigma.device)  # rising
         return torch.searchsorted(levels, sigma).clamp(max=steps - 1)
 
-    def sampler(self, steps: int, guidance: float, generator: torch.Generator, shape: Sequence[int] | None) -> Sampler:
-        """Images by the library's sampler, decoded and resized to `shape`."""
+    def sampler(
+        self,
+        steps: int,
+        guidance: float,
+        generator: torch.Generator,
+        shape: Sequence[int] | None,
+        guide: Guide | None = None,
+    ) -> Sampler:
+        """Images by the library's sampler, decoded and resized to `shape`. Raises ValueError for a guide."""
+        if guide is not None:
+            raise ValueError("a classifier of images cannot guide a model that draws latents")
         device, reference = next(self.parameters()).device, self.read_from()
         scheduler, codec = load_scheduler(reference), load_codec(reference, device)
         channels, height, width = shape or (codec.channels, self.image_size, self.image_size)

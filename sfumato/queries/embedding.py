@@ -25,7 +25,7 @@ from sfumato.features.projection import BATCH, CELLS, ProjectedFeatures
 from sfumato.features.public_network import arguments_of
 from sfumato.files import write_json
 from sfumato.privacy.rows import Rows, membership
-from sfumato.queries.teacher import TeacherNetwork, at_shares, classify, share_offsets
+from sfumato.queries.teacher import TeacherNetwork, relabelled
 from sfumato.warmup.public_classifier import train_public_classifier
 from sfumato.weights import load_network, load_tensors, save_network, save_tensors
 
@@ -55,12 +55,8 @@ def study(
     report: Callable[[int, int], None] | None = None,
 ) -> ProjectedFeatures:
     """The last cells of a network trained on the generator's `images`, which the teacher labels. Free."""
-    seen = classify(teacher, images)
-    offsets = share_offsets(seen, torch.from_numpy(np.bincount(images.labels, minlength=len(images.classes))))
-    labels = at_shares(seen, offsets).argmax(dim=1).numpy()
-    relabelled = ImageSet(images.images, labels, images.classes)
     how = Classifier(network="whitened", **settings.model_dump(include={"width", "steps", "batch", "learning_rate"}))
-    network, _ = train_public_classifier(relabelled, how, seed, report)
+    network, _ = train_public_classifier(relabelled(teacher, images), how, seed, report)
     found = ProjectedFeatures(CELLS, images.shape, settings.dimension, arguments_of(network))
     found.take_network(network)
     chosen = np.sort(np.random.default_rng(seed).permutation(len(images))[:FITTED])

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from sfumato.config import Teacher
 from sfumato.data.images import ImageSet, Shape
+from sfumato.diffusion.sampler import Guide
 from sfumato.features.projection import BATCH, ProjectedFeatures
 from sfumato.features.public_network import PublicNetwork, arguments_of
 from sfumato.privacy.rows import Rows, membership
@@ -128,6 +129,29 @@ def classify(teacher: TeacherNetwork, images: ImageSet) -> Tensor:
 def probabilities_of(teacher: TeacherNetwork, images: Tensor) -> Tensor:
     """The same of (N, C, H, W) float32 in [0, 1]."""
     return torch.cat([teacher(part.to(teacher.weights.device)).softmax(dim=1).cpu() for part in images.split(BATCH)])
+
+
+def relabelled(teacher: TeacherNetwork, images: ImageSet) -> ImageSet:
+    """Public or released images with the teacher's labels, of which each class keeps its share."""
+    seen = classify(teacher, images)
+    offsets = share_offsets(seen, torch.from_numpy(np.bincount(images.labels, minlength=len(images.classes))))
+    return ImageSet(images.images, at_shares(seen, offsets).argmax(dim=1).numpy(), images.classes)
+
+
+def guide_by(teacher: TeacherNetwork, strength: float) -> Guide:
+    """What moves a denoised image towards its label: strength · variance · ∇ log p(label | image), by the teacher.
+
+    1 is Bayes' rule, as far as the teacher is right and the noise left in an image is the same in all directions.
+    """
+
+    def guide(denoised: Tensor, labels: Tensor, variance: float) -> Tensor:
+        with torch.enable_grad(), torch.autocast(denoised.device.type, enabled=False):
+            at = denoised.detach().float().requires_grad_()
+            known = teacher((at + 1) / 2).log_softmax(dim=1).gather(1, labels[:, None]).sum()
+            (slope,) = torch.autograd.grad(known, at)
+        return strength * variance * slope.to(denoised.dtype)
+
+    return guide
 
 
 def at_shares(probabilities: Tensor, offsets: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from sfumato.config import Synthesize
 from sfumato.data.images import IMAGES, LABELS, load_array
 from sfumato.data.store import load_public
 from sfumato.diffusion.denoiser import Denoiser
+from sfumato.diffusion.sampler import Guide
 from sfumato.errors import DataError
 from sfumato.synthesizer import load_start, load_synthesizer
 from sfumato.warmup.curriculum import MappedImages
@@ -38,13 +39,15 @@ def draw_from(
     seed: int,
     progress: Progress | None = None,
     shape: Sequence[int] | None = None,
+    guide: Guide | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`count` images of one model: the generator for "auxiliary", "refine" and "adversarial", the last generation for
     "evolve", the public images for "select", the diffusion sampler for the others.
 
     paths: the artifact of each model; a fine-tuned one saved as adapters needs that of "pretrain" too; priors:
     (classes,) label shares, None for equal ones; shape: (C, H, W) of the images wanted: images of a public model are
-    resized to it. Returns ((N, C, H, W) float32 in [0, 1], (N,) int64).
+    resized to it; guide: the teacher's part in the diffusion sampler's draws.
+    Returns ((N, C, H, W) float32 in [0, 1], (N,) int64).
     """
     if name == "select":
         return chosen_images(paths, count, priors, seed, shape)
@@ -55,7 +58,7 @@ def draw_from(
     model = NETWORKS[name](paths).to(device())
     random = torch.Generator().manual_seed(seed)
     labels = balanced_labels(count, priors, model.classes, random)
-    return model.draw(labels, settings.steps, settings.guidance, random, shape, progress), labels
+    return model.draw(labels, settings.steps, settings.guidance, random, shape, progress, guide), labels
 
 
 def evolved_images(directory: Path, count: int, priors: Tensor | None, seed: int) -> tuple[Tensor, Tensor]:
@@ -103,6 +106,7 @@ def draw_mixture(
     seed: int,
     progress: Progress | None = None,
     shape: Sequence[int] | None = None,
+    guide: Guide | None = None,
 ) -> tuple[Tensor, Tensor, dict[str, int]]:
     """The release: `settings.count` images, each source's part by weight, shuffled; and how many each source drew."""
     whole = sum(settings.sources.values())
@@ -111,7 +115,7 @@ def draw_mixture(
     }
     parts[max(parts, key=lambda name: parts[name])] += settings.count - sum(parts.values())
     drawn = [
-        draw_from(name, paths, part, settings, priors, seed + i, progress, shape)
+        draw_from(name, paths, part, settings, priors, seed + i, progress, shape, guide)
         for i, (name, part) in enumerate(parts.items())
         if part
     ]

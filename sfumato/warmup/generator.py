@@ -197,12 +197,18 @@ def draw_images(
 
 
 def save_drawing(
-    generator: OneStep, count: int, priors: Tensor, classes: Sequence[str], seed: int, directory: Path
+    generator: OneStep,
+    count: int,
+    priors: Tensor,
+    classes: Sequence[str],
+    seed: int,
+    directory: Path,
+    label: Callable[[ImageSet], ImageSet] = lambda drawn: drawn,
 ) -> None:
-    """Write the generator, `count` images of its own as an image set, and a grid of them."""
+    """Write the generator, `count` images of its own as an image set, labelled anew by `label`, and a grid of them."""
     images, labels = draw_images(generator, count, priors, seed)
     save_generator(generator, directory)
-    save_images(directory, ImageSet(as_uint8(images), labels.numpy(), tuple(classes)))
+    save_images(directory, label(ImageSet(as_uint8(images), labels.numpy(), tuple(classes))))
     save_png(directory / "grid.png", to_grid(images[:100], 10))
 
 

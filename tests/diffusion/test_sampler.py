@@ -112,3 +112,17 @@ def test_a_network_draws_in_the_precision_that_is_faster_and_the_images_are_the_
     assert torch.allclose(images, exact, atol=0.02 if faster else 1e-6)
     monkeypatch.setattr(sampler, "fast_bfloat16", lambda device: False)
     assert not sampler.drawing_in_bfloat16(model, 0.5)
+
+
+def test_a_guide_draws_from_the_product_of_images_and_what_it_says():
+    # images N(0, s²), and a guide that says p(label | image) ~ exp(-(image - a)² / 2t²): their product is N(m, v)
+    spread, target, width = Gaussian.sigma_data, 1.0, 2.0
+
+    def guide(denoised, labels, variance):
+        return variance * (target - denoised) / width**2
+
+    labels = torch.full((2000,), 2)
+    drawn = draw(Gaussian(spread), labels, steps=40, guide=guide)
+    variance = 1 / (spread**-2 + width**-2)
+    assert float(drawn.mean()) == pytest.approx(variance * target / width**2, abs=0.01)  # 0.059; a standard error .003
+    assert abs(float(draw(Gaussian(spread), labels, steps=40).mean())) < 0.01

@@ -1,9 +1,13 @@
-"""Labels by the teacher at the shares that were asked."""
+"""Labels by the teacher at the shares that were asked, and images that it guides towards a label."""
 
+import numpy as np
 import pytest
 import torch
 
-from sfumato.queries.teacher import at_shares, share_offsets
+from sfumato.data.images import ImageSet, as_uint8
+from sfumato.diffusion.unet import UNet
+from sfumato.features.projection import ProjectedFeatures
+from sfumato.queries.teacher import TeacherNetwork, at_shares, guide_by, probabilities_of, relabelled, share_offsets
 
 
 def drawn(shares, sharpness, bias, seed=0):
@@ -36,3 +40,38 @@ def test_a_class_that_nobody_asked_for_is_not_said_though_the_teacher_is_sure_of
     probabilities = torch.tensor([[0.9, 0.1]]).repeat(500, 1) + 0.05 * torch.rand(500, 1)
     said = at_shares(probabilities, share_offsets(probabilities, torch.tensor([0, 500]))).argmax(dim=1)
     assert (said == 1).all()
+
+
+def a_teacher(classes=3):
+    """A teacher of 8×8 images that tells the brightest of `classes` stripes."""
+    shape = (1, 8, 8)
+    features = ProjectedFeatures("pixels", shape, 64)
+    features.directions.copy_(torch.eye(64))
+    stripes = torch.zeros(8, 8, classes)
+    for label in range(classes):
+        stripes[:, 2 * label : 2 * label + 2, label] = 4.0
+    return TeacherNetwork.of(features, stripes.flatten(0, 1))
+
+
+def test_released_images_get_the_teachers_labels_and_classes_keep_their_shares():
+    images, truth = torch.zeros(60, 1, 8, 8), torch.arange(60) % 3
+    for label in range(3):
+        images[truth == label, :, :, 2 * label : 2 * label + 2] = 0.8
+    asked = np.roll(truth.numpy(), 1)  # the model drew something else than it was asked for
+    found = relabelled(a_teacher(), ImageSet(as_uint8(images), asked, ("a", "b", "c")))
+    assert np.array_equal(found.labels, truth.numpy())
+    assert np.array_equal(np.bincount(found.labels), np.bincount(asked))
+
+
+def test_a_guided_draw_is_more_like_its_labels_to_the_teacher():
+    torch.manual_seed(0)
+    model, teacher = UNet(8, 1, 3, width=8, multipliers=(1, 1)), a_teacher()
+    labels = torch.arange(60) % 3
+
+    def agreement(guide):
+        drawn = model.draw(labels, 6, 0.0, torch.Generator().manual_seed(0), guide=guide)
+        return probabilities_of(teacher, drawn)[torch.arange(60), labels].mean()
+
+    alone, some, more = agreement(None), agreement(guide_by(teacher, 1.0)), agreement(guide_by(teacher, 4.0))
+    assert alone < some < more
+    assert agreement(guide_by(teacher, 0.0)) == pytest.approx(float(alone), abs=1e-6)

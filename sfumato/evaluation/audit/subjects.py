@@ -61,7 +61,7 @@ class PixelWeights(Denoiser):
     def per_image_loss(self, network: Network, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
         return -network(images, levels, labels)
 
-    def sampler(self, steps: int, guidance: float, generator: torch.Generator, shape: Sequence[int] | None) -> Sampler:
+    def sampler(self, *how: Any, **more: Any) -> Sampler:
         raise NotImplementedError("it is only audited")
 
     def save(self, directory: Path, trained: Sequence[str]) -> None:
