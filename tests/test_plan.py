@@ -252,6 +252,8 @@ def test_phases_share_the_steps_by_their_parts(tmp_path):
         ({"recipe": "full", "select": {"ratio": 1.5}}, "select.ratio"),
         ({"recipe": "full", "saliency": {"ratio": 0}}, "saliency.ratio"),
         ({"synthesize": {"sources": {"oracle": 1}}}, "sources"),
+        ({"recipe": "teacher-generator", "synthesize": {"teacher_guidance": 1}}, "guides diffusion models.*none"),
+        ({"synthesize": {"teacher_guidance": 1}}, "synthesize needs teacher"),
         ({"privacy": {"delta": 0.01}}, "1/privacy.size_hint"),
         ({"data": {"source": "imagefolder", "path": "x"}}, "dataset_id"),
         ({"profile": None, "recipe": "dpdm"}, "size_hint is missing"),
