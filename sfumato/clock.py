@@ -119,6 +119,16 @@ def seconds_of_steps(train: Callable[[Callable[[int, int], None]], object]) -> f
     return median(np.diff(stamps))
 
 
+def seconds_of_further_steps(train: Callable[[int], object]) -> float:
+    """Seconds of a step of a training of a given number of steps, without what it takes to begin."""
+    took: list[float] = []
+    for steps in (1, 1, 1 + STEPS):  # the first is not counted
+        start = now()
+        train(steps)
+        took.append(now() - start)
+    return max(took[2] - took[1], 1e-6) / STEPS
+
+
 def seconds_of(work: Callable[[], object]) -> float:
     """Seconds of one call: the median of several, the first of which is not counted."""
     work()

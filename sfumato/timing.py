@@ -7,6 +7,7 @@ what decides it, in the state directory: asking again takes no time.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,13 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.clock import (
-    STEPS,
     Timings,
     Told,
-    now,
-    plain,
     rate_of_products,
     seconds_of,
+    seconds_of_further_steps,
     seconds_of_steps,
     start_of_a_program,
 )
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from sfumato.evaluation.downstream import Schedule
     from sfumato.queries.teacher import TeacherNetwork
 
+Map = Callable[[Tensor], Tensor]
 PUBLIC_CLASSES = 100  # of a public set that is not known yet: they hardly matter to the time of a step
 FRAME = ("prepare sensitive", "prepare public", "plan", "ledger", "report")  # stages that are not in the table
 UNTIMED = ("evolve",)  # whose time depends on its generator
@@ -73,11 +73,21 @@ class Blanks:
         """Seconds until a stage begins with its work."""
         return self.timings.of("start", {}, start_of_a_program)[0] + AROUND
 
-    def alone(self, what: str, decides: Mapping[str, Any], function: Callable[[], nn.Module]) -> float:
+    def drawn(self, settings: Any) -> int:
+        """Images that a draw of a query expects."""
+        return min(settings.batch or self.sensitive, self.sensitive)
+
+    def by_class(self, width: int) -> Rows:
+        """Rows of 64 images, (64, width), each in its class."""
+        return Rows(torch.rand(64, width), membership(torch.zeros(64, dtype=torch.int64), self.classes))
+
+    def alone(self, what: str, decides: Mapping[str, Any], function: Callable[[], Map]) -> float:
         """Seconds of a map of one sensitive image, which is taken as if it were alone."""
 
         def measure() -> list[float]:
-            map = function().to(device()).eval()
+            map = function()
+            if isinstance(map, nn.Module):
+                map.to(device()).eval()
             matters = place_matters(map, self.shape, device())
             count = 8 if matters else 64
             return [seconds_of(lambda: rows_alone(map, self.images(count), matters)) / count]
@@ -130,6 +140,15 @@ class Blanks:
         from sfumato.queries.embedding import learned_features
 
         return learned_features(self.params.embedding, self.teacher_features, self.studied, 0).to(device())
+
+    @property
+    def equal(self) -> Tensor:
+        """Equal shares of the classes."""
+        return torch.full((self.classes,), 1 / self.classes)
+
+    @property
+    def frequency_key(self) -> dict[str, Any]:
+        return {"features": self.params.frequency.features, "size": self.params.frequency.size}
 
     @property
     def teacher_key(self) -> dict[str, Any]:
@@ -204,7 +223,7 @@ class Blanks:
         settings = self.params.auxiliary
         if settings.network == "denoiser":
             return new_sampled(self.shape, self.classes, settings.width, settings.solver, 0)
-        return new_generator(self.shape, self.classes, self.params.auxiliary.latent, self.params.auxiliary.width, 0)
+        return new_generator(self.shape, self.classes, settings.latent, settings.width, 0)
 
     def blank_match(self, features: FourierFeatures) -> Any:
         from sfumato.warmup.generator import Match
@@ -222,60 +241,46 @@ class Blanks:
 
     def central(self) -> float:
         central = self.params.central
-        drawn = central.repeats * min(central.batch, self.sensitive)
-        labels = torch.zeros(64, dtype=torch.int64)
-        pixels = self.shape[0] * self.shape[1] * self.shape[2]
-        rows = lambda: Rows(torch.rand(64, pixels), membership(labels, self.classes))  # noqa: E731
-        return drawn * self.summed("central", {}, rows) * (central.bins if central.statistic == "mode" else 1)
+        each = self.summed("central", {}, lambda: self.by_class(math.prod(self.shape)))
+        return central.repeats * self.drawn(central) * each * (central.bins if central.statistic == "mode" else 1)
 
     def frequency(self) -> float:
-        settings = self.params.frequency
-        labels = torch.zeros(64, dtype=torch.int64)
-        rows = lambda: Rows(torch.rand(64, settings.size), membership(labels, self.classes))  # noqa: E731
-        decides = {"features": [plain(feature) for feature in settings.features], "size": settings.size}
-        each = self.alone("frequency", decides, lambda: self.fourier)
-        return self.sensitive * (each + self.summed("frequency", {"size": settings.size}, rows))
+        size = self.params.frequency.size
+        each = self.alone("frequency", self.frequency_key, lambda: self.fourier)
+        return self.sensitive * (each + self.summed("frequency", {"size": size}, lambda: self.by_class(size)))
 
     def auxiliary(self) -> float:
         from sfumato.warmup.generator import fit_generator
 
-        frequency, settings = self.params.frequency, self.params.auxiliary
-        priors = torch.full((self.classes,), 1 / self.classes)
-
         def fit(settings: Fit, told: Told) -> None:
-            fit_generator(self.generator(), [self.blank_match(self.fourier)], settings, priors, 0, told)
+            fit_generator(self.generator(), [self.blank_match(self.fourier)], settings, self.equal, 0, told)
 
-        decides = {"features": [plain(feature) for feature in frequency.features], "size": frequency.size}
-        return self.fitting("auxiliary", settings, decides, fit)
+        return self.fitting("auxiliary", self.params.auxiliary, self.frequency_key, fit)
 
     def refine(self) -> float:
         from sfumato.warmup.generator import fit_generator
 
-        frequency, settings = self.params.frequency, self.params.refine
-        priors = torch.full((self.classes,), 1 / self.classes)
-
         def fit(settings: Fit, told: Told) -> None:
             teacher = self.blank_teacher()
             matches = [self.blank_match(self.fourier), self.blank_match(self.learned)]
-            fit_generator(self.generator(), matches, settings, priors, 0, told, teacher=teacher, agreement=0.01)
+            fit_generator(self.generator(), matches, settings, self.equal, 0, told, teacher=teacher, agreement=0.01)
 
-        decides = {"features": [plain(feature) for feature in frequency.features], "size": frequency.size}
-        return self.fitting("refine", settings, {**decides, **self.learned_key}, fit)
+        return self.fitting("refine", self.params.refine, self.frequency_key | self.learned_key, fit)
 
     def classifier(self) -> float:
         return self.training(self.params.classifier, self.public_images, PUBLIC_CLASSES)
 
-    def moments(self) -> float:
+    def votes(self) -> float:
+        """Seconds that the public classifier takes for one sensitive image."""
         classifier = self.params.classifier
         network = functools.partial(build_network, classifier.network, self.shape, PUBLIC_CLASSES, classifier.width)
-        decides = {"network": classifier.network, "width": classifier.width}
-        return self.sensitive * self.alone("votes", decides, network)
+        return self.alone("votes", {"network": classifier.network, "width": classifier.width}, network)
+
+    def moments(self) -> float:
+        return self.sensitive * self.votes()
 
     def histogram(self) -> float:
-        settings, classifier = self.params.histogram, self.params.classifier
-        network = functools.partial(build_network, classifier.network, self.shape, PUBLIC_CLASSES, classifier.width)
-        drawn = min(settings.batch or self.sensitive, self.sensitive)
-        return drawn * self.alone("votes", {"network": classifier.network, "width": classifier.width}, network)
+        return self.drawn(self.params.histogram) * self.votes()
 
     def teacher(self) -> float:
         from sfumato.queries.teacher import FITTED, error_rows
@@ -284,16 +289,14 @@ class Blanks:
         known = self.params.auxiliary.images if settings.fitted_on == "auxiliary" else self.public_images
         fitted, (outputs, dimension, _, _) = min(FITTED, known), self.widths()
         labels, weights = torch.zeros(64, dtype=torch.int64), torch.zeros(dimension, self.classes).double()
-        drawn = min(settings.batch or self.sensitive, self.sensitive)
+        each = self.summed(
+            "teacher", {"dimension": dimension}, lambda: error_rows(weights, torch.rand(64, dimension), labels)
+        )
         return (
             2 * fitted * self.teacher_together()
             + self.principal(fitted, outputs, dimension)
             + self.sensitive * self.alone("teacher", self.teacher_key, lambda: self.teacher_features)
-            + settings.steps
-            * drawn
-            * self.summed(
-                "teacher", {"dimension": dimension}, lambda: error_rows(weights, torch.rand(64, dimension), labels)
-            )
+            + settings.steps * self.drawn(settings) * each
         )
 
     def embedding(self) -> float:
@@ -305,16 +308,16 @@ class Blanks:
         labels = torch.zeros(64, dtype=torch.int64)
         vectors = torch.rand(64, dimension + kept)
         fitted = min(FITTED, images)
+        each = self.alone("learned", self.learned_key, lambda: self.learned.to(device()).eval().vectors)
+        each += self.summed(
+            "learned", self.learned_key, lambda: embedding_rows(self.learned.cpu(), self.classes, vectors, labels)
+        )
         return (
             images * self.teacher_together()
             + self.training(Classifier(network="whitened", **how), images, self.classes)
             + fitted * self.together("studied", self.learned_key, lambda: self.studied)
             + self.principal(fitted, outputs, kept)
-            + self.sensitive * self.alone("learned", self.learned_key, lambda: Vectors(self.learned.to(device())))
-            + self.sensitive
-            * self.summed(
-                "learned", self.learned_key, lambda: embedding_rows(self.learned.cpu(), self.classes, vectors, labels)
-            )
+            + self.sensitive * each
         )
 
     def select(self) -> float:
@@ -338,12 +341,12 @@ class Blanks:
         def measure() -> list[float]:
             blanks = torch.zeros(4, *self.shape), torch.zeros(4, dtype=torch.int64)
             sources: dict[str, Any] = dict.fromkeys(map(str, phase.sources), blanks)
-            model, took = self.network(), []
-            for steps in (1, 1, 1 + STEPS):
-                start = now()
-                warm_up(model, [phase.model_copy(update={"steps": steps})], sources, self.params.pretrain, 0)
-                took.append(now() - start)
-            return [max(took[2] - took[1], 1e-6) / STEPS]
+            model, settings = self.network(), self.params.pretrain
+
+            def train(steps: int) -> None:
+                warm_up(model, [phase.model_copy(update={"steps": steps})], sources, settings, 0)
+
+            return [seconds_of_further_steps(train)]
 
         decides = {"model": self.params.model, "batch": phase.batch, "augment": phase.augment, "amp": phase.amp}
         return self.unit("denoising", {**decides, "sources": len(phase.sources)}, measure)[0]
@@ -369,7 +372,7 @@ class Blanks:
 
     def steps(self, settings: Descent, each: float, step: float) -> float:
         """Seconds of all steps, of so long an image and so long an update."""
-        return settings.steps * (min(settings.batch, self.sensitive) * each + step)
+        return settings.steps * (self.drawn(settings) * each + step)
 
     def gradient(self, trainable: str, draws: int) -> list[float]:
         """`step` of the diffusion model."""
@@ -377,8 +380,7 @@ class Blanks:
 
         def measure() -> list[float]:
             settings = self.params.finetune.model_copy(update={"draws": draws})
-            public_batch = float(min(settings.batch, self.sensitive))
-            return self.step(State(self.network(), settings, public_batch=public_batch), settings)
+            return self.step(State(self.network(), settings, public_batch=float(self.drawn(settings))), settings)
 
         return self.unit("gradient", {"model": self.params.model, "trainable": trainable, "draws": draws}, measure)
 
@@ -393,9 +395,8 @@ class Blanks:
         def measure() -> list[float]:
             judge = Discriminator(self.shape[1], self.shape[0], self.classes, settings.discriminator).to(device())
             generator = new_generator(self.shape, self.classes, settings.latent, settings.width, 0)
-            equal = torch.full((self.classes,), 1 / self.classes)
-            public_batch = float(min(settings.batch, self.sensitive))
-            state = AdversarialState(judge, generator, settings, equal, 0, public_batch=public_batch)
+            public_batch = float(self.drawn(settings))
+            state = AdversarialState(judge, generator, settings, self.equal, 0, public_batch=public_batch)
             return self.step(state, settings)
 
         names = ("discriminator", "width", "fakes", "draws", "every")
@@ -456,12 +457,12 @@ class Blanks:
         from sfumato.evaluation.downstream import fit
 
         def measure() -> list[float]:
-            blank, took = self.image_set(2 * schedule.batch), []
-            for steps in (1, 1, 1 + STEPS):
-                start = now()
+            blank = self.image_set(2 * schedule.batch)
+
+            def train(steps: int) -> None:
                 fit(name, blank.images, blank.labels, self.classes, replace(schedule, steps=steps, kept=0.0), 0)
-                took.append(now() - start)
-            return [max(took[2] - took[1], 1e-6) / STEPS]
+
+            return [seconds_of_further_steps(train)]
 
         decides = {"name": name, "batch": schedule.batch, "size": schedule.size}
         return schedule.steps * self.unit("learning", decides, measure)[0]
@@ -472,17 +473,6 @@ class Blanks:
             return IDLE
         work = getattr(self, name, None)
         return self.start() + (work() if work is not None else 0.0)
-
-
-class Vectors(nn.Module):
-    """What the maps of Fourier features make of images: (B, C, H, W) -> (B, Σ d)."""
-
-    def __init__(self, features: FourierFeatures) -> None:
-        super().__init__()
-        self.features = features
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.features.vectors(images)
 
 
 def with_directions(features: ProjectedFeatures) -> ProjectedFeatures:
