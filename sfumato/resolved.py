@@ -23,8 +23,8 @@ LINEAGE = "lineage.json"  # beside the resolved files: what the record of each q
 
 
 @dataclass(frozen=True, kw_only=True)
-class StagePlan(Generic[S]):
-    """One stage, resolved. shape: (C, H, W) of the images; digest: of all but `code` and `again`.
+class Resolved:
+    """What a resolved file says of any stage. shape: (C, H, W) of the images.
 
     about: what the release says of itself, for the stage that makes it.
     code: digest of the code that is to do it, or did; again: how often the owner had it paid for once more.
@@ -34,18 +34,24 @@ class StagePlan(Generic[S]):
 
     stage: str
     enabled: bool
+    shape: tuple[Positive, Positive, Positive]
+    code: str = ""
+    again: Annotated[int, Field(ge=0)] = 0
+    dataset_id: DatasetId | Literal[""] = ""
+    classes: tuple[str, ...] = ()
+    size_hint: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    about: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagePlan(Resolved, Generic[S]):
+    """One stage, resolved. digest: of all but `code` and `again`."""
+
     settings: S
     digest: str
-    shape: tuple[int, int, int]
-    code: str = ""
-    again: int = 0
-    dataset_id: str = ""
-    classes: tuple[str, ...] = ()
-    size_hint: int = 0
-    seed: int = 0
-    delta: float | None = None
     model: Model | None = None
-    about: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def network(self) -> Model:
@@ -78,25 +84,14 @@ class Lineage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResolvedFile:
-    """The form of a resolved file. A plan for the public set alone lacks what names the sensitive one."""
+class ResolvedFile(Resolved):
+    """The form of a resolved file."""
 
     __pydantic_config__: ClassVar = EXACT
 
-    stage: str
-    enabled: bool
-    shape: tuple[Positive, Positive, Positive]
     settings: dict[str, Any]
-    dataset_id: DatasetId | Literal[""] = ""
-    classes: tuple[str, ...] = ()
-    size_hint: Annotated[int, Field(ge=0)] = 0
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     model: dict[str, Any] | None = None
     mechanism: dict[str, Any] = field(default_factory=dict)
-    about: dict[str, str] = field(default_factory=dict)
-    code: str = ""
-    again: Annotated[int, Field(ge=0)] = 0
     unit: Literal["image", "group"] = IMAGE
     group_cap: Positive = 1
 
