@@ -5,12 +5,12 @@ Every model is frozen and refuses unknown keys. `Params` is the whole; `sfumato.
 
 from __future__ import annotations
 
-import bisect
 import math
 import os
 import re
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeGuard, get_args
 
+import numpy as np
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from sfumato.documents import dataset_name
@@ -18,6 +18,11 @@ from sfumato.errors import ConfigError, nearest
 
 REST = "rest"
 UNLIMITED = "unlimited"  # a lifetime budget: for images that are public
+
+
+def is_positive(value: object) -> TypeGuard[float]:
+    """Whether this is a number above 0, and finite."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def parse_noise(value: object) -> object:
@@ -29,7 +34,7 @@ def parse_noise(value: object) -> object:
                 f"{value!r} is not a noise: give a multiplier such as 5.0, a share such as '3%', or 'rest'"
             )
         return f"{float(match[1]):g}%"
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and not 0 < value < float("inf"):
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and not is_positive(value):
         raise ValueError(f"a noise multiplier must be positive and finite, not {value}")
     return value
 
@@ -42,25 +47,18 @@ def noise_at(epsilon: float, table: dict[Any, Any]) -> str:
     points = {}
     for key, value in table.items():
         share = parse_noise(value)
-        number = isinstance(key, (int, float)) and not isinstance(key, bool) and 0 < key < math.inf
-        if not number or not isinstance(share, str) or share == REST:
+        if not is_positive(key) or not isinstance(share, str) or share == REST:
             raise ValueError(f"{key}: {value} is not an entry by ε: give a positive ε and a share, such as 1: 30%")
         points[math.log(key)] = math.log(float(share[:-1]))
     if not points:
         raise ValueError("a noise by ε needs an entry, such as 1: 30%")
     where, shares = zip(*sorted(points.items()), strict=True)
-    x = min(max(math.log(epsilon), where[0]), where[-1])
-    i = max(1, min(bisect.bisect_left(where, x), len(where) - 1))
-    if len(where) == 1:
-        return f"{math.exp(shares[0]):.4g}%"
-    part = (x - where[i - 1]) / (where[i] - where[i - 1])
-    return f"{math.exp(shares[i - 1] + part * (shares[i] - shares[i - 1])):.4g}%"
+    return f"{math.exp(np.interp(math.log(epsilon), where, shares)):.4g}%"
 
 
 def parse_lifetime(value: object) -> object:
     """A lifetime budget: a positive number, or "unlimited"."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
-    if value is not None and value != UNLIMITED and not number:
+    if value is not None and value != UNLIMITED and not is_positive(value):
         raise ValueError("expected a positive number, or unlimited where the images are public")
     return value
 
@@ -670,7 +668,7 @@ class Pretrain(Settings):
         common = {key: values.get(key, cls.model_fields[key].default) for key in ("steps", "batch", "learning_rate")}
         parts = [("part", phase.get("part", 1)) for phase in phases]
         for name, number in [("pretrain.steps", common["steps"]), *parts]:
-            if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < math.inf:
+            if not is_positive(number):
                 raise ValueError(f"{name}={number!r}: expected a positive number")
         whole = sum(phase.get("part", 1) for phase in phases if "steps" not in phase)
         filled = []
@@ -937,7 +935,7 @@ class Params(Strict):
         """What the parameters leave to ε: constants of the teacher, shares by ε. Mistakes are found afterwards."""
         teacher, privacy = values.get("teacher", {}), values.get("privacy", {})
         epsilon = privacy.get("epsilon", Privacy().epsilon) if isinstance(privacy, dict) else None
-        if not isinstance(epsilon, int | float) or not 0 < epsilon < math.inf:
+        if not is_positive(epsilon):
             return values
         if isinstance(teacher, dict):
             rule = Teacher.constants(str(teacher.get("fitted_on", Teacher().fitted_on)), epsilon)

@@ -18,11 +18,11 @@ from sfumato.consistency import check_consistent, check_public, settings_of
 from sfumato.data.store import Card, PublicCard
 from sfumato.digest import code_digest, digest_of
 from sfumato.documents import read_json, read_yaml
-from sfumato.errors import BudgetError, ConfigError
+from sfumato.errors import UNREADABLE, BudgetError, ConfigError
 from sfumato.pipeline import QUERIES, STAGES, Kind, Stage
 from sfumato.privacy.accountant import Ask, calibrate, default_delta, epsilon, shares_of_rdp
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism, event_from_json
-from sfumato.privacy.ledger import is_record, record_problems
+from sfumato.privacy.ledger import by_id, is_record, record_problems
 from sfumato.privacy.odometer import ABANDON, CLOSE, OPEN, Odometer
 from sfumato.privacy.opening import Permission, check_lifetime
 from sfumato.recipes import as_yaml
@@ -181,21 +181,19 @@ def released_records(card: Card, odometer: Odometer, artifacts: Path, ledger: Pa
     the artifacts that lie there now. A record that cannot be read is skipped: then nothing is kept, and the odometer
     refuses all the same to spend on what was released before.
     """
-    found = []
-    for records in (ledger_records(ledger), odometer_records(odometer), artifact_records(artifacts)):
-        found += [
-            record
-            for record in records
-            if is_record(record)
-            and (record.get("dataset_id"), record.get("data_version")) == (card.dataset_id, card.version)
-        ]
-    return found
+    found = [*records_in(ledger), *odometer_records(odometer)]
+    for name in QUERIES:
+        records = records_in(artifacts / name / "privacy.json")
+        found += [record for record in records if record.get("stage") == name]
+    version = card.dataset_id, card.version
+    return [r for r in found if is_record(r) and (r["dataset_id"], r["data_version"]) == version]
 
 
-def ledger_records(path: Path) -> list:
+def records_in(file: Path) -> list[dict]:
+    """What a ledger or a `privacy.json` holds; nothing where it cannot be read."""
     try:
-        return list(read_json(path)["records"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return list(by_id(read_json(file)).values())
+    except UNREADABLE:
         return []
 
 
@@ -209,17 +207,6 @@ def odometer_records(odometer: Odometer) -> list[dict]:
         *({**newest[run], "open": True} for run in runs if run not in closed),
         *(newest[run] for run in runs if run in closed),
     ]
-
-
-def artifact_records(artifacts: Path) -> list:
-    found = []
-    for name in QUERIES:
-        try:
-            content = read_json(artifacts / name / "privacy.json")
-            found += [record for record in content["records"].values() if record["stage"] == name]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue
-    return found
 
 
 def agains_of(

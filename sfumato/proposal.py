@@ -150,7 +150,7 @@ def proposal(
         own = overlaid(own, at_effective_epsilon(own["recipe"], known.epsilon * known.size_hint / row["tuned_at"]))
     for key, (first, last) in row["grows"].items():
         own = overlaid(own, nested(key, grown(first, last, part)))
-    if "select" in known_run(own["recipe"]):
+    if "select" in known_recipe(own["recipe"])["run"]:
         most = max(2, int(known.public_images * table["public_part"]))
         count = min(own["synthesize"]["count"], most)
         own = overlaid(own, {"select": {"images": count}, "synthesize": {"count": count}})
@@ -171,13 +171,13 @@ def nested(key: str, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-def known_run(recipe: str) -> list[str]:
-    return list(read_overlay(recipes_at(RECIPES), recipe, "recipe")["run"])
+def known_recipe(name: str) -> dict[str, Any]:
+    return read_overlay(recipes_at(RECIPES), name, "recipe")
 
 
 def at_effective_epsilon(recipe: str, epsilon: float) -> dict[str, Any]:
     """The shares and the teacher's constants of a recipe as they are at `epsilon`, with which their noise compares."""
-    content = read_overlay(recipes_at(RECIPES), recipe, "recipe")
+    content = known_recipe(recipe)
     found: dict[str, Any] = {}
     for name in ("frequency", "embedding"):
         noise = content.get(name, {}).get("noise")

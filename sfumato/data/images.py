@@ -61,6 +61,10 @@ class ImageSet:
         images = torch.from_numpy(np.array(self.images[indices]))
         return images.permute(0, 3, 1, 2).contiguous().float().div_(255), labels
 
+    def take(self, indices: np.ndarray) -> ImageSet:
+        """The images at `indices` with their labels, copied out of any memory map; without groups."""
+        return ImageSet(self.images[indices], self.labels[indices], self.classes)
+
     def without(self, i: int) -> ImageSet:
         """The same set without image `i`: its neighbour, for tests of guarantees."""
         groups = None if self.groups is None else np.delete(self.groups, i)

@@ -256,12 +256,3 @@ def summed_up(judged: Sequence[Judged], classes: Sequence[str], schedule: Schedu
 def summary(values: Sequence) -> dict[str, float | None]:
     """{"mean", "std"}: the sample standard deviation, None for a single value, which says nothing of a spread."""
     return {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1)) if len(values) > 1 else None}
-
-
-def cnn_features(model: Classifier, images: np.ndarray) -> np.ndarray:
-    """(N, H, W, C) uint8 -> (N, 128) float32, the input of the last layer.
-
-    The Fréchet distance is taken in this space. A network trained on real images is local, and so is everything
-    computed with it.
-    """
-    return apply(model.features, images, next(model.parameters()).device.type)

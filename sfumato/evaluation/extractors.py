@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.special import softmax
 from torch import Tensor, nn
 
 from sfumato import compute
@@ -72,9 +73,7 @@ class Extractor:
         """(N, dimension) -> (N, classes) float64, without bias as in the first Inception Score. ValueError: no head."""
         if self.head is None:
             raise ValueError(f"{self.name} has no classes")
-        logits = features.astype(np.float64) @ self.head.T.astype(np.float64)
-        logits -= logits.max(axis=1, keepdims=True)
-        return np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        return np.asarray(softmax(features.astype(np.float64) @ self.head.T.astype(np.float64), axis=1))
 
 
 def build_extractor(

@@ -62,8 +62,7 @@ def grid(classifiers: Sequence[str], rates: Sequence[float], decays: Sequence[fl
 
 def subset(image_set: ImageSet, count: int) -> ImageSet:
     """`count` images drawn with a fixed seed; a smaller subset is part of a larger one."""
-    index = np.sort(np.random.default_rng(0).permutation(len(image_set))[:count])
-    return ImageSet(image_set.images[index], image_set.labels[index], image_set.classes)
+    return image_set.take(np.sort(np.random.default_rng(0).permutation(len(image_set))[:count]))
 
 
 def accuracy_by_size(
@@ -130,10 +129,7 @@ def model_selection(
     """
     order = np.random.default_rng(1).permutation(len(synthetic))
     kept = min(max(1, round(KEPT * len(synthetic))), SCORED)
-    judged, learnt = (
-        ImageSet(synthetic.images[part], synthetic.labels[part], synthetic.classes)
-        for part in (order[:kept], np.sort(order[kept:]))
-    )
+    judged, learnt = synthetic.take(order[:kept]), synthetic.take(np.sort(order[kept:]))
     rows = []
     for i, (setting, schedule) in enumerate(zip(settings, schedules, strict=True)):
         progress(

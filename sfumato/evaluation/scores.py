@@ -177,5 +177,4 @@ def some(image_set: ImageSet, most: int | None = None) -> ImageSet:
     most = COMPARED if most is None else most
     if len(image_set) <= most:
         return image_set
-    index = spread(len(image_set), most)
-    return ImageSet(image_set.images[index], image_set.labels[index], image_set.classes)
+    return image_set.take(spread(len(image_set), most))

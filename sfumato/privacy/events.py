@@ -6,6 +6,7 @@ A record of the ledger holds a mechanism, not an epsilon, so a reader can apply 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
@@ -66,6 +67,12 @@ class Mechanism:
             f"noise_multiplier={self.noise_multiplier:g}, sample_rate={self.sample_rate:.4g}, "
             f"{self.uses} release{'s' * (self.uses > 1)}"
         )
+
+
+def common_adjacency(records: Iterable[Mapping]) -> str:
+    """The relation that holds for all records together: one under add-or-remove limits the whole to it."""
+    adjacencies = {record["adjacency"] for record in records}
+    return ZERO_OUT_ONE if adjacencies == {ZERO_OUT_ONE} else ADD_OR_REMOVE_ONE
 
 
 def event_to_json(event: DpEvent) -> dict:

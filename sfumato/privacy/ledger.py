@@ -23,7 +23,7 @@ from sfumato.documents import EXACT, read_json, read_yaml, second, validated
 from sfumato.errors import BudgetError, ConfigError, explained
 from sfumato.pipeline import QUERIES
 from sfumato.privacy.accountant import ACCOUNTANTS, RELATIONS, epsilon, shares_of_rdp
-from sfumato.privacy.events import ADD_OR_REMOVE_ONE, SECRET, UNITS, ZERO_OUT_ONE, event_from_json
+from sfumato.privacy.events import SECRET, UNITS, common_adjacency, event_from_json
 
 SCHEMA = 4
 RECORD_ID = re.compile("[0-9a-f]{32}")  # it also names a directory
@@ -144,9 +144,7 @@ def compose(records: Sequence[dict], delta: float) -> dict:
     by_stage: dict[str, list[DpEvent]] = {name: [] for name in QUERIES}
     for record in records:
         by_stage[record["stage"]].append(event_from_json(record["event"]))
-    # One record under add-or-remove limits the whole to it. Under either relation a Gaussian sum costs the same.
-    adjacencies = {record["adjacency"] for record in records}
-    adjacency = ZERO_OUT_ONE if adjacencies == {ZERO_OUT_ONE} else ADD_OR_REMOVE_ONE
+    adjacency = common_adjacency(records)  # under either relation a Gaussian sum costs the same
     every = [event for events in by_stage.values() for event in events]
     shares = shares_of_rdp(by_stage, delta)
     return {

@@ -9,7 +9,7 @@ import yaml
 
 from sfumato.config import GROUP, IMAGE, Synthesize
 from sfumato.privacy.accountant import default_delta, epsilon
-from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, event_from_json
+from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, common_adjacency, event_from_json
 from sfumato.privacy.meaning import bound_text
 from sfumato.release.exports import METADATA, NPZ, PARQUET, PNG
 from sfumato.release.marks import PHOTOGRAPHS
@@ -179,9 +179,7 @@ class Cost:
 
 def cost_of(plan: StagePlan[Synthesize], records: Mapping[str, dict]) -> Cost:
     """The cost of all charges behind a release, at the default delta of the plan's `size_hint`."""
-    adjacencies = {record["adjacency"] for record in records.values()}
-    adjacency = ZERO_OUT_ONE if adjacencies == {ZERO_OUT_ONE} else ADD_OR_REMOVE_ONE
-    delta = default_delta(plan.size_hint)
+    adjacency, delta = common_adjacency(records.values()), default_delta(plan.size_hint)
     spent = epsilon([event_from_json(record["event"]) for record in records.values()], delta, "rdp", adjacency)
     return Cost(spent, delta, adjacency, sorted({record["unit"] for record in records.values()}))
 

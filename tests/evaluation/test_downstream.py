@@ -7,7 +7,7 @@ from sfumato.evaluation import downstream
 from sfumato.evaluation.downstream import (
     Schedule,
     accuracy,
-    cnn_features,
+    apply,
     fit,
     kept_apart,
     logits,
@@ -49,10 +49,8 @@ def test_shuffled_labels_teach_nothing(halves):
 def test_a_seed_fixes_the_result_and_the_global_generator_is_left_alone(halves):
     train, _ = halves
     before = torch.get_rng_state()
-    a, b, c = (
-        cnn_features(train_classifier("cnn", train.images, train.labels, 10, 1, seed), train.images[:50])
-        for seed in (0, 0, 1)
-    )
+    trained = [train_classifier("cnn", train.images, train.labels, 10, 1, seed) for seed in (0, 0, 1)]
+    a, b, c = (apply(model.features, train.images[:50], next(model.parameters()).device.type) for model in trained)
     assert np.array_equal(a, b) and not np.allclose(a, c) and a.shape == (50, 128) and a.dtype == np.float32
     assert torch.equal(torch.get_rng_state(), before)
 

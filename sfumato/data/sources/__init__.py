@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from sfumato.config import Data, Public
 from sfumato.data.images import Shape
-from sfumato.data.sources.cifar import read_cifar10, read_cifar100
+from sfumato.data.sources.cifar import read_cifar
 from sfumato.data.sources.digits import read_digits
 from sfumato.data.sources.drawn import read_drawn
 from sfumato.data.sources.idx import read_idx_set
@@ -37,7 +37,7 @@ SOURCES: dict[str, Reader] = {
     "digits": Reader(read_digits, SENSITIVE),
     "fashion-mnist": Reader(read_idx_set, SENSITIVE),
     "mnist": Reader(read_idx_set, SENSITIVE),
-    "cifar10": Reader(read_cifar10, SENSITIVE + PUBLIC),
+    "cifar10": Reader(read_cifar, SENSITIVE + PUBLIC),
     "imagefolder": Reader(read_imagefolder, SENSITIVE + PUBLIC),
     "npz": Reader(read_npz, SENSITIVE + PUBLIC),
     "glyphs": Reader(read_drawn, PUBLIC),
@@ -45,7 +45,7 @@ SOURCES: dict[str, Reader] = {
     "photos": Reader(read_drawn, PUBLIC),
     "emnist": Reader(read_idx_set, PUBLIC),
     "kmnist": Reader(read_idx_set, PUBLIC),
-    "cifar100": Reader(read_cifar100, PUBLIC),
+    "cifar100": Reader(read_cifar, PUBLIC),
     "imagenet32": Reader(read_imagenet32, PUBLIC),
 }
 

@@ -45,17 +45,12 @@ CIFAR100 = Cifar(
 )
 
 
-def read_cifar10(request: Request, raw: Path) -> Source:
-    return read_cifar(CIFAR10, request, raw)
+CIFARS = {"cifar10": CIFAR10, "cifar100": CIFAR100}
 
 
-def read_cifar100(request: Request, raw: Path) -> Source:
-    """CIFAR-100 with its 100 fine classes."""
-    return read_cifar(CIFAR100, request, raw)
-
-
-def read_cifar(known: Cifar, request: Request, raw: Path) -> Source:
+def read_cifar(request: Request, raw: Path) -> Source:
     """Read the binary files in `request.path` or in their folder under `raw`; without a path, download missing ones."""
+    known = CIFARS[request.name]
     place = raw / known.folder if request.path is None else Path(request.path).expanduser()
     splits = [known.train, (known.test,)] if request.sensitive else [known.train]
     files = [[place / name for name in split] for split in splits]

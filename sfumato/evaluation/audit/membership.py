@@ -13,6 +13,7 @@ from scipy.stats import norm
 
 from sfumato.data.images import ImageSet
 from sfumato.evaluation.metrics.neighbours import nearest
+from sfumato.evaluation.protocol import subset
 
 MOST = 5000  # images of each kind
 TRAINED = 20_000  # released images that the attacker's classifier learns from, at most
@@ -38,15 +39,10 @@ class Attack:
         return "tells members from others" if self.low > 0.5 else "finds nothing"
 
 
-def flat(images: np.ndarray) -> np.ndarray:
-    """(N, H, W, C) uint8 -> (N, d) float32 in [0, 1]."""
-    return images.reshape(len(images), -1).astype(np.float32) / 255
-
-
 def some(image_set: ImageSet, count: int) -> tuple[np.ndarray, np.ndarray]:
     """At most so many images, by a fixed public seed: (n, d) pixels, (n,) labels."""
-    index = np.sort(np.random.default_rng(0).permutation(len(image_set))[:count])
-    return flat(image_set.images[index]), np.asarray(image_set.labels[index])
+    part = subset(image_set, count)
+    return part.images.reshape(len(part), -1).astype(np.float32) / 255, part.labels
 
 
 def score(name: str, members: np.ndarray, others: np.ndarray) -> Attack:
