@@ -10,7 +10,13 @@ from sfumato.config import LogNormal, Lora
 from sfumato.diffusion.unet import GroupNorm, UNet
 from sfumato.dpsgd.gradients import by_layers, by_vmap, draw, per_image_gradients
 from sfumato.dpsgd.lora import add_lora
-from sfumato.dpsgd.per_image import NoRuleError, PerImage, grouped_weight_gradients, unfolded_weight_gradients
+from sfumato.dpsgd.per_image import (
+    Convolution,
+    NoRuleError,
+    PerImage,
+    grouped_weight_gradients,
+    unfolded_weight_gradients,
+)
 
 IMAGES, DRAWS = 3, 2
 
@@ -103,6 +109,25 @@ def test_a_network_that_unfolds_has_the_same_gradients(autocast):
         rows.append(torch.cat([value.flatten(1) for value in found.values()], dim=1))
     apart = torch.linalg.vector_norm(rows[1] - rows[0], dim=1) / torch.linalg.vector_norm(rows[0], dim=1)
     assert apart.max() < (2e-2 if autocast else 1e-5) and not torch.equal(*rows)
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize(
+    "given", [{}, {"padding": 1}, {"padding": (2, 1)}, {"padding": 3}, {"stride": 2}, {"dilation": 2, "padding": 1}]
+)
+def test_what_a_convolution_hands_back_to_its_input_is_the_same_in_half_precision(given, half):
+    torch.manual_seed(0)
+    layer, x = nn.Conv2d(8, 6, (3, 2), **given), torch.randn(2, 8, 9, 8).bfloat16().float().requires_grad_()
+    with torch.no_grad():
+        layer.weight.copy_(layer.weight.bfloat16())
+    y = layer(x)
+    gradient = torch.randn_like(y).bfloat16()
+    (expected,) = torch.autograd.grad(y, x, gradient.float())
+    kind = Convolution((list(layer.stride), list(layer.padding), list(layer.dilation)))
+    precision = torch.bfloat16 if half else torch.float32
+    found = kind.to_input(*(value.detach().to(precision) for value in (gradient, x, layer.weight)))
+    assert found.dtype == precision and found.shape == x.shape
+    assert (found.float() - expected).abs().max() < (1e-2 if half else 1e-5) * expected.abs().max()
 
 
 def test_each_image_has_its_own_rows_of_a_table_also_those_of_one_label():
