@@ -27,6 +27,7 @@ from sfumato.files import replace_file
 TIMINGS = Path("cache") / "timings.json"  # below the state directory
 LEAST, PROBE = 0.1, 0.5  # seconds that a measurement lasts at least, and the look at what else the machine does
 STEPS, LONG = 2, 0.3  # of a training that are timed; seconds after which one step is enough
+SLOW = 5.0  # seconds of one step after which no other is timed
 STARTS = "import torch, sfumato.plan, sfumato.warmup.generator, sfumato.privacy.opening, sfumato.evaluation.downstream"
 Told = Callable[[int, int], None]  # of steps done, and of how many
 
@@ -120,12 +121,14 @@ def seconds_of_steps(train: Callable[[Callable[[int, int], None]], object]) -> f
 
 
 def seconds_of_further_steps(train: Callable[[int], object]) -> float:
-    """Seconds of a step of a training of a given number of steps, without what it takes to begin."""
+    """Seconds of a step of a training of a given number of steps, less what it takes to begin, but of a slow one."""
     took: list[float] = []
     for steps in (1, 1, 1 + STEPS):  # the first is not counted
         start = now()
         train(steps)
         took.append(now() - start)
+        if took[0] > SLOW:
+            return took[0]
     return max(took[2] - took[1], 1e-6) / STEPS
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -454,15 +453,10 @@ class Blanks:
 
     def learning(self, name: str, schedule: Schedule) -> float:
         """Seconds of the training of a classifier that scores the release."""
-        from sfumato.evaluation.downstream import fit
+        from sfumato.evaluation.protocol import seconds_per_step
 
         def measure() -> list[float]:
-            blank = self.image_set(2 * schedule.batch)
-
-            def train(steps: int) -> None:
-                fit(name, blank.images, blank.labels, self.classes, replace(schedule, steps=steps, kept=0.0), 0)
-
-            return [seconds_of_further_steps(train)]
+            return [seconds_per_step(name, schedule, self.shape, self.classes)]
 
         decides = {"name": name, "batch": schedule.batch, "size": schedule.size}
         return schedule.steps * self.unit("learning", decides, measure)[0]

@@ -7,29 +7,16 @@ of more images, not of more training.
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
-from sfumato import compute
+from sfumato.clock import seconds_of_further_steps
 from sfumato.data.images import ImageSet
 from sfumato.errors import ConfigError
-from sfumato.evaluation.classifiers import build_classifier
-from sfumato.evaluation.downstream import (
-    Schedule,
-    fast_bfloat16,
-    fit,
-    logits,
-    optimizer_of,
-    predict,
-    score,
-    summary,
-    to_tensor,
-)
+from sfumato.evaluation.downstream import Schedule, fit, logits, predict, score, summary
 
 KEPT = 0.1  # part of the synthetic images by which a third party would rank models
 SCORED = 5000  # at most this many of them
@@ -192,26 +179,13 @@ def timed(name: str, schedule: Schedule) -> tuple[str, int, str]:
     return name, schedule.batch, schedule.size
 
 
-def seconds_per_step(
-    name: str, schedule: Schedule, shape: tuple[int, int, int], classes: int, most: float = 3.0
-) -> float:
-    """Seconds of one gradient step: the fastest of at most four, none of them begun after `most` seconds."""
-    device = compute.device().type
+def seconds_per_step(name: str, schedule: Schedule, shape: tuple[int, int, int], classes: int) -> float:
+    """Seconds of one gradient step of a classifier's training, on blank images."""
     channels, height, width = shape
-    blank = np.zeros((schedule.batch, height, width, channels), dtype=np.uint8)
-    targets = torch.arange(schedule.batch, device=device) % classes
-    took: list[float] = []
-    with torch.random.fork_rng():
-        model = build_classifier(name, shape, classes, schedule.size).to(device)
-        optimizer, _ = optimizer_of(model, schedule)
-        begun = time.perf_counter()
-        while len(took) < 4 and time.perf_counter() - begun < most:
-            start = time.perf_counter()
-            with torch.autocast(device, torch.bfloat16, enabled=fast_bfloat16(device)):
-                loss = F.cross_entropy(model(to_tensor(blank, device)), targets)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
-            loss.item()
-            took.append(time.perf_counter() - start)
-    return min(took)
+    blank = np.zeros((2 * schedule.batch, height, width, channels), dtype=np.uint8)
+    labels = np.arange(len(blank)) % classes
+
+    def train(steps: int) -> None:
+        fit(name, blank, labels, classes, replace(schedule, steps=steps, kept=0.0), seed=0)
+
+    return seconds_of_further_steps(train)
