@@ -41,7 +41,7 @@ from sfumato.config import Finetune, LogNormal
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd import clip
 from sfumato.dpsgd.clip import clipped_sum
-from sfumato.dpsgd.gradients import Draws, augment, clipped_gradient_sum, draw, per_image_gradients, unfolding_pays
+from sfumato.dpsgd.gradients import Draws, augment, clipped_gradient_sum, draw, per_image_gradients, settle_gradients
 from sfumato.dpsgd.memory import gradient_memory, images_at_a_time, on_meta, readable
 
 REFERENCE = Setting(passes=8192)
@@ -347,9 +347,9 @@ def busy(found: Found) -> None:
         parameters = dict(model.named_parameters())
         chunk = chunk_of(setting, draws, model)
         fresh = partial(drawn_for, model, draws, torch.Generator(found.device).manual_seed(0))
-        unfolds = unfolding_pays(model, parameters, chunk, fresh)
+        settle_gradients(model, parameters, chunk, fresh, autocast=True)
+        unfolds = model.unfolds
         found.row("device", f"K={draws}, chunk {chunk}: the machine unfolds images", unfolds, "")
-        model.unfolds = unfolds
         step, shapes = ours(setting, draws, True, found.device, chunk, draws, unfolds), on_meta(model)
         told = gradient_memory(shapes, dict(shapes.named_parameters()), chunk, draws, 0)
         found.row("device", f"K={draws}, chunk {chunk}: memory, as estimated", told.peak / 2**30, "GiB")

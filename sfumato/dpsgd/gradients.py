@@ -8,9 +8,8 @@ Source: Dockhorn et al. 2023 (DPDM) for the K draws; METHODS §8 and §10.
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
+from sfumato import processes
 from sfumato.compute import is_faster
 from sfumato.config import NoiseLevels
 from sfumato.diffusion.denoiser import Learner
@@ -224,49 +224,38 @@ def clipped_gradient_sum(
 
 
 @torch.no_grad()
-def half_precision_pays(
+def settle_gradients(
     model: Learner,
     parameters: Mapping[str, Tensor],
     chunk: int,
     draw: Callable[[Tensor], Draws],
     together: int | None = None,
+    autocast: bool | None = None,
 ) -> bool:
-    """Is bfloat16 faster here? Timed on blank images: neither the answer nor the time depends on data.
+    """Choose how gradients are taken on this machine, and return whether in bfloat16, which `autocast` may say already.
 
+    Each choice is timed on blank images: neither the answer nor the time depends on data. On a GPU `model.unfolds` is
+    set. Of many processes the first answers for all: no image's gradient may depend on which of them it falls to.
     together: draws of an image at a time, as they will be taken.
     """
     device = next(iter(parameters.values())).device
     images = torch.zeros(chunk, model.channels, model.resolution, model.resolution, device=device)
     labels = torch.zeros(chunk, dtype=torch.int64, device=device)
     draws = draw(images).of_each(slice(together))
-    key = ("per-image", device, images.shape, draws.levels.shape, sum(value.numel() for value in parameters.values()))
-    return is_faster(lambda half: per_image_gradients(model, parameters, images, labels, draws, half), key, device)
+    network = (device, images.shape, draws.levels.shape, sum(value.numel() for value in parameters.values()))
 
+    def pays(step: Callable[[bool], object], *what: Hashable) -> bool:
+        return processes.told(is_faster(step, (*what, *network), device))
 
-@torch.no_grad()
-def unfolding_pays(
-    model: Learner,
-    parameters: Mapping[str, Tensor],
-    chunk: int,
-    draw: Callable[[Tensor], Draws],
-    together: int | None = None,
-    autocast: bool = True,
-) -> bool:
-    """Are the gradients of convolutions faster from unfolded images on this GPU? Timed as `half_precision_pays`."""
-    device = next(iter(parameters.values())).device
-    if device.type != "cuda" or not model.splits_by_image:
-        return False
-    images = torch.zeros(chunk, model.channels, model.resolution, model.resolution, device=device)
-    labels = torch.zeros(chunk, dtype=torch.int64, device=device)
-    draws = draw(images).of_each(slice(together))
-    other = copy.copy(model)
-    other.unfolds = True
-    size = sum(value.numel() for value in parameters.values())
-    return is_faster(
-        lambda unfolds: per_image_gradients(other if unfolds else model, parameters, images, labels, draws, autocast),
-        ("unfolded", device, images.shape, draws.levels.shape, size, autocast),
-        device,
-    )
+    def gradients(half: bool) -> None:
+        per_image_gradients(model, parameters, images, labels, draws, half)
+
+    def unfolding(unfolds: bool) -> None:
+        model.unfolds = unfolds
+        gradients(autocast is not False)
+
+    model.unfolds = device.type == "cuda" and model.splits_by_image and pays(unfolding, "unfolded", autocast)
+    return pays(gradients, "per-image") if autocast is None else autocast
 
 
 def choose_chunk(parameter_count: int, draws: int) -> int:

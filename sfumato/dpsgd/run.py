@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from sfumato import processes
 from sfumato.compute import sent
 from sfumato.config import Descent
 from sfumato.diffusion.denoiser import Learner
 from sfumato.diffusion.ema import EMA
 from sfumato.dpsgd.checkpoint import make_durable, resume
 from sfumato.dpsgd.clip import unflatten
-from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw, half_precision_pays, unfolding_pays
+from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw, settle_gradients
 from sfumato.dpsgd.memory import STEP_COPIES, images_at_a_time
 from sfumato.files import csv_text
 from sfumato.privacy.accountant import epsilon_and_order, rdp_curve
@@ -83,12 +82,7 @@ class State:
         self.chunk, self.together = images_at_a_time(
             model, self.parameters, config.draws, batch=public_batch, copies=STEP_COPIES, chunk=config.chunk
         )
-        # for all processes the same: no image's gradient may depend on which of them it falls to
-        tried = model, self.parameters, self.chunk, self.draw, self.together
-        model.unfolds = processes.told(unfolding_pays(*tried, autocast is not False))
-        if autocast is None:
-            autocast = processes.told(half_precision_pays(*tried))
-        self.autocast = autocast
+        self.autocast = settle_gradients(model, self.parameters, self.chunk, self.draw, self.together, autocast)
 
     def draw(self, images: Tensor) -> Draws:
         """The secret draws of a batch."""

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from sfumato import processes
 from sfumato.artifacts import Artifact
 from sfumato.compute import sent
 from sfumato.config import Saliency
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.documents import read_json
 from sfumato.dpsgd.clip import unflatten
-from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw, half_precision_pays, unfolding_pays
+from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw, settle_gradients
 from sfumato.dpsgd.memory import SALIENCY_COPIES, images_at_a_time
 from sfumato.errors import DataError, explained
 from sfumato.files import csv_text, write_json
@@ -76,11 +75,7 @@ def query_saliency(
     def fresh(images: Tensor) -> Draws:
         return draw(model, images, settings.draws, settings.noise_levels, generator, label_dropout=label_dropout)
 
-    # for all processes the same: no image's gradient may depend on which of them it falls to
-    tried = model, parameters, chunk, fresh, together
-    model.unfolds = processes.told(unfolding_pays(*tried, autocast is not False))
-    if autocast is None:
-        autocast = processes.told(half_precision_pays(*tried))
+    autocast = settle_gradients(model, parameters, chunk, fresh, together, autocast)
     factors = parameters if settings.score == "snip" else None
     total = torch.zeros(size, dtype=torch.float64, device=device)
     for images, labels in charge.batches(size=4 * chunk, draws=settings.draws):

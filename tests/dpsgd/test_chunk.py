@@ -7,9 +7,16 @@ from torch import Tensor
 
 from sfumato.config import Finetune, LogNormal
 from sfumato.diffusion.unet import UNet
-from sfumato.dpsgd import clip, memory
+from sfumato.dpsgd import clip, gradients, memory
 from sfumato.dpsgd.clip import clipped_sum
-from sfumato.dpsgd.gradients import choose_chunk, clipped_gradient_sum, draw, mean_gradients, per_image_gradients
+from sfumato.dpsgd.gradients import (
+    choose_chunk,
+    clipped_gradient_sum,
+    draw,
+    mean_gradients,
+    per_image_gradients,
+    settle_gradients,
+)
 from sfumato.dpsgd.memory import STEP_COPIES, Memory, gradient_memory, images_at_a_time, on_meta, what_fits
 from sfumato.dpsgd.run import State, gradient_sum
 
@@ -177,3 +184,24 @@ def test_a_run_goes_on_with_another_chunk(model):
     assert not any("chunk" in name or "together" in name for name in whole.tensors())
     sums = [gradient_sum(some, OneDraw(*drawn)) for some in (whole, parts)]
     assert torch.linalg.vector_norm(sums[0] - sums[1]) < 1e-4 * C
+
+
+@pytest.mark.parametrize("faster", [False, True])
+@pytest.mark.parametrize("said", [None, False, True])
+def test_the_precision_is_what_was_said_or_what_blanks_show(model, monkeypatch, said, faster):
+    tried = []
+
+    def timed(step, key, device):
+        step(True), step(False)
+        return faster
+
+    def taken(model, parameters, images, labels, draws, half):
+        tried.append((half, len(images), draws.levels.shape[1], bool(images.any() or labels.any())))
+
+    monkeypatch.setattr(gradients, "is_faster", timed)
+    monkeypatch.setattr(gradients, "per_image_gradients", taken)
+    drawn = batch(model, 8)[2]
+    answer = settle_gradients(model, dict(model.named_parameters()), 4, lambda images: drawn.rows(slice(4)), 3, said)
+    assert answer == (faster if said is None else said)
+    assert tried == ([(True, 4, 3, False), (False, 4, 3, False)] if said is None else [])
+    assert model.unfolds is False  # of a CPU
