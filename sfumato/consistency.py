@@ -124,14 +124,11 @@ def name_problems(params: Params) -> Iterator[str]:
 
         for feature in params.frequency.features:
             yield from unknown("frequency.features", feature.map, tuple(FEATURES))
-    if params.runs("teacher"):
-        from sfumato.features.projection import CLASSIFIER, FEATURES
+    for name, chosen in {"teacher": params.teacher.feature, "evolve": params.evolve.feature}.items():
+        if params.runs(name):
+            from sfumato.features.projection import CLASSIFIER, FEATURES
 
-        yield from unknown("teacher.feature", params.teacher.feature, (CLASSIFIER, *FEATURES))
-    if params.runs("evolve"):
-        from sfumato.features.projection import CLASSIFIER, FEATURES
-
-        yield from unknown("evolve.feature", params.evolve.feature, (CLASSIFIER, *FEATURES))
+            yield from unknown(f"{name}.feature", chosen, (CLASSIFIER, *FEATURES))
     if params.runs("evaluate"):
         from sfumato.evaluation.classifiers import CLASSIFIERS
 

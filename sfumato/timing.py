@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,17 +27,26 @@ from sfumato.clock import (
 from sfumato.compute import device
 from sfumato.config import Classifier, Descent, Fit, Params, Phase
 from sfumato.data.images import ImageSet, Shape
+from sfumato.diffusion.unet import UNet
+from sfumato.dpsgd.discriminator import Discriminator
+from sfumato.dpsgd.gradients import clipped_gradient_sum
+from sfumato.dpsgd.run import State, update
+from sfumato.evaluation.downstream import Schedule
+from sfumato.evaluation.protocol import seconds_per_step
+from sfumato.evaluation.scores import schedule_from
 from sfumato.features.alone import place_matters, rows_alone
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.projection import CELLS, CLASSIFIER, ProjectedFeatures
 from sfumato.features.public_network import arguments_of, build_network
 from sfumato.pipeline import STAGES
+from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.rows import Rows, bounded_sum, membership
-
-if TYPE_CHECKING:
-    from sfumato.dpsgd.run import State
-    from sfumato.evaluation.downstream import Schedule
-    from sfumato.queries.teacher import TeacherNetwork
+from sfumato.queries.adversarial import AdversarialState
+from sfumato.queries.embedding import embedding_rows, learned_features
+from sfumato.queries.teacher import FITTED, TeacherNetwork, error_rows, guide_by
+from sfumato.warmup.curriculum import warm_up
+from sfumato.warmup.generator import SETTLING, Match, draw_images, fit_generator, new_generator, new_sampled
+from sfumato.warmup.public_classifier import train_public_classifier
 
 Map = Callable[[Tensor], Tensor]
 PUBLIC_CLASSES = 100  # of a public set that is not known yet: they hardly matter to the time of a step
@@ -136,8 +145,6 @@ class Blanks:
 
     @functools.cached_property
     def learned(self) -> FourierFeatures:
-        from sfumato.queries.embedding import learned_features
-
         return learned_features(self.params.embedding, self.teacher_features, self.studied, 0).to(device())
 
     @property
@@ -173,8 +180,6 @@ class Blanks:
         return int(of_teacher), int(teacher), int(of_studied), int(studied)
 
     def blank_teacher(self) -> TeacherNetwork:
-        from sfumato.queries.teacher import TeacherNetwork
-
         features = self.teacher_features
         return TeacherNetwork.of(features, torch.zeros(features.dimension, self.classes)).to(device())
 
@@ -185,8 +190,6 @@ class Blanks:
         """Seconds of the training of a network on public or released images."""
 
         def measure() -> list[float]:
-            from sfumato.warmup.public_classifier import train_public_classifier
-
             blank = self.image_set(max(2 * settings.batch, 3))
             return [seconds_of_steps(lambda told: train_public_classifier(blank, settings, 0, told))]
 
@@ -197,8 +200,6 @@ class Blanks:
 
     def fitting(self, name: str, settings: Fit, decides: Mapping[str, Any], fit: Callable[[Fit, Told], None]) -> float:
         """Seconds of a generator's fit and of the images that it draws. fit: starts one, to be timed."""
-        from sfumato.warmup.generator import SETTLING
-
         half = settings.model_copy(update={"batch": max(1, settings.batch // 2)})
         everything = {"width": self.params.auxiliary.width, "batch": settings.batch, **decides}
         step = 2 * self.unit(name, everything, lambda: [seconds_of_steps(functools.partial(fit, half))])[0]
@@ -207,7 +208,6 @@ class Blanks:
 
     def drawing(self) -> float:
         """Seconds of one image of a generator, stored as PNG sets and arrays are."""
-        from sfumato.warmup.generator import draw_images
 
         def measure() -> list[float]:
             generator = self.generator().to(device()).eval()
@@ -217,21 +217,15 @@ class Blanks:
         return self.unit("drawing", {"width": drawn.width, "network": drawn.network}, measure)[0]
 
     def generator(self) -> Any:
-        from sfumato.warmup.generator import new_generator, new_sampled
-
         settings = self.params.auxiliary
         if settings.network == "denoiser":
             return new_sampled(self.shape, self.classes, settings.width, settings.solver, 0)
         return new_generator(self.shape, self.classes, settings.latent, settings.width, 0)
 
     def blank_match(self, features: FourierFeatures) -> Any:
-        from sfumato.warmup.generator import Match
-
         return Match(torch.zeros(features.size, self.classes, device=device()), features)
 
     def network(self) -> Any:
-        from sfumato.diffusion.unet import UNet
-
         channels, resolution, _ = self.shape
         network = self.params.model.network()
         return UNet(resolution=resolution, channels=channels, classes=self.classes, **network).to(device())
@@ -249,7 +243,6 @@ class Blanks:
         return self.sensitive * (each + self.summed("frequency", {"size": size}, lambda: self.by_class(size)))
 
     def auxiliary(self) -> float:
-        from sfumato.warmup.generator import fit_generator
 
         def fit(settings: Fit, told: Told) -> None:
             fit_generator(self.generator(), [self.blank_match(self.fourier)], settings, self.equal, 0, told)
@@ -257,7 +250,6 @@ class Blanks:
         return self.fitting("auxiliary", self.params.auxiliary, self.frequency_key, fit)
 
     def refine(self) -> float:
-        from sfumato.warmup.generator import fit_generator
 
         def fit(settings: Fit, told: Told) -> None:
             teacher = self.blank_teacher()
@@ -282,8 +274,6 @@ class Blanks:
         return self.drawn(self.params.histogram) * self.votes()
 
     def teacher(self) -> float:
-        from sfumato.queries.teacher import FITTED, error_rows
-
         settings = self.params.teacher
         known = self.params.auxiliary.images if settings.fitted_on == "auxiliary" else self.public_images
         fitted, (outputs, dimension, _, _) = min(FITTED, known), self.widths()
@@ -299,8 +289,6 @@ class Blanks:
         )
 
     def embedding(self) -> float:
-        from sfumato.queries.embedding import FITTED, embedding_rows
-
         settings, (_, dimension, outputs, kept) = self.params.embedding, self.widths()
         how = settings.learned.model_dump(include={"width", "steps", "batch", "learning_rate"})
         images = self.params.auxiliary.images
@@ -335,7 +323,6 @@ class Blanks:
 
     def denoising(self, phase: Phase) -> float:
         """Seconds of a step of the warm-up."""
-        from sfumato.warmup.curriculum import warm_up
 
         def measure() -> list[float]:
             blanks = torch.zeros(4, *self.shape), torch.zeros(4, dtype=torch.int64)
@@ -352,10 +339,6 @@ class Blanks:
 
     def step(self, state: State, settings: Descent) -> list[float]:
         """Seconds of the clipped gradient of one image, and of the noise and the update of all weights by a sum."""
-        from sfumato.dpsgd.gradients import clipped_gradient_sum
-        from sfumato.dpsgd.run import update
-        from sfumato.privacy.noise import NoiseSource
-
         images, labels = self.images(state.chunk), torch.zeros(state.chunk, dtype=torch.int64, device=device())
 
         def once() -> None:
@@ -375,7 +358,6 @@ class Blanks:
 
     def gradient(self, trainable: str, draws: int) -> list[float]:
         """`step` of the diffusion model."""
-        from sfumato.dpsgd.run import State
 
         def measure() -> list[float]:
             settings = self.params.finetune.model_copy(update={"draws": draws})
@@ -385,10 +367,6 @@ class Blanks:
 
     def adversarial(self) -> float:
         """A step of the discriminator has its generated images and one step of the generator in its update."""
-        from sfumato.dpsgd.discriminator import Discriminator
-        from sfumato.queries.adversarial import AdversarialState
-        from sfumato.warmup.generator import new_generator
-
         settings = self.params.adversarial
 
         def measure() -> list[float]:
@@ -426,8 +404,6 @@ class Blanks:
 
     def sampling(self) -> float:
         """Seconds of one image and one step of the solver."""
-        from sfumato.queries.teacher import guide_by
-
         guidance, strength = self.params.synthesize.guidance, self.params.synthesize.teacher_guidance
         decides = {"model": self.params.model, "guided": guidance > 0, **(self.teacher_key if strength else {})}
 
@@ -439,8 +415,6 @@ class Blanks:
         return self.unit("sampling", decides, measure)[0]
 
     def evaluate(self) -> float:
-        from sfumato.evaluation.scores import schedule_from
-
         settings, params = self.params.evaluate, self.params
         sets = [params.synthesize.count, *(settings.images for _ in settings.stages)]
         sets += [self.sensitive] if settings.bound else []
@@ -453,7 +427,6 @@ class Blanks:
 
     def learning(self, name: str, schedule: Schedule) -> float:
         """Seconds of the training of a classifier that scores the release."""
-        from sfumato.evaluation.protocol import seconds_per_step
 
         def measure() -> list[float]:
             return [seconds_per_step(name, schedule, self.shape, self.classes)]

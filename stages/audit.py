@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sfumato.errors import BudgetError, ConfigError
+from sfumato.errors import BudgetError, ConfigError, DataError
+from sfumato.files import replace_file
 from stages.runner import (
     ARTIFACTS,
     CARD,
@@ -79,7 +80,6 @@ def repeated(runs: int, confidence: float, only: str | None, out: Path) -> list[
     from sfumato.evaluation.audit import repeated as audits
     from sfumato.evaluation.audit.subjects import planted, subjects
     from sfumato.evaluation.audit.tables import plot_verdicts, verdict_of, verdict_table, verdicts_csv
-    from sfumato.files import replace_file
 
     known = subjects()
     every = [s for s in [*known, *planted({s.name: s for s in known})] if only is None or only in s.name]
@@ -101,7 +101,6 @@ def one_runs(out: Path) -> list[str]:
     """DP-SGD with canaries at some ε; returns what does not hold."""
     from sfumato.evaluation.audit.canaries import one_run
     from sfumato.evaluation.audit.tables import run_table, runs_csv
-    from sfumato.files import replace_file
 
     found = [one_run(target) for target in RUN_EPSILONS]
     replace_file(out / "audit-run.csv", runs_csv(found).encode())
@@ -113,10 +112,8 @@ def attack_release(config: Path | None, out: Path, card: Path, synthesize: Path)
     from sfumato.artifacts import read_artifact
     from sfumato.data.images import load_images
     from sfumato.data.store import read_card
-    from sfumato.errors import DataError
     from sfumato.evaluation.audit.membership import membership
     from sfumato.evaluation.audit.tables import attack_table, attacks_csv
-    from sfumato.files import replace_file
     from sfumato.privacy.opening import open_local
 
     read_artifact(synthesize, "synthesize")

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
 from sfumato.errors import ConfigError, DataError, explained
+from sfumato.files import replace_file
 from stages.runner import EVALUATION, DryRun, check_local, show_local, state_dir
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from sfumato.evaluation.comparison import Run
 
 DVC_HELP = "Also the experiments of this repository, as `dvc exp show` lists them."
@@ -46,7 +46,6 @@ def compare(
         return
     from sfumato.evaluation.comparison import classifiers_of, comparison_csv, comparison_rows, marked, read_run
     from sfumato.evaluation.plots import plot_comparison
-    from sfumato.files import replace_file
 
     check_local("--out", out / "comparison.csv")
     found = [read_run(folder) for folder in folders] + (experiments(revisions or [], every) if dvc else [])
@@ -102,7 +101,6 @@ def experiments(revisions: list[str], every: bool) -> list[Run]:
 
 
 def table_of(rows: list[dict], classifiers: list[str]) -> Table:
-    from rich.table import Table
 
     from sfumato.evaluation.tables import percent
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
 from sfumato.errors import DataError
 from stages.dvc_notes import lock_in_words, notes_in_words
@@ -32,7 +33,6 @@ def show_machine(card: Path) -> None:
     from importlib.metadata import version
 
     import torch
-    from rich.table import Table
 
     from sfumato.compute import device
     from sfumato.data.sources.idx import DEBIAN_FASHION_MNIST

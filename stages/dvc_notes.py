@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sfumato.files import replace_file
+
 NOTES, COPY, RUNNING = Path("dvc.lock"), Path(".dvc/tmp/whole.lock"), Path(".dvc/tmp/rwlock")
 
 
 def keep_copy() -> None:
     """Keep a copy of `dvc.lock`, if there is one here, it is whole, and it lacks no stage that the copy has."""
-    from sfumato.files import replace_file
 
     if not NOTES.is_file() or not COPY.parent.is_dir():
         return

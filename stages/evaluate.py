@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sfumato.errors import BudgetError
+from sfumato.files import keep_private, replace_file, write_json
 from stages import launch
 from stages.runner import (
     ARTIFACTS,
@@ -96,7 +97,6 @@ def evaluate(
     from sfumato.evaluation.scores import evaluate_release, teacher_accuracy
     from sfumato.evaluation.tables import accuracy_table, class_table, screen_tables
     from sfumato.evaluation.verdict import verdict
-    from sfumato.files import keep_private, replace_file, write_json
     from sfumato.privacy.opening import open_local
     from sfumato.queries.teacher import load_teacher
 

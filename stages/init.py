@@ -11,8 +11,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
 from sfumato.errors import ConfigError
+from sfumato.files import replace_file
 from stages.runner import git, say, state_dir
 
 if TYPE_CHECKING:
@@ -162,7 +164,6 @@ def check_places(folder: Path, public: Path | None, out: Path, force: bool) -> N
 
 def look_at(folder: Path, groups: Groups | None) -> tuple[Survey, float]:
     """What the folder looks like, and the seconds that reading it took."""
-    from rich.console import Console
     from rich.progress import track
 
     from sfumato.data.sources.imagefolder import survey
@@ -297,7 +298,6 @@ def notes(counted: bool) -> dict[str, str]:
 
 def write(files: dict[str, str], out: Path, force: bool) -> None:
     """Write the files that are not there. With `force`, an earlier project's parameters and pipeline are replaced."""
-    from sfumato.files import replace_file
 
     for name, text in files.items():
         path = out / name

@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
+from sfumato.errors import BudgetError, ConfigError, SfumatoError
+from sfumato.files import replace_file
+from sfumato.pipeline import QUERIES, STAGES
 from stages.dvc_notes import keep_copy
 from stages.runner import (
     ARTIFACTS,
@@ -42,10 +46,7 @@ def write(
     from sfumato.artifacts import merge_records, read_artifact
     from sfumato.data.lineage import remember
     from sfumato.data.store import read_card
-    from sfumato.errors import BudgetError
-    from sfumato.files import replace_file
     from sfumato.journal import REGROUP
-    from sfumato.pipeline import QUERIES
     from sfumato.privacy.ledger import build_ledger, by_id, check_ledger, ledger_text, read_budget, seen_of
     from sfumato.privacy.odometer import Odometer
 
@@ -101,7 +102,6 @@ def check(
     lock: Annotated[Path, typer.Option("--lock", help="DVC's lock file.")] = Path("dvc.lock"),
 ) -> None:
     """Recompute epsilon from the records alone; exit 3 if anything does not hold. Needs no data and no GPU."""
-    from sfumato.errors import ConfigError
     from sfumato.privacy.events import UNITS
     from sfumato.privacy.ledger import check_ledger, lock_problems, read_ledger
 
@@ -133,8 +133,6 @@ def artifact_problems(ledger: dict, folder: Path, lock: Path) -> list[str]:
     An artifact holds the records of every input that its plan reads, a query its own too; the ledger holds them all.
     """
     from sfumato.artifacts import Artifact, read_artifact
-    from sfumato.errors import SfumatoError
-    from sfumato.pipeline import QUERIES, STAGES
     from sfumato.privacy.ledger import by_id, lock_outs
     from sfumato.resolved import read_stage_plan
 
@@ -176,7 +174,6 @@ def artifact_problems(ledger: dict, folder: Path, lock: Path) -> list[str]:
 
 
 def fail(path: Path, problems: list[str]) -> None:
-    from sfumato.errors import BudgetError
 
     if problems:
         raise BudgetError(f"{path} does not hold: " + "; ".join(problems))
@@ -185,7 +182,6 @@ def fail(path: Path, problems: list[str]) -> None:
 @app.command()
 def show(ledger: LedgerPath = LEDGER) -> None:
     """The ledger as a table."""
-    from rich.table import Table
 
     from sfumato.privacy.ledger import by_id, malformed, read_ledger, record_problems
 
@@ -221,7 +217,6 @@ def adopt(folder: Folder = ARTIFACTS, card: CardPath = CARD) -> None:
     """Go on without a journal that was lost: count what can be read of it, and what ledgers and artifacts hold."""
     from sfumato.artifacts import read_artifact
     from sfumato.data.store import read_card
-    from sfumato.errors import SfumatoError
     from sfumato.privacy.ledger import by_id, record_problems
     from sfumato.privacy.odometer import Odometer
 
@@ -251,10 +246,8 @@ def history(
     delta: Annotated[float | None, typer.Option(help="Delta for the total. Default: that of the plan.")] = None,
 ) -> None:
     """Everything ever opened on the sensitive images, aborted charges too."""
-    from rich.table import Table
 
     from sfumato.data.store import read_card
-    from sfumato.errors import ConfigError
     from sfumato.journal import GENESIS
     from sfumato.privacy.accountant import epsilon
     from sfumato.privacy.odometer import ABANDON, ADOPT, CLOSE, LOCAL, OPEN, PROGRESS, Odometer

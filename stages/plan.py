@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
+from sfumato.errors import BudgetError, ConfigError
+from sfumato.files import replace_file
 from sfumato.pipeline import STAGES
 from stages.runner import (
     ARTIFACTS,
@@ -62,7 +65,6 @@ def plan(
     from sfumato.config import UNLIMITED
     from sfumato.consistency import reads_public
     from sfumato.data.store import read_card, read_public_card
-    from sfumato.errors import BudgetError
     from sfumato.plan import check_lifetime_of, make_plan, plan_texts, released_records, spending_of, warnings_of
     from sfumato.privacy.odometer import Odometer
     from sfumato.privacy.opening import check_known
@@ -146,8 +148,6 @@ def ask_about_people(params: Path) -> None:
 
     Raises ConfigError, with what to write, for "yes", and where the file has another form than expected.
     """
-    from sfumato.errors import ConfigError
-    from sfumato.files import replace_file
 
     if typer.confirm("Can two images in this set be of the same person, such as one patient?"):
         raise ConfigError(
@@ -227,8 +227,6 @@ def show_step_noise(made: Plan) -> None:
 
 def write_texts(out: Path, texts: dict[str, str]) -> None:
     """Replace the files that changed, one by one, and remove files of an older plan."""
-    from sfumato.errors import ConfigError
-    from sfumato.files import replace_file
 
     if out.exists() and any(p.name not in texts and p.suffix not in (".yaml", ".json", ".csv") for p in out.iterdir()):
         raise ConfigError(f"--out {out} holds files that are not of a plan: name another directory")
@@ -243,7 +241,6 @@ def write_texts(out: Path, texts: dict[str, str]) -> None:
 
 def show_budget(made: Plan) -> None:
     """Stage, mechanism, epsilon alone, share; then the total against the target."""
-    from rich.table import Table
 
     budget = made.budget
     table = Table(title=f"{budget['recipe']}: privacy budget at δ = {budget['delta']:.3g}", title_justify="left")
@@ -268,7 +265,6 @@ def show_minutes(params: Config, seconds: Mapping[str, float | None], stretch: f
 
     seconds: by stage, and of what else there is, by its name; stretch: what other programs do to them, included.
     """
-    from rich.table import Table
 
     table = Table("stage", title="minutes on this machine", title_justify="left")
     table.add_column("expected", justify="right")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
 from sfumato.errors import ConfigError
 from stages.plan import RECIPES, Params, Recipes
@@ -17,7 +18,6 @@ app = typer.Typer(no_args_is_help=True, help="The recipes: methods of the litera
 @app.command("list")
 def list_recipes(recipes: Recipes = RECIPES) -> None:
     """Every recipe and profile, a line each."""
-    from rich.table import Table
 
     from sfumato.recipes import read_yaml, recipes_at
 

@@ -18,17 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Protocol, TypeVar
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from sfumato import pipeline
-from sfumato.errors import BudgetError, ConfigError, explained
+from sfumato.errors import BudgetError, ConfigError, SfumatoError, explained
+from sfumato.files import check_writable, copy_directory
 from sfumato.pipeline import STAGES, Kind, Stage
 from stages import launch
 from stages.dvc_notes import keep_copy
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
     from sfumato.artifacts import Artifact
     from sfumato.privacy.charge import Charge
     from sfumato.resolved import QueryPlan, StagePlan
@@ -190,7 +190,6 @@ def run_stage(
     if dry_run:
         return describe(plan, ({"card": card} if stage.kind is Kind.QUERY else {}) | used, out)
     from sfumato.artifacts import check_out, write_empty
-    from sfumato.files import check_writable
 
     if not plan.enabled:
         return write_empty(out, stage.name)
@@ -278,7 +277,6 @@ def describe(plan: StagePlan[Any], reads: Mapping[str, Path], out: Path) -> None
 def memory_line(network: Any, shape: tuple[int, int, int], classes: int, settings: Any) -> str:
     """What a stage that takes per-image gradients of a public model will need, or why that cannot be said here."""
     from sfumato.dpsgd.memory import estimate
-    from sfumato.errors import SfumatoError
     from sfumato.synthesizer import outline
 
     try:
@@ -348,7 +346,6 @@ class QueryRun(StageRun[S]):
         from sfumato.artifacts import own_record
         from sfumato.data.store import read_card
         from sfumato.digest import digest_of_file
-        from sfumato.files import copy_directory
         from sfumato.plan import code_of
         from sfumato.privacy.opening import RELEASED, AlreadyReleasedError, RefusedElsewhereError, Work, open_charge
         from sfumato.resolved import read_lineage
@@ -401,7 +398,6 @@ class QueryRun(StageRun[S]):
         numbers from real images.
         """
         from sfumato.artifacts import writing
-        from sfumato.files import check_writable, copy_directory
         from sfumato.privacy.opening import RELEASED
 
         self.first_alone()
@@ -438,7 +434,6 @@ def say(text: str) -> None:
 
 def table_console() -> Console:
     """Where tables are printed: names of folders and classes as they are, square brackets too."""
-    from rich.console import Console
 
     return Console(markup=False)
 
@@ -454,7 +449,6 @@ def progress(name: str, *, clock: bool = True) -> Iterator[Report]:
     With `clock=False` no time is shown: the time of a step on sensitive images tells how many were drawn.
     """
     if sys.stderr.isatty() and launch.speaks():
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
 from sfumato.errors import ConfigError
-from sfumato.files import csv_text
+from sfumato.files import csv_text, replace_file, write_json
 from stages.runner import (
     ARTIFACTS,
     CARD,
@@ -26,8 +27,6 @@ from stages.runner import (
 )
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from sfumato.evaluation.downstream import Schedule
     from sfumato.evaluation.protocol import Setting
 
@@ -78,7 +77,6 @@ def utility(
     from sfumato.evaluation.plots import plot_protocol
     from sfumato.evaluation.protocol import accuracy_by_size, check_time, ensemble, grid, model_selection, subset
     from sfumato.evaluation.scores import check_classes, check_fits, schedule_from
-    from sfumato.files import replace_file, write_json
     from sfumato.privacy.opening import open_local
 
     check_local("--out", out / "utility.json")
@@ -198,7 +196,6 @@ def tables(found: dict) -> dict[str, str]:
 
 
 def screen_tables(found: dict) -> Iterator[Table]:
-    from rich.table import Table
 
     from sfumato.evaluation.tables import percent
 

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,11 +20,11 @@ from sfumato.data.images import ImageSet
 from sfumato.documents import read_json
 from sfumato.errors import DataError, explained
 from sfumato.features.fourier import FourierFeatures
-from sfumato.features.projection import BATCH, CELLS, ProjectedFeatures
+from sfumato.features.projection import CELLS, ProjectedFeatures
 from sfumato.features.public_network import arguments_of
 from sfumato.files import write_json
 from sfumato.privacy.rows import Rows, membership
-from sfumato.queries.teacher import TeacherNetwork, relabelled
+from sfumato.queries.teacher import TeacherNetwork, relabelled, spanning
 from sfumato.warmup.public_classifier import train_public_classifier
 from sfumato.weights import load_network, load_tensors, save_network, save_tensors
 
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
 
 EMBEDDING, ABOUT = "embedding.safetensors", "features.json"
-FITTED = 10_000  # images that span the features of the network, at most
 
 
 class Stretched(nn.Module):
@@ -59,9 +57,7 @@ def study(
     network, _ = train_public_classifier(relabelled(teacher, images), how, seed, report)
     found = ProjectedFeatures(CELLS, images.shape, settings.dimension, arguments_of(network))
     found.take_network(network)
-    chosen = np.sort(np.random.default_rng(seed).permutation(len(images))[:FITTED])
-    known = torch.cat([images.batch(part)[0] for part in np.array_split(chosen, max(1, len(chosen) // BATCH))])
-    found.fit(known, settings.power, seed)
+    found.fit(spanning(images, seed), settings.power, seed)
     return found
 
 

@@ -70,11 +70,16 @@ def fit_features(
     features = ProjectedFeatures(settings.feature, shape, settings.dimension, arguments)
     if network is not None:
         features.take_network(network)
-    chosen = np.sort(np.random.default_rng(seed).permutation(len(images))[:FITTED])
-    known = torch.cat([images.batch(part)[0] for part in np.array_split(chosen, max(1, len(chosen) // BATCH))])
+    known = spanning(images, seed)
     features.fit(known, settings.power, seed)
     rows = torch.cat([features(part) for part in known.split(BATCH)]).double()
     return features, rows.T @ rows / len(rows)
+
+
+def spanning(images: ImageSet, seed: int) -> Tensor:
+    """The public or released images that span features, FITTED at most, chosen by `seed`: (n, C, H, W) float32."""
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(images))[:FITTED])
+    return torch.cat([images.batch(part)[0] for part in np.array_split(chosen, max(1, len(chosen) // BATCH))])
 
 
 def error_rows(weights: Tensor, rows: Tensor, labels: Tensor) -> Rows:
