@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sfumato.compute import device
 from sfumato.config import Frequency
 from sfumato.features.fourier import FourierFeatures
 from sfumato.queries.count import read_counts
@@ -11,7 +12,7 @@ from stages.runner import QueryRun
 
 def frequency(run: QueryRun[Frequency]) -> None:
     settings, plan = run.settings, run.plan
-    features = FourierFeatures(plan.shape, settings.features, settings.size, plan.seed)
+    features = FourierFeatures(plan.shape, settings.features, settings.size, plan.seed).to(device())
     counts = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes))
     released = f"joint embedding: {settings.size} Fourier features by class"
     charge = run.open_charge(released, "1: the features of an image have norm 1", 1.0)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from sfumato.compute import sent
 from sfumato.config import Classifier, Embedding, FeatureMap, Learned
 from sfumato.data.images import ImageSet
 from sfumato.documents import read_json
@@ -75,7 +76,11 @@ def learned_features(
 
 
 def embedding_rows(features: FourierFeatures, classes: int, vectors: Tensor, labels: Tensor) -> Rows:
-    """φ ⊗ onehot(y) of images whose maps are known: (B, Σ d), (B,) int64 -> (B, K) ⊗ (B, classes). φ has norm 1."""
+    """φ ⊗ onehot(y) of images whose maps are known: (B, Σ d), (B,) int64 -> (B, K) ⊗ (B, classes). φ has norm 1.
+
+    float64, made where the features are.
+    """
+    vectors, labels = (sent(part, features.amplitude.device) for part in (vectors, labels))
     return Rows(features.of_vectors(vectors.double()), membership(labels, classes))
 
 

@@ -2,11 +2,13 @@ import math
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sfumato.config import FeatureMap
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.scattering import Scattering
 from sfumato.privacy.rows import Rows, bounded_sum
+from sfumato.queries.embedding import embedding_rows as learned_rows
 from sfumato.queries.frequency import embedding_rows
 
 PIXELS = FeatureMap(length_scales=(0.4, 0.2))
@@ -78,6 +80,19 @@ def test_the_fast_embedding_is_the_sum_of_rows(digits):
         rtol=0,
         atol=1e-4,
     )
+
+
+def test_rows_are_made_where_the_features_are(monkeypatch):
+    """On a GPU that is only pretended: shapes and devices are followed, and nothing is computed."""
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    with FakeTensorMode():
+        features = FourierFeatures((1, 8, 8), BOTH, 40, seed=0).to("cuda")
+        images, labels = torch.rand(5, 1, 8, 8), torch.zeros(5, dtype=torch.int64)
+        vectors = features.vectors(images.to("cuda")).cpu()
+        made = [*embedding_rows(features, images, labels, 10), *learned_rows(features, 10, vectors, labels)]
+        assert [part.device.type for part in made] == ["cuda"] * 4
+        assert [part.shape for part in made] == [(5, 40), (5, 10)] * 2
+        assert made[2].dtype == torch.float64
 
 
 def test_a_gradient_reaches_the_images():
