@@ -24,6 +24,7 @@ from stages.runner import (
     state_dir,
     table_console,
 )
+from stages.utility import words
 
 if TYPE_CHECKING:
     from sfumato.evaluation.audit.repeated import Verdict
@@ -53,9 +54,7 @@ def audit(
     dry_run: DryRun = False,
 ) -> None:
     """Local: lower bounds on privacy by attack; exit 3 where a claim is refuted, or a planted bug is not found."""
-    wanted = [word.strip() for word in parts.split(",")]
-    if odd := [word for word in wanted if word not in PARTS]:
-        raise ConfigError(f"--parts {parts!r}: {odd[0]!r} is not known, expected some of {', '.join(PARTS)}")
+    wanted = words(parts, "--parts", PARTS)
     if dry_run:
         reads = f"{synthesize}, {card} (sensitive and hold-out images)" if "release" in wanted else "nothing"
         typer.echo(f"reads   {reads}\nwrites  {out / 'audit.csv'} and a plot\ncharges nothing")

@@ -191,12 +191,9 @@ def show(ledger: LedgerPath = LEDGER) -> None:
         malformed(content) or [p for i, r in enumerate(content["records"]) for p in record_problems(f"record {i}", r)],
     )
     records = by_id(content)
-    table = Table(
-        title=f"{content['recipe']}: ε = {content['epsilon'][content['accountant']]:.4f} at δ = {content['delta']:.3g}",
-        title_justify="left",
-    )
-    for heading in ("stage", "charge", "released", "mechanism", "ε alone", "share"):
-        table.add_column(heading)
+    spent = f"ε = {content['epsilon'][content['accountant']]:.4f} at δ = {content['delta']:.3g}"
+    heads = ("stage", "charge", "released", "mechanism", "ε alone", "share")
+    table = Table(*heads, title=f"{content['recipe']}: {spent}", title_justify="left")
     for name, row in content["stages"].items():
         for i, key in enumerate(row["records"]):
             record = records[key]
@@ -273,9 +270,8 @@ def history(
     runs = odometer.runs()
     ended = {entry["id"]: entry["kind"] for entry in entries if entry["kind"] in (CLOSE, ABANDON)}
     durable = {entry["id"]: entry["uses"] for entry in entries if entry["kind"] == PROGRESS}
-    table = Table(title=f"dataset {odometer.dataset_id}", title_justify="left")
-    for heading in ("time (UTC)", "stage", "charge", "mechanism", "state"):
-        table.add_column(heading)
+    heads = ("time (UTC)", "stage", "charge", "mechanism", "state")
+    table = Table(*heads, title=f"dataset {odometer.dataset_id}", title_justify="left")
     for entry in entries:
         when = utc(entry["time"])
         if entry["kind"] == OPEN:

@@ -7,8 +7,6 @@ state directory, where `stage evaluate` keeps a copy.
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +22,7 @@ from sfumato.evaluation.classifiers import DEEP, NETWORKS
 from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.plots import accuracies
 from sfumato.files import csv_text, replace_private
-from sfumato.privacy.ledger import KEYS, check_ledger, read_ledger
+from sfumato.privacy.ledger import KEYS, check_ledger, folder_md5, md5_of, read_ledger
 from sfumato.resolved import StagePlan
 
 EVALUATIONS = "evaluations"  # in the state directory
@@ -151,11 +149,9 @@ def joined(values: Iterable) -> str:
 
 
 def directory_hash(directory: Path) -> str:
-    """The hash that DVC 3 gives a directory: md5 over the md5 and the path of each file, and ".dir"."""
-    files = sorted((path.relative_to(directory).as_posix(), path) for path in directory.rglob("*") if path.is_file())
-    md5 = functools.partial(hashlib.md5, usedforsecurity=False)
-    entries = [{"md5": md5(path.read_bytes()).hexdigest(), "relpath": name} for name, path in files]
-    return md5(json.dumps(entries, sort_keys=True).encode()).hexdigest() + ".dir"
+    """The hash that DVC gives a directory, read file by file."""
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return folder_md5({path.relative_to(directory).as_posix(): md5_of(path.read_bytes()) for path in files})
 
 
 def keep_evaluation(state: Path, metrics: Mapping) -> Path:

@@ -16,6 +16,7 @@ from sfumato.evaluation.scores import SEARCHED, some
 
 LOCAL = "local: not for release"
 SYNTHETIC, REAL = (37, 99, 168), (224, 122, 31)  # the frames of the images, and their names in the title
+ACCURACY = "accuracy on real hold-out, %"
 MOST_CLASSES = 20
 COLOURS = ("#253d5b", "#e07a1f", "#5c9e6b", "#9b59b6", "#9db4c0", "#c0392b")
 LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 8}
@@ -44,9 +45,7 @@ def plot_accuracy(metrics: dict, path: Path) -> None:
         bars = axes.bar(places, heights, width * 0.92, yerr=spread, label=classifier, **style)
         axes.bar_label(bars, fmt="%.1f", padding=2, fontsize=8)
     axes.set_xticks(range(len(sets)), sets)
-    axes.set_ylim(0, 110)
-    axes.set_yticks(range(0, 101, 20))
-    axes.set_ylabel("accuracy on real hold-out, %")
+    axes.set(ylim=(0, 110), yticks=range(0, 101, 20), ylabel=ACCURACY)
     axes.set_title(f"Classifiers by what they were trained on ({LOCAL})", fontsize=10)
     if "teacher" in metrics:
         share = 100 * metrics["teacher"]["accuracy"]
@@ -83,8 +82,7 @@ def plot_comparison(rows: Sequence[Mapping], classifier: str, path: Path) -> Non
         places, heights, spreads = np.array(points).reshape(-1, 3).T
         axes.errorbar(places, heights, yerr=spreads, capsize=3, linewidth=1.3, markersize=6, label=recipe, **style)
     log_ticks(axes, {round(row["target"], 6): f"{row['target']:g}" for row in rows})
-    axes.set_xlabel("ε, log scale")
-    axes.set_ylabel(f"accuracy of {classifier} on real hold-out, %")
+    axes.set(xlabel="ε, log scale", ylabel=f"accuracy of {classifier} on real hold-out, %")
     on_a_grid(axes, "y")
     axes.set_title(f"Accuracy against privacy, by recipe ({LOCAL})", fontsize=10)
     title = "hollow: not comparable" if any(row["differs"] for row in rows) else None
@@ -127,8 +125,7 @@ def draw_sizes(axes, found: Mapping) -> None:
             axes.plot(together["images"], 100 * together["accuracy"], label=label, **star)
     every = {row["images"] for rows in found["sizes"].values() for row in rows}
     log_ticks(axes, {count: f"{count / 1000:g} K" if count >= 1000 else str(count) for count in every})
-    axes.set_xlabel("synthetic images, log scale")
-    axes.set_ylabel("accuracy on real hold-out, %")
+    axes.set(xlabel="synthetic images, log scale", ylabel=ACCURACY)
     axes.set_title("Accuracy against the number of images", fontsize=10)
 
 
@@ -138,8 +135,7 @@ def draw_selection(axes, found: Mapping) -> None:
         own = [row for row in settings if row["classifier"] == name]
         synthetic, real = ([100 * row[key] for row in own] for key in ("synthetic", "real"))
         axes.scatter(synthetic, real, color=COLOURS[i % 6], s=28, label=name)
-    axes.set_xlabel("accuracy on synthetic images kept apart, %")
-    axes.set_ylabel("accuracy on real hold-out, %")
+    axes.set(xlabel="accuracy on synthetic images kept apart, %", ylabel=ACCURACY)
     axes.set_title(f"Model selection: rank correlation {found['selection']['spearman']:.2f}", fontsize=10)
 
 
@@ -230,8 +226,7 @@ def plot_embedding(
             colour = colours(label if count <= 20 else label / count)
             axes.scatter(*own[labels == label].T, s=7, color=colour, linewidths=0, label=synthetic.classes[label][:16])
         axes.set_title(f"{title} ({len(own)})", fontsize=10)
-        axes.set_xticks([])
-        axes.set_yticks([])
+        axes.set(xticks=[], yticks=[])
         axes.spines[:].set_color("#cccccc")
     if count <= MOST_CLASSES:
         handles, names = panels[0].get_legend_handles_labels()

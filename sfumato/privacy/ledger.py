@@ -388,7 +388,7 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
     md5 = outs.get(ledger_path.name)
     if md5 is None:
         problems.append(f"{lock} knows no {ledger_path.name}: the pipeline that wrote it never finished (`dvc repro`)")
-    elif md5 != hashlib.md5(ledger_path.read_bytes(), usedforsecurity=False).hexdigest():
+    elif md5 != md5_of(ledger_path.read_bytes()):
         problems.append(
             f"{lock} has another md5 for {ledger_path.name}: one of the two was edited, or belongs to another run"
         )
@@ -435,6 +435,15 @@ def lock_outs(lock: Path) -> dict[str, str]:
 
 def empty_artifact_md5(stage: str) -> str:
     """DVC's hash of the artifact of a stage that is switched off."""
-    inner = hashlib.md5(as_text(empty_content(stage)).encode(), usedforsecurity=False).hexdigest()
-    listing = json.dumps([{"md5": inner, "relpath": "privacy.json"}], sort_keys=True)
-    return hashlib.md5(listing.encode(), usedforsecurity=False).hexdigest() + ".dir"
+    return folder_md5({"privacy.json": md5_of(as_text(empty_content(stage)).encode())})
+
+
+def md5_of(content: bytes) -> str:
+    """DVC's hash of a file."""
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
+def folder_md5(files: Mapping[str, str]) -> str:
+    """DVC 3's hash of a folder: md5 over the path and the md5 of each file, and ".dir"."""
+    entries = [{"md5": md5, "relpath": name} for name, md5 in sorted(files.items())]
+    return md5_of(json.dumps(entries, sort_keys=True).encode()) + ".dir"

@@ -10,7 +10,7 @@ import csv
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from sfumato.pictures import save_png, to_grid
 
 SHOWN, EXAMPLES, TALLEST = 60, 6, 20  # of the picture: classes, images of each, classes in a column
 SUREST = 12  # images of each class in the picture of those that a teacher chose
-CELL = 0.42  # inches: the height of a class in the picture
+CELL, NAME = 0.42, 1.5  # inches: the height of a class in the picture, and the width of its name
 DARK, LIGHT, PALE = "#253d5b", "#5c7f9c", "#c9d4db"
 
 
@@ -243,61 +243,42 @@ def plot_selection(
     shown = list(kept[:SHOWN])
     if sensitive:
         shown.sort(key=lambda choice: choice.row)  # stable: by rank inside
-    names = [
-        short(images.classes[choice.public]) + (f" → {short(sensitive[choice.row])}" if sensitive else "")
-        for choice in shown
-    ]
-    votes = [choice.votes for choice in shown]
-    counted = histogram is not None
-    low, high = min([0.0, *votes]), max([1.0, *votes])
-    limits = (low - 0.25 * (high - low) * (low < 0), high + 0.3 * (high - low))  # room for the numbers
     columns = -(-len(shown) // TALLEST)
     tallest = -(-len(shown) // columns)
-    label, strip, bar = (
-        0.15 + 0.075 * max(map(len, names)),
-        CELL * EXAMPLES * images.shape[2] / images.shape[1],
-        1.9 if counted else 0.2,
-    )
-    above = 0.4 + (1.6 if counted and not sensitive else 0.0)
-    across, down = max(columns * (label + strip + bar), 4.0), above + CELL * tallest + 0.1
-    figure = Figure(figsize=(across, down))
-
-    def place(left: float, top: float, width: float, height: float):
-        return figure.add_axes((left / across, 1 - (top + height) / down, width / across, height / down))
-
-    title = f"{len(kept)} of {len(images.classes)} public classes kept" + (
-        f", {len(shown)} shown" if len(shown) < len(kept) else ""
-    )
-    figure.text(0.5, 1 - 0.22 / down, title, ha="center", va="center", fontsize=11)
+    strip, bar = CELL * EXAMPLES * images.shape[2] / images.shape[1], 1.7 if histogram is not None else 0.01
+    above = 1.6 if histogram is not None and not sensitive else 0.0
+    size = max(columns * (NAME * (1 + bool(sensitive)) + strip + bar), 4.0), above + CELL * tallest + 0.5
+    figure: Any = Figure(figsize=size, layout="constrained")
+    left_out = f", {len(shown)} shown" if len(shown) < len(kept) else ""
+    figure.suptitle(f"{len(kept)} of {len(images.classes)} public classes kept{left_out}", fontsize=11)
+    lower = figure
     if histogram is not None and not sensitive:
-        draw_all_votes(place(0.7, 0.45, across - 0.9, 1.15), histogram[0], {choice.public for choice in kept})
+        upper, lower = figure.subfigures(2, height_ratios=(above, CELL * tallest))
+        draw_all_votes(upper.subplots(), histogram[0], {choice.public for choice in kept})
     tones = {row: (DARK, LIGHT)[i % 2] for i, row in enumerate(sorted({choice.row for choice in shown}))}
-    for column in range(columns):
-        part = slice(column * tallest, min((column + 1) * tallest, len(shown)))
-        count, left = part.stop - part.start, column * (label + strip + bar) + label
-        rows = np.arange(count) + 0.5
-        pictures = place(left, above, strip, CELL * count)
-        grid = example_grid(images, shown[part])
-        pictures.imshow(
-            grid if grid.shape[2] == 3 else grid[..., 0],
-            cmap="gray",
-            vmin=0,
-            vmax=255,
-            aspect="auto",
-            extent=(0, EXAMPLES, count, 0),
-        )
-        pictures.set_yticks(rows, names[part], fontsize=8)
-        pictures.set_xticks([])
+    low, high = min(0.0, *(choice.votes for choice in shown)), max(1.0, *(choice.votes for choice in shown))
+    room = 0.25 * (high - low)  # for the numbers
+    panels = lower.subplots(1, 2 * columns, width_ratios=(strip, bar) * columns, squeeze=False)[0]
+    for column, (pictures, bars) in enumerate(zip(panels[::2], panels[1::2], strict=True)):
+        part = shown[column * tallest : (column + 1) * tallest]
+        rows, grid = np.arange(len(part)) + 0.5, example_grid(images, part)
+        where = {"aspect": "auto", "extent": (0, EXAMPLES, len(part), 0)}
+        pictures.imshow(grid if grid.shape[2] == 3 else grid[..., 0], cmap="gray", vmin=0, vmax=255, **where)
+        names = [
+            short(images.classes[choice.public]) + (f" → {short(sensitive[choice.row])}" if sensitive else "")
+            for choice in part
+        ]
+        pictures.set_yticks(rows, names, fontsize=8)
+        pictures.set(xticks=[], ylim=(tallest, 0))
         pictures.tick_params(length=0)
         pictures.spines[:].set_visible(False)
-        if counted:
-            bars = place(left + strip + 0.15, above, bar - 0.35, CELL * count)
-            drawn = bars.barh(rows, votes[part], 0.55, color=[tones[choice.row] for choice in shown[part]])
-            bars.bar_label(drawn, [str(round(value)) for value in votes[part]], padding=3, fontsize=8)
+        bars.set_axis_off()
+        if histogram is not None:
+            votes = [choice.votes for choice in part]
+            drawn = bars.barh(rows, votes, 0.55, color=[tones[choice.row] for choice in part])
+            bars.bar_label(drawn, [str(round(value)) for value in votes], padding=3, fontsize=8)
             bars.axvline(0, color="#444444", linewidth=0.8)
-            bars.set_xlim(limits)
-            bars.set_ylim(count, 0)
-            bars.set_axis_off()
+            bars.set(ylim=(tallest, 0), xlim=(low - room * (low < 0), high + room))
     figure.savefig(path, dpi=130, metadata={"Software": None} if path.suffix == ".png" else None)
 
 
@@ -306,10 +287,9 @@ def draw_all_votes(axes, votes: np.ndarray, kept: set[int]) -> None:
     order = np.argsort(-votes, kind="stable")
     axes.bar(range(len(order)), votes[order], 0.85, color=[DARK if int(public) in kept else PALE for public in order])
     axes.axhline(0, color="#444444", linewidth=0.8)
-    axes.set_xlim(-1, len(order))
+    axes.set(xlim=(-1, len(order)), xticks=[])
     axes.set_xlabel("public classes, most voted first (dark: kept)", fontsize=8)
     axes.set_ylabel("noisy votes", fontsize=8)
-    axes.set_xticks([])
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right", "bottom"]].set_visible(False)
 

@@ -77,7 +77,6 @@ def plot_verdicts(rows: Sequence[Verdict], path: Path) -> None:
         axes.plot([row.low, min(row.high, top)], [place, place], color=colour, linewidth=5, solid_capstyle="butt")
     axes.axvline(rows[0].mu, color="black", linewidth=1, linestyle=":")
     axes.set_yticks(range(len(rows)), [row.name for row in reversed(rows)])
-    axes.set_xlim(0, top)
-    axes.set_xlabel("μ: claimed (dotted), measured (bars); planted bugs orange")
+    axes.set(xlim=(0, top), xlabel="μ: claimed (dotted), measured (bars); planted bugs orange")
     on_a_grid(axes, "both")
     save(figure, path)

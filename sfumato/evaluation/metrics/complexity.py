@@ -6,6 +6,7 @@ The paper orders its curriculum by complexity: central images, then auxiliary im
 from __future__ import annotations
 
 import numpy as np
+from scipy import stats
 
 from sfumato.artifacts import Artifact
 from sfumato.data.images import ImageSet, as_uint8, load_images
@@ -49,8 +50,7 @@ def texture_complexity(images: np.ndarray) -> np.ndarray:
 def entropies(levels: np.ndarray, count: int) -> np.ndarray:
     """(N, …) integers below `count` -> (N,) entropy of their frequencies, in nats."""
     flat = levels.reshape(len(levels), -1)
-    shares = np.stack([np.bincount(row, minlength=count) for row in flat]) / flat.shape[1]
-    return -(shares * np.log(np.where(shares > 0, shares, 1))).sum(axis=1)
+    return np.asarray(stats.entropy(np.stack([np.bincount(row, minlength=count) for row in flat]), axis=1))
 
 
 def complexity(images: np.ndarray) -> dict[str, float]:
