@@ -354,14 +354,12 @@ def plan_texts(plan: Plan) -> dict[str, str]:
 class Spending:
     """What becomes of one query under a plan.
 
-    done: the charge that released it; edited: by other code than that at hand; cause: the stage whose change makes it
-    spend, or None; left_open: a kill left it on the odometer, and it goes on from there at no further cost.
+    done: the charge that released it; cause: the stage whose change makes it spend, or None; left_open: a kill left it
+    on the odometer, and it goes on from there at no further cost.
     """
 
     stage: str
-    mechanism: Mechanism
     done: str | None
-    edited: bool
     cause: str | None
     left_open: bool
 
@@ -383,16 +381,7 @@ def spending_of(made: Plan, out: Path) -> list[Spending]:
         if cause:
             changed[name] = cause
         if name in made.mechanisms:
-            found.append(
-                Spending(
-                    stage=name,
-                    mechanism=made.mechanisms[name],
-                    done=done,
-                    edited=name in made.edited,
-                    cause=cause,
-                    left_open=bool(kept.get("open")),
-                )
-            )
+            found.append(Spending(stage=name, done=done, cause=cause, left_open=bool(kept.get("open"))))
     return found
 
 
@@ -406,6 +395,6 @@ def holds(file: Path, content: dict) -> bool:
 
 def check_lifetime_of(made: Plan, odometer: Odometer, spending: Sequence[Spending]) -> None:
     """Refuse a plan that would run out of the lifetime budget half-way, before its first query."""
-    coming = {entry.stage: entry.mechanism for entry in spending if not entry.done and not entry.left_open}
+    coming = {e.stage: made.mechanisms[e.stage] for e in spending if not e.done and not e.left_open}
     if coming:
         check_lifetime(odometer, coming, permission_of(made))

@@ -127,7 +127,7 @@ def plan(
     if dry_run:
         return show_next(made, spending)
     write_texts(out, plan_texts(made))
-    if names := ", ".join(entry.stage for entry in spending if entry.done and entry.edited):
+    if names := ", ".join(entry.stage for entry in spending if entry.done and entry.stage in made.edited):
         say(f"kept; the code has changed since: {names}. To run them anew: privacy.spend_again: [{names}]")
 
 
@@ -321,9 +321,9 @@ def show_spending(made: Plan, card: Card, odometer: Odometer, spending: Sequence
     before = {record["stage"] for record in odometer.opened()}
     for entry in spending:
         stage, cause = entry.stage, entry.cause
-        cost = f"ε = {made.budget['stages'][stage]['epsilon']:.3f} alone ({entry.mechanism})"
+        cost = f"ε = {made.budget['stages'][stage]['epsilon']:.3f} alone ({made.mechanisms[stage]})"
         if entry.done:
-            kept = "kept; the code has changed since" if entry.edited else "not spent again"
+            kept = "kept; the code has changed since" if stage in made.edited else "not spent again"
             typer.echo(f"{stage}: already released as {entry.done}; {kept}")
         elif entry.left_open:
             typer.echo(f"{stage}: goes on where a kill left it, at no further cost; {cost} is spent")
@@ -337,7 +337,7 @@ def show_next(made: Plan, spending: Sequence[Spending]) -> None:
     """The last line: what to do now."""
     coming = [entry.stage for entry in spending if not entry.done and not entry.left_open]
     costs = ", ".join(f"{name} (ε = {made.budget['stages'][name]['epsilon']:.3f} alone)" for name in coming)
-    if edited := [entry.stage for entry in spending if entry.done and entry.edited]:
+    if edited := [entry.stage for entry in spending if entry.done and entry.stage in made.edited]:
         typer.echo(
             f"to run them with the code as it is now, and pay for them: privacy.spend_again: [{', '.join(edited)}]"
         )

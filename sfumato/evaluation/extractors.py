@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from scipy.special import softmax
 from torch import Tensor, nn
 
@@ -178,6 +177,7 @@ def torchvision_extractor(model: str, path: Path, sha256: str | None = None) -> 
     path: a state dict of that model, as torchvision publishes them.
     """
     import torchvision
+    from torchvision.transforms import functional
 
     known = torchvision.models.list_models(module=torchvision.models)
     if model not in known:
@@ -208,13 +208,10 @@ def torchvision_extractor(model: str, path: Path, sha256: str | None = None) -> 
     side = 299 if model == "inception_v3" else 224
     device = compute.device().type
     network = network.eval().requires_grad_(False).to(device)
-    mean, std = (torch.tensor(value, device=device).view(3, 1, 1) for value in (IMAGENET_MEAN, IMAGENET_STD))
 
     def embed(images: Tensor) -> Tensor:
-        larger = F.interpolate(
-            three_channels(images), size=(side, side), mode="bilinear", align_corners=False, antialias=True
-        )
-        return network((larger - mean) / std).flatten(1)
+        larger = functional.resize(three_channels(images), [side, side], antialias=True)
+        return network(functional.normalize(larger, IMAGENET_MEAN, IMAGENET_STD)).flatten(1)
 
     digest = digest_with(digest, f"{model} before {name}, bilinear {side}")
     return Extractor(

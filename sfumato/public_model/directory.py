@@ -6,7 +6,6 @@ It reads only JSON and file names, so a plan can be checked without the librarie
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -216,14 +215,10 @@ def part_digest(path: Path, part: str) -> str:
     return digest_of({file.name: digest_of_file(file) for file in part_files(path, part)})
 
 
-def digests(model: ModelDirectory) -> dict[str, str]:
-    """The sha256 of every part."""
-    return {part: part_digest(model.path, part) for part in sorted(model.classes)}
-
-
-def whole_digest(parts: Mapping[str, str]) -> str:
-    """The sha256 of a model, from those of its parts: the number to put into `model.sha256`."""
-    return digest_of(dict(parts))
+def digests(model: ModelDirectory) -> tuple[dict[str, str], str]:
+    """The sha256 of every part; of all of them together: the number to put into `model.sha256`."""
+    parts = {part: part_digest(model.path, part) for part in sorted(model.classes)}
+    return parts, digest_of(parts)
 
 
 def choose_image_size(model: ModelDirectory, settings: Model) -> int:

@@ -18,14 +18,7 @@ from sfumato.config import Model
 from sfumato.documents import read_json
 from sfumato.errors import UNREADABLE, DataError, explained
 from sfumato.files import write_json
-from sfumato.public_model.directory import (
-    ModelDirectory,
-    choose_image_size,
-    digests,
-    part_digest,
-    read_model_directory,
-    whole_digest,
-)
+from sfumato.public_model.directory import ModelDirectory, choose_image_size, digests, part_digest, read_model_directory
 from sfumato.public_model.parts import LatentCodec, embed_prompts, make_scheduler
 from sfumato.public_model.prompts import class_prompts
 
@@ -53,14 +46,18 @@ def save_reference(
     model = read_model_directory(settings.directory)
     image_size = choose_image_size(model, settings)
     texts = class_prompts(settings, dataset_id, classes)
-    parts = digests(model)
-    check_digest(model, whole_digest(parts), settings.sha256)
+    parts, found = digests(model)
+    if settings.sha256 is not None and found != settings.sha256.lower():
+        raise DataError(
+            f"{model.path} has sha256 {found}, but model.sha256 is {settings.sha256.lower()}: "
+            "this is another model, or a damaged one. Download it again, or correct model.sha256"
+        )
     make_scheduler(model)
     embeddings, mask = embed_prompts(model, texts, device)
     content = {
         "kind": KIND,
         "directory": settings.directory,
-        "sha256": whole_digest(parts),
+        "sha256": found,
         "parts": {part: {"class": model.classes[part], "sha256": digest} for part, digest in parts.items()},
         "prediction": model.prediction,
         "image_size": image_size,
@@ -70,14 +67,6 @@ def save_reference(
     save_file(tensors, directory / PROMPTS)
     write_json(directory / CONFIG, content, ensure_ascii=False)
     return content
-
-
-def check_digest(model: ModelDirectory, found: str, expected: str | None) -> None:
-    if expected is not None and found != expected.lower():
-        raise DataError(
-            f"{model.path} has sha256 {found}, but model.sha256 is {expected.lower()}: "
-            "this is another model, or a damaged one. Download it again, or correct model.sha256"
-        )
 
 
 def read_reference(directory: Path) -> dict[str, Any]:

@@ -140,8 +140,7 @@ def read_imagenet_labels(path: Path) -> np.ndarray:
         check_members(path)
         with np.load(path, allow_pickle=False) as archive:
             labels = archive["labels"]
-        with zipfile.ZipFile(path) as archive, archive.open("data.npy") as member:
-            shape, rowwise, dtype = read_npy_header(member)
+        shape, rowwise, dtype = npy_header(path, "data")
     if dtype != np.uint8 or len(shape) != 2 or shape[1] != IMAGENET_ROW or not rowwise:
         raise DataError(
             f"{path}: data is {dtype} {shape}, expected uint8 (N, {IMAGENET_ROW}), row by row: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from scipy.stats import entropy
 
 
 def inception_score(probabilities: np.ndarray, splits: int = 10, seed: int = 0) -> tuple[float, float]:
@@ -17,6 +18,5 @@ def inception_score(probabilities: np.ndarray, splits: int = 10, seed: int = 0) 
     scores = []
     for part in np.array_split(order, min(splits, len(order) // 2)):
         p = probabilities[part].astype(np.float64)
-        ratio = np.log(np.maximum(p, 1e-300)) - np.log(np.maximum(p.mean(axis=0), 1e-300))
-        scores.append(np.exp((p * ratio).sum(axis=1).mean()))
+        scores.append(np.exp(entropy(p, p.mean(axis=0, keepdims=True), axis=1).mean()))
     return float(np.mean(scores)), float(np.std(scores))
