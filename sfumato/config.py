@@ -110,18 +110,21 @@ class Settings(Strict):
 
 
 class QuerySettings(Settings):
-    """The parameters of a query. `noise` is solved for by the plan; the query never sees it."""
+    """The parameters of a query. `noise` is solved for by the plan; the query never sees it.
 
+    `batch`, where it has one, says how many images are expected in a draw; without it, or where it is None, all are
+    drawn.
+    """
+
+    releases: ClassVar[str] = ""  # the key that says how many releases there are, where not one alone
     noise: Noise
 
     def sampling(self, size_hint: int) -> tuple[float, int]:
-        """(sample rate, number of releases), by public numbers alone. Unless said otherwise, one over all images."""
-        return 1.0, 1
-
-
-def rate_of(batch: int | None, size_hint: int) -> float:
-    """The Poisson rate at which `batch` images are expected in a draw; None: all of them."""
-    return 1.0 if batch is None else min(1.0, batch / size_hint)
+        """(sample rate, number of releases), by public numbers alone."""
+        batch = getattr(self, "batch", None)
+        return 1.0 if batch is None else min(1.0, batch / size_hint), getattr(
+            self, self.releases
+        ) if self.releases else 1
 
 
 # units of privacy: one image with its label, or all images of one person
@@ -280,6 +283,8 @@ class Count(QuerySettings):
 class Central(QuerySettings):
     """Noisy central images per class (DP-FETA §3.1)."""
 
+    releases: ClassVar[str] = "repeats"
+
     noise: Noise = 5.0
     statistic: Literal["mean", "mode"] = "mean"
     repeats: Positive = 5  # central images per class
@@ -287,9 +292,6 @@ class Central(QuerySettings):
     max_norm: PositiveFloat | None = None  # L2 clip of an image after pooling; None: the largest it can have, √d'
     pool: Literal[1, 2, 4] = 1  # average pooling before the clip
     bins: Annotated[int, Field(ge=2, le=256)] = 2  # mode only: 2 for grey, 16 for colour
-
-    def sampling(self, size_hint: int) -> tuple[float, int]:
-        return rate_of(self.batch, size_hint), self.repeats
 
 
 class FeatureMap(Strict):
@@ -358,9 +360,6 @@ class Histogram(QuerySettings):
     per_class: bool = False  # one histogram for each sensitive class (PrivImage), not one for all (RPGen)
     batch: Positive | None = None  # expected images: sample_rate = batch / size_hint; None: all images, sample_rate 1
 
-    def sampling(self, size_hint: int) -> tuple[float, int]:
-        return rate_of(self.batch, size_hint), 1
-
 
 class Denoiser(Settings):
     """A diffusion model trained on the public set, and on nothing else: a generator that `evolve` may ask.
@@ -382,6 +381,7 @@ class Evolve(QuerySettings):
     """
 
     chooser: ClassVar[str] = "generator"
+    releases: ClassVar[str] = "rounds"
     noise: Noise = 20.0
     generator: Literal["glyphs", "procedural", "photos", "denoiser"] = "glyphs"
     feature: str = "pixels"  # the network that `classifier` trained, or one of FEATURES: where nearness is measured
@@ -397,9 +397,6 @@ class Evolve(QuerySettings):
     variation: tuple[Strength, Strength] = (0.3, 0.05)  # how far, in the first and in the last round
     steps: Positive = 18  # of the solver, for `denoiser`
     guidance: Annotated[float, Field(ge=0)] = 0.0  # of the same
-
-    def sampling(self, size_hint: int) -> tuple[float, int]:
-        return rate_of(self.batch, size_hint), self.rounds
 
     def reads(self, name: str) -> bool:
         chosen = {"denoiser": self.generator, "classifier": self.feature}
@@ -431,6 +428,7 @@ class Teacher(QuerySettings):
     """
 
     chooser: ClassVar[str] = "feature"
+    releases: ClassVar[str] = "steps"
     noise: Noise = "10%"
     feature: str = "classifier"  # the network that `classifier` trained, or one of FEATURES (sfumato/features)
     fitted_on: Literal["public", "auxiliary"] = "public"  # images whose principal directions span the features
@@ -451,9 +449,6 @@ class Teacher(QuerySettings):
         power = math.log10(min(max(epsilon, 1.0), 10.0))
         found = {name: low * (high / low) ** power for name, (low, high) in TEACHER.get(fitted_on, {}).items()}
         return {name: round(value) if name in ("dimension", "steps") else value for name, value in found.items()}
-
-    def sampling(self, size_hint: int) -> tuple[float, int]:
-        return rate_of(self.batch, size_hint), self.steps
 
     def reads(self, name: str) -> bool:
         if name in ("public", "auxiliary"):
@@ -715,6 +710,8 @@ SALIENT = ("salient", "salient-lora", "noisy")  # those that the saliency query 
 class Descent(QuerySettings):
     """DP-SGD on some network (METHODS §8)."""
 
+    releases: ClassVar[str] = "steps"
+
     noise: Noise = REST
     steps: Positive = 2100
     batch: Positive = 4096  # expected images per step: sample_rate = batch / size_hint
@@ -732,9 +729,6 @@ class Descent(QuerySettings):
     def measured(self) -> tuple[int, ...]:
         """Steps after which a curve is measured."""
         return ()
-
-    def sampling(self, size_hint: int) -> tuple[float, int]:
-        return rate_of(self.batch, size_hint), self.steps
 
 
 class Finetune(Descent):

@@ -37,10 +37,8 @@ class Journal:
     """The journal of one dataset id in one state directory. Raises ConfigError for an id that cannot name a file."""
 
     def __init__(self, state: Path, dataset_id: str) -> None:
-        try:
+        with explained(ConfigError, str):
             self.dataset_id = dataset_name(dataset_id)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
         self.path = state / "odometer" / f"{dataset_id}.jsonl"
         self.anchor = state / "keys" / f"{dataset_id}.journal"
         self.images = state / "data" / dataset_id

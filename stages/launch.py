@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from sfumato.errors import ConfigError
+from sfumato.errors import ConfigError, explained
 
 LAUNCH = "SFUMATO_LAUNCH"
 EXIT_CODE = "SFUMATO_EXIT_CODE"  # names the file in which the first process leaves its exit code
@@ -31,10 +31,8 @@ def again() -> int:
     with tempfile.TemporaryDirectory() as folder:
         said = Path(folder) / "code"
         words = [*shlex.split(os.environ[LAUNCH]), "-m", "stages.cli", *sys.argv[1:]]
-        try:
+        with explained(ConfigError, lambda error: f"{LAUNCH}={os.environ[LAUNCH]!r} does not start: {error}"):
             done = subprocess.run(words, env={**os.environ, EXIT_CODE: str(said)}, check=False)
-        except OSError as error:
-            raise ConfigError(f"{LAUNCH}={os.environ[LAUNCH]!r} does not start: {error}") from error
         return int(said.read_text(encoding="utf-8")) if said.is_file() else done.returncode
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from sfumato.errors import BudgetError, ConfigError, SfumatoError
+from sfumato.errors import BudgetError, ConfigError, SfumatoError, explained
 from sfumato.files import replace_file
 from sfumato.pipeline import QUERIES, STAGES
 from stages.dvc_notes import keep_copy
@@ -261,12 +261,9 @@ def history(
         typer.echo(f"dataset {odometer.dataset_id!r}: no history")
         return
     if delta is None:
-        try:
+        missing = "--delta is needed where there is no plan: give it, or run `stage plan`"
+        with explained(ConfigError, lambda error: f"{missing} ({error})", causes=(ConfigError,)):
             delta = read_permission().delta
-        except ConfigError as error:
-            raise ConfigError(
-                f"--delta is needed where there is no plan: give it, or run `stage plan` ({error})"
-            ) from error
     runs = odometer.runs()
     ended = {entry["id"]: entry["kind"] for entry in entries if entry["kind"] in (CLOSE, ABANDON)}
     durable = {entry["id"]: entry["uses"] for entry in entries if entry["kind"] == PROGRESS}

@@ -344,9 +344,7 @@ def malformed(ledger: Mapping) -> list[str]:
 
 def listed(stages: Mapping) -> dict[str, list[str]]:
     """The record ids of each stage that has any. An older version's ledger may lack a stage that is switched off."""
-    return {
-        name: entry["records"] for name, entry in stages.items() if isinstance(entry, dict) and entry.get("records")
-    }
+    return {name: entry["records"] for name, entry in stages.items() if entry["records"]}
 
 
 def record_problems(place: str, record: object) -> list[str]:

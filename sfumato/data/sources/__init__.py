@@ -20,7 +20,7 @@ from sfumato.data.sources.imagefolder import read_imagefolder
 from sfumato.data.sources.npz import read_imagenet32, read_npz
 from sfumato.data.sources.source import Example, Request, Source
 from sfumato.documents import class_name
-from sfumato.errors import ConfigError, DataError, nearest
+from sfumato.errors import ConfigError, DataError, explained, nearest
 
 __all__ = ["SOURCES", "Example", "Source", "read_public", "read_source"]
 
@@ -86,11 +86,9 @@ def open_source(request: Request, raw: Path) -> Source:
     if request.name not in known:
         raise ConfigError(f"{request.section}.source={request.name!r} does not exist: {nearest(request.name, known)}")
     source = SOURCES[request.name].read(request, raw)
-    for name in source.classes:
-        try:
+    with explained(DataError, lambda error: f"{request.section}.source={request.name}: {error}. Rename it."):
+        for name in source.classes:
             class_name(name)
-        except ValueError as error:
-            raise DataError(f"{request.section}.source={request.name}: {error}. Rename it.") from error
     if len(source.classes) < 2:
         raise DataError(
             f"{request.section}.source={request.name} has one class only ({source.classes[0]}): give two or more."
