@@ -25,7 +25,8 @@ from sfumato.dpsgd.clip import clipped_sum
 from sfumato.dpsgd.per_image import PerImage
 
 GRADIENT_MEMORY = 2**30  # bytes of per-image gradients held at a time on a CPU
-IMAGES = 64  # whose gradients are taken together on a CPU
+IMAGES, MOST_IMAGES = 64, 128  # whose gradients are taken together on a CPU: the more of a large batch
+FILLED = 16  # chunks of a large batch: half of the last one is filled up, on average
 PASSES = 256  # network passes at a time: more is hardly faster on a CPU
 
 
@@ -258,10 +259,12 @@ def settle_gradients(
     return pays(gradients, "per-image") if autocast is None else autocast
 
 
-def choose_chunk(parameter_count: int, draws: int) -> int:
+def choose_chunk(parameter_count: int, draws: int, batch: float = math.inf) -> int:
     """Images at a time on a CPU: at most GRADIENT_MEMORY of per-image gradients and PASSES passes, but at least 1.
 
-    A power of two. `draws` is K. On a GPU, and for a public model, `sfumato.dpsgd.memory` chooses.
+    A power of two. `draws` is K, `batch` the expected number of images of a step. On a GPU, and for a public model,
+    `sfumato.dpsgd.memory` chooses.
     """
-    limit = min(GRADIENT_MEMORY // (4 * parameter_count), IMAGES, max(4, PASSES // draws))
+    most = min(max(IMAGES, batch / FILLED), MOST_IMAGES)
+    limit = min(GRADIENT_MEMORY // (4 * parameter_count), most, max(4, PASSES // draws))
     return 2 ** int(math.log2(limit)) if limit >= 1 else 1

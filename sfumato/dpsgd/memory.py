@@ -171,7 +171,8 @@ def images_at_a_time(
     if chunk is not None:
         return processes.fewest(chunk), draws
     if where.type != "cuda" and model.splits_by_image:
-        return processes.fewest(choose_chunk(sum(value.numel() for value in parameters.values()), draws)), draws
+        size = sum(value.numel() for value in parameters.values())
+        return processes.fewest(choose_chunk(size, draws, batch)), draws
     shapes: Any = on_meta(model)
     named = dict(shapes.named_parameters())
     trained = {name: named[name] for name in parameters}

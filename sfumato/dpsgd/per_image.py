@@ -141,7 +141,7 @@ class Convolution:
             # The same as a convolution by the mirrored weight, for which oneDNN has the faster kernel.
             margin = [size - 1 - some for size, some in zip(weight.shape[2:], padding, strict=True)]
             if min(margin) >= 0:
-                return F.conv2d(gradient, weight.flip(2, 3).transpose(0, 1).contiguous(), None, padding=margin)
+                return F.conv2d(gradient, weight.flip(2, 3).transpose(0, 1), None, padding=margin)
         return convolution_backward(gradient, x, weight, self.geometry, 1, [True, False, False])[0]
 
     def to_weights(self, gradient: Tensor, x: Tensor, weight: Tensor, images: int) -> Tensor:
@@ -174,7 +174,7 @@ def grouped_weight_gradients(gradient: Tensor, x: Tensor, weight: Tensor, geomet
     if wide > outputs:
         gradient = F.pad(gradient, (0, 0, 0, 0, 0, wide - outputs))
     gradient, x = (value.reshape(-1, images * value.shape[1], *value.shape[2:]) for value in (gradient, x))
-    shape = weight.new_empty(1).expand(images * wide, *weight.shape[1:])  # only the shape is used
+    shape = weight.new_empty(images * wide, *weight.shape[1:])  # only the shape is used
     rows = convolution_backward(gradient, x, shape, geometry, images, [False, True, False])[1]
     assert rows is not None  # asked for
     return rows.unflatten(0, (images, wide))[:, :outputs]
@@ -199,7 +199,9 @@ def unfolded_weight_gradients(gradient: Tensor, x: Tensor, weight: Tensor, geome
 def convolution_backward(
     gradient: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, groups: int, wanted: list[bool]
 ) -> Gradients:
-    return torch.ops.aten.convolution_backward(gradient, x, weight, None, *geometry, False, [0, 0], groups, wanted)
+    return torch.ops.aten.convolution_backward.default(
+        gradient, x, weight, None, *geometry, False, [0, 0], groups, wanted
+    )
 
 
 class Embedding(torch.autograd.Function):

@@ -158,6 +158,14 @@ def test_on_a_cpu_our_own_network_takes_what_is_fast_and_on_a_gpu_what_fits(monk
     assert chosen["all"] == (8, 8)  # no chunk is filled up to more than half of a draw
 
 
+@pytest.mark.parametrize("draws", [1, 4, 32])
+@pytest.mark.parametrize("batch", [8.0, 600.0, 2048.0, 1e6])
+def test_on_a_cpu_a_chunk_is_filled_up_by_little_of_a_large_batch(batch, draws):
+    chunk = choose_chunk(500_000, draws, batch)
+    assert chunk in (8, 64, 128) and chunk * draws <= 256
+    assert chunk <= 64 or chunk * 16 <= batch
+
+
 class OneDraw:
     def __init__(self, images: Tensor, labels: Tensor) -> None:
         self.drawn = images, labels
