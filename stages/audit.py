@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sfumato.artifacts import read_artifact
 from sfumato.errors import BudgetError, ConfigError, DataError
 from sfumato.files import replace_file
 from stages.runner import (
@@ -108,7 +109,6 @@ def one_runs(out: Path) -> list[str]:
 
 
 def attack_release(config: Path | None, out: Path, card: Path, synthesize: Path) -> None:
-    from sfumato.artifacts import read_artifact
     from sfumato.data.images import load_images
     from sfumato.data.store import read_card
     from sfumato.evaluation.audit.membership import membership

@@ -7,6 +7,7 @@ import sys
 
 import typer
 
+from sfumato.documents import HIDDEN
 from sfumato.errors import DataError, SfumatoError
 from sfumato.pipeline import STAGES
 from stages import ledger, prepare, recipe
@@ -64,7 +65,6 @@ def main() -> None:
 
 def shown(text: str) -> str:
     """A message with the names of files in it, whose control characters a terminal would obey, as escapes."""
-    from sfumato.documents import HIDDEN
 
     return "\n".join(HIDDEN.sub(lambda found: repr(found[0])[1:-1], line) for line in text.split("\n"))
 

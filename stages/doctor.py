@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from sfumato.artifacts import read_artifact
 from sfumato.errors import DataError
 from stages.dvc_notes import lock_in_words, notes_in_words
 from stages.runner import CARD, PUBLIC, CardPath, PublicPath, state_dir, table_console
@@ -76,7 +77,6 @@ def check_overlap(card: Path, public: Path) -> None:
 
     Raises DataError where an image is in both.
     """
-    from sfumato.artifacts import read_artifact
     from sfumato.data.overlap import refuse_overlap
     from sfumato.data.store import load_public, read_card, read_public_card
     from sfumato.privacy.opening import open_local

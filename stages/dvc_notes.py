@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sfumato.documents import read_json, read_yaml
 from sfumato.files import replace_file
 
 NOTES, COPY, RUNNING = Path("dvc.lock"), Path(".dvc/tmp/whole.lock"), Path(".dvc/tmp/rwlock")
@@ -26,7 +27,6 @@ def keep_copy() -> None:
 
 def damage() -> str | None:
     """What is wrong with `dvc.lock`, or None. A cut one ends within a line, or lacks a stage or a part of one."""
-    from sfumato.documents import read_yaml
 
     try:
         stages = read_yaml(NOTES)["stages"]
@@ -53,7 +53,6 @@ def notes_in_words() -> str:
 
 def lock_in_words(lock: Path = RUNNING) -> str:
     """Whether DVC can read the file of who reads and writes what. A kill may leave it empty, and then nothing runs."""
-    from sfumato.documents import read_json
 
     try:
         read_json(lock)

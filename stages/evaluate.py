@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sfumato.artifacts import read_artifact
 from sfumato.errors import BudgetError
 from sfumato.files import keep_private, replace_file, write_json
 from stages import launch
@@ -85,7 +86,6 @@ def evaluate(
 
     if launch.asked() and not processes.launched():
         raise SystemExit(launch.again())
-    from sfumato.artifacts import read_artifact
     from sfumato.compute import device, settle_processor
     from sfumato.data.images import load_images
     from sfumato.data.prepare import secret_key
@@ -150,7 +150,6 @@ def told(what: str) -> None:
 
 def draw_alone(plan: StagePlan[Any], name: str, models: dict[str, Path], count: Path) -> ImageSet:
     """Images of one model alone, drawn as the release draws them: they show what each stage contributes."""
-    from sfumato.artifacts import read_artifact
     from sfumato.data.images import ImageSet, as_uint8
     from sfumato.queries.count import read_counts
     from sfumato.release.synthesis import draw_from

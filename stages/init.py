@@ -101,15 +101,13 @@ class Questions:
     def __init__(self, yes: bool) -> None:
         self.yes = yes
 
-    def text(self, question: str, given: Any, default: Any) -> Any:
+    def text(self, question: str, given: Any, default: Any, kind: type | None = None) -> Any:
         if given is not None:
             return given
-        return default if self.yes else typer.prompt(question, default=default, err=True)
+        return default if self.yes else typer.prompt(question, default=default, type=kind, err=True)
 
     def number(self, question: str, given: float | None, default: float | None) -> float:
-        value = given
-        if value is None:
-            value = default if self.yes else typer.prompt(question, default=default, type=float, err=True)
+        value: float | None = self.text(question, given, default, float)
         if value is None or not 0 < value < float("inf"):
             raise ConfigError(f"{question}: {value} is no positive number")
         return value

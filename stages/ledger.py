@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from sfumato.artifacts import Artifact, merge_records, read_artifact
 from sfumato.errors import BudgetError, ConfigError, SfumatoError, explained
 from sfumato.files import replace_file
 from sfumato.pipeline import QUERIES, STAGES
@@ -43,7 +44,6 @@ def write(
     out: Annotated[Path, typer.Option("--out", help="File to write.")] = LEDGER,
 ) -> None:
     """Compose the records of the release and of every query into the ledger, and check it."""
-    from sfumato.artifacts import merge_records, read_artifact
     from sfumato.data.lineage import remember
     from sfumato.data.store import read_card
     from sfumato.journal import REGROUP
@@ -132,7 +132,6 @@ def artifact_problems(ledger: dict, folder: Path, lock: Path) -> list[str]:
 
     An artifact holds the records of every input that its plan reads, a query its own too; the ledger holds them all.
     """
-    from sfumato.artifacts import Artifact, read_artifact
     from sfumato.privacy.ledger import by_id, lock_outs
     from sfumato.resolved import read_stage_plan
 
@@ -212,7 +211,6 @@ def show(ledger: LedgerPath = LEDGER) -> None:
 @app.command()
 def adopt(folder: Folder = ARTIFACTS, card: CardPath = CARD) -> None:
     """Go on without a journal that was lost: count what can be read of it, and what ledgers and artifacts hold."""
-    from sfumato.artifacts import read_artifact
     from sfumato.data.store import read_card
     from sfumato.privacy.ledger import by_id, record_problems
     from sfumato.privacy.odometer import Odometer

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from sfumato.artifacts import merge_records, read_artifact
 from sfumato.errors import BudgetError, ConfigError
 from sfumato.files import replace_file
 from sfumato.pipeline import STAGES
@@ -61,7 +62,6 @@ def plan(
     ] = False,
 ) -> None:
     """Free: one resolved configuration per stage, and the budget table."""
-    from sfumato.artifacts import merge_records, read_artifact
     from sfumato.config import UNLIMITED
     from sfumato.consistency import reads_public
     from sfumato.data.store import read_card, read_public_card

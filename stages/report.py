@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from sfumato.artifacts import check_out, read_artifact, writing
 from sfumato.errors import ConfigError
 from sfumato.files import replace_file
 from stages.runner import ARTIFACTS, EVALUATION, LEDGER, DryRun, check_local, input_option, say
@@ -48,7 +49,6 @@ def report(
             typer.echo(f"reads   {path}{'' if path.exists() else ' (not there)'}")
         typer.echo(f"writes  {page} ({'may be shared' if public else 'local: not to be shared'})\ncharges nothing")
         return
-    from sfumato.artifacts import check_out, read_artifact, writing
     from sfumato.release.report import read_local, report_page
     from sfumato.release.statements import write_statements
 

@@ -15,13 +15,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from sfumato import pipeline
+from sfumato.artifacts import Artifact, check_out, own_record, read_artifact, write_empty, writing
+from sfumato.digest import digest_of_file
+from sfumato.documents import parse_json, read_json, read_text, validated
 from sfumato.errors import BudgetError, ConfigError, SfumatoError, explained
 from sfumato.files import check_writable, copy_directory
 from sfumato.pipeline import STAGES, Kind, Stage
@@ -29,7 +32,6 @@ from stages import launch
 from stages.dvc_notes import keep_copy
 
 if TYPE_CHECKING:
-    from sfumato.artifacts import Artifact
     from sfumato.privacy.charge import Charge
     from sfumato.resolved import QueryPlan, StagePlan
 
@@ -46,6 +48,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be read,
 CardPath = Annotated[Path, typer.Option("--card", help="Public card of the sensitive set.")]
 PublicPath = Annotated[Path, typer.Option("--public", help="Public image set, which `stage prepare public` writes.")]
 S = TypeVar("S")
+Report = Callable[[int, int], None]  # done, of how many
 
 
 def input_option(stage: str) -> Any:
@@ -132,7 +135,6 @@ def show_local(tables: Iterable[Table | str], file: Path) -> None:
 
 def ledgers() -> list[dict]:
     """ledger.json, of any version: the file at hand, and as it was last committed."""
-    from sfumato.documents import parse_json, read_text
 
     code, committed = git("show", f"HEAD:./{LEDGER}")
     with explained(BudgetError, lambda error: f"{LEDGER} is not JSON ({error}): restore it (`git checkout {LEDGER}`)"):
@@ -189,7 +191,6 @@ def run_stage(
     used = {name: path for name, path in every.items() if plan.settings.reads(name)}
     if dry_run:
         return describe(plan, ({"card": card} if stage.kind is Kind.QUERY else {}) | used, out)
-    from sfumato.artifacts import check_out, write_empty
 
     if not plan.enabled:
         return write_empty(out, stage.name)
@@ -233,7 +234,6 @@ def load_plan(stage: str, config: Path | None = None) -> StagePlan[Any]:
 
 def read_inputs(stage: Stage, paths: Mapping[str, Path]) -> dict[str, Artifact]:
     """Read and verify. Raises ConfigError for the empty artifact of a stage whose images or numbers are needed."""
-    from sfumato.artifacts import read_artifact
 
     found = {}
     for name, path in paths.items():
@@ -323,7 +323,6 @@ class StageRun(Generic[S]):
 
         also: what it was made from besides. Of many processes the first one writes; the others' work ends here.
         """
-        from sfumato.artifacts import writing
 
         self.first_alone()
         with writing(self.out, self.plan.stage, [*self.inputs.values(), *also]) as directory:
@@ -343,9 +342,7 @@ class QueryRun(StageRun[S]):
         Raises TakenOver where nothing is left to do: a kill came between the release and the pipeline's taking it over.
         The release, kept with its run until the ledger is written, is then put back, at no cost.
         """
-        from sfumato.artifacts import own_record
         from sfumato.data.store import read_card
-        from sfumato.digest import digest_of_file
         from sfumato.plan import code_of
         from sfumato.privacy.opening import RELEASED, AlreadyReleasedError, RefusedElsewhereError, Work, open_charge
         from sfumato.resolved import read_lineage
@@ -397,7 +394,6 @@ class QueryRun(StageRun[S]):
         charge that is open has released nothing. It stays there until the ledger is written. local: it depends on
         numbers from real images.
         """
-        from sfumato.artifacts import writing
         from sfumato.privacy.opening import RELEASED
 
         self.first_alone()
@@ -411,7 +407,6 @@ class QueryRun(StageRun[S]):
 
 def read_permission() -> Any:
     """What the owner allows, beside the plan."""
-    from sfumato.documents import read_json, validated
     from sfumato.privacy.opening import Permission
 
     path = PLAN / PERMISSION
@@ -436,10 +431,6 @@ def table_console() -> Console:
     """Where tables are printed: names of folders and classes as they are, square brackets too."""
 
     return Console(markup=False)
-
-
-class Report(Protocol):
-    def __call__(self, done: int, total: int) -> None: ...
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from sfumato.artifacts import read_artifact
 from sfumato.errors import ConfigError
 from sfumato.files import csv_text, replace_file, write_json
 from stages.runner import (
@@ -67,7 +68,6 @@ def utility(
             f"writes  {out / 'utility.json'} and tables and a plot (local)\ncharges nothing"
         )
         return
-    from sfumato.artifacts import read_artifact
     from sfumato.compute import settle_processor
     from sfumato.data.images import load_images
     from sfumato.data.prepare import secret_key
