@@ -113,10 +113,6 @@ def dvc_content(*, clone: bool = False) -> dict[str, Any]:
     return {"stages": stages, "plots": PLOTS}
 
 
-def dvc_text() -> str:
-    return DVC_HEADER + yaml.safe_dump(dvc_content(), sort_keys=False, allow_unicode=True, width=120)
-
-
 def params_text(own: Mapping[str, Any], notes: Mapping[str, str]) -> str:
     """`params.yaml`, a paragraph a section. notes: a comment line for some of the sections."""
     lines = [
@@ -141,7 +137,7 @@ def project_files(own: Mapping[str, Any], notes: Mapping[str, str], minutes: flo
     }
     return {
         "params.yaml": params_text(own, notes),
-        "dvc.yaml": dvc_text(),
+        "dvc.yaml": DVC_HEADER + yaml.safe_dump(dvc_content(), sort_keys=False, allow_unicode=True, width=120),
         ".gitignore": "\n".join(IGNORED) + "\n",
         "README.md": README.format(**facts),
         ".github/workflows/ledger.yml": WORKFLOW.format(**facts),

@@ -43,14 +43,9 @@ def load_params(path: Path, recipes: Path, recipe: str | None = None) -> Params:
 def params_of(own: dict[str, Any], path: Path, recipes: Path = RECIPES) -> Params:
     """Merge and validate `own`, the content of a `params.yaml`. path: its name in messages. Raises as `load_params`."""
     recipes = recipes_at(recipes)
-    recipe_name, profile = (
-        own.get("recipe", Params.model_fields["recipe"].default),
-        own.get("profile", Params.model_fields["profile"].default),
-    )
-    overlays = [(recipes / "profiles", profile, "profile"), (recipes, recipe_name, "recipe")]
     merged: dict[str, Any] = {}
-    for folder, name, kind in overlays:
-        if name is not None:
+    for kind, folder in {"profile": recipes / "profiles", "recipe": recipes}.items():
+        if (name := own.get(kind, Params.model_fields[kind].default)) is not None:
             overlay = read_overlay(folder, name, kind)
             validate(overlay, folder / f"{name}.yaml")
             merged = overlaid(merged, overlay)
@@ -59,20 +54,16 @@ def params_of(own: dict[str, Any], path: Path, recipes: Path = RECIPES) -> Param
 
 
 def keep_the_rest(recipe: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """`values`, where the one stage to which the recipe gives the rest of the budget has it again.
+    """`values`, where the one stage to which the recipe gives the rest of the budget has it again. Both are valid.
 
     A `params.yaml` may hold shares that were meant for another recipe. A share then gives way where it would leave the
     recipe without a stage that takes the rest; a noise multiplier, which is a number, does not.
     """
-    run = values.get("run") or ()
 
     def resting(content: Mapping[str, Any]) -> list[str]:
-        sections = {name: content.get(name) for name in run if isinstance(name, str)}
-        return [
-            name for name, section in sections.items() if isinstance(section, Mapping) and section.get("noise") == REST
-        ]
+        return [name for name in values.get("run", ()) if content.get(name, {}).get("noise") == REST]
 
-    if not isinstance(run, (list, tuple)) or resting(values) or len(named := resting(recipe)) != 1:
+    if resting(values) or len(named := resting(recipe)) != 1:
         return values
     section = values[named[0]]
     if not str(section["noise"]).endswith("%"):
@@ -82,13 +73,9 @@ def keep_the_rest(recipe: Mapping[str, Any], values: dict[str, Any]) -> dict[str
 
 def of_its_own_images(merged: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """`merged` without an unlimited lifetime budget, where `own` names other images than the profile gives it to."""
-    data, named = merged.get("data") or {}, own.get("data") or {}
-    privacy = merged.get("privacy") or {}
-    if not isinstance(named, Mapping) or all(
-        named.get(key, data.get(key)) == data.get(key) for key in ("source", "path")
-    ):
-        return merged
-    if privacy.get("lifetime_epsilon") != UNLIMITED:
+    data, named, privacy = merged.get("data", {}), own.get("data", {}), merged.get("privacy", {})
+    same = all(named.get(key, data.get(key)) == data.get(key) for key in ("source", "path"))
+    if same or privacy.get("lifetime_epsilon") != UNLIMITED:
         return merged
     return {**merged, "privacy": {key: value for key, value in privacy.items() if key != "lifetime_epsilon"}}
 

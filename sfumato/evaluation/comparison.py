@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -125,7 +125,7 @@ def run_of(name: str, ledger: Mapping, metrics: Mapping) -> Run:
     spent, problems = check_ledger(ledger, delta=ledger["delta"])
     records = ledger["records"]
     keys = {} if problems else {"dataset": "dataset_id", "version": "data_version"}
-    known = {name: joined(record[key] for record in records) for name, key in keys.items()}
+    known = {name: ", ".join(sorted({str(record[key]) for record in records})) for name, key in keys.items()}
     identity = {**known, **{key: str(value) for key, value in metrics.get("identity", {}).items()}}
     if known and known["version"] not in ("", identity["version"]):
         problems = [*problems, "its ledger is of other data than its evaluation"]
@@ -139,10 +139,6 @@ def run_of(name: str, ledger: Mapping, metrics: Mapping) -> Run:
         metrics=metrics,
         problems=tuple(problems),
     )
-
-
-def joined(values: Iterable) -> str:
-    return ", ".join(sorted({str(value) for value in values}))
 
 
 # --- the local numbers of a release, kept in the state directory ------------------------------------------------------
