@@ -1,0 +1,56 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sfumato.config import FeatureMap
+from sfumato.features.fourier import FourierFeatures
+from sfumato.features.scattering import Filtered, averaged, morlet
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("shape", [(3, 2, 12, 8), (2, 1, 28, 28), (2, 3, 7, 10)])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_a_mean_of_cells_and_its_gradient_are_those_of_pooling(shape, size, layout):
+    planes = torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    planes = planes.to(memory_format=layout)
+    expected = F.avg_pool2d(planes, size, ceil_mode=True)
+    assert torch.equal(averaged(planes, size), expected)
+    one, other = planes.clone().requires_grad_(), planes.clone().requires_grad_()
+    wanted = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found = averaged(one, size)
+    assert torch.allclose(found, expected, atol=1e-12)
+    (first,), (second,) = (
+        torch.autograd.grad(found, one, wanted),
+        torch.autograd.grad(F.avg_pool2d(other, size, ceil_mode=True), other, wanted),
+    )
+    assert torch.allclose(first, second, atol=1e-12)
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("shape", [(3, 1, 9, 14), (2, 1, 28, 28), (2, 1, 4, 4)])
+def test_the_gradient_through_fixed_filters_is_that_of_a_convolution(shape, precision, tolerance):
+    random = torch.Generator().manual_seed(0)
+    planes, filters = torch.rand(shape, generator=random).to(precision), morlet(8).to(precision)
+    one, other = planes.clone().requires_grad_(), planes.double().requires_grad_()
+    found, expected = Filtered.apply(one, filters), F.conv2d(other, filters.double(), padding=3)
+    wanted = torch.randn(expected.shape, generator=random).to(precision)
+    assert torch.equal(found.detach(), F.conv2d(planes, filters, padding=3))
+    (first,) = torch.autograd.grad(found, one, wanted)
+    (second,) = torch.autograd.grad(expected, other, wanted.double())
+    assert first.dtype == precision and first.shape == shape
+    assert (first - second).abs().max() < tolerance * second.abs().max()
+
+
+def test_frequencies_are_converted_once_and_are_the_same_in_every_precision():
+    features = FourierFeatures((1, 8, 8), [FeatureMap(), FeatureMap(map="scattering")], 40, seed=0)
+    images = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    rows = features(images)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = features(images)
+        kept = [features.omega(index, images) for index in (0, 1)]
+        assert all(features.omega(index, images) is part for index, part in enumerate(kept))
+    assert [part.dtype for part in kept] == [torch.bfloat16] * 2
+    assert torch.allclose(half.float(), rows, atol=2e-2)
+    assert torch.allclose(features.of_vectors(features.vectors(images).double()).float(), rows, atol=1e-5)
+    assert torch.equal(features(images), rows) and features.omega(0, images) is features.omega_0
+    assert features.state_dict() == {}
