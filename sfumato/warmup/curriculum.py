@@ -92,7 +92,7 @@ def warm_up(
     ema = EMA(parameters, config.ema)
     model.train()
     for number, phase in enumerate(phases):
-        optimiser = torch.optim.Adam(parameters.values(), lr=phase.learning_rate)
+        optimiser = torch.optim.Adam(parameters.values(), lr=phase.learning_rate, fused=True)
         fast = plain_autocast(model, phase.batch) if autocast is None else autocast
         for step in range(1, phase.steps + 1):
             # a batch, its augmentation and its noise
