@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 
 from sfumato.compute import device
 from sfumato.digest import digest_of
@@ -50,7 +50,7 @@ class Timings:
 
     def of(self, what: str, decides: Mapping[str, Any], measure: Callable[[], list[float]]) -> list[float]:
         """What `measure` found, now or earlier, for the same `decides`."""
-        key = f"{what} {digest_of(plain(decides))[:16]}"
+        key = f"{what} {digest_of(to_jsonable_python(decides))[:16]}"
         if key not in self.known:
             self.known[key] = [float(value) for value in measure()]
             if self.path is not None and self.path.parent.parent.is_dir():
@@ -65,14 +65,6 @@ def machine_of() -> dict[str, Any]:
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     processor = [platform.machine(), platform.node(), torch.get_num_threads(), on_one_thread()]
     return {"processor": processor, "gpu": gpu, "torch": torch.__version__}
-
-
-def plain(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    if isinstance(value, Mapping):
-        return {key: plain(entry) for key, entry in value.items()}
-    return [plain(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 def on_one_thread() -> bool:

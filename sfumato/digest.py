@@ -128,12 +128,7 @@ def _without_words(tree: ast.AST) -> ast.AST:
     """The tree without docstrings, without what errors say, and without the text that SHOWN functions are given."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            first = node.body[0] if node.body else None
-            if (
-                isinstance(first, ast.Expr)
-                and isinstance(first.value, ast.Constant)
-                and isinstance(first.value.value, str)
-            ):
+            if ast.get_docstring(node, clean=False) is not None:
                 node.body = node.body[1:] or [ast.Pass()]
         elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
             node.exc.args, node.exc.keywords = [], []

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
-from sfumato.config import GROUP, IMAGE
+from sfumato.config import GROUP, IMAGE, is_positive
 from sfumato.errors import BudgetError
 
 SECRET = "os-entropy, AES counter"  # the noise source of a valid record
@@ -106,14 +106,12 @@ def event_from_json(data: object) -> DpEvent:
     if not isinstance(data, dict) or kind not in KEYS or set(data) != KEYS[kind]:
         raise BudgetError(f"{str(data)[:120]} is not a mechanism that the ledger knows")
     if kind == "Gaussian":
-        return GaussianDpEvent(_number(data["noise_multiplier"], "noise_multiplier", low=0))
+        return GaussianDpEvent(_number(data["noise_multiplier"], "noise_multiplier"))
     if kind == "PoissonSampled":
         inner = event_from_json(data["event"])
         if not isinstance(inner, GaussianDpEvent):
             raise BudgetError("only a Gaussian can be Poisson-sampled")
-        return PoissonSampledDpEvent(
-            _number(data["sampling_probability"], "sampling_probability", low=0, high=1), inner
-        )
+        return PoissonSampledDpEvent(_number(data["sampling_probability"], "sampling_probability", high=1), inner)
     if kind == "SelfComposed":
         count = data["count"]
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_USES:
@@ -124,12 +122,7 @@ def event_from_json(data: object) -> DpEvent:
     return ComposedDpEvent([event_from_json(e) for e in data["events"]])
 
 
-def _number(value: object, name: str, low: float, high: float = math.inf) -> float:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not low < value <= high
-        or not math.isfinite(value)
-    ):
-        raise BudgetError(f"{name}={value!r} of a mechanism is outside ({low:g}, {high:g}]")
+def _number(value: object, name: str, high: float = math.inf) -> float:
+    if not is_positive(value) or value > high:
+        raise BudgetError(f"{name}={value!r} of a mechanism is outside (0, {high:g}]")
     return float(value)
