@@ -255,6 +255,9 @@ class Privacy(Strict):
         return self.epsilon if self.lifetime_epsilon is None else self.lifetime_epsilon
 
 
+# as the Deployments Registry has them
+Publisher = Literal["Government", "Industry", "Nonprofit"]
+Sector = Literal["Technology", "Healthcare", "Education", "Government", "Energy", "Finance"]
 Line = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\r\n]+$")]
 
 
@@ -265,11 +268,11 @@ class Release(Strict):
     """
 
     owner: Line | None = None  # who publishes the set
-    owner_type: Literal["Government", "Industry", "Nonprofit"] | None = None  # as the Deployments Registry has them
+    owner_type: Publisher | None = None
     contact: Line | None = None  # an address that answers questions about it
     purpose: Line | None = None  # what it is for
     region: Line | None = None  # that the images describe, or whose laws apply
-    sector: Literal["Technology", "Healthcare", "Education", "Government", "Energy", "Finance"] | None = None
+    sector: Sector | None = None
     licence: Line | None = None  # an SPDX identifier in small letters, as dataset hubs have them, such as cc-by-4.0
     url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None  # the folder where it will be published
 

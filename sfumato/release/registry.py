@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from sfumato.config import Publisher, Sector
+
 ASKED = ("owner", "owner_type", "purpose", "region")  # what the schema requires and a ledger cannot say
 Text = Annotated[str, Field(min_length=1)]
 Day = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
@@ -24,7 +26,7 @@ class Part(BaseModel):
 
 class Curator(Part):
     data_curator_name: Text
-    data_curator_type: Literal["Government", "Industry", "Nonprofit"]
+    data_curator_type: Publisher
 
 
 class Basic(Part):
@@ -34,9 +36,7 @@ class Basic(Part):
     intended_use: Text
     data_product_type: Literal["Dataset", "Synthetic data"]
     data_product_region: Text
-    data_product_sector: Literal["Technology", "Healthcare", "Education", "Government", "Energy", "Finance"] | None = (
-        None
-    )
+    data_product_sector: Sector | None = None
     publication_date: Day
 
 
