@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sfumato import files
 from sfumato.artifacts import read_artifact
 from sfumato.pipeline import STAGES
 from sfumato.privacy.charge import Charge
@@ -168,7 +167,7 @@ MOMENTS = {
     "in the query": ("stages.count.query_count", False),
     "while it is written": ("stages.count.save_counts", False),
     "before it is journalled": ("sfumato.privacy.charge.Charge.close", True),
-    "before it is taken over": ("sfumato.files.copy_directory", True),
+    "before it is taken over": ("stages.runner.copy_directory", True),
 }
 
 
@@ -236,7 +235,7 @@ def test_an_older_artifact_gives_way_to_a_release_that_was_not_taken_over(desk, 
     write_params(count={"noise": "1%"}, privacy={"lifetime_epsilon": 99})
     planned(desk)
     with monkeypatch.context() as dying:
-        dying.setattr(files, "copy_directory", kill)
+        dying.setattr("stages.runner.copy_directory", kill)
         with pytest.raises(Killed):
             desk("count")
     code, text = desk("count")
