@@ -140,8 +140,8 @@ def test_what_decides_no_released_number_changes_no_query(copied, file, old, new
         ),  # the clip's formula
         (
             "sfumato/features/scattering.py",
-            "padding=3",
-            "padding=2",
+            "stride=2, padding=2",
+            "stride=2, padding=1",
             {"frequency", "moments", "evolve", "adversarial", "teacher", "embedding"},
         ),  # a feature's constant
         ("sfumato/privacy/sampling.py", "sample_rate >= 1", "sample_rate > 1", set(QUERIES)),  # the sampler
