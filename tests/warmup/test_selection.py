@@ -236,7 +236,7 @@ def test_a_teacher_labels_the_public_digits_and_they_are_released_as_what_they_a
     resource.setrlimit(resource.RLIMIT_CORE, (resource.getrlimit(resource.RLIMIT_CORE)[1],) * 2)
     desk("count", noise=5.0)
     assert resource.getrlimit(resource.RLIMIT_CORE)[0] == 0, "a query leaves no core dump"
-    taught = desk("teacher", noise=3.0, uses=20, steps=20, dimension=32, learning_rate=30.0)
+    taught = desk("teacher", noise=1.0, uses=20, steps=20, dimension=32, learning_rate=30.0)
     records = {record["stage"]: record for record in read_artifact(taught, "teacher").records.values()}
     assert set(records) == {"count", "teacher"} and records["teacher"]["event"]["count"] == 20
     chosen = desk("select", by="teacher", images=600)
