@@ -80,7 +80,7 @@ def machine(default: int | None) -> Any:
     return Field(default=default, exclude=True)
 
 
-def unwritten(default: str | float) -> Any:
+def unwritten(default: str | float | bool) -> Any:
     """A field that no plan holds while it has its default: plans from before it was there stay what they are."""
     return Field(default=default, exclude_if=lambda value: value == default)
 
@@ -316,6 +316,17 @@ class Frequency(QuerySettings):
     features: Annotated[tuple[FeatureMap, ...], Field(min_length=1)] = (FeatureMap(),)
 
 
+class Covariance(QuerySettings):
+    """Noisy means and covariances, by class, of the low frequencies of the images: of their cosine transform."""
+
+    noise: Noise = 10.0
+    frequencies: Positive = 64  # coefficients of brightness, the lowest first
+    contrasts: Positive = 16  # of each of the two contrasts of a colour image
+    bound: PositiveFloat = 0.3  # clip of an image's distance from grey, root mean square of its pixels in [0, 1]
+    products: Annotated[float, Field(gt=0, lt=1)] = 0.7  # share of the squared norm that the products have
+    flip: bool = False  # an image stands for its mirror image too, as of photographs
+
+
 class Moments(QuerySettings):
     """Noisy means, by class, of what a public network sees in an image, and of its squares (DP-MEPF)."""
 
@@ -491,13 +502,23 @@ class Auxiliary(Fit):
 
     latent: Positive = 32
     width: Positive = 40
-    target: Literal["frequency", "moments"] = unwritten("frequency")  # the release that its images shall match
+    # the release that its images shall match; that of covariances has Gaussians in the place of a network
+    target: Literal["frequency", "moments", "covariance"] = unwritten("frequency")
+    details: bool = unwritten(False)  # what is finer than the Gaussians are is taken from the public images
     # what draws: one step of a generator, or `solver` steps of a diffusion model of this width
     network: Literal["generator", "denoiser"] = unwritten("generator")
     solver: Positive = unwritten(4)
 
     def reads(self, name: str) -> bool:
-        return name not in ("frequency", "moments") or name == self.target
+        if name == "public":
+            return self.details
+        return name not in ("frequency", "moments", "covariance") or name == self.target
+
+    @model_validator(mode="after")
+    def details_of_gaussians(self) -> Auxiliary:
+        if self.details and self.target != "covariance":
+            raise ValueError(f"details go with target: covariance, not with target: {self.target}: leave them out")
+        return self
 
 
 class Learned(Strict):
@@ -911,6 +932,7 @@ class Params(Strict):
     frequency: Frequency = Frequency()
     classifier: Classifier = Classifier()
     moments: Moments = Moments()
+    covariance: Covariance = Covariance()
     auxiliary: Auxiliary = Auxiliary()
     denoiser: Denoiser = Denoiser()
     evolve: Evolve = Evolve()

@@ -158,6 +158,8 @@ def shape_problems(params: Params, card: Card) -> Iterator[str]:
     for name, (size, number) in banks.items():
         if params.runs(name) and size < 2 * number:
             yield f"{name}.size={size} is too small for {number} length-scales: at least {2 * number}"
+    if params.runs("refine") and params.auxiliary.target == "covariance":
+        yield "refine fits a network further, and auxiliary.target=covariance has none: leave one of them out"
     if params.runs("pretrain") and params.pretrain.median > 1 and params.pretrain.median % 2 == 0:
         yield f"pretrain.median={params.pretrain.median} is not a window: give an odd side, or 0 for no blur"
     if any(params.runs(name) for name in ("pretrain", "denoiser", "auxiliary", "adversarial")) and height != width:

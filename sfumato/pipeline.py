@@ -113,10 +113,16 @@ STAGES: dict[str, Stage] = {
             inputs=("classifier", "count"),
         ),
         Stage(
+            "covariance",
+            QUERY,
+            "Release the noisy means and covariances of the low frequencies of all images, by class.",
+            inputs=("count",),
+        ),
+        Stage(
             "auxiliary",
             FREE,
-            "Fit a generator to the noisy embedding, and draw images from it.",
-            inputs=("frequency", "moments", "count"),
+            "Fit a generator to a release of all images, and draw images from it.",
+            inputs=("frequency", "moments", "covariance", "public", "count"),
             seeded=True,
         ),
         Stage(

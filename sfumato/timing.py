@@ -35,6 +35,7 @@ from sfumato.evaluation.downstream import Schedule
 from sfumato.evaluation.protocol import seconds_per_step
 from sfumato.evaluation.scores import schedule_from
 from sfumato.features.alone import place_matters, rows_alone
+from sfumato.features.cosine import CosineMoments
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.projection import CELLS, CLASSIFIER, ProjectedFeatures
 from sfumato.features.public_network import arguments_of, build_network
@@ -42,9 +43,11 @@ from sfumato.pipeline import STAGES
 from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.rows import Rows, bounded_sum, membership
 from sfumato.queries.adversarial import AdversarialState
+from sfumato.queries.covariance import cosine_moments
 from sfumato.queries.embedding import embedding_rows, learned_features
 from sfumato.queries.teacher import FITTED, TeacherNetwork, error_rows, guide_by
 from sfumato.warmup.curriculum import warm_up
+from sfumato.warmup.gaussian import GaussianGenerator
 from sfumato.warmup.generator import SETTLING, Match, draw_images, fit_generator, new_generator, new_sampled
 from sfumato.warmup.public_classifier import train_public_classifier
 
@@ -127,6 +130,10 @@ class Blanks:
     def fourier(self) -> FourierFeatures:
         frequency = self.params.frequency
         return FourierFeatures(self.shape, frequency.features, frequency.size, 0)
+
+    @functools.cached_property
+    def cosine(self) -> CosineMoments:
+        return cosine_moments(self.params.covariance, self.shape)
 
     @functools.cached_property
     def teacher_features(self) -> ProjectedFeatures:
@@ -214,10 +221,13 @@ class Blanks:
             return [seconds_of(lambda: draw_images(generator, 100)) / 100]
 
         drawn = self.params.auxiliary
-        return self.unit("drawing", {"width": drawn.width, "network": drawn.network}, measure)[0]
+        key = {"width": drawn.width, "network": drawn.network, "target": drawn.target}
+        return self.unit("drawing", key, measure)[0]
 
     def generator(self) -> Any:
         settings = self.params.auxiliary
+        if settings.target == "covariance":
+            return GaussianGenerator(self.cosine.arguments, self.classes, 1 if settings.details else 0)
         if settings.network == "denoiser":
             return new_sampled(self.shape, self.classes, settings.width, settings.solver, 0)
         return new_generator(self.shape, self.classes, settings.latent, settings.width, 0)
@@ -242,7 +252,14 @@ class Blanks:
         each = self.alone("frequency", self.frequency_key, lambda: self.fourier)
         return self.sensitive * (each + self.summed("frequency", {"size": size}, lambda: self.by_class(size)))
 
+    def covariance(self) -> float:
+        key = self.params.covariance.model_dump(exclude={"noise"})
+        each = self.alone("covariance", key, lambda: self.cosine)
+        return self.sensitive * (each + self.summed("covariance", key, lambda: self.by_class(self.cosine.size)))
+
     def auxiliary(self) -> float:
+        if self.params.auxiliary.target == "covariance":
+            return self.params.auxiliary.images * self.drawing()
 
         def fit(settings: Fit, told: Told) -> None:
             fit_generator(self.generator(), [self.blank_match(self.fourier)], settings, self.equal, 0, told)

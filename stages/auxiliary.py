@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from sfumato.compute import device
 from sfumato.config import Auxiliary
 from sfumato.queries.count import read_counts
+from sfumato.queries.covariance import load_covariance
 from sfumato.queries.frequency import load_embedding
 from sfumato.queries.moments import load_moments
+from sfumato.warmup.gaussian import fit_gaussians, public_details
 from sfumato.warmup.generator import Match, OneStep, fit_generator, new_generator, new_sampled, save_drawing
 from stages.runner import StageRun, progress
 
 
 def auxiliary(run: StageRun[Auxiliary]) -> None:
     plan, settings = run.plan, run.settings
+    priors = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes)).priors
+    if settings.target == "covariance":
+        details = public_details(run.path("public"), plan.shape, plan.seed) if settings.details else None
+        generator: OneStep = fit_gaussians(load_covariance(run.path("covariance")), priors, details)
+    else:
+        generator = fitted(run, priors)
+    with run.writing() as directory:
+        save_drawing(generator, settings.images, priors, plan.classes, plan.seed + 1, directory)
+
+
+def fitted(run: StageRun[Auxiliary], priors: Tensor) -> OneStep:
+    plan, settings = run.plan, run.settings
     if settings.target == "moments":
         target, features = load_moments(run.path("moments"), plan.shape)
     else:
         target, features = load_embedding(run.path("frequency"))
-    priors = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes)).priors
     if settings.network == "denoiser":
         generator: OneStep = new_sampled(plan.shape, len(plan.classes), settings.width, settings.solver, plan.seed)
     else:
         generator = new_generator(plan.shape, len(plan.classes), settings.latent, settings.width, plan.seed)
     with progress("auxiliary") as report:
-        fit_generator(generator, [Match(target.to(device()), features)], settings, priors, plan.seed, report)
-    with run.writing() as directory:
-        save_drawing(generator, settings.images, priors, plan.classes, plan.seed + 1, directory)
+        return fit_generator(generator, [Match(target.to(device()), features)], settings, priors, plan.seed, report)

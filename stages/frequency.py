@@ -6,7 +6,8 @@ from sfumato.compute import device
 from sfumato.config import Frequency
 from sfumato.features.fourier import FourierFeatures
 from sfumato.queries.count import read_counts
-from sfumato.queries.frequency import query_frequency, save_embedding
+from sfumato.queries.frequency import save_embedding
+from sfumato.queries.joint import query_joint_embedding
 from stages.runner import QueryRun
 
 
@@ -16,6 +17,6 @@ def frequency(run: QueryRun[Frequency]) -> None:
     counts = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes))
     released = f"joint embedding: {settings.size} Fourier features by class"
     charge = run.open_charge(released, "1: the features of an image have norm 1", 1.0)
-    embedding = query_frequency(charge, features, len(plan.classes), counts.total)
+    embedding = query_joint_embedding(charge, features, len(plan.classes), counts.total)
     with run.releasing(charge) as directory:
         save_embedding(embedding, features, directory)

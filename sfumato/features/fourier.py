@@ -48,7 +48,7 @@ class FourierFeatures(nn.Module):
             raise ValueError(
                 f"frequency.size={size}: expected an even number, at least two for each of the {banks} length-scales"
             )
-        self.shape, self.seed, self.features = tuple(shape), seed, tuple(features)
+        self.shape, self.seed, self.features = shape, seed, tuple(features)
         self.frequencies = size // 2 if banks else 0
         public = torch.Generator().manual_seed(seed)
         weights = sum(feature.weight for feature in features)

@@ -21,12 +21,13 @@ from sfumato.data.images import ImageSet, Shape, as_uint8, save_images
 from sfumato.diffusion.unet import UNet
 from sfumato.features.fourier import FourierFeatures
 from sfumato.pictures import save_png, to_grid
+from sfumato.warmup.gaussian import GaussianGenerator
 from sfumato.warmup.generator_network import Generator
 from sfumato.warmup.sampled import SampledGenerator, rebuilt
 from sfumato.weights import load_network, save_network
 
 WEIGHTS = "generator.safetensors"
-OneStep = Generator | SampledGenerator  # (z, labels) -> images
+OneStep = Generator | SampledGenerator | GaussianGenerator  # (z, labels) -> images
 RISE = 0.1  # part of the steps in which the learning rate rises
 RARE = 0.1  # of an equal share: below it, a class's column is mostly noise and gets no more weight
 EMA, SETTLING = 0.99, 40  # of the weights; batches that the statistics of the averaged network are computed from
@@ -183,7 +184,7 @@ def draw_images(
     generator: OneStep, count: int, priors: Tensor | None = None, seed: int = 0, batch: int = 1000
 ) -> tuple[Tensor, Tensor]:
     """`count` images, (N, C, H, W) float32 in [0, 1], and labels, (N,) int64. priors: label shares, None: uniform."""
-    device = next(generator.parameters()).device
+    device = next(iter(generator.state_dict().values())).device
     random = torch.Generator().manual_seed(seed)
     labels = balanced_labels(count, priors, generator.classes, random)
     generator.eval()
@@ -224,4 +225,6 @@ def load_generator(directory: Path) -> OneStep:
 
 def built(**arguments: Any) -> OneStep:
     """A generator of the kind that the arguments are of, with new weights."""
+    if "features" in arguments:
+        return GaussianGenerator(**arguments)
     return rebuilt(**arguments) if "solver" in arguments else Generator(**arguments)

@@ -15,6 +15,7 @@ import torch
 from sklearn.datasets import load_digits
 from test_groups import (
     CLASSES,
+    COSINES,
     FEATURES,
     HIDDEN,
     SIZES,
@@ -40,9 +41,17 @@ from sfumato.privacy.events import Mechanism
 from sfumato.queries.central import query_central
 from sfumato.queries.count import query_count
 from sfumato.queries.evolve import query_votes
-from sfumato.queries.frequency import query_frequency
+from sfumato.queries.joint import query_joint_embedding
 
-BOUNDS = {"count": 1.0, "central": 2.0, "frequency": 1.0, "votes": 1.0, "gradients-1": C, "gradients-8": C}
+BOUNDS = {
+    "count": 1.0,
+    "central": 2.0,
+    "frequency": 1.0,
+    "covariance": 1.0,
+    "votes": 1.0,
+    "gradients-1": C,
+    "gradients-8": C,
+}
 SINGLES = (0, 100, 201)  # images that are left out where images are the unit
 
 
@@ -75,7 +84,8 @@ def mean(images: ImageSet) -> Tensor:
 SUMS: dict[str, Callable[[ImageSet], Tensor]] = {
     "count": lambda images: query_count(charge_on(images, 1.0), 10),
     "central": mean,
-    "frequency": lambda images: query_frequency(charge_on(images, 1.0), FEATURES, 10, 1.0),
+    "frequency": lambda images: query_joint_embedding(charge_on(images, 1.0), FEATURES, 10, 1.0),
+    "covariance": lambda images: query_joint_embedding(charge_on(images, 1.0), COSINES, 10, 1.0),
     "votes": votes,
     "gradients-1": partial(gradients, draws=1),
     "gradients-8": partial(gradients, draws=8),

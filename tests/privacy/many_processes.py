@@ -23,7 +23,7 @@ from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.opening import Permission, Work, open_charge
 from sfumato.queries.count import query_count
-from sfumato.queries.frequency import query_frequency
+from sfumato.queries.joint import query_joint_embedding
 
 SETTINGS = Finetune(steps=5, batch=60, draws=2, max_grad_norm=0.01, learning_rate=1e-3, checkpoint_every=1)
 STEPS = Mechanism(noise_multiplier=0.5, sample_rate=0.05, uses=5)
@@ -70,7 +70,7 @@ def main(state: Path, card: Path, out: Path, kill: int | None) -> None:
     if kill is None:
         found["count"] = query_count(charge("count", once, 1.0, 1), 10)
         features = FourierFeatures((1, 8, 8), [FeatureMap(map="pixels", length_scales=(0.3,))], 200, 0)
-        found["frequency"] = query_frequency(charge("frequency", once, 1.0, 2), features, 10, 1500.0)
+        found["frequency"] = query_joint_embedding(charge("frequency", once, 1.0, 2), features, 10, 1500.0)
         noise = charge("noise", Mechanism(noise_multiplier=2.0, sample_rate=0.01, uses=40), 1.0, None)
         released = []
         for _ in range(noise.uses):

@@ -18,6 +18,7 @@ from sfumato.config import (
     GROUP,
     Central,
     Classifier,
+    Covariance,
     Data,
     Evolve,
     FeatureMap,
@@ -48,10 +49,11 @@ from sfumato.privacy.sampling import group_picks, group_weights
 from sfumato.queries import evolve, saliency
 from sfumato.queries.central import query_central
 from sfumato.queries.count import query_count
+from sfumato.queries.covariance import cosine_moments
 from sfumato.queries.embedding import embedding_rows
 from sfumato.queries.evolve import embedding_of, query_evolve
-from sfumato.queries.frequency import query_frequency
 from sfumato.queries.histogram import query_histogram
+from sfumato.queries.joint import query_joint_embedding
 from sfumato.queries.moments import moment_features, query_moments
 from sfumato.queries.saliency import query_saliency
 from sfumato.queries.teacher import query_teacher
@@ -110,6 +112,7 @@ def latents(patients, network) -> LatentSet:
 
 
 FEATURES = FourierFeatures((1, 8, 8), [FeatureMap(length_scales=(0.366, 0.183))], 200, seed=5)
+COSINES = cosine_moments(Covariance(frequencies=10), (1, 8, 8))
 THIRTY = torch.full((10,), 30.0)
 
 
@@ -133,7 +136,8 @@ QUERIES = {
     "mean": partial(central, max_norm=2.0),
     "mean-unclipped": central,
     "mode": partial(central, statistic="mode", bins=4),
-    "frequency": lambda images, cap: (query_frequency(opened(images, 1.0, cap=cap), FEATURES, 10, 1.0), 1.0),
+    "frequency": lambda images, cap: (query_joint_embedding(opened(images, 1.0, cap=cap), FEATURES, 10, 1.0), 1.0),
+    "covariance": lambda images, cap: (query_joint_embedding(opened(images, 1.0, cap=cap), COSINES, 10, 1.0), 1.0),
 }
 LATENT_QUERIES = {
     "teacher": teacher_of,

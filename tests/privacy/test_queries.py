@@ -6,16 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from sfumato.config import Central, FeatureMap
+from sfumato.config import Central, Covariance, FeatureMap
 from sfumato.features.fourier import FourierFeatures
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.rows import Rows, bounded_sum, membership
 from sfumato.queries.central import mean_rows, mode_rows, query_central
 from sfumato.queries.count import query_count
-from sfumato.queries.frequency import embedding_rows, query_frequency
+from sfumato.queries.covariance import cosine_moments
+from sfumato.queries.joint import joint_rows, query_joint_embedding
 
 ROUNDING = 1e-9  # the sums are float64
 FEATURES = FourierFeatures((1, 8, 8), [FeatureMap(), FeatureMap(map="scattering")], 200, seed=0)
+COSINES = cosine_moments(Covariance(frequencies=10), (1, 8, 8))
 
 
 class Recorder:
@@ -51,9 +53,19 @@ QUERIES = {
     "mode-pooled": lambda charge: query_central(
         charge, torch.full((10,), 30.0), (1, 8, 8), Central(repeats=1, statistic="mode", pool=2)
     ),
-    "frequency": lambda charge: query_frequency(charge, FEATURES, 10, 300.0),
+    "frequency": lambda charge: query_joint_embedding(charge, FEATURES, 10, 300.0),
+    "covariance": lambda charge: query_joint_embedding(charge, COSINES, 10, 300.0),
 }
-BOUNDS = {"count": 1, "mean": 2, "mean-unclipped": 8, "mean-pooled": 4, "mode": 8, "mode-pooled": 4, "frequency": 1}
+BOUNDS = {
+    "count": 1,
+    "mean": 2,
+    "mean-unclipped": 8,
+    "mean-pooled": 4,
+    "mode": 8,
+    "mode-pooled": 4,
+    "frequency": 1,
+    "covariance": 1,
+}
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +155,7 @@ def test_dropping_images_leaves_the_divisor_as_it_was(name, sample):
     for kept in (100, 40, 3):
         charge = Recorder(images[:kept], labels[:kept])
         answer = QUERIES[name](charge)
-        public = 300.0 if name == "frequency" else 30.0
+        public = 300.0 if name in ("frequency", "covariance") else 30.0
         expected = torch.stack([total for total, _ in charge.released]).reshape(answer.shape) / public
         torch.testing.assert_close(answer, expected.float(), rtol=1e-6, atol=0)
 
@@ -164,7 +176,7 @@ def test_sums_of_a_batch_are_the_sums_of_its_images(sample):
         lambda x, y: bounded_sum(Rows(membership(y, 10)), 1.0),
         lambda x, y: bounded_sum(mean_rows(x, y, 10), 2.0),
         lambda x, y: bounded_sum(mode_rows(x, y, 10, 3), 8.0),
-        lambda x, y: bounded_sum(embedding_rows(FEATURES, x, y, 10), 1.0),
+        lambda x, y: bounded_sum(joint_rows(FEATURES, x, y, 10), 1.0),
     )
     with torch.no_grad():
         for function in functions:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sfumato.config import Central, Evolve, FeatureMap, Finetune, LogNormal, Moments, Saliency, Teacher
+from sfumato.config import Central, Covariance, Evolve, FeatureMap, Finetune, LogNormal, Moments, Saliency, Teacher
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.run import State, step
 from sfumato.dpsgd.trainable import candidates
@@ -19,10 +19,11 @@ from sfumato.features.public_network import ResNet
 from sfumato.privacy.rows import Rows, bounded_sum
 from sfumato.queries.central import query_central
 from sfumato.queries.count import query_count
+from sfumato.queries.covariance import cosine_moments
 from sfumato.queries.embedding import query_embedding
 from sfumato.queries.evolve import embedding_of, query_evolve
-from sfumato.queries.frequency import query_frequency
 from sfumato.queries.histogram import query_histogram
+from sfumato.queries.joint import query_joint_embedding
 from sfumato.queries.moments import moment_features, query_moments
 from sfumato.queries.saliency import query_saliency
 from sfumato.queries.teacher import query_teacher
@@ -67,6 +68,7 @@ class GivenCharge:
 
 
 FEATURES = FourierFeatures((1, 8, 8), [FeatureMap()], 40, seed=0)
+COSINES = cosine_moments(Covariance(frequencies=10), (1, 8, 8))
 LEARNED = FourierFeatures((1, 8, 8), [FeatureMap()], 40, seed=1)
 
 
@@ -130,7 +132,8 @@ QUERIES = {
     "count": (1, lambda charge: query_count(charge, CLASSES)),
     "central mean": (2, central),
     "central mode": (2, lambda charge: central(charge, statistic="mode", bins=4)),
-    "frequency": (1, lambda charge: query_frequency(charge, FEATURES, CLASSES, 50.0)),
+    "frequency": (1, lambda charge: query_joint_embedding(charge, FEATURES, CLASSES, 50.0)),
+    "covariance": (1, lambda charge: query_joint_embedding(charge, COSINES, CLASSES, 50.0)),
     "histogram": (1, lambda charge: query_histogram(charge, classifier(), 2)),
     "histogram by class": (1, lambda charge: query_histogram(charge, classifier(), 2, CLASSES)),
     "teacher": (5, teacher),

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sfumato.config import Central, FeatureMap, Finetune, Moments, NoiseLevels, Saliency, Teacher
+from sfumato.config import Central, Covariance, FeatureMap, Finetune, Moments, NoiseLevels, Saliency, Teacher
 from sfumato.diffusion.denoiser import Denoiser, Network, Sampler
 from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum
 from sfumato.dpsgd.run import State, step
@@ -25,10 +25,11 @@ from sfumato.features.public_network import ResNet
 from sfumato.privacy.noise import NoiseSource
 from sfumato.queries.central import query_central
 from sfumato.queries.count import query_count
+from sfumato.queries.covariance import cosine_moments
 from sfumato.queries.embedding import query_embedding
 from sfumato.queries.evolve import query_votes
-from sfumato.queries.frequency import query_frequency
 from sfumato.queries.histogram import query_histogram
+from sfumato.queries.joint import query_joint_embedding
 from sfumato.queries.moments import moment_features, query_moments
 from sfumato.queries.saliency import query_saliency
 from sfumato.queries.teacher import query_teacher
@@ -99,6 +100,7 @@ def subjects() -> list[Subject]:
     torch.manual_seed(0)  # of the public networks and features
     network, pixels = ResNet(SHAPE, 5, width=4).eval(), PixelWeights()
     fourier = FourierFeatures(SHAPE, [FeatureMap()], 40, seed=0)
+    cosine = cosine_moments(Covariance(frequencies=6), SHAPE)
     sizes = torch.full((CLASSES,), 4.0, dtype=torch.float64)
     teacher = Teacher(learning_rate=1e-9, max_norm=0.5, steps=1)
     saliency = Saliency(max_norm=CLIP, draws=DRAWS, chunk=4)
@@ -120,7 +122,12 @@ def subjects() -> list[Subject]:
         Subject(name="count", max_norm=1.0, spend=lambda charge: query_count(charge, CLASSES)),
         Subject(name="central, mean", max_norm=float(SIDE), spend=lambda charge: central(charge, mean)),
         Subject(name="central, mode", max_norm=float(SIDE), spend=lambda charge: central(charge, mode)),
-        Subject(name="frequency", max_norm=1.0, spend=lambda charge: query_frequency(charge, fourier, CLASSES, 4.0)),
+        Subject(
+            name="frequency", max_norm=1.0, spend=lambda charge: query_joint_embedding(charge, fourier, CLASSES, 4.0)
+        ),
+        Subject(
+            name="covariance", max_norm=1.0, spend=lambda charge: query_joint_embedding(charge, cosine, CLASSES, 4.0)
+        ),
         Subject(name="histogram", max_norm=1.0, spend=lambda charge: query_histogram(charge, network, 1)),
         Subject(name="teacher", max_norm=0.5, spend=teach, encode=unit_rows),
         Subject(

@@ -1,0 +1,110 @@
+"""The low frequencies of images by their cosine transform, and the products of these: what a Gaussian is made of."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.data.images import Shape
+
+# brightness, red against blue, green against both: orthonormal, and nearly uncorrelated in photographs
+CONTRASTS = ((1.0, 1.0, 1.0), (1.0, 0.0, -1.0), (-1.0, 2.0, -1.0))
+
+
+def cosines(size: int) -> Tensor:
+    """The orthonormal cosine transform (DCT-II) of `size` numbers, a row a frequency: (size, size) float32."""
+    frequency, place = torch.arange(size).double()[:, None], torch.arange(size).double()
+    rows = (math.pi / size * (place + 0.5) * frequency).cos() * math.sqrt(2 / size)
+    rows[0] /= math.sqrt(2)
+    return rows.float()
+
+
+class CosineMoments(nn.Module):
+    """(B, C, H, W) float32 in [0, 1] -> (B, K) rows of norm 1 at most: z, and the products of its entries.
+
+    z: the lowest coefficients of the orthonormal cosine transform of image − ½, divided by R = bound · √(C·H·W) and
+    scaled to norm 1 where longer. A row is √(1 − s) · z beside √s · the upper triangle of z zᵀ, its entries off the
+    diagonal times √2, so its squared norm is (1 − s)‖z‖² + s‖z‖⁴.
+
+    frequencies: coefficients of brightness, the lowest first; contrasts: of each of the two contrasts of a colour
+    image; flip: an image and its mirror image have the same row, in which entries that change sign in the mirror are
+    left out; products: s.
+    """
+
+    rows: Tensor  # the transforms along both sides
+    columns: Tensor
+    mixing: Tensor
+    radius_of: Tensor  # of every coefficient of a band: its frequency, 1 for as many half waves as pixels
+    chosen: Tensor
+    even: Tensor
+    upper: Tensor
+
+    def __init__(
+        self, shape: Shape, frequencies: int, contrasts: int, bound: float, products: float, flip: bool
+    ) -> None:
+        super().__init__()
+        channels, height, width = shape
+        self.shape: Shape = (channels, height, width)
+        how = {"frequencies": frequencies, "contrasts": contrasts, "bound": bound, "products": products, "flip": flip}
+        self.arguments = {"shape": self.shape, **how}
+        self.products, self.radius = products, bound * math.sqrt(math.prod(shape))
+        mixing = torch.tensor(CONTRASTS) if channels == 3 else torch.ones(1, 1)
+        buffers = {"rows": cosines(height), "columns": cosines(width), "mixing": mixing / mixing.norm(dim=1)[:, None]}
+        y, x = torch.meshgrid(torch.arange(height) / height, torch.arange(width) / width, indexing="ij")
+        radius = (y.square() + x.square()).sqrt().flatten()
+        order = radius.argsort(stable=True)
+        counts = (frequencies, contrasts, contrasts)[:channels]
+        chosen = torch.cat([band * len(radius) + order[:count] for band, count in enumerate(counts)])
+        odd = (chosen % width) % 2 == 1  # changes sign in the mirror
+        upper = torch.ones(len(chosen), len(chosen), dtype=torch.bool).triu()
+        if flip:
+            upper &= odd[:, None] == odd
+        even = ~odd if flip else torch.ones_like(odd)
+        buffers |= {"chosen": chosen, "upper": upper.nonzero().T, "even": even.nonzero().flatten(), "radius_of": radius}
+        for name, value in buffers.items():
+            self.register_buffer(name, value, persistent=False)
+        self.size = len(self.even) + self.upper.shape[1]
+
+    def coefficients(self, images: Tensor) -> Tensor:
+        """The whole transform of image − ½: (B, C, H, W) -> (B, C·H·W), brightness first."""
+        mixed = torch.einsum("oc,nchw->nohw", self.mixing, images - 0.5)
+        return (self.rows @ mixed @ self.columns.T).flatten(1)
+
+    def images(self, coefficients: Tensor) -> Tensor:
+        """The inverse of `coefficients`: (B, C·H·W) -> (B, C, H, W)."""
+        mixed = self.rows.T @ coefficients.unflatten(1, self.shape) @ self.columns
+        return torch.einsum("oc,nohw->nchw", self.mixing, mixed) + 0.5
+
+    def forward(self, images: Tensor) -> Tensor:
+        z = self.coefficients(images)[:, self.chosen] / self.radius
+        z = z / torch.linalg.vector_norm(z, dim=1, keepdim=True).clamp(min=1)
+        first, second = self.upper
+        doubled = torch.where(first == second, 1.0, math.sqrt(2))
+        products = z[:, first] * z[:, second] * doubled
+        return torch.cat([math.sqrt(1 - self.products) * z[:, self.even], math.sqrt(self.products) * products], dim=1)
+
+    def moments(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The means of z and of z zᵀ that means of rows stand for, times R and R²: (M, K) -> (M, d), (M, d, d).
+
+        Entries that a row leaves out are zero: so they are in the mean over all images and their mirror images.
+        """
+        size = len(self.chosen)
+        means, seconds = rows.new_zeros(len(rows), size), rows.new_zeros(len(rows), size, size)
+        linear, products = rows.split([len(self.even), self.upper.shape[1]], dim=1)
+        means[:, self.even] = linear / math.sqrt(1 - self.products) * self.radius
+        first, second = self.upper
+        doubled = torch.where(first == second, 1.0, math.sqrt(2))
+        seconds[:, first, second] = products / doubled / math.sqrt(self.products) * self.radius**2
+        return means, seconds + seconds.transpose(1, 2).tril(-1)
+
+
+@dataclass(frozen=True)
+class ClassMoments:
+    """A release: (K, classes) over N̄, the features that it is the sum of, and the standard deviation of its noise."""
+
+    table: Tensor
+    features: CosineMoments
+    deviation: float

@@ -1,0 +1,151 @@
+"""One Gaussian a class as a generator: low frequencies of a release, finer ones by a law or of public images.
+
+Nothing here reads a sensitive image: the release was charged, and what is made of it is post-processing.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sfumato.data.images import Shape
+from sfumato.data.store import load_public
+from sfumato.features.cosine import ClassMoments, CosineMoments
+
+OWN = 0.5  # of a class's own covariance, against that of all classes
+LEAST = 0.5  # of the variance by the law of all frequencies: no direction has less
+DETAILS = 5000  # public images whose details are taken, at most
+RARE = 0.1  # of an equal share: a class that has less is taken for one of this size
+DECAYS = torch.arange(1.0, 4.55, 0.1)  # of the law: variance ∝ (1 + frequency)^-decay
+
+
+class GaussianGenerator(nn.Module):
+    """G(z, y): low coefficients of the cosine transform by the Gaussian of class y, and the others beside them.
+
+    features: the arguments of the `CosineMoments` that the release is of; details: public images whose finer
+    coefficients are taken, one at random for each image; without any, these are independent, with the variances `fine`.
+    latent: size of z, one number for each coefficient, and one that chooses the public image.
+    """
+
+    means: Tensor
+    factors: Tensor
+    fine: Tensor
+    details: Tensor
+
+    def __init__(self, features: dict[str, Any], classes: int, details: int) -> None:
+        super().__init__()
+        self.features, self.classes = CosineMoments(**features), classes
+        self.channels, self.resolution, _ = self.features.shape
+        size, whole = len(self.features.chosen), math.prod(self.features.shape)
+        self.latent = whole + 1
+        self.register_buffer("means", torch.zeros(classes, size))
+        self.register_buffer("factors", torch.zeros(classes, size, size))
+        self.register_buffer("fine", torch.zeros(whole))
+        self.register_buffer("details", torch.zeros(details, *self.features.shape, dtype=torch.uint8))
+
+    def forward(self, z: Tensor, labels: Tensor) -> Tensor:
+        """z: (B, latent); labels: (B,) int64 below `classes`. Returns (B, C, H, W) in [0, 1]."""
+        z, choice = z[:, :-1], z[:, -1]
+        chosen = self.features.chosen
+        low = self.means[labels]
+        for label in labels.unique():
+            low[labels == label] += z[labels == label][:, chosen] @ self.factors[label].T
+        if len(self.details):
+            rows = (torch.special.ndtr(choice) * len(self.details)).long().clamp(max=len(self.details) - 1)
+            coefficients = self.features.coefficients(self.details[rows].float() / 255)
+        else:
+            coefficients = z * self.fine.sqrt()
+        return self.features.images(coefficients.index_copy(1, chosen, low)).clamp(0, 1)
+
+    def config(self) -> dict[str, Any]:
+        """The arguments that rebuild this generator."""
+        return {"features": self.features.arguments, "classes": self.classes, "details": len(self.details)}
+
+
+def public_details(directory: Path, shape: Shape, seed: int) -> Tensor:
+    """Public images, DETAILS at most, chosen by `seed`: (n, C, H, W) uint8."""
+    public = load_public(directory, shape)
+    rows = np.sort(np.random.default_rng(seed).permutation(len(public))[:DETAILS])
+    return torch.from_numpy(public.images[rows]).permute(0, 3, 1, 2).contiguous()
+
+
+@torch.no_grad()
+def fit_gaussians(moments: ClassMoments, priors: Tensor, details: Tensor | None = None) -> GaussianGenerator:
+    """The Gaussians that a release is of, in closed form.
+
+    priors: (classes,) public label shares, summing to 1; details: (n, C, H, W) uint8 public images.
+
+    A covariance is the law's diagonal, which is fitted to the release's own, plus what the pooled covariance of all
+    classes has beside it, plus OWN of what the class has beside that; of both only what noise does not explain: the
+    largest eigenvalue of noise alone is known, 2·√d times its deviation, and all are shrunk by it.
+    """
+    features = moments.features
+    generator = GaussianGenerator(features.arguments, len(priors), 0 if details is None else len(details))
+    shares = priors.double().clamp(min=RARE / len(priors))[:, None]
+    means, seconds = features.moments(moments.table.double().T / shares)
+    noise = features.radius * moments.deviation / math.sqrt(1 - features.products) / shares
+    means = shrunk(means, noise.square() * len(features.even), shares)
+    covariances = seconds - means[:, :, None] * means[:, None, :]
+    pooled = (shares[:, :, None] * covariances).sum(0)
+    law = law_of(pooled.diagonal(), features)
+    expected = law[features.chosen]
+    unit = features.radius**2 * moments.deviation / math.sqrt(2 * features.products)  # off the diagonal of a sum
+    largest = 2 * math.sqrt(len(pooled) / (2 if features.arguments["flip"] else 1)) * unit
+    pooled = expected.diag() + beyond(pooled - expected.diag(), largest * math.sqrt(len(priors)))
+    for label, share in enumerate(shares.flatten().tolist()):
+        own = pooled + OWN * beyond(covariances[label] - pooled, largest / share)
+        generator.factors[label] = factor_of(own, expected).float()
+    generator.means.copy_(means)
+    generator.fine.copy_(law)
+    if details is not None:
+        generator.details.copy_(details)
+    return generator
+
+
+def shrunk(means: Tensor, noise: Tensor, shares: Tensor) -> Tensor:
+    """Class means moved towards their mean by the part that noise explains (James and Stein 1961, the positive part).
+
+    means: (M, d); noise: (M, 1), its expected squared length in each; shares: (M, 1).
+    """
+    middle = (shares * means).sum(0) / shares.sum()
+    apart = means - middle
+    return middle + (1 - noise / apart.square().sum(1, keepdim=True)).clamp(min=0) * apart
+
+
+def law_of(variances: Tensor, features: CosineMoments) -> Tensor:
+    """The variance of every coefficient, a·(1 + f)^-decay at f half waves an image: (d,) -> (C·H·W,) float64.
+
+    One law for brightness and one for the contrasts, each by the likelihood of the released variances (Whittle 1953).
+    """
+    shape: Shape = features.shape
+    frequency = features.radius_of.double() * max(shape[1:])
+    found = []
+    for band in range(shape[0]):
+        bands = (0,) if band == 0 else (1, 2)
+        mine = torch.isin(features.chosen // len(frequency), torch.tensor(bands))
+        known = 1 + frequency[features.chosen[mine] % len(frequency)]
+        scores = []
+        for decay in DECAYS.tolist():
+            level = (variances[mine] * known**decay).mean().clamp(min=1e-6)
+            scores.append((float(level.log() - decay * known.log().mean()), decay, float(level)))
+        _, decay, level_of_best = min(scores)
+        found.append(level_of_best * (1 + frequency) ** -decay)
+    return torch.cat(found)
+
+
+def beyond(matrix: Tensor, noise: float) -> Tensor:
+    """A symmetric matrix with its eigenvalues shrunk towards zero by `noise`."""
+    values, vectors = torch.linalg.eigh(matrix)
+    return vectors * (values.sign() * (values.abs() - noise).clamp(min=0)) @ vectors.T
+
+
+def factor_of(covariance: Tensor, expected: Tensor) -> Tensor:
+    """F with F Fᵀ = the covariance, of which no direction has less than LEAST of what is expected: (d, d), (d,)."""
+    scale = expected.sqrt()
+    values, vectors = torch.linalg.eigh(covariance / scale / scale[:, None])
+    return scale[:, None] * vectors * values.clamp(min=LEAST).sqrt()

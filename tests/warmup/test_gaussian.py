@@ -1,0 +1,152 @@
+"""Gaussians of a release: exact without noise, cautious with it, drawn as every generator is."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from sfumato.config import Auxiliary, Covariance
+from sfumato.features.cosine import ClassMoments, CosineMoments
+from sfumato.queries.covariance import cosine_moments, load_covariance, save_covariance
+from sfumato.warmup.gaussian import fit_gaussians, shrunk
+from sfumato.warmup.generator import draw_images, load_generator, save_generator
+
+SHAPE = (3, 16, 16)
+WIDE = Covariance(frequencies=20, contrasts=6, bound=0.5)
+
+
+def release(images: torch.Tensor, labels: torch.Tensor, settings: Covariance, classes: int, deviation: float):
+    features = cosine_moments(settings, (images.shape[1], images.shape[2], images.shape[3]))
+    table = features(images).double().T @ torch.nn.functional.one_hot(labels, classes).double() / len(images)
+    noise = torch.randn(table.shape, generator=torch.Generator().manual_seed(0)) * deviation
+    return ClassMoments((table + noise).float(), features, deviation)
+
+
+@pytest.fixture(scope="module")
+def clouds() -> tuple[torch.Tensor, torch.Tensor]:
+    """Smooth images of two classes: bright above, and bright on the left."""
+    random = torch.Generator().manual_seed(1)
+    coarse = torch.randn(4000, 3, 4, 4, generator=random) * 0.08
+    images = 0.5 + torch.nn.functional.interpolate(coarse, SHAPE[1:], mode="bicubic")
+    labels = torch.arange(4000) % 2
+    images[labels == 0, :, :8] += 0.15
+    images[labels == 1, :, :, :8] += 0.15
+    return images.clamp(0, 1), labels
+
+
+def test_coefficients_are_a_rotation_of_the_image():
+    features = CosineMoments(SHAPE, 9, 4, 0.3, 0.7, False)
+    images = torch.rand(5, *SHAPE, generator=torch.Generator().manual_seed(0))
+    found = features.coefficients(images)
+    torch.testing.assert_close(found.norm(dim=1), (images - 0.5).flatten(1).norm(dim=1))
+    torch.testing.assert_close(features.images(found), images)
+    plain = features.coefficients(torch.full((1, *SHAPE), 0.75))  # grey: brightness alone, and its mean alone
+    assert plain.abs().argmax() == 0 and plain[0, 1:].abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 16, 16), (3, 12, 20)])
+def test_no_row_is_longer_than_one(shape, flip):
+    features = CosineMoments(shape, 12, 5, 0.2, 0.7, flip)
+    random = torch.Generator().manual_seed(0)
+    extremes = torch.stack([torch.zeros(shape), torch.ones(shape), (torch.rand(shape, generator=random) > 0.5).float()])
+    rows = features(torch.cat([extremes, torch.rand(20, *shape, generator=random)])).double()
+    assert rows.shape[1] == features.size
+    assert rows.norm(dim=1).max() <= 1 + 1e-6
+    if not flip:
+        torch.testing.assert_close(rows[:2].norm(dim=1), torch.ones(2).double())  # they are clipped: the bound is met
+
+
+def test_a_mirror_image_has_the_same_row():
+    features = CosineMoments(SHAPE, 20, 6, 0.3, 0.7, True)
+    images = torch.rand(8, *SHAPE, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(features(images), features(images.flip(3)))
+    other = CosineMoments(SHAPE, 20, 6, 0.3, 0.7, False)
+    assert features.size < 0.6 * other.size and not torch.allclose(other(images), other(images.flip(3)), atol=1e-3)
+
+
+def test_moments_are_those_of_the_coefficients(clouds):
+    images, labels = clouds
+    found = release(images, labels, WIDE, 2, 0.0)
+    means, seconds = found.features.moments(found.table.double().T * 2)
+    known = found.features.coefficients(images)[:, found.features.chosen].double()
+    for label in (0, 1):
+        own = known[labels == label]
+        torch.testing.assert_close(means[label], own.mean(0), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(seconds[label], own.T @ own / len(own), atol=1e-3, rtol=1e-3)
+
+
+def test_what_is_drawn_has_the_moments_of_its_class(clouds):
+    images, labels = clouds
+    generator = fit_gaussians(release(images, labels, WIDE, 2, 0.0), torch.tensor([0.5, 0.5]))
+    drawn, own = draw_images(generator, 4000)
+    assert drawn.shape == images.shape and drawn.min() >= 0 and drawn.max() <= 1
+    for label in (0, 1):
+        known, found = (
+            generator.features.coefficients(some[where == label])[:, generator.features.chosen].mean(0)
+            for some, where in ((images, labels), (drawn, own))
+        )
+        torch.testing.assert_close(found, known, atol=0.15, rtol=0.05)
+    above, left = drawn[own == 0][:, :, :8].mean(), drawn[own == 1][:, :, :, :8].mean()
+    assert above > 0.6 and left > 0.6
+    # the spread of brightness, all of which is in the release
+    assert math.isclose(drawn.mean((1, 2, 3)).std(), images.mean((1, 2, 3)).std(), rel_tol=0.35)
+
+
+def test_noise_alone_gives_one_gaussian_for_all_classes(clouds):
+    images, labels = clouds
+    generator = fit_gaussians(release(images, labels, WIDE, 2, 3.0), torch.tensor([0.5, 0.5]))
+    # deviations that are all noise: the classes' means are one, their covariances one diagonal each
+    assert (generator.means[0] - generator.means[1]).norm() < 0.5 * generator.features.radius
+    covariances = generator.factors @ generator.factors.transpose(1, 2)
+    apart = covariances - torch.diag_embed(covariances.diagonal(dim1=1, dim2=2))
+    assert apart.abs().max() < 0.25 * covariances.diagonal(dim1=1, dim2=2).max()
+    assert torch.isfinite(draw_images(generator, 50)[0]).all()
+
+
+def test_means_are_shrunk_by_what_noise_explains():
+    shares, means = torch.full((2, 1), 0.5), torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    torch.testing.assert_close(shrunk(means, torch.zeros(2, 1), shares), means)
+    torch.testing.assert_close(shrunk(means, torch.full((2, 1), 0.25), shares), 0.75 * means)
+    torch.testing.assert_close(shrunk(means, torch.full((2, 1), 9.0), shares), torch.zeros(2, 2))
+
+
+def test_a_class_without_a_share_is_drawn_too(clouds):
+    images, labels = clouds
+    generator = fit_gaussians(release(images, labels, WIDE, 3, 1e-5), torch.tensor([0.5, 0.5, 0.0]))
+    assert torch.isfinite(draw_images(generator, 60)[0]).all()
+
+
+def test_finer_frequencies_come_from_public_images(clouds):
+    images, labels = clouds
+    stripes = torch.zeros(1, *SHAPE, dtype=torch.uint8)
+    stripes[..., ::2] = 255
+    moments = release(images, labels, WIDE, 2, 1e-5)
+    plain, striped = (fit_gaussians(moments, torch.tensor([0.5, 0.5]), some) for some in (None, stripes))
+
+    def along(generator) -> float:
+        drawn = draw_images(generator, 200)[0]
+        return float((drawn[..., ::2].mean() - drawn[..., 1::2].mean()).abs())
+
+    assert along(striped) > 0.3 > 0.05 > along(plain)
+
+
+def test_a_generator_is_read_as_it_was_written(clouds, tmp_path):
+    images, labels = clouds
+    details = torch.randint(0, 256, (7, *SHAPE), dtype=torch.uint8)
+    save_covariance(release(images, labels, WIDE, 2, 1e-4), tmp_path)
+    moments = load_covariance(tmp_path)
+    assert moments.deviation == 1e-4 and moments.features.arguments["shape"] == SHAPE
+    generator = fit_gaussians(moments, torch.tensor([0.5, 0.5]), details)
+    save_generator(generator, tmp_path)
+    again = load_generator(tmp_path)
+    for one, other in zip(draw_images(generator, 30, seed=3), draw_images(again, 30, seed=3), strict=True):
+        assert np.array_equal(one.numpy(), other.numpy())
+
+
+def test_details_without_gaussians_are_refused():
+    with pytest.raises(ValueError, match="details go with target: covariance"):
+        Auxiliary(details=True)
+    assert Auxiliary(target="covariance").reads("covariance") and not Auxiliary(target="covariance").reads("frequency")
+    assert Auxiliary(target="covariance", details=True).reads("public") and not Auxiliary().reads("public")
