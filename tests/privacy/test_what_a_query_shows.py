@@ -14,6 +14,7 @@ from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.run import State, step
 from sfumato.dpsgd.trainable import candidates
 from sfumato.features.alone import PLACES
+from sfumato.features.cosine import CosineMoments
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.public_network import ResNet
 from sfumato.privacy.rows import Rows, bounded_sum
@@ -268,12 +269,12 @@ def test_every_key_of_dpsgd_reaches_its_steps(keys):
     assert differ(after(), after(**keys))
 
 
-@pytest.mark.parametrize("name", ["frequency", "histogram"])
+@pytest.mark.parametrize("name", ["frequency", "covariance", "histogram"])
 @pytest.mark.parametrize("count", [1, 3, 40])
 def test_maps_see_sensitive_images_in_batches_of_one_size(monkeypatch, name, count):
     """Kernels round differently for another batch: a row, and a vote in a near tie, would depend on the others."""
     sizes = set()
-    for kind in (FourierFeatures, ResNet):
+    for kind in (FourierFeatures, CosineMoments, ResNet):
 
         def seen(self, images, inner=kind.forward):
             sizes.add(len(images))
@@ -282,7 +283,7 @@ def test_maps_see_sensitive_images_in_batches_of_one_size(monkeypatch, name, cou
         monkeypatch.setattr(kind, "forward", seen)
     charge = GivenCharge(images(count, 0))
     for matters, size in ((True, 1), (False, PLACES)):
-        for query in ("frequency", "histogram"):
+        for query in ("joint", "histogram"):
             monkeypatch.setattr(f"sfumato.queries.{query}.place_matters", lambda *_, matters=matters: matters)
         sizes.clear()
         QUERIES[name][1](charge)
