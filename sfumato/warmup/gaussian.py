@@ -19,7 +19,7 @@ from sfumato.features.cosine import ClassMoments, CosineMoments
 
 OWN = 0.5  # of a class's own covariance, against that of all classes
 LEAST = 0.5  # of the variance by the law of all frequencies: no direction has less
-DETAILS = 5000  # public images whose details are taken, at most
+DETAILS = 10_000  # public images whose details are taken, at most
 RARE = 0.1  # of an equal share: a class that has less is taken for one of this size
 DECAYS = torch.arange(1.0, 4.55, 0.1)  # of the law: variance ∝ (1 + frequency)^-decay
 
