@@ -346,7 +346,7 @@ class Public(Strict):
 
     source: str = "glyphs"  # one of SOURCES (sfumato/data/sources)
     path: str | None = None
-    per_class: Positive = 300  # images of each class, for the sources that are drawn, as glyphs
+    per_class: Positive = 300  # images of each class, for the sources that are drawn: glyphs, procedural, photos
     fonts: Literal["matplotlib", "system"] = "matplotlib"  # glyphs only: which fonts are drawn
     # said by the owner of images that carry no privacy.json: none was made from sensitive images
     declared_public: bool = False

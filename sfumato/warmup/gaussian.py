@@ -5,6 +5,7 @@ Nothing here reads a sensitive image: the release was charged, and what is made 
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from sfumato.features.cosine import ClassMoments, CosineMoments
 
 OWN = 0.5  # of a class's own covariance, against that of all classes
 LEAST = 0.5  # of the variance by the law of all frequencies: no direction has less
-DETAILS = 10_000  # public images whose details are taken, at most
+RECOLOURED = 6  # random numbers that recolour a public image
+DETAILS = 5000  # public images whose details are taken, at most
 RARE = 0.1  # of an equal share: a class that has less is taken for one of this size
 DECAYS = torch.arange(1.0, 4.55, 0.1)  # of the law: variance ∝ (1 + frequency)^-decay
 
@@ -28,8 +30,8 @@ class GaussianGenerator(nn.Module):
     """G(z, y): low coefficients of the cosine transform by the Gaussian of class y, and the others beside them.
 
     features: the arguments of the `CosineMoments` that the release is of; details: public images whose finer
-    coefficients are taken, one at random for each image; without any, these are independent, with the variances `fine`.
-    latent: size of z, one number for each coefficient, and one that chooses the public image.
+    coefficients are taken, of one at random, recoloured; without any, these are independent, with the variances `fine`.
+    latent: size of z, one number for each coefficient and one that chooses the public image.
     """
 
     means: Tensor
@@ -57,7 +59,8 @@ class GaussianGenerator(nn.Module):
             low[labels == label] += z[labels == label][:, chosen] @ self.factors[label].T
         if len(self.details):
             rows = (torch.special.ndtr(choice) * len(self.details)).long().clamp(max=len(self.details) - 1)
-            coefficients = self.features.coefficients(self.details[rows].float() / 255)
+            varied = recoloured(self.details[rows].float() / 255, torch.special.ndtr(z[:, -RECOLOURED:]))
+            coefficients = self.features.coefficients(varied)
         else:
             coefficients = z * self.fine.sqrt()
         return self.features.images(coefficients.index_copy(1, chosen, low)).clamp(0, 1)
@@ -115,6 +118,23 @@ def shrunk(means: Tensor, noise: Tensor, shares: Tensor) -> Tensor:
     middle = (shares * means).sum(0) / shares.sum()
     apart = means - middle
     return middle + (1 - noise / apart.square().sum(1, keepdim=True)).clamp(min=0) * apart
+
+
+def recoloured(images: Tensor, random: Tensor) -> Tensor:
+    """Each image in another order of its channels, mirrored or not, inverted or not, less saturated, under other light.
+
+    So few images lend many details. images: (B, C, H, W) in [0, 1]; random: (B, RECOLOURED), uniform in [0, 1].
+    """
+    order, mirrored, inverted, saturation, contrast, gamma = random.T[:, :, None, None, None]
+    orders = torch.tensor(list(itertools.permutations(range(images.shape[1]))), device=images.device)
+    chosen = orders[(order.flatten() * len(orders)).long().clamp(max=len(orders) - 1)]
+    images = images.gather(1, chosen[:, :, None, None].expand_as(images))
+    images = torch.where(mirrored < 0.5, images.flip(3), images)
+    images = torch.where(inverted < 0.2, 1 - images, images)
+    grey = images.mean(1, keepdim=True)
+    images = grey + (0.1 + 0.9 * saturation) * (images - grey)
+    mean = images.mean((2, 3), keepdim=True)
+    return (mean + (0.6 + 1.2 * contrast) * (images - mean)).clamp(0, 1) ** (gamma - 0.5).exp()
 
 
 def law_of(variances: Tensor, features: CosineMoments) -> Tensor:

@@ -288,7 +288,7 @@ def contents(directory):
     return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
 
 
-@pytest.mark.parametrize("source", ["glyphs", "procedural", "photos", "collages"])
+@pytest.mark.parametrize("source", ["glyphs", "procedural", "photos"])
 def test_a_public_set_is_an_artifact_of_the_same_bytes_every_time(tmp_path, source):
     public = Public(source=source, per_class=2)
     card = prepare_public(public, (1, 8, 8), tmp_path / "a", tmp_path, seed=3)

@@ -35,7 +35,7 @@ def test_an_image_depends_on_seed_class_and_number_alone(source):
 
 
 def test_what_is_not_drawn_is_named():
-    with pytest.raises(ConfigError, match="glyphs, procedural, photos, collages"):
+    with pytest.raises(ConfigError, match="glyphs, procedural, photos"):
         drawing("sculpture", (1, 8, 8))
 
 
@@ -134,12 +134,3 @@ def test_photographs_keep_their_colours_and_turn_grey_by_luminance():
     red, _, blue = colour.images[colour.labels == 0].mean((0, 1, 2))  # the sky over the palace
     assert colour.classes == ("china", "flower") and blue > 100 and red > 100
     assert np.abs(grey.images[..., 0] - colour.images @ np.array([0.299, 0.587, 0.114])).mean() < 2
-
-
-def test_collages_are_of_three_ways_and_of_many_colours():
-    drawn = drawn_set("collages", (3, 16, 16), 40)
-    assert drawn.classes == ("alone", "joined", "blended")
-    means = drawn.images.mean((1, 2))
-    assert means.std(axis=0).min() > 25  # of each channel: photographs alone keep their colours
-    assert np.abs(means[:, 0] - means[:, 2]).max() > 40
-    assert drawn_set("collages", (1, 8, 12), 2).images.shape == (6, 8, 12, 1)

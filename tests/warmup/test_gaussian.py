@@ -9,7 +9,7 @@ import torch
 from sfumato.config import Auxiliary, Covariance
 from sfumato.features.cosine import ClassMoments, CosineMoments
 from sfumato.queries.covariance import cosine_moments, load_covariance, save_covariance
-from sfumato.warmup.gaussian import fit_gaussians, shrunk
+from sfumato.warmup.gaussian import RECOLOURED, fit_gaussians, recoloured, shrunk
 from sfumato.warmup.generator import draw_images, load_generator, save_generator
 
 SHAPE = (3, 16, 16)
@@ -126,10 +126,25 @@ def test_finer_frequencies_come_from_public_images(clouds):
     plain, striped = (fit_gaussians(moments, torch.tensor([0.5, 0.5]), some) for some in (None, stripes))
 
     def along(generator) -> float:
+        """How much even columns differ from odd ones, whichever are brighter."""
         drawn = draw_images(generator, 200)[0]
-        return float((drawn[..., ::2].mean() - drawn[..., 1::2].mean()).abs())
+        return float((drawn[..., ::2].mean((1, 2, 3)) - drawn[..., 1::2].mean((1, 2, 3))).abs().mean())
 
     assert along(striped) > 0.3 > 0.05 > along(plain)
+
+
+def test_recolouring_keeps_edges_and_nothing_of_the_colours():
+    random = torch.Generator().manual_seed(0)
+    image = torch.tensor([0.9, 0.5, 0.1])[:, None, None].expand(3, 8, 8).clone()
+    image[:, :, 4:] *= 0.3  # an edge
+    found = recoloured(image.expand(400, 3, 8, 8), torch.rand(400, RECOLOURED, generator=random))
+    assert found.min() >= 0 and found.max() <= 1 and torch.isfinite(found).all()
+    steps = (found[..., 3] - found[..., 4]).abs().mean((1, 2))
+    assert steps.min() > 0.02 and torch.equal(found[..., 0], found[..., 3])
+    strongest = found[..., 0].mean(2).argmax(1).bincount(minlength=3)
+    assert strongest.min() > 80  # each channel in turn
+    same = recoloured(image[None, :1], torch.full((1, RECOLOURED), 0.5))
+    assert same.shape == (1, 1, 8, 8)
 
 
 def test_a_generator_is_read_as_it_was_written(clouds, tmp_path):

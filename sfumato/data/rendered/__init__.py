@@ -1,4 +1,4 @@
-"""Public image sets that are drawn, not downloaded: glyphs of fonts, textures, patches of two photographs, collages.
+"""Public image sets that are drawn, not downloaded: glyphs of fonts, procedural textures, patches of two photographs.
 
 Every image has its own random stream, seeded by (seed, class, number), so a larger set begins with the smaller one.
 Classes take turns, so every prefix is balanced.
@@ -47,18 +47,7 @@ def photos(shape: Shape, fonts: Fonts) -> Drawing:
     return PHOTOGRAPHS, photo_drawer(shape)
 
 
-def collages(shape: Shape, fonts: Fonts) -> Drawing:
-    from sfumato.data.rendered.collages import WAYS, collage_drawer
-
-    return WAYS, collage_drawer(shape)
-
-
-DRAWN: dict[str, Callable[[Shape, Fonts], Drawing]] = {
-    "glyphs": glyphs,
-    "procedural": procedural,
-    "photos": photos,
-    "collages": collages,
-}
+DRAWN: dict[str, Callable[[Shape, Fonts], Drawing]] = {"glyphs": glyphs, "procedural": procedural, "photos": photos}
 
 
 def draw_all(draw: Draw, classes: int, per_class: int, seed: int) -> Iterator[tuple[np.ndarray, int]]:

@@ -43,7 +43,6 @@ SOURCES: dict[str, Reader] = {
     "glyphs": Reader(read_drawn, PUBLIC),
     "procedural": Reader(read_drawn, PUBLIC),
     "photos": Reader(read_drawn, PUBLIC),
-    "collages": Reader(read_drawn, PUBLIC),
     "emnist": Reader(read_idx_set, PUBLIC),
     "kmnist": Reader(read_idx_set, PUBLIC),
     "cifar100": Reader(read_cifar, PUBLIC),

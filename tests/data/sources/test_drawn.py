@@ -9,7 +9,7 @@ from sfumato.data.sources import read_public
 from sfumato.errors import ConfigError
 
 
-@pytest.mark.parametrize("source", ["glyphs", "procedural", "photos", "collages"])
+@pytest.mark.parametrize("source", ["glyphs", "procedural", "photos"])
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 12, 9)])
 def test_drawn_sources_come_in_any_shape_and_follow_the_seed(tmp_path, source, shape):
     public = Public(source=source, per_class=2)
