@@ -179,9 +179,8 @@ def at_effective_epsilon(recipe: str, epsilon: float) -> dict[str, Any]:
     """The shares and the teacher's constants of a recipe as they are at `epsilon`, with which their noise compares."""
     content = known_recipe(recipe)
     found: dict[str, Any] = {}
-    for name in ("frequency", "embedding"):
-        noise = content.get(name, {}).get("noise")
-        if isinstance(noise, dict):
+    for name, section in content.items():
+        if isinstance(section, dict) and isinstance(noise := section.get("noise"), dict):
             found[name] = {"noise": noise_at(epsilon, noise)}
     teacher = content.get("teacher", {})
     rules = Teacher.constants(str(teacher.get("fitted_on", "public")), epsilon)

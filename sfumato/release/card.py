@@ -118,6 +118,11 @@ def dataset_card(
         if drawn_by_models
         else ""
     )
+    if "auxiliary" in sources and any(record["stage"] == "covariance" for record in records.values()):
+        origin += (
+            " Those of `auxiliary` follow the sensitive images in their low frequencies alone. What is finer comes from "
+            "public images, recoloured, whose licence holds for it too, or from chance."
+        )
     if chosen:
         origin += (
             f" {'All' if not drawn_by_models else chosen} are **public photographs, privately selected and labelled**: "
