@@ -120,8 +120,8 @@ def dataset_card(
     )
     if "auxiliary" in sources and any(record["stage"] == "covariance" for record in records.values()):
         origin += (
-            " Those of `auxiliary` follow the sensitive images in their low frequencies alone. What is finer comes from "
-            "public images, recoloured, whose licence holds for it too, or from chance."
+            " Those of `auxiliary` follow the sensitive images in their low frequencies alone. What is finer comes "
+            "from public images, recoloured, whose licence holds for it too, or from chance."
         )
     if chosen:
         origin += (
