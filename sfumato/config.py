@@ -320,8 +320,10 @@ class Covariance(QuerySettings):
     """Noisy means and covariances, by class, of the low frequencies of the images: of their cosine transform."""
 
     noise: Noise = 10.0
-    frequencies: Positive = 64  # coefficients of brightness, the lowest first
-    contrasts: Positive = 16  # of each of the two contrasts of a colour image
+    # coefficients of brightness, the lowest first, and of each of the two contrasts of a colour image; what is released
+    # grows with the square of their number
+    frequencies: Annotated[int, Field(gt=0, le=300)] = 64
+    contrasts: Annotated[int, Field(gt=0, le=100)] = 16
     bound: PositiveFloat = 0.3  # clip of an image's distance from grey, root mean square of its pixels in [0, 1]
     products: Annotated[float, Field(gt=0, lt=1)] = 0.7  # share of the squared norm that the products have
     flip: bool = False  # an image stands for its mirror image too, as of photographs

@@ -142,7 +142,7 @@ def unknown(key: str, name: str, known: Sequence[str]) -> Iterator[str]:
 
 
 def shape_problems(params: Params, card: Card) -> Iterator[str]:
-    _, height, width = card.shape
+    channels, height, width = card.shape
     central, frequency, model = params.central, params.frequency, params.model
     if params.runs("central") and (height % central.pool or width % central.pool):
         yield (
@@ -151,6 +151,10 @@ def shape_problems(params: Params, card: Card) -> Iterator[str]:
         )
     if params.runs("central") and central.statistic == "mode" and central.max_norm is not None:
         yield f"central.max_norm={central.max_norm} has no effect on the mode, whose bound is fixed: leave it out"
+    for name in ("frequencies", "contrasts"):
+        number = getattr(params.covariance, name)
+        if params.runs("covariance") and number > height * width and (name == "frequencies" or channels == 3):
+            yield f"covariance.{name}={number}: images of {height}×{width} have {height * width}, lower it"
     banks = {
         "frequency": (frequency.size, sum(len(f.length_scales) for f in frequency.features)),
         "embedding": (params.embedding.size, 2 * len(params.embedding.length_scales)),

@@ -275,6 +275,22 @@ def test_shapes_that_do_not_fit_are_refused_before_anything_is_spent(tmp_path, s
         make_plan(params(tmp_path, central={"pool": 4}), card(shape=shape), ROOT)
 
 
+ALL_OF_BOTH = "count covariance frequency auxiliary teacher embedding refine synthesize".split()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"covariance": {"frequencies": 65}}, "images of 8×8 have 64"),
+        ({"run": ALL_OF_BOTH}, "refine fits a network further"),
+        ({"auxiliary": {"target": "frequency", "details": True}}, "details go with target: covariance"),
+    ],
+)
+def test_gaussians_that_do_not_fit_are_refused_before_anything_is_spent(tmp_path, content, message):
+    with pytest.raises(ConfigError, match=message):
+        make_plan(params(tmp_path, **{"recipe": "teacher-gaussian"} | content), card(), ROOT)
+
+
 def test_a_budget_that_cannot_be_met_names_the_stage_and_the_fix(tmp_path):
     with pytest.raises(
         BudgetError, match=r"privacy\.epsilon=0\.01 cannot be met: central alone costs .*take it out of run"
