@@ -275,7 +275,7 @@ def test_shapes_that_do_not_fit_are_refused_before_anything_is_spent(tmp_path, s
         make_plan(params(tmp_path, central={"pool": 4}), card(shape=shape), ROOT)
 
 
-ALL_OF_BOTH = "count covariance frequency auxiliary teacher embedding refine synthesize".split()
+ALL_OF_BOTH = ["count", "covariance", "frequency", "auxiliary", "teacher", "embedding", "refine", "synthesize"]
 
 
 @pytest.mark.parametrize(
