@@ -46,8 +46,9 @@ def test_a_kill_in_round_three_of_five_costs_nothing(tmp_path):
 
     # what it left: a population of public candidates, and no votes, noisy or clean
     run = repository.path / "state/runs" / opened["record"]["id"]
-    (left,) = run.glob("checkpoint-*.safetensors")
-    assert sorted(load_file(left)) == ["best", "genes", "kinds", "labels"]
+    left = [load_file(path) for path in run.glob("checkpoint-*.safetensors")]
+    assert 1 <= len(left) <= 2  # the kill may fall between a new one and the end of the old
+    assert all(sorted(population) == ["best", "genes", "kinds", "labels"] for population in left)
 
     # it goes on, is charged once, and for all rounds
     code, text = repository.run("stage", "evolve")
