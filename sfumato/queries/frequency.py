@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -13,9 +12,6 @@ from sfumato.documents import read_json
 from sfumato.errors import DataError, explained
 from sfumato.features.fourier import FourierFeatures
 from sfumato.weights import load_tensors, save_tensors
-
-if TYPE_CHECKING:
-    pass
 
 
 def save_embedding(embedding: Tensor, features: FourierFeatures, directory: Path) -> None:
