@@ -53,12 +53,7 @@ class Denoiser(Learner):
 
     @abstractmethod
     def sampler(
-        self,
-        steps: int,
-        guidance: float,
-        generator: torch.Generator,
-        shape: Sequence[int] | None,
-        guide: Guide | None = None,
+        self, steps: int, guidance: float, generator: torch.Generator, shape: Sequence[int] | None, guide: Guide | None
     ) -> Sampler:
         """What draws some images, as `draw` asks. It is called with AT_A_TIME labels at most."""
 

@@ -229,12 +229,7 @@ class UNet(Denoiser):
         return per_image_loss(network, images, labels, levels, noise, self.sigma_data)
 
     def sampler(
-        self,
-        steps: int,
-        guidance: float,
-        generator: torch.Generator,
-        shape: Sequence[int] | None,
-        guide: Guide | None = None,
+        self, steps: int, guidance: float, generator: torch.Generator, shape: Sequence[int] | None, guide: Guide | None
     ) -> Sampler:
         """Images of its own shape, by Heun's solver, in bfloat16 where that is faster here."""
         half = drawing_in_bfloat16(self, guidance)
