@@ -116,14 +116,16 @@ def locate(directory: str) -> Path:
         "tokenizer/*.txt",
         "tokenizer/*.model",
     ]
-    try:
+    failed = f"model.directory={directory} cannot be downloaded from the hub"
+    fix = "download it elsewhere and name the directory"
+    # the type depends on what fails: network, name, permission
+    with explained(ConfigError, lambda error: f"{failed} ({reason_of(error)}): {fix}", causes=(Exception,)):
         return Path(snapshot_download(found[1], revision=found[2], allow_patterns=parts))
-    except Exception as error:  # the type depends on what fails: network, name, permission
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ConfigError(
-            f"model.directory={directory} cannot be downloaded from the hub ({reason}): "
-            "download it elsewhere and name the directory"
-        ) from error
+
+
+def reason_of(error: Exception) -> str:
+    """The first line of what a library says, or the kind of error where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def read_model_directory(directory: str) -> ModelDirectory:

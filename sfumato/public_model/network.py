@@ -21,7 +21,7 @@ from sfumato.diffusion.noise_levels import TIMESTEPS, draw_noise_levels, draw_ti
 from sfumato.diffusion.sampler import Guide
 from sfumato.errors import DataError
 from sfumato.public_model.directory import ModelDirectory, choose_image_size, read_model_directory
-from sfumato.public_model.parts import build_network, load_part, make_differentiable, make_scheduler
+from sfumato.public_model.parts import LONGEST_T5, build_network, load_part, make_differentiable, make_scheduler
 from sfumato.public_model.reference import (
     CONFIG,
     PROMPTS,
@@ -125,12 +125,7 @@ class LatentDiffusion(Denoiser):
         return torch.searchsorted(levels, sigma).clamp(max=steps - 1)
 
     def sampler(
-        self,
-        steps: int,
-        guidance: float,
-        generator: torch.Generator,
-        shape: Sequence[int] | None,
-        guide: Guide | None = None,
+        self, steps: int, guidance: float, generator: torch.Generator, shape: Sequence[int] | None, guide: Guide | None
     ) -> Sampler:
         """Images by the library's sampler, decoded and resized to `shape`. Raises ValueError for a guide."""
         if guide is not None:
@@ -185,9 +180,8 @@ def outline(settings: Model, classes: int) -> LatentDiffusion:
     image_size = choose_image_size(model, settings)
     text = model.configs["text_encoder"]
     width = int(text.get("hidden_size") or text.get("d_model") or text.get("text_config", {}).get("hidden_size", 768))
-    tokens = int(
-        min(model.configs["tokenizer"].get("model_max_length", 77), 120 if model.denoiser == "transformer" else 77)
-    )
+    longest = LONGEST_T5 if model.denoiser == "transformer" else 77
+    tokens = int(min(model.configs["tokenizer"].get("model_max_length", 77), longest))
     with torch.device("meta"):
         network = build_network(model).to("meta")
         prompts, mask = torch.empty(classes + 1, tokens, width), torch.ones(classes + 1, tokens, dtype=torch.bool)

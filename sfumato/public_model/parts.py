@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfumato.errors import DataError, SfumatoError, explained
-from sfumato.public_model.directory import ModelDirectory, require_library, variant_of
+from sfumato.errors import DataError, explained
+from sfumato.public_model.directory import AGAIN, ModelDirectory, reason_of, require_library, variant_of
 from sfumato.public_model.prompts import NO_LABEL
 
 UNSUPPORTED = ("group_norm", "spatial_norm", "norm_q", "norm_k", "norm_cross", "add_k_proj")  # in an attention
@@ -44,18 +44,13 @@ def load_part(model: ModelDirectory, part: str) -> Any:
         options |= {"use_safetensors": True, "torch_dtype": torch.float32}
         if variant := variant_of(model.path, part):
             options["variant"] = variant.removeprefix(".")
-    try:
+    failed = f"{model.path / part} cannot be loaded as {model.classes[part]}"
+    # the type depends on what is wrong with the files
+    with explained(DataError, lambda error: f"{failed} ({reason_of(error)}): {AGAIN}", causes=(Exception,)):
         loaded = kind.from_pretrained(str(model.path / part), **options)
-    except SfumatoError:
-        raise
-    except Exception as error:  # the type depends on what is wrong with the files
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise DataError(
-            f"{model.path / part} cannot be loaded as {model.classes[part]} ({reason}): download the model again"
-        ) from error
     if isinstance(loaded, nn.Module):
         if odd := [name for name, value in loaded.named_parameters() if value.device.type == "meta"]:
-            raise DataError(f"{model.path / part} lacks the weights of {odd[0]}: download the model again")
+            raise DataError(f"{model.path / part} lacks the weights of {odd[0]}: {AGAIN}")
         loaded.eval().requires_grad_(False)
     return loaded
 
@@ -152,7 +147,7 @@ def build_network(model: ModelDirectory) -> nn.Module:
     """The U-Net or the transformer with untrained weights, on the current device, which may be the meta device."""
     kind = class_named(model.classes[model.denoiser])
     what = f"{model.path / model.denoiser}: config.json does not describe a {kind.__name__}"
-    with explained(DataError, lambda error: f"{what} ({error}): download the model again", causes=(Exception,)):
+    with explained(DataError, lambda error: f"{what} ({error}): {AGAIN}", causes=(Exception,)):
         return kind.from_config(model.configs[model.denoiser])
 
 

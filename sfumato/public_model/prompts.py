@@ -40,11 +40,8 @@ def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list
     prompts = []
     for number, name in enumerate(classes, start=1):
         said = re.sub(r"[_\s]+", " ", name).strip()
-        fields = {
-            "class": said,
-            "article": "an" if said[:1].lower() in ("a", "e", "i", "o", "u") else "a",
-            "number": str(number),
-        }
+        article = "an" if said[:1].lower() in ("a", "e", "i", "o", "u") else "a"
+        fields = {"class": said, "article": article, "number": str(number)}
         prompts.append(model.prompts.get(name) or whole.get(name) or template.format(**fields))
     if len(classes) > 1 and (same := [prompt for prompt in prompts if prompts.count(prompt) > 1]):
         raise ConfigError(

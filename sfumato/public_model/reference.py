@@ -76,11 +76,8 @@ def read_reference(directory: Path) -> dict[str, Any]:
         content = read_json(file)
         if content["kind"] != KIND:
             raise ValueError(f"it is of kind {content['kind']}")
-        _ = (
-            content["directory"],
-            int(content["image_size"]),
-            {part: (value["class"], value["sha256"]) for part, value in content["parts"].items()},
-        )
+        _ = content["directory"], int(content["image_size"])
+        _ = [(part["class"], part["sha256"]) for part in content["parts"].values()]
     return content
 
 
