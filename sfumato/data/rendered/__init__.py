@@ -12,11 +12,20 @@ from typing import Literal
 import numpy as np
 
 from sfumato.data.images import ImageSet, Shape
+from sfumato.data.rendered.glyphs import CHARACTERS, glyph_drawer
+from sfumato.data.rendered.photos import PHOTOGRAPHS, photo_drawer
+from sfumato.data.rendered.procedural import FAMILIES, procedural_drawer
 from sfumato.errors import ConfigError
 
 Fonts = Literal["matplotlib", "system"]
 Draw = Callable[[np.random.Generator, int], np.ndarray]  # (random stream, label) -> (H, W, C) uint8
 Drawing = tuple[tuple[str, ...], Draw]  # class names, and what draws one image
+
+DRAWN: dict[str, Callable[[Shape, Fonts], Drawing]] = {
+    "glyphs": lambda shape, fonts: (CHARACTERS, glyph_drawer(shape, fonts)),
+    "procedural": lambda shape, fonts: (tuple(FAMILIES), procedural_drawer(shape)),
+    "photos": lambda shape, fonts: (PHOTOGRAPHS, photo_drawer(shape)),
+}
 
 
 def drawing(source: str, shape: Shape, fonts: Fonts = "matplotlib") -> Drawing:
@@ -27,27 +36,6 @@ def drawing(source: str, shape: Shape, fonts: Fonts = "matplotlib") -> Drawing:
     if source not in DRAWN:
         raise ConfigError(f"{source!r} is not drawn: choose from {', '.join(DRAWN)}.")
     return DRAWN[source](shape, fonts)
-
-
-def glyphs(shape: Shape, fonts: Fonts) -> Drawing:
-    from sfumato.data.rendered.glyphs import CHARACTERS, glyph_drawer
-
-    return CHARACTERS, glyph_drawer(shape, fonts)
-
-
-def procedural(shape: Shape, fonts: Fonts) -> Drawing:
-    from sfumato.data.rendered.procedural import FAMILIES, procedural_drawer
-
-    return tuple(FAMILIES), procedural_drawer(shape)
-
-
-def photos(shape: Shape, fonts: Fonts) -> Drawing:
-    from sfumato.data.rendered.photos import PHOTOGRAPHS, photo_drawer
-
-    return PHOTOGRAPHS, photo_drawer(shape)
-
-
-DRAWN: dict[str, Callable[[Shape, Fonts], Drawing]] = {"glyphs": glyphs, "procedural": procedural, "photos": photos}
 
 
 def draw_all(draw: Draw, classes: int, per_class: int, seed: int) -> Iterator[tuple[np.ndarray, int]]:

@@ -14,15 +14,11 @@ SMALLEST = 16  # pixels: the least side of a patch
 def photo_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, int], np.ndarray]:
     """A function (random stream, label) -> one patch, (H, W, C) uint8: random place, scale (log-uniform), mirroring."""
     from PIL import Image
-    from sklearn.datasets import load_sample_images
+    from sklearn.datasets import load_sample_image
 
     channels, height, width = shape
-    bunch = load_sample_images()
-    found = {
-        name.rsplit("/", 1)[-1].split(".")[0]: Image.fromarray(array)
-        for name, array in zip(bunch.filenames, bunch.images, strict=True)
-    }
-    pictures = [found[name] if channels == 3 else found[name].convert("L") for name in PHOTOGRAPHS]
+    coloured = [Image.fromarray(load_sample_image(f"{name}.jpg")) for name in PHOTOGRAPHS]
+    pictures = coloured if channels == 3 else [picture.convert("L") for picture in coloured]
 
     def draw(random: np.random.Generator, label: int) -> np.ndarray:
         picture = pictures[label]
