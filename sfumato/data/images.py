@@ -78,9 +78,7 @@ class ImageWriter:
     complete once it is left. An exception leaves unfinished files: write into a temporary directory and rename it.
     """
 
-    def __init__(
-        self, directory: Path, shape: tuple[int, int, int], classes: tuple[str, ...], grouped: bool = False
-    ) -> None:
+    def __init__(self, directory: Path, shape: Shape, classes: tuple[str, ...], grouped: bool = False) -> None:
         channels, height, width = shape
         self.row = (height, width, channels)
         self.classes = classes
@@ -173,9 +171,14 @@ def check(images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], dire
         raise DataError(f"{directory / LABELS} is {labels.dtype} {labels.shape}, expected int64 (N,).")
     if len(labels) != len(images):
         raise DataError(f"{directory} holds {len(images)} images but {len(labels)} labels: write both again.")
+    check_labels(labels, classes, directory / LABELS)
+
+
+def check_labels(labels: np.ndarray, classes: tuple[str, ...], path: Path) -> None:
+    """Raise DataError where a label of the file `path` has no class."""
     if len(labels) and not (labels.min() >= 0 and labels.max() < len(classes)):
         found, known = f"{labels.min()}..{labels.max()}", f"0..{len(classes) - 1} for {len(classes)} classes"
-        raise DataError(f"{directory / LABELS} has labels {found}, expected {known}.")
+        raise DataError(f"{path} has labels {found}, expected {known}.")
 
 
 def as_uint8(images: Tensor) -> np.ndarray:

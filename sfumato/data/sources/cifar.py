@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sfumato.data.sources.source import Request, Source, check_labels, download, examples
+from sfumato.data.images import check_labels
+from sfumato.data.sources.source import Request, Source, download, examples
 from sfumato.errors import DataError
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sfumato.data.sources.source import Request, Source, check_labels, download, examples
+from sfumato.data.images import check_labels
+from sfumato.data.sources.source import Request, Source, download, examples
 from sfumato.errors import DataError, explained
 
 LARGEST = 2**32  # values of a file; the largest set in this format has 6 · 10⁸

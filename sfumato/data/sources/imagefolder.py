@@ -18,10 +18,7 @@ LEFT_BY_SYSTEMS = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx"}  # in 
 TRAIN, TEST = "train", "test"
 NAMED = 200  # bad files that one refusal names at most
 # Formats of plain pictures. Left out are those that hold programs, such as PostScript, which other programs would run.
-FORMATS = (
-    *("AVIF", "BMP", "DIB", "GIF", "ICO", "JPEG", "JPEG2000", "PCX", "PNG", "PPM", "QOI", "SGI", "TGA"),
-    *("TIFF", "WEBP"),
-)
+FORMATS = "AVIF BMP DIB GIF ICO JPEG JPEG2000 PCX PNG PPM QOI SGI TGA TIFF WEBP"
 
 
 @dataclass(frozen=True)
@@ -191,9 +188,8 @@ def misplaced(entry: Path, root: Path, name: str) -> str | None:
     name: what the message calls it.
     """
     if entry.is_symlink() and not entry.resolve().is_relative_to(root.resolve()):
-        return f"{name} is a link to {entry.resolve() if name == str(entry) else 'a file'}, outside of {root}: " + (
-            "copy what it links to in its place."
-        )
+        target = entry.resolve() if name == str(entry) else "a file"
+        return f"{name} is a link to {target}, outside of {root}: copy what it links to in its place."
     if not entry.is_file() and not entry.is_dir():
         return f"{name} is no file (a pipe, a device, or a link to nothing): remove it."
     return None
@@ -241,7 +237,7 @@ def pictures_of(
     """
     for path, label in files:
         try:
-            image = fit(decode(path, str(path)), request, str(path))
+            image = fit(decode(path), request, str(path))
         except DataError:
             raise refusal(problems_of(every, request)) from None
         if not shapes:
@@ -299,7 +295,7 @@ def decode(path: Path, name: str = "") -> np.ndarray:
 
     name = name or str(path)
     Image.init()
-    known = [form for form in FORMATS if form in Image.OPEN]  # what this Pillow was built with
+    known = [form for form in FORMATS.split() if form in Image.OPEN]  # what this Pillow was built with
     try:
         with Image.open(path, formats=known) as opened:
             if (frames := getattr(opened, "n_frames", 1)) > 1:

@@ -8,14 +8,15 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from itertools import chain
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
 from sfumato.data.groups import checked, ids_of_array
-from sfumato.data.images import GROUPS_REFUSED
-from sfumato.data.sources.source import Example, Request, Source, check_labels, fit
+from sfumato.data.images import GROUPS_REFUSED, check_labels
+from sfumato.data.sources.source import Example, Request, Source, examples
 from sfumato.errors import UNREADABLE, ConfigError, DataError, explained
 
 IMAGENET_CLASSES = 1000
@@ -77,15 +78,9 @@ def read_npz(request: Request, raw: Path) -> Source:
         if groups is None:
             raise DataError(f"{path} has no array named groups: write it with np.savez(path, …, groups=…).")
         ids = checked(ids_of_array(groups, shape[0], f"{path}: `groups`"), request.groups)
-    return Source(classes, npz_examples(path, request), None, shape[0], ids)
-
-
-def npz_examples(path: Path, request: Request) -> Iterator[Example]:
-    """The images of an archive with their labels, in pieces: memory does not grow with their number."""
-    images = (image for rows in npy_rows(path, "images") for image in rows)
-    labels = (label for rows in npy_rows(path, "labels") for label in rows.tolist())
-    for i, (image, label) in enumerate(zip(images, labels, strict=True)):
-        yield fit(image if image.ndim == 3 else image[..., None], request, f"{path.name}, image {i}"), label
+    # read in pieces: memory does not grow with their number
+    images, labels = (chain.from_iterable(npy_rows(path, name)) for name in ("images", "labels"))
+    return Source(classes, examples(images, labels, request, path.name), None, shape[0], ids)
 
 
 def npy_header(path: Path, name: str) -> tuple[tuple[int, ...], bool, np.dtype]:
@@ -173,12 +168,8 @@ def read_npy_header(member: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]
 
 def imagenet_examples(files: Sequence[Path], labels: Sequence[np.ndarray], request: Request) -> Iterator[Example]:
     for path, batch in zip(files, labels, strict=True):
-        start = 0
-        for rows in npy_rows(path, "data", "fetch it again."):
-            images = rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-            for i, image in enumerate(images, start):
-                yield fit(image, request, f"{path.name}, image {i}"), int(batch[i])
-            start += len(images)
+        rows = chain.from_iterable(npy_rows(path, "data", "fetch it again."))
+        yield from examples((row.reshape(3, 32, 32).transpose(1, 2, 0) for row in rows), batch, request, path.name)
 
 
 def imagenet_names(place: Path) -> tuple[str, ...]:

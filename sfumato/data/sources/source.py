@@ -61,16 +61,8 @@ class Request:
         return Path(self.path).expanduser()
 
 
-def check_labels(labels: np.ndarray, classes: tuple[str, ...], path: Path) -> None:
-    if len(labels) and not (labels.min() >= 0 and labels.max() < len(classes)):
-        raise DataError(
-            f"{path} has labels {labels.min()}..{labels.max()}, "
-            f"expected 0..{len(classes) - 1} for {len(classes)} classes."
-        )
-
-
-def examples(images: np.ndarray, labels: np.ndarray, request: Request, name: str) -> Iterator[Example]:
-    """Array rows one by one, (H, W) or (H, W, C) uint8, converted as `request` asks."""
+def examples(images: Iterable[np.ndarray], labels: Iterable[int], request: Request, name: str) -> Iterator[Example]:
+    """Images one by one, (H, W) or (H, W, C) uint8, converted as `request` asks, with their labels."""
     for i, (image, label) in enumerate(zip(images, labels, strict=True)):
         yield fit(image if image.ndim == 3 else image[..., None], request, f"{name}, image {i}"), int(label)
 
@@ -104,10 +96,8 @@ def download(name: str, raw: Path, fix: str, *, test: bool, options: Mapping[str
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(DOWNLOAD_TIMEOUT)
     try:
-        return tuple(
-            getattr(datasets, name)(raw, train=train, download=True, **(options or {}))
-            for train in ([True, False] if test else [True])
-        )
+        splits = (True, False) if test else (True,)
+        return tuple(getattr(datasets, name)(raw, train=train, download=True, **(options or {})) for train in splits)
     except (OSError, RuntimeError) as error:  # no network, a broken file, a full disk
         for empty in (raw / name / "raw", raw / name):
             with suppress(OSError):  # rmdir removes empty folders only
