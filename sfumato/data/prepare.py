@@ -252,9 +252,8 @@ def write_public(source: Source, shape: tuple[int, int, int], directory: Path) -
             if label < len(first) and counts[label] < GRID_COLUMNS:
                 first[label, counts[label]] = image
             counts[label] += 1
-    save_png(
-        directory / "grid.png", to_grid(first.reshape(-1, *first.shape[2:]).transpose(0, 3, 1, 2) / 255, GRID_COLUMNS)
-    )
+    grid = to_grid(first.reshape(-1, *first.shape[2:]).transpose(0, 3, 1, 2) / 255, GRID_COLUMNS)
+    save_png(directory / "grid.png", grid)
     return counts
 
 
@@ -297,9 +296,8 @@ def split(source: Source, key: bytes, holdout_fraction: float, directory: Path) 
                 height, width, channels = image.shape
                 for part in (SENSITIVE, HOLDOUT):
                     (directory / part).mkdir(mode=0o700)
-                    writers[part] = stack.enter_context(
-                        ImageWriter(directory / part, (channels, height, width), source.classes, grouped)
-                    )
+                    writer = ImageWriter(directory / part, (channels, height, width), source.classes, grouped)
+                    writers[part] = stack.enter_context(writer)
             number = None if group is None else numbers.setdefault(group, len(numbers))
             writers[HOLDOUT if held_out else SENSITIVE].append(image, label, number)
     if not writers or not writers[SENSITIVE].count:
@@ -373,7 +371,7 @@ def replacing(directory: Path) -> Iterator[Path]:
             shutil.rmtree(aside, ignore_errors=True)
 
 
-def progress(items: Iterable, total: int) -> Iterable:
+def progress(items: Iterable, total: int) -> Iterator:
     """The same items, with a bar and the time left on a terminal, and a line every tenth elsewhere.
 
     Parts alone are shown elsewhere, and no numbers: a log may be read by others.
@@ -382,11 +380,8 @@ def progress(items: Iterable, total: int) -> Iterable:
         from rich.console import Console
         from rich.progress import track
 
-        return track(items, "preparing", total, console=Console(stderr=True))
-    return in_tenths(items, total)
-
-
-def in_tenths(items: Iterable, total: int) -> Iterator:
+        yield from track(items, "preparing", total, console=Console(stderr=True))
+        return
     shown = 0
     for done, item in enumerate(items, start=1):
         yield item
