@@ -212,13 +212,8 @@ class Charge:
         if os.getpid() != self._process:
             raise BudgetError(f"{self.record['stage']}: the charge was opened by another process: open one here")
 
-    def __reduce__(self):
+    def __reduce__(self):  # `copy` asks it too
         raise TypeError("a charge cannot be saved, copied or sent: its uses are counted once")
-
-    def __deepcopy__(self, memo):
-        return self.__reduce__()
-
-    __copy__ = __reduce__
 
     def share(self) -> dict:
         """What another process needs to take its part (`Share`)."""

@@ -46,13 +46,8 @@ class NoiseSource:
         """N(0, std²), float64, on the CPU."""
         return torch.from_numpy(np.asarray(self.generator.standard_normal(shape) * std))
 
-    def __reduce__(self):
+    def __reduce__(self):  # `copy` asks it too
         raise TypeError("a noise source cannot be saved, copied or sent: its stream must never be used twice")
-
-    def __deepcopy__(self, memo):
-        return self.__reduce__()
-
-    __copy__ = __reduce__
 
 
 def rounded(noisy: torch.Tensor, grid: float) -> torch.Tensor:
