@@ -28,10 +28,7 @@ ORDERS: tuple[float, ...] = (
     *range(64, 128, 4),
     *range(128, 256, 16),
     *range(256, 1025, 64),
-    1536,
-    2048,
-    3072,
-    4096,
+    *(1536, 2048, 3072, 4096),
 )
 RELATIONS = {
     ADD_OR_REMOVE_ONE: NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -96,13 +93,11 @@ def conversion(order: float, delta: float, classic: bool = False) -> float:
     return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
-def epsilon_and_order(
-    curve: np.ndarray, delta: float, classic: bool = False, orders: Sequence[float] = ORDERS
-) -> tuple[float, float]:
-    """The smallest epsilon over the orders, and its order."""
-    values = curve + np.array([conversion(a, delta, classic) for a in orders])
+def epsilon_and_order(curve: np.ndarray, delta: float, classic: bool = False) -> tuple[float, float]:
+    """The smallest epsilon over ORDERS, of which `curve` has the RDP, and its order."""
+    values = curve + np.array([conversion(a, delta, classic) for a in ORDERS])
     best = int(np.argmin(values))
-    return max(0.0, float(values[best])), float(orders[best])
+    return max(0.0, float(values[best])), float(ORDERS[best])
 
 
 def epsilon(
@@ -200,24 +195,23 @@ def calibrate(
     fixed = {
         name: ask.with_noise(ask.noise_multiplier) for name, ask in asks.items() if ask.noise_multiplier is not None
     }
-    shares = {name: ask for name, ask in asks.items() if ask.share is not None}
+    shares = {name: ask.share for name, ask in asks.items() if ask.share is not None}
     rests = [name for name in asks if name not in fixed and name not in shares]
     if len(rests) != 1:
         raise BudgetError(f"exactly one stage must have noise: rest, not {len(rests)} ({', '.join(rests) or 'none'})")
     rest = rests[0]
-    shared = sum(ask.share for ask in shares.values() if ask.share is not None)
-    if shared >= 1:
+    if (shared := sum(shares.values())) >= 1:
         raise BudgetError(f"the shares of {', '.join(shares)} add up to {shared:.0%}: nothing is left for {rest}")
 
     solved = dict(fixed)
-    for name, ask in shares.items():
-        order = reference_order(ask, target, delta)
-        part = (ask.share or 0) * (target - conversion(order, delta))
+    for name, share in shares.items():
+        ask, order = asks[name], reference_order(asks[name], target, delta)
+        part = share * (target - conversion(order, delta))
         noise = smallest_noise(
             lambda s, ask=ask, order=order, part=part: _mechanism_rdp(ask.with_noise(s), order) <= part
         )
         if not math.isfinite(noise):
-            raise BudgetError(_infeasible(fixed, {name: ask}, name, target, delta))
+            raise BudgetError(_infeasible(fixed, name, target, delta))
         solved[name] = ask.with_noise(round_up(noise))
 
     taken = dict(zip(ORDERS, rdp_curve(ComposedDpEvent(list(before))), strict=True))
@@ -235,7 +229,7 @@ def calibrate(
             noise = smallest_noise(fits, high=best_noise if math.isfinite(best_noise) else MOST_NOISE)
             best_noise = min(noise, best_noise)
     if not math.isfinite(best_noise):
-        raise BudgetError(_infeasible(fixed, shares, rest, target, delta))
+        raise BudgetError(_infeasible(fixed, rest, target, delta))
 
     if accountant == "pld":
         others = [*before, *(m.event for m in solved.values())]
@@ -246,14 +240,12 @@ def calibrate(
             tolerance=2e-4,
         )
         if not math.isfinite(best_noise):
-            raise BudgetError(_infeasible(fixed, shares, rest, target, delta))
+            raise BudgetError(_infeasible(fixed, rest, target, delta))
     solved[rest] = asks[rest].with_noise(round_up(best_noise))
     return {name: solved[name] for name in asks}
 
 
-def _infeasible(
-    fixed: Mapping[str, Mechanism], shares: Mapping[str, Ask], rest: str, target: float, delta: float
-) -> str:
+def _infeasible(fixed: Mapping[str, Mechanism], rest: str, target: float, delta: float) -> str:
     if not fixed:
         return (
             f"privacy.epsilon={target:g} cannot be met at delta={delta:.3g}, however much noise {rest} adds. "
@@ -273,10 +265,7 @@ def _infeasible(
 
 def shares_of_rdp(mechanisms: Mapping[str, Sequence[DpEvent]], delta: float) -> dict[str, float]:
     """Each stage's share of the RDP, at the best order for the total; the shares add up to 1."""
-    curves = {
-        name: rdp_curve(ComposedDpEvent(list(events))) if events else np.zeros(len(ORDERS))
-        for name, events in mechanisms.items()
-    }
+    curves = {name: rdp_curve(ComposedDpEvent(list(events))) for name, events in mechanisms.items()}
     total = sum(curves.values(), np.zeros(len(ORDERS)))
     order = ORDERS.index(epsilon_and_order(total, delta)[1])
     return {name: float(curve[order] / total[order]) if total[order] > 0 else 0.0 for name, curve in curves.items()}

@@ -80,11 +80,8 @@ def event_to_json(event: DpEvent) -> dict:
     if isinstance(event, GaussianDpEvent):
         return {"type": "Gaussian", "noise_multiplier": float(event.noise_multiplier)}
     if isinstance(event, PoissonSampledDpEvent):
-        return {
-            "type": "PoissonSampled",
-            "sampling_probability": float(event.sampling_probability),
-            "event": event_to_json(event.event),
-        }
+        rate = float(event.sampling_probability)
+        return {"type": "PoissonSampled", "sampling_probability": rate, "event": event_to_json(event.event)}
     if isinstance(event, SelfComposedDpEvent):
         return {"type": "SelfComposed", "count": int(event.count), "event": event_to_json(event.event)}
     if isinstance(event, ComposedDpEvent):
