@@ -166,7 +166,11 @@ def open_share(state: Path, card: Card, work: Work, share: dict | None) -> Share
 
 def images_of(state: Path, card: Card, work: Work) -> ImageSet | LatentSet:
     """What the charge draws. Raises BudgetError where it was not prepared for the unit that the work is charged for."""
-    check_unit(card, work)
+    if card.unit != work.unit or work.unit not in UNITS or not (work.group_cap == 1 or work.unit == GROUP):
+        raise BudgetError(
+            f"{work.stage}: the plan protects one {work.unit} (privacy.unit), and dataset {card.dataset_id!r} was "
+            f"prepared for one {card.unit} (data.groups): make them one, run `stage prepare sensitive` and `stage plan`"
+        )
     return load_latents(state, card, work.latents) if work.latents else load_prepared(state, card, SENSITIVE)
 
 
@@ -244,15 +248,6 @@ def open_alone(state: Path, card: Card, work: Work, permission: Permission, nois
         used=used,
         group_cap=work.group_cap,
     )
-
-
-def check_unit(card: Card, work: Work) -> None:
-    """Raise BudgetError where the images were not prepared for the unit that the work is charged for."""
-    if card.unit != work.unit or work.unit not in UNITS or not (work.group_cap == 1 or work.unit == GROUP):
-        raise BudgetError(
-            f"{work.stage}: the plan protects one {work.unit} (privacy.unit), and dataset {card.dataset_id!r} was "
-            f"prepared for one {card.unit} (data.groups): make them one, run `stage prepare sensitive` and `stage plan`"
-        )
 
 
 def open_local(state: Path, card: Card, purpose: str, *, everywhere: bool = False) -> tuple[ImageSet, ImageSet]:
