@@ -198,17 +198,14 @@ def build_ledger(
     rows = [records[key] for key in sorted(records)]
     if dataset_id is None:
         dataset_id = next((record["dataset_id"] for record in (*rows, *journal)), "")
-    composed = compose(rows, delta)
     ledger = {
         "schema": SCHEMA,
         "recipe": budget["recipe"],
         "accountant": budget["accountant"],
-        "adjacency": composed["adjacency"],
         "delta": delta,
         "size_hint": budget["size_hint"],
         "target": budget["target"],
-        "epsilon": composed["epsilon"],
-        "stages": composed["stages"],
+        **compose(rows, delta),
         "records": rows,
         "odometer": odometer_line(rows, journal, delta, dataset_id, head),
     }
@@ -291,10 +288,8 @@ def check_ledger(
     if listed(ledger["stages"]) != listed(stored["stages"]):
         problems.append("its table of stages does not list the records it holds: one was added or trimmed")
     if ledger["accountant"] not in ACCOUNTANTS or ledger["adjacency"] not in RELATIONS:
-        return float("inf"), [
-            *problems,
-            f"accountant={ledger['accountant']!r}, adjacency={ledger['adjacency']!r}: unknown",
-        ]
+        problems.append(f"accountant={ledger['accountant']!r}, adjacency={ledger['adjacency']!r}: unknown")
+        return float("inf"), problems
     events = [event_from_json(record["event"]) for record in records]
     spent = epsilon(events, delta, ledger["accountant"], stored["adjacency"])
     at_its_own = stored["epsilon"][ledger["accountant"]]
@@ -312,13 +307,8 @@ def odometer_problems(ledger: Mapping) -> list[str]:
     said = ledger["odometer"]
     try:
         validated(OdometerLine, said)
-        found = odometer_line(
-            ledger["records"],
-            [{"id": None, "event": event} for event in said["others"]],
-            ledger["delta"],
-            said["dataset_id"],
-            said["head"],
-        )
+        others = [{"id": None, "event": event} for event in said["others"]]
+        found = odometer_line(ledger["records"], others, ledger["delta"], said["dataset_id"], said["head"])
         problems = [
             f"its odometer says {key} = {said[key]}, what it lists makes {found[key]:.6g}"
             for key in ("charges", "epsilon")
@@ -393,12 +383,8 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
     recorded = {record["stage"] for record in ledger["records"]}
     for path, md5 in outs.items():
         stage = path.rsplit("/", 1)[-1]
-        if (
-            path.startswith("artifacts/")
-            and stage in QUERIES
-            and stage not in recorded
-            and md5 != empty_artifact_md5(stage)
-        ):
+        unrecorded = path.startswith("artifacts/") and stage in QUERIES and stage not in recorded
+        if unrecorded and md5 != empty_artifact_md5(stage):
             problems.append(
                 f"stage {stage} ran (it is in {lock}), but the ledger holds no record of it: a record was trimmed"
             )
