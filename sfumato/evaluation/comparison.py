@@ -125,7 +125,7 @@ def run_of(name: str, ledger: Mapping, metrics: Mapping) -> Run:
     records = ledger["records"]
     keys = {} if problems else {"dataset": "dataset_id", "version": "data_version"}
     known = {name: ", ".join(sorted({str(record[key]) for record in records})) for name, key in keys.items()}
-    identity = {**known, **{key: str(value) for key, value in metrics.get("identity", {}).items()}}
+    identity = known | {key: str(value) for key, value in metrics.get("identity", {}).items()}
     if known and known["version"] not in ("", identity["version"]):
         problems = [*problems, "its ledger is of other data than its evaluation"]
     return Run(

@@ -56,9 +56,8 @@ def schedule_of(
     """
     spec = CLASSIFIERS[name]
     if kind == "paper" and spec.networks:
-        passes = steps or 50 * math.ceil(count / 512)
         return Schedule(
-            steps=passes,
+            steps=steps or 50 * math.ceil(count / 512),
             learning_rate=1e-4,
             weight_decay=0.0,
             batch=512,

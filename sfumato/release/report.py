@@ -366,8 +366,8 @@ def percent_up(share: float) -> str:
     return f"{min(100.0, math.ceil(1000 * share - 1e-9) / 10):.1f}".removesuffix(".0")
 
 
-def scientific(value: float, digits: int = 3) -> str:
-    """A positive number as a × 10ᵇ, rounded up."""
-    mantissa, _, exponent = f"{round_up(value, digits):.{digits - 1}e}".partition("e")
+def scientific(value: float) -> str:
+    """A positive number as a × 10ᵇ, rounded up to three digits."""
+    mantissa, _, exponent = f"{round_up(value, 3):.2e}".partition("e")
     superscript = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return f"{float(mantissa):g} × 10{superscript}"
