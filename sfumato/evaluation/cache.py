@@ -25,7 +25,8 @@ def features_of(extractor: Extractor, images: np.ndarray, directory: Path | None
     found = read_features(path, (len(images), extractor.dimension))
     if found is None:
         found = extractor(images)
-        write_features(path, found)
+        np.save(content := io.BytesIO(), found, allow_pickle=False)
+        replace_private(path, content.getbuffer())
         prune(directory)
     return found
 
@@ -49,13 +50,6 @@ def read_features(path: Path, shape: tuple[int, int]) -> np.ndarray | None:
         return None
     path.touch()  # marks it as used, so that it is pruned last
     return features
-
-
-def write_features(path: Path, features: np.ndarray) -> None:
-    """Mode 0600 in a directory of mode 0700, under a temporary name first."""
-    content = io.BytesIO()
-    np.save(content, features, allow_pickle=False)
-    replace_private(path, content.getbuffer())
 
 
 def prune(directory: Path) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from sfumato.evaluation.deep_classifiers import plain_resnet, resnext, wide_resnet
+from sfumato.evaluation.deep_classifiers import normed, plain_resnet, resnext, wide_resnet
 from sfumato.features.public_network import MaxAndMean, PooledBlock
 
 FEATURES = 128  # width of the layer before the last one of `mlp` and `cnn`
@@ -139,8 +139,7 @@ def pooled_convolutions(channels: int, height: int, width: int) -> Body:
         out = min(48 * 2 ** len(blocks), 192)
         blocks.append(PooledBlock(depth, out))
         side, depth = side // 2, out
-    stem = [nn.Conv2d(channels, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU()]
-    return nn.Sequential(*stem, *blocks, MaxAndMean(), nn.Dropout(0.2)), 2 * depth
+    return nn.Sequential(*normed(channels, 32), *blocks, MaxAndMean(), nn.Dropout(0.2)), 2 * depth
 
 
 def convolutions(channels: int, height: int, width: int) -> nn.Sequential:
@@ -155,7 +154,7 @@ def convolutions(channels: int, height: int, width: int) -> nn.Sequential:
         out = min(32 * 2**stage, 128)
         stride = 2 if stage == 0 and channels == 1 and side >= 16 else 1
         for step in (stride, 1):
-            layers += [nn.Conv2d(depth, out, 3, stride=step, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU()]
+            layers += normed(depth, out, step)
             side, depth = -(-side // step), out
         if side >= 2:
             layers.append(nn.MaxPool2d(2))

@@ -18,7 +18,7 @@ from sfumato.data.images import ImageSet
 from sfumato.data.prepare import fingerprint
 from sfumato.documents import read_json
 from sfumato.errors import DataError, explained
-from sfumato.evaluation.classifiers import DEEP, NETWORKS
+from sfumato.evaluation.classifiers import NETWORKS
 from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.plots import accuracies
 from sfumato.files import csv_text, replace_private
@@ -43,7 +43,7 @@ UNKNOWN, WORKSPACE = "unknown", "workspace"
 class Run:
     """One run.
 
-    `epsilon`: recomputed from the records. `metrics`: None without local numbers. `marks`: why it cannot be compared.
+    `epsilon`: recomputed from the records. `metrics`: the local numbers. `marks`: why it cannot be compared.
     """
 
     name: str
@@ -52,15 +52,14 @@ class Run:
     epsilon: float
     delta: float
     identity: Mapping[str, str]
-    metrics: Mapping | None = None
+    metrics: Mapping
     problems: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
 
     @property
     def accuracy(self) -> dict[str, dict]:
         """{classifier: {"mean", "std", …}} of the release."""
-        found = self.metrics.get("release") if self.metrics else None
-        return accuracies(dict(found)) if isinstance(found, Mapping) else {}
+        return accuracies(self.metrics["release"])
 
 
 # --- where runs come from ---------------------------------------------------------------------------------------------
@@ -126,7 +125,7 @@ def run_of(name: str, ledger: Mapping, metrics: Mapping) -> Run:
     records = ledger["records"]
     keys = {} if problems else {"dataset": "dataset_id", "version": "data_version"}
     known = {name: ", ".join(sorted({str(record[key]) for record in records})) for name, key in keys.items()}
-    identity = {**known, **{key: str(value) for key, value in metrics.get("identity", {}).items()}}
+    identity = known | {key: str(value) for key, value in metrics.get("identity", {}).items()}
     if known and known["version"] not in ("", identity["version"]):
         problems = [*problems, "its ledger is of other data than its evaluation"]
     return Run(
@@ -175,9 +174,8 @@ def identity(
     """
     settings = plan.settings
     deep = {name: network for name, network in NETWORKS[settings.schedule].items() if name in settings.classifiers}
-    amount = f"{settings.epochs} epochs"
-    if settings.steps or (settings.schedule == "paper" and deep):
-        amount = f"{settings.steps} steps" if settings.steps else "50 epochs"
+    epochs = 50 if settings.schedule == "paper" and deep else settings.epochs
+    amount = f"{settings.steps} steps" if settings.steps else f"{epochs} epochs"
     return {
         "dataset": plan.dataset_id,
         "version": version,
@@ -186,7 +184,7 @@ def identity(
         "extractor": extractor.digest if extractor else "none",
         "reference": settings.reference,
         "training": f"{settings.schedule}, {amount}, {settings.choice} epoch",
-        "networks": ", ".join(f"{name}: {deep[name]}" for name in DEEP if name in deep) or "none of the deep ones",
+        "networks": ", ".join(f"{name}: {network}" for name, network in deep.items()) or "none of the deep ones",
         "release": directory_hash(release),
     }
 
@@ -243,7 +241,7 @@ def classifiers_of(runs: Sequence[Run]) -> list[str]:
 
 def distance_of(run: Run) -> tuple[float | None, str | None]:
     """FID or Fréchet distance of the release, and the space of its features; None and None without it."""
-    values = run.metrics["release"].get("fidelity", {}) if run.metrics else {}
+    values = run.metrics["release"].get("fidelity", {})
     return next(
         ((float(values[key]), values.get("space")) for key in ("fid", "frechet") if key in values), (None, None)
     )

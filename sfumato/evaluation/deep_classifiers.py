@@ -41,17 +41,11 @@ class Residual(nn.Module):
         depth, left = inputs, stride
         for kernel, out, groups in sizes:
             step, left = (left, 1) if kernel == 3 else (1, left)
-            layers += [
-                nn.Conv2d(depth, out, kernel, step, kernel // 2, groups=groups, bias=False),
-                nn.BatchNorm2d(out),
-                nn.ReLU(),
-            ]
+            layers += normed(depth, out, step, kernel, groups)
             depth = out
         self.layers = nn.Sequential(*layers[:-1])
         moved = inputs != depth or stride > 1
-        self.shortcut = (
-            nn.Sequential(nn.Conv2d(inputs, depth, 1, stride, bias=False), nn.BatchNorm2d(depth)) if moved else None
-        )
+        self.shortcut = nn.Sequential(*normed(inputs, depth, stride, kernel=1)[:-1]) if moved else None
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.layers(x) + (x if self.shortcut is None else self.shortcut(x)))
@@ -72,7 +66,7 @@ def plain_resnet(channels: int, depth: int, stride: int = 1) -> tuple[nn.Sequent
     stages = three_stages(
         16, [16, 32, 64], (depth - 2) // 6, lambda a, b, step: Residual(a, [(3, b, 1), (3, b, 1)], step)
     )
-    return nn.Sequential(*normed_stem(channels, 16, stride), *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten()), 64
+    return nn.Sequential(*normed(channels, 16, stride), *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten()), 64
 
 
 def resnext(channels: int, depth: int, cardinality: int, width: int, stride: int = 1) -> tuple[nn.Sequential, int]:
@@ -87,15 +81,17 @@ def resnext(channels: int, depth: int, cardinality: int, width: int, stride: int
 
     widths = [cardinality * width // 2 * 2**i for i in range(3)]
     return nn.Sequential(
-        *normed_stem(channels, 64, stride),
+        *normed(channels, 64, stride),
         *three_stages(64, widths, (depth - 2) // 9, block),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
     ), widths[-1]
 
 
-def normed_stem(channels: int, width: int, stride: int) -> list[nn.Module]:
-    return [nn.Conv2d(channels, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+def normed(inputs: int, outputs: int, stride: int = 1, kernel: int = 3, groups: int = 1) -> list[nn.Module]:
+    """A convolution, its batch norm and a ReLU."""
+    convolution = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
+    return [convolution, nn.BatchNorm2d(outputs), nn.ReLU()]
 
 
 def three_stages(

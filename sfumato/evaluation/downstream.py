@@ -56,9 +56,8 @@ def schedule_of(
     """
     spec = CLASSIFIERS[name]
     if kind == "paper" and spec.networks:
-        passes = steps or 50 * math.ceil(count / 512)
         return Schedule(
-            steps=passes,
+            steps=steps or 50 * math.ceil(count / 512),
             learning_rate=1e-4,
             weight_decay=0.0,
             batch=512,
@@ -109,7 +108,7 @@ def fit(
         targets = torch.from_numpy(np.array(labels, dtype=np.int64))
         order = torch.empty(0, dtype=torch.int64)
         epoch, best, best_epoch = 0, -1.0, 0
-        best_state: dict[str, Tensor] = {}
+        taken: Classifier | None = None
         model.train()
         for step in range(schedule.steps):
             if not len(order):
@@ -135,14 +134,9 @@ def fit(
                 candidate = averaged(model, average)
                 found = float((predict(candidate, images[judged]) == labels[judged]).mean())
                 if found >= best:
-                    best, best_epoch, best_state = (
-                        found,
-                        epoch,
-                        {key: value.clone() for key, value in candidate.state_dict().items()},
-                    )
-    if best_state:
-        model.load_state_dict(best_state)
-        return model.eval(), best_epoch
+                    best, best_epoch, taken = found, epoch, copy.deepcopy(candidate)
+    if taken is not None:
+        return taken.eval(), best_epoch
     return averaged(model, average).eval(), epoch
 
 
@@ -156,10 +150,9 @@ def kept_apart(count: int, part: float, seed: int) -> tuple[Tensor, np.ndarray]:
 def optimizer_of(
     model: Classifier, schedule: Schedule
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler | None]:
-    if not schedule.one_cycle:
-        return torch.optim.Adam(model.parameters(), lr=schedule.learning_rate, weight_decay=schedule.weight_decay), None
-    optimizer = torch.optim.AdamW(model.parameters(), lr=schedule.learning_rate, weight_decay=schedule.weight_decay)
-    if schedule.steps <= 5:  # no room for a rise
+    kind = torch.optim.AdamW if schedule.one_cycle else torch.optim.Adam
+    optimizer = kind(model.parameters(), lr=schedule.learning_rate, weight_decay=schedule.weight_decay)
+    if not schedule.one_cycle or schedule.steps <= 5:  # no room for a rise
         return optimizer, None
     return optimizer, torch.optim.lr_scheduler.OneCycleLR(
         optimizer, max_lr=schedule.learning_rate, total_steps=schedule.steps, pct_start=0.2

@@ -47,7 +47,7 @@ class Extractor:
     dimension: int
     embed: Callable[[Tensor], Tensor]
     device: str = "cpu"
-    batch: int = 500
+    batch: int = 32
     head: np.ndarray | None = None
     published: bool = False
 
@@ -164,7 +164,6 @@ def inception_extractor(path: Path | None = None, sha256: str | None = None) -> 
         dimension=2048,
         embed=lambda images: network(three_channels(images))[0].flatten(1),
         device=device,
-        batch=32,
         head=state["fc.weight"].float().numpy(),
         published=published,
     )
@@ -215,12 +214,7 @@ def torchvision_extractor(model: str, path: Path, sha256: str | None = None) -> 
 
     digest = digest_with(digest, f"{model} before {name}, bilinear {side}")
     return Extractor(
-        name=f"{model}-{last.in_features}",
-        digest=digest,
-        dimension=last.in_features,
-        embed=embed,
-        device=device,
-        batch=32,
+        name=f"{model}-{last.in_features}", digest=digest, dimension=last.in_features, embed=embed, device=device
     )
 
 
@@ -248,7 +242,6 @@ def torchscript_extractor(path: Path, sha256: str | None, shape: tuple[int, int,
         digest=digest_with(digest, "torchscript [0, 1]"),
         dimension=dimension,
         embed=lambda images: network(three_channels(images)).flatten(1),
-        batch=32,
     )
 
 

@@ -23,9 +23,15 @@ LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 8}
 Array = np.ndarray
 
 
-def accuracies(values: dict) -> dict[str, dict]:
+def accuracies(values: Mapping) -> dict[str, dict]:
     """The entries of the classifiers among the metrics of one set."""
     return {name: row for name, row in values.items() if isinstance(row, dict) and "mean" in row}
+
+
+def scored(metrics: Mapping) -> dict[str, dict]:
+    """The accuracies of every set of images, by the set's name."""
+    found = {name: accuracies(values) for name, values in metrics.items() if isinstance(values, dict)}
+    return {name: rows for name, rows in found.items() if rows}
 
 
 def plot_accuracy(metrics: dict, path: Path) -> None:
@@ -33,14 +39,14 @@ def plot_accuracy(metrics: dict, path: Path) -> None:
 
     A dotted line is the teacher's own accuracy, where it was measured.
     """
-    sets = [name for name, values in metrics.items() if isinstance(values, dict) and accuracies(values)]
-    classifiers = list(accuracies(metrics[sets[0]]))
+    sets = scored(metrics)
+    classifiers = list(next(iter(sets.values())))
     width, colours = 0.8 / len(classifiers), ("#9db4c0", "#5c7f9c", "#253d5b", "#f0c08a", "#e07a1f", "#9a4d0c")
     figure = new_figure(max(5.0, 1.2 + 0.65 * len(classifiers) * len(sets)), 3.6)
     axes = figure.subplots()
     for i, classifier in enumerate(classifiers):
         places = np.arange(len(sets)) + (i - (len(classifiers) - 1) / 2) * width
-        heights, spread = ([100 * (metrics[name][classifier][key] or 0) for name in sets] for key in ("mean", "std"))
+        heights, spread = ([100 * (rows[classifier][key] or 0) for rows in sets.values()] for key in ("mean", "std"))
         style = {"capsize": 3, "color": colours[i % 6], "ecolor": "#444444"}
         bars = axes.bar(places, heights, width * 0.92, yerr=spread, label=classifier, **style)
         axes.bar_label(bars, fmt="%.1f", padding=2, fontsize=8)
@@ -190,8 +196,7 @@ def plot_features(extractor: Extractor, release: ImageSet, train: ImageSet, cach
 def framed(image: np.ndarray, scale: int, colour: tuple[int, int, int]) -> np.ndarray:
     """(H, W, C) uint8 magnified, in RGB, in a frame two pixels wide."""
     larger = np.broadcast_to(image, (*image.shape[:2], 3)).repeat(scale, axis=0).repeat(scale, axis=1)
-    tile = np.empty((larger.shape[0] + 4, larger.shape[1] + 4, 3), dtype=np.uint8)
-    tile[:] = colour
+    tile = np.full((larger.shape[0] + 4, larger.shape[1] + 4, 3), colour, dtype=np.uint8)
     tile[2:-2, 2:-2] = larger
     return tile
 

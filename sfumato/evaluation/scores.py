@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -47,11 +48,9 @@ def evaluate_release(
         check_fits(name, image_set, train)
     if "real" in synthetic:
         raise ValueError("a synthetic set cannot be named 'real': that is the bound")
-    metrics: dict = {"scope": "local", "warnings": []}
-    warn = metrics["warnings"].append
-    for name, image_set in synthetic.items():
-        for warning in absent_classes(name, image_set):
-            warn(warning)
+    warnings = [warning for name, image_set in synthetic.items() for warning in absent_classes(name, image_set)]
+    metrics: dict = {"scope": "local", "warnings": warnings}
+    warn = warnings.append
     trained_on = {**synthetic, **({"real": train} if config.bound else {})}
     metrics |= {name: {} for name in trained_on}
     for name, classifier, found in accuracies(trained_on, holdout, config, progress):
@@ -104,10 +103,9 @@ def accuracies(
             progress(f"{name}: {classifier}")
         return judge(classifier, trained_on[name], holdout, schedules[task[:2]], seed)
 
-    judged = processes.dealt([(*what, seed) for what in schedules for seed in config.seeds], train)
-    seeds = len(config.seeds)
-    for place, ((name, classifier), schedule) in enumerate(schedules.items()):
-        own = judged[place * seeds : (place + 1) * seeds]
+    judged = iter(processes.dealt([(*what, seed) for what in schedules for seed in config.seeds], train))
+    for (name, classifier), schedule in schedules.items():
+        own = list(itertools.islice(judged, len(config.seeds)))
         yield name, classifier, summed_up(own, trained_on[name].classes, schedule)
 
 
@@ -175,6 +173,4 @@ def spread(count: int, most: int) -> np.ndarray:
 def some(image_set: ImageSet, most: int | None = None) -> ImageSet:
     """The set, or `most` (COMPARED) of it drawn with a fixed seed."""
     most = COMPARED if most is None else most
-    if len(image_set) <= most:
-        return image_set
-    return image_set.take(spread(len(image_set), most))
+    return image_set if len(image_set) <= most else image_set.take(spread(len(image_set), most))

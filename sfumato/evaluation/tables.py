@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from sfumato.evaluation.plots import accuracies
+from sfumato.evaluation.plots import scored
 from sfumato.files import csv_text
 
 
@@ -29,17 +29,10 @@ def class_table(found: dict) -> str:
     return csv_text(rows, {"trained_on": "", "classifier": "", "class": "", "accuracy": ".4f", "std": ".4f"})
 
 
-def scored(found: dict) -> dict[str, dict]:
-    """The accuracies of every set of images, by the set's name."""
-    return {
-        name: accuracies(values) for name, values in found.items() if isinstance(values, dict) and accuracies(values)
-    }
-
-
 def screen_tables(found: dict) -> Iterator[Table | str]:
     """What the terminal shows: accuracy by training set and by class, fidelity, complexity, the verdict."""
-    sets = {name: found[name] for name in scored(found)}
-    classifiers = list(next(iter(scored(found).values())))
+    sets = scored(found)
+    classifiers = list(next(iter(sets.values())))
     table = Table("trained on", *classifiers, title="Accuracy on the real hold-out, % (local)")
     for name, values in sets.items():
         table.add_row(name, *(percent(values[c]) for c in classifiers))
@@ -47,12 +40,11 @@ def screen_tables(found: dict) -> Iterator[Table | str]:
         share = f"{100 * found['teacher']['accuracy']:.1f}"
         table.caption = f"The teacher, a classifier that was released itself, has {share} %."
     yield table
-    release = scored(found)["release"]
     table = Table("class", *classifiers, title="The release, class by class, % (local)")
-    for rows in zip(*(release[name]["per_class"] for name in classifiers), strict=True):
+    for rows in zip(*(sets["release"][name]["per_class"] for name in classifiers), strict=True):
         table.add_row(rows[0]["class"], *(percent(row) for row in rows))
     yield table
-    compared = {name: values["fidelity"] for name, values in sets.items() if "fidelity" in values}
+    compared = {name: found[name]["fidelity"] for name in sets if "fidelity" in found[name]}
     if compared:
         first = next(iter(compared.values()))
         shown = [key for key, value in first.items() if isinstance(value, float) and not key.endswith("_std")]
@@ -67,11 +59,7 @@ def screen_tables(found: dict) -> Iterator[Table | str]:
         for name, row in found["complexity"].items():
             table.add_row(name, f"{row['entropy']:.3f}", f"{row['texture_complexity']:.3f}")
         yield table
-    yield from verdict_lines(found["verdict"])
-
-
-def verdict_lines(verdict: dict) -> Iterator[Table | str]:
-    """The verdict as a table, and as a sentence."""
+    verdict = found["verdict"]
     table = Table("what is used", "accuracy", "mean over classes", title="What a classifier can do, % (local)")
     for name, share in verdict["accuracy"].items():
         table.add_row(name, f"{100 * share:.1f}", f"{100 * verdict['balanced_accuracy'][name]:.1f}")

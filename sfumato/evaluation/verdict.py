@@ -73,7 +73,7 @@ def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[
 
 def best(values: Mapping[str, Any]) -> dict[str, float]:
     """The highest accuracy and the highest balanced accuracy of the classifiers trained on one set."""
-    rows = accuracies(dict(values)).values()
+    rows = accuracies(values).values()
     return {
         "accuracy": max(row["mean"] for row in rows),
         "balanced_accuracy": max(float(np.mean([one["mean"] for one in row["per_class"]])) for row in rows),

@@ -6,6 +6,7 @@ Sources: http://mlcommons.org/croissant/1.1, http://mlcommons.org/croissant/RAI/
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 from sfumato.release.exports import PARQUET
@@ -47,15 +48,13 @@ def croissant(facts: Mapping[str, Any], folder: str) -> dict[str, Any]:
     """
     about = facts["about"]
     base = about.get("url", folder).rstrip("/")
-    kind = "public photographs, privately selected and labelled" if facts["photographs"] else "synthetic images"
     files = {name: sha256 for name, sha256 in facts["files"].items() if not name.startswith("png/")}
     record: dict[str, Any] = {
         "@context": CONTEXT,
         "@type": "sc:Dataset",
         "conformsTo": SPECIFICATIONS,
         "name": facts["dataset"],
-        "description": f"{facts['images']} labelled {kind}, {facts['shape']}, in {facts['class_count']} classes. "
-        f"{facts['guarantee']}",
+        "description": f"{facts['description']} {facts['guarantee']}",
         "version": "1.0.0",
         "datePublished": facts["day"],
         "license": about.get("licence", "other"),
@@ -64,7 +63,8 @@ def croissant(facts: Mapping[str, Any], folder: str) -> dict[str, Any]:
         "keywords": ["differential privacy", *([] if facts["photographs"] else ["synthetic data"])],
         "distribution": [file_object(name, sha256, base) for name, sha256 in sorted(files.items())],
         "recordSet": record_sets(facts),
-        "rai:dataCollection": f"No sensitive image is part of the set. It consists of {kind}. {facts['measured']}",
+        "rai:dataCollection": f"No sensitive image is part of the set. It consists of {facts['kind']}. "
+        f"{facts['measured']}",
         "rai:dataCollectionType": ["Software Collection" if facts["photographs"] else "Synthetic data generation"],
         "rai:dataAnnotationProtocol": [facts["labels"]],
         "rai:dataLimitations": ["Made to train classifiers; nobody checked images or labels by hand.", *facts["gaps"]],
@@ -82,31 +82,16 @@ def croissant(facts: Mapping[str, Any], folder: str) -> dict[str, Any]:
     return record
 
 
-def file_object(name: str, sha256: str, base: str) -> dict[str, str]:
-    suffix = f".{name.rpartition('.')[2]}"
-    return {
-        "@type": "cr:FileObject",
-        "@id": name,
-        "name": name,
-        "contentUrl": f"{base}/{name}",
-        "encodingFormat": FORMATS.get(suffix, "application/octet-stream"),
-        "sha256": sha256,
-    }
+def file_object(name: str, sha256: str, base: str) -> dict[str, Any]:
+    form = FORMATS.get(PurePath(name).suffix, "application/octet-stream")
+    return part("FileObject", name, contentUrl=f"{base}/{name}", encodingFormat=form, sha256=sha256)
 
 
 def record_sets(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The names of the classes; and, where there is a table of the images, its columns."""
     names = [{"classes/label": label, "classes/name": name} for label, name in enumerate(facts["classes"])]
-    found = [
-        {
-            "@type": "cr:RecordSet",
-            "@id": "classes",
-            "name": "classes",
-            "key": {"@id": "classes/label"},
-            "field": [field("classes/label", "sc:Integer"), field("classes/name", "sc:Text")],
-            "data": names,
-        }
-    ]
+    fields = [field("classes/label", "sc:Integer"), field("classes/name", "sc:Text")]
+    found = [part("RecordSet", "classes", key={"@id": "classes/label"}, field=fields, data=names)]
     if PARQUET in facts["files"]:
         image = {"fileObject": {"@id": PARQUET}, "extract": {"column": "image"}, "transform": {"jsonPath": "bytes"}}
         label = {"fileObject": {"@id": PARQUET}, "extract": {"column": "label"}}
@@ -114,9 +99,14 @@ def record_sets(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
             field("images/image", "sc:ImageObject", source=image),
             field("images/label", "sc:Integer", source=label, references={"field": {"@id": "classes/label"}}),
         ]
-        found.append({"@type": "cr:RecordSet", "@id": "images", "name": "images", "field": fields})
+        found.append(part("RecordSet", "images", field=fields))
     return found
 
 
 def field(name: str, kind: str, **more: Any) -> dict[str, Any]:
-    return {"@type": "cr:Field", "@id": name, "name": name, "dataType": kind, **more}
+    return part("Field", name, dataType=kind, **more)
+
+
+def part(kind: str, name: str, **more: Any) -> dict[str, Any]:
+    """A part of the record, which other parts name by its "@id"."""
+    return {"@type": f"cr:{kind}", "@id": name, "name": name, **more}

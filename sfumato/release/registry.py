@@ -102,7 +102,6 @@ def registry_entry(facts: Mapping[str, Any]) -> Entry:
     Raises KeyError where the owner has not said one of ASKED.
     """
     about, dataset = facts["about"], facts["dataset"]
-    kind = "public photographs, privately selected and labelled" if facts["photographs"] else "synthetic images"
     mechanisms = "\n".join(
         f"- {row['stage']}: {row['released']}. {row['mechanism']}; sensitivity {row['sensitivity']}."
         for row in facts["charges"]
@@ -113,7 +112,7 @@ def registry_entry(facts: Mapping[str, Any]) -> Entry:
             basic=Basic(
                 name=f"{dataset}: differentially private images",
                 data_curators=[Curator(data_curator_name=about["owner"], data_curator_type=about["owner_type"])],
-                description=f"{facts['images']} labelled {kind}, {facts['shape']}, in {facts['class_count']} classes.",
+                description=facts["description"],
                 intended_use=about["purpose"],
                 data_product_type="Dataset" if facts["photographs"] else "Synthetic data",
                 data_product_region=about["region"],

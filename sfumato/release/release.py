@@ -41,7 +41,6 @@ def save_release(
     save_png(directory / "grid.png", grid, mark.xmp if mark else None)
     for form in plan.settings.export:
         FORMS[form](directory, released, mark)
-    cost = cost_of(plan, records)
     card = {
         "images": len(images),
         "shape": list(plan.shape),
@@ -52,10 +51,7 @@ def save_release(
         "labels": "teacher" if plan.settings.relabel else plan.settings.labels,
         "synthetic": PHOTOGRAPHS not in sources,
         "digital_source_type": mark_of(sources).source_type,
-        "epsilon": cost.epsilon,
-        "delta": cost.delta,
-        "adjacency": cost.adjacency,
-        "units": cost.units,
+        **vars(cost_of(plan, records)),
         "about": dict(plan.about),
         "privacy": PRIVACY,
     }

@@ -156,6 +156,7 @@ def what_was_released(artifact: Artifact) -> dict[str, Any]:
         counted = zip(card["classes"], per_class, strict=True)
         classes = [(label, name, grouped(n)) for label, (name, n) in enumerate(counted)]
         channels, height, width = card["shape"]
+        chosen = set(card["sources"]) == {PHOTOGRAPHS}
         return {
             "images": grouped(card["images"]),
             "shape": f"{height} × {width}",
@@ -164,7 +165,8 @@ def what_was_released(artifact: Artifact) -> dict[str, Any]:
             "class_count": grouped(len(card["classes"])),
             "sources": [(name, grouped(number)) for name, number in sorted(card["sources"].items())],
             "photographs": PHOTOGRAPHS in card["sources"],
-            "only_photographs": set(card["sources"]) == {PHOTOGRAPHS},
+            "only_photographs": chosen,
+            "kind": "public photographs, privately selected and labelled" if chosen else "synthetic images",
             "about": {key: str(text) for key, text in card.get("about", {}).items() if key in ABOUT},
             "grid": picture(artifact.path / "grid.png", "", "Ten released images of each class, one class a row"),
         }
@@ -176,13 +178,11 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
     records, rows, start = by_id(ledger), [], 0.0
     for stage in (name for name in QUERIES if composed["stages"][name]["records"]):
         entry = composed["stages"][stage]
-        charges = []
-        for key in entry["records"]:
-            record = records[key]
-            charges += [
-                {"id": key[:8], "released": record["released"], "sigma": sigma, "rate": rate, "uses": uses}
-                for sigma, rate, uses in mechanisms(record["event"])
-            ]
+        charges = [
+            {"released": records[key]["released"], "sigma": sigma, "rate": rate, "uses": uses}
+            for key in entry["records"]
+            for sigma, rate, uses in mechanisms(records[key]["event"])
+        ]
         share = 100 * entry["share"]
         tint = 1 + sum(other["share"] > entry["share"] for other in composed["stages"].values())
         place = {"start": f"{start:.2f}", "width": f"{share:.2f}", "tint": min(tint, 6)}
@@ -212,33 +212,25 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
         "accountants": [(name, bound_text(value)) for name, value in sorted(composed["epsilon"].items())],
         "stages": rows,
         "public_images": any(record["stage"] == "histogram" for record in ledger["records"]),
-        "odometer": {
-            "dataset": ledger["odometer"]["dataset_id"],
-            "charges": ledger["odometer"]["charges"],
-            "epsilon": bound_text(ledger["odometer"]["epsilon"]),
-            "complete": ledger["odometer"]["complete"],
-        },
+        "odometer": ledger["odometer"] | {"epsilon": bound_text(ledger["odometer"]["epsilon"])},
         "charges": len(ledger["records"]),
     }
 
 
-def mechanisms(event: Mapping) -> list[tuple[str, str, str]]:
-    """(noise multiplier, sample rate, releases) of each mechanism in an event's JSON, as text."""
+def mechanisms(event: Mapping, rate: float = 1.0, uses: int = 1) -> list[tuple[str, str, str]]:
+    """(noise multiplier, sample rate, releases) of each mechanism in an event's JSON, as text.
 
-    def walk(event: Mapping, rate: float, uses: int) -> Iterable[tuple[str, str, str]]:
-        match event["type"]:
-            case "PoissonSampled":
-                yield from walk(event["event"], event["sampling_probability"], uses)
-            case "SelfComposed":
-                yield from walk(event["event"], rate, uses * event["count"])
-            case "Composed":
-                for inner in event["events"]:
-                    yield from walk(inner, rate, uses)
-            case kind:
-                noise = event.get("noise_multiplier")
-                yield (f"{noise:g}" if noise is not None else kind, f"{rate:.4g}", grouped(uses))
-
-    return list(walk(event, 1.0, 1))
+    rate, uses: of what the event is part of.
+    """
+    match event["type"]:
+        case "PoissonSampled":
+            return mechanisms(event["event"], event["sampling_probability"], uses)
+        case "SelfComposed":
+            return mechanisms(event["event"], rate, uses * event["count"])
+        case "Composed":
+            return [found for inner in event["events"] for found in mechanisms(inner, rate, uses)]
+        case _:
+            return [(f"{event['noise_multiplier']:g}", f"{rate:.4g}", grouped(uses))]
 
 
 def what_it_means(ledger: Mapping) -> dict[str, Any]:
@@ -303,28 +295,28 @@ def metric_tables(metrics: Mapping) -> tuple[Table, ...]:
     """metrics.json as tables: one per kind of measure, with a column for each scored set of images."""
     cells: dict[str, dict[str, dict[str, str]]] = {}  # title -> measure -> set -> text
     for name, values in metrics.items():
-        if not isinstance(values, Mapping):
-            continue
-        if name == "verdict":
-            for measure in ("accuracy", "balanced_accuracy"):
-                shares = {what: f"{100 * share:.1f}" for what, share in values[measure].items()}
-                cells.setdefault(VERDICT, {})[WORDS[measure]] = shares
-            continue
-        if name == "teacher":  # a classifier itself, beside those that learned from images
-            for measure, share in values.items():
-                row = cells.setdefault(ACCURACY, {}).setdefault(f"teacher: {measure.replace('_', ' ')}", {})
-                row["released classifier"] = f"{100 * share:.1f}"
-            continue
-        scored = values.items() if name == "complexity" else [(name, values)]  # complexity is by set already
-        for image_set, measures in scored:
-            for title, measure, text in leaves(measures, "Complexity, nats" if name == "complexity" else "Other"):
-                cells.setdefault(title, {}).setdefault(measure, {})[image_set] = text
+        for title, measure, column, text in entries(name, values) if isinstance(values, Mapping) else ():
+            cells.setdefault(title, {}).setdefault(measure, {})[column] = text
     tables = []
     for title, rows in sorted(cells.items(), key=lambda item: item[0] != VERDICT):
         columns = tuple(dict.fromkeys(image_set for row in rows.values() for image_set in row))
         lines = ((measure, tuple(row.get(c, "–") for c in columns)) for measure, row in rows.items())
         tables.append(Table(title, columns, tuple(lines)))
     return tuple(tables)
+
+
+def entries(name: str, values: Mapping) -> Iterable[tuple[str, str, str, str]]:
+    """(title of its table, measure, column, text) of every number of one entry of metrics.json."""
+    if name == "verdict":
+        for measure, word in WORDS.items():
+            yield from ((VERDICT, word, what, f"{100 * share:.1f}") for what, share in values[measure].items())
+    elif name == "teacher":  # a classifier itself, beside those that learned from images
+        for measure, share in values.items():
+            yield ACCURACY, f"teacher: {measure.replace('_', ' ')}", "released classifier", f"{100 * share:.1f}"
+    else:
+        by_set, title = (values, "Complexity, nats") if name == "complexity" else ({name: values}, "Other")
+        for column, measures in by_set.items():
+            yield from ((table, measure, column, text) for table, measure, text in leaves(measures, title))
 
 
 def leaves(values: Mapping, title: str) -> Iterable[tuple[str, str, str]]:
@@ -374,8 +366,8 @@ def percent_up(share: float) -> str:
     return f"{min(100.0, math.ceil(1000 * share - 1e-9) / 10):.1f}".removesuffix(".0")
 
 
-def scientific(value: float, digits: int = 3) -> str:
-    """A positive number as a × 10ᵇ, rounded up."""
-    mantissa, _, exponent = f"{round_up(value, digits):.{digits - 1}e}".partition("e")
+def scientific(value: float) -> str:
+    """A positive number as a × 10ᵇ, rounded up to three digits."""
+    mantissa, _, exponent = f"{round_up(value, 3):.2e}".partition("e")
     superscript = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return f"{float(mantissa):g} × 10{superscript}"

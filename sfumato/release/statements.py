@@ -72,11 +72,12 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any
     public = ["the fact that the set exists", "its class names and the shape of its images", "all settings"]
     return {
         "dataset": cost["dataset"],
-        "images": shown["images"],
         "class_count": shown["class_count"],
         "classes": card["classes"],
-        "shape": f"{shown['colour']}, {shown['shape']} pixels",
         "photographs": shown["only_photographs"],
+        "kind": shown["kind"],
+        "description": f"{shown['images']} labelled {shown['kind']}, {shown['colour']}, {shown['shape']} pixels, "
+        f"in {shown['class_count']} classes.",
         "about": shown["about"],
         "files": {**listed, PRIVACY: digest_of_file(artifact.path / PRIVACY)},
         "day": max(day_of(record) for record in ledger["records"]),

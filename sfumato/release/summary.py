@@ -20,10 +20,10 @@ def summary_lines(release: Path, ledger: Path, report: Path, verdict: str) -> li
     artifact, content = read_artifact(release, "synthesize"), read_ledger(ledger)
     spent, _ = check_ledger(content)
     shown = what_was_released(artifact)
-    public = "public photographs, privately selected and labelled" if shown["only_photographs"] else "synthetic images"
     units = sorted({record["unit"] for record in by_id(content).values()})
     rows = {
-        "released": f"{shown['images']} {public}, {shown['colour']}, {shown['shape']}, {shown['class_count']} classes",
+        "released": f"{shown['images']} {shown['kind']}, {shown['colour']}, {shown['shape']}, "
+        f"{shown['class_count']} classes",
         "look at": f"{release / 'grid.png'}, {report / 'index.html'}",
         "cost": f"ε = {bound_text(spent)} of {content['target']:g} at δ = {bound_text(content['delta'], 3)}",
         "protects": f"{', '.join(units) or 'nothing: no charge'}, of dataset {content['odometer']['dataset_id']}",

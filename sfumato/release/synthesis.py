@@ -13,7 +13,6 @@ from sfumato.compute import device
 from sfumato.config import Synthesize
 from sfumato.data.images import IMAGES, LABELS, load_array
 from sfumato.data.store import load_public
-from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.sampler import Guide
 from sfumato.errors import DataError
 from sfumato.synthesizer import load_start, load_synthesizer
@@ -22,12 +21,6 @@ from sfumato.warmup.generator import balanced_labels, draw_images, load_generato
 from sfumato.warmup.public_images import public_training_set
 
 Progress = Callable[[int, int], None]
-NETWORKS: dict[
-    str, Callable[[Mapping[str, Path]], Denoiser]
-] = {  # the denoisers that draw, by the stage that trains them
-    "pretrain": lambda paths: load_start(paths["pretrain"]),
-    "finetune": lambda paths: load_synthesizer(paths["finetune"], paths["pretrain"]),
-}
 
 
 def draw_from(
@@ -55,7 +48,8 @@ def draw_from(
         return evolved_images(paths[name], count, priors, seed)
     if name in ("auxiliary", "refine", "adversarial"):
         return draw_images(load_generator(paths[name]), count, priors, seed)
-    model = NETWORKS[name](paths).to(device())
+    start = paths["pretrain"]
+    model = (load_start(start) if name == "pretrain" else load_synthesizer(paths[name], start)).to(device())
     random = torch.Generator().manual_seed(seed)
     labels = balanced_labels(count, priors, model.classes, random)
     return model.draw(labels, settings.steps, settings.guidance, random, shape, progress, guide), labels
@@ -126,9 +120,8 @@ def draw_mixture(
 
 def sorted_examples(images: Tensor, labels: Tensor, classes: int, per_class: int) -> Tensor:
     """The first `per_class` images of each class, class by class, for a grid; blanks where a class has fewer."""
-    rows = []
+    examples = torch.ones(classes, per_class, *images.shape[1:])
     for label in range(classes):
         found = images[labels == label][:per_class]
-        blanks = torch.ones(per_class - len(found), *images.shape[1:])
-        rows += [found, blanks]
-    return torch.cat(rows)
+        examples[label, : len(found)] = found
+    return examples.flatten(0, 1)

@@ -8,7 +8,6 @@ Source: METHODS §9c; distortions are ours.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +23,7 @@ BLEND = (0.3, 0.7)  # the part of the first image in a blend
 STRETCHED, SHIFTED, WARPED, KNOTS = 0.12, 0.06, 0.1, 5
 # largest contrast of the texture, its stripes' half waves across the image, its cells across, largest part of log γ
 TEXTURED, STRIPES, SPOTS, RELIT = 0.6, (1.0, 7.0), (4, 14), 0.6
-BATCH = 1000  # images varied at a time
+BATCH = 1000  # images varied at a time, which bounds the memory
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ def vary(images: Tensor, labels: Tensor, settings: Synthesize, teacher: TeacherN
     sections = dict(zip(("plain", *parts), images.split([plain, *parts.values()]), strict=True))
     for name, change in (("augmented", augment), ("distorted", distort)):
         if name in sections:
-            sections[name] = in_batches(change, sections[name], random)
+            sections[name] = torch.cat([change(part, random) for part in sections[name].split(BATCH)])
     if settings.relabel and teacher is not None:
         seen = probabilities_of(teacher, images)
         offsets = share_offsets(seen[:plain], labels[:plain].bincount(minlength=teacher.classes))
@@ -64,24 +63,20 @@ def vary(images: Tensor, labels: Tensor, settings: Synthesize, teacher: TeacherN
     return Varied(torch.cat(list(sections.values())), labels, kinds)
 
 
-def in_batches(change: Callable[[Tensor, torch.Generator], Tensor], images: Tensor, random: torch.Generator) -> Tensor:
-    """`change` of BATCH images at a time, which bounds its memory. (N, C, H, W), and so out."""
-    return torch.cat([change(part, random) for part in images.split(BATCH)])
+def uniform(random: torch.Generator, low: float, high: float, *shape: int) -> Tensor:
+    return low + (high - low) * torch.rand(shape, generator=random)
 
 
 def augment(images: Tensor, random: torch.Generator) -> Tensor:
     """Each image under a small affine map, another brightness and a light blur. (B, C, H, W) in [0, 1], and so out."""
     if not len(images):
         return images
-
-    def uniform(*shape: int) -> Tensor:
-        return 2 * torch.rand(len(images), *shape, generator=random) - 1
-
-    turned = torch.eye(2, 3) + MOVED * uniform(2, 3)
+    number = len(images)
+    turned = torch.eye(2, 3) + MOVED * uniform(random, -1, 1, number, 2, 3)
     grid = F.affine_grid(turned, list(images.shape), align_corners=False)
     moved = F.grid_sample(images, grid, padding_mode="border", align_corners=False)
-    brighter = moved.clamp(0, 1) ** (BRIGHTER * uniform(1, 1, 1)).exp()
-    weight = BLURRED * uniform(1, 1, 1).abs()
+    brighter = moved.clamp(0, 1) ** (BRIGHTER * uniform(random, -1, 1, number, 1, 1, 1)).exp()
+    weight = BLURRED * uniform(random, -1, 1, number, 1, 1, 1).abs()
     return brighter.lerp(F.avg_pool2d(F.pad(brighter, (1, 1, 1, 1), mode="replicate"), 3, 1), weight)
 
 
@@ -94,34 +89,30 @@ def distort(images: Tensor, random: torch.Generator) -> Tensor:
     if not len(images):
         return images
     number, _, height, width = images.shape
-
-    def uniform(low: float, high: float, *shape: int) -> Tensor:
-        return low + (high - low) * torch.rand(number, *shape, generator=random)
-
-    linear = torch.eye(2) + STRETCHED * uniform(-1, 1, 2, 2)
-    affine = torch.cat([linear, SHIFTED * uniform(-1, 1, 2, 1)], dim=2)
-    bent = torch.randn(number, 2, KNOTS, KNOTS, generator=random) * (WARPED * uniform(0, 1, 1, 1, 1))
+    linear = torch.eye(2) + STRETCHED * uniform(random, -1, 1, number, 2, 2)
+    affine = torch.cat([linear, SHIFTED * uniform(random, -1, 1, number, 2, 1)], dim=2)
+    bent = torch.randn(number, 2, KNOTS, KNOTS, generator=random) * (WARPED * uniform(random, 0, 1, number, 1, 1, 1))
     field = F.interpolate(bent, (height, width), mode="bicubic", align_corners=True).permute(0, 2, 3, 1)
     grid = F.affine_grid(affine, list(images.shape), align_corners=False) + field
     warped = F.grid_sample(images, grid, padding_mode="border", align_corners=False)
-    woven = warped * (1 + uniform(0, TEXTURED, 1, 1, 1) * texture(number, height, width, random))
-    return woven.clamp(0, 1) ** (RELIT * uniform(-1, 1, 1, 1, 1)).exp()
+    contrast = uniform(random, 0, TEXTURED, number, 1, 1, 1)
+    woven = warped * (1 + contrast * texture(number, height, width, random))
+    return woven.clamp(0, 1) ** (RELIT * uniform(random, -1, 1, number, 1, 1, 1)).exp()
 
 
 def texture(number: int, height: int, width: int, random: torch.Generator) -> Tensor:
     """Stripes, upright, level or slanted, for half of them, and smooth spots: (number, 1, height, width), about ±1."""
-
-    def uniform(low: float, high: float) -> Tensor:
-        return low + (high - low) * torch.rand(number, 1, 1, 1, generator=random)
-
+    one_each = number, 1, 1, 1
     down, across = torch.meshgrid(torch.linspace(-1, 1, height), torch.linspace(-1, 1, width), indexing="ij")
-    slanted = uniform(0, math.pi)
-    angle = torch.where(uniform(0, 1) < 0.5, (slanted / (math.pi / 2)).round() * (math.pi / 2), slanted)
-    phase = math.pi * uniform(*STRIPES) * (across * angle.cos() + down * angle.sin()) + uniform(0, 2 * math.pi)
+    slanted = uniform(random, 0, math.pi, *one_each)
+    upright = (slanted / (math.pi / 2)).round() * (math.pi / 2)
+    angle = torch.where(uniform(random, 0, 1, *one_each) < 0.5, upright, slanted)
+    phase = math.pi * uniform(random, *STRIPES, *one_each) * (across * angle.cos() + down * angle.sin())
+    phase += uniform(random, 0, 2 * math.pi, *one_each)
     cells = int(torch.randint(SPOTS[0], SPOTS[1] + 1, (1,), generator=random))
     drawn = torch.randn(number, 1, cells, cells, generator=random)
     spots = F.interpolate(drawn, (height, width), mode="bicubic", align_corners=True)
-    return torch.where(uniform(0, 1) < 0.5, phase.sin(), spots)
+    return torch.where(uniform(random, 0, 1, *one_each) < 0.5, phase.sin(), spots)
 
 
 def blend(images: Tensor, others: Tensor, probabilities: Tensor, random: torch.Generator) -> Tensor:
@@ -138,6 +129,5 @@ def blend(images: Tensor, others: Tensor, probabilities: Tensor, random: torch.G
         known, asked = (classes == label).nonzero().flatten(), (second == label).nonzero().flatten()
         if len(known):
             partner[asked] = known[torch.randint(len(known), (len(asked),), generator=random)]
-    low, high = BLEND
-    weight = low + (high - low) * torch.rand(len(images), 1, 1, 1, generator=random)
+    weight = uniform(random, *BLEND, len(images), 1, 1, 1)
     return weight * images + (1 - weight) * others[partner]

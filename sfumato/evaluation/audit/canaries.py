@@ -7,6 +7,7 @@ observer is right in 55 % of all guesses, a thousand guesses cannot prove more.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from sfumato.privacy.accountant import epsilon, round_up, smallest_noise
 from sfumato.privacy.events import Mechanism
 
 SIDE = 32  # of the images, and so 1 024 canaries
-DELTA = 1e-5
+DELTA, SAMPLE_RATE = 1e-5, 0.5
 FRACTIONS = (1 / 64, 1 / 16, 1 / 4, 1)  # of the canaries that are guessed, the surest
 
 
@@ -40,23 +41,7 @@ class OneRun:
         return self.low > self.epsilon
 
 
-def mechanism_of(target: float, sample_rate: float, steps: int) -> Mechanism:
-    """DP-SGD that costs `target` at DELTA."""
-
-    def made(noise: float) -> Mechanism:
-        return Mechanism(noise_multiplier=noise, sample_rate=sample_rate, uses=steps)
-
-    return made(round_up(smallest_noise(lambda noise: epsilon([made(noise).event], DELTA) <= target)))
-
-
-def one_run(
-    target: float,
-    sample_rate: float = 0.5,
-    steps: int = 20,
-    confidence: float = 0.95,
-    subject: Subject | None = None,
-    draws: int = 4,
-) -> OneRun:
+def one_run(target: float, steps: int = 20, confidence: float = 0.95, subject: Subject | None = None) -> OneRun:
     """A run of DP-SGD calibrated to ε = `target`, attacked. subject: only what replaces its noise.
 
     Each canary is one white pixel, whose gradient is that pixel alone, clipped to the bound. Its score is the sum over
@@ -70,9 +55,11 @@ def one_run(
     images = images.view(-1, 1, SIDE, SIDE)
     seen: list[Tensor] = []
     subject = subject or Subject(name="DP-SGD", max_norm=CLIP, spend=lambda charge: None)
-    mechanism = mechanism_of(target, sample_rate, steps)
+    made = partial(Mechanism, sample_rate=SAMPLE_RATE, uses=steps)
+    enough = smallest_noise(lambda noise: epsilon([made(noise_multiplier=noise).event], DELTA) <= target)
+    mechanism = made(noise_multiplier=round_up(enough))
     with opened(images, torch.zeros(len(images), dtype=torch.int64), subject, mechanism) as charge:
-        state, watched = trainer(SIDE, draws), Watched(charge, seen.append)
+        state, watched = trainer(SIDE), Watched(charge, seen.append)
         for _ in range(steps):
             step(state, watched)  # type: ignore[arg-type]
     scores = -torch.stack(seen).double().sum(0).numpy()  # the gradient is the negated image

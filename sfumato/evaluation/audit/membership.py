@@ -79,10 +79,8 @@ def membership(release: ImageSet, sensitive: ImageSet, holdout: ImageSet) -> lis
     near = []
     for pixels, own in sets:
         found = np.full(len(pixels), -np.inf)
-        for label in np.unique(own):
-            pool = known[labels == label]
-            if len(pool):
-                found[own == label] = -nearest(pixels[own == label], pool)[1]
+        for label in np.intersect1d(own, labels):
+            found[own == label] = -nearest(pixels[own == label], known[labels == label])[1]
         near.append(np.where(np.isfinite(found), found, found[np.isfinite(found)].min(initial=0.0) - 1))
     attacks = [score("distance to the nearest of its class", *near)]
     if len(np.unique(labels)) > 1:

@@ -47,7 +47,7 @@ class Verdict:
 
 
 class Watched:
-    """A charge whose every release is seen: its part along `direction`, and its last bit."""
+    """A charge whose every release is shown to `look`."""
 
     def __init__(self, charge: Any, look: Callable[[Tensor], None]) -> None:
         self.charge, self.look = charge, look

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -69,13 +70,13 @@ class PixelWeights(Denoiser):
         raise NotImplementedError("it is only audited")
 
 
-def trainer(side: int = SIDE, draws: int = DRAWS, max_grad_norm: float = CLIP) -> State:
+def trainer(side: int = SIDE) -> State:
     """DP-SGD of the pixels' weights."""
-    settings = Finetune(draws=draws, max_grad_norm=max_grad_norm, learning_rate=1e-6, chunk=64 if side > SIDE else 4)
+    settings = Finetune(draws=DRAWS, max_grad_norm=CLIP, learning_rate=1e-6, chunk=64 if side > SIDE else 4)
     return State(PixelWeights(side), settings, public_batch=4.0, autocast=False)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Subject:
     """max_norm: Δ; spend: one use of a charge; encode: images -> what the charge draws in their place, where it does.
 
@@ -106,60 +107,31 @@ def subjects() -> list[Subject]:
     saliency = Saliency(max_norm=CLIP, draws=DRAWS, chunk=4)
     state, random = trainer(), torch.Generator().manual_seed(0)
     moments = moment_features(Moments(), SHAPE, network)
-    candidates = unit_rows(torch.rand(24, *SHAPE))  # whose classes come round, so that each class has six
-
-    def central(charge: Any, settings: Central) -> object:
-        return query_central(charge, sizes, SHAPE, settings)
+    encode_moments = torch.no_grad()(moments.vectors)
+    candidates, voted = unit_rows(torch.rand(24, *SHAPE)), torch.arange(24) % CLASSES  # six of each class
 
     def teach(charge: Any) -> object:
-        return query_teacher(OneUse(charge), teacher, CLASSES, 4.0, torch.eye(SIDE**2), lambda done, total: None)  # type: ignore[arg-type]
+        once = SimpleNamespace(sum=charge.sum, uses=1)  # one use of a charge of many, which it would spend whole
+        return query_teacher(once, teacher, CLASSES, 4.0, torch.eye(SIDE**2), lambda done, total: None)  # type: ignore[arg-type]
 
     def salient(charge: Any) -> object:
         return query_saliency(charge, pixels, {"pixels": ["pixels"]}, saliency, 4.0, generator=random)
 
     mean, mode = Central(repeats=1), Central(repeats=1, statistic="mode", bins=2)
     return [
-        Subject(name="count", max_norm=1.0, spend=lambda charge: query_count(charge, CLASSES)),
-        Subject(name="central, mean", max_norm=float(SIDE), spend=lambda charge: central(charge, mean)),
-        Subject(name="central, mode", max_norm=float(SIDE), spend=lambda charge: central(charge, mode)),
-        Subject(
-            name="frequency", max_norm=1.0, spend=lambda charge: query_joint_embedding(charge, fourier, CLASSES, 4.0)
-        ),
-        Subject(
-            name="covariance", max_norm=1.0, spend=lambda charge: query_joint_embedding(charge, cosine, CLASSES, 4.0)
-        ),
-        Subject(name="histogram", max_norm=1.0, spend=lambda charge: query_histogram(charge, network, 1)),
-        Subject(name="teacher", max_norm=0.5, spend=teach, encode=unit_rows),
-        Subject(
-            name="embedding",
-            max_norm=1.0,
-            spend=lambda charge: query_embedding(charge, fourier, CLASSES, 4.0),
-            encode=fourier.vectors,
-        ),
-        Subject(
-            name="moments",
-            max_norm=1.0,
-            spend=lambda charge: query_moments(charge, moments, CLASSES, 4.0),
-            encode=torch.no_grad()(moments.vectors),
-        ),
-        Subject(
-            name="votes (evolve)",
-            max_norm=1.0,
-            spend=lambda charge: query_votes(charge, candidates, torch.arange(24) % CLASSES, CLASSES),
-            encode=unit_rows,
-        ),
-        Subject(name="saliency", max_norm=CLIP, spend=salient),
-        Subject(name="step of DP-SGD", max_norm=CLIP, spend=lambda charge: step(state, charge)),
+        Subject("count", 1.0, lambda charge: query_count(charge, CLASSES)),
+        Subject("central, mean", float(SIDE), lambda charge: query_central(charge, sizes, SHAPE, mean)),
+        Subject("central, mode", float(SIDE), lambda charge: query_central(charge, sizes, SHAPE, mode)),
+        Subject("frequency", 1.0, lambda charge: query_joint_embedding(charge, fourier, CLASSES, 4.0)),
+        Subject("covariance", 1.0, lambda charge: query_joint_embedding(charge, cosine, CLASSES, 4.0)),
+        Subject("histogram", 1.0, lambda charge: query_histogram(charge, network, 1)),
+        Subject("teacher", 0.5, teach, unit_rows),
+        Subject("embedding", 1.0, lambda charge: query_embedding(charge, fourier, CLASSES, 4.0), fourier.vectors),
+        Subject("moments", 1.0, lambda charge: query_moments(charge, moments, CLASSES, 4.0), encode_moments),
+        Subject("votes (evolve)", 1.0, lambda charge: query_votes(charge, candidates, voted, CLASSES), unit_rows),
+        Subject("saliency", CLIP, salient),
+        Subject("step of DP-SGD", CLIP, lambda charge: step(state, charge)),
     ]
-
-
-class OneUse:
-    """One use of a charge of many, for a query that would spend them all."""
-
-    uses = 1
-
-    def __init__(self, charge: Any) -> None:
-        self.sum = charge.sum
 
 
 # --- planted bugs, which an audit must find ---------------------------------------------------------------------------
@@ -194,11 +166,9 @@ def planted(known: Mapping[str, Subject]) -> list[Subject]:
     count = known["count"].spend
     mean, clips = known["central, mean"].spend, partial(clip_each_draw, trainer())
     return [
-        Subject(name="half the noise", max_norm=1.0, spend=count, noise=HalfNoise, planted=True),
-        Subject(
-            name="noise on one process", max_norm=float(SIDE), spend=mean, noise=NoiseOfTheFirstProcess, planted=True
-        ),
-        Subject(name=f"{DRAWS} clips of one image", max_norm=CLIP, spend=clips, planted=True),
+        Subject("half the noise", 1.0, count, noise=HalfNoise, planted=True),
+        Subject("noise on one process", float(SIDE), mean, noise=NoiseOfTheFirstProcess, planted=True),
+        Subject(f"{DRAWS} clips of one image", CLIP, clips, planted=True),
     ]
 
 

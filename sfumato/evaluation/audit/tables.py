@@ -48,14 +48,8 @@ def run_table(rows: Sequence[OneRun]) -> Table:
     title = f"One run of DP-SGD with {rows[0].canaries} canaries (confidence {rows[0].confidence:.0%})"
     table = Table("claimed ε", "at least", "guesses right", "σ", "", title=title)
     for row in rows:
-        share = f"{100 * row.right:.1f} %"
-        table.add_row(
-            f"{row.epsilon:g}",
-            f"{row.low:.3f}",
-            share,
-            f"{row.noise_multiplier:g}",
-            "REFUTED" if row.alarm else "holds",
-        )
+        numbers = (f"{row.epsilon:g}", f"{row.low:.3f}", f"{100 * row.right:.1f} %", f"{row.noise_multiplier:g}")
+        table.add_row(*numbers, "REFUTED" if row.alarm else "holds")
     return table
 
 
@@ -71,7 +65,7 @@ def plot_verdicts(rows: Sequence[Verdict], path: Path) -> None:
     """What was measured of each release, a bar from lower to upper bound, against what is claimed."""
     figure = new_figure(7.0, 0.6 + 0.32 * len(rows))
     axes = figure.subplots()
-    top = 1.15 * max(max(row.low for row in rows), *(row.mu for row in rows))
+    top = 1.15 * max(max(row.low, row.mu) for row in rows)
     for place, row in enumerate(reversed(rows)):
         colour = "#e07a1f" if row.planted else "#253d5b"
         axes.plot([row.low, min(row.high, top)], [place, place], color=colour, linewidth=5, solid_capstyle="butt")

@@ -8,7 +8,6 @@ hold-out feature is near it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -77,16 +76,16 @@ def fit_variances(centres: Tensor, points: Tensor) -> Tensor:
     for _ in range(ROUNDS):
         weight, spread = torch.zeros_like(variances), torch.zeros_like(variances)
         broad_weight, broad_spread, total = 0.0, 0.0, 0.0
-        for rows in blocks(len(points)):
-            log_density = log_gaussian(distances[rows], variances, dimension).sub_(math.log(len(centres)))
-            log_broad = log_gaussian(far[rows], background, dimension)  # (B, 1)
+        for apart, from_mean in zip(distances.split(BLOCK), far.split(BLOCK), strict=True):
+            log_density = log_gaussian(apart, variances, dimension).sub_(math.log(len(centres)))
+            log_broad = log_gaussian(from_mean, background, dimension)  # (B, 1)
             whole = torch.logaddexp(log_density.logsumexp(dim=1, keepdim=True), log_broad)
             share = log_density.sub_(whole).exp_()
             weight += share.sum(dim=0)
-            spread += share.mul_(distances[rows]).sum(dim=0)
+            spread += share.mul_(apart).sum(dim=0)
             broad = (log_broad - whole).exp_()
             broad_weight += float(broad.sum())
-            broad_spread += float((broad * far[rows]).sum())
+            broad_spread += float((broad * from_mean).sum())
             total += float(whole.sum())
         used = weight > 1e-12  # a centre that explains nothing keeps its width
         variances = torch.where(used, spread / (dimension * weight.clamp_min(1e-12)), variances).clamp_min(FLOOR)
@@ -101,8 +100,8 @@ def fit_variances(centres: Tensor, points: Tensor) -> Tensor:
 def negative_log_likelihood(points: Tensor, centres: Tensor, variances: Tensor) -> float:
     """Mean over the points, per dimension, in nats."""
     dimension, total = points.shape[1], 0.0
-    for rows in blocks(len(points)):
-        log_density = log_gaussian(squared(points[rows], centres), variances, dimension)
+    for part in points.split(BLOCK):
+        log_density = log_gaussian(squared(part, centres), variances, dimension)
         total += float(log_density.logsumexp(dim=1).sum()) - math.log(len(centres)) * len(log_density)
     return -total / (len(points) * dimension)
 
@@ -115,7 +114,3 @@ def log_gaussian(distances: Tensor, variances: Tensor, dimension: int) -> Tensor
 def squared(a: Tensor, b: Tensor) -> Tensor:
     """(N, M) squared distances in float64."""
     return torch.addmm((a**2).sum(dim=1, keepdim=True) + (b**2).sum(dim=1), a, b.T, alpha=-2).clamp_min_(0)
-
-
-def blocks(count: int) -> Iterator[slice]:
-    return (slice(start, min(start + BLOCK, count)) for start in range(0, count, BLOCK))

@@ -29,7 +29,7 @@ def nearest(features: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np
     index, distance = np.empty(len(features), dtype=np.int64), np.empty(len(features))
     for rows, block in squared_distances(features, reference):
         index[rows] = block.argmin(axis=1)
-        distance[rows] = np.sqrt(block[np.arange(len(block)), index[rows]])
+        distance[rows] = np.sqrt(block.min(axis=1))
     return index, distance
 
 
