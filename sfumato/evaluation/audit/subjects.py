@@ -30,7 +30,7 @@ from sfumato.queries.embedding import query_embedding
 from sfumato.queries.evolve import query_votes
 from sfumato.queries.histogram import query_histogram
 from sfumato.queries.joint import query_joint_embedding
-from sfumato.queries.moments import moment_features, query_moments
+from sfumato.queries.moments import moment_features
 from sfumato.queries.saliency import query_saliency
 from sfumato.queries.teacher import query_teacher
 
@@ -139,7 +139,7 @@ def subjects() -> list[Subject]:
         Subject(
             name="moments",
             max_norm=1.0,
-            spend=lambda charge: query_moments(charge, moments, CLASSES, 4.0),
+            spend=lambda charge: query_embedding(charge, moments, CLASSES, 4.0),
             encode=torch.no_grad()(moments.vectors),
         ),
         Subject(
