@@ -15,9 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfumato.config import NoiseLevels
 from sfumato.diffusion.denoiser import Denoiser, Network, Sampler
-from sfumato.diffusion.noise_levels import draw_noise_levels
 from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.sampler import Guide, drawing_in_bfloat16, sample
 from sfumato.errors import ConfigError
@@ -33,7 +31,6 @@ class GroupNorm(nn.Module):
     def __init__(self, channels: int, affine: bool = True) -> None:
         super().__init__()
         self.groups = math.gcd(channels // 4, 32)  # at least 4 channels each
-        self.channels, self.affine = channels, affine
         if affine:
             self.weight = nn.Parameter(torch.ones(channels))
             self.bias = nn.Parameter(torch.zeros(channels))
@@ -220,10 +217,6 @@ class UNet(Denoiser):
                 x = double(x, skip.shape[-1])
             x = level(torch.cat([x, skip.to(x.dtype)], dim=1), embedding)
         return F.pixel_shuffle(self.conv_out(F.silu(self.norm_out(x))), self.unshuffle)
-
-    def draw_levels(self, law: NoiseLevels, n: int, generator: torch.Generator) -> Tensor:
-        """Noise levels σ."""
-        return draw_noise_levels(law, n, generator)
 
     def per_image_loss(self, network: Network, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
         return per_image_loss(network, images, labels, levels, noise, self.sigma_data)

@@ -18,7 +18,7 @@ from sfumato.config import Adversarial
 from sfumato.diffusion.ema import EMA, ema_model
 from sfumato.dpsgd.discriminator import Discriminator
 from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
-from sfumato.dpsgd.run import OPTIMISERS, State
+from sfumato.dpsgd.run import ADAM_STATE, State
 from sfumato.warmup.generator import balanced_labels, settle
 from sfumato.warmup.generator_network import Generator
 
@@ -54,8 +54,7 @@ class AdversarialState(State):
         self.network, self.priors, self.seed = generator_network.to(self.device).train(), priors.cpu(), seed
         self.weights = dict(self.network.named_parameters())
         self.average = EMA(self.weights, config.ema)
-        make, _ = OPTIMISERS["adam"]
-        self.teaching = make(self.weights.values(), lr=config.generator_rate, betas=BETAS)
+        self.teaching = torch.optim.Adam(self.weights.values(), lr=config.generator_rate, betas=BETAS)
         self.fakes = copy.copy(model)  # the same weights, asked for the opposite
         self.fakes.target = -1
 
@@ -102,7 +101,7 @@ class AdversarialState(State):
         for name, value in self.weights.items():
             moments = self.teaching.state.get(value) or {"step": torch.tensor(0.0)}
             found[f"generator_ema.{name}"] = self.average.average[name]
-            for key in self.moments:
+            for key in ADAM_STATE:
                 found[f"generator_{key}.{name}"] = moments.get(key, torch.zeros_like(value))
         return {name: value.detach().cpu().clone() for name, value in found.items()}
 
@@ -114,7 +113,7 @@ class AdversarialState(State):
         self.average.steps = int(tensors["generator_steps"])
         for name, value in self.weights.items():
             self.average.average[name].copy_(tensors[f"generator_ema.{name}"])
-            own = {key: tensors[f"generator_{key}.{name}"].clone() for key in self.moments}
+            own = {key: tensors[f"generator_{key}.{name}"].clone() for key in ADAM_STATE}
             self.teaching.state[value] = {key: part if key == "step" else part.to(value) for key, part in own.items()}
 
     def result(self) -> Generator:

@@ -30,6 +30,7 @@ WEIGHTS = "generator.safetensors"
 OneStep = Generator | SampledGenerator | GaussianGenerator  # (z, labels) -> images
 RISE = 0.1  # part of the steps in which the learning rate rises
 RARE = 0.1  # of an equal share: below it, a class's column is mostly noise and gets no more weight
+DRAWN = 1000  # images at a time
 EMA, SETTLING = 0.99, 40  # of the weights; batches that the statistics of the averaged network are computed from
 
 
@@ -180,21 +181,17 @@ def balanced_labels(count: int, priors: Tensor | None, classes: int, random: tor
 
 
 @torch.no_grad()
-def draw_images(
-    generator: OneStep, count: int, priors: Tensor | None = None, seed: int = 0, batch: int = 1000
-) -> tuple[Tensor, Tensor]:
+def draw_images(generator: OneStep, count: int, priors: Tensor | None = None, seed: int = 0) -> tuple[Tensor, Tensor]:
     """`count` images, (N, C, H, W) float32 in [0, 1], and labels, (N,) int64. priors: label shares, None: uniform."""
     device = next(iter(generator.state_dict().values())).device
     random = torch.Generator().manual_seed(seed)
     labels = balanced_labels(count, priors, generator.classes, random)
     generator.eval()
     rows = []
-    for part in labels.split(batch):
+    for part in labels.split(DRAWN):
         z = torch.randn(len(part), generator.latent, generator=random)
         rows.append(generator(z.to(device), part.to(device)).clamp(0, 1).cpu())
-    return torch.cat(rows) if rows else torch.zeros(
-        0, generator.channels, generator.resolution, generator.resolution
-    ), labels
+    return torch.cat(rows), labels
 
 
 def save_drawing(
