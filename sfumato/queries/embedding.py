@@ -50,7 +50,7 @@ def study(
     images: ImageSet,
     teacher: TeacherNetwork,
     seed: int,
-    report: Callable[[int, int], None] | None = None,
+    report: Callable[[int, int], None] = lambda done, total: None,
 ) -> ProjectedFeatures:
     """The last cells of a network trained on the generator's `images`, which the teacher labels. Free."""
     how = Classifier(network="whitened", **settings.model_dump(include={"width", "steps", "batch", "learning_rate"}))
@@ -106,6 +106,5 @@ def load_learned(folder: Path, teacher: ProjectedFeatures) -> tuple[Tensor, Four
     with explained(DataError, lambda error: f"{folder} holds no embedding ({error!r}): run `stage embedding` again"):
         about = read_json(folder / ABOUT)
         settings = Embedding(**{key: value for key, value in about.items() if key != "seed"})
-        return load_tensors(folder / EMBEDDING)["embedding"], learned_features(
-            settings, teacher, network, about["seed"]
-        )
+        features = learned_features(settings, teacher, network, about["seed"])
+        return load_tensors(folder / EMBEDDING)["embedding"], features

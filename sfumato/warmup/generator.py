@@ -23,7 +23,7 @@ from sfumato.features.fourier import FourierFeatures
 from sfumato.pictures import save_png, to_grid
 from sfumato.warmup.gaussian import GaussianGenerator
 from sfumato.warmup.generator_network import Generator
-from sfumato.warmup.sampled import SampledGenerator, rebuilt
+from sfumato.warmup.sampled import SampledGenerator
 from sfumato.weights import load_network, save_network
 
 WEIGHTS = "generator.safetensors"
@@ -68,7 +68,7 @@ def fit_generator(
     config: Fit,
     priors: Tensor,
     seed: int,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
     *,
     teacher: nn.Module | None = None,
     agreement: float = 0.0,
@@ -112,8 +112,7 @@ def fit_generator(
         optimizer.step()
         schedule.step()
         follow(average, generator, min(EMA, (step + 1) / (step + 10)))
-        if progress is not None:
-            progress(step + 1, config.steps)
+        progress(step + 1, config.steps)
     generator.load_state_dict(average.state_dict())
     settle(generator, config.batch, drawn, random)
     return generator.eval()
@@ -224,4 +223,6 @@ def built(**arguments: Any) -> OneStep:
     """A generator of the kind that the arguments are of, with new weights."""
     if "features" in arguments:
         return GaussianGenerator(**arguments)
-    return rebuilt(**arguments) if "solver" in arguments else Generator(**arguments)
+    if "network" in arguments:
+        return SampledGenerator(UNet(**arguments.pop("network")), **arguments)
+    return Generator(**arguments)

@@ -29,7 +29,7 @@ SCORED = 512  # images at a time when it computes the accuracy
 
 
 def train_public_classifier(
-    images: ImageSet, settings: Classifier, seed: int, progress: Callable[[int, int], None] | None = None
+    images: ImageSet, settings: Classifier, seed: int, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> tuple[PublicNetwork, float]:
     """Train on a random part of the public images, and measure the accuracy on the rest, a share `settings.validation`.
 
@@ -74,8 +74,7 @@ def train_public_classifier(
             loss.backward()
             optimizer.step()
             schedule.step()
-            if progress is not None:
-                progress(step + 1, settings.steps)
+            progress(step + 1, settings.steps)
     return model.eval(), accuracy(model, images, validation)
 
 
