@@ -132,12 +132,11 @@ def gradient_memory(
     # the clip: on a GPU the rows exist twice, by name and as one matrix; the sum exists twice, in parts and whole
     clip = (2 if one_matrix(device()) else 1) * gradients + 8 * trained
     most = max(counter.peak + gradients * split, clip)
-    copies, activations = 4 * trained * copies, most - gradients + inputs
     return Memory(
         weights=weights,
-        copies=copies,
+        copies=4 * trained * copies,
         gradients=gradients,
-        activations=activations,
+        activations=most - gradients + inputs,
         trained=trained,
         chunk=chunk,
         draws=draws,

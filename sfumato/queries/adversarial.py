@@ -87,9 +87,8 @@ class AdversarialState(State):
         levels = self.model.draw_levels(self.config.noise_levels, len(images), random).to(self.device)
         noise = torch.randn(images.shape, generator=random).to(self.device)
         loss = self.model.per_image_loss(self.model, images, labels, levels, noise).mean()
-        for value, part in zip(
-            self.weights.values(), torch.autograd.grad(loss, list(self.weights.values())), strict=True
-        ):
+        gradients = torch.autograd.grad(loss, list(self.weights.values()))
+        for value, part in zip(self.weights.values(), gradients, strict=True):
             value.grad = part
         self.teaching.step()
         self.teaching.zero_grad(set_to_none=True)
