@@ -29,9 +29,8 @@ def device_of(features: Features) -> torch.device:
 def joint_rows(features: Features, images: Tensor, labels: Tensor, classes: int, one_by_one: bool = True) -> Rows:
     """φ(x) ⊗ onehot(y): (B, C, H, W) float32 in [0, 1], (B,) int64 -> (B, K) ⊗ (B, classes). Source: FETA-Pro Eq. 5.
 
-    A row depends on its image alone, to the last bit; one_by_one:
-    False only where `place_matters` found that an image's place in a batch does not matter. Rows are made where the
-    features are.
+    A row depends on its image alone, to the last bit; one_by_one: False only where `place_matters` found that an
+    image's place in a batch does not matter. Rows are made where the features are.
     """
     images, labels = (sent(part, device_of(features)) for part in (images, labels))
     return Rows(rows_alone(features, images, one_by_one), membership(labels, classes))

@@ -216,10 +216,7 @@ def save_surest(
 
 
 def selection_rows(kept: Sequence[Kept], public: Sequence[str], sensitive: Sequence[str] | None) -> list[list[str]]:
-    """The table of the selection, its header first.
-
-    sensitive: names of the sensitive classes, where the images are relabelled to them.
-    """
+    """The table of the selection, its header first. sensitive: as for `save_selection`."""
     table = [["public_class", "noisy_count", "rank", "relabelled_as"]]
     for rank, choice in enumerate(kept, start=1):
         name, votes = public[choice.public], "" if math.isnan(choice.votes) else f"{choice.votes:.2f}"
