@@ -9,8 +9,9 @@ from sfumato.config import Moments
 from sfumato.data.store import read_card
 from sfumato.features.public_network import load_classifier
 from sfumato.queries.count import read_counts
+from sfumato.queries.embedding import query_embedding
 from sfumato.queries.encoded import encoder_of, ensure_encoded
-from sfumato.queries.moments import moment_features, query_moments, save_moments
+from sfumato.queries.moments import moment_features, save_moments
 from stages.runner import QueryRun, progress, state_dir
 
 
@@ -24,6 +25,6 @@ def moments(run: QueryRun[Moments]) -> None:
     size = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes)).total
     released = f"means of {features.size} features of a public network, their squares among them, by class"
     charge = run.open_charge(released, "1: the features of an image have norm 1", 1.0, latents=latents)
-    found = query_moments(charge, features, len(plan.classes), size)
+    found = query_embedding(charge, features, len(plan.classes), size)
     with run.releasing(charge) as directory:
         save_moments(found, settings, network, directory)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.config import NoiseLevels
+from sfumato.diffusion.noise_levels import draw_noise_levels
 from sfumato.diffusion.sampler import Guide
 
 Network = Callable[..., Tensor]  # (x, level, labels) -> what the network predicts
@@ -31,9 +32,9 @@ class Learner(nn.Module, ABC):
     # How the per-image gradients of its convolutions are taken then: a setting of the machine.
     unfolds: bool = False
 
-    @abstractmethod
     def draw_levels(self, law: NoiseLevels, n: int, generator: torch.Generator) -> Tensor:
-        """n independent noise levels of the law, (n,), on the generator's device, as `per_image_loss` takes them."""
+        """n independent noise levels of the law, (n,), on the generator's device, as `per_image_loss` takes them: σ."""
+        return draw_noise_levels(law, n, generator)
 
     @abstractmethod
     def per_image_loss(self, network: Network, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:

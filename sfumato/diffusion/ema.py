@@ -33,7 +33,6 @@ class EMA:
 def ema_model(model: nn.Module, average: Mapping[str, Tensor]) -> nn.Module:
     """`model` with the averaged values copied in (names absent from `average` stay). Changes `model` and returns it."""
     with torch.no_grad():
-        named = dict(model.named_parameters())
         for name, value in average.items():
-            named[name].copy_(value)
+            model.get_parameter(name).copy_(value)
     return model

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 SIGMA_MIN, SIGMA_MAX, RHO = 0.002, 80.0, 7.0
 # (D, labels, the variance of the image given its noised form) -> what is added to D; images in about [-1, 1]
 Guide = Callable[[Tensor, Tensor, float], Tensor]
+BATCH = 256  # images at a time
 TRIED = 32  # blank images by which the precision of a draw is chosen
 
 
@@ -42,7 +43,7 @@ def sample(
     steps: int = 18,
     guidance: float = 0.0,
     generator: torch.Generator | None = None,
-    batch: int = 256,
+    batch: int = BATCH,
     autocast: bool = False,
     guide: Guide | None = None,
 ) -> Tensor:
@@ -91,14 +92,7 @@ def drawing_in_bfloat16(model: UNet, guidance: float) -> bool:
 
 @torch.no_grad()
 def renoise(
-    model: UNet,
-    images: Tensor,
-    labels: Tensor,
-    level: float,
-    steps: int,
-    guidance: float,
-    generator: torch.Generator,
-    batch: int = 256,
+    model: UNet, images: Tensor, labels: Tensor, level: float, steps: int, guidance: float, generator: torch.Generator
 ) -> Tensor:
     """Images noised to the level σ and denoised again: variations of them, the further the higher the level.
 
@@ -108,7 +102,7 @@ def renoise(
     device, level = next(model.parameters()).device, min(max(level, SIGMA_MIN), SIGMA_MAX)
     steps = max(2, int((noise_schedule(steps)[:-1] <= level).sum()))
     varied = [torch.empty(0, *images.shape[1:])]
-    for part, own in zip(images.split(batch), labels.split(batch), strict=True):
+    for part, own in zip(images.split(BATCH), labels.split(BATCH), strict=True):
         start = part * 2 - 1 + level * torch.randn(part.shape, generator=generator)
         varied.append(to_image_range(solve(model, start.to(device), own.to(device), steps, guidance, level)).cpu())
     return torch.cat(varied)

@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfumato.config import NoiseLevels
 from sfumato.diffusion.denoiser import Denoiser, Network, Sampler
-from sfumato.diffusion.noise_levels import draw_noise_levels
 from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.sampler import Guide, drawing_in_bfloat16, sample
 from sfumato.errors import ConfigError
@@ -33,7 +32,6 @@ class GroupNorm(nn.Module):
     def __init__(self, channels: int, affine: bool = True) -> None:
         super().__init__()
         self.groups = math.gcd(channels // 4, 32)  # at least 4 channels each
-        self.channels, self.affine = channels, affine
         if affine:
             self.weight = nn.Parameter(torch.ones(channels))
             self.bias = nn.Parameter(torch.zeros(channels))
@@ -160,18 +158,8 @@ class UNet(Denoiser):
             raise ConfigError(f"model.width={width}: expected a multiple of 4")
         if not set(attention) <= set(range(len(multipliers))):
             raise ConfigError(f"model.attention={tuple(attention)}: expected levels among 0..{len(multipliers) - 1}")
-        self.arguments = {  # what rebuilds the network
-            "resolution": resolution,
-            "channels": channels,
-            "classes": classes,
-            "width": width,
-            "multipliers": list(multipliers),
-            "attention": list(attention),
-            "blocks": blocks,
-            "unshuffle": unshuffle,
-            "sigma_data": sigma_data,
-        }
-        self.resolution, self.channels, self.classes = resolution, channels, classes
+        self.resolution, self.channels, self.classes, self.blocks = resolution, channels, classes, blocks
+        self.multipliers, self.attention = list(multipliers), list(attention)
         self.width, self.unshuffle, self.sigma_data, self.extra_classes = width, unshuffle, sigma_data, extra_classes
         embedding = 4 * width
         self.noise = nn.Sequential(nn.Linear(width, embedding), nn.SiLU(), nn.Linear(embedding, embedding))
@@ -182,7 +170,6 @@ class UNet(Denoiser):
         sizes = [(width * multiplier, level in attention) for level, multiplier in enumerate(multipliers)]
         levels = [size for size in sizes for _ in range(blocks)]
         current = levels[0][0]
-        self.blocks = blocks
         self.conv_in = nn.Conv2d(folded, current, 3, padding=1)
         self.down = nn.ModuleList()  # from the finest level to the coarsest, `blocks` of each
         for size, attends in levels:
@@ -198,6 +185,12 @@ class UNet(Denoiser):
         zero(self.conv_out)
         if extra_classes:  # drawn last, so that all other weights start as they do without
             self.label = label_table([self.label.weight, 0.5 * torch.randn(extra_classes, embedding)])
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What rebuilds the network, without extra classes."""
+        names = ("resolution", "channels", "classes", "width", "multipliers", "attention", "blocks", "unshuffle")
+        return {name: getattr(self, name) for name in (*names, "sigma_data")}
 
     def forward(self, x: Tensor, c_noise: Tensor, labels: Tensor) -> Tensor:
         """F(x; c_noise, label), (B, C, H, W).
@@ -220,10 +213,6 @@ class UNet(Denoiser):
                 x = double(x, skip.shape[-1])
             x = level(torch.cat([x, skip.to(x.dtype)], dim=1), embedding)
         return F.pixel_shuffle(self.conv_out(F.silu(self.norm_out(x))), self.unshuffle)
-
-    def draw_levels(self, law: NoiseLevels, n: int, generator: torch.Generator) -> Tensor:
-        """Noise levels σ."""
-        return draw_noise_levels(law, n, generator)
 
     def per_image_loss(self, network: Network, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
         return per_image_loss(network, images, labels, levels, noise, self.sigma_data)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfumato.config import NoiseLevels
 from sfumato.diffusion.denoiser import Learner, Network
-from sfumato.diffusion.noise_levels import draw_noise_levels
 from sfumato.diffusion.objective import to_model_range
 
 COARSEST = 4  # side of its last cells, at most
@@ -24,10 +21,11 @@ class Discriminator(Learner):
     """
 
     splits_by_image = True
+    target = 1
 
-    def __init__(self, resolution: int, channels: int, classes: int, width: int, target: int = 1) -> None:
+    def __init__(self, resolution: int, channels: int, classes: int, width: int) -> None:
         super().__init__()
-        self.resolution, self.channels, self.classes, self.target = resolution, channels, classes, target
+        self.resolution, self.channels, self.classes = resolution, channels, classes
         layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.LeakyReLU(SLOPE)]
         side, wide = resolution, width
         while side > COARSEST:
@@ -43,9 +41,6 @@ class Discriminator(Learner):
         """x: (B, C, H, W), about [-1, 1]; levels: (B,), not told to it; labels: (B,), `classes`: none. Returns (B,)."""
         hidden = self.body(x).flatten(1)
         return self.head(hidden).squeeze(1) + (self.by_label(labels) * hidden).sum(1)
-
-    def draw_levels(self, law: NoiseLevels, n: int, generator: torch.Generator) -> Tensor:
-        return draw_noise_levels(law, n, generator)
 
     def per_image_loss(self, network: Network, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
         """ln(1 + exp(−target · logit)) of each image, (B,): it is taken for what it is not. Shapes as in `Learner`."""

@@ -128,37 +128,36 @@ def per_image_gradients(
         return by_layers(model, detached, *batch) if model.splits_by_image else by_vmap(model, detached, *batch)
 
 
-def by_layers(
-    model: Learner, parameters: Mapping[str, Tensor], images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor
-) -> dict[str, Tensor]:
-    """Per-image gradients of a network in which no image sees another: its layers split one backward pass by image."""
-    count = len(images)
+def by_layers(model: Learner, parameters: Mapping[str, Tensor], *batch: Tensor) -> dict[str, Tensor]:
+    """Per-image gradients of a network in which no image sees another: its layers split one backward pass by image.
+
+    batch: images, labels, levels and noise as `Learner.per_image_loss` takes them, each (B, K, ...).
+    """
+    count = len(batch[0])
     mode = PerImage(parameters, count, model.unfolds)
 
-    def network(x: Tensor, c_noise: Tensor, labels: Tensor) -> Tensor:
+    def network(*inputs: Tensor) -> Tensor:
         with mode:
-            return functional_call(model, dict(parameters), (x, c_noise, labels))
+            return functional_call(model, dict(parameters), inputs)
 
     with torch.enable_grad():
-        rows = (tensor.transpose(0, 1).flatten(0, 1) for tensor in (images, labels, levels, noise))  # (K·B, ...)
+        rows = (tensor.transpose(0, 1).flatten(0, 1) for tensor in batch)  # (K·B, ...)
         losses = model.per_image_loss(network, *rows)  # (K·B,)
         loss = losses.view(-1, count).mean(0).sum()  # for each image, the mean over its K draws
         gradients = torch.autograd.grad(loss, list(mode.rows.values()), materialize_grads=True)
     return dict(zip(parameters, gradients, strict=True))
 
 
-def by_vmap(
-    model: Learner, parameters: Mapping[str, Tensor], images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor
-) -> dict[str, Tensor]:
-    """Per-image gradients of any network: vmap keeps the images apart."""
+def by_vmap(model: Learner, parameters: Mapping[str, Tensor], *batch: Tensor) -> dict[str, Tensor]:
+    """Per-image gradients of any network: vmap keeps the images apart. batch: as for `by_layers`."""
 
-    def loss(parameters: dict[str, Tensor], images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
-        def network(x: Tensor, c_noise: Tensor, labels: Tensor) -> Tensor:
-            return functional_call(model, parameters, (x, c_noise, labels))
+    def loss(parameters: dict[str, Tensor], *batch: Tensor) -> Tensor:
+        def network(*inputs: Tensor) -> Tensor:
+            return functional_call(model, parameters, inputs)
 
-        return model.per_image_loss(network, images, labels, levels, noise).mean()  # over the K draws
+        return model.per_image_loss(network, *batch).mean()  # over the K draws
 
-    rows = vmap(grad(loss), in_dims=(None, 0, 0, 0, 0))(dict(parameters), images, labels, levels, noise)
+    rows = vmap(grad(loss), in_dims=(None, 0, 0, 0, 0))(dict(parameters), *batch)
     return {name: rows[name] for name in parameters}
 
 

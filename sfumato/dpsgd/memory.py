@@ -132,12 +132,11 @@ def gradient_memory(
     # the clip: on a GPU the rows exist twice, by name and as one matrix; the sum exists twice, in parts and whole
     clip = (2 if one_matrix(device()) else 1) * gradients + 8 * trained
     most = max(counter.peak + gradients * split, clip)
-    copies, activations = 4 * trained * copies, most - gradients + inputs
     return Memory(
         weights=weights,
-        copies=copies,
+        copies=4 * trained * copies,
         gradients=gradients,
-        activations=activations,
+        activations=most - gradients + inputs,
         trained=trained,
         chunk=chunk,
         draws=draws,
@@ -174,8 +173,7 @@ def images_at_a_time(
         size = sum(value.numel() for value in parameters.values())
         return processes.fewest(choose_chunk(size, draws, batch)), draws
     shapes: Any = on_meta(model)
-    named = dict(shapes.named_parameters())
-    trained = {name: named[name] for name in parameters}
+    trained = {name: shapes.get_parameter(name) for name in parameters}
 
     def at(images: int, some: int) -> Memory:
         return gradient_memory(shapes, trained, images, some, copies, split=some < draws)
@@ -195,8 +193,7 @@ def trained_parameters(
     is not known yet: the first ones stand for them.
     """
     if isinstance(settings, Saliency):
-        named = dict(model.named_parameters())
-        return {name: named[name] for name in flat(candidates(model, settings.candidates))}
+        return {name: model.get_parameter(name) for name in flat(candidates(model, settings.candidates))}
     if settings.trainable == "synflow-lora":  # SynFlow scores need weights, and a model on the meta device has none
         settings = settings.model_copy(update={"trainable": "random-lora"})
     ranking = list(candidates(model, pattern).values()) if settings.trainable in SALIENT else None

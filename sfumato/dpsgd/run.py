@@ -33,8 +33,7 @@ from sfumato.privacy.noise import secret_generator
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
 
-# what makes an optimiser, and the names of its state, as torch gives them: a checkpoint holds it
-OPTIMISERS = {"adam": (torch.optim.Adam, ("exp_avg", "exp_avg_sq", "step"))}
+ADAM_STATE = ("exp_avg", "exp_avg_sq", "step")  # as torch names it: a checkpoint holds it
 
 
 class Curve(Protocol):
@@ -76,8 +75,9 @@ class State:
         self.size = sum(value.numel() for value in self.parameters.values())
         self.generator = generator or secret_generator(self.device)
         self.ema = EMA(self.parameters, config.ema)
-        make, self.moments = OPTIMISERS["adam"]
-        self.optimiser = make(self.parameters.values(), lr=config.learning_rate)
+        self.optimiser = torch.optim.Adam(self.parameters.values(), lr=config.learning_rate)
+        # by what their names begin with in a checkpoint: weights, their average, their optimiser
+        self.trained: dict[str, Any] = {"": (self.parameters, self.ema, self.optimiser)}
         self.steps = 0
         self.chunk, self.together = images_at_a_time(
             model, self.parameters, config.draws, batch=public_batch, copies=STEP_COPIES, chunk=config.chunk
@@ -108,10 +108,12 @@ class State:
     def tensors(self) -> dict[str, Tensor]:
         """Everything a checkpoint needs, under names such as `parameters.conv_in.weight`: copies, on the CPU."""
         found: dict[str, Tensor] = {"step": torch.tensor(self.steps)}
-        for name, value in self.parameters.items():
-            moments = self.optimiser.state.get(value) or {"step": torch.tensor(0.0)}
-            found |= {f"parameters.{name}": value, f"ema.{name}": self.ema.average[name]}
-            found |= {f"{key}.{name}": moments.get(key, torch.zeros_like(value)) for key in self.moments}
+        found |= {f"parameters.{name}": value for name, value in self.parameters.items()}
+        for start, (weights, ema, optimiser) in self.trained.items():
+            for name, value in weights.items():
+                moments = optimiser.state.get(value) or {"step": torch.tensor(0.0)}
+                found[f"{start}ema.{name}"] = ema.average[name]
+                found |= {f"{start}{key}.{name}": moments.get(key, torch.zeros_like(value)) for key in ADAM_STATE}
         return {name: value.detach().cpu().clone() for name, value in found.items()}
 
     @torch.no_grad()
@@ -126,9 +128,11 @@ class State:
             )
         for name, value in self.parameters.items():
             value.copy_(tensors[f"parameters.{name}"])
-            self.ema.average[name].copy_(tensors[f"ema.{name}"])
-            own = {key: tensors[f"{key}.{name}"].clone() for key in self.moments}
-            self.optimiser.state[value] = {key: part if key == "step" else part.to(value) for key, part in own.items()}
+        for start, (weights, ema, optimiser) in self.trained.items():
+            for name, value in weights.items():
+                ema.average[name].copy_(tensors[f"{start}ema.{name}"])
+                own = {key: tensors[f"{start}{key}.{name}"].clone() for key in ADAM_STATE}
+                optimiser.state[value] = {key: part if key == "step" else part.to(value) for key, part in own.items()}
         self.steps = self.ema.steps = int(tensors["step"])
 
 

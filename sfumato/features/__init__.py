@@ -10,12 +10,11 @@ from collections.abc import Callable
 from torch import nn
 
 from sfumato.data.images import Shape
-from sfumato.features.pixels import Pixels
 from sfumato.features.scattering import DeepScattering, Moduli, Scattering
 from sfumato.features.tangent import Tangent
 
 FEATURES: dict[str, Callable[[Shape], nn.Module]] = {  # name -> what makes the map for images of a shape (C, H, W)
-    "pixels": lambda shape: Pixels(),
+    "pixels": lambda shape: nn.Flatten(),
     "scattering": Scattering,
     "deep-scattering": DeepScattering,
     "moduli": Moduli,

@@ -29,8 +29,6 @@ def rows_alone(function: Callable[[Tensor], Tensor], images: Tensor, place_matte
         for part in torch.where(finite[:, None, None, None], images, 0).split(size):
             seats[: len(part)].copy_(part)
             rows.append(function(seats)[: len(part)].clone())
-    if not rows:
-        return function(seats)[:0]
     return torch.cat(rows).masked_fill(~finite[:, None], float("nan"))
 
 

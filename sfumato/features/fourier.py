@@ -52,10 +52,10 @@ class FourierFeatures(nn.Module):
         self.frequencies = size // 2 if banks else 0
         public = torch.Generator().manual_seed(seed)
         weights = sum(feature.weight for feature in features)
-        shares = [size // 2 // banks + (bank < size // 2 % banks) for bank in range(banks)] if banks else []
+        shares = (size // 2 // banks + (bank < size // 2 % banks) for bank in range(banks))
         self.maps, self.widths = nn.ModuleList(), []
         self.converted: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
-        amplitudes, bank = [torch.empty(0)], 0
+        amplitudes = [torch.empty(0)]
         self.plain: list[tuple[int, bool, float]] = []  # of each map without frequencies: its place, squares, its share
         for index, feature in enumerate(features):
             image_map = maps[feature.map](shape)
@@ -68,7 +68,7 @@ class FourierFeatures(nn.Module):
                 continue
             columns = []
             for length_scale in feature.length_scales:
-                number = shares[bank]
+                number = next(shares)
                 omega = torch.randn(width, number, generator=public) / (length_scale * math.sqrt(width))
                 if feature.kernel == "rational-quadratic":
                     omega = omega * torch.empty(number).exponential_(generator=public).sqrt()
@@ -76,7 +76,6 @@ class FourierFeatures(nn.Module):
                 amplitudes.append(
                     torch.full((number,), math.sqrt(feature.weight / weights / len(feature.length_scales) / number))
                 )
-                bank += 1
             self.register_buffer(f"omega_{index}", torch.cat(columns, dim=1), persistent=False)
         self.register_buffer("amplitude", torch.cat(amplitudes), persistent=False)  # squares summing to 1 at most
         self.size = 2 * self.frequencies + sum(self.widths[index] for index, _, _ in self.plain)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sfumato.compute import fast_bfloat16
 from sfumato.data.images import Shape
 from sfumato.features import FEATURES
-from sfumato.features.public_network import PublicNetwork, build_network
+from sfumato.features.public_network import PublicNetwork, arguments_of, build_network
 
 # the maps that a trained network is: what its head sees, and its last cells in their places; all others are in FEATURES
 CLASSIFIER, CELLS = "classifier", "cells"
@@ -57,12 +57,17 @@ class ProjectedFeatures(nn.Module):
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("directions", torch.zeros(width, self.dimension))
 
+    @classmethod
+    def through(cls, network: PublicNetwork | None, feature: str, shape: Shape, dimension: int) -> ProjectedFeatures:
+        """The same map, which looks at images through the trained `network`, where there is one."""
+        if network is None:
+            return cls(feature, shape, dimension)
+        features = cls(feature, shape, dimension, arguments_of(network))
+        features.map = ClassifierFeatures(network, feature == CELLS).eval()
+        return features
+
     def forward(self, images: Tensor) -> Tensor:
         return nn.functional.normalize((self.map(images) - self.mean) @ self.directions, dim=1)
-
-    def take_network(self, network: PublicNetwork) -> None:
-        """Look at images through the trained `network`."""
-        self.map = ClassifierFeatures(network, self.feature == CELLS).eval()
 
     @torch.no_grad()
     def fit(self, images: Tensor, power: float, seed: int) -> None:

@@ -18,6 +18,16 @@ POOLED = 2  # cells per side that the head sees, so it can tell where a stroke i
 PATCH_FLOOR = 5e-4  # added to the variances of patches, so that flat directions are not blown up
 
 
+def shorter_side(shape: Shape, least: int) -> int:
+    """The shorter side of images, in pixels. Raises ValueError where it is below `least`."""
+    _, height, width = shape
+    if min(height, width) < least:
+        raise ValueError(
+            f"images of {height}×{width} are too small for the classifier: expected {least} pixels a side or more"
+        )
+    return min(height, width)
+
+
 class Block(nn.Module):
     """Two 3×3 convolutions and a shortcut; stride 2 halves the sides, rounding up."""
 
@@ -48,14 +58,8 @@ class ResNet(nn.Module):
 
     def __init__(self, shape: Shape, classes: int, width: int = 32) -> None:
         super().__init__()
-        channels, height, width_of_image = shape
-        side = min(height, width_of_image)
-        if side < SMALLEST:
-            raise ValueError(
-                f"images of {height}×{width_of_image} are too small for the classifier: "
-                f"expected {SMALLEST} pixels a side or more"
-            )
-        self.shape, self.classes, self.width = (channels, height, width_of_image), classes, width
+        channels, side = shape[0], shorter_side(shape, SMALLEST)
+        self.shape, self.classes, self.width = shape, classes, width
         stride = 2 if side >= (16 if channels == 1 else 64) else 1
         self.stem = nn.Sequential(
             nn.Conv2d(channels, width, 3, stride=stride, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
@@ -115,16 +119,12 @@ class WhitenedCNN(nn.Module):
 
     def __init__(self, shape: Shape, classes: int, width: int = 64) -> None:
         super().__init__()
-        channels, height, width_of_image = shape
-        self.shape, self.classes, self.width = (channels, height, width_of_image), classes, width
+        channels = shape[0]
+        self.shape, self.classes, self.width = shape, classes, width
         self.patch = 2 if channels == 3 else 3
         self.register_buffer("filters", torch.zeros(2 * channels * self.patch**2, channels, self.patch, self.patch))
-        side, depth = min(height, width_of_image) + 1 - self.patch, 2 * channels * self.patch**2
-        if side < SMALLEST:
-            raise ValueError(
-                f"images of {height}×{width_of_image} are too small for the classifier: "
-                f"expected {SMALLEST + self.patch - 1} pixels a side or more"
-            )
+        side = shorter_side(shape, SMALLEST + self.patch - 1) + 1 - self.patch  # of the filtered image
+        depth = 2 * channels * self.patch**2
         blocks: list[nn.Module] = []
         while len(blocks) < DEPTH and side > SMALLEST:
             wider = min(width * 2 ** len(blocks), WIDEST * width)

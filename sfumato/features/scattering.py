@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from sfumato.data.images import Shape
 
+ORIENTATIONS = 8  # angles of the filters
+
 
 class Filtered(torch.autograd.Function):
     """Planes through fixed filters of odd size: (N, 1, H, W), (F, 1, size, size) -> (N, F, H, W), edges of zeros.
@@ -40,7 +42,7 @@ class Filtered(torch.autograd.Function):
 class Scattering(nn.Module):
     """Wavelet-scattering coefficients with fixed Morlet filters, each image's vector scaled to norm √d.
 
-    (B, C, H, W) -> (B, d). At each of `scales` octaves, |image * ψ_θ| for `orientations` angles, averaged over cells of
+    (B, C, H, W) -> (B, d). At each of `scales` octaves, |image * ψ_θ| for ORIENTATIONS angles, averaged over cells of
     2^scales pixels, beside the average image: the zeroth and first order. Source: Bruna and Mallat 2013, in the cascade
     form.
     """
@@ -48,10 +50,10 @@ class Scattering(nn.Module):
     filters: Tensor
     blur: Tensor
 
-    def __init__(self, shape: Shape, scales: int | None = None, orientations: int = 8) -> None:
+    def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.scales = scales if scales is not None else (2 if min(shape[1:]) >= 16 else 1)
-        self.register_buffer("filters", morlet(orientations), persistent=False)  # (2·orientations, 1, 7, 7)
+        self.scales = 2 if min(shape[1:]) >= 16 else 1
+        self.register_buffer("filters", morlet(ORIENTATIONS), persistent=False)  # (2·ORIENTATIONS, 1, 7, 7)
         axis = torch.tensor([1.0, 4.0, 6.0, 4.0, 1.0]) / 16
         self.register_buffer("blur", torch.outer(axis, axis)[None, None], persistent=False)
 
@@ -59,11 +61,10 @@ class Scattering(nn.Module):
         return F.conv2d(planes, self.blur.to(planes), stride=2, padding=2)
 
     def moduli(self, planes: Tensor) -> Tensor:
-        """|plane * ψ_θ| for each of N planes: (N, 1, H, W) -> (N, orientations, H, W)."""
+        """|plane * ψ_θ| for each of N planes: (N, 1, H, W) -> (N, ORIENTATIONS, H, W)."""
         real, imaginary = Filtered.apply(planes, self.filters.to(planes)).chunk(2, dim=1)
-        return (
-            real.square() + imaginary.square() + 1e-6
-        ).sqrt() - 1e-3  # smooth at zero, where a gradient would be undefined
+        # smooth at zero, where a gradient would be undefined
+        return (real.square() + imaginary.square() + 1e-6).sqrt() - 1e-3
 
     def cells(self, planes: Tensor, octave: int) -> Tensor:
         return averaged(planes, 2 ** (self.scales - octave))
@@ -110,7 +111,7 @@ class DeepScattering(Scattering):
 class Moduli(Scattering):
     """Local energies of an image: |image * ψ_θ| at the finest octave, averaged over cells of 2×2 pixels.
 
-    (B, C, H, W) -> (B, d), d = C·orientations·H/2·W/2, of norm below √d: a row r stands as √d · r / (‖r‖ + 1), so that
+    (B, C, H, W) -> (B, d), d = C·ORIENTATIONS·H/2·W/2, of norm below √d: a row r stands as √d · r / (‖r‖ + 1), so that
     faint images stay faint. Finer in place than `Scattering`.
     """
 

@@ -25,9 +25,8 @@ class Tangent(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         pixels, public = math.prod(shape), torch.Generator().manual_seed(SEED)
-        self.register_buffer(
-            "inner", torch.randn(pixels, WIDTH, generator=public) * math.sqrt(2 / pixels), persistent=False
-        )
+        inner = torch.randn(pixels, WIDTH, generator=public) * math.sqrt(2 / pixels)
+        self.register_buffer("inner", inner, persistent=False)
         self.register_buffer("outer", torch.randn(WIDTH, generator=public), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ Source: Xie et al. 2018; Torkzadehmahani et al. 2019 for the two halves clipped 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from sfumato.config import Adversarial
 from sfumato.diffusion.ema import EMA, ema_model
 from sfumato.dpsgd.discriminator import Discriminator
 from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
-from sfumato.dpsgd.run import OPTIMISERS, State
+from sfumato.dpsgd.run import State
 from sfumato.warmup.generator import balanced_labels, settle
 from sfumato.warmup.generator_network import Generator
 
@@ -54,8 +55,8 @@ class AdversarialState(State):
         self.network, self.priors, self.seed = generator_network.to(self.device).train(), priors.cpu(), seed
         self.weights = dict(self.network.named_parameters())
         self.average = EMA(self.weights, config.ema)
-        make, _ = OPTIMISERS["adam"]
-        self.teaching = make(self.weights.values(), lr=config.generator_rate, betas=BETAS)
+        self.teaching = torch.optim.Adam(self.weights.values(), lr=config.generator_rate, betas=BETAS)
+        self.trained["generator_"] = self.weights, self.average, self.teaching
         self.fakes = copy.copy(model)  # the same weights, asked for the opposite
         self.fakes.target = -1
 
@@ -88,34 +89,23 @@ class AdversarialState(State):
         levels = self.model.draw_levels(self.config.noise_levels, len(images), random).to(self.device)
         noise = torch.randn(images.shape, generator=random).to(self.device)
         loss = self.model.per_image_loss(self.model, images, labels, levels, noise).mean()
-        for value, part in zip(
-            self.weights.values(), torch.autograd.grad(loss, list(self.weights.values())), strict=True
-        ):
+        gradients = torch.autograd.grad(loss, list(self.weights.values()))
+        for value, part in zip(self.weights.values(), gradients, strict=True):
             value.grad = part
         self.teaching.step()
         self.teaching.zero_grad(set_to_none=True)
         self.average.update(self.weights)
 
     def tensors(self) -> dict[str, Tensor]:
-        found = super().tensors() | {f"generator.{name}": value for name, value in self.network.state_dict().items()}
-        found["generator_steps"] = torch.tensor(self.average.steps)
-        for name, value in self.weights.items():
-            moments = self.teaching.state.get(value) or {"step": torch.tensor(0.0)}
-            found[f"generator_ema.{name}"] = self.average.average[name]
-            for key in self.moments:
-                found[f"generator_{key}.{name}"] = moments.get(key, torch.zeros_like(value))
-        return {name: value.detach().cpu().clone() for name, value in found.items()}
+        own = {f"generator.{name}": value.cpu().clone() for name, value in self.network.state_dict().items()}
+        return super().tensors() | own | {"generator_steps": torch.tensor(self.average.steps)}
 
     @torch.no_grad()
-    def load(self, tensors: dict[str, Tensor]) -> None:  # type: ignore[override]
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
         super().load(tensors)
         for name, value in self.network.state_dict().items():
             value.copy_(tensors[f"generator.{name}"])
         self.average.steps = int(tensors["generator_steps"])
-        for name, value in self.weights.items():
-            self.average.average[name].copy_(tensors[f"generator_ema.{name}"])
-            own = {key: tensors[f"generator_{key}.{name}"].clone() for key in self.moments}
-            self.teaching.state[value] = {key: part if key == "step" else part.to(value) for key, part in own.items()}
 
     def result(self) -> Generator:
         """The generator with the average of its weights, and the statistics of its normalisations computed anew."""

@@ -22,7 +22,6 @@ from sfumato.documents import read_json
 from sfumato.errors import DataError, explained
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.projection import CELLS, ProjectedFeatures
-from sfumato.features.public_network import arguments_of
 from sfumato.files import write_json
 from sfumato.privacy.rows import Rows, membership
 from sfumato.queries.teacher import TeacherNetwork, relabelled, spanning
@@ -51,13 +50,12 @@ def study(
     images: ImageSet,
     teacher: TeacherNetwork,
     seed: int,
-    report: Callable[[int, int], None] | None = None,
+    report: Callable[[int, int], None] = lambda done, total: None,
 ) -> ProjectedFeatures:
     """The last cells of a network trained on the generator's `images`, which the teacher labels. Free."""
     how = Classifier(network="whitened", **settings.model_dump(include={"width", "steps", "batch", "learning_rate"}))
     network, _ = train_public_classifier(relabelled(teacher, images), how, seed, report)
-    found = ProjectedFeatures(CELLS, images.shape, settings.dimension, arguments_of(network))
-    found.take_network(network)
+    found = ProjectedFeatures.through(network, CELLS, images.shape, settings.dimension)
     found.fit(spanning(images, seed), settings.power, seed)
     return found
 
@@ -108,6 +106,5 @@ def load_learned(folder: Path, teacher: ProjectedFeatures) -> tuple[Tensor, Four
     with explained(DataError, lambda error: f"{folder} holds no embedding ({error!r}): run `stage embedding` again"):
         about = read_json(folder / ABOUT)
         settings = Embedding(**{key: value for key, value in about.items() if key != "seed"})
-        return load_tensors(folder / EMBEDDING)["embedding"], learned_features(
-            settings, teacher, network, about["seed"]
-        )
+        features = learned_features(settings, teacher, network, about["seed"])
+        return load_tensors(folder / EMBEDDING)["embedding"], features

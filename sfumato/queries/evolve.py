@@ -20,7 +20,7 @@ from sfumato.data.images import ImageSet, Shape, as_uint8, save_images
 from sfumato.digest import digest_of
 from sfumato.dpsgd.checkpoint import make_durable, resume
 from sfumato.features.projection import BATCH, ProjectedFeatures
-from sfumato.features.public_network import PublicNetwork, arguments_of
+from sfumato.features.public_network import PublicNetwork
 from sfumato.files import csv_text
 from sfumato.pictures import save_png, to_grid
 from sfumato.privacy.rows import Rows, membership
@@ -75,11 +75,7 @@ def embedding_of(
 
     network: of the feature "classifier".
     """
-    embedding = ProjectedFeatures(
-        settings.feature, shape, settings.dimension, arguments_of(network) if network is not None else None
-    )
-    if network is not None:
-        embedding.take_network(network)
+    embedding = ProjectedFeatures.through(network, settings.feature, shape, settings.dimension)
     kinds = torch.arange(settings.population) % generator.kinds
     public = generator.images(kinds, generator.draw(kinds, public_random(seed, "embedding")))
     embedding.fit(public, settings.power, seed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from torch import Tensor
@@ -11,6 +10,7 @@ from sfumato.config import FeatureMap
 from sfumato.documents import read_json
 from sfumato.errors import DataError, explained
 from sfumato.features.fourier import FourierFeatures
+from sfumato.files import write_json
 from sfumato.weights import load_tensors, save_tensors
 
 
@@ -23,7 +23,7 @@ def save_embedding(embedding: Tensor, features: FourierFeatures, directory: Path
         "seed": features.seed,
         "features": [feature.model_dump(mode="json") for feature in features.features],
     }
-    (directory / "features.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_json(directory / "features.json", content)
 
 
 def load_embedding(directory: Path) -> tuple[Tensor, FourierFeatures]:

@@ -34,9 +34,7 @@ def vote_rows(logits: Tensor, labels: Tensor, votes: int, classes: int | None = 
     check_votes(votes, logits.shape[1])
     finite = logits.isfinite().all(dim=1)
     likeliest = torch.where(finite[:, None], logits, 0).argsort(dim=1, descending=True, stable=True)[:, :votes]
-    ballots = (
-        torch.zeros(logits.shape, dtype=torch.float64, device=logits.device).scatter_(1, likeliest, 1) * finite[:, None]
-    )  # (B, P)
+    ballots = torch.zeros_like(logits, dtype=torch.float64).scatter_(1, likeliest, 1) * finite[:, None]  # (B, P)
     return Rows(torch.ones_like(ballots[:, :1]) if classes is None else membership(labels, classes), ballots)
 
 

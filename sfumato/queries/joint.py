@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from sfumato import processes
 from sfumato.compute import sent
-from sfumato.data.images import Shape
 from sfumato.features.alone import place_matters, rows_alone
+from sfumato.features.cosine import CosineMoments
+from sfumato.features.fourier import FourierFeatures
 from sfumato.privacy.rows import Rows, membership
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from sfumato.privacy.charge import Charge
 
 
-class Features(Protocol):
-    """φ: (B, C, H, W) float32 in [0, 1] -> (B, K) float32, of norm 1 at most up to rounding."""
-
-    @property
-    def shape(self) -> Shape: ...
-
-    def __call__(self, images: Tensor) -> Tensor: ...
-
-    def buffers(self) -> Iterator[Tensor]: ...
+# φ: (B, C, H, W) float32 in [0, 1] -> (B, K) float32, of norm 1 at most up to rounding
+Features = FourierFeatures | CosineMoments
 
 
 def device_of(features: Features) -> torch.device:
@@ -37,9 +29,8 @@ def device_of(features: Features) -> torch.device:
 def joint_rows(features: Features, images: Tensor, labels: Tensor, classes: int, one_by_one: bool = True) -> Rows:
     """φ(x) ⊗ onehot(y): (B, C, H, W) float32 in [0, 1], (B,) int64 -> (B, K) ⊗ (B, classes). Source: FETA-Pro Eq. 5.
 
-    A row depends on its image alone, to the last bit; one_by_one:
-    False only where `place_matters` found that an image's place in a batch does not matter. Rows are made where the
-    features are.
+    A row depends on its image alone, to the last bit; one_by_one: False only where `place_matters` found that an
+    image's place in a batch does not matter. Rows are made where the features are.
     """
     images, labels = (sent(part, device_of(features)) for part in (images, labels))
     return Rows(rows_alone(features, images, one_by_one), membership(labels, classes))

@@ -1,17 +1,15 @@
 """Noisy moments of what a public network sees: the means of its features and of their squares, by class (DP-MEPF).
 
 Two parts in one vector: the features of an image, brought to the norm √(1 − s), and their squares, to √s. So one
-Gaussian of Δ = 1 releases both; it is what two of their own Δ cost whose noise is as the shares say.
+Gaussian of Δ = 1 releases both; it is what two of their own Δ cost whose noise is as the shares say. The query is that
+of `embedding`, of other features.
 Source: Harder et al. 2023.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from sfumato.config import FeatureMap, Moments
@@ -22,11 +20,7 @@ from sfumato.features.fourier import FourierFeatures
 from sfumato.features.projection import CELLS, ClassifierFeatures
 from sfumato.features.public_network import PublicNetwork, arguments_of, build_network
 from sfumato.files import write_json
-from sfumato.queries.embedding import embedding_rows
 from sfumato.weights import load_network, load_tensors, save_network, save_tensors
-
-if TYPE_CHECKING:
-    from sfumato.privacy.charge import Charge
 
 MOMENTS, ABOUT = "moments.safetensors", "features.json"
 
@@ -38,16 +32,6 @@ def moment_features(settings: Moments, shape: Shape, network: PublicNetwork) -> 
         parts.append(FeatureMap(map="network", kernel="squared", weight=settings.squares))
     seen = ClassifierFeatures(network, settings.feature == CELLS).eval()
     return FourierFeatures(shape, parts, 2, seed=0, maps={"network": lambda _: seen})
-
-
-@torch.no_grad()
-def query_moments(charge: Charge, features: FourierFeatures, classes: int, public_size: float) -> Tensor:
-    """The one release: the sum over all sensitive images, noised by the charge, over a public size.
-
-    The charge draws `features.vectors` of the images. public_size: N̄, never a realised count. Returns (K, classes)
-    float32.
-    """
-    return (charge.sum(partial(embedding_rows, features, classes), 1.0, size=512) / public_size).float()
 
 
 def save_moments(moments: Tensor, settings: Moments, network: PublicNetwork, directory: Path) -> None:

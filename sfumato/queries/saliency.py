@@ -63,8 +63,7 @@ def query_saliency(
     Returns the noisy vectors by candidate, (size,) float64, on the CPU.
     Guarantee: one image more or less moves the sum, over all candidates together, by at most `settings.max_norm` in L2.
     """
-    named = dict(model.named_parameters())
-    parameters = {name: named[name] for names in candidates.values() for name in names}
+    parameters: dict[str, Tensor] = {name: model.get_parameter(name) for names in candidates.values() for name in names}
     size = sum(value.numel() for value in parameters.values())
     chunk, together = images_at_a_time(
         model, parameters, settings.draws, batch=public_size, copies=SALIENCY_COPIES, chunk=settings.chunk

@@ -19,7 +19,7 @@ from sfumato.config import Teacher
 from sfumato.data.images import ImageSet, Shape
 from sfumato.diffusion.sampler import Guide
 from sfumato.features.projection import BATCH, ProjectedFeatures
-from sfumato.features.public_network import PublicNetwork, arguments_of
+from sfumato.features.public_network import PublicNetwork
 from sfumato.privacy.rows import Rows, membership
 from sfumato.weights import load_network, save_network
 
@@ -66,10 +66,7 @@ def fit_features(
 
     network: of the feature "classifier"; images: at most FITTED of them are used, chosen by `seed`.
     """
-    arguments = arguments_of(network) if network is not None else None
-    features = ProjectedFeatures(settings.feature, shape, settings.dimension, arguments)
-    if network is not None:
-        features.take_network(network)
+    features = ProjectedFeatures.through(network, settings.feature, shape, settings.dimension)
     known = spanning(images, seed)
     features.fit(known, settings.power, seed)
     rows = torch.cat([features(part) for part in known.split(BATCH)]).double()

@@ -10,7 +10,6 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -27,16 +26,9 @@ from sfumato.errors import ConfigError
 from sfumato.warmup.amp import amp_gradient
 
 
-class Images(Protocol):
-    """(N, C, H, W), uint8 or float32 in [0, 1]: a tensor, or anything that returns copies of rows by index."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, rows: Tensor, /) -> Tensor: ...
-
-
 @dataclass(frozen=True)
 class MappedImages:
-    """Rows of a memory map as `Images`: it reads only the rows of a batch.
+    """Rows of a memory map, used as a tensor of images is: it reads only the rows of a batch.
 
     images: (N, H, W, C) uint8; rows: (n,) int64 below N, the rows to use; None: all.
     """
@@ -47,12 +39,13 @@ class MappedImages:
     def __len__(self) -> int:
         return len(self.images if self.rows is None else self.rows)
 
-    def __getitem__(self, rows: Tensor, /) -> Tensor:
+    def __getitem__(self, rows: Tensor) -> Tensor:
         """rows: (B,) int64 below len(self). Returns (B, C, H, W) uint8."""
         wanted = rows.numpy() if self.rows is None else self.rows[rows.numpy()]
         return torch.from_numpy(np.array(self.images[wanted])).permute(0, 3, 1, 2).contiguous()
 
 
+Images = Tensor | MappedImages  # (N, C, H, W), uint8 or float32 in [0, 1]
 Sources = Mapping[str, tuple[Images, Tensor]]  # name -> images; labels (N,) int64, rows of the model's label table
 Progress = Callable[[int, int, int, float], None]  # phase, step in it (from 1), its steps, loss
 

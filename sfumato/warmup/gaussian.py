@@ -142,10 +142,9 @@ def law_of(variances: Tensor, features: CosineMoments) -> Tensor:
 
     One law for brightness and one for the contrasts, each by the likelihood of the released variances (Whittle 1953).
     """
-    shape: Shape = features.shape
-    frequency = features.radius_of.double() * max(shape[1:])
+    frequency = features.radius_of.double() * max(features.shape[1:])
     found = []
-    for band in range(shape[0]):
+    for band in range(features.shape[0]):
         bands = (0,) if band == 0 else (1, 2)
         mine = torch.isin(features.chosen // len(frequency), torch.tensor(bands))
         known = 1 + frequency[features.chosen[mine] % len(frequency)]

@@ -23,13 +23,14 @@ from sfumato.features.fourier import FourierFeatures
 from sfumato.pictures import save_png, to_grid
 from sfumato.warmup.gaussian import GaussianGenerator
 from sfumato.warmup.generator_network import Generator
-from sfumato.warmup.sampled import SampledGenerator, rebuilt
+from sfumato.warmup.sampled import SampledGenerator
 from sfumato.weights import load_network, save_network
 
 WEIGHTS = "generator.safetensors"
 OneStep = Generator | SampledGenerator | GaussianGenerator  # (z, labels) -> images
 RISE = 0.1  # part of the steps in which the learning rate rises
 RARE = 0.1  # of an equal share: below it, a class's column is mostly noise and gets no more weight
+DRAWN = 1000  # images at a time
 EMA, SETTLING = 0.99, 40  # of the weights; batches that the statistics of the averaged network are computed from
 
 
@@ -67,7 +68,7 @@ def fit_generator(
     config: Fit,
     priors: Tensor,
     seed: int,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
     *,
     teacher: nn.Module | None = None,
     agreement: float = 0.0,
@@ -111,8 +112,7 @@ def fit_generator(
         optimizer.step()
         schedule.step()
         follow(average, generator, min(EMA, (step + 1) / (step + 10)))
-        if progress is not None:
-            progress(step + 1, config.steps)
+        progress(step + 1, config.steps)
     generator.load_state_dict(average.state_dict())
     settle(generator, config.batch, drawn, random)
     return generator.eval()
@@ -180,21 +180,17 @@ def balanced_labels(count: int, priors: Tensor | None, classes: int, random: tor
 
 
 @torch.no_grad()
-def draw_images(
-    generator: OneStep, count: int, priors: Tensor | None = None, seed: int = 0, batch: int = 1000
-) -> tuple[Tensor, Tensor]:
+def draw_images(generator: OneStep, count: int, priors: Tensor | None = None, seed: int = 0) -> tuple[Tensor, Tensor]:
     """`count` images, (N, C, H, W) float32 in [0, 1], and labels, (N,) int64. priors: label shares, None: uniform."""
     device = next(iter(generator.state_dict().values())).device
     random = torch.Generator().manual_seed(seed)
     labels = balanced_labels(count, priors, generator.classes, random)
     generator.eval()
     rows = []
-    for part in labels.split(batch):
+    for part in labels.split(DRAWN):
         z = torch.randn(len(part), generator.latent, generator=random)
         rows.append(generator(z.to(device), part.to(device)).clamp(0, 1).cpu())
-    return torch.cat(rows) if rows else torch.zeros(
-        0, generator.channels, generator.resolution, generator.resolution
-    ), labels
+    return torch.cat(rows), labels
 
 
 def save_drawing(
@@ -227,4 +223,6 @@ def built(**arguments: Any) -> OneStep:
     """A generator of the kind that the arguments are of, with new weights."""
     if "features" in arguments:
         return GaussianGenerator(**arguments)
-    return rebuilt(**arguments) if "solver" in arguments else Generator(**arguments)
+    if "network" in arguments:
+        return SampledGenerator(UNet(**arguments.pop("network")), **arguments)
+    return Generator(**arguments)

@@ -47,13 +47,8 @@ class Generator(nn.Module):
 
     def __init__(self, resolution: int, channels: int, classes: int, latent: int = 32, width: int = 40) -> None:
         super().__init__()
-        self.resolution, self.channels, self.classes, self.latent, self.width = (
-            resolution,
-            channels,
-            classes,
-            latent,
-            width,
-        )
+        self.resolution, self.channels, self.classes = resolution, channels, classes
+        self.latent, self.width = latent, width
         start, doublings = resolution, 0
         while start > FINEST or doublings == 0:
             start, doublings = (start + 1) // 2, doublings + 1

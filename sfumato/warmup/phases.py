@@ -21,7 +21,7 @@ def through_phases(
     settings: Pretrain,
     sources: Sources,
     seed: int,
-    report: Callable[[int, int], None] | None = None,
+    report: Callable[[int, int], None] = lambda done, total: None,
     *,
     match: Match | None = None,
     priors: Tensor | None = None,
@@ -37,8 +37,7 @@ def through_phases(
         steps = sum(phase.steps for phase in phases)
 
         def told(part: int, of: int, before: int = done) -> None:
-            if report is not None:
-                report(before + part, whole)
+            report(before + part, whole)
 
         if fits:
             assert match is not None and priors is not None, "the stage reads the release where a phase fits it"

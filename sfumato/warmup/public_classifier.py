@@ -29,7 +29,7 @@ SCORED = 512  # images at a time when it computes the accuracy
 
 
 def train_public_classifier(
-    images: ImageSet, settings: Classifier, seed: int, progress: Callable[[int, int], None] | None = None
+    images: ImageSet, settings: Classifier, seed: int, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> tuple[PublicNetwork, float]:
     """Train on a random part of the public images, and measure the accuracy on the rest, a share `settings.validation`.
 
@@ -74,8 +74,7 @@ def train_public_classifier(
             loss.backward()
             optimizer.step()
             schedule.step()
-            if progress is not None:
-                progress(step + 1, settings.steps)
+            progress(step + 1, settings.steps)
     return model.eval(), accuracy(model, images, validation)
 
 
@@ -111,11 +110,10 @@ def augment(images: Tensor, flip: bool) -> Tensor:
     flip: mirror each image with probability 1/2.
     """
     count, _, height, width = images.shape
-    rows, columns = (
-        torch.arange(size) - torch.randint(-(size // SHIFT), size // SHIFT + 1, (count, 1)) for size in (height, width)
+    rows, columns = (  # (B, H), (B, W): where each pixel comes from
+        (torch.arange(size) - torch.randint(-(size // SHIFT), size // SHIFT + 1, (count, 1))).clamp(0, size - 1)
+        for size in (height, width)
     )
-    # (B, H), (B, W): where each pixel comes from
-    rows, columns = (rows.clamp(0, height - 1), columns.clamp(0, width - 1))
     if flip:
         columns = torch.where(torch.rand(count, 1) < 0.5, columns.flip(1), columns)
     shifted = images.gather(2, rows[:, None, :, None].expand(images.shape))

@@ -39,10 +39,5 @@ class SampledGenerator(nn.Module):
         return (x + 1) / 2
 
     def config(self) -> dict[str, Any]:
-        """The arguments that `rebuilt` takes."""
+        """The arguments that rebuild this generator, and those of its network."""
         return {"solver": self.solver, "network": self.model.arguments}
-
-
-def rebuilt(solver: int, network: dict[str, Any]) -> SampledGenerator:
-    """The inverse of `SampledGenerator.config`, with new weights."""
-    return SampledGenerator(UNet(**network), solver)

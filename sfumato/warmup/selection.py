@@ -130,19 +130,21 @@ def save_selection(
 
     sensitive: names of the sensitive classes, where the images are relabelled to them.
     """
-    np.save(directory / "indices.npy", indices, allow_pickle=False)
-    np.save(directory / "labels.npy", labels, allow_pickle=False)
     with (directory / "selection.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows(selection_rows(kept, images.classes, sensitive))
     chosen = [images.classes[choice.public] for choice in kept]
-    content = {
-        "labels": "sensitive" if sensitive else "public",
-        "classes": list(sensitive) if sensitive else chosen,  # by label
-        "kept": chosen,  # by rank
-        "images": len(indices),
-    }
-    write_json(directory / "selection.json", content)
+    save_choice(directory, indices, labels, "sensitive" if sensitive else "public", sensitive or chosen, chosen)
     plot_selection(directory / "selection.png", images, kept, votes, sensitive)
+
+
+def save_choice(
+    directory: Path, indices: np.ndarray, labels: np.ndarray, kind: str, classes: Sequence[str], kept: Sequence[str]
+) -> None:
+    """Write the chosen images and their labels. kind: "sensitive" or "public"; classes: by label; kept: by rank."""
+    np.save(directory / "indices.npy", indices, allow_pickle=False)
+    np.save(directory / "labels.npy", labels, allow_pickle=False)
+    content = {"labels": kind, "classes": list(classes), "kept": list(kept), "images": len(indices)}
+    write_json(directory / "selection.json", content)
 
 
 def relabel(
@@ -198,8 +200,7 @@ def save_surest(
     names: Sequence[str],
 ) -> None:
     """Write the chosen images and their labels, and by class how sure the teacher is and where they come from."""
-    np.save(directory / "indices.npy", indices, allow_pickle=False)
-    np.save(directory / "labels.npy", labels, allow_pickle=False)
+    save_choice(directory, indices, labels, "sensitive", names, names)
     rows = []
     for label, name in enumerate(names):
         own = indices[labels == label]
@@ -209,24 +210,17 @@ def save_surest(
         rows.append({"class": name, "images": len(own), "least_sure": least, "most_frequent": " ".join(common)})
     columns = {"class": "", "images": "", "least_sure": ".3f", "most_frequent": ""}
     (directory / "selection.csv").write_text(csv_text(rows, columns), encoding="utf-8")
-    content = {"labels": "sensitive", "classes": list(names), "kept": list(names), "images": len(indices)}
-    write_json(directory / "selection.json", content)
     shown = np.concatenate([indices[labels == label][:SUREST] for label in range(len(names))])
     pixels = images.batch(shown)[0]
     save_png(directory / "selection.png", to_grid(pixels, min(SUREST, len(indices) // len(names))))
 
 
 def selection_rows(kept: Sequence[Kept], public: Sequence[str], sensitive: Sequence[str] | None) -> list[list[str]]:
-    """The table of the selection, its header first.
-
-    sensitive: names of the sensitive classes, where the images are relabelled to them.
-    """
+    """The table of the selection, its header first. sensitive: as for `save_selection`."""
     table = [["public_class", "noisy_count", "rank", "relabelled_as"]]
     for rank, choice in enumerate(kept, start=1):
-        votes = "" if math.isnan(choice.votes) else f"{choice.votes:.2f}"
-        table.append(
-            [public[choice.public], votes, str(rank), sensitive[choice.row] if sensitive else public[choice.public]]
-        )
+        name, votes = public[choice.public], "" if math.isnan(choice.votes) else f"{choice.votes:.2f}"
+        table.append([name, votes, str(rank), sensitive[choice.row] if sensitive else name])
     return table
 
 

@@ -50,11 +50,11 @@ from sfumato.queries import evolve, saliency
 from sfumato.queries.central import query_central
 from sfumato.queries.count import query_count
 from sfumato.queries.covariance import cosine_moments
-from sfumato.queries.embedding import embedding_rows
+from sfumato.queries.embedding import embedding_rows, query_embedding
 from sfumato.queries.evolve import embedding_of, query_evolve
 from sfumato.queries.histogram import query_histogram
 from sfumato.queries.joint import query_joint_embedding
-from sfumato.queries.moments import moment_features, query_moments
+from sfumato.queries.moments import moment_features
 from sfumato.queries.saliency import query_saliency
 from sfumato.queries.teacher import query_teacher
 from sfumato.warmup.evolution import RendererGenerator
@@ -206,7 +206,7 @@ def test_one_group_moves_the_moments_of_a_network_by_at_most_one(squares, patien
     rows = as_rows(features.vectors, patients)
     for group in range(3):
         moved, bound = move(
-            lambda x, cap: (query_moments(opened(x, 1.0, cap=cap), features, 10, 1.0), 1.0), rows, group
+            lambda x, cap: (query_embedding(opened(x, 1.0, cap=cap), features, 10, 1.0), 1.0), rows, group
         )
         assert 0.01 * bound < moved <= bound + 1e-5
 

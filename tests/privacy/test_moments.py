@@ -10,8 +10,8 @@ from sfumato.features.alone import rows_alone
 from sfumato.features.fourier import FourierFeatures
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.rows import bounded_sum
-from sfumato.queries.embedding import embedding_rows
-from sfumato.queries.moments import load_moments, moment_features, query_moments, save_moments
+from sfumato.queries.embedding import embedding_rows, query_embedding
+from sfumato.queries.moments import load_moments, moment_features, save_moments
 from sfumato.warmup.public_classifier import train_public_classifier
 
 CLASSES, SHAPE = 10, (1, 8, 8)
@@ -69,7 +69,7 @@ def test_one_image_moves_the_release_by_at_most_one_and_by_nearly_that(network, 
     rows, labels = vectors
     features = moment_features(Moments(), SHAPE, network)
     charge = Recorder(rows, labels)
-    query_moments(charge, features, CLASSES, 60.0)
+    query_embedding(charge, features, CLASSES, 60.0)
     ((whole, max_norm),) = charge.released
     assert max_norm == 1.0
     for left_out in range(0, 60, 7):
@@ -89,7 +89,7 @@ def test_a_broken_or_empty_vector_moves_it_by_at_most_one(value, network):
 def test_what_was_saved_gives_the_release_and_its_features_again(network, vectors, digits, tmp_path):
     settings = Moments(squares=0.25)
     features = moment_features(settings, SHAPE, network)
-    released = query_moments(Recorder(*vectors), features, CLASSES, 60.0)
+    released = query_embedding(Recorder(*vectors), features, CLASSES, 60.0)
     save_moments(released, settings, network, tmp_path)
     target, again = load_moments(tmp_path, SHAPE)
     images, labels = digits.batch(range(20))

@@ -25,7 +25,7 @@ from sfumato.queries.embedding import query_embedding
 from sfumato.queries.evolve import embedding_of, query_evolve
 from sfumato.queries.histogram import query_histogram
 from sfumato.queries.joint import query_joint_embedding
-from sfumato.queries.moments import moment_features, query_moments
+from sfumato.queries.moments import moment_features
 from sfumato.queries.saliency import query_saliency
 from sfumato.queries.teacher import query_teacher
 from sfumato.warmup.evolution import RendererGenerator
@@ -112,7 +112,7 @@ def embedding(charge: GivenCharge) -> Tensor:
 def moments(charge: GivenCharge) -> Tensor:
     features = moment_features(Moments(), (1, 8, 8), classifier())
     charge.images = charge.images.flatten(1)[:, :1].expand(-1, sum(features.widths))
-    return query_moments(charge, features, CLASSES, 50.0)
+    return query_embedding(charge, features, CLASSES, 50.0)
 
 
 @functools.cache

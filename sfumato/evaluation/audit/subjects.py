@@ -31,7 +31,7 @@ from sfumato.queries.embedding import query_embedding
 from sfumato.queries.evolve import query_votes
 from sfumato.queries.histogram import query_histogram
 from sfumato.queries.joint import query_joint_embedding
-from sfumato.queries.moments import moment_features, query_moments
+from sfumato.queries.moments import moment_features
 from sfumato.queries.saliency import query_saliency
 from sfumato.queries.teacher import query_teacher
 
@@ -127,7 +127,7 @@ def subjects() -> list[Subject]:
         Subject("histogram", 1.0, lambda charge: query_histogram(charge, network, 1)),
         Subject("teacher", 0.5, teach, unit_rows),
         Subject("embedding", 1.0, lambda charge: query_embedding(charge, fourier, CLASSES, 4.0), fourier.vectors),
-        Subject("moments", 1.0, lambda charge: query_moments(charge, moments, CLASSES, 4.0), encode_moments),
+        Subject("moments", 1.0, lambda charge: query_embedding(charge, moments, CLASSES, 4.0), encode_moments),
         Subject("votes (evolve)", 1.0, lambda charge: query_votes(charge, candidates, voted, CLASSES), unit_rows),
         Subject("saliency", CLIP, salient),
         Subject("step of DP-SGD", CLIP, lambda charge: step(state, charge)),
