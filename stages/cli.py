@@ -24,9 +24,8 @@ from stages.utility import utility
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "Cannot allocate memory")
-OWN = {
-    "evaluate": with_paths(evaluate, *STAGES["evaluate"].inputs, "central")
-}  # stages whose command has options of its own
+# stages whose command has options of its own
+OWN = {"evaluate": with_paths(evaluate, *STAGES["evaluate"].inputs, "central")}
 
 app = typer.Typer(
     name="stage",

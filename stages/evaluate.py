@@ -39,10 +39,10 @@ COMPLEXITY_HELP = "Also entropy and texture of central, auxiliary, released and 
 def evaluate(
     *,
     config: Config = None,
-    out: Annotated[Path, typer.Option("--out", help="Directory for the plots and the table.")] = EVALUATION,
-    metrics: Annotated[Path, typer.Option("--metrics", help="File for the numbers.")] = Path("metrics.json"),
+    out: Annotated[Path, typer.Option(help="Directory for the plots and the table.")] = EVALUATION,
+    metrics: Annotated[Path, typer.Option(help="File for the numbers.")] = Path("metrics.json"),
     card: CardPath = CARD,
-    ledger: Annotated[Path, typer.Option("--ledger", help=LEDGER_HELP)] = LEDGER,
+    ledger: Annotated[Path, typer.Option(help=LEDGER_HELP)] = LEDGER,
     complexity: Annotated[bool, typer.Option("--complexity", help=COMPLEXITY_HELP)] = False,
     dry_run: DryRun = False,
     **paths: Path,
