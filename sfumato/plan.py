@@ -26,7 +26,7 @@ from sfumato.privacy.ledger import by_id, is_record, record_problems
 from sfumato.privacy.odometer import ABANDON, CLOSE, OPEN, Odometer
 from sfumato.privacy.opening import Permission, check_lifetime
 from sfumato.recipes import as_yaml
-from sfumato.resolved import LINEAGE, settings_digest
+from sfumato.resolved import LINEAGE, Lineage, settings_digest
 
 OF_THE_SENSITIVE_SET = ("dataset_id", "classes", "size_hint")  # what a plan for the public set alone leaves out
 DOOR = "sfumato.privacy.charge"  # the code of every query: it draws the images and adds the noise
@@ -85,7 +85,7 @@ def make_plan(
     code: Path,
     public: PublicCard | None = None,
     released: Sequence[dict] = (),
-    before: Mapping[str, dict] | None = None,
+    before: Mapping[str, Lineage] | None = None,
     inherited: Sequence[dict] = (),
 ) -> Plan:
     """Resolve everything. Raises BudgetError, naming the stage and the excess, if the budget cannot be met.
@@ -210,7 +210,7 @@ def odometer_records(odometer: Odometer) -> list[dict]:
 
 
 def agains_of(
-    params: Params, plans: Mapping[str, str], released: Sequence[dict], before: Mapping[str, dict]
+    params: Params, plans: Mapping[str, str], released: Sequence[dict], before: Mapping[str, Lineage]
 ) -> dict[str, int]:
     """How often each query is to be paid for once more: one more for those that privacy.spend_again newly names.
 
@@ -223,9 +223,11 @@ def agains_of(
         found[name] = max(done, default=0)
         if name not in named and not named & set(stages_before(name, params)):
             continue
-        then = before.get(name, {})
-        if then.get("plan") == plan and then.get("asked"):  # the wish is not new: it was granted, or is about to be
-            found[name] = then["again"]
+        then = before.get(name)
+        if (
+            then is not None and then.plan == plan and then.asked
+        ):  # the wish is not new: it was granted, or is about to be
+            found[name] = then.again
         elif done:
             found[name] += 1
     return found
