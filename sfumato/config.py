@@ -121,10 +121,8 @@ class QuerySettings(Settings):
 
     def sampling(self, size_hint: int) -> tuple[float, int]:
         """(sample rate, number of releases), by public numbers alone."""
-        batch = getattr(self, "batch", None)
-        return 1.0 if batch is None else min(1.0, batch / size_hint), getattr(
-            self, self.releases
-        ) if self.releases else 1
+        batch, uses = getattr(self, "batch", None), getattr(self, self.releases) if self.releases else 1
+        return 1.0 if batch is None else min(1.0, batch / size_hint), uses
 
 
 # units of privacy: one image with its label, or all images of one person

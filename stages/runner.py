@@ -88,12 +88,7 @@ def git(*words: str) -> tuple[int, str]:
 
     try:
         done = subprocess.run(
-            ["git", "-c", "safe.directory=*", *words],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            timeout=60,
+            ["git", "-c", "safe.directory=*", *words], capture_output=True, errors="replace", check=False, timeout=60
         )
     except OSError:
         return 127, ""
