@@ -51,10 +51,7 @@ def write(
     from sfumato.privacy.odometer import Odometer
 
     budget = read_budget(folder / "plan" / "budget.json")
-    artifacts = [
-        read_artifact(folder / "synthesize", "synthesize"),
-        *(read_artifact(folder / stage, stage) for stage in QUERIES),
-    ]
+    artifacts = [read_artifact(folder / stage, stage) for stage in ("synthesize", *QUERIES)]
     records = merge_records(artifacts)
     odometer = Odometer(state_dir(), read_card(card).dataset_id)
     mine, journal, head, gap = odometer.dataset_id, [], None, f"{odometer.path} was never begun"

@@ -91,15 +91,8 @@ def plan(
     inherited = list(merge_records(inputs).values())
     odometer = Odometer(state_dir(), known.dataset_id)
     shown_public = read_public_card(public / "card.json") if reads else None
-    made = make_plan(
-        loaded,
-        known,
-        ROOT,
-        shown_public,
-        released_records(known, odometer, ARTIFACTS, LEDGER),
-        lineage_so_far(out),
-        inherited,
-    )
+    released = released_records(known, odometer, ARTIFACTS, LEDGER)
+    made = make_plan(loaded, known, ROOT, shown_public, released, lineage_so_far(out), inherited)
     show_budget(made)
     show_shares(made, params)
     if inherited:
