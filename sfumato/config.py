@@ -331,9 +331,8 @@ class Moments(QuerySettings):
     """Noisy means, by class, of what a public network sees in an image, and of its squares (DP-MEPF)."""
 
     noise: Noise = 20.0
-    feature: Literal["classifier", "cells"] = (
-        "classifier"  # what its last layer sees, or its last cells in their places
-    )
+    # what its last layer sees, or its last cells in their places
+    feature: Literal["classifier", "cells"] = "classifier"
     squares: Fraction = 0.5  # share of the squared norm that the squares have; the rest is the features' own
 
 

@@ -110,8 +110,7 @@ def make_plan(
     if any(record["adjacency"] == ADD_OR_REMOVE_ONE for record in inherited):
         adjacency = ADD_OR_REMOVE_ONE
     mechanisms = calibrate(asks_of(params), privacy.epsilon, delta, privacy.accountant, adjacency, brought)
-    events = {name: [m.event] for name, m in mechanisms.items()}
-    shares = shares_of_rdp(events, delta)
+    shares = shares_of_rdp({name: [m.event] for name, m in mechanisms.items()}, delta)
     every = [*brought, *(m.event for m in mechanisms.values())]
     budget = {
         "recipe": params.recipe,
@@ -371,12 +370,10 @@ def spending_of(made: Plan, out: Path) -> list[Spending]:
     changed: dict[str, str] = {}  # stage -> the stage whose change reaches it
     found = []
     for name, stage in STAGES.items():
-        file = out / f"{name}.yaml"
-        same = holds(file, made.files[name])
         kept = made.kept.get(name, {})
         done = kept["id"] if kept and not kept.get("open") else None
         cause = next((changed[other] for other in stage.upstream if other in changed), None)
-        if not same or (name in made.mechanisms and cause is None):
+        if not holds(out / f"{name}.yaml", made.files[name]) or (name in made.mechanisms and cause is None):
             cause = name
         if done:
             cause = None

@@ -265,14 +265,13 @@ def protected(known: Known) -> str:
 
 def notes(counted: bool) -> dict[str, str]:
     """Comments of `params.yaml`, by the section that they stand above."""
-    hint = (
-        "size_hint, the number of images or persons rounded to one digit, is published with the release\n"
-        if counted
-        else ""
-    )
+    privacy = "epsilon is spent on the first release; privacy.lifetime_epsilon allows further ones"
+    if counted:
+        published = "size_hint, the number of images or persons rounded to one digit, is published with the release"
+        privacy = f"{published}\n{privacy}"
     return {
         "data": "dataset_id keeps its name for ever: the odometer counts by it",
-        "privacy": f"{hint}epsilon is spent on the first release; privacy.lifetime_epsilon allows further ones",
+        "privacy": privacy,
         "public": "free, and without any guarantee of their own: none of them was made from sensitive images",
     }
 
