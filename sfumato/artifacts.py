@@ -124,9 +124,7 @@ def writing(
     check_out(out, stage)
     with replacing_directory(out) as directory:
         yield directory
-        content = {
-            "schema": SCHEMA,
-            "stage": stage,
+        content = empty_content(stage) | {
             "enabled": True,
             "local": local or any(artifact.local for artifact in inputs),
             "files": {

@@ -21,7 +21,7 @@ from pydantic_core import to_jsonable_python
 from sfumato.compute import device
 from sfumato.digest import digest_of
 from sfumato.documents import read_json
-from sfumato.errors import SfumatoError
+from sfumato.errors import UNREADABLE
 from sfumato.files import replace_file
 
 TIMINGS = Path("cache") / "timings.json"  # below the state directory
@@ -41,12 +41,10 @@ class Timings:
     def __init__(self, state: Path | None = None, fresh: bool = False) -> None:
         self.path, self.machine = state / TIMINGS if state is not None else None, machine_of()
         self.known: dict[str, list[float]] = {}
-        if self.path is not None and not fresh and self.path.is_file():
-            try:
+        if self.path is not None and not fresh:
+            with suppress(*UNREADABLE):
                 content = read_json(self.path)
                 self.known = dict(content["seconds"]) if content["machine"] == self.machine else {}
-            except (OSError, ValueError, KeyError, TypeError, SfumatoError):
-                self.known = {}
 
     def of(self, what: str, decides: Mapping[str, Any], measure: Callable[[], list[float]]) -> list[float]:
         """What `measure` found, now or earlier, for the same `decides`."""
@@ -98,7 +96,7 @@ class Enough(Exception):
     """Stops a training that was timed long enough."""
 
 
-def seconds_of_steps(train: Callable[[Callable[[int, int], None]], object]) -> float:
+def seconds_of_steps(train: Callable[[Told], object]) -> float:
     """Seconds of a step of a training, which is stopped after a few, long ones after one; the first is not counted."""
     stamps: list[float] = []
 

@@ -121,10 +121,8 @@ class QuerySettings(Settings):
 
     def sampling(self, size_hint: int) -> tuple[float, int]:
         """(sample rate, number of releases), by public numbers alone."""
-        batch = getattr(self, "batch", None)
-        return 1.0 if batch is None else min(1.0, batch / size_hint), getattr(
-            self, self.releases
-        ) if self.releases else 1
+        batch, uses = getattr(self, "batch", None), getattr(self, self.releases) if self.releases else 1
+        return 1.0 if batch is None else min(1.0, batch / size_hint), uses
 
 
 # units of privacy: one image with its label, or all images of one person
@@ -333,9 +331,8 @@ class Moments(QuerySettings):
     """Noisy means, by class, of what a public network sees in an image, and of its squares (DP-MEPF)."""
 
     noise: Noise = 20.0
-    feature: Literal["classifier", "cells"] = (
-        "classifier"  # what its last layer sees, or its last cells in their places
-    )
+    # what its last layer sees, or its last cells in their places
+    feature: Literal["classifier", "cells"] = "classifier"
     squares: Fraction = 0.5  # share of the squared norm that the squares have; the rest is the features' own
 
 

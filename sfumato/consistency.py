@@ -27,12 +27,9 @@ def check_consistent(params: Params, card: Card) -> None:
     if params.model.directory is not None:
         class_prompts(params.model, card.dataset_id, card.classes)  # raises ConfigError where a prompt cannot be made
     elif params.runs("pretrain") or params.runs("denoiser"):
-        import torch
+        from sfumato.synthesizer import outline
 
-        from sfumato.diffusion.unet import UNet
-
-        with torch.device("meta"):  # shapes only: raises ConfigError where widths and levels do not fit
-            UNet(resolution=card.shape[1], channels=card.shape[0], classes=len(card.classes), **params.model.network())
+        outline(params.model, card.shape, len(card.classes))  # raises ConfigError where widths and levels do not fit
 
 
 def settings_of(params: Params, stage: Stage) -> Settings:
@@ -243,11 +240,11 @@ def check_public(params: Params, public: PublicCard, sensitive: int) -> None:
         kept = number_to_keep(select, classes)
         if kept < sensitive:
             key = f"select.count={select.count}" if select.count else f"select.ratio={select.ratio:g}"
+            way_out = ", which this public set cannot give: take another, or histogram.per_class: false"
             raise ConfigError(
                 f"{key} keeps {kept} of {classes} public classes, but each of the {sensitive} sensitive ones needs "
                 f"its own: select.count must be at least {sensitive}"
-                + ("" if classes >= sensitive else ", which this public set cannot give: take another, ")
-                + ("" if classes >= sensitive else "or histogram.per_class: false")
+                f"{way_out if classes < sensitive else ''}"
             )
     for wrong, key, value in (
         (params.runs("histogram") and histogram.votes > classes, "histogram.votes", histogram.votes),

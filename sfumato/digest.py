@@ -101,10 +101,7 @@ def _read(code: str) -> tuple[list[str], str]:
 
 def _module_file(name: str, root: Path) -> Path | None:
     path = root.joinpath(*name.split("."))
-    for candidate in (path.with_suffix(".py"), path / "__init__.py"):
-        if candidate.is_file():
-            return candidate
-    return None
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
 
 
 def _imports(tree: ast.AST) -> list[str]:

@@ -26,7 +26,7 @@ from sfumato.privacy.ledger import by_id, is_record, record_problems
 from sfumato.privacy.odometer import ABANDON, CLOSE, OPEN, Odometer
 from sfumato.privacy.opening import Permission, check_lifetime
 from sfumato.recipes import as_yaml
-from sfumato.resolved import LINEAGE, settings_digest
+from sfumato.resolved import LINEAGE, Lineage, settings_digest
 
 OF_THE_SENSITIVE_SET = ("dataset_id", "classes", "size_hint")  # what a plan for the public set alone leaves out
 DOOR = "sfumato.privacy.charge"  # the code of every query: it draws the images and adds the noise
@@ -85,7 +85,7 @@ def make_plan(
     code: Path,
     public: PublicCard | None = None,
     released: Sequence[dict] = (),
-    before: Mapping[str, dict] | None = None,
+    before: Mapping[str, Lineage] | None = None,
     inherited: Sequence[dict] = (),
 ) -> Plan:
     """Resolve everything. Raises BudgetError, naming the stage and the excess, if the budget cannot be met.
@@ -110,8 +110,7 @@ def make_plan(
     if any(record["adjacency"] == ADD_OR_REMOVE_ONE for record in inherited):
         adjacency = ADD_OR_REMOVE_ONE
     mechanisms = calibrate(asks_of(params), privacy.epsilon, delta, privacy.accountant, adjacency, brought)
-    events = {name: [m.event] for name, m in mechanisms.items()}
-    shares = shares_of_rdp(events, delta)
+    shares = shares_of_rdp({name: [m.event] for name, m in mechanisms.items()}, delta)
     every = [*brought, *(m.event for m in mechanisms.values())]
     budget = {
         "recipe": params.recipe,
@@ -210,7 +209,7 @@ def odometer_records(odometer: Odometer) -> list[dict]:
 
 
 def agains_of(
-    params: Params, plans: Mapping[str, str], released: Sequence[dict], before: Mapping[str, dict]
+    params: Params, plans: Mapping[str, str], released: Sequence[dict], before: Mapping[str, Lineage]
 ) -> dict[str, int]:
     """How often each query is to be paid for once more: one more for those that privacy.spend_again newly names.
 
@@ -223,9 +222,11 @@ def agains_of(
         found[name] = max(done, default=0)
         if name not in named and not named & set(stages_before(name, params)):
             continue
-        then = before.get(name, {})
-        if then.get("plan") == plan and then.get("asked"):  # the wish is not new: it was granted, or is about to be
-            found[name] = then["again"]
+        then = before.get(name)
+        if (
+            then is not None and then.plan == plan and then.asked
+        ):  # the wish is not new: it was granted, or is about to be
+            found[name] = then.again
         elif done:
             found[name] += 1
     return found
@@ -369,12 +370,10 @@ def spending_of(made: Plan, out: Path) -> list[Spending]:
     changed: dict[str, str] = {}  # stage -> the stage whose change reaches it
     found = []
     for name, stage in STAGES.items():
-        file = out / f"{name}.yaml"
-        same = holds(file, made.files[name])
         kept = made.kept.get(name, {})
         done = kept["id"] if kept and not kept.get("open") else None
         cause = next((changed[other] for other in stage.upstream if other in changed), None)
-        if not same or (name in made.mechanisms and cause is None):
+        if not holds(out / f"{name}.yaml", made.files[name]) or (name in made.mechanisms and cause is None):
             cause = name
         if done:
             cause = None

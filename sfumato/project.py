@@ -128,13 +128,7 @@ def params_text(own: Mapping[str, Any], notes: Mapping[str, str]) -> str:
 
 def project_files(own: Mapping[str, Any], notes: Mapping[str, str], minutes: float, version: str) -> dict[str, str]:
     """Every file of the project, by its path."""
-    facts = {
-        "dataset_id": own["data"]["dataset_id"],
-        "epsilon": own["privacy"]["epsilon"],
-        "recipe": own["recipe"],
-        "minutes": minutes,
-        "version": version,
-    }
+    facts = {**own, **own["data"], **own["privacy"], "minutes": minutes, "version": version}
     return {
         "params.yaml": params_text(own, notes),
         "dvc.yaml": DVC_HEADER + yaml.safe_dump(dvc_content(), sort_keys=False, allow_unicode=True, width=120),

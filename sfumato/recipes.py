@@ -123,21 +123,18 @@ def validate(values: dict, path: Path) -> Params:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        if key.endswith(".enabled"):
+        if key == "public.enabled":
+            which = "public images are prepared where the list `run` names a stage that reads them"
+            problem = f"{key} is not a parameter: {which}, such as classifier or select"
+        elif key.endswith(".enabled"):
             stage = key.removesuffix(".enabled")
-            if stage == "public":
-                raise ConfigError(
-                    f"{path}: {key} is not a parameter: public images are prepared where the list `run` names a stage "
-                    "that reads them, such as classifier or select"
-                ) from error
-            raise ConfigError(
-                f"{path}: {key} is not a parameter: the list `run` names the stages that are switched on, "
-                f"so put {stage} into it or take it out"
-            ) from error
-        if first["type"] == "extra_forbidden":
-            raise ConfigError(f"{path}: unknown key {key!r}{nearest_key(key)}") from error
-        message = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"{path}: {key}={first['input']!r} is not valid: {message}") from error
+            which = "the list `run` names the stages that are switched on"
+            problem = f"{key} is not a parameter: {which}, so put {stage} into it or take it out"
+        elif first["type"] == "extra_forbidden":
+            problem = f"unknown key {key!r}{nearest_key(key)}"
+        else:
+            problem = f"{key}={first['input']!r} is not valid: {first['msg'].removeprefix('Value error, ')}"
+        raise ConfigError(f"{path}: {problem}") from error
 
 
 def nearest_key(key: str) -> str:

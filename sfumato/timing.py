@@ -176,15 +176,15 @@ class Blanks:
         learned = {"width": embedding.learned.width, "dimension": embedding.learned.dimension}
         return {**self.teacher_key, **learned, "size": embedding.size, "scales": embedding.length_scales}
 
-    def widths(self) -> tuple[int, int, int, int]:
+    def widths(self) -> list[int]:
         """Outputs and kept directions of the teacher's map, and of the network that studied the generator's images."""
 
         def measure() -> list[float]:
-            maps = self.teacher_features, self.studied
-            return [number for map in maps for number in (len(map.mean), map.dimension)]
+            return [
+                number for map in (self.teacher_features, self.studied) for number in (len(map.mean), map.dimension)
+            ]
 
-        of_teacher, teacher, of_studied, studied = self.unit("widths", self.learned_key, measure)
-        return int(of_teacher), int(teacher), int(of_studied), int(studied)
+        return [int(width) for width in self.unit("widths", self.learned_key, measure)]
 
     def blank_teacher(self) -> TeacherNetwork:
         features = self.teacher_features
@@ -415,9 +415,10 @@ class Blanks:
                 found += images * self.drawing()
             elif name in ("finetune", "pretrain"):
                 found += images * settings.steps * self.sampling()
-        seen = 1 + settings.augmented + settings.distorted + settings.mixed  # a variant is seen before and after
-        labelled = seen * settings.count if settings.reads("teacher") else 0
-        return found + labelled * (self.teacher_together() if labelled else 0.0)
+        if settings.reads("teacher"):
+            seen = 1 + settings.augmented + settings.distorted + settings.mixed  # a variant is seen before and after
+            found += seen * settings.count * self.teacher_together()
+        return found
 
     def sampling(self) -> float:
         """Seconds of one image and one step of the solver."""
@@ -435,21 +436,17 @@ class Blanks:
         settings, params = self.params.evaluate, self.params
         sets = [params.synthesize.count, *(settings.images for _ in settings.stages)]
         sets += [self.sensitive] if settings.bound else []
-        found = 0.0
-        for name in settings.classifiers:
-            schedules = [schedule_from(settings, name, count) for count in sets]
-            found += len(settings.seeds) * sum(self.learning(name, schedule) for schedule in schedules)
+        schedules = [(name, schedule_from(settings, name, count)) for name in settings.classifiers for count in sets]
+        found = len(settings.seeds) * sum(self.learning(*pair) for pair in schedules)
         held_out = self.sensitive * params.data.holdout_fraction / (1 - params.data.holdout_fraction)
         return found + (held_out * self.teacher_together() if settings.teacher else 0.0)
 
     def learning(self, name: str, schedule: Schedule) -> float:
         """Seconds of the training of a classifier that scores the release."""
 
-        def measure() -> list[float]:
-            return [seconds_per_step(name, schedule, self.shape, self.classes)]
-
         decides = {"name": name, "batch": schedule.batch, "size": schedule.size}
-        return schedule.steps * self.unit("learning", decides, measure)[0]
+        step = self.unit("learning", decides, lambda: [seconds_per_step(name, schedule, self.shape, self.classes)])[0]
+        return schedule.steps * step
 
     def seconds(self, name: str) -> float:
         """Seconds of one stage, from the start of its program to its end."""
@@ -474,10 +471,8 @@ def expected_seconds(
     by a count of private images.
     """
     blanks = Blanks(params, shape, classes, timings, public_images)
-    foreign = params.model.directory is not None
-    unknown = [
-        *UNTIMED,
-        *(name for name, stage in STAGES.items() if foreign and (stage.network or name == "synthesize")),
-    ]
+    unknown = {*UNTIMED}
+    if params.model.directory is not None:
+        unknown |= {"synthesize", *(name for name, stage in STAGES.items() if stage.network)}
     found = {name: None if name in unknown and params.runs(name) else blanks.seconds(name) for name in STAGES}
     return {**found, **dict.fromkeys(FRAME, blanks.start())}

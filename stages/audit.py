@@ -42,14 +42,12 @@ CONFIDENCE_HELP = "Of each repeated audit: it raises a false alarm in at most 1 
 
 
 def audit(
-    parts: Annotated[str, typer.Option("--parts", help=PARTS_HELP)] = ",".join(MADE),
-    runs: Annotated[int, typer.Option("--runs", min=100, help=RUNS_HELP)] = 10_000,
-    confidence: Annotated[float, typer.Option("--confidence", min=0.5, max=0.999999, help=CONFIDENCE_HELP)] = 0.999,
-    only: Annotated[
-        str | None, typer.Option("--only", help="Only the repeated audits with this in their name.")
-    ] = None,
+    parts: Annotated[str, typer.Option(help=PARTS_HELP)] = ",".join(MADE),
+    runs: Annotated[int, typer.Option(min=100, help=RUNS_HELP)] = 10_000,
+    confidence: Annotated[float, typer.Option(min=0.5, max=0.999999, help=CONFIDENCE_HELP)] = 0.999,
+    only: Annotated[str | None, typer.Option(help="Only the repeated audits with this in their name.")] = None,
     config: Config = None,
-    out: Annotated[Path, typer.Option("--out", help=OUT_HELP)] = EVALUATION,
+    out: Annotated[Path, typer.Option(help=OUT_HELP)] = EVALUATION,
     card: CardPath = CARD,
     synthesize: Annotated[Path, input_option("synthesize")] = ARTIFACTS / "synthesize",
     dry_run: DryRun = False,

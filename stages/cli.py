@@ -19,12 +19,13 @@ from stages.init import init
 from stages.launch import leave
 from stages.plan import plan
 from stages.report import report
-from stages.runner import command
+from stages.runner import command, with_paths
 from stages.utility import utility
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "Cannot allocate memory")
-OWN = {"evaluate": evaluate}  # stages whose command has options of its own
+# stages whose command has options of its own
+OWN = {"evaluate": with_paths(evaluate, *STAGES["evaluate"].inputs, "central")}
 
 app = typer.Typer(
     name="stage",
@@ -36,7 +37,10 @@ app = typer.Typer(
 )
 app.command()(init)
 app.add_typer(prepare.app, name="prepare")
-for function in (plan, *(OWN.get(name) or command(stage) for name, stage in STAGES.items()), utility, compare, audit):
+app.command()(plan)
+for name, stage in STAGES.items():
+    app.command()(OWN.get(name) or command(stage))
+for function in (utility, compare, audit):
     app.command()(function)
 app.add_typer(ledger.app, name="ledger")
 app.command()(report)

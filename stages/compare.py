@@ -27,8 +27,8 @@ def compare(
     dvc: Annotated[bool, typer.Option("--dvc", help=DVC_HELP)] = False,
     revisions: Annotated[list[str] | None, typer.Option("--rev", help=REVISION_HELP)] = None,
     every: Annotated[bool, typer.Option("--all-commits", help="With --dvc: experiments of all commits.")] = False,
-    classifier: Annotated[str | None, typer.Option("--classifier", help=CLASSIFIER_HELP)] = None,
-    out: Annotated[Path, typer.Option("--out", help="Directory for comparison.csv and comparison.png.")] = EVALUATION,
+    classifier: Annotated[str | None, typer.Option(help=CLASSIFIER_HELP)] = None,
+    out: Annotated[Path, typer.Option(help="Directory for comparison.csv and comparison.png.")] = EVALUATION,
     dry_run: DryRun = False,
 ) -> None:
     """Local: one table and one plot of many runs, with a warning where they cannot be compared."""

@@ -22,18 +22,11 @@ def denoiser(run: StageRun[Denoiser]) -> None:
     model = UNet(
         resolution=plan.shape[1], channels=plan.shape[0], classes=len(public.classes), **plan.network.network()
     ).to(device())
-    phase = Phase(sources={"public": 1.0}, **settings.model_dump(include={"steps", "batch", "learning_rate"}))
+    phases = [Phase(sources={"public": 1.0}, **settings.model_dump(include={"steps", "batch", "learning_rate"}))]
     sources = {"public": (MappedImages(public.images), torch.from_numpy(np.array(public.labels)))}
     with progress("denoiser") as report:
-        average = warm_up(
-            model,
-            [phase],
-            sources,
-            Pretrain(ema=settings.ema),
-            plan.seed,
-            over_all([phase], report),
-            label_dropout=plan.network.label_dropout,
-        )
+        told, dropout = over_all(phases, report), plan.network.label_dropout
+        average = warm_up(model, phases, sources, Pretrain(ema=settings.ema), plan.seed, told, label_dropout=dropout)
     ema_model(model, average).eval()
     shown = torch.arange(100) % model.classes
     pictures = model.draw(shown, steps=12, guidance=0.0, generator=torch.Generator().manual_seed(plan.seed))

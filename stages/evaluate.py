@@ -13,18 +13,14 @@ from sfumato.errors import BudgetError
 from sfumato.files import keep_private, replace_file, write_json
 from stages import launch
 from stages.runner import (
-    ARTIFACTS,
     CARD,
     EVALUATION,
     LEDGER,
-    PUBLIC,
     CardPath,
     Config,
     DryRun,
-    PublicPath,
     check_local,
     describe,
-    input_option,
     load_plan,
     progress,
     say,
@@ -41,42 +37,23 @@ COMPLEXITY_HELP = "Also entropy and texture of central, auxiliary, released and 
 
 
 def evaluate(
+    *,
     config: Config = None,
-    out: Annotated[Path, typer.Option("--out", help="Directory for the plots and the table.")] = EVALUATION,
-    metrics: Annotated[Path, typer.Option("--metrics", help="File for the numbers.")] = Path("metrics.json"),
+    out: Annotated[Path, typer.Option(help="Directory for the plots and the table.")] = EVALUATION,
+    metrics: Annotated[Path, typer.Option(help="File for the numbers.")] = Path("metrics.json"),
     card: CardPath = CARD,
-    synthesize: Annotated[Path, input_option("synthesize")] = ARTIFACTS / "synthesize",
-    teacher: Annotated[Path, input_option("teacher")] = ARTIFACTS / "teacher",
-    select: Annotated[Path, input_option("select")] = ARTIFACTS / "select",
-    public: PublicPath = PUBLIC,
-    auxiliary: Annotated[Path, input_option("auxiliary")] = ARTIFACTS / "auxiliary",
-    refine: Annotated[Path, input_option("refine")] = ARTIFACTS / "refine",
-    evolve: Annotated[Path, input_option("evolve")] = ARTIFACTS / "evolve",
-    adversarial: Annotated[Path, input_option("adversarial")] = ARTIFACTS / "adversarial",
-    pretrain: Annotated[Path, input_option("pretrain")] = ARTIFACTS / "pretrain",
-    finetune: Annotated[Path, input_option("finetune")] = ARTIFACTS / "finetune",
-    count: Annotated[Path, input_option("count")] = ARTIFACTS / "count",
-    central: Annotated[Path, input_option("central")] = ARTIFACTS / "central",
-    ledger: Annotated[Path, typer.Option("--ledger", help=LEDGER_HELP)] = LEDGER,
+    ledger: Annotated[Path, typer.Option(help=LEDGER_HELP)] = LEDGER,
     complexity: Annotated[bool, typer.Option("--complexity", help=COMPLEXITY_HELP)] = False,
     dry_run: DryRun = False,
+    **paths: Path,
 ) -> None:
     """Local: train classifiers on synthetic images, test them on the real hold-out, compare features."""
     plan = load_plan("evaluate", config)
-    models = {
-        "auxiliary": auxiliary,
-        "refine": refine,
-        "evolve": evolve,
-        "adversarial": adversarial,
-        "pretrain": pretrain,
-        "finetune": finetune,
-        "select": select,
-    }
     if dry_run:
-        scored = {name: models[name] for name in plan.settings.stages}
-        scored |= {"teacher": teacher} if plan.settings.teacher else {}
+        scored = {name: paths[name] for name in ("synthesize", *plan.settings.stages)}
+        scored |= {"teacher": paths["teacher"]} if plan.settings.teacher else {}
         real = {"real images": state_dir() / "data" / plan.dataset_id, "ledger": ledger}
-        describe(plan, {"card": card, "synthesize": synthesize, **scored, **real}, metrics)
+        describe(plan, {"card": card, **scored, **real}, metrics)
         return typer.echo(f"and the folder {out}: local, not to be shared")
     if not plan.enabled:
         return metrics.unlink(missing_ok=True)
@@ -102,12 +79,13 @@ def evaluate(
 
     processes.join()
     settle_processor()
+    synthesize, teacher = paths["synthesize"], paths["teacher"]
     read_artifact(synthesize, "synthesize")
     synthetic = {"release": load_images(synthesize, plan.classes)}
     extractor = feature_space(plan.settings, plan.shape, told)  # before anything slow: a weights file may be missing
     for name in plan.settings.stages:
-        read_artifact(models[name], name)
-        synthetic[name] = draw_alone(plan, name, models | {"public": public}, count)
+        read_artifact(paths[name], name)
+        synthetic[name] = draw_alone(plan, name, paths)
     train, holdout = open_local(state_dir(), read_card(card), "evaluate", everywhere=True)
     cache, key = state_dir() / "cache" / "features", secret_key(state_dir(), plan.dataset_id)
 
@@ -123,7 +101,7 @@ def evaluate(
         found["teacher"] = teacher_accuracy(load_teacher(teacher).to(device()), holdout)
     found["verdict"] = verdict(found, holdout.labels, len(plan.classes))
     if complexity:
-        steps = read_artifact(central, "central"), read_artifact(auxiliary, "auxiliary")
+        steps = (read_artifact(paths[name], name) for name in ("central", "auxiliary"))
         found["complexity"] = complexity_by_step(synthetic["release"], train, *steps)
     keep_private(out)
     plot_accuracy(found, out / "accuracy.png")
@@ -148,17 +126,17 @@ def told(what: str) -> None:
     say(f"evaluate: {what}")
 
 
-def draw_alone(plan: StagePlan[Any], name: str, models: dict[str, Path], count: Path) -> ImageSet:
+def draw_alone(plan: StagePlan[Any], name: str, paths: dict[str, Path]) -> ImageSet:
     """Images of one model alone, drawn as the release draws them: they show what each stage contributes."""
     from sfumato.data.images import ImageSet, as_uint8
     from sfumato.queries.count import read_counts
     from sfumato.release.synthesis import draw_from
 
     settings = load_plan("synthesize").settings
-    counts = read_counts(read_artifact(count, "count"), plan.size_hint, len(plan.classes))
+    counts = read_counts(read_artifact(paths["count"], "count"), plan.size_hint, len(plan.classes))
     priors = counts.priors if settings.labels == "prior" else None
     with progress(f"evaluate: drawing from {name}") as report:
-        images, labels = draw_from(name, models, plan.settings.images, settings, priors, 0, report, plan.shape)
+        images, labels = draw_from(name, paths, plan.settings.images, settings, priors, 0, report, plan.shape)
     return ImageSet(as_uint8(images), labels.numpy(), plan.classes)
 
 

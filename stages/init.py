@@ -15,7 +15,7 @@ from rich.console import Console
 
 from sfumato.errors import ConfigError
 from sfumato.files import replace_file
-from stages.runner import git, say, state_dir
+from stages.runner import ROOT, git, say, state_dir
 
 if TYPE_CHECKING:
     from sfumato.config import Groups
@@ -35,24 +35,17 @@ GROUPS_HELP = (
 SINGLE_HELP = "Your word that no two images are of one person; reports name it as such."
 NAME_HELP = "The name that the odometer counts by, for ever. Default: that of the folder."
 
-Folder = Annotated[Path, typer.Argument(help=FOLDER_HELP)]
-Epsilon = Annotated[float | None, typer.Option("--epsilon", min=0.0, help="The privacy budget, the owner's decision.")]
-Minutes = Annotated[float | None, typer.Option("--minutes", min=0.0, help="Time there is, on this machine.")]
-GroupsOption = Annotated[str | None, typer.Option("--groups", help=GROUPS_HELP)]
-Single = Annotated[bool, typer.Option("--one-image-each", help=SINGLE_HELP)]
-PublicFolder = Annotated[Path | None, typer.Option("--public", help="Folder of public images, one folder a class.")]
-
 
 def init(
-    folder: Folder,
-    epsilon: Epsilon = None,
-    groups: GroupsOption = None,
-    one_image_each: Single = False,
-    minutes: Minutes = None,
-    size_hint: Annotated[int | None, typer.Option("--size-hint", min=3, help=SIZE_HELP)] = None,
-    dataset_id: Annotated[str | None, typer.Option("--dataset-id", help=NAME_HELP)] = None,
-    public: PublicFolder = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder of the project.")] = Path("."),
+    folder: Annotated[Path, typer.Argument(help=FOLDER_HELP)],
+    epsilon: Annotated[float | None, typer.Option(min=0.0, help="The privacy budget, the owner's decision.")] = None,
+    groups: Annotated[str | None, typer.Option(help=GROUPS_HELP)] = None,
+    one_image_each: Annotated[bool, typer.Option("--one-image-each", help=SINGLE_HELP)] = False,
+    minutes: Annotated[float | None, typer.Option(min=0.0, help="Time there is, on this machine.")] = None,
+    size_hint: Annotated[int | None, typer.Option(min=3, help=SIZE_HELP)] = None,
+    dataset_id: Annotated[str | None, typer.Option(help=NAME_HELP)] = None,
+    public: Annotated[Path | None, typer.Option(help="Folder of public images, one folder a class.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the project.")] = Path("."),
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; take the defaults.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files of an earlier project.")] = False,
 ) -> None:
@@ -83,7 +76,7 @@ def init(
     settle_processor()
     known = facts(found, folder, public, dataset_id=name, epsilon=budget, minutes=time, size_hint=hint, unit=unit)
     proposed, stretch, table = proposal_for(known, len(found.classes), looking)
-    show(proposed, known, found, stretch, table, time, size_hint is None)
+    show(proposed, known, found, stretch, table, size_hint is None)
     if not ask.agreed("Write the project?"):
         raise typer.Exit(1)
     files = project_files(proposed.own, notes(size_hint is None), proposed.seconds / 60, __version__)
@@ -215,13 +208,7 @@ def proposal_for(known: Known, classes: int, looking: float) -> tuple[Proposal, 
 
 
 def show(
-    proposed: Proposal,
-    known: Known,
-    found: Survey,
-    stretch: float,
-    table: dict[str, float | None],
-    minutes: float,
-    counted: bool,
+    proposed: Proposal, known: Known, found: Survey, stretch: float, table: dict[str, float | None], counted: bool
 ) -> None:
     """What was seen, what is proposed and why, what it costs in ε and minutes, and what becomes public."""
     from sfumato.config import GROUP, IMAGE
@@ -229,7 +216,6 @@ def show(
     from sfumato.plan import make_plan
     from sfumato.privacy.odometer import Odometer
     from stages.plan import show_budget, show_minutes
-    from stages.runner import ROOT
 
     params = proposed.params
     side = params.data.size or known.side
@@ -259,7 +245,7 @@ def show(
         say("the minutes are those of one image a person: queries take longer where persons have more")
     if not proposed.enough:
         least = f"the smallest proposal takes about {proposed.seconds / 60:.0f}"
-        say(f"warning: --minutes {minutes:g} is too little: {least}")
+        say(f"warning: --minutes {known.minutes:g} is too little: {least}")
     if Odometer(state_dir(), known.dataset_id).opened():
         say(f"warning: dataset {known.dataset_id!r} has a history here already: what was spent on it counts on")
 
@@ -279,14 +265,13 @@ def protected(known: Known) -> str:
 
 def notes(counted: bool) -> dict[str, str]:
     """Comments of `params.yaml`, by the section that they stand above."""
-    hint = (
-        "size_hint, the number of images or persons rounded to one digit, is published with the release\n"
-        if counted
-        else ""
-    )
+    privacy = "epsilon is spent on the first release; privacy.lifetime_epsilon allows further ones"
+    if counted:
+        published = "size_hint, the number of images or persons rounded to one digit, is published with the release"
+        privacy = f"{published}\n{privacy}"
     return {
         "data": "dataset_id keeps its name for ever: the odometer counts by it",
-        "privacy": f"{hint}epsilon is spent on the first release; privacy.lifetime_epsilon allows further ones",
+        "privacy": privacy,
         "public": "free, and without any guarantee of their own: none of them was made from sensitive images",
     }
 
@@ -300,11 +285,9 @@ def write(files: dict[str, str], out: Path, force: bool) -> None:
     for name, text in files.items():
         path = out / name
         if name == ".gitignore" and path.exists():
-            there = path.read_text(encoding="utf-8")
-            missing = [line for line in text.splitlines() if line not in there.splitlines()]
-            text = (
-                there + ("" if there.endswith("\n") or not there else "\n") + "".join(f"{line}\n" for line in missing)
-            )
+            there = path.read_text(encoding="utf-8").splitlines()
+            missing = [line for line in text.splitlines() if line not in there]
+            text = "".join(f"{line}\n" for line in there + missing)
         elif path.exists() and name not in ("params.yaml", "dvc.yaml") and not force:
             say(f"{name} is there already, and stays")
             continue

@@ -41,7 +41,7 @@ Folder = Annotated[Path, typer.Option("--artifacts", help="Folder of artifact di
 def write(
     folder: Folder = ARTIFACTS,
     card: CardPath = CARD,
-    out: Annotated[Path, typer.Option("--out", help="File to write.")] = LEDGER,
+    out: Annotated[Path, typer.Option(help="File to write.")] = LEDGER,
 ) -> None:
     """Compose the records of the release and of every query into the ledger, and check it."""
     from sfumato.data.lineage import remember
@@ -51,10 +51,7 @@ def write(
     from sfumato.privacy.odometer import Odometer
 
     budget = read_budget(folder / "plan" / "budget.json")
-    artifacts = [
-        read_artifact(folder / "synthesize", "synthesize"),
-        *(read_artifact(folder / stage, stage) for stage in QUERIES),
-    ]
+    artifacts = [read_artifact(folder / stage, stage) for stage in ("synthesize", *QUERIES)]
     records = merge_records(artifacts)
     odometer = Odometer(state_dir(), read_card(card).dataset_id)
     mine, journal, head, gap = odometer.dataset_id, [], None, f"{odometer.path} was never begun"
@@ -96,10 +93,8 @@ def check(
     artifacts: Annotated[
         bool, typer.Option("--artifacts", help="Also verify the files on disk and their records.")
     ] = False,
-    folder: Annotated[
-        Path, typer.Option("--folder", help="Folder of artifact directories, for --artifacts.")
-    ] = ARTIFACTS,
-    lock: Annotated[Path, typer.Option("--lock", help="DVC's lock file.")] = Path("dvc.lock"),
+    folder: Annotated[Path, typer.Option(help="Folder of artifact directories, for --artifacts.")] = ARTIFACTS,
+    lock: Annotated[Path, typer.Option(help="DVC's lock file.")] = Path("dvc.lock"),
 ) -> None:
     """Recompute epsilon from the records alone; exit 3 if anything does not hold. Needs no data and no GPU."""
     from sfumato.privacy.events import UNITS

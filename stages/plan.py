@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from sfumato.data.store import Card, PublicCard
     from sfumato.plan import Plan, Spending
     from sfumato.privacy.odometer import Odometer
+    from sfumato.resolved import Lineage
 
 PEOPLE = (
     "privacy.unit is not said, so one image is protected, and a person with several images is not: what is spent on "
@@ -56,7 +57,7 @@ def plan(
     recipes: Recipes = RECIPES,
     card: CardPath = CARD,
     public: PublicPath = PUBLIC,
-    out: Annotated[Path, typer.Option("--out", help="Directory to write.")] = PLAN,
+    out: Annotated[Path, typer.Option(help="Directory to write.")] = PLAN,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the budget and what would be spent again; write nothing.")
     ] = False,
@@ -90,15 +91,8 @@ def plan(
     inherited = list(merge_records(inputs).values())
     odometer = Odometer(state_dir(), known.dataset_id)
     shown_public = read_public_card(public / "card.json") if reads else None
-    made = make_plan(
-        loaded,
-        known,
-        ROOT,
-        shown_public,
-        released_records(known, odometer, ARTIFACTS, LEDGER),
-        lineage_so_far(out),
-        inherited,
-    )
+    released = released_records(known, odometer, ARTIFACTS, LEDGER)
+    made = make_plan(loaded, known, ROOT, shown_public, released, lineage_so_far(out), inherited)
     show_budget(made)
     show_shares(made, params)
     if inherited:
@@ -172,14 +166,12 @@ def show_draws(made: Plan) -> None:
         typer.echo(f"{name}: a draw expects {mechanism.sample_rate * privacy.size:.4g} of {privacy.size} groups")
 
 
-def lineage_so_far(out: Path) -> dict:
+def lineage_so_far(out: Path) -> dict[str, Lineage]:
     """What the plan that lies in `out` says of each query; nothing where there is none."""
-    from dataclasses import asdict
-
     from sfumato.resolved import read_lineages
 
     try:
-        return {stage: asdict(lineage) for stage, lineage in read_lineages(out).items()}
+        return read_lineages(out)
     except (OSError, ValueError):
         return {}
 

@@ -41,7 +41,7 @@ def public(
     recipes: Recipes = RECIPES,
     card: CardPath = CARD,
     raw: Raw = RAW,
-    out: Annotated[Path, typer.Option("--out", help="Directory to write.")] = PUBLIC,
+    out: Annotated[Path, typer.Option(help="Directory to write.")] = PUBLIC,
 ) -> None:
     """Free: labelled public images in the shape of the sensitive ones; an empty set where the recipe uses none."""
     from sfumato.consistency import reads_public

@@ -33,13 +33,13 @@ PAGES = {Audience.public: ARTIFACTS / "report" / "index.html", Audience.owner: P
 
 
 def report(
-    audience: Annotated[Audience, typer.Option("--audience", help=AUDIENCE_HELP)] = Audience.public,
-    out: Annotated[Path | None, typer.Option("--out", help=OUT_HELP)] = None,
+    audience: Annotated[Audience, typer.Option(help=AUDIENCE_HELP)] = Audience.public,
+    out: Annotated[Path | None, typer.Option(help=OUT_HELP)] = None,
     synthesize: Annotated[Path, input_option("synthesize")] = ARTIFACTS / "synthesize",
-    ledger: Annotated[Path, typer.Option("--ledger", help="The ledger file.")] = LEDGER,
-    metrics: Annotated[Path, typer.Option("--metrics", help=METRICS_HELP)] = Path("metrics.json"),
-    evaluation: Annotated[Path, typer.Option("--evaluation", help="Owner only: folder of its plots.")] = EVALUATION,
-    artifacts: Annotated[Path, typer.Option("--artifacts", help=ARTIFACTS_HELP)] = ARTIFACTS,
+    ledger: Annotated[Path, typer.Option(help="The ledger file.")] = LEDGER,
+    metrics: Annotated[Path, typer.Option(help=METRICS_HELP)] = Path("metrics.json"),
+    evaluation: Annotated[Path, typer.Option(help="Owner only: folder of its plots.")] = EVALUATION,
+    artifacts: Annotated[Path, typer.Option(help=ARTIFACTS_HELP)] = ARTIFACTS,
     dry_run: DryRun = False,
 ) -> None:
     """Free: what was released, what it cost and what that means, as one HTML page. The owner's edition is local."""

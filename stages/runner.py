@@ -88,12 +88,7 @@ def git(*words: str) -> tuple[int, str]:
 
     try:
         done = subprocess.run(
-            ["git", "-c", "safe.directory=*", *words],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            timeout=60,
+            ["git", "-c", "safe.directory=*", *words], capture_output=True, errors="replace", check=False, timeout=60
         )
     except OSError:
         return 127, ""
@@ -153,26 +148,29 @@ def seen_in_ledgers(dataset_id: str) -> set[str]:
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
+def with_paths(command: Callable[..., None], *names: str) -> Callable[..., None]:
+    """`command` as Typer takes it: its `**paths` are options, one for each name, and stand before the dry run."""
+    *own, dry_run, _ = inspect.signature(command, eval_str=True).parameters.values()
+    known = {"card": (CardPath, CARD), "public": (PublicPath, PUBLIC)}
+    paths = {name: known.get(name, (Annotated[Path, input_option(name)], ARTIFACTS / name)) for name in names}
+    options = [
+        *own,
+        *(inspect.Parameter(n, dry_run.kind, default=value, annotation=kind) for n, (kind, value) in paths.items()),
+        dry_run,
+    ]
+    command.__annotations__ = {option.name: option.annotation for option in options}
+    command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    return command
+
+
 def command(stage: Stage) -> Callable[..., None]:
-    """The command of a stage, as Typer takes it: an option for the configuration, for each input, and a dry run."""
-    parameters: dict[str, tuple[Any, Any]] = {"config": (Config, None), "out": (Out, None)}
-    if stage.kind is Kind.QUERY:
-        parameters["card"] = (CardPath, CARD)
-    for name in stage.inputs:
-        option = (PublicPath, PUBLIC) if name == "public" else (Annotated[Path, input_option(name)], ARTIFACTS / name)
-        parameters[name] = option
-    parameters["dry_run"] = (DryRun, False)
+    """The command of a stage: an option for the configuration, for each input, and a dry run."""
 
-    def run(config: Path | None, out: Path | None, dry_run: bool, card: Path = CARD, **paths: Path) -> None:
-        run_stage(stage, paths, config=config, out=out, card=card, dry_run=dry_run)
+    def run(*, config: Config = None, out: Out = None, dry_run: DryRun = False, **paths: Path) -> None:
+        run_stage(stage, paths, config=config, out=out, card=paths.pop("card", CARD), dry_run=dry_run)
 
-    keyword = inspect.Parameter.KEYWORD_ONLY
     run.__name__, run.__doc__ = stage.name, f"{stage.kind.capitalize()}: {stage.summary[0].lower()}{stage.summary[1:]}"
-    run.__annotations__ = {name: kind for name, (kind, _) in parameters.items()}
-    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(n, keyword, default=value, annotation=kind) for n, (kind, value) in parameters.items()]
-    )
-    return run
+    return with_paths(run, *(["card"] if stage.kind is Kind.QUERY else []), *stage.inputs)
 
 
 def run_stage(

@@ -24,9 +24,8 @@ def saliency(run: QueryRun[Saliency]) -> None:
     pool = candidates(model.to(device()), settings.candidates)
     public_size = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes)).total
     released = f"gradient of {len(pool)} candidates ({settings.candidates}, score {settings.score})"
-    charge = run.open_charge(
-        released, "max_norm: the jointly clipped gradient of one image", settings.max_norm, latents=latents
-    )
+    sensitivity = "max_norm: the jointly clipped gradient of one image"
+    charge = run.open_charge(released, sensitivity, settings.max_norm, latents=latents)
     dropout, autocast = plan.network.label_dropout, None if latents else False
     vectors = query_saliency(charge, model, pool, settings, public_size, label_dropout=dropout, autocast=autocast)
     # public, as the multiplier is; the charge has added the noise itself

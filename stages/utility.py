@@ -38,25 +38,23 @@ OUT_HELP = "Directory for utility.json, utility.csv, selection.csv and utility.p
 SIZES_HELP = "Numbers of synthetic images. Default: those of 1000, 5000, 20000, 60000 that there are."
 RETRAIN_HELP = "Also train every setting of the grid on real images."
 STEPS_HELP = "Gradient steps of every training. Default: as evaluate trains on the largest size."
-Names = Annotated[str, typer.Option("--classifiers", help="Classifiers of the curve and the ensembles.")]
-GridNames = Annotated[str, typer.Option("--grid-classifiers", help="Classifiers of the grid.")]
 
 
 def utility(
     config: Config = None,
-    out: Annotated[Path, typer.Option("--out", help=OUT_HELP)] = EVALUATION,
+    out: Annotated[Path, typer.Option(help=OUT_HELP)] = EVALUATION,
     card: CardPath = CARD,
     synthesize: Annotated[Path, input_option("synthesize")] = ARTIFACTS / "synthesize",
-    parts: Annotated[str, typer.Option("--parts", help="Which of sizes, ensemble, selection.")] = ",".join(PARTS),
-    classifiers: Names = "cnn",
-    sizes: Annotated[str | None, typer.Option("--sizes", help=SIZES_HELP)] = None,
+    parts: Annotated[str, typer.Option(help="Which of sizes, ensemble, selection.")] = ",".join(PARTS),
+    classifiers: Annotated[str, typer.Option(help="Classifiers of the curve and the ensembles.")] = "cnn",
+    sizes: Annotated[str | None, typer.Option(help=SIZES_HELP)] = None,
     members: Annotated[int, typer.Option("--ensemble", min=2, help="Classifiers in an ensemble.")] = 5,
-    grid_classifiers: GridNames = "lr,mlp,cnn",
-    rates: Annotated[str, typer.Option("--rates", help="Factors on their learning rates.")] = "0.01,0.1,0.3,1,3",
+    grid_classifiers: Annotated[str, typer.Option(help="Classifiers of the grid.")] = "lr,mlp,cnn",
+    rates: Annotated[str, typer.Option(help="Factors on their learning rates.")] = "0.01,0.1,0.3,1,3",
     decays: Annotated[str, typer.Option("--weight-decays", help="Their weight decays.")] = "0,0.1",
     retrain: Annotated[bool, typer.Option("--retrain", help=RETRAIN_HELP)] = False,
-    steps: Annotated[int | None, typer.Option("--steps", min=1, help=STEPS_HELP)] = None,
-    minutes: Annotated[float, typer.Option("--minutes", min=0, help="Refuse to start what would take longer.")] = 60.0,
+    steps: Annotated[int | None, typer.Option(min=1, help=STEPS_HELP)] = None,
+    minutes: Annotated[float, typer.Option(min=0, help="Refuse to start what would take longer.")] = 60.0,
     dry_run: DryRun = False,
 ) -> None:
     """Local: accuracy by number of images, ensembles, and whether models rank alike on synthetic and real images."""
