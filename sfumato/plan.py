@@ -223,9 +223,7 @@ def agains_of(
         if name not in named and not named & set(stages_before(name, params)):
             continue
         then = before.get(name)
-        if (
-            then is not None and then.plan == plan and then.asked
-        ):  # the wish is not new: it was granted, or is about to be
+        if then and then.plan == plan and then.asked:  # the wish is not new: it was granted, or is about to be
             found[name] = then.again
         elif done:
             found[name] += 1
