@@ -156,7 +156,9 @@ def what_was_released(artifact: Artifact) -> dict[str, Any]:
         counted = zip(card["classes"], per_class, strict=True)
         classes = [(label, name, grouped(n)) for label, (name, n) in enumerate(counted)]
         channels, height, width = card["shape"]
-        chosen = set(card["sources"]) == {PHOTOGRAPHS}
+        photographs, chosen = PHOTOGRAPHS in card["sources"], set(card["sources"]) == {PHOTOGRAPHS}
+        kinds = [] if chosen else ["synthetic images"]
+        kinds += ["public photographs, privately selected and labelled"] if photographs else []
         return {
             "images": grouped(card["images"]),
             "shape": f"{height} × {width}",
@@ -164,9 +166,9 @@ def what_was_released(artifact: Artifact) -> dict[str, Any]:
             "classes": classes[:LISTED_CLASSES],
             "class_count": grouped(len(card["classes"])),
             "sources": [(name, grouped(number)) for name, number in sorted(card["sources"].items())],
-            "photographs": PHOTOGRAPHS in card["sources"],
+            "photographs": photographs,
             "only_photographs": chosen,
-            "kind": "public photographs, privately selected and labelled" if chosen else "synthetic images",
+            "kind": " and ".join(kinds),
             "about": {key: str(text) for key, text in card.get("about", {}).items() if key in ABOUT},
             "grid": picture(artifact.path / "grid.png", "", "Ten released images of each class, one class a row"),
         }

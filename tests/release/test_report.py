@@ -34,6 +34,7 @@ from sfumato.release.report import (
     read_local,
     report_page,
     scientific,
+    what_was_released,
 )
 from stages.report import report
 
@@ -93,12 +94,15 @@ def record(stage: str, number: int, mechanism: Mechanism) -> dict:
 RECORDS = [record("count", 1, Mechanism(noise_multiplier=5)), record("frequency", 2, Mechanism(noise_multiplier=1.5))]
 
 
-def write_release(path: Path, classes=("benign", "<script>alert(1)</script>"), **more) -> Path:
+SOURCES = {"finetune": 4, "auxiliary": 8}
+
+
+def write_release(path: Path, classes=("benign", "<script>alert(1)</script>"), sources=SOURCES, **more) -> Path:
     with writing(path, "synthesize", records=RECORDS, **more) as directory:
         images = np.arange(12 * 64, dtype=np.uint8).reshape(12, 8, 8, 1)
         save_images(directory, ImageSet(images, np.arange(12) % 2, tuple(classes)))
         save_png(directory / "grid.png", images.reshape(96, 8))
-        card = {"images": 12, "shape": [1, 8, 8], "classes": list(classes), "sources": {"finetune": 4, "auxiliary": 8}}
+        card = {"images": 12, "shape": [1, 8, 8], "classes": list(classes), "sources": sources}
         (directory / "card.json").write_text(json.dumps(card))
         save_png(directory / "png" / "0" / "0.png", images[0])
     return path
@@ -395,6 +399,21 @@ def test_the_page_can_be_read_aloud(pages, edition):
 
 def test_names_from_the_data_are_text(pages):
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in pages["public"] and "<script" not in pages["public"]
+
+
+@pytest.mark.parametrize(
+    ("sources", "title", "kinds"),
+    [
+        (SOURCES, "Synthetic images made from", ["synthetic images"]),
+        ({"auxiliary": 8, "select": 4}, "Synthetic and public images for", ["synthetic images", "public photographs"]),
+        ({"select": 12}, "Public images chosen for", ["public photographs"]),
+    ],
+)
+def test_the_page_calls_a_release_what_it_is(tmp_path, sources, title, kinds):
+    release = write_release(tmp_path / "synthesize", sources=sources)
+    assert title in report_page(release, write_ledger(tmp_path / "ledger.json"))
+    kind = what_was_released(read_artifact(release))["kind"]
+    assert [name for name in ("synthetic images", "public photographs") if name in kind] == kinds
 
 
 def test_the_numbers_are_recomputed_and_the_hashes_are_those_of_the_files(tmp_path, pages):
