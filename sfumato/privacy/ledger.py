@@ -380,7 +380,7 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
         problems.append(
             f"{lock} has another md5 for {ledger_path.name}: one of the two was edited, or belongs to another run"
         )
-    recorded = {record["stage"] for record in ledger["records"]}
+    recorded = {record.get("stage") for record in ledger["records"]}  # a damaged record may have none
     for path, md5 in outs.items():
         stage = path.rsplit("/", 1)[-1]
         unrecorded = path.startswith("artifacts/") and stage in QUERIES and stage not in recorded

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from sfumato import processes
 from sfumato.compute import sent
+from sfumato.data.images import Shape
 from sfumato.features.alone import place_matters, rows_alone
-from sfumato.features.cosine import CosineMoments
-from sfumato.features.fourier import FourierFeatures
 from sfumato.privacy.rows import Rows, membership
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sfumato.privacy.charge import Charge
 
 
-# φ: (B, C, H, W) float32 in [0, 1] -> (B, K) float32, of norm 1 at most up to rounding
-Features = FourierFeatures | CosineMoments
+class Features(Protocol):
+    """φ: (B, C, H, W) float32 in [0, 1] -> (B, K) float32, of norm 1 at most up to rounding."""
+
+    @property
+    def shape(self) -> Shape: ...
+
+    def __call__(self, images: Tensor) -> Tensor: ...
+
+    def buffers(self) -> Iterator[Tensor]: ...
 
 
 def device_of(features: Features) -> torch.device:
