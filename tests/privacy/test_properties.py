@@ -60,6 +60,14 @@ def reasons(folder: Path) -> list[str]:
         return [str(error)]
 
 
+def test_a_record_that_lost_its_stage_is_refused_in_a_sentence(written, tmp_path):
+    """The check of the lock asked every record for its stage, and ended in a KeyError."""
+    damaged = (written / "ledger.json").read_text().replace('"stage": "count"', '"stagf": "count"')
+    (tmp_path / "ledger.json").write_text(damaged)
+    (tmp_path / "dvc.lock").write_text((written / "dvc.lock").read_text())
+    assert any("stage" in reason for reason in reasons(tmp_path))
+
+
 @given(data=st.data())
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_ledger_with_one_bit_turned_is_never_accepted(written, data):
