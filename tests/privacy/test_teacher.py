@@ -83,6 +83,16 @@ def test_one_image_moves_each_release_by_at_most_the_clip(features, digits, max_
         assert max(moves) > 0.5 * min(max_norm, 0.9)  # the bound is not a loose one
 
 
+@pytest.mark.parametrize("classes", [2, 10, 100])
+def test_a_first_step_from_zero_needs_no_bound_above_one(classes):
+    """Recipe teacher-mixed releases that step alone, at max_norm 1: it must not cut the errors of any class."""
+    rows = torch.nn.functional.normalize(torch.randn(60, 6, dtype=torch.float64), dim=1).float()
+    found = error_rows(torch.zeros(6, classes, dtype=torch.float64), rows, torch.arange(60) % classes)
+    norms = found.left.double().norm(dim=1) * found.right.norm(dim=1)
+    torch.testing.assert_close(norms, torch.full_like(norms, math.sqrt(1 - 1 / classes)))
+    assert torch.equal(bounded_sum(found, 1.0), bounded_sum(found, 1.4142))
+
+
 def test_long_rows_strange_labels_and_what_is_not_finite_are_bounded_too():
     rows = torch.tensor([[30.0, 40.0], [float("nan"), 0.0], [float("inf"), 1.0], [0.6, 0.8]])
     weights = torch.zeros(2, 3, dtype=torch.float64)
