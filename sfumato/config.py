@@ -39,21 +39,41 @@ def parse_noise(value: object) -> object:
     return value
 
 
-def noise_at(epsilon: float, table: dict[Any, Any]) -> str:
-    """A share that depends on ε: {1: "30%", 10: "5%"} is a power of ε between its ends, and constant beyond them.
+def at_epsilon(epsilon: float, table: dict[Any, float]) -> float:
+    """A number that depends on ε: linear in ln ε between the entries of `table`, constant beyond them."""
+    for key in table:
+        if not is_positive(key):
+            raise ValueError(f"{key} is not an entry by ε: give a positive number")
+    if not table:
+        raise ValueError("a table by ε needs an entry, such as 1: 30%")
+    known = sorted(table)
+    return float(np.interp(math.log(epsilon), np.log(known), [table[key] for key in known]))
 
-    Raises ValueError where an entry is no share, or a key no ε.
-    """
-    points = {}
+
+def noise_at(epsilon: float, table: dict[Any, Any]) -> str:
+    """A share that depends on ε: {1: "30%", 10: "5%"} is a power of ε between its ends. Raises ValueError."""
+    logarithms = {}
     for key, value in table.items():
         share = parse_noise(value)
-        if not is_positive(key) or not isinstance(share, str) or share == REST:
+        if not isinstance(share, str) or share == REST:
             raise ValueError(f"{key}: {value} is not an entry by ε: give a positive ε and a share, such as 1: 30%")
-        points[math.log(key)] = math.log(float(share[:-1]))
-    if not points:
-        raise ValueError("a noise by ε needs an entry, such as 1: 30%")
-    where, shares = zip(*sorted(points.items()), strict=True)
-    return f"{math.exp(np.interp(math.log(epsilon), where, shares)):.4g}%"
+        logarithms[key] = math.log(float(share[:-1]))
+    return f"{math.exp(at_epsilon(epsilon, logarithms)):.4g}%"
+
+
+def weights_at(epsilon: float, sources: dict[str, Any]) -> dict[str, Any]:
+    """`sources`, where a weight may depend on ε: of {1: 2, 10: 0} nothing is left from ε = 10 on. Raises ValueError."""
+    found = {}
+    for name, weight in sources.items():
+        if isinstance(weight, dict):
+            for key, value in weight.items():
+                if value != 0 and not is_positive(value):
+                    raise ValueError(f"{key}: {value} is not an entry by ε: give a positive ε and a weight from 0 on")
+            weight = round(at_epsilon(epsilon, weight), 4)
+            if weight == 0:
+                continue
+        found[name] = weight
+    return found
 
 
 def parse_lifetime(value: object) -> object:
@@ -950,7 +970,7 @@ class Params(Strict):
     @model_validator(mode="before")
     @classmethod
     def by_epsilon(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """What the parameters leave to ε: constants of the teacher, shares by ε. Mistakes are found afterwards."""
+        """What is left to ε: constants of the teacher, shares and weights by ε. Other mistakes are found afterwards."""
         teacher, privacy = values.get("teacher", {}), values.get("privacy", {})
         epsilon = privacy.get("epsilon", Privacy().epsilon) if isinstance(privacy, dict) else None
         if not is_positive(epsilon):
@@ -961,6 +981,9 @@ class Params(Strict):
         for name, section in values.items():
             if isinstance(section, dict) and isinstance(table := section.get("noise"), dict):
                 values = {**values, name: {**section, "noise": noise_at(epsilon, table)}}
+        synthesize = values.get("synthesize")
+        if isinstance(synthesize, dict) and isinstance(sources := synthesize.get("sources"), dict):
+            values = {**values, "synthesize": {**synthesize, "sources": weights_at(epsilon, sources)}}
         return values
 
     @field_validator("run")

@@ -15,18 +15,19 @@ from torch import Tensor
 
 from sfumato.files import replace_file
 
+SMALLEST = 48  # pixels of a side, below which an image is magnified in a grid
 OUTSIDE = "(network)"  # the row of the heat map for layers outside every block
 
 
-def to_grid(images: Tensor | np.ndarray, columns: int, smallest: int = 48) -> np.ndarray:
+def to_grid(images: Tensor | np.ndarray, columns: int) -> np.ndarray:
     """Images side by side, row by row, for looking at.
 
-    images: (N, C, H, W) float, clamped to [0, 1], NaN shown black. An image with a side under `smallest` pixels is
+    images: (N, C, H, W) float, clamped to [0, 1], NaN shown black. An image with a side under SMALLEST pixels is
     magnified by a whole number, without smoothing. Returns (H', W', C) uint8 on a white ground.
     """
     array = torch.as_tensor(images).detach().float().cpu().nan_to_num(0.0).clamp(0, 1).mul(255).round().byte().numpy()
     count, channels, height, width = array.shape
-    factor, gap = max(1, math.ceil(smallest / min(height, width))), 2
+    factor, gap = max(1, math.ceil(SMALLEST / min(height, width))), 2
     array = array.transpose(0, 2, 3, 1).repeat(factor, axis=1).repeat(factor, axis=2)  # (N, fH, fW, C)
     columns = max(1, min(columns, count))
     rows, height, width = math.ceil(count / columns), height * factor, width * factor

@@ -59,8 +59,8 @@ class Proposal:
     enough: bool
 
 
-def read_table(path: Path = TABLE) -> dict[str, Any]:
-    return dict(read_yaml(path))
+def read_table() -> dict[str, Any]:
+    return dict(read_yaml(TABLE))
 
 
 def side_of(side: int, table: Mapping[str, Any]) -> int:
@@ -73,12 +73,12 @@ def rounded_size(count: int) -> int:
     return max(3, int(float(f"{count:.0e}")))
 
 
-def propose(known: Known, seconds: Seconds, table: Mapping[str, Any] | None = None) -> Proposal:
+def propose(known: Known, seconds: Seconds) -> Proposal:
     """The parameters for `known`. seconds: that parameters are expected to take on this machine.
 
     Raises ConfigError where no row of the table fits.
     """
-    table = table or read_table()
+    table = read_table()
     row = row_for(known, table)
     budget = 60 * known.minutes * table["reserve"]
     overlays = [row["params"]]

@@ -51,13 +51,12 @@ def notes_in_words() -> str:
     return f"damaged ({wrong}), so every `dvc repro` fails. Once no dvc runs here: {cure}"
 
 
-def lock_in_words(lock: Path = RUNNING) -> str:
+def lock_in_words() -> str:
     """Whether DVC can read the file of who reads and writes what. A kill may leave it empty, and then nothing runs."""
-
     try:
-        read_json(lock)
+        read_json(RUNNING)
     except FileNotFoundError:
         return "free"
     except (OSError, ValueError) as error:
-        return f"damaged ({error}), so every `dvc repro` fails. Once no dvc runs here: rm {lock}"
+        return f"damaged ({error}), so every `dvc repro` fails. Once no dvc runs here: rm {RUNNING}"
     return "whole"

@@ -24,7 +24,7 @@ SMALL = {
     "public": {"per_class": 4},
     "frequency": {"size": 200},
     "classifier": {"steps": 15, "width": 8},
-    "select": {"count": 20},
+    "select": {"images": 60},
     "auxiliary": {"steps": 20, "images": 200},
     "pretrain": {"steps": 20, "batch": 16},
     "run": [
@@ -33,7 +33,7 @@ SMALL = {
         "frequency",
         "classifier",
         "auxiliary",
-        "histogram",
+        "teacher",
         "select",
         "pretrain",
         "saliency",
@@ -118,7 +118,7 @@ def make_repository(path: Path) -> Repository:
     return repository
 
 
-QUERIES = ["central", "count", "finetune", "frequency", "histogram", "saliency"]
+QUERIES = ["central", "count", "finetune", "frequency", "saliency", "teacher"]
 
 
 PREPARED = {"prepare-sensitive", "prepare-public", "plan"}  # which params.yaml re-runs, to the same end

@@ -65,5 +65,24 @@ def test_a_share_may_depend_on_epsilon(epsilon, share):
 
 @pytest.mark.parametrize("table", [{}, {1: "rest"}, {1: 5.0}, {"one": "3%"}, {-1: "3%"}, {True: "3%"}])
 def test_a_table_of_shares_that_is_none_is_refused(table):
-    with pytest.raises(ValidationError, match=r"noise by ε|entry by ε|is not a noise"):
+    with pytest.raises(ValidationError, match=r"table by ε|entry by ε|is not a noise"):
         Params(frequency={"noise": table})
+
+
+@pytest.mark.parametrize(("epsilon", "weight"), [(0.5, 2.0), (1, 2.0), (10**0.5, 1.0), (10, None), (40, None)])
+def test_a_weight_of_a_source_may_depend_on_epsilon_and_one_of_nothing_is_no_source(epsilon, weight):
+    sources = {"auxiliary": 4, "select": {1: 2, 10: 0}}
+    params = Params(privacy={"epsilon": epsilon}, synthesize={"sources": sources})
+    assert params.synthesize.sources == {"auxiliary": 4.0} | ({"select": weight} if weight else {})
+    assert params.synthesize.reads("select") == (weight is not None)
+
+
+@pytest.mark.parametrize("table", [{}, {1: -1}, {1: "4"}, {"one": 1}, {-1: 2}, {1: True}, {1: [2]}, {1: float("nan")}])
+def test_a_table_of_weights_that_is_none_is_refused(table):
+    with pytest.raises(ValidationError, match="by ε"):
+        Params(synthesize={"sources": {"auxiliary": table}})
+
+
+def test_a_release_of_nothing_is_refused():
+    with pytest.raises(ValidationError, match=r"synthesize\.sources"):
+        Params(privacy={"epsilon": 10}, synthesize={"sources": {"select": {1: 2, 10: 0}}})

@@ -123,11 +123,11 @@ def test_no_resolved_query_tells_the_query_its_noise(tmp_path):
         ({"evaluate": {"epochs": 3}}, {"evaluate"}),
         ({"pretrain": {"median": 5}}, {"pretrain"}),
         ({"privacy": {"spend_again": ["count"], "lifetime_epsilon": 50}}, set()),  # nothing to spend again
-        ({"seed": 3}, {"frequency", "auxiliary", "classifier", "pretrain", "finetune", "synthesize"}),
+        ({"seed": 3}, {"frequency", "auxiliary", "classifier", "teacher", "pretrain", "finetune", "synthesize"}),
         ({"select": {"ratio": 0.9}}, {"select"}),
         ({"pretrain": {"amp": {"radius": 0.1}}}, {"pretrain"}),
         ({"classifier": {"steps": 7}}, {"classifier"}),
-        ({"histogram": {"batch": 100}}, {"histogram"}),
+        ({"teacher": {"batch": 100}}, {"teacher"}),
         ({"privacy": {"lifetime_epsilon": "unlimited"}}, set()),
         ({"finetune": {"steps": 30}}, {"finetune"}),  # shares keep their noise
         ({"finetune": {"batch": 300}}, {"finetune"}),
@@ -135,9 +135,9 @@ def test_no_resolved_query_tells_the_query_its_noise(tmp_path):
 )
 def test_an_edit_changes_the_files_of_its_own_stages_only(tmp_path, edit, changed):
     fixed = {"recipe": "full"}
-    if "histogram" in edit:  # a share of the budget: give it its noise, so that no other stage's is calibrated anew
-        fixed |= {"histogram": {"noise": 30.0}}
-        edit = {"histogram": {"noise": 30.0, **edit["histogram"]}}
+    if "teacher" in edit:  # a share of the budget: give it its noise, so that no other stage's is calibrated anew
+        fixed |= {"teacher": {"noise": 30.0}}
+        edit = {"teacher": {"noise": 30.0, **edit["teacher"]}}
         changed = changed | {"finetune"}  # which takes the rest
     before, after = files(tmp_path, **fixed), files(tmp_path, **fixed | edit)
     assert {stage for stage in STAGES if before[stage] != after[stage]} == changed
@@ -200,10 +200,10 @@ def test_no_more_public_classes_are_asked_for_than_there_are(tmp_path):
 def test_each_sensitive_class_gets_a_public_one_or_nothing_is_spent(tmp_path):
     public = PublicCard(enabled=True, source="glyphs", shape=(1, 8, 8), classes=tuple("abcdefghijklmno"), images=150)
     with pytest.raises(ConfigError, match=r"select\.ratio=0\.16 keeps 2 of 15 public classes.*at least 10"):
-        make_plan(params(tmp_path, recipe="full"), card(), ROOT, public)
-    make_plan(params(tmp_path, recipe="full", select={"count": 10}), card(), ROOT, public)
+        make_plan(params(tmp_path, recipe="privimage"), card(), ROOT, public)
+    make_plan(params(tmp_path, recipe="privimage", select={"count": 10}), card(), ROOT, public)
     with pytest.raises(ConfigError, match="take another"):
-        make_plan(params(tmp_path, recipe="full"), card(), ROOT, replace(public, classes=tuple("abc")))
+        make_plan(params(tmp_path, recipe="privimage"), card(), ROOT, replace(public, classes=tuple("abc")))
 
 
 def test_phases_share_the_steps_by_their_parts(tmp_path):
@@ -238,7 +238,8 @@ def test_phases_share_the_steps_by_their_parts(tmp_path):
         ({"run": ["count", "auxiliary", "pretrain", "finetune", "synthesize"]}, "auxiliary needs frequency"),
         ({"run": ["count", "frequency", "central", "pretrain", "finetune", "synthesize"]}, "pretrain needs auxiliary"),
         ({"recipe": "full", "public": {"enabled": False}}, r"public\.enabled is not a parameter: .*run"),
-        ({"recipe": "full", "run": without("histogram")}, "select.ratio below 1 needs histogram"),
+        ({"recipe": "full", "select": {"by": "votes"}}, "select.ratio below 1 needs histogram"),
+        ({"recipe": "full", "run": without("teacher")}, r"select\.by=teacher needs teacher"),
         ({"recipe": "full", "run": without("select")}, "pretrain needs select"),
         ({"run": ["count", "sinthesize"]}, "sinthesize.*did you mean 'synthesize'"),
         ({"run": ["count", "data"]}, "'data' is not a stage"),
@@ -253,7 +254,7 @@ def test_phases_share_the_steps_by_their_parts(tmp_path):
         ({"recipe": "full", "saliency": {"ratio": 0}}, "saliency.ratio"),
         ({"synthesize": {"sources": {"oracle": 1}}}, "sources"),
         ({"recipe": "teacher-generator", "synthesize": {"teacher_guidance": 1}}, "guides diffusion models.*none"),
-        ({"synthesize": {"teacher_guidance": 1}}, "synthesize needs teacher"),
+        ({"recipe": "feta-pro", "synthesize": {"teacher_guidance": 1}}, "synthesize needs teacher"),
         ({"privacy": {"delta": 0.01}}, "1/privacy.size_hint"),
         ({"data": {"source": "imagefolder", "path": "x"}}, "dataset_id"),
         ({"profile": None, "recipe": "dpdm"}, "size_hint is missing"),

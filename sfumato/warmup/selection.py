@@ -6,7 +6,6 @@ Source: RPGen stage 1; PrivImage; METHODS §9c.
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -130,8 +129,9 @@ def save_selection(
 
     sensitive: names of the sensitive classes, where the images are relabelled to them.
     """
-    with (directory / "selection.csv").open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(selection_rows(kept, images.classes, sensitive))
+    columns = {"public_class": "", "noisy_count": ".2f", "rank": "", "relabelled_as": ""}
+    table = csv_text(selection_rows(kept, images.classes, sensitive), columns)
+    (directory / "selection.csv").write_text(table, encoding="utf-8")
     chosen = [images.classes[choice.public] for choice in kept]
     save_choice(directory, indices, labels, "sensitive" if sensitive else "public", sensitive or chosen, chosen)
     plot_selection(directory / "selection.png", images, kept, votes, sensitive)
@@ -215,13 +215,19 @@ def save_surest(
     save_png(directory / "selection.png", to_grid(pixels, min(SUREST, len(indices) // len(names))))
 
 
-def selection_rows(kept: Sequence[Kept], public: Sequence[str], sensitive: Sequence[str] | None) -> list[list[str]]:
-    """The table of the selection, its header first. sensitive: as for `save_selection`."""
-    table = [["public_class", "noisy_count", "rank", "relabelled_as"]]
-    for rank, choice in enumerate(kept, start=1):
-        name, votes = public[choice.public], "" if math.isnan(choice.votes) else f"{choice.votes:.2f}"
-        table.append([name, votes, str(rank), sensitive[choice.row] if sensitive else name])
-    return table
+def selection_rows(
+    kept: Sequence[Kept], public: Sequence[str], sensitive: Sequence[str] | None
+) -> list[dict[str, str | int | float | None]]:
+    """The table of the selection. sensitive: as for `save_selection`."""
+    return [
+        {
+            "public_class": public[choice.public],
+            "noisy_count": None if math.isnan(choice.votes) else choice.votes,
+            "rank": rank,
+            "relabelled_as": sensitive[choice.row] if sensitive else public[choice.public],
+        }
+        for rank, choice in enumerate(kept, start=1)
+    ]
 
 
 def plot_selection(

@@ -178,13 +178,13 @@ def test_an_upgrade_of_the_code_runs_no_query_and_no_stage_before_one(repository
         file.write_text(content)
 
 
-UPSTREAM, DOWNSTREAM = {"count", "central", "frequency", "histogram"}, ["finetune", "saliency"]  # of the warm-up
+UPSTREAM, DOWNSTREAM = {"count", "central", "frequency", "teacher"}, ["finetune", "saliency"]  # of the warm-up
 
 
 def test_what_the_warm_up_is_made_of_spends_downstream_only_and_the_plan_says_so_first(repository):
     before = len(repository.opened())
     for stage, edit in (
-        ("select", {"count": 10}),
+        ("select", {"images": 40}),
         ("auxiliary", {"steps": 22}),
         ("pretrain", {"amp": {"radius": 0.01}}),
     ):
