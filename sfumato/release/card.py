@@ -12,7 +12,7 @@ from sfumato.privacy.accountant import default_delta, epsilon
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, common_adjacency, event_from_json
 from sfumato.privacy.meaning import bound_text
 from sfumato.release.exports import METADATA, NPZ, PARQUET, PNG
-from sfumato.release.marks import PHOTOGRAPHS
+from sfumato.release.marks import PUBLIC_SOURCE
 from sfumato.resolved import StagePlan
 
 KINDS = {
@@ -84,7 +84,7 @@ def dataset_card(
     claims = {record.get("claim", "") for record in records.values()}
     claim = f" ({', '.join(claims)})" if len(claims) == 1 and claims != {""} else ""
     people = "" if unit == UNITS[GROUP] else f", several images of one person{claim}"
-    chosen, drawn_by_models = sources.get(PHOTOGRAPHS, 0), {k: n for k, n in sources.items() if k != PHOTOGRAPHS}
+    chosen, drawn_by_models = sources.get(PUBLIC_SOURCE, 0), {k: n for k, n in sources.items() if k != PUBLIC_SOURCE}
     kind = "synthetic" if not chosen else "synthetic and public" if drawn_by_models else "public, privately chosen"
     front: dict[str, object] = {
         "license": about.get("licence", "other"),
@@ -125,7 +125,7 @@ def dataset_card(
         )
     if chosen:
         origin += (
-            f" {'All' if not drawn_by_models else chosen} are **public photographs, privately selected and labelled**: "
+            f" {'All' if not drawn_by_models else chosen} are **public images, privately selected and labelled**: "
             "their pixels are the public set's, and so is their licence; the guarantee covers which were chosen and "
             "the label of each, which means that a classifier takes it for that class, not that it shows one."
         )

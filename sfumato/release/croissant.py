@@ -60,12 +60,12 @@ def croissant(facts: Mapping[str, Any], folder: str) -> dict[str, Any]:
         "license": about.get("licence", "other"),
         "citeAs": f"{about.get('owner', 'Its owner')}: {facts['dataset']}, {facts['day'][:4]}, ledger "
         f"{facts['digest'][:16]}",
-        "keywords": ["differential privacy", *([] if facts["photographs"] else ["synthetic data"])],
+        "keywords": ["differential privacy", *([] if facts["public_images"] else ["synthetic data"])],
         "distribution": [file_object(name, sha256, base) for name, sha256 in sorted(files.items())],
         "recordSet": record_sets(facts),
         "rai:dataCollection": f"No sensitive image is part of the set. It consists of {facts['kind']}. "
         f"{facts['measured']}",
-        "rai:dataCollectionType": ["Software Collection" if facts["photographs"] else "Synthetic data generation"],
+        "rai:dataCollectionType": ["Software Collection" if facts["public_images"] else "Synthetic data generation"],
         "rai:dataAnnotationProtocol": [facts["labels"]],
         "rai:dataLimitations": ["Made to train classifiers; nobody checked images or labels by hand.", *facts["gaps"]],
         "rai:dataBiases": ["Rare classes and unusual images are represented worst: the noise hides them first."],

@@ -1,7 +1,7 @@
 """What a released file says of where its pixels come from, for programs: in the XMP of a PNG, in a table's metadata.
 
 The word is IPTC's digital source type, which platforms and Article 50 of the EU's AI Act look for in generated images.
-Public photographs that were privately selected and labelled are not generated, and are called what they are.
+Public images that were privately selected and labelled are not generated, and are called what they are.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-PHOTOGRAPHS = "select"  # the source whose images are public ones
+PUBLIC_SOURCE = "select"  # the source whose images are public ones
 VOCABULARY = "http://cv.iptc.org/newscodes/digitalsourcetype/"
 XMP = (
     '<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>'
@@ -38,12 +38,12 @@ class Mark:
 
 def mark_of(sources: Collection[str]) -> Mark:
     """The mark of images that were drawn by these sources. All files of a mixture have that of a mixture."""
-    if set(sources) == {PHOTOGRAPHS}:
-        return Mark(None, "A public photograph, privately selected and labelled. Not generated.")
-    if PHOTOGRAPHS in sources:
+    if set(sources) == {PUBLIC_SOURCE}:
+        return Mark(None, "A public image, privately selected and labelled. Not generated.")
+    if PUBLIC_SOURCE in sources:
         return Mark(
             f"{VOCABULARY}compositeWithTrainedAlgorithmicMedia",
-            "From a set of AI-generated images and of public photographs, privately selected and labelled.",
+            "From a set of AI-generated images and of public images, privately selected and labelled.",
         )
     return Mark(
         f"{VOCABULARY}trainedAlgorithmicMedia",

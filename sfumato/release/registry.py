@@ -114,7 +114,7 @@ def registry_entry(facts: Mapping[str, Any]) -> Entry:
                 data_curators=[Curator(data_curator_name=about["owner"], data_curator_type=about["owner_type"])],
                 description=facts["description"],
                 intended_use=about["purpose"],
-                data_product_type="Dataset" if facts["photographs"] else "Synthetic data",
+                data_product_type="Dataset" if facts["public_images"] else "Synthetic data",
                 data_product_region=about["region"],
                 data_product_sector=about.get("sector"),
                 publication_date=facts["day"],

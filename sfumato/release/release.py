@@ -12,7 +12,7 @@ from sfumato.files import write_json
 from sfumato.pictures import save_png, to_grid
 from sfumato.release.card import cost_of, dataset_card
 from sfumato.release.exports import FORMS
-from sfumato.release.marks import PHOTOGRAPHS, mark_of
+from sfumato.release.marks import PUBLIC_SOURCE, mark_of
 from sfumato.release.synthesis import sorted_examples
 from sfumato.release.variation import Varied
 from sfumato.resolved import StagePlan
@@ -49,7 +49,7 @@ def save_release(
         "sources": dict(sources),
         "kinds": varied.parts,
         "labels": "teacher" if plan.settings.relabel else plan.settings.labels,
-        "synthetic": PHOTOGRAPHS not in sources,
+        "synthetic": PUBLIC_SOURCE not in sources,
         "digital_source_type": mark_of(sources).source_type,
         **vars(cost_of(plan, records)),
         "about": dict(plan.about),

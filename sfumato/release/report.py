@@ -26,7 +26,7 @@ from sfumato.privacy.events import UNITS, ZERO_OUT_ONE, event_from_json
 from sfumato.privacy.ledger import by_id, check_ledger, compose, read_ledger
 from sfumato.privacy.meaning import bound_text, membership_advantage, privacy_profile, true_positive_rate
 from sfumato.release.card import ABOUT, neighbours
-from sfumato.release.marks import PHOTOGRAPHS
+from sfumato.release.marks import PUBLIC_SOURCE
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 FALSE_ALARMS = 0.01
@@ -156,9 +156,9 @@ def what_was_released(artifact: Artifact) -> dict[str, Any]:
         counted = zip(card["classes"], per_class, strict=True)
         classes = [(label, name, grouped(n)) for label, (name, n) in enumerate(counted)]
         channels, height, width = card["shape"]
-        photographs, chosen = PHOTOGRAPHS in card["sources"], set(card["sources"]) == {PHOTOGRAPHS}
-        kinds = [] if chosen else ["synthetic images"]
-        kinds += ["public photographs, privately selected and labelled"] if photographs else []
+        some, all_of_them = PUBLIC_SOURCE in card["sources"], set(card["sources"]) == {PUBLIC_SOURCE}
+        kinds = [] if all_of_them else ["synthetic images"]
+        kinds += ["public images, privately selected and labelled"] if some else []
         return {
             "images": grouped(card["images"]),
             "shape": f"{height} × {width}",
@@ -166,8 +166,8 @@ def what_was_released(artifact: Artifact) -> dict[str, Any]:
             "classes": classes[:LISTED_CLASSES],
             "class_count": grouped(len(card["classes"])),
             "sources": [(name, grouped(number)) for name, number in sorted(card["sources"].items())],
-            "photographs": photographs,
-            "only_photographs": chosen,
+            "public_images": some,
+            "only_public": all_of_them,
             "kind": " and ".join(kinds),
             "about": {key: str(text) for key, text in card.get("about", {}).items() if key in ABOUT},
             "grid": picture(artifact.path / "grid.png", "", "Ten released images of each class, one class a row"),

@@ -74,7 +74,7 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any
         "dataset": cost["dataset"],
         "class_count": shown["class_count"],
         "classes": card["classes"],
-        "photographs": shown["only_photographs"],
+        "public_images": shown["only_public"],
         "kind": shown["kind"],
         "description": f"{shown['images']} labelled {shown['kind']}, {shown['colour']}, {shown['shape']} pixels, "
         f"in {shown['class_count']} classes.",
@@ -97,7 +97,7 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any
         "public": [*public, *(["the number of images, by the owner's declaration"] if cost["declared"] else [])],
         "measured": f"Made from noisy measurements: {', '.join(row['stage'] for row in cost['stages'])}.",
         "labels": "Labels were given by a classifier that was trained under the same guarantee."
-        if card.get("labels") == "teacher" or shown["photographs"]
+        if card.get("labels") == "teacher" or shown["public_images"]
         else "Labels are those that the models were asked for.",
         "version": sfumato.__version__,
         "digest": ledger["digest"],

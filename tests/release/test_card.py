@@ -149,12 +149,12 @@ def test_folders_of_many_classes_keep_their_order():
     assert names[7] == "007-7" and list(names) == sorted(names)
 
 
-def test_the_card_says_which_images_are_photographs_and_which_are_no_plain_ones():
+def test_the_card_says_which_images_are_public_and_which_are_no_plain_ones():
     chosen = card(sources={"select": 1200})
-    assert "All are **public photographs, privately selected and labelled**" in chosen and "drawn by" not in chosen
+    assert "All are **public images, privately selected and labelled**" in chosen and "drawn by" not in chosen
     assert "synthetic" not in chosen.split("## Privacy")[0]
     both = card(sources={"select": 400, "finetune": 800})
-    assert "800 were drawn by generative models" in both and "400 are **public photographs" in both
+    assert "800 were drawn by generative models" in both and "400 are **public images" in both
     varied = card(kinds={"plain": 600, "augmented": 400, "mixed": 200})
     assert "600 are as they were drawn, 400 slightly moved, brightened or blurred, 200 blends" in varied
     assert "as they were drawn" not in card()

@@ -106,5 +106,5 @@ def test_an_unknown_name_of_the_package_is_an_attribute_error():
 def test_the_card_for_programs_states_the_cost_and_who_draws(digits, tmp_path):
     card = json.loads((write_release(tmp_path / "release", digits) / "card.json").read_text())
     assert 0 < card["epsilon"] < 2 and 0 < card["delta"] < 1 / 1500 and card["digital_source_type"].endswith("Media")
-    photographs = write_release(tmp_path / "photographs", digits, sources=["select"])
-    assert json.loads((photographs / "card.json").read_text())["digital_source_type"] is None
+    chosen = write_release(tmp_path / "chosen", digits, sources=["select"])
+    assert json.loads((chosen / "card.json").read_text())["digital_source_type"] is None

@@ -53,12 +53,12 @@ def test_every_picture_of_a_generated_release_says_that_it_is_generated(digits, 
         assert kind == GENERATED and words.startswith("AI-generated image")
 
 
-def test_public_photographs_are_called_that_and_never_generated(digits, tmp_path):
+def test_public_images_are_called_that_and_never_generated(digits, tmp_path):
     for file in pngs(write_release(tmp_path / "release", digits, sources=["select"], export=["png"])):
         kind, words = said(file.read_bytes())
-        assert kind is None and "public photograph, privately selected and labelled" in words.lower()
+        assert kind is None and "public image, privately selected and labelled" in words.lower()
     kind, words = said(pngs(write_release(tmp_path / "both", digits, sources=["select", "finetune"]))[0].read_bytes())
-    assert kind.endswith("/compositeWithTrainedAlgorithmicMedia") and "public photographs" in words
+    assert kind.endswith("/compositeWithTrainedAlgorithmicMedia") and "public images" in words
 
 
 def test_the_mark_can_be_left_out(digits, tmp_path):

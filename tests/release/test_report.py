@@ -405,15 +405,15 @@ def test_names_from_the_data_are_text(pages):
     ("sources", "title", "kinds"),
     [
         (SOURCES, "Synthetic images made from", ["synthetic images"]),
-        ({"auxiliary": 8, "select": 4}, "Synthetic and public images for", ["synthetic images", "public photographs"]),
-        ({"select": 12}, "Public images chosen for", ["public photographs"]),
+        ({"auxiliary": 8, "select": 4}, "Synthetic and public images for", ["synthetic images", "public images"]),
+        ({"select": 12}, "Public images chosen for", ["public images"]),
     ],
 )
 def test_the_page_calls_a_release_what_it_is(tmp_path, sources, title, kinds):
     release = write_release(tmp_path / "synthesize", sources=sources)
     assert title in report_page(release, write_ledger(tmp_path / "ledger.json"))
     kind = what_was_released(read_artifact(release))["kind"]
-    assert [name for name in ("synthetic images", "public photographs") if name in kind] == kinds
+    assert [name for name in ("synthetic images", "public images") if name in kind] == kinds
 
 
 def test_the_numbers_are_recomputed_and_the_hashes_are_those_of_the_files(tmp_path, pages):

@@ -106,12 +106,12 @@ def test_the_registry_s_entry_fits_its_schema_and_states_the_ledger(states):
         Entry.model_validate(content)
 
 
-def test_public_photographs_are_a_dataset_and_not_synthetic(states):
+def test_public_images_are_a_dataset_and_not_synthetic(states):
     _, folder = states(sources=["select"])
     entry = yaml.safe_load((folder / REGISTRY).read_text())["deployment"]["basic"]
-    assert entry["data_product_type"] == "Dataset" and "public photographs, privately selected" in entry["description"]
+    assert entry["data_product_type"] == "Dataset" and "public images, privately selected" in entry["description"]
     record = json.loads((folder / CROISSANT).read_text())
-    assert "synthetic data" not in record["keywords"] and "public photographs" in record["description"]
+    assert "synthetic data" not in record["keywords"] and "public images" in record["description"]
 
 
 def test_without_the_owner_s_words_there_is_no_entry_and_it_is_said_what_is_missing(states):

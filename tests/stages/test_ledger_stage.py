@@ -236,7 +236,7 @@ def test_a_copy_of_a_release_without_its_privacy_json_is_recognised(desk):
 
 
 def test_public_images_that_were_released_as_they_are_stay_public(desk):
-    """A release of photographs that were privately chosen: its files carry its cost, the public set does not."""
+    """A release of public images that were privately chosen: its files carry its cost, the public set does not."""
     record = desk.charge("p")
     desk.release(record)
     Path("data/public").mkdir(parents=True, exist_ok=True)

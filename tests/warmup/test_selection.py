@@ -258,7 +258,7 @@ def test_a_teacher_labels_the_public_digits_and_they_are_released_as_what_they_a
     assert len(read_artifact(out, "synthesize").records) == 2, "it carries the cost of the teacher and of the counts"
     card, text = json.loads((out / "card.json").read_text()), (out / "README.md").read_text()
     assert card["sources"] == {"select": 300} and not card["synthetic"]
-    assert "All are **public photographs, privately selected and labelled**" in text and "drawn by" not in text
+    assert "All are **public images, privately selected and labelled**" in text and "drawn by" not in text
 
 
 def test_in_one_row_the_kept_classes_are_renumbered_by_rank(desk, public):
