@@ -79,8 +79,9 @@ def write(
     remember(state_dir(), artifacts, PUBLIC)
     replace_file(out, ledger_text(ledger).encode())
     keep_copy()
-    for key in by_id(ledger):  # the ledger is written: the copies kept in case of a kill can go
-        shutil.rmtree(run_directory(odometer.run_of(key) if journal else key), ignore_errors=True)
+    if journal:  # copies of what this ledger holds stay, and are put back where a stage runs again for nothing
+        for run in odometer.over() - {odometer.run_of(key) for key in by_id(ledger)}:
+            shutil.rmtree(run_directory(run), ignore_errors=True)
     typer.echo(f"{out}: ε = {spent:.4f} of {ledger['target']:g} at δ = {ledger['delta']:.3g}, {len(records)} charges")
 
 

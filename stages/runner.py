@@ -337,8 +337,9 @@ class QueryRun(StageRun[S]):
         """The charge that the plan asks for. released, sensitivity: in words, for the record.
 
         max_norm: what one image can contribute at most, in L2; a group contributes no more.
-        Raises TakenOver where nothing is left to do: a kill came between the release and the pipeline's taking it over.
-        The release, kept with its run until the ledger is written, is then put back, at no cost.
+        Raises TakenOver where nothing is left to do: this very work was released, and its artifact is gone. A kill came
+        before the pipeline took it over, or DVC removed it, because something changed that the stage does not read. The
+        release, of which its run keeps a copy, is then put back, at no cost.
         """
         from sfumato.data.store import read_card
         from sfumato.plan import code_of
@@ -374,9 +375,7 @@ class QueryRun(StageRun[S]):
             if own_record(self.out, refusal.record_id) or not (refusal.same_inputs and kept.exists()):
                 raise
             copy_directory(kept, self.out)
-            raise TakenOver(
-                f"released as {refusal.record_id[:8]} before it was taken over: put back, nothing is charged"
-            ) from None
+            raise TakenOver(f"already released as {refusal.record_id[:8]}: put back, nothing is charged") from None
 
     def seen(self) -> set[str]:
         """What the ledgers and the inputs name of the journal, which may lack none of it."""
@@ -389,8 +388,8 @@ class QueryRun(StageRun[S]):
         """A directory that becomes the artifact, with the record of the charge, which is closed at the end.
 
         The release is written into the private directory of the run, then journalled, and only then copied to `out`: a
-        charge that is open has released nothing. It stays there until the ledger is written. local: it depends on
-        numbers from real images.
+        charge that is open has released nothing. It stays there until a ledger is written that does not hold it.
+        local: it depends on numbers from real images.
         """
         from sfumato.privacy.opening import RELEASED
 

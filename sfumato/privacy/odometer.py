@@ -117,16 +117,19 @@ class Odometer(Journal):
         done = [entry["id"] for entry in entries if entry["kind"] == CLOSE and entry["id"] in alike]
         return done[-1] if done else None
 
+    def over(self) -> set[str]:
+        """The runs that released, or were given up: none of them goes on."""
+        return {entry["id"] for entry in self.entries() if entry["kind"] in (CLOSE, ABANDON)}
+
     def unfinished(self, work: str, version: str) -> tuple[str, dict, int] | None:
         """The newest run of this work on these images, if it is still open: its newest record, its last durable use."""
         entries = self.entries()
-        over = {entry["id"] for entry in entries if entry["kind"] in (CLOSE, ABANDON)}
         open_ones = [
             e["record"]["id"]
             for e in entries
             if e["kind"] == OPEN and e["work"] == work and e["record"].get("data_version") == version
         ]
-        if not open_ones or open_ones[-1] in over:
+        if not open_ones or open_ones[-1] in self.over():
             return None
         run = open_ones[-1]
         steps = [entry["uses"] for entry in entries if entry["kind"] == PROGRESS and entry["id"] == run]
