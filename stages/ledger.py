@@ -55,10 +55,12 @@ def write(
     records = merge_records(artifacts)
     odometer = Odometer(state_dir(), read_card(card).dataset_id)
     mine, journal, head, gap = odometer.dataset_id, [], None, f"{odometer.path} was never begun"
+    earlier: set[str] = set()
     try:
         journal = odometer.opened()
         others = {record["unit"] for record in journal} - {record["unit"] for record in records.values()}
-        named = seen_in_ledgers(mine) | seen_of({"records": list(records.values())}, mine)
+        earlier = seen_in_ledgers(mine)
+        named = earlier | seen_of({"records": list(records.values())}, mine)
         if others and records:
             gap = (
                 f"{odometer.path} also holds charges for {' and '.join(sorted(others))}: together they are no one claim"
@@ -79,8 +81,11 @@ def write(
     remember(state_dir(), artifacts, PUBLIC)
     replace_file(out, ledger_text(ledger).encode())
     keep_copy()
-    if journal:  # copies of what this ledger holds stay, and are put back where a stage runs again for nothing
-        for run in odometer.over() - {odometer.run_of(key) for key in by_id(ledger)}:
+    # Copies of what this ledger holds stay, to be put back where a stage runs again for nothing. So do those of what no
+    # ledger held yet: a kill may have come before they were taken over, and they are paid for.
+    replaced = earlier - by_id(ledger).keys()
+    for run, record in odometer.runs().items() if replaced else ():
+        if record["id"] in replaced:
             shutil.rmtree(run_directory(run), ignore_errors=True)
     typer.echo(f"{out}: ε = {spent:.4f} of {ledger['target']:g} at δ = {ledger['delta']:.3g}, {len(records)} charges")
 

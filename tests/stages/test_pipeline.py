@@ -223,3 +223,23 @@ def test_a_forced_run_without_the_copies_is_refused_with_the_reason(repository):
     assert repository.opened() == before
     assert repository.run("dvc", "checkout", "--force")[0] == 0
     assert ran(repository.repro()) <= PREPARED
+
+
+def test_a_paid_release_that_no_ledger_held_yet_keeps_its_copy(repository):
+    """As after a kill before it was taken over, with a ledger written of what was there before."""
+    artifact = repository.path / "artifacts/count"
+    repository.edit(privacy={"spend_again": ["count"]})
+    assert repository.run("stage", "plan")[0] == 0
+    shutil.rmtree(artifact)
+    assert repository.run("stage", "count")[0] == 0
+    paid = list((repository.path / "state/runs").glob("*/released"))
+    released = (artifact / "privacy.json").read_bytes()
+    shutil.rmtree(artifact)
+    assert len(paid) == 1 and repository.run("dvc", "checkout", "--force", "artifacts/count")[0] == 0
+    assert (artifact / "privacy.json").read_bytes() != released
+    code, text = repository.run("stage", "ledger", "write")
+    assert code == 0 and paid[0].exists(), text
+    shutil.rmtree(artifact)
+    code, text = repository.run("stage", "count")
+    assert code == 0 and "put back, nothing is charged" in text
+    assert (artifact / "privacy.json").read_bytes() == released
