@@ -50,13 +50,13 @@ class Denoiser(Learner):
 
     # What fixes the latents that it works on (weights of the encoder, image size); None: it works on pixels.
     encoder: str | None = None
-    AT_A_TIME: int  # images that are drawn together
+    at_a_time: int  # images that are drawn together, by all processes
 
     @abstractmethod
     def sampler(
         self, steps: int, guidance: float, generator: torch.Generator, shape: Sequence[int] | None, guide: Guide | None
     ) -> Sampler:
-        """What draws some images, as `draw` asks. It is called with AT_A_TIME labels at most."""
+        """What draws some images, as `draw` asks. It is called with `at_a_time` labels at most."""
 
     def draw(
         self,
@@ -76,7 +76,7 @@ class Denoiser(Learner):
         """
         sampler = self.sampler(steps, guidance, generator, shape, guide)
         images: list[Tensor] = []
-        for part in labels.split(self.AT_A_TIME):
+        for part in labels.split(self.at_a_time):
             images.append(sampler(part))
             if progress:
                 progress(sum(map(len, images)), len(labels))

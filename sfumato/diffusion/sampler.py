@@ -24,7 +24,7 @@ SIGMA_MIN, SIGMA_MAX, RHO = 0.002, 80.0, 7.0
 # (D, labels, the variance of the image given its noised form) -> what is added to D; images in about [-1, 1]
 Guide = Callable[[Tensor, Tensor, float], Tensor]
 BATCH = 256  # images at a time
-TRIED = 32  # blank images by which the precision of a draw is chosen
+TRIED = 32  # blank images at most, by which the precision of a draw is chosen
 
 
 def noise_schedule(steps: int, start: float = SIGMA_MAX) -> Tensor:
@@ -79,10 +79,11 @@ def drawing_in_bfloat16(model: UNet, guidance: float) -> bool:
     False on a device without such arithmetic.
     """
     device = next(model.parameters()).device
-    shape = (TRIED, model.channels, model.resolution, model.resolution)
+    tried = min(TRIED, model.at_a_time)
+    shape = (tried, model.channels, model.resolution, model.resolution)
 
     def step(autocast: bool) -> None:
-        blank, labels = torch.zeros(shape, device=device), torch.zeros(TRIED, dtype=torch.int64, device=device)
+        blank, labels = torch.zeros(shape, device=device), torch.zeros(tried, dtype=torch.int64, device=device)
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
             guided(model, blank, 1.0, labels, guidance)
 
@@ -92,7 +93,14 @@ def drawing_in_bfloat16(model: UNet, guidance: float) -> bool:
 
 @torch.no_grad()
 def renoise(
-    model: UNet, images: Tensor, labels: Tensor, level: float, steps: int, guidance: float, generator: torch.Generator
+    model: UNet,
+    images: Tensor,
+    labels: Tensor,
+    level: float,
+    steps: int,
+    guidance: float,
+    generator: torch.Generator,
+    batch: int = BATCH,
 ) -> Tensor:
     """Images noised to the level σ and denoised again: variations of them, the further the higher the level.
 
@@ -102,7 +110,7 @@ def renoise(
     device, level = next(model.parameters()).device, min(max(level, SIGMA_MIN), SIGMA_MAX)
     steps = max(2, int((noise_schedule(steps)[:-1] <= level).sum()))
     varied = [torch.empty(0, *images.shape[1:])]
-    for part, own in zip(images.split(BATCH), labels.split(BATCH), strict=True):
+    for part, own in zip(images.split(batch), labels.split(batch), strict=True):
         start = part * 2 - 1 + level * torch.randn(part.shape, generator=generator)
         varied.append(to_image_range(solve(model, start.to(device), own.to(device), steps, guidance, level)).cpu())
     return torch.cat(varied)

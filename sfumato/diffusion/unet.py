@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sfumato import processes
 from sfumato.diffusion.denoiser import Denoiser, Network, Sampler
 from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.sampler import Guide, drawing_in_bfloat16, sample
@@ -24,6 +25,9 @@ from sfumato.weights import load_network, save_network
 
 HEAD_CHANNELS = 32
 MOST_GROUPS = 65_535  # that the derivative of PyTorch's group normalisation takes at a time on CUDA
+# Of each process, drawn at a time: pixels, as the network sees them, and images at most.
+PIXELS, IMAGES = 2**17, 256
+GPU_PIXELS, GPU_IMAGES = 2**19, 512
 
 
 class GroupNorm(nn.Module):
@@ -135,7 +139,6 @@ class UNet(Denoiser):
     """
 
     splits_by_image = True
-    AT_A_TIME = 500
 
     def __init__(
         self,
@@ -218,12 +221,19 @@ class UNet(Denoiser):
     def per_image_loss(self, network: Network, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
         return per_image_loss(network, images, labels, levels, noise, self.sigma_data)
 
+    @property
+    def at_a_time(self) -> int:  # type: ignore[override]
+        """The more, the more memory, and beyond this no faster."""
+        pixels, most = (GPU_PIXELS, GPU_IMAGES) if self.conv_in.weight.is_cuda else (PIXELS, IMAGES)
+        side = self.resolution // self.unshuffle
+        return processes.world() * max(1, min(most, pixels // side**2))
+
     def sampler(
         self, steps: int, guidance: float, generator: torch.Generator, shape: Sequence[int] | None, guide: Guide | None
     ) -> Sampler:
         """Images of its own shape, by Heun's solver, in bfloat16 where that is faster here."""
         half = drawing_in_bfloat16(self, guidance)
-        return lambda labels: sample(self, labels, steps, guidance, generator, self.AT_A_TIME, half, guide)
+        return lambda labels: sample(self, labels, steps, guidance, generator, self.at_a_time, half, guide)
 
     def save(self, directory: Path, trained: Sequence[str] = ()) -> None:
         """All weights, whichever were trained. Extra classes must be gone."""

@@ -259,10 +259,10 @@ def settle_gradients(
 
 
 def choose_chunk(parameter_count: int, draws: int, batch: float = math.inf) -> int:
-    """Images at a time on a CPU: at most GRADIENT_MEMORY of per-image gradients and PASSES passes, but at least 1.
+    """Images at a time that are fast on a CPU: at most GRADIENT_MEMORY of gradients and PASSES passes, but at least 1.
 
-    A power of two. `draws` is K, `batch` the expected number of images of a step. On a GPU, and for a public model,
-    `sfumato.dpsgd.memory` chooses.
+    A power of two. `draws` is K, `batch` the expected number of images of a step. `sfumato.dpsgd.memory` takes fewer
+    where their activations need too much, and chooses itself on a GPU and for a public model.
     """
     most = min(max(IMAGES, batch / FILLED), MOST_IMAGES)
     limit = min(GRADIENT_MEMORY // (4 * parameter_count), most, max(4, PASSES // draws))

@@ -46,7 +46,7 @@ class LatentDiffusion(Denoiser):
     Raises DataError where the prompts do not fit the network.
     """
 
-    AT_A_TIME = 16
+    at_a_time = 16
     alphas_cumprod: Tensor
     prompts: Tensor
     mask: Tensor | None
@@ -135,7 +135,7 @@ class LatentDiffusion(Denoiser):
         channels, height, width = shape or (codec.channels, self.image_size, self.image_size)
 
         def step(autocast: bool) -> Tensor:
-            blank = torch.zeros(self.AT_A_TIME, dtype=torch.int64)
+            blank = torch.zeros(self.at_a_time, dtype=torch.int64)
             return sample_latents(self, scheduler, blank, 1, guidance, torch.Generator().manual_seed(0), autocast)
 
         half = device.type == "cuda" and is_faster(step, ("latent sampling", self.resolution), device)

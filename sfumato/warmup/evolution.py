@@ -71,12 +71,12 @@ class NetworkGenerator:
         self.kinds = model.classes
 
     def draw(self, kinds: Tensor, random: torch.Generator) -> Tensor:
-        return sample(self.model, kinds, self.steps, self.guidance, random)
+        return sample(self.model, kinds, self.steps, self.guidance, random, self.model.at_a_time)
 
     def vary(self, kinds: Tensor, genes: Tensor, strength: float, random: torch.Generator) -> Tensor:
         """The noise level is σ_data · strength / (1 − strength): at ½ as much noise as image."""
         level = self.model.sigma_data * strength / max(1 - strength, 1e-3)
-        return renoise(self.model, genes, kinds, level, self.steps, self.guidance, random)
+        return renoise(self.model, genes, kinds, level, self.steps, self.guidance, random, self.model.at_a_time)
 
     def images(self, kinds: Tensor, genes: Tensor) -> Tensor:
         return genes

@@ -170,3 +170,11 @@ def test_dropping_nothing_changes_nothing_and_a_frozen_table_stays_frozen():
     model.label.weight.requires_grad_(False)
     assert not drop_extra_classes(model).label.weight.requires_grad
     assert drop_extra_classes(UNet(8, 1, 4, **TINY, extra_classes=2)).label.weight.requires_grad
+
+
+def test_larger_images_are_drawn_fewer_at_a_time_in_about_the_same_memory():
+    def network(side: int, **options) -> UNet:
+        return UNet(side, 1, 2, width=8, multipliers=(1,), attention=(), **options)
+
+    assert [network(side).at_a_time for side in (8, 28, 32, 64, 256)] == [256, 167, 128, 32, 2]
+    assert network(64, unshuffle=2).at_a_time == 128

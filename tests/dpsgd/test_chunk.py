@@ -17,7 +17,7 @@ from sfumato.dpsgd.gradients import (
     per_image_gradients,
     settle_gradients,
 )
-from sfumato.dpsgd.memory import STEP_COPIES, Memory, gradient_memory, images_at_a_time, on_meta, what_fits
+from sfumato.dpsgd.memory import STEP_COPIES, Memory, gradient_memory, images_at_a_time, kept_bytes, on_meta, what_fits
 from sfumato.dpsgd.run import State, gradient_sum
 
 B, C = 5, 0.01  # images, clip: far below the gradient norms, so every row is clipped
@@ -156,6 +156,26 @@ def test_on_a_cpu_our_own_network_takes_what_is_fast_and_on_a_gpu_what_fits(monk
     assert chosen["a half"][0] == 1 and 1 <= chosen["a half"][1] < 8
     assert chosen["six"][0] > 1 and chosen["six"][1] == 8
     assert chosen["all"] == (8, 8)  # no chunk is filled up to more than half of a draw
+
+
+@pytest.mark.parametrize("options", [{}, {"width": 32}, {"width": 32, "unshuffle": 1}, {"blocks": 2}])
+def test_what_one_pass_keeps_tells_what_many_need(options):
+    model = network(**options)
+    shapes = on_meta(model)
+    whole = gradient_memory(shapes, dict(shapes.named_parameters()), 4, 16, 0)
+    assert whole.peak == pytest.approx(
+        64 * kept_bytes(model, dict(model.named_parameters())) + whole.gradients, rel=0.3
+    )
+
+
+@pytest.mark.parametrize(
+    ("passes", "expected"), [(10**6, (32, 8)), (100, (8, 8)), (31, (2, 8)), (5, (1, 5)), (0, (1, 1))]
+)
+def test_on_a_cpu_images_and_draws_are_fewer_where_activations_need_more_than_there_is(monkeypatch, passes, expected):
+    model = network()
+    parameters = dict(model.named_parameters())
+    monkeypatch.setattr(memory, "KEPT_BYTES", int((passes + 0.5) * kept_bytes(model, parameters)))
+    assert images_at_a_time(model, parameters, 8, batch=64.0, copies=0) == expected
 
 
 @pytest.mark.parametrize("draws", [1, 4, 32])
