@@ -185,13 +185,13 @@ def check_public_model(model: Model) -> None:
 
 
 def show_memory(made: Plan) -> None:
-    """Show how much memory the queries that train a public model will take. Show nothing for a network of our own."""
+    """Show how much memory the queries that train the network, or ask which part of it to train, will take."""
     params = made.params
-    for name in made.mechanisms if params.model.directory is not None else ():
+    for name in made.mechanisms:
         if STAGES[name].network:
             file, settings = made.files[name], getattr(params, name)
-            line = memory_line(params.model, tuple(file["shape"]), len(file["classes"]), settings)
-            typer.echo(f"{name}: memory {line}")
+            shape, classes = tuple(file["shape"]), len(file["classes"])
+            typer.echo(f"{name}: memory {memory_line(params.model, shape, classes, settings, file['size_hint'])}")
 
 
 def show_step_noise(made: Plan) -> None:

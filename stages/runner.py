@@ -268,17 +268,18 @@ def describe(plan: StagePlan[Any], reads: Mapping[str, Path], out: Path) -> None
     if not isinstance(plan, QueryPlan):
         return typer.echo("charges nothing")
     typer.echo(f"charges {plan.mechanism} on dataset {plan.dataset_id!r}, for one {plan.unit}")
-    if plan.model is not None and plan.model.directory is not None:
-        typer.echo(f"memory  {memory_line(plan.model, plan.shape, len(plan.classes), plan.settings)}")
+    if plan.model is not None:
+        typer.echo(f"memory  {memory_line(plan.model, plan.shape, len(plan.classes), plan.settings, plan.size_hint)}")
 
 
-def memory_line(network: Any, shape: tuple[int, int, int], classes: int, settings: Any) -> str:
-    """What a stage that takes per-image gradients of a public model will need, or why that cannot be said here."""
+def memory_line(network: Any, shape: tuple[int, int, int], classes: int, settings: Any, size_hint: int) -> str:
+    """What a stage that takes per-image gradients of the network will need, or why that cannot be said here."""
     from sfumato.dpsgd.memory import estimate
     from sfumato.synthesizer import outline
 
     try:
-        return str(estimate(outline(network, shape, classes), settings))
+        batch = settings.sampling(size_hint)[0] * size_hint
+        return str(estimate(outline(network, shape, classes), settings, batch))
     except SfumatoError as error:
         return f"not known here: {error}"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -148,7 +149,7 @@ def gradient_memory(
 def kept_bytes(model: Learner, parameters: Mapping[str, Tensor]) -> int:
     """What one pass in float32 keeps for its way back, besides weights: seen on a blank image, for the time of one.
 
-    It is 0.9 of what passes take while they run, and in proportion to their number.
+    It is 0.9 of what passes take while they run, and in proportion to their number. model: on a device, or on meta.
     """
     where = next(iter(parameters.values())).device
     image = torch.zeros(1, model.channels, model.resolution, model.resolution, device=where)
@@ -160,7 +161,7 @@ def kept_bytes(model: Learner, parameters: Mapping[str, Tensor]) -> int:
         kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with where, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         per_image_gradients(model, parameters, image, torch.zeros(1, dtype=torch.int64, device=where), drawn)
     for value in model.parameters():
         kept.pop(value.untyped_storage()._cdata, None)
@@ -197,21 +198,35 @@ def images_at_a_time(
     where = next(iter(parameters.values())).device
     if chunk is not None:
         return processes.fewest(chunk), draws
+    loaded = sum(value.numel() * value.element_size() for value in [*model.parameters(), *model.buffers()])
+    images, some = what_is_taken(model, parameters, draws, batch, copies, where, chunk_budget(where, loaded))
+    return processes.fewest(images), processes.fewest(some)
+
+
+def what_is_taken(
+    model: Learner,
+    parameters: Mapping[str, Tensor],
+    draws: int,
+    batch: float,
+    copies: int,
+    where: torch.device,
+    budget: int,
+) -> tuple[int, int]:
+    """As `images_at_a_time`, on the device `where`. model: there, or on the meta device."""
     if where.type != "cuda" and model.splits_by_image:
         size = sum(value.numel() for value in parameters.values())
         passes = max(1, KEPT_BYTES // kept_bytes(model, parameters))
         most = min(choose_chunk(size, draws, batch), power_of_two(max(1, passes // draws)))
-        return processes.fewest(most), processes.fewest(min(draws, passes))
+        return most, min(draws, passes)
     shapes: Any = on_meta(model)
     trained = {name: shapes.get_parameter(name) for name in parameters}
 
     def at(images: int, some: int) -> Memory:
         return gradient_memory(shapes, trained, images, some, copies, split=some < draws)
 
-    loaded = sum(value.numel() * value.element_size() for value in [*model.parameters(), *model.buffers()])
     most = min(GPU_IMAGES, max(1, GPU_PASSES // draws)) if model.splits_by_image else IMAGES
-    found = what_fits(at, draws, chunk_budget(where, loaded), min(most, max(1, int(batch / 2))))
-    return processes.fewest(found.chunk), processes.fewest(found.draws)
+    found = what_fits(at, draws, budget, int(min(most, max(1, batch / 2))))
+    return found.chunk, found.draws
 
 
 def trained_parameters(
@@ -232,21 +247,25 @@ def trained_parameters(
 
 
 def estimate(
-    model: Denoiser, stage: Finetune | Saliency, chunk: int | None = None, budget: int | None = None
+    model: Denoiser,
+    stage: Finetune | Saliency,
+    batch: float = math.inf,
+    chunk: int | None = None,
+    budget: int | None = None,
 ) -> Memory:
     """The memory of a stage on `model`, which lives on the meta device and is changed as the stage will change it.
 
-    chunk: images at a time; by default the stage's own number, or what fits in `budget` bytes.
+    batch: expected images of a step; chunk: images at a time; by default the stage's own number, or as many as it will
+    take on this machine, or in `budget` bytes.
     """
     parameters = trained_parameters(model, stage)
     copies = STEP_COPIES if isinstance(stage, Finetune) else SALIENCY_COPIES
 
-    def at(images: int, draws: int) -> Memory:
-        return gradient_memory(model, parameters, images, draws, copies, split=draws < stage.draws)
-
-    if chunk := chunk or stage.chunk:
-        return at(chunk, stage.draws)
-    return what_fits(at, stage.draws, budget or chunk_budget(device()), IMAGES)
+    where, images, draws = device(), chunk or stage.chunk, stage.draws
+    if images is None:
+        budget = budget or chunk_budget(where)
+        images, draws = what_is_taken(model, parameters, draws, batch, copies, where, budget)
+    return gradient_memory(model, parameters, images, draws, copies, split=draws < stage.draws)
 
 
 def chunk_budget(where: torch.device, loaded: int = 0) -> int:

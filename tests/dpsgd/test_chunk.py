@@ -17,7 +17,16 @@ from sfumato.dpsgd.gradients import (
     per_image_gradients,
     settle_gradients,
 )
-from sfumato.dpsgd.memory import STEP_COPIES, Memory, gradient_memory, images_at_a_time, kept_bytes, on_meta, what_fits
+from sfumato.dpsgd.memory import (
+    STEP_COPIES,
+    Memory,
+    estimate,
+    gradient_memory,
+    images_at_a_time,
+    kept_bytes,
+    on_meta,
+    what_fits,
+)
 from sfumato.dpsgd.run import State, gradient_sum
 
 B, C = 5, 0.01  # images, clip: far below the gradient norms, so every row is clipped
@@ -176,6 +185,8 @@ def test_on_a_cpu_images_and_draws_are_fewer_where_activations_need_more_than_th
     parameters = dict(model.named_parameters())
     monkeypatch.setattr(memory, "KEPT_BYTES", int((passes + 0.5) * kept_bytes(model, parameters)))
     assert images_at_a_time(model, parameters, 8, batch=64.0, copies=0) == expected
+    told = estimate(on_meta(model), Finetune(draws=8), 64.0)  # what a dry run says of it
+    assert (told.chunk, told.draws, told.split) == (*expected, expected[1] < 8)
 
 
 @pytest.mark.parametrize("draws", [1, 4, 32])

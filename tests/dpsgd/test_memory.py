@@ -62,6 +62,7 @@ def test_a_loaded_network_is_given_what_was_foretold_of_its_outline(models):
     model = load_latent(models / "transformer-reference")
     named = dict(model.named_parameters())
     pool = {name: named[name] for names in candidates(model, settings.candidates).values() for name in names}
-    found = images_at_a_time(model, pool, settings.draws, batch=1000.0, copies=SALIENCY_COPIES)
-    assert found == (estimate(outline(reference, 3), settings).chunk, settings.draws) == (32, 1)
+    for batch, expected in ((1000.0, 32), (20.0, 8)):
+        found = images_at_a_time(model, pool, settings.draws, batch=batch, copies=SALIENCY_COPIES)
+        assert found == (estimate(outline(reference, 3), settings, batch).chunk, settings.draws) == (expected, 1)
     assert images_at_a_time(model, pool, 1, batch=1000.0, copies=SALIENCY_COPIES, chunk=3) == (3, 1)
