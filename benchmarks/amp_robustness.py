@@ -23,7 +23,7 @@ from torch import Tensor
 from sfumato.config import Amp, LogNormal, Phase, Pretrain
 from sfumato.data.rendered import draw_all, drawing
 from sfumato.diffusion.ema import ema_model
-from sfumato.diffusion.objective import draw_noise_levels
+from sfumato.diffusion.noise_levels import draw_noise_levels
 from sfumato.diffusion.unet import UNet
 from sfumato.warmup.amp import ascend, put
 from sfumato.warmup.curriculum import mean_loss, warm_up
@@ -73,7 +73,7 @@ def losses_under_noise(model: UNet, batch: Sequence[Tensor], norms: Sequence[flo
             length = torch.stack([n.norm() for n in noise]).norm()
             put(parameters, [w + n * (norm / length) for w, n in zip(weights, noise, strict=True)])
             with torch.no_grad():
-                row.append(float(mean_loss(model, batch, False)))
+                row.append(float(mean_loss(model, batch, False, len(batch[0]))))
         rows.append(row)
     put(parameters, weights)
     return rows
@@ -85,11 +85,11 @@ def worst_loss(model: UNet, batch: Sequence[Tensor], norm: float, steps: int = 5
     weights = [p.detach().clone() for p in parameters]
     delta = [torch.zeros_like(w) for w in weights]
     for _ in range(steps):
-        gradient = torch.autograd.grad(mean_loss(model, batch, False), parameters)
+        gradient = torch.autograd.grad(mean_loss(model, batch, False, len(batch[0])), parameters)
         delta = ascend(delta, gradient, Amp(radius=norm, rate=1e3))
         put(parameters, [w + d for w, d in zip(weights, delta, strict=True)])
     with torch.no_grad():
-        loss = float(mean_loss(model, batch, False))
+        loss = float(mean_loss(model, batch, False, len(batch[0])))
     put(parameters, weights)
     return loss
 

@@ -350,7 +350,8 @@ def busy(found: Found) -> None:
         settle_gradients(model, parameters, chunk, fresh, autocast=True)
         unfolds = model.unfolds
         found.row("device", f"K={draws}, chunk {chunk}: the machine unfolds images", unfolds, "")
-        step, shapes = ours(setting, draws, True, found.device, chunk, draws, unfolds), on_meta(model)
+        step = ours(setting, draws, True, found.device, chunk, draws, unfolds)
+        shapes: Any = on_meta(model)
         told = gradient_memory(shapes, dict(shapes.named_parameters()), chunk, draws, 0)
         found.row("device", f"K={draws}, chunk {chunk}: memory, as estimated", told.peak / 2**30, "GiB")
         step()

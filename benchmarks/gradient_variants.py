@@ -95,9 +95,9 @@ def ours(
 class OpacusNorm(nn.Module):
     """Group normalisation in modules that Opacus has rules for."""
 
-    def __init__(self, *arguments: int, affine: bool) -> None:
+    def __init__(self, groups: int, channels: int, affine: bool) -> None:
         super().__init__()
-        self.norm = nn.GroupNorm(*arguments, affine=affine)
+        self.norm = nn.GroupNorm(groups, channels, affine=affine)
 
     def forward(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
         x = self.norm(x)

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -98,8 +99,10 @@ def measure(name: str, classes: str, unit: str, epsilon: float, seed: int) -> di
         keep = np.unique(patients, return_index=True)[1]
         images, labels = images[keep], labels[keep]
     work = Path(tempfile.mkdtemp(prefix="patients-"))
-    arrays = {"images": images, "labels": labels, "classes": np.array(CLASSES)}
-    np.savez(work / "set.npz", **arrays, **({"groups": patients} if unit == "group" else {}))
+    arrays: dict[str, Any] = {"images": images, "labels": labels, "classes": np.array(CLASSES)}
+    if unit == "group":
+        arrays["groups"] = patients
+    np.savez(work / "set.npz", **arrays)
     data = {"dataset_id": name, "source": "npz", "path": "set.npz", "holdout_fraction": 0.02}
     params = {
         "recipe": "dp-merf",

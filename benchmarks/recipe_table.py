@@ -182,7 +182,7 @@ def show(results: Path) -> None:
     table = pd.read_csv(results, keep_default_na=False)
     print("| profile | recipe | change | ε | seeds | LR | MLP | CNN | student | Fréchet | minutes |\n|" + "---|" * 11)
     for names, group in table.groupby(["profile", "recipe", "change", "epsilon"], sort=True):
-        cells = [f"{name:g}" if isinstance(name, float) else name for name in names]
+        cells = [f"{name:g}" if isinstance(name, float) else str(name) for name in names]
         values = (group[name] if name in group else pd.Series() for name in ("lr", "mlp", "cnn", "student", "frechet"))
         cells += [str(len(group)), *map(spread, values)]
         print(f"| {' | '.join(cells)} | {group['minutes'].mean():.1f} |")

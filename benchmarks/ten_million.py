@@ -90,8 +90,8 @@ def work(part: str, folder: Path, images: int, features: int) -> Callable[[], ob
         )
     torch.manual_seed(0)
     network = UNet(SHAPE[0], 1, CLASSES, width=16, multipliers=(1, 1), attention=(1,))
-    settings = Finetune(steps=1, batch=BATCH, draws=1, max_grad_norm=1.0)
-    trained = State(network, settings, public_batch=float(BATCH), autocast=False)
+    dpsgd = Finetune(steps=1, batch=BATCH, draws=1, max_grad_norm=1.0)
+    trained = State(network, dpsgd, public_batch=float(BATCH), autocast=False)
     rate = Mechanism(noise_multiplier=1.0, sample_rate=BATCH / images, uses=1)
     return lambda: step(trained, charge(rate, 1.0))
 

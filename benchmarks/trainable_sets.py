@@ -16,6 +16,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import yaml
@@ -105,7 +106,7 @@ def compare(epsilon: float, seed: int, sets: dict[str, dict], work: Path, result
         stage("synthesize")
         stage("evaluate")
         found = json.loads(Path("metrics.json").read_text())["release"]
-        trained = (
+        trained: dict[str, Any] = (
             json.loads(Path("artifacts/finetune/trainable.json").read_text())
             if name != "none"
             else {"parameters": 0, "trained": []}
