@@ -24,8 +24,8 @@ THREADS_GAIN = 1.3  # all threads must be at least this many times as fast as on
 THREADS_ROUNDS = 4
 GAIN = 1.15  # another way, such as bfloat16, must be at least this many times as fast to be worth its rounding
 REPEATS = 3
-# glibc's M_TRIM_THRESHOLD, in bytes, at its largest, and M_MMAP_MAX: nothing is mapped apart, to be unmapped when freed
-MALLOC_OPTIONS = ((-1, 2**31 - 1), (-4, 0))
+# glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, in bytes, at their largest
+MALLOC_OPTIONS = ((-1, 2**31 - 1), (-3, 2**25))
 
 
 def device() -> torch.device:
@@ -68,8 +68,7 @@ def keep_freed_memory() -> None:
     """Let glibc keep freed memory for the next allocation. With another C library nothing happens.
 
     A training step frees and takes the same hundred megabytes each time. Giving them back to the system and fetching
-    them again, page by page, was seen to cost a tenth of the step, and as much as drawing where a tensor has more than
-    32 MB. The peak memory of the process stays about the same.
+    them again, page by page, was seen to cost a tenth of the step. The peak memory of the process stays the same.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:

@@ -30,6 +30,7 @@ from sfumato.data.images import ImageSet, Shape
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.discriminator import Discriminator
 from sfumato.dpsgd.gradients import clipped_gradient_sum
+from sfumato.dpsgd.memory import images_kept
 from sfumato.dpsgd.run import State, update
 from sfumato.evaluation.downstream import Schedule
 from sfumato.evaluation.protocol import seconds_per_step
@@ -347,7 +348,8 @@ class Blanks:
             model, settings = self.network(), self.params.pretrain
 
             def train(steps: int) -> None:
-                warm_up(model, [phase.model_copy(update={"steps": steps})], sources, settings, 0)
+                shortened = phase.model_copy(update={"steps": steps})
+                warm_up(model, [shortened], sources, settings, 0, at_a_time=images_kept(model))
 
             return [seconds_of_further_steps(train)]
 

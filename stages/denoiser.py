@@ -10,6 +10,7 @@ from sfumato.config import Denoiser, Phase, Pretrain
 from sfumato.data.store import load_public
 from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.unet import UNet
+from sfumato.dpsgd.memory import images_kept
 from sfumato.pictures import save_png, to_grid
 from sfumato.warmup.curriculum import MappedImages, over_all, warm_up
 from stages.runner import StageRun, progress
@@ -25,8 +26,16 @@ def denoiser(run: StageRun[Denoiser]) -> None:
     phases = [Phase(sources={"public": 1.0}, **settings.model_dump(include={"steps", "batch", "learning_rate"}))]
     sources = {"public": (MappedImages(public.images), torch.from_numpy(np.array(public.labels)))}
     with progress("denoiser") as report:
-        told, dropout = over_all(phases, report), plan.network.label_dropout
-        average = warm_up(model, phases, sources, Pretrain(ema=settings.ema), plan.seed, told, label_dropout=dropout)
+        average = warm_up(
+            model,
+            phases,
+            sources,
+            Pretrain(ema=settings.ema),
+            plan.seed,
+            over_all(phases, report),
+            label_dropout=plan.network.label_dropout,
+            at_a_time=images_kept(model),
+        )
     ema_model(model, average).eval()
     shown = torch.arange(100) % model.classes
     pictures = model.draw(shown, steps=12, guidance=0.0, generator=torch.Generator().manual_seed(plan.seed))

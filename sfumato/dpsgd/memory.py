@@ -168,6 +168,14 @@ def kept_bytes(model: Learner, parameters: Mapping[str, Tensor]) -> int:
     return sum(storage.nbytes() for storage in kept.values())
 
 
+def images_kept(model: Learner) -> int:
+    """Images whose activations a plain training step can hold together on this machine; one at least."""
+    parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    where = next(iter(parameters.values())).device
+    budget = chunk_budget(where) if where.type == "cuda" else KEPT_BYTES
+    return max(1, budget // kept_bytes(model, parameters))
+
+
 def what_fits(at: Callable[[int, int], Memory], draws: int, budget: int, most: int) -> Memory:
     """The most images at a time, a power of two, whose memory is within `budget` bytes; one at least, `most` at most.
 

@@ -15,46 +15,56 @@ from sfumato import processes
 from sfumato.config import Amp
 
 
-def amp_gradient(parameters: Iterable[Tensor], loss: Callable[[], Tensor], amp: Amp | None) -> Tensor:
+def amp_gradient(parameters: Iterable[Tensor], losses: Callable[[], Iterable[Tensor]], amp: Amp | None) -> Tensor:
     """Put ∇L(θ + Δ*) in the parameters' `.grad` and return L(θ + Δ*). Δ* roughly maximises L within ‖Δ‖₂ ≤ γ.
 
-    parameters: θ, the leaves that the optimiser trains; loss: a scalar of the parameters' current values. It runs
-    `amp.steps` + 1 times, so it must draw nothing: draw batch, noise levels, noise and dropped labels before. Enter
-    autocast inside it: autocast caches copies of weights, and the weights move here.
-    With many processes, the loss of each is of its own part of the batch, and the losses add up to that of the whole.
+    parameters: θ, the leaves that the optimiser trains; losses: scalars of the parameters' current values that add up
+    to L, such as those of parts of a batch: each is differentiated before the next is taken. It runs `amp.steps` + 1
+    times, so it must draw nothing: draw batch, noise levels, noise and dropped labels before. Enter autocast inside it:
+    autocast caches copies of weights, and the weights move here.
+    With many processes, the losses of each are of its own part of the batch, and all add up to that of the whole.
     On return, and on an exception, θ has its old bits. Without `amp`, or with radius 0, this is the plain gradient.
     The optimiser then descends at θ: the paper's Eq. 5 prints a plus.
     """
     parameters = list(parameters)
     if amp is None or amp.radius == 0:
-        return descend(parameters, loss)
+        return descend(parameters, losses)
     weights = [parameter.detach().clone() for parameter in parameters]
     perturbation = [torch.zeros_like(weight) for weight in weights]
     try:
         for _ in range(amp.steps):
-            _, found = slope(parameters, loss)
+            _, found = slope(parameters, losses)
             gradient = [
                 torch.zeros_like(weight) if part is None else part for weight, part in zip(weights, found, strict=True)
             ]
             perturbation = ascend(perturbation, gradient, amp)
             put(parameters, [weight + delta for weight, delta in zip(weights, perturbation, strict=True)])
-        return descend(parameters, loss)
+        return descend(parameters, losses)
     finally:
         put(parameters, weights)  # from the copy: θ + Δ − Δ is not θ in floating point
 
 
-def slope(parameters: Sequence[Tensor], loss: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor | None]]:
+def slope(parameters: Sequence[Tensor], losses: Callable[[], Iterable[Tensor]]) -> tuple[Tensor, list[Tensor | None]]:
     """The loss and its gradient by parameter, added up over all processes; None for one that the loss does not see."""
-    value = loss()
-    found = torch.autograd.grad(value, parameters, allow_unused=True)
-    value, *sums = processes.everywhere([value.detach(), *(part for part in found if part is not None)])
+    values: list[Tensor] = []
+    found: list[Tensor | None] = [None] * len(parameters)
+    for value in losses():
+        values.append(value.detach())
+        more = torch.autograd.grad(value, parameters, allow_unused=True)
+        found = [plus(*both) for both in zip(found, more, strict=True)]
+    value, *sums = processes.everywhere([torch.stack(values).sum(), *(part for part in found if part is not None)])
     rest = iter(sums)
     return value, [None if part is None else next(rest) for part in found]
 
 
-def descend(parameters: Sequence[Tensor], loss: Callable[[], Tensor]) -> Tensor:
+def plus(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """The sum of those that are there."""
+    return other if one is None else one if other is None else one + other
+
+
+def descend(parameters: Sequence[Tensor], losses: Callable[[], Iterable[Tensor]]) -> Tensor:
     """Put the gradient in the parameters' `.grad` and return the loss."""
-    value, gradient = slope(parameters, loss)
+    value, gradient = slope(parameters, losses)
     for parameter, part in zip(parameters, gradient, strict=True):
         parameter.grad = part
     return value

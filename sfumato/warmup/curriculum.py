@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,13 +63,15 @@ def warm_up(
     *,
     label_dropout: float = 0.1,
     autocast: bool | None = None,
+    at_a_time: int | None = None,
 ) -> dict[str, Tensor]:
     """Train `model` in place through the phases, and return the average of its weights by name.
 
     Each phase has a new Adam, without weight decay. The average runs over the whole curriculum, so the last phase
     weighs most.
     config: only `ema` and `noise_levels` are used; seed: fixes batches, noise and augmentation; label_dropout: share of
-    images shown without label; autocast: bfloat16 or not, None measures which is faster.
+    images shown without label; autocast: bfloat16 or not, None measures which is faster; at_a_time: images of a batch
+    whose activations are held together, None: of all.
     Raises ConfigError when a phase names a source that is missing or empty.
     """
     for number, phase in enumerate(phases):
@@ -86,7 +88,8 @@ def warm_up(
     model.train()
     for number, phase in enumerate(phases):
         optimiser = torch.optim.Adam(parameters.values(), lr=phase.learning_rate, fused=True)
-        fast = plain_autocast(model, phase.batch) if autocast is None else autocast
+        size = min(at_a_time or phase.batch, phase.batch)
+        fast = plain_autocast(model, size) if autocast is None else autocast
         for step in range(1, phase.steps + 1):
             # a batch, its augmentation and its noise
             images, labels = mixed_batch(phase, sources, generator)
@@ -98,8 +101,8 @@ def warm_up(
 
             # a step of Adam, on the gradient here or at the worst weights nearby
             batch = [processes.mine(tensor).to(device) for tensor in (images, labels, sigma, noise)]
-            part = functools.partial(mean_loss, model, batch, fast, len(images))
-            loss = amp_gradient(parameters.values(), part, phase.amp)
+            losses = functools.partial(losses_of_parts, model, batch, fast, len(images), size)
+            loss = amp_gradient(parameters.values(), losses, phase.amp)
             optimiser.step()
             ema.update(parameters)
             if progress and (step % REPORT_EVERY == 0 or step == phase.steps):
@@ -111,6 +114,14 @@ def over_all(phases: Sequence[Phase], report: Callable[[int, int], None]) -> Pro
     """A progress callback that tells `report` of the steps of all phases together: done, of how many."""
     ends = [0, *itertools.accumulate(phase.steps for phase in phases)]
     return lambda phase, step, steps, loss: report(ends[phase] + step, ends[-1])
+
+
+def losses_of_parts(
+    model: UNet, batch: Sequence[Tensor], autocast: bool, size: int, at_a_time: int
+) -> Iterator[Tensor]:
+    """What `mean_loss` is the sum of, `at_a_time` images at a time; of no image, a zero."""
+    for part in zip(*(tensor.split(at_a_time) for tensor in batch), strict=True):
+        yield mean_loss(model, part, autocast, size)
 
 
 def mean_loss(model: UNet, batch: Sequence[Tensor], autocast: bool, size: int) -> Tensor:

@@ -11,6 +11,7 @@ from sfumato import processes
 from sfumato.config import Fit, Pretrain
 from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.unet import UNet
+from sfumato.dpsgd.memory import images_kept
 from sfumato.warmup.curriculum import Sources, over_all, warm_up
 from sfumato.warmup.generator import Match, fit_generator
 from sfumato.warmup.sampled import SampledGenerator
@@ -47,7 +48,14 @@ def through_phases(
             processes.follow(model)
         else:
             average = warm_up(
-                model, phases, sources, settings, seed, over_all(phases, told), label_dropout=label_dropout
+                model,
+                phases,
+                sources,
+                settings,
+                seed,
+                over_all(phases, told),
+                label_dropout=label_dropout,
+                at_a_time=images_kept(model),
             )
             ema_model(model, average)
         done += steps

@@ -23,6 +23,7 @@ from sfumato.dpsgd.memory import (
     estimate,
     gradient_memory,
     images_at_a_time,
+    images_kept,
     kept_bytes,
     on_meta,
     what_fits,
@@ -187,6 +188,13 @@ def test_on_a_cpu_images_and_draws_are_fewer_where_activations_need_more_than_th
     assert images_at_a_time(model, parameters, 8, batch=64.0, copies=0) == expected
     told = estimate(on_meta(model), Finetune(draws=8), 64.0)  # what a dry run says of it
     assert (told.chunk, told.draws, told.split) == (*expected, expected[1] < 8)
+
+
+@pytest.mark.parametrize(("room", "expected"), [(0.5, 1), (5.5, 5), (100.5, 100)])
+def test_a_plain_step_holds_the_images_whose_activations_fit(monkeypatch, room, expected):
+    model = network()
+    monkeypatch.setattr(memory, "KEPT_BYTES", int(room * kept_bytes(model, dict(model.named_parameters()))))
+    assert images_kept(model) == expected
 
 
 @pytest.mark.parametrize("draws", [1, 4, 32])

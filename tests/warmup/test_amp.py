@@ -1,3 +1,4 @@
+import functools
 import math
 
 import pytest
@@ -6,8 +7,10 @@ from torch import Tensor
 
 from sfumato.config import Amp, Phase, Pretrain
 from sfumato.diffusion.unet import UNet
+from sfumato.warmup import phases
 from sfumato.warmup.amp import amp_gradient, ascend
-from sfumato.warmup.curriculum import warm_up
+from sfumato.warmup.curriculum import losses_of_parts, warm_up
+from sfumato.warmup.phases import through_phases
 
 CURVATURE = torch.tensor([1.0, 4.0])  # L(θ) = Σ c·θ²/2, so ∇L = c·θ
 START = torch.tensor([0.3, -0.2])
@@ -47,7 +50,7 @@ def inside(delta: Tensor, radius: float) -> Tensor:
 @pytest.mark.parametrize(("radius", "active"), [(0.05, True), (10.0, False)])
 def test_a_quadratic_loss_gives_what_the_hand_calculates(steps, radius, active):
     theta, delta, clipped = bowl(), torch.zeros(2), False
-    value = amp_gradient([theta], lambda: (CURVATURE * theta**2).sum() / 2, Amp(radius=radius, rate=0.4, steps=steps))
+    value = amp_gradient([theta], lambda: [(CURVATURE * theta**2).sum() / 2], Amp(radius=radius, rate=0.4, steps=steps))
     for _ in range(steps):
         raised = delta + 0.4 * CURVATURE * (START + delta)
         delta = inside(raised, radius)
@@ -61,9 +64,9 @@ def test_a_quadratic_loss_gives_what_the_hand_calculates(steps, radius, active):
 
 def test_the_norm_is_that_of_all_parameters_together():
     parts = [torch.tensor([0.3], requires_grad=True), torch.tensor([-0.2], requires_grad=True)]
-    amp_gradient(parts, lambda: (CURVATURE * torch.cat(parts) ** 2).sum() / 2, Amp(radius=0.05, rate=0.4, steps=2))
+    amp_gradient(parts, lambda: [(CURVATURE * torch.cat(parts) ** 2).sum() / 2], Amp(radius=0.05, rate=0.4, steps=2))
     theta = bowl()
-    amp_gradient([theta], lambda: (CURVATURE * theta**2).sum() / 2, Amp(radius=0.05, rate=0.4, steps=2))
+    amp_gradient([theta], lambda: [(CURVATURE * theta**2).sum() / 2], Amp(radius=0.05, rate=0.4, steps=2))
     assert torch.allclose(torch.cat([part.grad for part in parts]), theta.grad, rtol=1e-6)
 
 
@@ -100,6 +103,42 @@ def test_radius_zero_is_plain_training_bit_for_bit():
     assert any(not torch.equal(averages[0][name], averages[2][name]) for name in averages[0])
 
 
+@pytest.mark.parametrize("amp", [None, Amp(radius=0.5, rate=3.0, steps=2)])
+def test_a_batch_in_parts_has_the_gradient_of_the_whole(amp):
+    shown = [SOURCES["auxiliary"][0], SOURCES["auxiliary"][1], torch.linspace(0.1, 2, 20), torch.randn(20, 1, 8, 8)]
+    found = {}
+    for at_a_time in (20, 7, 1, 64):
+        model = tiny()
+        losses = functools.partial(losses_of_parts, model, shown, False, len(shown[0]), at_a_time)
+        assert len(list(losses())) == -(-20 // at_a_time)
+        loss = amp_gradient(model.parameters(), losses, amp)
+        found[at_a_time] = torch.cat([loss[None], *(parameter.grad.flatten() for parameter in model.parameters())])
+    for at_a_time in (7, 1, 64):
+        assert torch.allclose(found[at_a_time], found[20], rtol=1e-3, atol=1e-5)
+
+
+def test_training_in_parts_holds_fewer_images_and_ends_in_the_same_weights():
+    averages, most = {}, {}
+    for at_a_time in (None, 3):
+        model, seen = tiny(), []
+        model.register_forward_pre_hook(lambda module, inputs, seen=seen: seen.append(len(inputs[0])))
+        averages[at_a_time] = warm_up(
+            model, [phase()], SOURCES, Pretrain(ema=0.9), 7, autocast=False, at_a_time=at_a_time
+        )
+        most[at_a_time] = max(seen)
+    assert most == {None: 8, 3: 3}
+    for name, value in averages[None].items():
+        assert torch.allclose(value, averages[3][name], atol=1e-3)
+
+
+def test_the_warm_up_holds_no_more_images_than_fit(monkeypatch):
+    monkeypatch.setattr(phases, "images_kept", lambda model: 3)
+    model, seen = tiny(), []
+    model.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
+    through_phases(model, Pretrain(phases=(phase(), phase(amp=Amp()))), SOURCES, 7)
+    assert max(seen) == 3 and 2 in seen  # 8 are 3, 3 and 2
+
+
 def test_an_optimiser_that_stands_still_leaves_every_bit():
     model, steps = tiny(), 5
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -108,7 +147,7 @@ def test_an_optimiser_that_stands_still_leaves_every_bit():
     for _ in range(steps):
         amp_gradient(
             model.parameters(),
-            lambda: model(images, torch.zeros(20), labels).square().mean(),
+            lambda: [model(images, torch.zeros(20), labels).square().mean()],
             Amp(radius=0.5, rate=3.0, steps=2),
         )
         optimiser.step()
@@ -118,14 +157,14 @@ def test_an_optimiser_that_stands_still_leaves_every_bit():
 def test_an_exception_on_the_way_leaves_every_bit():
     theta, calls = bowl(), []
 
-    def loss() -> Tensor:
+    def losses() -> list[Tensor]:
         calls.append(1)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return (theta**2).sum()
+        return [(theta**2).sum()]
 
     with pytest.raises(KeyboardInterrupt):
-        amp_gradient([theta], loss, Amp())
+        amp_gradient([theta], losses, Amp())
     assert torch.equal(theta, START)
 
 
@@ -158,13 +197,13 @@ def test_an_ascent_without_a_finite_norm_is_left_out(bad):
 
 def test_a_flat_loss_is_no_division_by_zero():
     theta = bowl()
-    amp_gradient([theta], lambda: 0 * theta.sum(), Amp())
+    amp_gradient([theta], lambda: [0 * theta.sum()], Amp())
     assert torch.equal(theta.grad, torch.zeros(2))
 
 
 def test_a_parameter_that_the_loss_does_not_see_stays_out_of_it():
     theta, idle = bowl(), torch.ones(3, requires_grad=True)
-    amp_gradient([theta, idle], lambda: (CURVATURE * theta**2).sum() / 2, Amp())
+    amp_gradient([theta, idle], lambda: [(CURVATURE * theta**2).sum() / 2], Amp())
     assert idle.grad is None and torch.equal(idle, torch.ones(3))
     assert theta.grad.any()
 
