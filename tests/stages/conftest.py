@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from pydantic_core import to_jsonable_python
 
 from stages.cli import main
 
@@ -37,23 +36,3 @@ def desk(tmp_path, monkeypatch):
         return code, out.getvalue() + error.getvalue()
 
     return stage
-
-
-TIMED: dict[str, list[float]] = {}  # by what was timed: once for all tests of a worker
-
-
-@pytest.fixture(autouse=True)
-def timed_once(monkeypatch):
-    """Every repository begins without known times, and a dry run would take all of them anew: seconds each time."""
-    from sfumato.clock import Timings
-    from sfumato.digest import digest_of
-
-    of = Timings.of
-
-    def remembered(self, what, decides, measure):
-        key = f"{what} {digest_of(to_jsonable_python(decides))}"
-        if key not in TIMED:
-            TIMED[key] = of(self, what, decides, measure)
-        return TIMED[key]
-
-    monkeypatch.setattr(Timings, "of", remembered)
