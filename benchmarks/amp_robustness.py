@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.config import Amp, LogNormal, Phase, Pretrain
 from sfumato.data.rendered import draw_all, drawing
 from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.noise_levels import draw_noise_levels
 from sfumato.diffusion.unet import UNet
+from sfumato.settings.params import Amp, LogNormal, Phase, Pretrain
 from sfumato.warmup.amp import ascend, put
 from sfumato.warmup.curriculum import mean_loss, warm_up
 

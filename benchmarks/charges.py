@@ -25,7 +25,6 @@ from pathlib import Path
 
 import torch
 
-from sfumato.config import Data
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import Card, read_card
 from sfumato.errors import BudgetError
@@ -34,6 +33,7 @@ from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import CLOSE, OPEN, Odometer
 from sfumato.privacy.opening import RELEASED, AlreadyReleasedError, Permission, Work, open_charge
+from sfumato.settings.params import Data
 
 MECHANISM = Mechanism(noise_multiplier=5.0)
 DELTA = 1e-5

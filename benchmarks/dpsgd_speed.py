@@ -27,8 +27,8 @@ from gradient_variants import Setting, opacus, ours, plain
 from torch import nn
 
 from sfumato.compute import keep_freed_memory
-from sfumato.config import LogNormal
 from sfumato.dpsgd.gradients import draw, per_image_gradients
+from sfumato.settings.params import LogNormal
 
 # name -> (plain step to compare with, maker of the step)
 VARIANTS: dict[str, tuple[str, Callable[[Setting], Callable[[], object]]]] = {

@@ -37,12 +37,12 @@ import torch
 from gradient_variants import CLIP, Setting, opacus, ours, plain
 from torch import Tensor
 
-from sfumato.config import Finetune, LogNormal
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd import clip
 from sfumato.dpsgd.clip import clipped_sum
 from sfumato.dpsgd.gradients import Draws, augment, clipped_gradient_sum, draw, per_image_gradients, settle_gradients
 from sfumato.dpsgd.memory import gradient_memory, images_at_a_time, on_meta, readable
+from sfumato.settings.params import Finetune, LogNormal
 
 REFERENCE = Setting(passes=8192)
 PAPER = Setting(passes=4096, width=36, unshuffle=1, blocks=2)  # of the profile fashion-mnist-paper
@@ -487,7 +487,7 @@ def sampler(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None
 
 
 def warm_up(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None:
-    from sfumato.config import Phase, Pretrain
+    from sfumato.settings.params import Phase, Pretrain
     from sfumato.warmup.curriculum import warm_up
 
     phase = Phase(
@@ -500,8 +500,8 @@ def warm_up(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None
 
 
 def generator(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None:
-    from sfumato.config import Auxiliary, FeatureMap
     from sfumato.features.fourier import FourierFeatures
+    from sfumato.settings.params import Auxiliary, FeatureMap
     from sfumato.warmup.generator import Match, fit_generator, new_generator
 
     size, steps = (20, 2) if found.small else (2000, 50)
@@ -588,13 +588,13 @@ def child(found: Found, folder: Path, kill_after: int | None) -> dict[str, int] 
 
 def run_child(folder: Path, device: str, small: bool) -> None:
     """Twenty steps of DP-SGD on digits under a real charge; each durable step is told as a line of JSON."""
-    from sfumato.config import Data
     from sfumato.data.prepare import prepare_sensitive
     from sfumato.data.store import read_card
     from sfumato.dpsgd.run import State, epsilon_by_step, fine_tune
     from sfumato.privacy.events import Mechanism
     from sfumato.privacy.odometer import Odometer
     from sfumato.privacy.opening import Permission, Work, open_charge
+    from sfumato.settings.params import Data
 
     state, card = folder / "state", folder / "card.json"
     if not card.exists():

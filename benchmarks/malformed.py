@@ -341,7 +341,7 @@ def make_project(folder: Path) -> float:
         for kind, values in (("images-idx3", images), ("labels-idx1", labels.astype(np.uint8))):
             header = b"\0\0\x08" + bytes([values.ndim]) + struct.pack(f">{values.ndim}i", *values.shape)
             (folder / f"raw/mnist/{split}-{kind}-ubyte.gz").write_bytes(gzip.compress(header + values.tobytes()))
-    from sfumato.pipeline import STAGES
+    from sfumato.settings.stages import STAGES
 
     steps = [("prepare", "sensitive"), ("prepare", "public"), ("plan",), *((name,) for name in STAGES)]
     for words in [*(step for step in steps if step != ("evaluate",)), ("ledger", "write")]:

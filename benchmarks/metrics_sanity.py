@@ -17,13 +17,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sfumato.config import Evaluate
 from sfumato.data.images import ImageSet
 from sfumato.data.rendered import drawn_set
 from sfumato.data.sources.idx import read_idx
 from sfumato.evaluation.extractors import embedded_extractor
 from sfumato.evaluation.metrics.fidelity import fidelity
 from sfumato.evaluation.plots import plot_embedding, plot_neighbours
+from sfumato.settings.params import Evaluate
 
 CLASSES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 SHOWN = (

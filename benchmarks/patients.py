@@ -29,7 +29,7 @@ from sfumato import load_release
 from sfumato.data.images import ImageSet
 from sfumato.data.sources.idx import DEBIAN_FASHION_MNIST, read_idx
 from sfumato.evaluation.downstream import accuracy, train_classifier
-from sfumato.pipeline import QUERIES
+from sfumato.settings.stages import QUERIES
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "patients.csv"

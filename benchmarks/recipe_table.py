@@ -25,13 +25,13 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from sfumato import pipeline
 from sfumato.evaluation.classifiers import NAMES
+from sfumato.settings import stages
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "recipes.csv"
 BEFORE_PLAN = (["prepare", "public"], ["plan"])
-STAGES = [name for name in pipeline.STAGES if name != "evaluate"]
+STAGES = [name for name in stages.STAGES if name != "evaluate"]
 
 
 def main() -> None:

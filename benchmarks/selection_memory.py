@@ -30,7 +30,7 @@ def memory(field):
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) / 1024 for line in status if line.startswith(field))
 before = memory("VmHWM")
-from sfumato.pipeline import STAGES
+from sfumato.settings.stages import STAGES
 from stages.runner import run_stage
 paths = {"histogram": Path("histogram"), "public": Path("public")}
 run_stage(STAGES["select"], paths, config=Path("select.yaml"), out=Path("select"))

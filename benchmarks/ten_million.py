@@ -53,7 +53,6 @@ def work(part: str, folder: Path, images: int, features: int) -> Callable[[], ob
     """What one process does, ready to run: all is imported and built."""
     import torch
 
-    from sfumato.config import Central, Data, FeatureMap, Finetune
     from sfumato.data.prepare import prepare_sensitive
     from sfumato.data.store import read_card
     from sfumato.diffusion.unet import UNet
@@ -64,6 +63,7 @@ def work(part: str, folder: Path, images: int, features: int) -> Callable[[], ob
     from sfumato.queries.central import central_norm, query_central
     from sfumato.queries.count import query_count
     from sfumato.queries.joint import query_joint_embedding
+    from sfumato.settings.params import Central, Data, FeatureMap, Finetune
 
     state, card = folder / "state", folder / "card.json"
     if part == "prepare":

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import torch
 
-from sfumato.config import Data
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import read_card
 from sfumato.privacy.odometer import Odometer
+from sfumato.settings.params import Data
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "tests" / "privacy" / "many_processes.py"

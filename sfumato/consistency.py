@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from sfumato.config import GROUP, PUBLIC_MODEL, Params, Settings
 from sfumato.data.store import Card, PublicCard
 from sfumato.errors import ConfigError, nearest
-from sfumato.pipeline import STAGES, Stage
 from sfumato.public_model.prompts import class_prompts
+from sfumato.settings.params import GROUP, PUBLIC_MODEL, Params, Settings
+from sfumato.settings.stages import STAGES, Stage
 
 
 def check_consistent(params: Params, card: Card) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from sfumato.pipeline import ARTIFACTS, CARD, LEDGER, PLAN, dvc_stages
+from sfumato.settings.stages import ARTIFACTS, CARD, LEDGER, PLAN, dvc_stages
 
 # DVC's run cache must bring back neither an old card, nor an old plan (it depends on the odometer), nor an old total.
 PERSISTENT = (CARD, PLAN, LEDGER)

@@ -10,7 +10,6 @@ import torch
 
 from sfumato import processes
 from sfumato.compute import device
-from sfumato.config import Model
 from sfumato.data.store import Card, have_latents, latents_key, write_latents
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.unet import UNet, load_model
@@ -19,6 +18,7 @@ from sfumato.privacy.opening import open_local
 from sfumato.public_model.network import load_latent, load_trained
 from sfumato.public_model.network import outline as outline_of_public_model
 from sfumato.public_model.reference import CONFIG, is_latent, load_codec
+from sfumato.settings.params import Model
 from sfumato.weights import WEIGHTS
 
 Report = Callable[[int, int], None]

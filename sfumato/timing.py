@@ -25,7 +25,6 @@ from sfumato.clock import (
     start_of_a_program,
 )
 from sfumato.compute import device
-from sfumato.config import Classifier, Descent, Fit, Params, Phase
 from sfumato.data.images import ImageSet, Shape
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.discriminator import Discriminator
@@ -40,13 +39,14 @@ from sfumato.features.cosine import CosineMoments
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.projection import CELLS, CLASSIFIER, ProjectedFeatures
 from sfumato.features.public_network import arguments_of, build_network
-from sfumato.pipeline import STAGES
 from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.rows import Rows, bounded_sum, membership
 from sfumato.queries.adversarial import AdversarialState
 from sfumato.queries.covariance import cosine_moments
 from sfumato.queries.embedding import embedding_rows, learned_features
 from sfumato.queries.teacher import FITTED, TeacherNetwork, error_rows, guide_by
+from sfumato.settings.params import Classifier, Descent, Fit, Params, Phase
+from sfumato.settings.stages import STAGES
 from sfumato.warmup.curriculum import warm_up
 from sfumato.warmup.gaussian import GaussianGenerator
 from sfumato.warmup.generator import SETTLING, Match, draw_images, fit_generator, new_generator, new_sampled

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from sfumato.config import Central
 from sfumato.queries.central import central_norm, query_central
 from sfumato.queries.count import read_counts
+from sfumato.settings.params import Central
 from stages.runner import QueryRun
 
 SENSITIVITY = {

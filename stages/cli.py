@@ -9,7 +9,7 @@ import typer
 
 from sfumato.documents import HIDDEN
 from sfumato.errors import DataError, SfumatoError
-from sfumato.pipeline import STAGES
+from sfumato.settings.stages import STAGES
 from stages import ledger, prepare, recipe
 from stages.audit import audit
 from stages.compare import compare

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sfumato.config import Count
 from sfumato.queries.count import public_counts, query_count, save_counts
+from sfumato.settings.params import Count
 from stages.runner import QueryRun
 
 

@@ -6,13 +6,13 @@ from functools import partial
 
 from sfumato import processes
 from sfumato.compute import device
-from sfumato.config import Embedding
 from sfumato.data.images import load_images
 from sfumato.data.store import read_card
 from sfumato.queries.count import read_counts
 from sfumato.queries.embedding import learned_features, query_embedding, save_learned, study
 from sfumato.queries.encoded import encoder_of, ensure_encoded
 from sfumato.queries.teacher import load_teacher
+from sfumato.settings.params import Embedding
 from stages.runner import QueryRun, progress, state_dir
 
 

@@ -6,7 +6,6 @@ from functools import partial
 
 from sfumato import processes
 from sfumato.compute import device
-from sfumato.config import Evolve
 from sfumato.data.store import read_card
 from sfumato.diffusion.unet import load_model
 from sfumato.dpsgd.checkpoint import drop_checkpoints
@@ -15,6 +14,7 @@ from sfumato.features.public_network import load_classifier
 from sfumato.queries.count import read_counts
 from sfumato.queries.encoded import encoder_of, ensure_encoded
 from sfumato.queries.evolve import embedding_of, query_evolve, save_population
+from sfumato.settings.params import Evolve
 from sfumato.warmup.evolution import NetworkGenerator, PublicGenerator, RendererGenerator
 from stages.runner import QueryRun, progress, say, state_dir
 

@@ -6,7 +6,6 @@ from functools import partial
 
 from sfumato import processes
 from sfumato.compute import device
-from sfumato.config import Finetune
 from sfumato.data.store import read_card
 from sfumato.diffusion.ema import ema_model
 from sfumato.dpsgd.checkpoint import drop_checkpoints
@@ -16,6 +15,7 @@ from sfumato.errors import ConfigError
 from sfumato.files import replace_file
 from sfumato.queries.count import read_counts
 from sfumato.queries.saliency import read_ranking
+from sfumato.settings.params import Finetune
 from sfumato.synthesizer import ensure_latents, load_start, start_file
 from stages.runner import EVALUATION, QueryRun, load_plan, progress, say, state_dir
 

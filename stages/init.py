@@ -18,9 +18,9 @@ from sfumato.files import replace_file
 from stages.runner import ROOT, git, say, state_dir
 
 if TYPE_CHECKING:
-    from sfumato.config import Groups
     from sfumato.data.sources.imagefolder import Survey
     from sfumato.proposal import Known, Proposal
+    from sfumato.settings.params import Groups
 
 MINUTES = 30.0
 GROUPS_QUESTION = "Which are whose (a pattern around the id in a file's name, such as ^(P\\d+)_, or a CSV file)"
@@ -52,8 +52,8 @@ def init(
     """Local: look at a folder of images, and write a project whose parameters fit them, ε and the minutes."""
     from sfumato import __version__
     from sfumato.compute import settle_processor
-    from sfumato.config import GROUP, IMAGE
     from sfumato.project import project_files
+    from sfumato.settings.params import GROUP, IMAGE
 
     folder, out = folder.expanduser().resolve(), out.expanduser().resolve()
     check_places(folder, public, out, force)
@@ -111,8 +111,8 @@ class Questions:
 
 def ask_size(ask: Questions, found: Survey) -> int:
     """A size that may be published: asked for, or the number of sensitive images, or of persons, to one digit."""
-    from sfumato.config import Data
     from sfumato.proposal import rounded_size
+    from sfumato.settings.params import Data
 
     units, what = (found.images, "sensitive images") if found.persons is None else (found.persons, "persons")
     kept = units if found.held_out is not None else units * (1 - Data().holdout_fraction)
@@ -123,7 +123,7 @@ def groups_of(text: str | None) -> Groups | None:
     """Which images are whose, as `--groups` says: a CSV file, or a pattern."""
     from pydantic import ValidationError
 
-    from sfumato.config import Groups
+    from sfumato.settings.params import Groups
 
     if text is None:
         return None
@@ -188,8 +188,8 @@ def facts(found: Survey, folder: Path, public: Path | None, **asked: Any) -> Kno
 def proposal_for(known: Known, classes: int, looking: float) -> tuple[Proposal, float, dict[str, float | None]]:
     """The proposal, how busy the machine is, and the seconds of each stage. looking: those of reading the folder."""
     from sfumato.clock import Timings, stretch
-    from sfumato.config import Params
     from sfumato.proposal import propose
+    from sfumato.settings.params import Params
     from sfumato.timing import expected_seconds
 
     say("timing steps on blank images …")
@@ -211,10 +211,10 @@ def show(
     proposed: Proposal, known: Known, found: Survey, stretch: float, table: dict[str, float | None], counted: bool
 ) -> None:
     """What was seen, what is proposed and why, what it costs in ε and minutes, and what becomes public."""
-    from sfumato.config import GROUP, IMAGE
     from sfumato.data.store import Card
     from sfumato.plan import make_plan
     from sfumato.privacy.odometer import Odometer
+    from sfumato.settings.params import GROUP, IMAGE
     from stages.plan import show_budget, show_minutes
 
     params = proposed.params
@@ -252,7 +252,7 @@ def show(
 
 def protected(known: Known) -> str:
     """What the guarantee is for, in words."""
-    from sfumato.config import GROUP, IMAGE
+    from sfumato.settings.params import GROUP, IMAGE
 
     if known.unit == GROUP:
         (way, value), *_ = (known.groups or {}).items()

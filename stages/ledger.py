@@ -12,7 +12,7 @@ from rich.table import Table
 from sfumato.artifacts import Artifact, merge_records, read_artifact
 from sfumato.errors import BudgetError, ConfigError, SfumatoError, explained
 from sfumato.files import replace_file
-from sfumato.pipeline import QUERIES, STAGES
+from sfumato.settings.stages import QUERIES, STAGES
 from stages.dvc_notes import keep_copy
 from stages.runner import (
     ARTIFACTS,

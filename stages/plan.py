@@ -15,7 +15,7 @@ from rich.table import Table
 from sfumato.artifacts import merge_records, read_artifact
 from sfumato.errors import BudgetError, ConfigError
 from sfumato.files import replace_file
-from sfumato.pipeline import STAGES
+from sfumato.settings.stages import STAGES
 from stages.runner import (
     ARTIFACTS,
     CARD,
@@ -34,12 +34,12 @@ from stages.runner import (
 )
 
 if TYPE_CHECKING:
-    from sfumato.config import Model
-    from sfumato.config import Params as Config
     from sfumato.data.store import Card, PublicCard
     from sfumato.plan import Plan, Spending
     from sfumato.privacy.odometer import Odometer
     from sfumato.resolved import Lineage
+    from sfumato.settings.params import Model
+    from sfumato.settings.params import Params as Config
 
 PEOPLE = (
     "privacy.unit is not said, so one image is protected, and a person with several images is not: what is spent on "
@@ -63,14 +63,14 @@ def plan(
     ] = False,
 ) -> None:
     """Free: one resolved configuration per stage, and the budget table."""
-    from sfumato.config import UNLIMITED
     from sfumato.consistency import reads_public
     from sfumato.data.store import read_card, read_public_card
     from sfumato.plan import check_lifetime_of, make_plan, plan_texts, released_records, spending_of, warnings_of
     from sfumato.privacy.odometer import Odometer
     from sfumato.privacy.opening import check_known
-    from sfumato.recipes import load_params
     from sfumato.release.exports import check_parquet
+    from sfumato.settings.params import UNLIMITED
+    from sfumato.settings.recipes import load_params
 
     loaded = load_params(params, recipes)
     if loaded.runs("synthesize") and "parquet" in loaded.synthesize.export:
@@ -127,7 +127,7 @@ def plan(
 
 def says_nothing_of_people(params: Config, card: Card) -> bool:
     """Whether nobody said if images of the owner's own can be of one person."""
-    from sfumato.config import OF_THE_OWNER
+    from sfumato.settings.params import OF_THE_OWNER
 
     return params.privacy.unit is None and params.data.groups is None and card.source in OF_THE_OWNER
 
@@ -199,9 +199,9 @@ def show_step_noise(made: Plan) -> None:
     params, mechanism = made.params, made.mechanisms.get("finetune")
     if mechanism is None:
         return
-    from sfumato.config import SALIENT
     from sfumato.dpsgd.memory import trained_parameters
     from sfumato.dpsgd.run import step_noise
+    from sfumato.settings.params import SALIENT
     from sfumato.synthesizer import outline
 
     file = made.files["finetune"]
@@ -291,8 +291,8 @@ def expected_minutes(made: Plan, public: PublicCard | None) -> None:
 
 def show_shares(made: Plan, params: Path) -> None:
     """Say where a stage has another share than the one asked for, and why."""
-    from sfumato.config import REST
-    from sfumato.recipes import read_yaml
+    from sfumato.settings.params import REST
+    from sfumato.settings.recipes import read_yaml
 
     own, apart = read_yaml(params), []
     for name in made.mechanisms:

@@ -25,7 +25,7 @@ def sensitive(
 ) -> None:
     """Local: store sensitive and hold-out images under $SFUMATO_STATE, and write the public card."""
     from sfumato.data.prepare import prepare_sensitive
-    from sfumato.recipes import load_params
+    from sfumato.settings.recipes import load_params
 
     data = load_params(params, recipes).data
     content = prepare_sensitive(data, state_dir(), card, raw)
@@ -48,7 +48,7 @@ def public(
     from sfumato.data.prepare import prepare_public, refuse_sensitive_as_public
     from sfumato.data.store import read_card
     from sfumato.privacy.opening import open_local
-    from sfumato.recipes import load_params
+    from sfumato.settings.recipes import load_params
 
     loaded = load_params(params, recipes)
     wanted = loaded.public if reads_public(loaded) else None

@@ -19,7 +19,7 @@ app = typer.Typer(no_args_is_help=True, help="The recipes: methods of the litera
 def list_recipes(recipes: Recipes = RECIPES) -> None:
     """Every recipe and profile, a line each."""
 
-    from sfumato.recipes import read_yaml, recipes_at
+    from sfumato.settings.recipes import read_yaml, recipes_at
 
     table, recipes = Table("name", "what it is"), recipes_at(recipes)
     found = [*sorted(recipes.glob("*.yaml")), *sorted((recipes / "profiles").glob("*.yaml"))]
@@ -39,6 +39,6 @@ def show(
     recipes: Recipes = RECIPES,
 ) -> None:
     """Every parameter, after defaults, profile, recipe and params.yaml."""
-    from sfumato.recipes import as_yaml, load_params
+    from sfumato.settings.recipes import as_yaml, load_params
 
     typer.echo(as_yaml(load_params(params, recipes, recipe=name).model_dump(mode="json")))

@@ -21,13 +21,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sfumato import pipeline
 from sfumato.artifacts import Artifact, check_out, own_record, read_artifact, write_empty, writing
 from sfumato.digest import digest_of_file
 from sfumato.documents import parse_json, read_json, read_text, validated
 from sfumato.errors import BudgetError, ConfigError, SfumatoError, explained
 from sfumato.files import check_writable, copy_directory
-from sfumato.pipeline import STAGES, Kind, Stage
+from sfumato.settings import stages
+from sfumato.settings.stages import STAGES, Kind, Stage
 from stages import launch
 from stages.dvc_notes import keep_copy
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from sfumato.resolved import QueryPlan, StagePlan
 
 ROOT = Path(__file__).resolve().parent.parent  # the folder that holds the packages sfumato and stages
-ARTIFACTS, PLAN = Path(pipeline.ARTIFACTS), Path(pipeline.PLAN)
-CARD, PUBLIC, LEDGER = Path(pipeline.CARD), Path(pipeline.PUBLIC), Path(pipeline.LEDGER)
+ARTIFACTS, PLAN = Path(stages.ARTIFACTS), Path(stages.PLAN)
+CARD, PUBLIC, LEDGER = Path(stages.CARD), Path(stages.PUBLIC), Path(stages.LEDGER)
 EVALUATION = Path("evaluation")  # numbers from real images, of which neither DVC nor git knows
 PERMISSION = "permission.json"  # beside the plan
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 
 from sfumato.compute import device
-from sfumato.config import Saliency
 from sfumato.data.store import read_card
 from sfumato.dpsgd.trainable import candidates
 from sfumato.pictures import plot_saliency
 from sfumato.queries.count import read_counts
 from sfumato.queries.saliency import query_saliency, rank_candidates, save_ranking
+from sfumato.settings.params import Saliency
 from sfumato.synthesizer import ensure_latents, load_start
 from stages.runner import QueryRun, progress, state_dir
 

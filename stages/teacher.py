@@ -6,7 +6,6 @@ from functools import partial
 
 from sfumato import processes
 from sfumato.compute import device
-from sfumato.config import Teacher
 from sfumato.data.images import ImageSet, load_images
 from sfumato.data.store import load_public, read_card
 from sfumato.features.projection import CLASSIFIER
@@ -14,6 +13,7 @@ from sfumato.features.public_network import load_classifier
 from sfumato.queries.count import read_counts
 from sfumato.queries.encoded import encoder_of, ensure_encoded
 from sfumato.queries.teacher import TeacherNetwork, fit_features, query_teacher, save_teacher
+from sfumato.settings.params import Teacher
 from stages.runner import QueryRun, progress, state_dir
 
 

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import torch
 
 from sfumato.artifacts import writing
-from sfumato.config import Synthesize
 from sfumato.privacy.events import Mechanism, event_to_json
 from sfumato.release.release import save_release
 from sfumato.release.variation import Varied
+from sfumato.settings.params import Synthesize
 
 RECORD = {
     "id": "a" * 32,

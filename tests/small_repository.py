@@ -69,7 +69,7 @@ class Repository:
         return text
 
     def edit(self, **content) -> None:
-        from sfumato.recipes import overlaid
+        from sfumato.settings.recipes import overlaid
 
         self.edits = overlaid(self.edits, content)
         (self.path / "params.yaml").write_text(yaml.safe_dump(overlaid(SMALL, self.edits), sort_keys=False))

@@ -1,8 +1,8 @@
 import pytest
 from pydantic import ValidationError
 
-from sfumato.config import Central, Data, Params, Pretrain, Privacy, TimestepMixture
 from sfumato.errors import ConfigError
+from sfumato.settings.params import Central, Data, Params, Pretrain, Privacy, TimestepMixture
 
 
 def test_defaults_are_valid_and_nothing_can_be_changed_afterwards():

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from sfumato.digest import canonical, code_digest, digest_of, digest_of_file, import_closure
-from sfumato.pipeline import QUERIES, STAGES
 from sfumato.plan import DOOR, MEASURED, code_of
+from sfumato.settings.stages import QUERIES, STAGES
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -122,7 +122,7 @@ def queries_that_change(root: Path, file: str, old: str, new: str) -> set[str]:
         ("sfumato/compute.py", "THREADS_ROUNDS = 4", "THREADS_ROUNDS = 5"),  # what the machine does
         ("sfumato/compute.py", 'problem else "cuda"', 'problem else "cuda:1"'),  # the device
         ("sfumato/dpsgd/memory.py", "CPU_BYTES = 4", "CPU_BYTES = 8"),  # the chunk
-        ("sfumato/config.py", "machine(10)", "machine(20)"),
+        ("sfumato/settings/params.py", "machine(10)", "machine(20)"),
     ],
 )
 def test_what_decides_no_released_number_changes_no_query(copied, file, old, new):

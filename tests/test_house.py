@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sfumato.config import Params, QuerySettings
-from sfumato.pipeline import CODE, QUERIES, STAGES, Kind, dvc_stages
 from sfumato.project import dvc_content
+from sfumato.settings.params import Params, QuerySettings
+from sfumato.settings.stages import CODE, QUERIES, STAGES, Kind, dvc_stages
 
 ROOT = Path(__file__).resolve().parent.parent
 # Each folder or module may import those before it. A new one gets its place here.

@@ -5,15 +5,15 @@ import pytest
 import torch
 import yaml
 
-from sfumato.config import MACHINE
 from sfumato.data.store import Card, PublicCard
 from sfumato.diffusion.unet import UNet
 from sfumato.errors import BudgetError, ConfigError
-from sfumato.pipeline import STAGES
 from sfumato.plan import asks_of, make_plan, plan_texts, warnings_of
 from sfumato.privacy.accountant import default_delta, epsilon
-from sfumato.recipes import load_params, overlaid
 from sfumato.resolved import QueryPlan, read_stage_plan
+from sfumato.settings.params import MACHINE
+from sfumato.settings.recipes import load_params, overlaid
+from sfumato.settings.stages import STAGES
 from sfumato.warmup.generator_network import Generator
 
 ROOT = Path(__file__).resolve().parent.parent

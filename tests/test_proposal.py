@@ -9,7 +9,7 @@ from sfumato.data.store import Card
 from sfumato.errors import ConfigError
 from sfumato.plan import make_plan
 from sfumato.proposal import Known, propose, read_table, rounded_size, side_of
-from sfumato.recipes import load_params
+from sfumato.settings.recipes import load_params
 
 ROOT = Path(__file__).resolve().parent.parent
 GREY = Known(dataset_id="set", path="/images", side=28, channels=1, size_hint=60_000, epsilon=1.0, minutes=1e6)

@@ -7,8 +7,8 @@ import pytest
 
 from sfumato import timing
 from sfumato.clock import TIMINGS, Timings
-from sfumato.pipeline import STAGES
-from sfumato.recipes import params_of
+from sfumato.settings.recipes import params_of
+from sfumato.settings.stages import STAGES
 from sfumato.timing import FRAME, IDLE, UNTIMED, Blanks, expected_seconds
 
 ROOT = Path(__file__).resolve().parent.parent

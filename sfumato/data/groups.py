@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from sfumato.config import Groups
 from sfumato.data.images import load_array
 from sfumato.errors import UNREADABLE, DataError, explained
+from sfumato.settings.params import Groups
 
 NO_ID = {"", "na", "n/a", "nan", "none", "null", "?", "-"}  # what tables hold where nothing is known
 COLUMNS = ("file", "group")

@@ -27,7 +27,6 @@ import numpy as np
 from filelock import FileLock
 
 from sfumato.artifacts import Artifact, writing
-from sfumato.config import GROUP, IMAGE, OF_THE_OWNER, Data, Public
 from sfumato.data.images import GROUPS, IMAGES, ImageSet, ImageWriter, load_array, load_images
 from sfumato.data.lineage import lineage, recognised
 from sfumato.data.listing import listing_of
@@ -40,6 +39,7 @@ from sfumato.errors import ConfigError, DataError, explained
 from sfumato.files import open_private, replace_file
 from sfumato.journal import REGROUP, Journal
 from sfumato.pictures import save_png, to_grid
+from sfumato.settings.params import GROUP, IMAGE, OF_THE_OWNER, Data, Public
 
 KEY_BYTES = 32
 ORIGIN = "origin.json"  # source and path of prepared images: private

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from sfumato.config import NoiseLevels
 from sfumato.diffusion.noise_levels import draw_noise_levels
 from sfumato.diffusion.sampler import Guide
+from sfumato.settings.params import NoiseLevels
 
 Network = Callable[..., Tensor]  # (x, level, labels) -> what the network predicts
 Sampler = Callable[[Tensor], Tensor]  # labels, (B,) -> images, (B, C, H, W) float32 in [0, 1], on the CPU

@@ -19,10 +19,10 @@ from torch.func import functional_call, grad, vmap
 
 from sfumato import processes
 from sfumato.compute import is_faster
-from sfumato.config import NoiseLevels
 from sfumato.diffusion.denoiser import Learner
 from sfumato.dpsgd.clip import clipped_sum
 from sfumato.dpsgd.per_image import PerImage
+from sfumato.settings.params import NoiseLevels
 
 GRADIENT_MEMORY = 2**30  # bytes of per-image gradients held at a time on a CPU
 IMAGES, MOST_IMAGES = 64, 128  # whose gradients are taken together on a CPU: the more of a large batch

@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfumato.config import Lora
 from sfumato.digest import digest_of_file
 from sfumato.documents import read_json
 from sfumato.errors import ConfigError, DataError, explained
 from sfumato.files import write_json
+from sfumato.settings.params import Lora
 from sfumato.weights import load_tensors, save_tensors
 
 ADAPTER, ADAPTER_CONFIG = "adapter.safetensors", "adapter.json"

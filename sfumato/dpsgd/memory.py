@@ -21,11 +21,11 @@ from torch.utils._pytree import tree_leaves
 
 from sfumato import processes
 from sfumato.compute import device
-from sfumato.config import SALIENT, Finetune, Saliency
 from sfumato.diffusion.denoiser import Denoiser, Learner
 from sfumato.dpsgd.clip import one_matrix
 from sfumato.dpsgd.gradients import Draws, choose_chunk, per_image_gradients
 from sfumato.dpsgd.trainable import candidates, choose_trainable, flat
+from sfumato.settings.params import SALIENT, Finetune, Saliency
 
 # float32 copies of the trained parameters beside the model
 STEP_COPIES = 5  # average, two moments, the sum, the noised gradient

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from sfumato.compute import sent
-from sfumato.config import Descent
 from sfumato.diffusion.denoiser import Learner
 from sfumato.diffusion.ema import EMA
 from sfumato.dpsgd.checkpoint import make_durable, resume
@@ -29,6 +28,7 @@ from sfumato.files import csv_text
 from sfumato.privacy.accountant import epsilon_and_order, rdp_curve
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import secret_generator
+from sfumato.settings.params import Descent
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sfumato.config import Evaluate
 from sfumato.data.images import ImageSet
 from sfumato.data.prepare import fingerprint
 from sfumato.documents import read_json
@@ -24,6 +23,7 @@ from sfumato.evaluation.plots import accuracies
 from sfumato.files import csv_text, replace_private
 from sfumato.privacy.ledger import KEYS, check_ledger, folder_md5, md5_of, read_ledger
 from sfumato.resolved import StagePlan
+from sfumato.settings.params import Evaluate
 
 EVALUATIONS = "evaluations"  # in the state directory
 RELEASE, LEDGER = "artifacts/synthesize", "ledger.json"  # as DVC names them

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.config import Evaluate, Model
 from sfumato.data.images import as_uint8
 from sfumato.data.store import Card
 from sfumato.diffusion.denoiser import Denoiser
@@ -29,6 +28,7 @@ from sfumato.evaluation.scores import some
 from sfumato.files import csv_text, write_json
 from sfumato.privacy.opening import open_local
 from sfumato.resolved import StagePlan
+from sfumato.settings.params import Evaluate, Model
 
 IMAGES = 500  # drawn at a time
 SOLVER_STEPS = 12

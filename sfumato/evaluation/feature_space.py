@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from sfumato.config import Evaluate
 from sfumato.data.images import ImageSet, Shape
 from sfumato.data.rendered import drawn_set
 from sfumato.evaluation.extractors import Extractor, build_extractor
+from sfumato.settings.params import Evaluate
 
 DRAWN_PER_CLASS = {"glyphs": 200, "procedural": 2000}  # what the embedded feature network is trained on
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from sfumato import processes
-from sfumato.config import Evaluate
 from sfumato.data.images import ImageSet
 from sfumato.errors import DataError
 from sfumato.evaluation.cache import features_of
@@ -18,6 +17,7 @@ from sfumato.evaluation.downstream import Judged, Schedule, judge, schedule_of, 
 from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.metrics.fidelity import fidelity
 from sfumato.queries.teacher import TeacherNetwork, classify
+from sfumato.settings.params import Evaluate
 
 COMPARED = 10_000  # at most this many images on each side of a distance
 SEARCHED = 30_000  # at most this many training images are searched for copies

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from sfumato.config import FeatureMap
 from sfumato.data.images import Shape
 from sfumato.features import FEATURES
+from sfumato.settings.params import FeatureMap
 
 PLAIN = ("linear", "squared")  # the kernels whose features are the map itself
 

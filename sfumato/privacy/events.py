@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
-from sfumato.config import GROUP, IMAGE, is_positive
 from sfumato.errors import BudgetError
+from sfumato.settings.params import GROUP, IMAGE, is_positive
 
 SECRET = "os-entropy, AES counter"  # the noise source of a valid record
 SEEDED = "seeded: for tests only"  # no check accepts a record with this one

@@ -17,13 +17,13 @@ from dp_accounting import DpEvent
 from pydantic import AfterValidator, Field
 
 from sfumato.artifacts import as_text, empty_content
-from sfumato.config import GROUP, DatasetId, Positive, PositiveFloat
 from sfumato.digest import canonical, digest_of
 from sfumato.documents import EXACT, read_json, read_yaml, second, validated
 from sfumato.errors import BudgetError, ConfigError, explained
-from sfumato.pipeline import QUERIES
 from sfumato.privacy.accountant import ACCOUNTANTS, RELATIONS, epsilon, shares_of_rdp
 from sfumato.privacy.events import SECRET, UNITS, common_adjacency, event_from_json
+from sfumato.settings.params import GROUP, DatasetId, Positive, PositiveFloat
+from sfumato.settings.stages import QUERIES
 
 SCHEMA = 4
 RECORD_ID = re.compile("[0-9a-f]{32}")  # it also names a directory

@@ -17,7 +17,6 @@ from filelock import FileLock, Timeout
 from pydantic import Field
 
 from sfumato import processes
-from sfumato.config import GROUP, IMAGE, OF_THE_OWNER, UNLIMITED
 from sfumato.data.images import ImageSet
 from sfumato.data.store import SENSITIVE, Card, LatentSet, load_latents, load_prepared
 from sfumato.digest import digest_of
@@ -28,6 +27,7 @@ from sfumato.privacy.charge import Charge, Share
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism, event_from_json, event_to_json
 from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.odometer import CLOSE, LOCAL, OPEN, RESUME, Odometer
+from sfumato.settings.params import GROUP, IMAGE, OF_THE_OWNER, UNLIMITED
 
 ONE_IMAGE_EACH = "no two images are of one person, says the owner"  # what unit: image, where it is written, claims
 OF_A_GROUP = "; of a group the mean over its images, which is no longer than that of one"

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from sfumato import documents
-from sfumato.config import Model
 from sfumato.digest import digest_of, digest_of_file
 from sfumato.errors import ConfigError, DataError, explained
+from sfumato.settings.params import Model
 
 INDEX = "model_index.json"
 KNOWN = {  # the classes that this package can load, by part

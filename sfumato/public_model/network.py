@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from sfumato.compute import is_faster
-from sfumato.config import Model, NoiseLevels, TimestepMixture
 from sfumato.diffusion.denoiser import Denoiser, Network, Sampler
 from sfumato.diffusion.noise_levels import TIMESTEPS, draw_noise_levels, draw_timesteps
 from sfumato.diffusion.sampler import Guide
@@ -32,6 +31,7 @@ from sfumato.public_model.reference import (
     referred,
 )
 from sfumato.public_model.sampler import sample_latents
+from sfumato.settings.params import Model, NoiseLevels, TimestepMixture
 from sfumato.weights import load_tensors, save_tensors
 
 TRAINED = "trained.safetensors"

@@ -6,8 +6,8 @@ import re
 import string
 from collections.abc import Sequence
 
-from sfumato.config import Model
 from sfumato.errors import ConfigError, explained, nearest
+from sfumato.settings.params import Model
 
 TEMPLATE = "An image of {article} {class}"
 # By data.dataset_id: a template, or the whole prompt of each class. Source: DP-SAPF Table 14.

@@ -15,11 +15,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from sfumato.config import Adversarial
 from sfumato.diffusion.ema import EMA, ema_model
 from sfumato.dpsgd.discriminator import Discriminator
 from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
 from sfumato.dpsgd.run import State
+from sfumato.settings.params import Adversarial
 from sfumato.warmup.generator import balanced_labels, settle
 from sfumato.warmup.generator_network import Generator
 

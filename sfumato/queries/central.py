@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.config import Central
 from sfumato.data.images import Shape
 from sfumato.privacy.rows import Rows, membership
+from sfumato.settings.params import Central
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge

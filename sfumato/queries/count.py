@@ -11,11 +11,11 @@ from pydantic import NonNegativeFloat
 from torch import Tensor
 
 from sfumato.artifacts import Artifact
-from sfumato.config import PositiveFloat
 from sfumato.documents import read_json, validated
 from sfumato.errors import DataError, explained
 from sfumato.files import write_json
 from sfumato.privacy.rows import Rows, membership
+from sfumato.settings.params import PositiveFloat
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.compute import sent
-from sfumato.config import Classifier, Embedding, FeatureMap, Learned
 from sfumato.data.images import ImageSet
 from sfumato.documents import read_json
 from sfumato.errors import DataError, explained
@@ -25,6 +24,7 @@ from sfumato.features.projection import CELLS, ProjectedFeatures
 from sfumato.files import write_json
 from sfumato.privacy.rows import Rows, membership
 from sfumato.queries.teacher import TeacherNetwork, relabelled, spanning
+from sfumato.settings.params import Classifier, Embedding, FeatureMap, Learned
 from sfumato.warmup.public_classifier import train_public_classifier
 from sfumato.weights import load_network, load_tensors, save_network, save_tensors
 

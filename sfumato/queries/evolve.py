@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sfumato.config import Evolve
 from sfumato.data.images import ImageSet, Shape, as_uint8, save_images
 from sfumato.digest import digest_of
 from sfumato.dpsgd.checkpoint import make_durable, resume
@@ -24,6 +23,7 @@ from sfumato.features.public_network import PublicNetwork
 from sfumato.files import csv_text
 from sfumato.pictures import save_png, to_grid
 from sfumato.privacy.rows import Rows, membership
+from sfumato.settings.params import Evolve
 from sfumato.warmup.evolution import (
     Population,
     PublicGenerator,

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from sfumato.config import FeatureMap
 from sfumato.documents import read_json
 from sfumato.errors import DataError, explained
 from sfumato.features.fourier import FourierFeatures
 from sfumato.files import write_json
+from sfumato.settings.params import FeatureMap
 from sfumato.weights import load_tensors, save_tensors
 
 

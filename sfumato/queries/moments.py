@@ -12,7 +12,6 @@ from pathlib import Path
 
 from torch import Tensor
 
-from sfumato.config import FeatureMap, Moments
 from sfumato.data.images import Shape
 from sfumato.documents import read_json
 from sfumato.errors import DataError, explained
@@ -20,6 +19,7 @@ from sfumato.features.fourier import FourierFeatures
 from sfumato.features.projection import CELLS, ClassifierFeatures
 from sfumato.features.public_network import PublicNetwork, arguments_of, build_network
 from sfumato.files import write_json
+from sfumato.settings.params import FeatureMap, Moments
 from sfumato.weights import load_network, load_tensors, save_network, save_tensors
 
 MOMENTS, ABOUT = "moments.safetensors", "features.json"

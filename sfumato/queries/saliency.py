@@ -14,7 +14,6 @@ from torch import Tensor
 
 from sfumato.artifacts import Artifact
 from sfumato.compute import sent
-from sfumato.config import Saliency
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.documents import read_json
 from sfumato.dpsgd.clip import unflatten
@@ -23,6 +22,7 @@ from sfumato.dpsgd.memory import SALIENCY_COPIES, images_at_a_time
 from sfumato.errors import DataError, explained
 from sfumato.files import csv_text, write_json
 from sfumato.privacy.noise import secret_generator
+from sfumato.settings.params import Saliency
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge

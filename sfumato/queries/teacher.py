@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sfumato.config import Teacher
 from sfumato.data.images import ImageSet, Shape
 from sfumato.diffusion.sampler import Guide
 from sfumato.features.projection import BATCH, ProjectedFeatures
 from sfumato.features.public_network import PublicNetwork
 from sfumato.privacy.rows import Rows, membership
+from sfumato.settings.params import Teacher
 from sfumato.weights import load_network, save_network
 
 if TYPE_CHECKING:

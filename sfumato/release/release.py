@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from sfumato.config import Synthesize
 from sfumato.data.images import ImageSet, as_uint8, save_images
 from sfumato.errors import DataError
 from sfumato.files import write_json
@@ -16,6 +15,7 @@ from sfumato.release.marks import PUBLIC_SOURCE, mark_of
 from sfumato.release.synthesis import sorted_examples
 from sfumato.release.variation import Varied
 from sfumato.resolved import StagePlan
+from sfumato.settings.params import Synthesize
 
 PRIVACY = "differentially private; privacy.json holds every mechanism that was paid for, ledger.json composes them"
 

@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.artifacts import PRIVACY, Artifact, read_artifact
-from sfumato.config import GROUP, IMAGE
 from sfumato.digest import digest_of_file
 from sfumato.documents import read_json
 from sfumato.errors import UNREADABLE, BudgetError, DataError, SfumatoError, explained
-from sfumato.pipeline import QUERIES
 from sfumato.privacy.accountant import round_up
 from sfumato.privacy.events import UNITS, ZERO_OUT_ONE, event_from_json
 from sfumato.privacy.ledger import by_id, check_ledger, compose, read_ledger
 from sfumato.privacy.meaning import bound_text, membership_advantage, privacy_profile, true_positive_rate
 from sfumato.release.card import ABOUT, neighbours
 from sfumato.release.marks import PUBLIC_SOURCE
+from sfumato.settings.params import GROUP, IMAGE
+from sfumato.settings.stages import QUERIES
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 FALSE_ALARMS = 0.01

@@ -12,7 +12,6 @@ from sfumato.artifacts import PRIVACY, Artifact
 from sfumato.digest import digest_of_file
 from sfumato.documents import read_json
 from sfumato.privacy.accountant import round_up
-from sfumato.recipes import as_yaml
 from sfumato.release.croissant import croissant
 from sfumato.release.registry import ASKED, registry_entry
 from sfumato.release.report import (
@@ -25,6 +24,7 @@ from sfumato.release.report import (
     what_it_cost,
     what_was_released,
 )
+from sfumato.settings.recipes import as_yaml
 
 CROISSANT, REGISTRY = "croissant.json", "deployment.yaml"
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from sfumato.compute import device
-from sfumato.config import Synthesize
 from sfumato.data.images import IMAGES, LABELS, load_array
 from sfumato.data.store import load_public
 from sfumato.diffusion.sampler import Guide
 from sfumato.errors import DataError
+from sfumato.settings.params import Synthesize
 from sfumato.synthesizer import load_start, load_synthesizer
 from sfumato.warmup.curriculum import MappedImages
 from sfumato.warmup.generator import balanced_labels, draw_images, load_generator

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from sfumato import processes
 from sfumato.compute import is_faster
-from sfumato.config import Phase, Pretrain
 from sfumato.diffusion.ema import EMA
 from sfumato.diffusion.noise_levels import draw_noise_levels
 from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.unet import UNet
 from sfumato.errors import ConfigError
+from sfumato.settings.params import Phase, Pretrain
 from sfumato.warmup.amp import amp_gradient
 
 

@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfumato.config import Fit
 from sfumato.data.images import ImageSet, Shape, as_uint8, save_images
 from sfumato.diffusion.unet import UNet
 from sfumato.features.fourier import FourierFeatures
 from sfumato.pictures import save_png, to_grid
+from sfumato.settings.params import Fit
 from sfumato.warmup.gaussian import GaussianGenerator
 from sfumato.warmup.generator_network import Generator
 from sfumato.warmup.sampled import SampledGenerator

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from torch import Tensor
 
 from sfumato import processes
-from sfumato.config import Fit, Pretrain
 from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.memory import images_kept
+from sfumato.settings.params import Fit, Pretrain
 from sfumato.warmup.curriculum import Sources, over_all, warm_up
 from sfumato.warmup.generator import Match, fit_generator
 from sfumato.warmup.sampled import SampledGenerator

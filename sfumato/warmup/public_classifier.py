@@ -15,10 +15,10 @@ from torch import Tensor
 
 from sfumato import compute
 from sfumato.compute import fast_bfloat16
-from sfumato.config import Classifier
 from sfumato.data.images import ImageSet
 from sfumato.errors import DataError
 from sfumato.features.public_network import PublicNetwork, WhitenedCNN, build_network
+from sfumato.settings.params import Classifier
 
 LABEL_SMOOTHING = 0.1
 WEIGHT_DECAY, WHITENED_DECAY = 0.02, 5e-4

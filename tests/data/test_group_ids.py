@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sfumato.config import Data, Groups
 from sfumato.data.groups import checked, spelling
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import load_prepared, read_card
@@ -18,6 +17,7 @@ from sfumato.journal import Journal
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.opening import Permission, Work, open_charge
+from sfumato.settings.params import Data, Groups
 
 ID = "Q7734"  # how every id here begins: it must be in no file and in no message
 

@@ -5,7 +5,6 @@ import torch
 from peak_memory import peak_memory
 from torch import Tensor
 
-from sfumato.config import Finetune, LogNormal
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd import clip, gradients, memory
 from sfumato.dpsgd.clip import clipped_sum
@@ -29,6 +28,7 @@ from sfumato.dpsgd.memory import (
     what_fits,
 )
 from sfumato.dpsgd.run import State, gradient_sum
+from sfumato.settings.params import Finetune, LogNormal
 
 B, C = 5, 0.01  # images, clip: far below the gradient norms, so every row is clipped
 

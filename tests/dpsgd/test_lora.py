@@ -7,13 +7,13 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from sfumato.config import LogNormal, Lora
 from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.gradients import augment, draw, per_image_gradients
 from sfumato.dpsgd.lora import LoraConv2d, LoraLinear, adapted_layers, add_lora, merge, save_adapter
 from sfumato.dpsgd.trainable import candidates
 from sfumato.errors import ConfigError, DataError
+from sfumato.settings.params import LogNormal, Lora
 from sfumato.synthesizer import load_synthesizer
 
 ARGUMENTS = {"resolution": 8, "channels": 1, "classes": 4, "width": 8, "multipliers": (1, 2), "attention": (0, 1)}

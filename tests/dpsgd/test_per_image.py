@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from sfumato.config import LogNormal, Lora
 from sfumato.diffusion.unet import GroupNorm, UNet
 from sfumato.dpsgd.gradients import by_layers, by_vmap, draw, per_image_gradients
 from sfumato.dpsgd.lora import add_lora
@@ -17,6 +16,7 @@ from sfumato.dpsgd.per_image import (
     grouped_weight_gradients,
     unfolded_weight_gradients,
 )
+from sfumato.settings.params import LogNormal, Lora
 
 IMAGES, DRAWS = 3, 2
 

@@ -8,12 +8,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sfumato.config import Finetune, LogNormal, TimestepMixture
 from sfumato.diffusion import unet
 from sfumato.diffusion.unet import GroupNorm, UNet
 from sfumato.dpsgd import clip
 from sfumato.dpsgd.gradients import clipped_gradient_sum
 from sfumato.dpsgd.run import State, gradient_sum
+from sfumato.settings.params import Finetune, LogNormal, TimestepMixture
 
 # by their results a program goes on, so a GPU must have finished; or their size depends on what is in a tensor
 WAITS = {

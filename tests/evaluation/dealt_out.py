@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from sfumato import processes
-from sfumato.config import Evaluate
 from sfumato.data.images import ImageSet
 from sfumato.data.store import read_card
 from sfumato.evaluation import scores
 from sfumato.privacy.opening import open_local
+from sfumato.settings.params import Evaluate
 
 SETTINGS = Evaluate(classifiers=("lr", "mlp"), seeds=(0, 1, 2), steps=5, fidelity=())
 

@@ -11,7 +11,6 @@ import torch
 import yaml
 
 from sfumato.artifacts import read_artifact, writing
-from sfumato.config import Evaluate, Model
 from sfumato.data.images import save_images
 from sfumato.diffusion.unet import UNet
 from sfumato.digest import import_closure
@@ -19,11 +18,12 @@ from sfumato.errors import ConfigError, DataError
 from sfumato.evaluation import convergence, downstream, feature_space
 from sfumato.evaluation.convergence import ROWS, Convergence
 from sfumato.evaluation.extractors import Extractor
-from sfumato.pipeline import STAGES
 from sfumato.plan import DOOR, MEASURED
 from sfumato.privacy.ledger import build_ledger, ledger_text
 from sfumato.release.report import report_page
 from sfumato.resolved import StagePlan
+from sfumato.settings.params import Evaluate, Model
+from sfumato.settings.stages import STAGES
 from stages.cli import main
 from stages.runner import ROOT
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sfumato.config import Data
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.privacy.odometer import LOCAL, Odometer
 from sfumato.processes import dealt
+from sfumato.settings.params import Data
 
 SCRIPT = Path(__file__).with_name("dealt_out.py")
 

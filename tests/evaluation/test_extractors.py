@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import nn
 
-from sfumato.config import Evaluate
 from sfumato.data.images import ImageSet
 from sfumato.errors import ConfigError, DataError
 from sfumato.evaluation import downstream, extractors
@@ -16,6 +15,7 @@ from sfumato.evaluation.extractors import (
     torchscript_extractor,
     torchvision_extractor,
 )
+from sfumato.settings.params import Evaluate
 
 RNG = np.random.default_rng(0)
 GREY, COLOUR = (

@@ -2,9 +2,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sfumato.config import FeatureMap
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.scattering import Filtered, averaged, morlet
+from sfumato.settings.params import FeatureMap
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

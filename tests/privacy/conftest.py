@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from sfumato.config import Data
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import Card, read_card
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.opening import Permission, Work, open_charge
+from sfumato.settings.params import Data
 
 
 @dataclass

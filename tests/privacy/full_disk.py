@@ -13,9 +13,9 @@ import torch
 from conftest import Owner
 
 from sfumato.artifacts import read_artifact, writing
-from sfumato.config import Data
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import read_card
+from sfumato.settings.params import Data
 
 PAGE = 4096
 ROOM = range(12)  # pages that are left on the disk: from none to more than a charge needs

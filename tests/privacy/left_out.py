@@ -31,7 +31,6 @@ from test_groups import (
 from torch import Tensor
 
 from sfumato import processes
-from sfumato.config import Central, Finetune
 from sfumato.data.images import ImageSet
 from sfumato.data.store import LatentSet
 from sfumato.dpsgd.run import State, gradient_sum
@@ -42,6 +41,7 @@ from sfumato.queries.central import query_central
 from sfumato.queries.count import query_count
 from sfumato.queries.evolve import query_votes
 from sfumato.queries.joint import query_joint_embedding
+from sfumato.settings.params import Central, Finetune
 
 BOUNDS = {
     "count": 1.0,

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 from sfumato import processes
-from sfumato.config import FeatureMap, Finetune
 from sfumato.data.store import read_card
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.gradients import Draws
@@ -24,6 +23,7 @@ from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.opening import Permission, Work, open_charge
 from sfumato.queries.count import query_count
 from sfumato.queries.joint import query_joint_embedding
+from sfumato.settings.params import FeatureMap, Finetune
 
 SETTINGS = Finetune(steps=5, batch=60, draws=2, max_grad_norm=0.01, learning_rate=1e-3, checkpoint_every=1)
 STEPS = Mechanism(noise_multiplier=0.5, sample_rate=0.05, uses=5)

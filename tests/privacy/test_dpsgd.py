@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from sfumato.config import Finetune, TimestepMixture
 from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd import gradients
@@ -14,6 +13,7 @@ from sfumato.dpsgd.clip import clipped_sum, flatten, squared_norms, unflatten
 from sfumato.dpsgd.gradients import augment, choose_chunk, clipped_gradient_sum, draw, per_image_gradients
 from sfumato.dpsgd.run import State, fine_tune, step, step_noise, update
 from sfumato.privacy.events import Mechanism
+from sfumato.settings.params import Finetune, TimestepMixture
 
 B, C = 6, 0.01  # images, clip: far below the gradient norms, so every row is clipped
 LAW = TimestepMixture()

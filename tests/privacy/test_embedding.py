@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from sfumato.config import Embedding, Learned, Teacher
 from sfumato.data.images import ImageSet
 from sfumato.data.store import load_latents, load_prepared
 from sfumato.features.alone import place_matters, rows_alone
@@ -23,6 +22,7 @@ from sfumato.queries.embedding import (
 )
 from sfumato.queries.encoded import encoder_of, ensure_encoded
 from sfumato.queries.teacher import TeacherNetwork, fit_features
+from sfumato.settings.params import Embedding, Learned, Teacher
 
 CLASSES, SHAPE = 10, (1, 8, 8)
 SETTINGS = Embedding(size=200, learned=Learned(width=8, steps=60, dimension=24))

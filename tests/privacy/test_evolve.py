@@ -6,13 +6,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sfumato.config import Evolve
 from sfumato.dpsgd.checkpoint import checkpoint_path
 from sfumato.features.alone import rows_alone
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.rows import bounded_sum
 from sfumato.queries.evolve import embedding_of, on_grid, query_evolve, vote_rows
+from sfumato.settings.params import Evolve
 from sfumato.warmup.evolution import RendererGenerator
 
 CLASSES, SHAPE, DELTA = 10, (1, 8, 8), 1e-5

@@ -14,20 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from sfumato.config import (
-    GROUP,
-    Central,
-    Classifier,
-    Covariance,
-    Data,
-    Evolve,
-    FeatureMap,
-    Finetune,
-    Groups,
-    Moments,
-    Saliency,
-    Teacher,
-)
 from sfumato.data.groups import GroupIndex
 from sfumato.data.images import ImageSet
 from sfumato.data.prepare import prepare_sensitive
@@ -57,6 +43,20 @@ from sfumato.queries.joint import query_joint_embedding
 from sfumato.queries.moments import moment_features
 from sfumato.queries.saliency import query_saliency
 from sfumato.queries.teacher import query_teacher
+from sfumato.settings.params import (
+    GROUP,
+    Central,
+    Classifier,
+    Covariance,
+    Data,
+    Evolve,
+    FeatureMap,
+    Finetune,
+    Groups,
+    Moments,
+    Saliency,
+    Teacher,
+)
 from sfumato.warmup.evolution import RendererGenerator
 from sfumato.warmup.public_classifier import train_public_classifier
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from sfumato.config import Classifier
 from sfumato.data.store import load_prepared
 from sfumato.features.alone import place_matters
 from sfumato.features.public_network import ResNet
@@ -15,6 +14,7 @@ from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.rows import bounded_sum
 from sfumato.queries.histogram import lone_logits, query_histogram, vote_rows
+from sfumato.settings.params import Classifier
 from sfumato.warmup.public_classifier import train_public_classifier
 
 CLASSES = 10

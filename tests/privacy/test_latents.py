@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from sfumato.config import Data, Finetune, Lora, Saliency, TimestepMixture
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import (
     LATENTS,
@@ -26,6 +25,7 @@ from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import NoiseSource
 from sfumato.queries import saliency
 from sfumato.queries.saliency import query_saliency
+from sfumato.settings.params import Data, Finetune, Lora, Saliency, TimestepMixture
 
 KINDS = ("unet-epsilon", "unet-v", "transformer")
 CLASSES = ("zero", "one", "two")

@@ -7,7 +7,6 @@ import pytest
 import yaml
 
 from sfumato.artifacts import write_empty
-from sfumato.config import GROUP
 from sfumato.digest import digest_of
 from sfumato.errors import BudgetError
 from sfumato.privacy.accountant import default_delta
@@ -20,6 +19,7 @@ from sfumato.privacy.ledger import (
     lock_problems,
     read_ledger,
 )
+from sfumato.settings.params import GROUP
 
 HINT = 1500
 BUDGET = {"recipe": "feta-pro", "accountant": "rdp", "delta": default_delta(HINT), "size_hint": HINT, "target": 10.0}

@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 
-from sfumato.config import Classifier, FeatureMap, Moments
 from sfumato.features.alone import rows_alone
 from sfumato.features.fourier import FourierFeatures
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.rows import bounded_sum
 from sfumato.queries.embedding import embedding_rows, query_embedding
 from sfumato.queries.moments import load_moments, moment_features, save_moments
+from sfumato.settings.params import Classifier, FeatureMap, Moments
 from sfumato.warmup.public_classifier import train_public_classifier
 
 CLASSES, SHAPE = 10, (1, 8, 8)
@@ -136,7 +136,7 @@ def test_maps_with_and_without_frequencies_stand_side_by_side(digits):
 
 
 def test_a_plan_from_before_a_setting_stays_what_it_was():
-    from sfumato.config import Auxiliary
+    from sfumato.settings.params import Auxiliary
 
     assert "kernel" not in FeatureMap().model_dump() and FeatureMap(kernel="linear").model_dump()["kernel"] == "linear"
     assert "target" not in Auxiliary().model_dump(mode="json")

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from sfumato.config import Data
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import read_card
 from sfumato.privacy.odometer import Odometer
+from sfumato.settings.params import Data
 
 SCRIPT = Path(__file__).with_name("many_processes.py")
 

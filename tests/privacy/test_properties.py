@@ -10,7 +10,6 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sfumato.config import IMAGE, Params
 from sfumato.data.store import Card
 from sfumato.errors import BudgetError
 from sfumato.plan import make_plan, plan_texts
@@ -19,6 +18,7 @@ from sfumato.privacy.events import SECRET, UNITS, Mechanism, event_to_json
 from sfumato.privacy.ledger import build_ledger, check_ledger, ledger_text, lock_problems, read_ledger
 from sfumato.privacy.odometer import Odometer
 from sfumato.resolved import read_lineages, read_stage_plan
+from sfumato.settings.params import IMAGE, Params
 
 HINT = 1500
 BUDGET = {"recipe": "r", "accountant": "rdp", "delta": default_delta(HINT), "size_hint": HINT, "target": 10.0}

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from sfumato.config import Classifier, Teacher
 from sfumato.features.alone import place_matters, rows_alone
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.rows import bounded_sum
@@ -18,6 +17,7 @@ from sfumato.queries.teacher import (
     query_teacher,
     save_teacher,
 )
+from sfumato.settings.params import Classifier, Teacher
 from sfumato.warmup.public_classifier import train_public_classifier
 
 CLASSES, SHAPE = 10, (1, 8, 8)

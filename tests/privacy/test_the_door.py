@@ -12,7 +12,6 @@ import torch
 from filelock import FileLock, Timeout
 
 from sfumato.artifacts import Artifact, read_artifact, writing
-from sfumato.config import GROUP, IMAGE, Synthesize
 from sfumato.data.images import ImageSet
 from sfumato.data.lineage import lineage, remember
 from sfumato.data.prepare import secret_key
@@ -25,6 +24,7 @@ from sfumato.privacy.ledger import build_ledger, check_ledger, ledger_text
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.opening import DAY, Permission
 from sfumato.release.card import dataset_card
+from sfumato.settings.params import GROUP, IMAGE, Synthesize
 from stages import ledger as ledger_stage
 from stages.runner import QueryRun, StageRun, check_local
 
@@ -171,7 +171,7 @@ def doors_of(path: Path) -> set[str]:
 
 def test_free_stages_have_no_door_to_real_images():
     """Nothing that is to be shared may come from `select`, `synthesize` or `pretrain` looking at real images."""
-    from sfumato.pipeline import STAGES, Kind
+    from sfumato.settings.stages import STAGES, Kind
 
     for stage in STAGES.values():
         if stage.kind is Kind.FREE:
@@ -198,7 +198,7 @@ def calls_of(path: Path, name: str) -> list[ast.Call]:
 
 def test_no_bar_of_a_query_tells_the_time():
     """How long a step takes tells how many images it drew."""
-    from sfumato.pipeline import QUERIES
+    from sfumato.settings.stages import QUERIES
 
     seen = 0
     for stage in QUERIES:
@@ -349,7 +349,7 @@ def test_a_plan_over_inherited_records_is_of_their_adjacency_and_counts_them(tmp
     import yaml
 
     from sfumato.data.store import Card
-    from sfumato.recipes import load_params
+    from sfumato.settings.recipes import load_params
 
     file = tmp_path / "params.yaml"
     file.write_text(

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from sfumato.config import Central, Covariance, Evolve, FeatureMap, Finetune, LogNormal, Moments, Saliency, Teacher
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.run import State, step
 from sfumato.dpsgd.trainable import candidates
@@ -28,6 +27,17 @@ from sfumato.queries.joint import query_joint_embedding
 from sfumato.queries.moments import moment_features
 from sfumato.queries.saliency import query_saliency
 from sfumato.queries.teacher import query_teacher
+from sfumato.settings.params import (
+    Central,
+    Covariance,
+    Evolve,
+    FeatureMap,
+    Finetune,
+    LogNormal,
+    Moments,
+    Saliency,
+    Teacher,
+)
 from sfumato.warmup.evolution import RendererGenerator
 
 CLASSES = 4

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from sfumato.config import Finetune, Saliency
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd import checkpoint, gradients
 from sfumato.dpsgd.run import State, fine_tune, gradient_sum, step
@@ -12,6 +11,7 @@ from sfumato.dpsgd.trainable import candidates
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import PROGRESS
 from sfumato.queries.saliency import query_saliency
+from sfumato.settings.params import Finetune, Saliency
 
 C = 1e-4  # far below any gradient, so that every image is clipped
 

@@ -13,7 +13,6 @@ pytest.importorskip("transformers")
 
 from tiny_diffusers import KINDS, save_references
 
-from sfumato.config import Finetune, LogNormal, Lora, Model, TimestepMixture
 from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
 from sfumato.dpsgd.lora import merge, save_adapter
 from sfumato.dpsgd.trainable import candidates, check_trained, choose_trainable, flat
@@ -22,6 +21,7 @@ from sfumato.public_model.directory import HUB, ModelDirectory, locate, read_mod
 from sfumato.public_model.network import LatentDiffusion, load_latent
 from sfumato.public_model.parts import embed_prompts
 from sfumato.public_model.reference import load_codec, read_reference, save_reference
+from sfumato.settings.params import Finetune, LogNormal, Lora, Model, TimestepMixture
 from sfumato.synthesizer import load_synthesizer
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,7 +14,7 @@ import pytest
 import torch
 import yaml
 
-from sfumato.pipeline import STAGES
+from sfumato.settings.stages import STAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 CLASSES = ("zero", "one", "two")
@@ -78,7 +78,7 @@ def repository(tmp_path, monkeypatch) -> Path:
 
 
 def set_up(repository: Path, directory: Path, recipe: str, **more) -> None:
-    from sfumato.recipes import load_params, overlaid
+    from sfumato.settings.recipes import load_params, overlaid
 
     content = overlaid(
         SMALL | {"recipe": recipe, "model": {"directory": str(directory), "declared_public": True}}, more

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from sfumato.config import FeatureMap
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.scattering import Scattering
 from sfumato.privacy.rows import Rows, bounded_sum
 from sfumato.queries.embedding import embedding_rows as learned_rows
 from sfumato.queries.joint import joint_rows
+from sfumato.settings.params import FeatureMap
 
 PIXELS = FeatureMap(length_scales=(0.4, 0.2))
 SCATTERING = FeatureMap(map="scattering", length_scales=(0.5,), weight=3.0)

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from sfumato.config import Synthesize
 from sfumato.diffusion.unet import UNet
 from sfumato.release.synthesis import draw_mixture, sorted_examples
+from sfumato.settings.params import Synthesize
 from sfumato.warmup.generator import save_generator
 from sfumato.warmup.generator_network import Generator
 

@@ -2,10 +2,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from sfumato.config import Synthesize
 from sfumato.features.projection import ProjectedFeatures
 from sfumato.queries.teacher import TeacherNetwork, probabilities_of
 from sfumato.release.variation import BLEND, augment, blend, distort, texture, vary
+from sfumato.settings.params import Synthesize
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import yaml
 from PIL import Image
 
 from sfumato.errors import SfumatoError
-from sfumato.pipeline import STAGES
+from sfumato.settings.stages import STAGES
 from stages.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]

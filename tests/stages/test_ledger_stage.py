@@ -12,10 +12,10 @@ import yaml
 from sfumato.artifacts import read_artifact, write_empty, writing
 from sfumato.data.images import ImageSet, save_images
 from sfumato.data.store import read_card
-from sfumato.pipeline import QUERIES
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.opening import Permission, Work, open_charge
+from sfumato.settings.stages import QUERIES
 from stages.cli import main
 
 BUDGET = {"recipe": "one", "accountant": "rdp", "delta": 1e-5, "size_hint": 1000, "target": 10.0}

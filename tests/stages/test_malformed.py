@@ -16,7 +16,6 @@ import torch
 import yaml
 
 from sfumato.artifacts import read_artifact, writing
-from sfumato.config import Data
 from sfumato.data.sources import read_source
 from sfumato.data.sources.idx import read_idx
 from sfumato.data.store import read_card
@@ -24,8 +23,9 @@ from sfumato.errors import SfumatoError
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.ledger import build_ledger, check_ledger, read_budget, read_ledger
 from sfumato.privacy.odometer import Odometer
-from sfumato.recipes import load_params
 from sfumato.resolved import read_lineage, read_stage_plan
+from sfumato.settings.params import Data
+from sfumato.settings.recipes import load_params
 from sfumato.weights import load_tensors, save_tensors
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from sfumato.pipeline import STAGES
+from sfumato.settings.stages import STAGES
 
 SMALL = {
     "profile": "digits",

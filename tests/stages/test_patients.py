@@ -10,8 +10,8 @@ import typer
 import yaml
 
 from sfumato.errors import ConfigError
-from sfumato.pipeline import QUERIES
-from sfumato.recipes import load_params
+from sfumato.settings.recipes import load_params
+from sfumato.settings.stages import QUERIES
 from stages.plan import ask_about_people, is_asked
 
 ARRAY = {"data": {"groups": {"array": True}}, "privacy": {"unit": "group"}}

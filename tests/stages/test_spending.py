@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from sfumato.artifacts import read_artifact
-from sfumato.pipeline import STAGES
 from sfumato.privacy.charge import Charge
-from sfumato.recipes import overlaid
+from sfumato.settings.recipes import overlaid
+from sfumato.settings.stages import STAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"recipe": "dp-feta", "central": {"pool": 2}, "privacy": {"epsilon": 10.0, "lifetime_epsilon": 10.0}}

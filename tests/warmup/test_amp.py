@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sfumato.config import Amp, Phase, Pretrain
 from sfumato.diffusion.unet import UNet
+from sfumato.settings.params import Amp, Phase, Pretrain
 from sfumato.warmup import phases
 from sfumato.warmup.amp import amp_gradient, ascend
 from sfumato.warmup.curriculum import losses_of_parts, warm_up

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from sfumato.config import Amp, Phase, Pretrain
 from sfumato.data.images import ImageSet
 from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.unet import UNet, drop_extra_classes
 from sfumato.errors import ConfigError, DataError
+from sfumato.settings.params import Amp, Phase, Pretrain
 from sfumato.warmup.curriculum import MappedImages, mixed_batch, rand_augment, warm_up
 from sfumato.warmup.public_images import public_training_set, some_of_each
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from sfumato.config import Auxiliary, Covariance
 from sfumato.features.cosine import ClassMoments
 from sfumato.queries.covariance import cosine_moments, load_covariance, save_covariance
+from sfumato.settings.params import Auxiliary, Covariance
 from sfumato.warmup.gaussian import RECOLOURED, fit_gaussians, recoloured, shrunk
 from sfumato.warmup.generator import draw_images, load_generator, save_generator
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sfumato.config import Auxiliary, FeatureMap
 from sfumato.features.fourier import FourierFeatures
+from sfumato.settings.params import Auxiliary, FeatureMap
 from sfumato.warmup.generator import (
     Match,
     balanced_labels,

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from sfumato.config import Classifier
 from sfumato.data.images import ImageSet, load_images, save_images
 from sfumato.errors import DataError
+from sfumato.settings.params import Classifier
 from sfumato.warmup.public_classifier import SHIFT, augment, shuffled, train_public_classifier
 
 SETTINGS = Classifier(width=8, steps=120)

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from sfumato.config import FeatureMap, Fit, Phase, Pretrain
 from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.unet import UNet
 from sfumato.features.fourier import FourierFeatures
+from sfumato.settings.params import FeatureMap, Fit, Phase, Pretrain
 from sfumato.warmup.curriculum import warm_up
 from sfumato.warmup.generator import Match, draw_images, fit_generator, load_generator, new_sampled, save_generator
 from sfumato.warmup.phases import through_phases

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from sfumato.config import Data, Public
 from sfumato.data.images import Shape
 from sfumato.data.sources.cifar import read_cifar
 from sfumato.data.sources.digits import read_digits
@@ -21,6 +20,7 @@ from sfumato.data.sources.npz import read_imagenet32, read_npz
 from sfumato.data.sources.source import Example, Request, Source
 from sfumato.documents import class_name
 from sfumato.errors import ConfigError, DataError, explained, nearest
+from sfumato.settings.params import Data, Public
 
 __all__ = ["SOURCES", "Example", "Source", "read_public", "read_source"]
 

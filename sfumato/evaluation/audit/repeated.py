@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.config import Data
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import latents_key, read_card, write_latents
 from sfumato.evaluation.audit.bounds import gaussian_bounds
@@ -23,6 +22,7 @@ from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import public_grid
 from sfumato.privacy.opening import Permission, Work, open_charge
+from sfumato.settings.params import Data
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sfumato.config import Central, Covariance, FeatureMap, Finetune, Moments, NoiseLevels, Saliency, Teacher
 from sfumato.diffusion.denoiser import Denoiser, Network, Sampler
 from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum
 from sfumato.dpsgd.run import State, step
@@ -34,6 +33,7 @@ from sfumato.queries.joint import query_joint_embedding
 from sfumato.queries.moments import moment_features
 from sfumato.queries.saliency import query_saliency
 from sfumato.queries.teacher import query_teacher
+from sfumato.settings.params import Central, Covariance, FeatureMap, Finetune, Moments, NoiseLevels, Saliency, Teacher
 
 SIDE, CLASSES = 8, 4
 SHAPE = (1, SIDE, SIDE)

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sfumato.config import Evaluate
 from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.metrics.fld import feature_likelihood
 from sfumato.evaluation.metrics.frechet import frechet_distance
 from sfumato.evaluation.metrics.inception_score import inception_score
 from sfumato.evaluation.metrics.kid import kernel_distance
 from sfumato.evaluation.metrics.neighbours import authenticity, precision_recall
+from sfumato.settings.params import Evaluate
 
 MEMORISED = -20.0  # a generalisation gap below this looks like copies
 

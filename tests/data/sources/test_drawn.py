@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from writers import read_all_public
 
-from sfumato.config import Public
 from sfumato.data.sources import read_public
 from sfumato.errors import ConfigError
+from sfumato.settings.params import Public
 
 
 @pytest.mark.parametrize("source", ["glyphs", "procedural", "photos"])

@@ -5,8 +5,8 @@ import gzip
 import numpy as np
 from PIL import Image
 
-from sfumato.config import Data
 from sfumato.data.sources import read_public, read_source
+from sfumato.settings.params import Data
 
 
 def write_idx(path, array):

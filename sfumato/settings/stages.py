@@ -2,7 +2,7 @@
 
 The `stage` program, the plan, the ledger and the docs are made from this table; a test compares `dvc.yaml` with it.
 A stage that the plan resolves is done by the function of its name in `stages/<name>.py`, and its parameters are the
-section of its name in `sfumato.config.Params`.
+section of its name in `sfumato.settings.params.Params`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sfumato.config import Settings
+    from sfumato.settings.params import Settings
 
 ARTIFACTS, PLAN = "artifacts", "artifacts/plan"
 CARD = "data/sensitive/card.json"  # the public card of the sensitive set
@@ -59,7 +59,7 @@ class Stage:
     @property
     def settings(self) -> type[Settings]:
         """The type of its parameters."""
-        from sfumato.config import Params
+        from sfumato.settings.params import Params
 
         found = Params.settings_of(self.name)
         assert found is not None, self.name

@@ -11,8 +11,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from sfumato import documents
-from sfumato.config import MACHINE, REST, UNLIMITED, Params
 from sfumato.errors import ConfigError, explained
+from sfumato.settings.params import MACHINE, REST, UNLIMITED, Params
 
 RECIPES = Path("pipelines")
 WHOLE = {"sources", "noise_levels"}  # replaced whole by an overlay, not merged key by key

@@ -110,7 +110,7 @@ class Strict(BaseModel):
 
 
 class Settings(Strict):
-    """The parameters of one stage, which `sfumato.pipeline` lists. A stage runs where `Params.run` names it."""
+    """The parameters of one stage, which `sfumato.settings.stages` lists. A stage runs where `Params.run` names it."""
 
     chooser: ClassVar[str] = ""  # the key that decides which inputs are read, where one does
 
