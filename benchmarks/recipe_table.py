@@ -149,13 +149,13 @@ def stage(*arguments: str) -> float:
 
 
 def digest_of_text(text: str) -> str:
-    from sfumato.digest import digest_of
+    from sfumato.storage.digest import digest_of
 
     return digest_of([text])
 
 
 def digest(*paths: Path) -> str:
-    from sfumato.digest import digest_of, digest_of_file
+    from sfumato.storage.digest import digest_of, digest_of_file
 
     return digest_of([digest_of_file(path) for path in paths])
 

@@ -21,11 +21,11 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from sfumato.artifacts import writing
+from sfumato.storage.artifacts import writing
 
 SELECT = """
 from pathlib import Path
-import numpy, torch, sfumato.data.images, sfumato.artifacts, matplotlib.figure
+import numpy, torch, sfumato.data.images, sfumato.storage.artifacts, matplotlib.figure
 def memory(field):
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) / 1024 for line in status if line.startswith(field))

@@ -19,10 +19,10 @@ import torch
 from pydantic_core import to_jsonable_python
 
 from sfumato.compute import device
-from sfumato.digest import digest_of
-from sfumato.documents import read_json
 from sfumato.errors import UNREADABLE
-from sfumato.files import replace_file
+from sfumato.storage.digest import digest_of
+from sfumato.storage.documents import read_json
+from sfumato.storage.files import replace_file
 
 TIMINGS = Path("cache") / "timings.json"  # below the state directory
 LEAST, PROBE = 0.1, 0.5  # seconds that a measurement lasts at least, and the look at what else the machine does

@@ -15,8 +15,6 @@ from dp_accounting import DpEvent
 
 from sfumato.consistency import check_consistent, check_public, settings_of
 from sfumato.data.store import Card, PublicCard
-from sfumato.digest import code_digest, digest_of
-from sfumato.documents import read_json, read_yaml
 from sfumato.errors import UNREADABLE, BudgetError, ConfigError
 from sfumato.privacy.accountant import Ask, calibrate, default_delta, epsilon, shares_of_rdp
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism, event_from_json
@@ -27,6 +25,8 @@ from sfumato.resolved import LINEAGE, Lineage, settings_digest
 from sfumato.settings.params import GROUP, IMAGE, REST, Params, QuerySettings
 from sfumato.settings.recipes import as_yaml
 from sfumato.settings.stages import QUERIES, STAGES, Kind, Stage
+from sfumato.storage.digest import code_digest, digest_of
+from sfumato.storage.documents import read_json, read_yaml
 
 OF_THE_SENSITIVE_SET = ("dataset_id", "classes", "size_hint")  # what a plan for the public set alone leaves out
 DOOR = "sfumato.privacy.charge"  # the code of every query: it draws the images and adds the noise

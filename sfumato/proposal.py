@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sfumato.documents import read_yaml
 from sfumato.errors import ConfigError
 from sfumato.settings.params import Params, Teacher, noise_at
 from sfumato.settings.recipes import RECIPES, overlaid, params_of, read_overlay, recipes_at
+from sfumato.storage.documents import read_yaml
 
 TABLE = Path(__file__).resolve().parent / "proposals.yaml"
 HALVINGS = 7  # of the way between the first and the last numbers of a row

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Ty
 
 from pydantic import Field
 
-from sfumato.digest import digest_of
-from sfumato.documents import EXACT, read_json, read_yaml, validated
 from sfumato.errors import ConfigError, explained
 from sfumato.settings.params import IMAGE, DatasetId, Model, Positive, Settings
 from sfumato.settings.stages import STAGES, Kind
+from sfumato.storage.digest import digest_of
+from sfumato.storage.documents import EXACT, read_json, read_yaml, validated
 
 if TYPE_CHECKING:
     from sfumato.privacy.events import Mechanism

@@ -19,7 +19,7 @@ from sfumato.public_model.network import load_latent, load_trained
 from sfumato.public_model.network import outline as outline_of_public_model
 from sfumato.public_model.reference import CONFIG, is_latent, load_codec
 from sfumato.settings.params import Model
-from sfumato.weights import WEIGHTS
+from sfumato.storage.weights import WEIGHTS
 
 Report = Callable[[int, int], None]
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sfumato.artifacts import read_artifact
 from sfumato.errors import BudgetError, ConfigError, DataError
-from sfumato.files import replace_file
+from sfumato.storage.artifacts import read_artifact
+from sfumato.storage.files import replace_file
 from stages.runner import (
     ARTIFACTS,
     CARD,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sfumato.data.store import CARD, load_public, read_public_card
 from sfumato.features.public_network import save_classifier
-from sfumato.files import write_json
 from sfumato.settings.params import Classifier
+from sfumato.storage.files import write_json
 from sfumato.warmup.public_classifier import train_public_classifier
 from stages.runner import StageRun, progress, say
 

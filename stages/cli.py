@@ -7,9 +7,9 @@ import sys
 
 import typer
 
-from sfumato.documents import HIDDEN
 from sfumato.errors import DataError, SfumatoError
 from sfumato.settings.stages import STAGES
+from sfumato.storage.documents import HIDDEN
 from stages import ledger, prepare, recipe
 from stages.audit import audit
 from stages.compare import compare

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from sfumato.errors import ConfigError, DataError, explained
-from sfumato.files import replace_file
+from sfumato.storage.files import replace_file
 from stages.runner import EVALUATION, DryRun, check_local, show_local, state_dir
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from sfumato.data.store import load_public
 from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.memory import images_kept
-from sfumato.pictures import save_png, to_grid
 from sfumato.settings.params import Denoiser, Phase, Pretrain
+from sfumato.storage.png import save_png, to_grid
 from sfumato.warmup.curriculum import MappedImages, over_all, warm_up
 from stages.runner import StageRun, progress
 

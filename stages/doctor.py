@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from sfumato.artifacts import read_artifact
 from sfumato.errors import DataError
+from sfumato.storage.artifacts import read_artifact
 from stages.dvc_notes import lock_in_words, notes_in_words
 from stages.runner import CARD, PUBLIC, CardPath, PublicPath, state_dir, table_console
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sfumato.documents import read_json, read_yaml
-from sfumato.files import replace_file
+from sfumato.storage.documents import read_json, read_yaml
+from sfumato.storage.files import replace_file
 
 NOTES, COPY, RUNNING = Path("dvc.lock"), Path(".dvc/tmp/whole.lock"), Path(".dvc/tmp/rwlock")
 

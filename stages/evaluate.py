@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sfumato.artifacts import read_artifact
 from sfumato.errors import BudgetError
-from sfumato.files import keep_private, replace_file, write_json
+from sfumato.storage.artifacts import read_artifact
+from sfumato.storage.files import keep_private, replace_file, write_json
 from stages import launch
 from stages.runner import (
     CARD,

@@ -12,10 +12,10 @@ from sfumato.dpsgd.checkpoint import drop_checkpoints
 from sfumato.dpsgd.run import State, epsilon_by_step, fine_tune, save_log
 from sfumato.dpsgd.trainable import check_trained, choose_trainable, save_trained
 from sfumato.errors import ConfigError
-from sfumato.files import replace_file
 from sfumato.queries.count import read_counts
 from sfumato.queries.saliency import read_ranking
 from sfumato.settings.params import Finetune
+from sfumato.storage.files import replace_file
 from sfumato.synthesizer import ensure_latents, load_start, start_file
 from stages.runner import EVALUATION, QueryRun, load_plan, progress, say, state_dir
 

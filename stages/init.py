@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from sfumato.errors import ConfigError
-from sfumato.files import replace_file
+from sfumato.storage.files import replace_file
 from stages.runner import ROOT, git, say, state_dir
 
 if TYPE_CHECKING:

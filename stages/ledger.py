@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from sfumato.artifacts import Artifact, merge_records, read_artifact
 from sfumato.errors import BudgetError, ConfigError, SfumatoError, explained
-from sfumato.files import replace_file
 from sfumato.settings.stages import QUERIES, STAGES
+from sfumato.storage.artifacts import Artifact, merge_records, read_artifact
+from sfumato.storage.files import replace_file
 from stages.dvc_notes import keep_copy
 from stages.runner import (
     ARTIFACTS,
@@ -46,9 +46,9 @@ def write(
     """Compose the records of the release and of every query into the ledger, and check it."""
     from sfumato.data.lineage import remember
     from sfumato.data.store import read_card
-    from sfumato.journal import REGROUP
     from sfumato.privacy.ledger import build_ledger, by_id, check_ledger, ledger_text, read_budget, seen_of
     from sfumato.privacy.odometer import Odometer
+    from sfumato.storage.journal import REGROUP
 
     budget = read_budget(folder / "plan" / "budget.json")
     artifacts = [read_artifact(folder / stage, stage) for stage in ("synthesize", *QUERIES)]
@@ -244,9 +244,9 @@ def history(
     """Everything ever opened on the sensitive images, aborted charges too."""
 
     from sfumato.data.store import read_card
-    from sfumato.journal import GENESIS
     from sfumato.privacy.accountant import epsilon
     from sfumato.privacy.odometer import ABANDON, ADOPT, CLOSE, LOCAL, OPEN, PROGRESS, Odometer
+    from sfumato.storage.journal import GENESIS
 
     odometer = Odometer(state_dir(), dataset or read_card(card).dataset_id)
     entries = odometer.entries()

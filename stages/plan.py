@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from sfumato.artifacts import merge_records, read_artifact
 from sfumato.errors import BudgetError, ConfigError
-from sfumato.files import replace_file
 from sfumato.settings.stages import STAGES
+from sfumato.storage.artifacts import merge_records, read_artifact
+from sfumato.storage.files import replace_file
 from stages.runner import (
     ARTIFACTS,
     CARD,

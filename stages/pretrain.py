@@ -6,11 +6,11 @@ import torch
 
 from sfumato.compute import device
 from sfumato.diffusion.unet import UNet, drop_extra_classes
-from sfumato.pictures import save_png
 from sfumato.public_model.reference import save_reference
 from sfumato.queries.count import read_counts
 from sfumato.queries.frequency import load_embedding
 from sfumato.settings.params import Pretrain
+from sfumato.storage.png import save_png
 from sfumato.warmup.generator import Match
 from sfumato.warmup.phases import through_phases
 from sfumato.warmup.training_sets import training_sets

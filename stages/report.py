@@ -12,9 +12,9 @@ from typing import Annotated
 
 import typer
 
-from sfumato.artifacts import check_out, read_artifact, writing
 from sfumato.errors import ConfigError
-from sfumato.files import replace_file
+from sfumato.storage.artifacts import check_out, read_artifact, writing
+from sfumato.storage.files import replace_file
 from stages.runner import ARTIFACTS, EVALUATION, LEDGER, DryRun, check_local, input_option, say
 
 

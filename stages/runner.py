@@ -21,13 +21,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sfumato.artifacts import Artifact, check_out, own_record, read_artifact, write_empty, writing
-from sfumato.digest import digest_of_file
-from sfumato.documents import parse_json, read_json, read_text, validated
 from sfumato.errors import BudgetError, ConfigError, SfumatoError, explained
-from sfumato.files import check_writable, copy_directory
 from sfumato.settings import stages
 from sfumato.settings.stages import STAGES, Kind, Stage
+from sfumato.storage.artifacts import Artifact, check_out, own_record, read_artifact, write_empty, writing
+from sfumato.storage.digest import digest_of_file
+from sfumato.storage.documents import parse_json, read_json, read_text, validated
+from sfumato.storage.files import check_writable, copy_directory
 from stages import launch
 from stages.dvc_notes import keep_copy
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from sfumato.artifacts import merge_records
 from sfumato.compute import device
 from sfumato.queries.count import read_counts
 from sfumato.queries.teacher import guide_by, load_teacher
@@ -11,6 +10,7 @@ from sfumato.release.release import save_release
 from sfumato.release.synthesis import draw_mixture
 from sfumato.release.variation import vary
 from sfumato.settings.params import Synthesize
+from sfumato.storage.artifacts import merge_records
 from stages.runner import StageRun, progress
 
 

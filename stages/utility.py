@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from sfumato.artifacts import read_artifact
 from sfumato.errors import ConfigError
-from sfumato.files import csv_text, replace_file, write_json
+from sfumato.storage.artifacts import read_artifact
+from sfumato.storage.files import csv_text, replace_file, write_json
 from stages.runner import (
     ARTIFACTS,
     CARD,

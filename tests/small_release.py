@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import torch
 
-from sfumato.artifacts import writing
 from sfumato.privacy.events import Mechanism, event_to_json
 from sfumato.release.release import save_release
 from sfumato.release.variation import Varied
 from sfumato.settings.params import Synthesize
+from sfumato.storage.artifacts import writing
 
 RECORD = {
     "id": "a" * 32,

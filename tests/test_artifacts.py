@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from sfumato.artifacts import merge_records, read_artifact, write_empty, writing
 from sfumato.errors import ConfigError, DataError
+from sfumato.storage.artifacts import merge_records, read_artifact, write_empty, writing
 
 ONE, TWO = {"id": "1", "stage": "count"}, {"id": "2", "stage": "central"}
 

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from sfumato.digest import canonical, code_digest, digest_of, digest_of_file, import_closure
 from sfumato.plan import DOOR, MEASURED, code_of
 from sfumato.settings.stages import QUERIES, STAGES
+from sfumato.storage.digest import canonical, code_digest, digest_of, digest_of_file, import_closure
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -109,7 +109,7 @@ def queries_that_change(root: Path, file: str, old: str, new: str) -> set[str]:
     ("file", "old", "new"),
     [
         ("sfumato/queries/count.py", '"""', '"""Another. '),  # a docstring
-        ("sfumato/pictures.py", "), 2\n", "), 3\n"),  # a picture's gap
+        ("sfumato/storage/png.py", "), 2\n", "), 3\n"),  # a picture's gap
         ("sfumato/queries/central.py", "choose a divisor", "take a divisor"),  # the text of an error
         ("sfumato/privacy/charge.py", "nothing was drawn for this release", "no draw came before"),
         (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sfumato.documents import (
+from sfumato.storage.documents import (
     DEEPEST,
     class_name,
     dataset_name,

@@ -7,7 +7,14 @@ import sys
 
 import pytest
 
-from sfumato.files import check_writable, copy_directory, keep_private, replace_file, replacing, replacing_directory
+from sfumato.storage.files import (
+    check_writable,
+    copy_directory,
+    keep_private,
+    replace_file,
+    replacing,
+    replacing_directory,
+)
 
 
 def dead_process() -> int:
@@ -82,7 +89,7 @@ def test_weights_that_do_not_fit_on_the_disk_are_an_error_of_the_system_in_one_l
     program = (
         "import resource, sys, torch\n"
         "from pathlib import Path\n"
-        "from sfumato.weights import save_tensors\n"
+        "from sfumato.storage.weights import save_tensors\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "try:\n"
         "    save_tensors({'x': torch.zeros(10_000)}, Path(sys.argv[1]))\n"

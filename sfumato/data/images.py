@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sfumato.errors import UNREADABLE, DataError, explained
-from sfumato.files import open_private, replacing
+from sfumato.storage.files import open_private, replacing
 
 Shape = tuple[int, int, int]  # channels, height, width
 IMAGES, LABELS, GROUPS = "images.npy", "labels.npy", "groups.npy"

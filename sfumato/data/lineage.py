@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sfumato.artifacts import PRIVACY, Artifact, as_text, read_artifact
 from sfumato.data.images import IMAGES, load_array
 from sfumato.data.overlap import digests
 from sfumato.data.store import CARD
-from sfumato.digest import digest_of, digest_of_file
-from sfumato.documents import read_json, validated
 from sfumato.errors import ConfigError, DataError
-from sfumato.files import replace_private
+from sfumato.storage.artifacts import PRIVACY, Artifact, as_text, read_artifact
+from sfumato.storage.digest import digest_of, digest_of_file
+from sfumato.storage.documents import read_json, validated
+from sfumato.storage.files import replace_private
 
 RELEASED = "released"  # below the state directory: a file for each artifact that was released from here
 HELD = {".safetensors", ".png", ".npz", ".parquet"}  # files of a release that a copy of it would hold

@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from sfumato.artifacts import Artifact, writing
 from sfumato.data.images import GROUPS, IMAGES, ImageSet, ImageWriter, load_array, load_images
 from sfumato.data.lineage import lineage, recognised
 from sfumato.data.listing import listing_of
@@ -34,12 +33,13 @@ from sfumato.data.overlap import digests, refuse_overlap
 from sfumato.data.rendered import DRAWN
 from sfumato.data.sources import Example, Source, read_public, read_source
 from sfumato.data.store import CARD, HOLDOUT, SENSITIVE, Card, PublicCard, dataset_directory, load_prepared, read_card
-from sfumato.documents import read_json
 from sfumato.errors import ConfigError, DataError, explained
-from sfumato.files import open_private, replace_file
-from sfumato.journal import REGROUP, Journal
-from sfumato.pictures import save_png, to_grid
 from sfumato.settings.params import GROUP, IMAGE, OF_THE_OWNER, Data, Public
+from sfumato.storage.artifacts import Artifact, writing
+from sfumato.storage.documents import read_json
+from sfumato.storage.files import open_private, replace_file
+from sfumato.storage.journal import REGROUP, Journal
+from sfumato.storage.png import save_png, to_grid
 
 KEY_BYTES = 32
 ORIGIN = "origin.json"  # source and path of prepared images: private

@@ -23,11 +23,11 @@ from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from sfumato.data.images import ImageSet, load_array, load_images, write_header
-from sfumato.digest import digest_of
-from sfumato.documents import EXACT, class_name, read_json, validated
 from sfumato.errors import DataError, explained
-from sfumato.files import open_private
 from sfumato.settings.params import GROUP, IMAGE, DatasetId
+from sfumato.storage.digest import digest_of
+from sfumato.storage.documents import EXACT, class_name, read_json, validated
+from sfumato.storage.files import open_private
 
 SENSITIVE, HOLDOUT, CARD = "sensitive", "holdout", "card.json"
 AGAIN = "run `stage prepare sensitive`"

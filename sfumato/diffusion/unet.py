@@ -21,7 +21,7 @@ from sfumato.diffusion.denoiser import Denoiser, Network, Sampler
 from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.sampler import Guide, drawing_in_bfloat16, sample
 from sfumato.errors import ConfigError
-from sfumato.weights import load_network, save_network
+from sfumato.storage.weights import load_network, save_network
 
 HEAD_CHANNELS = 32
 MOST_GROUPS = 65_535  # that the derivative of PyTorch's group normalisation takes at a time on CUDA

@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sfumato import processes
-from sfumato.files import replacing, sync
-from sfumato.weights import save_tensors
+from sfumato.storage.files import replacing, sync
+from sfumato.storage.weights import save_tensors
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge

@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfumato.digest import digest_of_file
-from sfumato.documents import read_json
 from sfumato.errors import ConfigError, DataError, explained
-from sfumato.files import write_json
 from sfumato.settings.params import Lora
-from sfumato.weights import load_tensors, save_tensors
+from sfumato.storage.digest import digest_of_file
+from sfumato.storage.documents import read_json
+from sfumato.storage.files import write_json
+from sfumato.storage.weights import load_tensors, save_tensors
 
 ADAPTER, ADAPTER_CONFIG = "adapter.safetensors", "adapter.json"
 AGAIN = "run `stage finetune` again"

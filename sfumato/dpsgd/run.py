@@ -24,11 +24,11 @@ from sfumato.dpsgd.checkpoint import make_durable, resume
 from sfumato.dpsgd.clip import unflatten
 from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw, settle_gradients
 from sfumato.dpsgd.memory import STEP_COPIES, images_at_a_time
-from sfumato.files import csv_text
 from sfumato.privacy.accountant import epsilon_and_order, rdp_curve
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import secret_generator
 from sfumato.settings.params import Descent
+from sfumato.storage.files import csv_text
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge

@@ -18,8 +18,8 @@ from torch.func import functional_call
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.dpsgd.lora import add_lora, merge, save_adapter
 from sfumato.errors import ConfigError, DataError, SfumatoError
-from sfumato.files import write_json
 from sfumato.settings.params import SALIENT, Finetune
+from sfumato.storage.files import write_json
 
 ATTENTION = r"(.*\.)?(attention|attn\d*)\."  # the names of our U-Net and of public text-to-image models
 PATTERNS = {"qkv": ATTENTION + r"(to_)?[qkv]\.weight", "qkvo": ATTENTION + r"((to_)?[qkv]|out|to_out\.0)\.weight"}

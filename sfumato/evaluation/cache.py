@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from sfumato.evaluation.extractors import Extractor
-from sfumato.files import replace_private
+from sfumato.storage.files import replace_private
 
 KEPT = 24  # files; those unused for longest are deleted first
 

@@ -15,15 +15,15 @@ from pathlib import Path
 
 from sfumato.data.images import ImageSet
 from sfumato.data.prepare import fingerprint
-from sfumato.documents import read_json
 from sfumato.errors import DataError, explained
 from sfumato.evaluation.classifiers import NETWORKS
 from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.plots import accuracies
-from sfumato.files import csv_text, replace_private
 from sfumato.privacy.ledger import KEYS, check_ledger, folder_md5, md5_of, read_ledger
 from sfumato.resolved import StagePlan
 from sfumato.settings.params import Evaluate
+from sfumato.storage.documents import read_json
+from sfumato.storage.files import csv_text, replace_private
 
 EVALUATIONS = "evaluations"  # in the state directory
 RELEASE, LEDGER = "artifacts/synthesize", "ledger.json"  # as DVC names them

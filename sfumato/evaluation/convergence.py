@@ -18,17 +18,17 @@ from sfumato.data.images import as_uint8
 from sfumato.data.store import Card
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.ema import ema_model
-from sfumato.documents import read_json
 from sfumato.errors import ConfigError
 from sfumato.evaluation.cache import features_of
 from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.feature_space import feature_space
 from sfumato.evaluation.metrics.frechet import frechet_distance
 from sfumato.evaluation.scores import some
-from sfumato.files import csv_text, write_json
 from sfumato.privacy.opening import open_local
 from sfumato.resolved import StagePlan
 from sfumato.settings.params import Evaluate, Model
+from sfumato.storage.documents import read_json
+from sfumato.storage.files import csv_text, write_json
 
 IMAGES = 500  # drawn at a time
 SOLVER_STEPS = 12

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from sfumato import compute
 from sfumato.data.images import ImageSet
-from sfumato.digest import digest_of_file
 from sfumato.errors import ConfigError, DataError, nearest
 from sfumato.evaluation.classifiers import FEATURES
 from sfumato.evaluation.downstream import apply, train_classifier
 from sfumato.settings.params import Evaluate
+from sfumato.storage.digest import digest_of_file
 
 PUBLISHED = "6726825d"  # start of the sha256 of pytorch-fid's Inception weights, as in its file name
 EPOCHS = 4  # over the drawn images; at least downstream.MIN_STEPS steps

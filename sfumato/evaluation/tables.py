@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from sfumato.evaluation.plots import scored
-from sfumato.files import csv_text
+from sfumato.storage.files import csv_text
 
 
 def accuracy_table(found: dict) -> str:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfumato.data.images import Shape
-from sfumato.weights import load_network, save_network
+from sfumato.storage.weights import load_network, save_network
 
 DEPTH = 4  # at most: each but the first halves the sides, down to SMALLEST
 SMALLEST = 4

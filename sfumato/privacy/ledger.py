@@ -16,14 +16,14 @@ from typing import Annotated, Any, ClassVar
 from dp_accounting import DpEvent
 from pydantic import AfterValidator, Field
 
-from sfumato.artifacts import as_text, empty_content
-from sfumato.digest import canonical, digest_of
-from sfumato.documents import EXACT, read_json, read_yaml, second, validated
 from sfumato.errors import BudgetError, ConfigError, explained
 from sfumato.privacy.accountant import ACCOUNTANTS, RELATIONS, epsilon, shares_of_rdp
 from sfumato.privacy.events import SECRET, UNITS, common_adjacency, event_from_json
 from sfumato.settings.params import GROUP, DatasetId, Positive, PositiveFloat
 from sfumato.settings.stages import QUERIES
+from sfumato.storage.artifacts import as_text, empty_content
+from sfumato.storage.digest import canonical, digest_of
+from sfumato.storage.documents import EXACT, read_json, read_yaml, second, validated
 
 SCHEMA = 4
 RECORD_ID = re.compile("[0-9a-f]{32}")  # it also names a directory

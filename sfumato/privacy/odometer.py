@@ -13,9 +13,9 @@ from typing import Any
 from dp_accounting import DpEvent
 
 from sfumato.errors import BudgetError
-from sfumato.journal import GENESIS, REGROUP, Journal
 from sfumato.privacy.events import event_from_json
 from sfumato.privacy.ledger import is_record
+from sfumato.storage.journal import GENESIS, REGROUP, Journal
 
 OPEN, RESUME, PROGRESS, CLOSE, ABANDON = "open", "resume", "progress", "close", "abandon"
 LOCAL = "local"

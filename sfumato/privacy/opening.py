@@ -19,8 +19,6 @@ from pydantic import Field
 from sfumato import processes
 from sfumato.data.images import ImageSet
 from sfumato.data.store import SENSITIVE, Card, LatentSet, load_latents, load_prepared
-from sfumato.digest import digest_of
-from sfumato.documents import EXACT
 from sfumato.errors import BudgetError, explained
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.charge import Charge, Share
@@ -28,6 +26,8 @@ from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mecha
 from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.odometer import CLOSE, LOCAL, OPEN, RESUME, Odometer
 from sfumato.settings.params import GROUP, IMAGE, OF_THE_OWNER, UNLIMITED
+from sfumato.storage.digest import digest_of
+from sfumato.storage.documents import EXACT
 
 ONE_IMAGE_EACH = "no two images are of one person, says the owner"  # what unit: image, where it is written, claims
 OF_A_GROUP = "; of a group the mean over its images, which is no longer than that of one"

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sfumato import documents
-from sfumato.digest import digest_of, digest_of_file
 from sfumato.errors import ConfigError, DataError, explained
 from sfumato.settings.params import Model
+from sfumato.storage import documents
+from sfumato.storage.digest import digest_of, digest_of_file
 
 INDEX = "model_index.json"
 KNOWN = {  # the classes that this package can load, by part

@@ -32,7 +32,7 @@ from sfumato.public_model.reference import (
 )
 from sfumato.public_model.sampler import sample_latents
 from sfumato.settings.params import Model, NoiseLevels, TimestepMixture
-from sfumato.weights import load_tensors, save_tensors
+from sfumato.storage.weights import load_tensors, save_tensors
 
 TRAINED = "trained.safetensors"
 

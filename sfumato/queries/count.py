@@ -10,12 +10,12 @@ import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from sfumato.artifacts import Artifact
-from sfumato.documents import read_json, validated
 from sfumato.errors import DataError, explained
-from sfumato.files import write_json
 from sfumato.privacy.rows import Rows, membership
 from sfumato.settings.params import PositiveFloat
+from sfumato.storage.artifacts import Artifact
+from sfumato.storage.documents import read_json, validated
+from sfumato.storage.files import write_json
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge

@@ -8,12 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from sfumato.data.images import Shape
-from sfumato.documents import read_json
 from sfumato.errors import DataError, explained
 from sfumato.features.cosine import ClassMoments, CosineMoments
-from sfumato.files import write_json
 from sfumato.settings.params import Covariance
-from sfumato.weights import load_tensors, save_tensors
+from sfumato.storage.documents import read_json
+from sfumato.storage.files import write_json
+from sfumato.storage.weights import load_tensors, save_tensors
 
 MOMENTS, ABOUT = "covariance.safetensors", "features.json"
 

@@ -17,16 +17,16 @@ from torch import Tensor, nn
 
 from sfumato.compute import sent
 from sfumato.data.images import ImageSet
-from sfumato.documents import read_json
 from sfumato.errors import DataError, explained
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.projection import CELLS, ProjectedFeatures
-from sfumato.files import write_json
 from sfumato.privacy.rows import Rows, membership
 from sfumato.queries.teacher import TeacherNetwork, relabelled, spanning
 from sfumato.settings.params import Classifier, Embedding, FeatureMap, Learned
+from sfumato.storage.documents import read_json
+from sfumato.storage.files import write_json
+from sfumato.storage.weights import load_network, load_tensors, save_network, save_tensors
 from sfumato.warmup.public_classifier import train_public_classifier
-from sfumato.weights import load_network, load_tensors, save_network, save_tensors
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge

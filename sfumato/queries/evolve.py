@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from sfumato.data.images import ImageSet, Shape, as_uint8, save_images
-from sfumato.digest import digest_of
 from sfumato.dpsgd.checkpoint import make_durable, resume
 from sfumato.features.projection import BATCH, ProjectedFeatures
 from sfumato.features.public_network import PublicNetwork
-from sfumato.files import csv_text
-from sfumato.pictures import save_png, to_grid
 from sfumato.privacy.rows import Rows, membership
 from sfumato.settings.params import Evolve
+from sfumato.storage.digest import digest_of
+from sfumato.storage.files import csv_text
+from sfumato.storage.png import save_png, to_grid
 from sfumato.warmup.evolution import (
     Population,
     PublicGenerator,

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from sfumato.documents import read_json
 from sfumato.errors import DataError, explained
 from sfumato.features.fourier import FourierFeatures
-from sfumato.files import write_json
 from sfumato.settings.params import FeatureMap
-from sfumato.weights import load_tensors, save_tensors
+from sfumato.storage.documents import read_json
+from sfumato.storage.files import write_json
+from sfumato.storage.weights import load_tensors, save_tensors
 
 
 def save_embedding(embedding: Tensor, features: FourierFeatures, directory: Path) -> None:

@@ -13,14 +13,14 @@ from pathlib import Path
 from torch import Tensor
 
 from sfumato.data.images import Shape
-from sfumato.documents import read_json
 from sfumato.errors import DataError, explained
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.projection import CELLS, ClassifierFeatures
 from sfumato.features.public_network import PublicNetwork, arguments_of, build_network
-from sfumato.files import write_json
 from sfumato.settings.params import FeatureMap, Moments
-from sfumato.weights import load_network, load_tensors, save_network, save_tensors
+from sfumato.storage.documents import read_json
+from sfumato.storage.files import write_json
+from sfumato.storage.weights import load_network, load_tensors, save_network, save_tensors
 
 MOMENTS, ABOUT = "moments.safetensors", "features.json"
 

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from sfumato.artifacts import Artifact
 from sfumato.compute import sent
 from sfumato.diffusion.denoiser import Denoiser
-from sfumato.documents import read_json
 from sfumato.dpsgd.clip import unflatten
 from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw, settle_gradients
 from sfumato.dpsgd.memory import SALIENCY_COPIES, images_at_a_time
 from sfumato.errors import DataError, explained
-from sfumato.files import csv_text, write_json
 from sfumato.privacy.noise import secret_generator
 from sfumato.settings.params import Saliency
+from sfumato.storage.artifacts import Artifact
+from sfumato.storage.documents import read_json
+from sfumato.storage.files import csv_text, write_json
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge

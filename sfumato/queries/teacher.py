@@ -21,7 +21,7 @@ from sfumato.features.projection import BATCH, ProjectedFeatures
 from sfumato.features.public_network import PublicNetwork
 from sfumato.privacy.rows import Rows, membership
 from sfumato.settings.params import Teacher
-from sfumato.weights import load_network, save_network
+from sfumato.storage.weights import load_network, save_network
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge

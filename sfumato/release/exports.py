@@ -12,9 +12,9 @@ import numpy as np
 
 from sfumato.data.images import ImageSet
 from sfumato.errors import ConfigError
-from sfumato.files import FORMULA, csv_text, replace_file
-from sfumato.pictures import png_bytes, save_png
 from sfumato.release.marks import Mark
+from sfumato.storage.files import FORMULA, csv_text, replace_file
+from sfumato.storage.png import png_bytes, save_png
 
 NPZ, PNG, METADATA = "images.npz", "png", "metadata.csv"
 PARQUET = "parquet/train-00000-of-00001.parquet"  # dataset hubs name the parts of a split so

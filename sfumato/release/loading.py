@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sfumato.digest import digest_of_file
 from sfumato.errors import DataError, explained
+from sfumato.storage.digest import digest_of_file
 
 if TYPE_CHECKING:
     from sfumato.release.torch_dataset import ReleaseDataset

@@ -15,9 +15,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sfumato.artifacts import PRIVACY, Artifact, read_artifact
-from sfumato.digest import digest_of_file
-from sfumato.documents import read_json
 from sfumato.errors import UNREADABLE, BudgetError, DataError, SfumatoError, explained
 from sfumato.privacy.accountant import round_up
 from sfumato.privacy.events import UNITS, ZERO_OUT_ONE, event_from_json
@@ -27,6 +24,9 @@ from sfumato.release.card import ABOUT, neighbours
 from sfumato.release.marks import PUBLIC_SOURCE
 from sfumato.settings.params import GROUP, IMAGE
 from sfumato.settings.stages import QUERIES
+from sfumato.storage.artifacts import PRIVACY, Artifact, read_artifact
+from sfumato.storage.digest import digest_of_file
+from sfumato.storage.documents import read_json
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 FALSE_ALARMS = 0.01

@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import sfumato
-from sfumato.artifacts import PRIVACY, Artifact
-from sfumato.digest import digest_of_file
-from sfumato.documents import read_json
 from sfumato.privacy.accountant import round_up
 from sfumato.release.croissant import croissant
 from sfumato.release.registry import ASKED, registry_entry
@@ -25,6 +22,9 @@ from sfumato.release.report import (
     what_was_released,
 )
 from sfumato.settings.recipes import as_yaml
+from sfumato.storage.artifacts import PRIVACY, Artifact
+from sfumato.storage.digest import digest_of_file
+from sfumato.storage.documents import read_json
 
 CROISSANT, REGISTRY = "croissant.json", "deployment.yaml"
 

@@ -13,8 +13,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeGuard, get_args
 import numpy as np
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from sfumato.documents import dataset_name
 from sfumato.errors import ConfigError, nearest
+from sfumato.storage.documents import dataset_name
 
 REST = "rest"
 UNLIMITED = "unlimited"  # a lifetime budget: for images that are public

@@ -10,9 +10,9 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from sfumato import documents
 from sfumato.errors import ConfigError, explained
 from sfumato.settings.params import MACHINE, REST, UNLIMITED, Params
+from sfumato.storage import documents
 
 RECIPES = Path("pipelines")
 WHOLE = {"sources", "noise_levels"}  # replaced whole by an overlay, not merged key by key
@@ -22,7 +22,7 @@ def recipes_at(folder: Path) -> Path:
     """`folder`; where it is the default one and not there, the recipes that came with the package."""
     if folder != RECIPES or folder.is_dir():
         return folder
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     installed = package / RECIPES
     return installed if installed.is_dir() else package.parent / RECIPES  # of a clone
 

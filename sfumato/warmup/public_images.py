@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sfumato.data.images import ImageSet, load_array
-from sfumato.documents import read_json
 from sfumato.errors import DataError, explained
+from sfumato.storage.documents import read_json
 from sfumato.warmup.curriculum import Images, MappedImages
 
 AGAIN = "run `stage select` again"

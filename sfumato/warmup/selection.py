@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sfumato.data.images import ImageSet, load_array
-from sfumato.documents import read_json
 from sfumato.errors import ConfigError, DataError, explained
-from sfumato.files import csv_text, write_json
-from sfumato.pictures import save_png, to_grid
 from sfumato.settings.params import Select
+from sfumato.storage.documents import read_json
+from sfumato.storage.files import csv_text, write_json
+from sfumato.storage.png import save_png, to_grid
 
 SHOWN, EXAMPLES, TALLEST = 60, 6, 20  # of the picture: classes, images of each, classes in a column
 SUREST = 12  # images of each class in the picture of those that a teacher chose

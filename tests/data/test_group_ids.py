@@ -13,11 +13,11 @@ from sfumato.data.groups import checked, spelling
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import load_prepared, read_card
 from sfumato.errors import ConfigError, DataError, SfumatoError
-from sfumato.journal import Journal
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.opening import Permission, Work, open_charge
 from sfumato.settings.params import Data, Groups
+from sfumato.storage.journal import Journal
 
 ID = "Q7734"  # how every id here begins: it must be in no file and in no message
 

@@ -4,7 +4,7 @@ import torch
 
 from sfumato.data.images import ImageSet, ImageWriter, load_images, save_images
 from sfumato.errors import DataError
-from sfumato.pictures import save_png, to_grid
+from sfumato.storage.png import save_png, to_grid
 
 
 def test_a_set_survives_the_disk_and_is_memory_mapped(digits, tmp_path):

@@ -11,12 +11,12 @@ import yaml
 from PIL import Image
 from sources.writers import write_folder, write_idx, write_imagenet32, write_mnist
 
-from sfumato.artifacts import read_artifact
 from sfumato.data import listing, prepare, sources
 from sfumato.data.prepare import fingerprint, is_held_out, prepare_public, prepare_sensitive, refuse_sensitive_as_public
 from sfumato.data.store import load_prepared, load_public, read_card
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.params import Data, Public
+from sfumato.storage.artifacts import read_artifact
 from stages.cli import main
 
 KEY = bytes(range(32))

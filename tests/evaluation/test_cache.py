@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sfumato import files
 from sfumato.evaluation import cache
 from sfumato.evaluation.cache import features_of, key_of
 from sfumato.evaluation.extractors import Extractor
+from sfumato.storage import files
 
 IMAGES = np.random.default_rng(0).integers(0, 256, size=(9, 4, 4, 1), dtype=np.uint8)
 

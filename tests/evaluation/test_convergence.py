@@ -10,10 +10,8 @@ import pytest
 import torch
 import yaml
 
-from sfumato.artifacts import read_artifact, writing
 from sfumato.data.images import save_images
 from sfumato.diffusion.unet import UNet
-from sfumato.digest import import_closure
 from sfumato.errors import ConfigError, DataError
 from sfumato.evaluation import convergence, downstream, feature_space
 from sfumato.evaluation.convergence import ROWS, Convergence
@@ -24,6 +22,8 @@ from sfumato.release.report import report_page
 from sfumato.resolved import StagePlan
 from sfumato.settings.params import Evaluate, Model
 from sfumato.settings.stages import STAGES
+from sfumato.storage.artifacts import read_artifact, writing
+from sfumato.storage.digest import import_closure
 from stages.cli import main
 from stages.runner import ROOT
 

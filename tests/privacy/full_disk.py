@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from conftest import Owner
 
-from sfumato.artifacts import read_artifact, writing
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import read_card
 from sfumato.settings.params import Data
+from sfumato.storage.artifacts import read_artifact, writing
 
 PAGE = 4096
 ROOM = range(12)  # pages that are left on the disk: from none to more than a charge needs

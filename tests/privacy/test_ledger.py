@@ -6,8 +6,6 @@ import re
 import pytest
 import yaml
 
-from sfumato.artifacts import write_empty
-from sfumato.digest import digest_of
 from sfumato.errors import BudgetError
 from sfumato.privacy.accountant import default_delta
 from sfumato.privacy.events import SECRET, SEEDED, UNITS, Mechanism, event_to_json
@@ -20,6 +18,8 @@ from sfumato.privacy.ledger import (
     read_ledger,
 )
 from sfumato.settings.params import GROUP
+from sfumato.storage.artifacts import write_empty
+from sfumato.storage.digest import digest_of
 
 HINT = 1500
 BUDGET = {"recipe": "feta-pro", "accountant": "rdp", "delta": default_delta(HINT), "size_hint": HINT, "target": 10.0}

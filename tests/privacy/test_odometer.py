@@ -148,7 +148,7 @@ def test_the_journal_of_another_dataset_does_not_fit(tmp_path):
 
 
 def test_a_head_stands_for_all_before_it_and_tells_nothing_of_them(tmp_path, monkeypatch):
-    monkeypatch.setattr("sfumato.journal.time.time", lambda: 0)
+    monkeypatch.setattr("sfumato.storage.journal.time.time", lambda: 0)
     heads = []
     for place in ("x", "y"):  # the same entries, two salts
         odometer = spent(tmp_path / place)

@@ -8,14 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from sfumato.artifacts import write_empty, writing
 from sfumato.diffusion.unet import UNet, load_model
 from sfumato.dpsgd import run as dpsgd
 from sfumato.dpsgd.gradients import draw, per_image_gradients
 from sfumato.dpsgd.run import State, step
 from sfumato.dpsgd.trainable import candidates, choose_trainable, flat
 from sfumato.errors import BudgetError, ConfigError, DataError, SfumatoError
-from sfumato.pictures import plot_saliency, split_name
 from sfumato.plan import code_of
 from sfumato.privacy.events import Mechanism, event_from_json
 from sfumato.queries import saliency
@@ -23,6 +21,8 @@ from sfumato.queries.saliency import query_saliency, rank_candidates, ranked
 from sfumato.resolved import QueryPlan
 from sfumato.settings.params import SALIENT, Finetune, Lora, Model, Saliency
 from sfumato.settings.stages import STAGES
+from sfumato.storage.artifacts import write_empty, writing
+from sfumato.storage.png import plot_saliency, split_name
 from sfumato.synthesizer import load_synthesizer
 from stages import runner
 

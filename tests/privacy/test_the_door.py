@@ -11,7 +11,6 @@ import pytest
 import torch
 from filelock import FileLock, Timeout
 
-from sfumato.artifacts import Artifact, read_artifact, writing
 from sfumato.data.images import ImageSet
 from sfumato.data.lineage import lineage, remember
 from sfumato.data.prepare import secret_key
@@ -25,6 +24,7 @@ from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.opening import DAY, Permission
 from sfumato.release.card import dataset_card
 from sfumato.settings.params import GROUP, IMAGE, Synthesize
+from sfumato.storage.artifacts import Artifact, read_artifact, writing
 from stages import ledger as ledger_stage
 from stages.runner import QueryRun, StageRun, check_local
 

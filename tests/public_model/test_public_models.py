@@ -103,8 +103,8 @@ RUN = [name for name in STAGES if name not in ("classifier", "select", "evaluate
     ],
 )
 def test_the_whole_pipeline_ends_in_labelled_images_with_a_ledger(models, repository, kind, recipe):
-    from sfumato.digest import digest_of_file
     from sfumato.public_model.network import load_latent
+    from sfumato.storage.digest import digest_of_file
     from sfumato.synthesizer import load_synthesizer
 
     set_up(repository, models / kind, recipe)
@@ -190,8 +190,8 @@ def test_the_mistakes_of_a_user_are_one_sentence_and_an_exit_code(models, reposi
 
 def test_a_model_that_was_made_from_sensitive_images_brings_its_records(models, repository):
     """A fine-tuned model given as the public one lost what it had cost."""
-    from sfumato.artifacts import read_artifact, writing
     from sfumato.privacy.events import SECRET, Mechanism, event_to_json
+    from sfumato.storage.artifacts import read_artifact, writing
 
     record = {
         "id": f"{7:032x}",

@@ -10,9 +10,9 @@ import torch
 from small_release import RECORD, write_release
 
 import sfumato
-from sfumato.artifacts import write_empty, writing
 from sfumato.data.images import ImageSet, save_images
 from sfumato.errors import DataError
+from sfumato.storage.artifacts import write_empty, writing
 
 # A finder that lets the standard library, NumPy, Pillow and the package itself be imported, and nothing else.
 ALONE = """

@@ -16,11 +16,8 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from sfumato.artifacts import PRIVACY, read_artifact, writing
 from sfumato.data.images import ImageSet, save_images
-from sfumato.digest import digest_of
 from sfumato.errors import BudgetError, ConfigError, DataError
-from sfumato.pictures import save_png
 from sfumato.privacy.accountant import default_delta
 from sfumato.privacy.events import SECRET, Mechanism, event_to_json
 from sfumato.privacy.ledger import build_ledger, ledger_text, read_ledger
@@ -36,6 +33,9 @@ from sfumato.release.report import (
     scientific,
     what_was_released,
 )
+from sfumato.storage.artifacts import PRIVACY, read_artifact, writing
+from sfumato.storage.digest import digest_of
+from sfumato.storage.png import save_png
 from stages.report import report
 
 HINT = 1500

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import yaml
 
-from sfumato.artifacts import write_empty, writing
 from sfumato.data.images import ImageSet, save_images
 from sfumato.data.store import read_card
 from sfumato.evaluation import downstream, extractors, feature_space
 from sfumato.privacy.ledger import build_ledger, ledger_text
 from sfumato.resolved import read_stage_plan
+from sfumato.storage.artifacts import write_empty, writing
 from stages.cli import main
 from stages.runner import in_git
 

@@ -11,16 +11,16 @@ import pytest
 import torch
 import yaml
 
-from sfumato.artifacts import read_artifact, writing
 from sfumato.data.images import ImageSet
 from sfumato.data.lineage import lineage
 from sfumato.errors import DataError
-from sfumato.files import csv_text
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import Odometer
 from sfumato.release.exports import METADATA, folder_names, save_png_folders
 from sfumato.resolved import read_stage_plan
-from sfumato.weights import load_network, load_tensors, save_tensors
+from sfumato.storage.artifacts import read_artifact, writing
+from sfumato.storage.files import csv_text
+from sfumato.storage.weights import load_network, load_tensors, save_tensors
 from stages import cli
 from stages.runner import read_permission
 
@@ -202,10 +202,10 @@ def test_the_history_says_where_the_whole_state_is_an_older_copy(planned):
 
 def test_a_clock_that_was_far_off_does_not_hide_the_history(planned, monkeypatch):
     odometer = Odometer(Path("state").absolute(), "digits")
-    monkeypatch.setattr("sfumato.journal.time.time", lambda: 1e15)
+    monkeypatch.setattr("sfumato.storage.journal.time.time", lambda: 1e15)
     odometer.append("local", purpose="in the year 31690708")
     assert planned("ledger", "history")[0] == 0
-    monkeypatch.setattr("sfumato.journal.time.time", lambda: 0.0)  # and set back
+    monkeypatch.setattr("sfumato.storage.journal.time.time", lambda: 0.0)  # and set back
     odometer.append("open", record=record_of(odometer, "a"), plan="p", work="w")
     assert len(odometer.opened()) == 1 and planned("ledger", "history")[0] == 0
 

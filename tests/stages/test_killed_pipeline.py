@@ -89,7 +89,7 @@ def test_a_checkpoint_kept_aside_cannot_be_resumed_for_free(repository):
 
 
 def test_a_trimmed_ledger_is_found(repository):
-    from sfumato.digest import digest_of
+    from sfumato.storage.digest import digest_of
 
     repository.edit(privacy={"spend_again": []})
     path = repository.path / "ledger.json"

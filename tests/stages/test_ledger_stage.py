@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import yaml
 
-from sfumato.artifacts import read_artifact, write_empty, writing
 from sfumato.data.images import ImageSet, save_images
 from sfumato.data.store import read_card
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.opening import Permission, Work, open_charge
 from sfumato.settings.stages import QUERIES
+from sfumato.storage.artifacts import read_artifact, write_empty, writing
 from stages.cli import main
 
 BUDGET = {"recipe": "one", "accountant": "rdp", "delta": 1e-5, "size_hint": 1000, "target": 10.0}

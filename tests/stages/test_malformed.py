@@ -15,7 +15,6 @@ import pytest
 import torch
 import yaml
 
-from sfumato.artifacts import read_artifact, writing
 from sfumato.data.sources import read_source
 from sfumato.data.sources.idx import read_idx
 from sfumato.data.store import read_card
@@ -26,7 +25,8 @@ from sfumato.privacy.odometer import Odometer
 from sfumato.resolved import read_lineage, read_stage_plan
 from sfumato.settings.params import Data
 from sfumato.settings.recipes import load_params
-from sfumato.weights import load_tensors, save_tensors
+from sfumato.storage.artifacts import read_artifact, writing
+from sfumato.storage.weights import load_tensors, save_tensors
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = importlib.util.spec_from_file_location("malformed", ROOT / "benchmarks/malformed.py")

@@ -7,11 +7,11 @@ import pytest
 import yaml
 from PIL import Image
 
-from sfumato.artifacts import read_artifact, write_empty, writing
 from sfumato.data.images import ImageSet, save_images
 from sfumato.diffusion.unet import load_model
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.stages import STAGES
+from sfumato.storage.artifacts import read_artifact, write_empty, writing
 from stages.runner import run_stage
 
 RECORD = {"id": "1", "stage": "histogram"}

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sfumato.artifacts import read_artifact
 from sfumato.privacy.charge import Charge
 from sfumato.settings.recipes import overlaid
 from sfumato.settings.stages import STAGES
+from sfumato.storage.artifacts import read_artifact
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"recipe": "dp-feta", "central": {"pool": 2}, "privacy": {"epsilon": 10.0, "lifetime_epsilon": 10.0}}

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import yaml
 
-from sfumato.artifacts import writing
 from sfumato.data.images import ImageSet, save_images
 from sfumato.data.store import read_card
 from sfumato.evaluation import protocol
+from sfumato.storage.artifacts import writing
 from stages.cli import main
 
 QUICK = (

@@ -12,13 +12,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfumato.artifacts import read_artifact, writing
 from sfumato.data.images import ImageSet, save_images
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.errors import ConfigError, DataError
 from sfumato.plan import code_of
 from sfumato.settings.params import Data, Select
 from sfumato.settings.stages import STAGES
+from sfumato.storage.artifacts import read_artifact, writing
 from sfumato.warmup.selection import (
     Kept,
     number_to_keep,

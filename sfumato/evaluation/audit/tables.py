@@ -11,7 +11,7 @@ from sfumato.evaluation.audit.canaries import OneRun
 from sfumato.evaluation.audit.membership import Attack
 from sfumato.evaluation.audit.repeated import Verdict
 from sfumato.evaluation.plots import new_figure, on_a_grid, save
-from sfumato.files import csv_text
+from sfumato.storage.files import csv_text
 
 
 def verdict_of(row: Verdict) -> str:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 from scipy import stats
 
-from sfumato.artifacts import Artifact
 from sfumato.data.images import ImageSet, as_uint8, load_images
 from sfumato.evaluation.scores import some
+from sfumato.storage.artifacts import Artifact
 from sfumato.warmup.central_images import load_central
 
 AROUND = ((-1, -1), (-1, 0), (-1, 1), (0, 1), (1, 1), (1, 0), (1, -1), (0, -1))  # the eight neighbours, in a circle

@@ -10,9 +10,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from sfumato.documents import read_json
 from sfumato.errors import UNREADABLE, DataError, explained
-from sfumato.files import replacing, write_json
+from sfumato.storage.documents import read_json
+from sfumato.storage.files import replacing, write_json
 
 WEIGHTS, CONFIG = "weights.safetensors", "config.json"
 N = TypeVar("N", bound=nn.Module)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sfumato.digest import digest_of_file
-from sfumato.documents import read_json, validated
 from sfumato.errors import ConfigError, DataError, explained
-from sfumato.files import replacing_directory
+from sfumato.storage.digest import digest_of_file
+from sfumato.storage.documents import read_json, validated
+from sfumato.storage.files import replacing_directory
 
 PRIVACY = "privacy.json"
 SCHEMA = 1

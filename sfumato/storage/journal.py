@@ -19,10 +19,10 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from sfumato.digest import canonical
-from sfumato.documents import dataset_name, parse_json, read_json
 from sfumato.errors import BudgetError, ConfigError, explained
-from sfumato.files import open_private, replacing, sync
+from sfumato.storage.digest import canonical
+from sfumato.storage.documents import dataset_name, parse_json, read_json
+from sfumato.storage.files import open_private, replacing, sync
 
 GENESIS = "genesis"  # the first entry; of a journal older than the chain, the first that is chained
 REGROUP = "regroup"  # images on which something was spent came again in other groups

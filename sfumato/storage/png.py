@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.files import replace_file
+from sfumato.storage.files import replace_file
 
 SMALLEST = 48  # pixels of a side, below which an image is magnified in a grid
 OUTSIDE = "(network)"  # the row of the heat map for layers outside every block
