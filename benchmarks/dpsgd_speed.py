@@ -26,8 +26,8 @@ import torch
 from gradient_variants import Setting, opacus, ours, plain
 from torch import nn
 
-from sfumato.compute import keep_freed_memory
 from sfumato.dpsgd.gradients import draw, per_image_gradients
+from sfumato.runtime.compute import keep_freed_memory
 from sfumato.settings.params import LogNormal
 
 # name -> (plain step to compare with, maker of the step)

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from pydantic_core import to_jsonable_python
 
-from sfumato.compute import device
 from sfumato.errors import UNREADABLE
+from sfumato.runtime.compute import device
 from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import replace_file

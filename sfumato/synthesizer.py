@@ -8,8 +8,6 @@ from pathlib import Path
 
 import torch
 
-from sfumato import processes
-from sfumato.compute import device
 from sfumato.data.store import Card, have_latents, latents_key, write_latents
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.unet import UNet, load_model
@@ -18,6 +16,8 @@ from sfumato.privacy.opening import open_local
 from sfumato.public_model.network import load_latent, load_trained
 from sfumato.public_model.network import outline as outline_of_public_model
 from sfumato.public_model.reference import CONFIG, is_latent, load_codec
+from sfumato.runtime import distributed
+from sfumato.runtime.compute import device
 from sfumato.settings.params import Model
 from sfumato.storage.weights import WEIGHTS
 
@@ -62,9 +62,9 @@ def ensure_latents(
     if model.encoder is None:
         return None
     key = latents_key(card, model.encoder)
-    if processes.leads() and not have_latents(state, card, key):
+    if distributed.leads() and not have_latents(state, card, key):
         codec = load_codec(pretrain, device())
         open_local(state, card, "latents")
         with progress() as report:
             write_latents(state, card, key, codec.encode, report)
-    return processes.told(key)  # the others wait until the latents are there
+    return distributed.told(key)  # the others wait until the latents are there

@@ -24,7 +24,6 @@ from sfumato.clock import (
     seconds_of_steps,
     start_of_a_program,
 )
-from sfumato.compute import device
 from sfumato.data.images import ImageSet, Shape
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.discriminator import Discriminator
@@ -45,6 +44,7 @@ from sfumato.queries.adversarial import AdversarialState
 from sfumato.queries.covariance import cosine_moments
 from sfumato.queries.embedding import embedding_rows, learned_features
 from sfumato.queries.teacher import FITTED, TeacherNetwork, error_rows, guide_by
+from sfumato.runtime.compute import device
 from sfumato.settings.params import Classifier, Descent, Fit, Params, Phase
 from sfumato.settings.stages import STAGES
 from sfumato.warmup.curriculum import warm_up

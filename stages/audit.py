@@ -59,7 +59,7 @@ def audit(
         typer.echo(f"reads   {reads}\nwrites  {out / 'audit.csv'} and a plot\ncharges nothing")
         return
     check_local("--out", out / "membership.csv")
-    from sfumato.compute import settle_processor
+    from sfumato.runtime.compute import settle_processor
 
     settle_processor()
     refuted: list[str] = []

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sfumato.compute import device
 from sfumato.features.cosine import ClassMoments
 from sfumato.queries.count import read_counts
 from sfumato.queries.covariance import cosine_moments, save_covariance
 from sfumato.queries.joint import query_joint_embedding
+from sfumato.runtime.compute import device
 from sfumato.settings.params import Covariance
 from stages.runner import QueryRun
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from sfumato.compute import device
 from sfumato.data.store import load_public
 from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.memory import images_kept
+from sfumato.runtime.compute import device
 from sfumato.settings.params import Denoiser, Phase, Pretrain
 from sfumato.storage.png import save_png, to_grid
 from sfumato.warmup.curriculum import MappedImages, over_all, warm_up

@@ -35,9 +35,9 @@ def show_machine(card: Path) -> None:
 
     import torch
 
-    from sfumato.compute import device
     from sfumato.data.sources.idx import DEBIAN_FASHION_MNIST
     from sfumato.public_model.directory import EXTRA
+    from sfumato.runtime.compute import device
 
     table = Table("what", "found", show_header=False)
     gpu = device().type == "cuda"

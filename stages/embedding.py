@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from sfumato import processes
-from sfumato.compute import device
 from sfumato.data.images import load_images
 from sfumato.data.store import read_card
 from sfumato.queries.count import read_counts
 from sfumato.queries.embedding import learned_features, query_embedding, save_learned, study
 from sfumato.queries.encoded import encoder_of, ensure_encoded
 from sfumato.queries.teacher import load_teacher
+from sfumato.runtime import distributed
+from sfumato.runtime.compute import device
 from sfumato.settings.params import Embedding
 from stages.runner import QueryRun, progress, state_dir
 
@@ -21,7 +21,7 @@ def embedding(run: QueryRun[Embedding]) -> None:
     teacher = load_teacher(run.path("teacher")).to(device())
     with progress("network of the features", clock=False) as report:
         images = load_images(run.path("auxiliary"), plan.classes)
-        network = processes.follow(study(settings.learned, images, teacher, plan.seed, report))
+        network = distributed.follow(study(settings.learned, images, teacher, plan.seed, report))
     features = learned_features(settings, teacher.features, network, plan.seed).to(device())
     about = {"teacher": teacher.features.config(), "network": network.config()}
     encoding = partial(progress, "features of the images, once", clock=False)

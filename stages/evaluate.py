@@ -59,11 +59,10 @@ def evaluate(
         return metrics.unlink(missing_ok=True)
     check_local("--metrics", metrics)
     check_local("--out", out / "accuracy.csv")
-    from sfumato import processes
+    from sfumato.runtime import distributed
 
-    if launch.asked() and not processes.launched():
+    if launch.asked() and not distributed.launched():
         raise SystemExit(launch.again())
-    from sfumato.compute import device, settle_processor
     from sfumato.data.images import load_images
     from sfumato.data.prepare import secret_key
     from sfumato.data.store import read_card
@@ -76,8 +75,9 @@ def evaluate(
     from sfumato.evaluation.verdict import verdict
     from sfumato.privacy.opening import open_local
     from sfumato.queries.teacher import load_teacher
+    from sfumato.runtime.compute import device, settle_processor
 
-    processes.join()
+    distributed.join()
     settle_processor()
     synthesize, teacher = paths["synthesize"], paths["teacher"]
     read_artifact(synthesize, "synthesize")
@@ -90,8 +90,8 @@ def evaluate(
     cache, key = state_dir() / "cache" / "features", secret_key(state_dir(), plan.dataset_id)
 
     found = evaluate_release(synthetic, train, holdout, plan.settings, extractor, cache, told)
-    leads = processes.leads()
-    processes.leave()
+    leads = distributed.leads()
+    distributed.leave()
     if not leads:
         return
     found["identity"] = identity(plan, key, read_card(card).version, train, holdout, extractor, synthesize)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from sfumato import processes
-from sfumato.compute import device
 from sfumato.data.store import read_card
 from sfumato.diffusion.unet import load_model
 from sfumato.dpsgd.checkpoint import drop_checkpoints
@@ -14,6 +12,8 @@ from sfumato.features.public_network import load_classifier
 from sfumato.queries.count import read_counts
 from sfumato.queries.encoded import encoder_of, ensure_encoded
 from sfumato.queries.evolve import embedding_of, query_evolve, save_population
+from sfumato.runtime import distributed
+from sfumato.runtime.compute import device
 from sfumato.settings.params import Evolve
 from sfumato.warmup.evolution import NetworkGenerator, PublicGenerator, RendererGenerator
 from stages.runner import QueryRun, progress, say, state_dir
@@ -23,7 +23,7 @@ def evolve(run: QueryRun[Evolve]) -> None:
     plan, settings = run.plan, run.settings
     generator = generator_of(run)
     network = load_classifier(run.path("classifier")) if settings.feature == CLASSIFIER else None
-    embedding = processes.follow(embedding_of(settings, plan.shape, network, generator, plan.seed).to(device()))
+    embedding = distributed.follow(embedding_of(settings, plan.shape, network, generator, plan.seed).to(device()))
     encoding = partial(progress, "features of the images, once", clock=False)
     encoder = encoder_of(embedding, embedding.config())
     latents = ensure_encoded(embedding, encoder, device(), state_dir(), read_card(run.card), encoding)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from sfumato import processes
-from sfumato.compute import device
 from sfumato.data.store import read_card
 from sfumato.diffusion.ema import ema_model
 from sfumato.dpsgd.checkpoint import drop_checkpoints
@@ -14,6 +12,8 @@ from sfumato.dpsgd.trainable import check_trained, choose_trainable, save_traine
 from sfumato.errors import ConfigError
 from sfumato.queries.count import read_counts
 from sfumato.queries.saliency import read_ranking
+from sfumato.runtime import distributed
+from sfumato.runtime.compute import device
 from sfumato.settings.params import Finetune
 from sfumato.storage.files import replace_file
 from sfumato.synthesizer import ensure_latents, load_start, start_file
@@ -38,7 +38,7 @@ def finetune(run: QueryRun[Finetune]) -> None:
     # a curve compares with real images: only where it is asked for, and then the run is local
     curve = None
     if settings.convergence:
-        if processes.world() > 1:
+        if distributed.world() > 1:
             raise ConfigError("finetune.convergence is measured by one process alone: run it without SFUMATO_LAUNCH")
         from sfumato.evaluation.convergence import open_curve
 

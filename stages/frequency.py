@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sfumato.compute import device
 from sfumato.features.fourier import FourierFeatures
 from sfumato.queries.count import read_counts
 from sfumato.queries.frequency import save_embedding
 from sfumato.queries.joint import query_joint_embedding
+from sfumato.runtime.compute import device
 from sfumato.settings.params import Frequency
 from stages.runner import QueryRun
 

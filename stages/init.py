@@ -51,8 +51,8 @@ def init(
 ) -> None:
     """Local: look at a folder of images, and write a project whose parameters fit them, ε and the minutes."""
     from sfumato import __version__
-    from sfumato.compute import settle_processor
     from sfumato.project import project_files
+    from sfumato.runtime.compute import settle_processor
     from sfumato.settings.params import GROUP, IMAGE
 
     folder, out = folder.expanduser().resolve(), out.expanduser().resolve()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from sfumato.compute import device
 from sfumato.data.store import read_card
 from sfumato.features.public_network import load_classifier
 from sfumato.queries.count import read_counts
 from sfumato.queries.embedding import query_embedding
 from sfumato.queries.encoded import encoder_of, ensure_encoded
 from sfumato.queries.moments import moment_features, save_moments
+from sfumato.runtime.compute import device
 from sfumato.settings.params import Moments
 from stages.runner import QueryRun, progress, state_dir
 

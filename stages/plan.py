@@ -277,7 +277,7 @@ def show_minutes(params: Config, seconds: Mapping[str, float | None], stretch: f
 def expected_minutes(made: Plan, public: PublicCard | None) -> None:
     """Time steps on blank images, where that was not done before, and show what each stage should take."""
     from sfumato.clock import Timings, stretch
-    from sfumato.compute import settle_processor
+    from sfumato.runtime.compute import settle_processor
     from sfumato.timing import expected_seconds
 
     settle_processor()

@@ -192,17 +192,17 @@ def run_stage(
 
     if not plan.enabled:
         return write_empty(out, stage.name)
-    from sfumato import processes
+    from sfumato.runtime import distributed
 
-    processes.join()
+    distributed.join()
     check_out(out, stage.name)
-    if processes.leads():
+    if distributed.leads():
         check_writable(out)  # found before a charge is opened, not after
         keep_copy()
     inputs = read_inputs(stage, used)
-    if stage.spread and not processes.launched() and launch.asked():
+    if stage.spread and not distributed.launched() and launch.asked():
         raise SystemExit(launch.again())
-    from sfumato.compute import settle_processor
+    from sfumato.runtime.compute import settle_processor
 
     settle_processor()
     if stage.kind is Kind.QUERY:
@@ -214,7 +214,7 @@ def run_stage(
     except TakenOver as found:
         say(f"{stage.name}: {found}")
     finally:
-        processes.leave()
+        distributed.leave()
 
 
 def keep_memory_off_disk() -> None:
@@ -311,9 +311,9 @@ class StageRun(Generic[S]):
 
     def first_alone(self) -> None:
         """Raise TakenOver in all processes but the first: what is left to do, one does."""
-        from sfumato import processes
+        from sfumato.runtime import distributed
 
-        if not processes.leads():
+        if not distributed.leads():
             raise TakenOver("the first process writes")
 
     @contextmanager

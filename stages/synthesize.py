@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from sfumato.compute import device
 from sfumato.queries.count import read_counts
 from sfumato.queries.teacher import guide_by, load_teacher
 from sfumato.release.exports import check_parquet
 from sfumato.release.release import save_release
 from sfumato.release.synthesis import draw_mixture
 from sfumato.release.variation import vary
+from sfumato.runtime.compute import device
 from sfumato.settings.params import Synthesize
 from sfumato.storage.artifacts import merge_records
 from stages.runner import StageRun, progress

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from sfumato import processes
-from sfumato.compute import device
 from sfumato.data.images import ImageSet, load_images
 from sfumato.data.store import load_public, read_card
 from sfumato.features.projection import CLASSIFIER
@@ -13,6 +11,8 @@ from sfumato.features.public_network import load_classifier
 from sfumato.queries.count import read_counts
 from sfumato.queries.encoded import encoder_of, ensure_encoded
 from sfumato.queries.teacher import TeacherNetwork, fit_features, query_teacher, save_teacher
+from sfumato.runtime import distributed
+from sfumato.runtime.compute import device
 from sfumato.settings.params import Teacher
 from stages.runner import QueryRun, progress, state_dir
 
@@ -21,7 +21,7 @@ def teacher(run: QueryRun[Teacher]) -> None:
     plan, settings = run.plan, run.settings
     network = load_classifier(run.path("classifier")) if settings.feature == CLASSIFIER else None
     features, covariance = fit_features(settings, plan.shape, network, known_images(run), plan.seed)
-    processes.follow(features)
+    distributed.follow(features)
     encoding = partial(progress, "features of the images, once", clock=False)
     features, encoder = features.to(device()), encoder_of(features, features.config())
     latents = ensure_encoded(features, encoder, device(), state_dir(), read_card(run.card), encoding)

@@ -66,7 +66,6 @@ def utility(
             f"writes  {out / 'utility.json'} and tables and a plot (local)\ncharges nothing"
         )
         return
-    from sfumato.compute import settle_processor
     from sfumato.data.images import load_images
     from sfumato.data.prepare import secret_key
     from sfumato.data.store import read_card
@@ -76,6 +75,7 @@ def utility(
     from sfumato.evaluation.protocol import accuracy_by_size, check_time, ensemble, grid, model_selection, subset
     from sfumato.evaluation.scores import check_classes, check_fits, schedule_from
     from sfumato.privacy.opening import open_local
+    from sfumato.runtime.compute import settle_processor
 
     check_local("--out", out / "utility.json")
     settle_processor()

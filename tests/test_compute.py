@@ -6,12 +6,12 @@ import warnings
 import pytest
 import torch
 
-from sfumato.compute import device, no_cuda, settle_threads
 from sfumato.errors import ConfigError
+from sfumato.runtime.compute import device, no_cuda, settle_threads
 
 KEPT = """
 import gc, sys, torch
-from sfumato.compute import keep_freed_memory
+from sfumato.runtime.compute import keep_freed_memory
 def resident():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS"))
 if sys.argv[1] == "keep":

@@ -119,8 +119,8 @@ def queries_that_change(root: Path, file: str, old: str, new: str) -> set[str]:
         ),  # its grid
         ("sfumato/dpsgd/checkpoint.py", ": resuming run", " goes on with run"),  # a progress line
         ("stages/finetune.py", "encoding the images, once", "encoding"),
-        ("sfumato/compute.py", "THREADS_ROUNDS = 4", "THREADS_ROUNDS = 5"),  # what the machine does
-        ("sfumato/compute.py", 'problem else "cuda"', 'problem else "cuda:1"'),  # the device
+        ("sfumato/runtime/compute.py", "THREADS_ROUNDS = 4", "THREADS_ROUNDS = 5"),  # what the machine does
+        ("sfumato/runtime/compute.py", 'problem else "cuda"', 'problem else "cuda:1"'),  # the device
         ("sfumato/dpsgd/memory.py", "CPU_BYTES = 4", "CPU_BYTES = 8"),  # the chunk
         ("sfumato/settings/params.py", "machine(10)", "machine(20)"),
     ],

@@ -2,7 +2,7 @@ import time
 
 import torch
 
-from sfumato.compute import is_faster
+from sfumato.runtime.compute import is_faster
 
 
 def test_the_faster_way_is_chosen_and_measured_once():

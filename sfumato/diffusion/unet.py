@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfumato import processes
 from sfumato.diffusion.denoiser import Denoiser, Network, Sampler
 from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.sampler import Guide, drawing_in_bfloat16, sample
 from sfumato.errors import ConfigError
+from sfumato.runtime import distributed
 from sfumato.storage.weights import load_network, save_network
 
 HEAD_CHANNELS = 32
@@ -226,7 +226,7 @@ class UNet(Denoiser):
         """The more, the more memory, and beyond this no faster."""
         pixels, most = (GPU_PIXELS, GPU_IMAGES) if self.conv_in.weight.is_cuda else (PIXELS, IMAGES)
         side = self.resolution // self.unshuffle
-        return processes.world() * max(1, min(most, pixels // side**2))
+        return distributed.world() * max(1, min(most, pixels // side**2))
 
     def sampler(
         self, steps: int, guidance: float, generator: torch.Generator, shape: Sequence[int] | None, guide: Guide | None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sfumato import processes
+from sfumato.runtime import distributed
 from sfumato.storage.files import replacing, sync
 from sfumato.storage.weights import save_tensors
 
@@ -62,8 +62,8 @@ def resume(
     """
     while (charge := open_charge()).used > 0:
         short = charge.run.name[:8]
-        found = load_checkpoint(charge.run, charge.run.name, charge.used) if processes.leads() else None
-        if found := processes.told(found):
+        found = load_checkpoint(charge.run, charge.run.name, charge.used) if distributed.leads() else None
+        if found := distributed.told(found):
             say(f"{stage}: resuming run {short} after {unit} {charge.used}: no further charge")
             return charge, *found
         lost = f"{stage}: run {short} has lost its checkpoint of {unit} {charge.used}"
@@ -77,7 +77,7 @@ def make_durable(charge: Charge, state: dict[str, Tensor], log: list[dict]) -> N
 
     Of many processes, the first one does.
     """
-    if not processes.leads():
+    if not distributed.leads():
         return
     save_checkpoint(charge.run, charge.run.name, charge.used, state, log)
     charge.durable()

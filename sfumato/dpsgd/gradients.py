@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from sfumato import processes
-from sfumato.compute import is_faster
 from sfumato.diffusion.denoiser import Learner
 from sfumato.dpsgd.clip import clipped_sum
 from sfumato.dpsgd.per_image import PerImage
+from sfumato.runtime import distributed
+from sfumato.runtime.compute import is_faster
 from sfumato.settings.params import NoiseLevels
 
 GRADIENT_MEMORY = 2**30  # bytes of per-image gradients held at a time on a CPU
@@ -245,7 +245,7 @@ def settle_gradients(
     network = (device, images.shape, draws.levels.shape, sum(value.numel() for value in parameters.values()))
 
     def pays(step: Callable[[bool], object], *what: Hashable) -> bool:
-        return processes.told(is_faster(step, (*what, *network), device))
+        return distributed.told(is_faster(step, (*what, *network), device))
 
     def gradients(half: bool) -> None:
         per_image_gradients(model, parameters, images, labels, draws, half)

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sfumato import processes
-from sfumato.compute import device
 from sfumato.diffusion.denoiser import Denoiser, Learner
 from sfumato.dpsgd.clip import one_matrix
 from sfumato.dpsgd.gradients import Draws, choose_chunk, per_image_gradients
 from sfumato.dpsgd.trainable import candidates, choose_trainable, flat
+from sfumato.runtime import distributed
+from sfumato.runtime.compute import device
 from sfumato.settings.params import SALIENT, Finetune, Saliency
 
 # float32 copies of the trained parameters beside the model
@@ -205,10 +205,10 @@ def images_at_a_time(
     """
     where = next(iter(parameters.values())).device
     if chunk is not None:
-        return processes.fewest(chunk), draws
+        return distributed.fewest(chunk), draws
     loaded = sum(value.numel() * value.element_size() for value in [*model.parameters(), *model.buffers()])
     images, some = what_is_taken(model, parameters, draws, batch, copies, where, chunk_budget(where, loaded))
-    return processes.fewest(images), processes.fewest(some)
+    return distributed.fewest(images), distributed.fewest(some)
 
 
 def what_is_taken(

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from sfumato.compute import sent
 from sfumato.diffusion.denoiser import Learner
 from sfumato.diffusion.ema import EMA
 from sfumato.dpsgd.checkpoint import make_durable, resume
@@ -27,6 +26,7 @@ from sfumato.dpsgd.memory import STEP_COPIES, images_at_a_time
 from sfumato.privacy.accountant import epsilon_and_order, rdp_curve
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import secret_generator
+from sfumato.runtime.compute import sent
 from sfumato.settings.params import Descent
 from sfumato.storage.files import csv_text
 

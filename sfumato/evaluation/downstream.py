@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato import compute
-from sfumato.compute import fast_bfloat16
 from sfumato.data.images import ImageSet
 from sfumato.diffusion.ema import EMA, ema_model
 from sfumato.evaluation.classifiers import CLASSIFIERS, Classifier, build_classifier
+from sfumato.runtime import compute
+from sfumato.runtime.compute import fast_bfloat16
 from sfumato.warmup.public_classifier import augment
 
 BATCH = 128

@@ -19,11 +19,11 @@ import torch
 from scipy.special import softmax
 from torch import Tensor, nn
 
-from sfumato import compute
 from sfumato.data.images import ImageSet
 from sfumato.errors import ConfigError, DataError, nearest
 from sfumato.evaluation.classifiers import FEATURES
 from sfumato.evaluation.downstream import apply, train_classifier
+from sfumato.runtime import compute
 from sfumato.settings.params import Evaluate
 from sfumato.storage.digest import digest_of_file
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from sfumato import processes
 from sfumato.data.images import ImageSet
 from sfumato.errors import DataError
 from sfumato.evaluation.cache import features_of
@@ -17,6 +16,7 @@ from sfumato.evaluation.downstream import Judged, Schedule, judge, schedule_of, 
 from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.metrics.fidelity import fidelity
 from sfumato.queries.teacher import TeacherNetwork, classify
+from sfumato.runtime import distributed
 from sfumato.settings.params import Evaluate
 
 COMPARED = 10_000  # at most this many images on each side of a distance
@@ -55,7 +55,7 @@ def evaluate_release(
     metrics |= {name: {} for name in trained_on}
     for name, classifier, found in accuracies(trained_on, holdout, config, progress):
         metrics[name][classifier] = found
-    if not config.metrics or not processes.leads():
+    if not config.metrics or not distributed.leads():
         return metrics
     if extractor is None:
         raise ValueError("evaluate.fidelity asks for features, and there is no extractor")
@@ -103,7 +103,7 @@ def accuracies(
             progress(f"{name}: {classifier}")
         return judge(classifier, trained_on[name], holdout, schedules[task[:2]], seed)
 
-    judged = iter(processes.dealt([(*what, seed) for what in schedules for seed in config.seeds], train))
+    judged = iter(distributed.dealt([(*what, seed) for what in schedules for seed in config.seeds], train))
     for (name, classifier), schedule in schedules.items():
         own = list(itertools.islice(judged, len(config.seeds)))
         yield name, classifier, summed_up(own, trained_on[name].classes, schedule)

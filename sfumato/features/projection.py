@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sfumato.compute import fast_bfloat16
 from sfumato.data.images import Shape
 from sfumato.features import FEATURES
 from sfumato.features.public_network import PublicNetwork, arguments_of, build_network
+from sfumato.runtime.compute import fast_bfloat16
 
 # the maps that a trained network is: what its head sees, and its last cells in their places; all others are in FEATURES
 CLASSIFIER, CELLS = "classifier", "cells"

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato import processes
 from sfumato.data.groups import GroupIndex
 from sfumato.data.images import ImageSet
 from sfumato.data.store import LatentSet
@@ -25,6 +24,7 @@ from sfumato.privacy.noise import NoiseSource, public_grid, rounded
 from sfumato.privacy.odometer import ABANDON, CLOSE, PROGRESS, Odometer
 from sfumato.privacy.rows import Rows, bounded_sum
 from sfumato.privacy.sampling import group_picks, group_weights, poisson_blocks
+from sfumato.runtime import distributed
 
 Drawn = tuple[np.ndarray, np.ndarray | None]  # indices of images, and their weights where all of a group are drawn
 SMALLEST_NORM = 1e-20  # far above the smallest float32 that has all its bits
@@ -106,7 +106,7 @@ class Charge:
 
     def _pieces(self, use: int, size: int, draws: int | None, labels_only: bool) -> Iterator[tuple[Tensor, ...]]:
         """This process's part of the draw for one use, read piece by piece: nothing of it after its release."""
-        mine = slice(processes.rank(), None, processes.world())
+        mine = slice(distributed.rank(), None, distributed.world())
         for chosen, weights in self._told(self._draw(draws)):
             chosen, weights = chosen[mine], None if weights is None else weights[mine]
             for piece in (slice(start, start + size) for start in range(0, len(chosen), size)):
@@ -116,7 +116,7 @@ class Charge:
 
     def _told(self, blocks: Iterator[Drawn]) -> Iterator[Drawn]:
         """The blocks that the first process draws, for every process."""
-        while (block := processes.told(next(blocks, None))) is not None:
+        while (block := distributed.told(next(blocks, None))) is not None:
             yield block
 
     def _draw(self, draws: int | None) -> Iterator[Drawn]:
@@ -198,14 +198,14 @@ class Charge:
         self._drawn = False
         self.used += 1
         total = total.detach().to(torch.float64 if total.dtype == torch.float64 else torch.float32)
-        return self._noised(processes.total(total), self._mechanism.noise_multiplier * max_norm, whole)
+        return self._noised(distributed.total(total), self._mechanism.noise_multiplier * max_norm, whole)
 
     def _noised(self, total: Tensor, std: float, whole: bool) -> Tensor:
         """The one place where noise is added, by the first process; all get the result."""
         # the noise first: a GPU may still be at work on the sum
         noisy = self._noise.gaussian(tuple(total.shape), std) + total.cpu().double()
         whole = whole and self._groups is None
-        return processes.shown(rounded(noisy, 1.0 if whole else public_grid(std)).to(total))
+        return distributed.shown(rounded(noisy, 1.0 if whole else public_grid(std)).to(total))
 
     def _check_owner(self) -> None:
         """Raise BudgetError in a process that a fork made: each would count its own uses of one charge."""
@@ -259,7 +259,7 @@ class Share(Charge):
         return iter(())
 
     def _noised(self, total: Tensor, std: float, whole: bool) -> Tensor:
-        return processes.shown(torch.zeros_like(total))
+        return distributed.shown(torch.zeros_like(total))
 
     def durable(self) -> None:
         """The first process journals it."""

@@ -16,7 +16,6 @@ from dp_accounting import DpEvent
 from filelock import FileLock, Timeout
 from pydantic import Field
 
-from sfumato import processes
 from sfumato.data.images import ImageSet
 from sfumato.data.store import SENSITIVE, Card, LatentSet, load_latents, load_prepared
 from sfumato.errors import BudgetError, explained
@@ -25,6 +24,7 @@ from sfumato.privacy.charge import Charge, Share
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism, event_from_json, event_to_json
 from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.odometer import CLOSE, LOCAL, OPEN, RESUME, Odometer
+from sfumato.runtime import distributed
 from sfumato.settings.params import GROUP, IMAGE, OF_THE_OWNER, UNLIMITED
 from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import EXACT
@@ -136,15 +136,15 @@ def open_charge(
 
     With many processes it is a collective call. Raises RefusedElsewhereError in the others where the first raises.
     """
-    if not processes.leads():
-        return open_share(state, card, work, processes.told(None))
+    if not distributed.leads():
+        return open_share(state, card, work, distributed.told(None))
     share = None
     try:
         charge = open_alone(state, card, work, permission, noise)
         share = charge.share()
         return charge
     finally:
-        processes.told(share)
+        distributed.told(share)
 
 
 def open_share(state: Path, card: Card, work: Work, share: dict | None) -> Share:
@@ -257,10 +257,10 @@ def open_local(state: Path, card: Card, purpose: str, *, everywhere: bool = Fals
     everywhere: for all processes, of which the first journals it before another has them: a collective call.
     """
     sensitive, holdout = load_prepared(state, card, SENSITIVE), load_prepared(state, card, "holdout")
-    if not everywhere or processes.leads():
+    if not everywhere or distributed.leads():
         Odometer(state, card.dataset_id).append(LOCAL, purpose=purpose)
     if everywhere:
-        processes.told(None)
+        distributed.told(None)
     return sensitive, holdout
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfumato.compute import is_faster
 from sfumato.diffusion.denoiser import Denoiser, Network, Sampler
 from sfumato.diffusion.noise_levels import TIMESTEPS, draw_noise_levels, draw_timesteps
 from sfumato.diffusion.sampler import Guide
@@ -31,6 +30,7 @@ from sfumato.public_model.reference import (
     referred,
 )
 from sfumato.public_model.sampler import sample_latents
+from sfumato.runtime.compute import is_faster
 from sfumato.settings.params import Model, NoiseLevels, TimestepMixture
 from sfumato.storage.weights import load_tensors, save_tensors
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from sfumato.compute import sent
 from sfumato.data.images import ImageSet
 from sfumato.errors import DataError, explained
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.projection import CELLS, ProjectedFeatures
 from sfumato.privacy.rows import Rows, membership
 from sfumato.queries.teacher import TeacherNetwork, relabelled, spanning
+from sfumato.runtime.compute import sent
 from sfumato.settings.params import Classifier, Embedding, FeatureMap, Learned
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import write_json

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sfumato import processes
 from sfumato.data.store import Card, have_latents, latents_key, write_latents
 from sfumato.features.alone import place_matters, rows_alone
 from sfumato.privacy.opening import open_local
+from sfumato.runtime import distributed
 
 
 def encoder_of(map: nn.Module, arguments: Mapping[str, Any]) -> str:
@@ -41,9 +41,9 @@ def ensure_encoded(
     parts of 100 are done. A row is a function of its image alone.
     """
     key = latents_key(card, encoder)
-    if processes.leads() and not have_latents(state, card, key):
+    if distributed.leads() and not have_latents(state, card, key):
         matters = place_matters(function, card.shape, where)
         open_local(state, card, "features")
         with progress() as report:
             write_latents(state, card, key, lambda images: rows_alone(function, images.to(where), matters), report)
-    return processes.told(key)  # the others wait until the rows are there
+    return distributed.told(key)  # the others wait until the rows are there

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sfumato import processes
 from sfumato.features.alone import place_matters, rows_alone
 from sfumato.features.public_network import PublicNetwork
 from sfumato.privacy.rows import Rows, membership
+from sfumato.runtime import distributed
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
@@ -65,7 +65,7 @@ def query_histogram(charge: Charge, model: PublicNetwork, votes: int, classes: i
     def one_by_one(shape: tuple[int, int, int]) -> bool:
         """Tried once, in every process, when the charge asks for the row of a blank image: before any draw."""
         matters = model.training or place_matters(model, shape, model.head.weight.device)
-        return not processes.fewest(not matters)
+        return not distributed.fewest(not matters)
 
     def rows_of(images: Tensor, labels: Tensor) -> Rows:
         channels, height, width = images.shape[1:]

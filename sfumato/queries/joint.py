@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from sfumato import processes
-from sfumato.compute import sent
 from sfumato.data.images import Shape
 from sfumato.features.alone import place_matters, rows_alone
 from sfumato.privacy.rows import Rows, membership
+from sfumato.runtime import distributed
+from sfumato.runtime.compute import sent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,6 +52,6 @@ def query_joint_embedding(charge: Charge, features: Features, classes: int, publ
     (K, classes) float32, the target of `fit_generator`, on the CPU.
     """
     matters = place_matters(features, features.shape, device_of(features))
-    matters = not processes.fewest(not matters)  # an image's row must not depend on the process that it falls to
+    matters = not distributed.fewest(not matters)  # an image's row must not depend on the process that it falls to
     released = charge.sum(lambda images, labels: joint_rows(features, images, labels, classes, matters), 1.0, size=512)
     return (released / public_size).float()

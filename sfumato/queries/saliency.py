@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from sfumato.compute import sent
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.dpsgd.clip import unflatten
 from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw, settle_gradients
 from sfumato.dpsgd.memory import SALIENCY_COPIES, images_at_a_time
 from sfumato.errors import DataError, explained
 from sfumato.privacy.noise import secret_generator
+from sfumato.runtime.compute import sent
 from sfumato.settings.params import Saliency
 from sfumato.storage.artifacts import Artifact
 from sfumato.storage.documents import read_json

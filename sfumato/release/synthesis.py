@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.compute import device
 from sfumato.data.images import IMAGES, LABELS, load_array
 from sfumato.data.store import load_public
 from sfumato.diffusion.sampler import Guide
 from sfumato.errors import DataError
+from sfumato.runtime.compute import device
 from sfumato.settings.params import Synthesize
 from sfumato.synthesizer import load_start, load_synthesizer
 from sfumato.warmup.curriculum import MappedImages

@@ -16,7 +16,7 @@ from sfumato.errors import DataError
 NOT_PART_OF_A_RESULT = {
     "sfumato",
     "sfumato.storage.artifacts",
-    "sfumato.compute",
+    "sfumato.runtime.compute",
     "sfumato.settings.params",
     "sfumato.storage.digest",
     "sfumato.storage.documents",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from sfumato import processes
+from sfumato.runtime import distributed
 from sfumato.settings.params import Amp
 
 
@@ -52,7 +52,7 @@ def slope(parameters: Sequence[Tensor], losses: Callable[[], Iterable[Tensor]]) 
         values.append(value.detach())
         more = torch.autograd.grad(value, parameters, allow_unused=True)
         found = [plus(*both) for both in zip(found, more, strict=True)]
-    value, *sums = processes.everywhere([torch.stack(values).sum(), *(part for part in found if part is not None)])
+    value, *sums = distributed.everywhere([torch.stack(values).sum(), *(part for part in found if part is not None)])
     rest = iter(sums)
     return value, [None if part is None else next(rest) for part in found]
 

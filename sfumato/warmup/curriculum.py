@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato import processes
-from sfumato.compute import is_faster
 from sfumato.diffusion.ema import EMA
 from sfumato.diffusion.noise_levels import draw_noise_levels
 from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.unet import UNet
 from sfumato.errors import ConfigError
+from sfumato.runtime import distributed
+from sfumato.runtime.compute import is_faster
 from sfumato.settings.params import Phase, Pretrain
 from sfumato.warmup.amp import amp_gradient
 
@@ -100,7 +100,7 @@ def warm_up(
             noise = torch.randn(images.shape, generator=generator)
 
             # a step of Adam, on the gradient here or at the worst weights nearby
-            batch = [processes.mine(tensor).to(device) for tensor in (images, labels, sigma, noise)]
+            batch = [distributed.mine(tensor).to(device) for tensor in (images, labels, sigma, noise)]
             losses = functools.partial(losses_of_parts, model, batch, fast, len(images), size)
             loss = amp_gradient(parameters.values(), losses, phase.amp)
             optimiser.step()

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from sfumato import processes
 from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.memory import images_kept
+from sfumato.runtime import distributed
 from sfumato.settings.params import Fit, Pretrain
 from sfumato.warmup.curriculum import Sources, over_all, warm_up
 from sfumato.warmup.generator import Match, fit_generator
@@ -45,7 +45,7 @@ def through_phases(
             for phase in phases:
                 how = Fit(steps=phase.steps, batch=phase.batch, learning_rate=phase.learning_rate)
                 fit_generator(SampledGenerator(model, phase.solver), [match], how, priors, seed, told)
-            processes.follow(model)
+            distributed.follow(model)
         else:
             average = warm_up(
                 model,

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato import compute
-from sfumato.compute import fast_bfloat16
 from sfumato.data.images import ImageSet
 from sfumato.errors import DataError
 from sfumato.features.public_network import PublicNetwork, WhitenedCNN, build_network
+from sfumato.runtime import compute
+from sfumato.runtime.compute import fast_bfloat16
 from sfumato.settings.params import Classifier
 
 LABEL_SMOOTHING = 0.1

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import numpy as np
 
-from sfumato import processes
 from sfumato.data.images import ImageSet
 from sfumato.data.store import read_card
 from sfumato.evaluation import scores
 from sfumato.privacy.opening import open_local
+from sfumato.runtime import distributed
 from sfumato.settings.params import Evaluate
 
 SETTINGS = Evaluate(classifiers=("lr", "mlp"), seeds=(0, 1, 2), steps=5, fidelity=())
 
 
 def main(folder: Path) -> None:
-    processes.join()
+    distributed.join()
     card = read_card(folder / "card.json")
     train, holdout = open_local(folder / "state", card, "evaluate", everywhere=True)
     trained, inner = [], scores.judge
@@ -30,8 +30,8 @@ def main(folder: Path) -> None:
     half = ImageSet(np.array(train.images[::2]), np.array(train.labels[::2]), train.classes)
     found = scores.evaluate_release({"release": half}, train, holdout, SETTINGS)
     content = {"found": found, "trained": trained}
-    (folder / f"rank-{processes.rank()}-of-{processes.world()}.json").write_text(json.dumps(content))
-    processes.leave()
+    (folder / f"rank-{distributed.rank()}-of-{distributed.world()}.json").write_text(json.dumps(content))
+    distributed.leave()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.privacy.odometer import LOCAL, Odometer
-from sfumato.processes import dealt
+from sfumato.runtime.distributed import dealt
 from sfumato.settings.params import Data
 
 SCRIPT = Path(__file__).with_name("dealt_out.py")

@@ -30,7 +30,6 @@ from test_groups import (
 )
 from torch import Tensor
 
-from sfumato import processes
 from sfumato.data.images import ImageSet
 from sfumato.data.store import LatentSet
 from sfumato.dpsgd.run import State, gradient_sum
@@ -41,6 +40,7 @@ from sfumato.queries.central import query_central
 from sfumato.queries.count import query_count
 from sfumato.queries.evolve import query_votes
 from sfumato.queries.joint import query_joint_embedding
+from sfumato.runtime import distributed
 from sfumato.settings.params import Central, Finetune
 
 BOUNDS = {
@@ -57,7 +57,7 @@ SINGLES = (0, 100, 201)  # images that are left out where images are the unit
 
 def charge_on(images: ImageSet | LatentSet, max_norm: float) -> Charge:
     """This process's charge on images in memory, or its share of the first one's."""
-    if processes.leads():
+    if distributed.leads():
         return opened(images, max_norm)
     mechanism = Mechanism(noise_multiplier=HIDDEN, sample_rate=1.0, uses=1)
     return Share({"stage": "count", "max_norm": max_norm}, images, mechanism, run=Path(), used=0)
@@ -105,7 +105,7 @@ def neighbours(everyone: ImageSet) -> Iterator[tuple[str, ImageSet]]:
 
 
 def main(out: Path) -> None:
-    processes.join()
+    distributed.join()
     torch.set_num_threads(1)
     door.group_picks = picks_in_order
     bunch = load_digits()
@@ -113,9 +113,9 @@ def main(out: Path) -> None:
     everyone = made_patients(ImageSet(images, bunch.target.astype(np.int64), CLASSES))
     few = part(everyone, everyone.groups < 9)
     found = {f"{name}, {who}": query(some).double() for who, some in neighbours(few) for name, query in SUMS.items()}
-    if processes.leads():
+    if distributed.leads():
         torch.save(found, out)
-    processes.leave()
+    distributed.leave()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-from sfumato import processes
 from sfumato.data.store import read_card
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.gradients import Draws
@@ -23,6 +22,7 @@ from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.opening import Permission, Work, open_charge
 from sfumato.queries.count import query_count
 from sfumato.queries.joint import query_joint_embedding
+from sfumato.runtime import distributed
 from sfumato.settings.params import FeatureMap, Finetune
 
 SETTINGS = Finetune(steps=5, batch=60, draws=2, max_grad_norm=0.01, learning_rate=1e-3, checkpoint_every=1)
@@ -57,7 +57,7 @@ def work(stage: str, mechanism: Mechanism, max_norm: float) -> Work:
 
 
 def main(state: Path, card: Path, out: Path, kill: int | None) -> None:
-    processes.join()
+    distributed.join()
     sampling.SEGMENT = 400  # so that a draw comes in several blocks
     known, permission = read_card(card), Permission(delta=1e-4, lifetime_epsilon="unlimited")
 
@@ -85,7 +85,7 @@ def main(state: Path, card: Path, out: Path, kill: int | None) -> None:
     trained = Tied(network(), SETTINGS, public_batch=60.0, autocast=False, generator=torch.Generator().manual_seed(0))
 
     def die(done: int, total: int) -> None:
-        if kill is not None and done == kill and not processes.leads():
+        if kill is not None and done == kill and not distributed.leads():
             os.kill(os.getpid(), 9)
 
     finetune, log = fine_tune(
@@ -97,9 +97,9 @@ def main(state: Path, card: Path, out: Path, kill: int | None) -> None:
     )
     found |= {f"weights.{name}": value.detach() for name, value in trained.parameters.items()}
     finetune.close()
-    torch.save(found, out / f"rank-{processes.rank()}.pt")
-    (out / f"rank-{processes.rank()}.json").write_text(json.dumps(log))
-    processes.leave()
+    torch.save(found, out / f"rank-{distributed.rank()}.pt")
+    (out / f"rank-{distributed.rank()}.json").write_text(json.dumps(log))
+    distributed.leave()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from sfumato import compute
+from sfumato.runtime import compute
 
 T = TypeVar("T")
 R = TypeVar("R")
