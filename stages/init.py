@@ -19,7 +19,7 @@ from stages.runner import ROOT, git, say, state_dir
 
 if TYPE_CHECKING:
     from sfumato.data.sources.imagefolder import Survey
-    from sfumato.proposal import Known, Proposal
+    from sfumato.planning.proposal import Known, Proposal
     from sfumato.settings.params import Groups
 
 MINUTES = 30.0
@@ -51,7 +51,7 @@ def init(
 ) -> None:
     """Local: look at a folder of images, and write a project whose parameters fit them, ε and the minutes."""
     from sfumato import __version__
-    from sfumato.project import project_files
+    from sfumato.planning.project import project_files
     from sfumato.runtime.compute import settle_processor
     from sfumato.settings.params import GROUP, IMAGE
 
@@ -111,7 +111,7 @@ class Questions:
 
 def ask_size(ask: Questions, found: Survey) -> int:
     """A size that may be published: asked for, or the number of sensitive images, or of persons, to one digit."""
-    from sfumato.proposal import rounded_size
+    from sfumato.planning.proposal import rounded_size
     from sfumato.settings.params import Data
 
     units, what = (found.images, "sensitive images") if found.persons is None else (found.persons, "persons")
@@ -172,7 +172,7 @@ def look_at(folder: Path, groups: Groups | None) -> tuple[Survey, float]:
 def facts(found: Survey, folder: Path, public: Path | None, **asked: Any) -> Known:
     """What the proposal may rest on. asked: of the owner."""
     from sfumato.data.sources.imagefolder import list_folder
-    from sfumato.proposal import Known, read_table, side_of
+    from sfumato.planning.proposal import Known, read_table, side_of
 
     return Known(
         path=str(folder),
@@ -187,10 +187,10 @@ def facts(found: Survey, folder: Path, public: Path | None, **asked: Any) -> Kno
 
 def proposal_for(known: Known, classes: int, looking: float) -> tuple[Proposal, float, dict[str, float | None]]:
     """The proposal, how busy the machine is, and the seconds of each stage. looking: those of reading the folder."""
-    from sfumato.clock import Timings, stretch
-    from sfumato.proposal import propose
+    from sfumato.planning.clock import Timings, stretch
+    from sfumato.planning.estimate import expected_seconds
+    from sfumato.planning.proposal import propose
     from sfumato.settings.params import Params
-    from sfumato.timing import expected_seconds
 
     say("timing steps on blank images …")
     busy, timings = stretch(), Timings(state_dir(), fresh=True)
@@ -212,7 +212,7 @@ def show(
 ) -> None:
     """What was seen, what is proposed and why, what it costs in ε and minutes, and what becomes public."""
     from sfumato.data.store import Card
-    from sfumato.plan import make_plan
+    from sfumato.planning.resolve import make_plan
     from sfumato.privacy.odometer import Odometer
     from sfumato.settings.params import GROUP, IMAGE
     from stages.plan import show_budget, show_minutes

@@ -35,9 +35,9 @@ from stages.runner import (
 
 if TYPE_CHECKING:
     from sfumato.data.store import Card, PublicCard
-    from sfumato.plan import Plan, Spending
+    from sfumato.planning.resolve import Plan, Spending
+    from sfumato.planning.resolved import Lineage
     from sfumato.privacy.odometer import Odometer
-    from sfumato.resolved import Lineage
     from sfumato.settings.params import Model
     from sfumato.settings.params import Params as Config
 
@@ -63,9 +63,16 @@ def plan(
     ] = False,
 ) -> None:
     """Free: one resolved configuration per stage, and the budget table."""
-    from sfumato.consistency import reads_public
     from sfumato.data.store import read_card, read_public_card
-    from sfumato.plan import check_lifetime_of, make_plan, plan_texts, released_records, spending_of, warnings_of
+    from sfumato.planning.checks import reads_public
+    from sfumato.planning.resolve import (
+        check_lifetime_of,
+        make_plan,
+        plan_texts,
+        released_records,
+        spending_of,
+        warnings_of,
+    )
     from sfumato.privacy.odometer import Odometer
     from sfumato.privacy.opening import check_known
     from sfumato.release.exports import check_parquet
@@ -168,7 +175,7 @@ def show_draws(made: Plan) -> None:
 
 def lineage_so_far(out: Path) -> dict[str, Lineage]:
     """What the plan that lies in `out` says of each query; nothing where there is none."""
-    from sfumato.resolved import read_lineages
+    from sfumato.planning.resolved import read_lineages
 
     try:
         return read_lineages(out)
@@ -276,9 +283,9 @@ def show_minutes(params: Config, seconds: Mapping[str, float | None], stretch: f
 
 def expected_minutes(made: Plan, public: PublicCard | None) -> None:
     """Time steps on blank images, where that was not done before, and show what each stage should take."""
-    from sfumato.clock import Timings, stretch
+    from sfumato.planning.clock import Timings, stretch
+    from sfumato.planning.estimate import expected_seconds
     from sfumato.runtime.compute import settle_processor
-    from sfumato.timing import expected_seconds
 
     settle_processor()
     file, busy = made.files["synthesize"], stretch()

@@ -44,9 +44,9 @@ def public(
     out: Annotated[Path, typer.Option(help="Directory to write.")] = PUBLIC,
 ) -> None:
     """Free: labelled public images in the shape of the sensitive ones; an empty set where the recipe uses none."""
-    from sfumato.consistency import reads_public
     from sfumato.data.prepare import prepare_public, refuse_sensitive_as_public
     from sfumato.data.store import read_card
+    from sfumato.planning.checks import reads_public
     from sfumato.privacy.opening import open_local
     from sfumato.settings.recipes import load_params
 

@@ -32,8 +32,8 @@ from stages import launch
 from stages.dvc_notes import keep_copy
 
 if TYPE_CHECKING:
+    from sfumato.planning.resolved import QueryPlan, StagePlan
     from sfumato.privacy.charge import Charge
-    from sfumato.resolved import QueryPlan, StagePlan
 
 ROOT = Path(__file__).resolve().parent.parent  # the folder that holds the packages sfumato and stages
 ARTIFACTS, PLAN = Path(stages.ARTIFACTS), Path(stages.PLAN)
@@ -225,7 +225,7 @@ def keep_memory_off_disk() -> None:
 
 
 def load_plan(stage: str, config: Path | None = None) -> StagePlan[Any]:
-    from sfumato.resolved import read_stage_plan
+    from sfumato.planning.resolved import read_stage_plan
 
     return read_stage_plan(config or PLAN / f"{stage}.yaml", stage)
 
@@ -254,7 +254,7 @@ def lineage_of_model(model: Any, *, check_declared: bool = True) -> list[Artifac
 
 def describe(plan: StagePlan[Any], reads: Mapping[str, Path], out: Path) -> None:
     """The answer to --dry-run."""
-    from sfumato.resolved import QueryPlan
+    from sfumato.planning.resolved import QueryPlan
 
     if not plan.enabled:
         typer.echo(
@@ -343,9 +343,9 @@ class QueryRun(StageRun[S]):
         release, of which its run keeps a copy, is then put back, at no cost.
         """
         from sfumato.data.store import read_card
-        from sfumato.plan import code_of
+        from sfumato.planning.resolve import code_of
+        from sfumato.planning.resolved import read_lineage
         from sfumato.privacy.opening import RELEASED, AlreadyReleasedError, RefusedElsewhereError, Work, open_charge
-        from sfumato.resolved import read_lineage
 
         plan, public, lineage = self.plan, read_card(self.card), read_lineage(self.folder, self.plan.stage)
         if (public.dataset_id, public.shape, public.classes) != (plan.dataset_id, plan.shape, plan.classes):

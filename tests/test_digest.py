@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from sfumato.plan import DOOR, MEASURED, code_of
+from sfumato.planning.resolve import DOOR, MEASURED, code_of
 from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.digest import canonical, code_digest, digest_of, digest_of_file, import_closure
 
@@ -59,7 +59,7 @@ def test_queries_do_not_depend_on_what_comes_after_them(stage):
         "sfumato.evaluation",
         "sfumato.data.sources",
         "sfumato.data.prepare",
-        "sfumato.plan",
+        "sfumato.planning.resolve",
         "sfumato.release.synthesis",
     )
     assert "sfumato.privacy.charge" in seen

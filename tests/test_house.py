@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sfumato.project import dvc_content
+from sfumato.planning.project import dvc_content
 from sfumato.settings.params import Params, QuerySettings
 from sfumato.settings.stages import CODE, QUERIES, STAGES, Kind, dvc_stages
 

@@ -7,8 +7,8 @@ import pytest
 
 from sfumato.data.store import Card
 from sfumato.errors import ConfigError
-from sfumato.plan import make_plan
-from sfumato.proposal import Known, propose, read_table, rounded_size, side_of
+from sfumato.planning.proposal import Known, propose, read_table, rounded_size, side_of
+from sfumato.planning.resolve import make_plan
 from sfumato.settings.recipes import load_params
 
 ROOT = Path(__file__).resolve().parent.parent

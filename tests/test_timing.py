@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from sfumato import timing
-from sfumato.clock import TIMINGS, Timings
+from sfumato.planning import estimate
+from sfumato.planning.clock import TIMINGS, Timings
+from sfumato.planning.estimate import FRAME, IDLE, UNTIMED, Blanks, expected_seconds
 from sfumato.settings.recipes import params_of
 from sfumato.settings.stages import STAGES
-from sfumato.timing import FRAME, IDLE, UNTIMED, Blanks, expected_seconds
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = {
@@ -74,7 +74,7 @@ def test_the_other_networks_are_timed_too(tmp_path):
 
 def test_a_long_step_is_timed_once_and_a_short_one_more_often(monkeypatch):
     """The clock moves with each step; the first takes ten times as long as the others, and is not counted."""
-    from sfumato import clock
+    from sfumato.planning import clock
 
     for step, timed in ((1.0, 1), (0.01, clock.STEPS)):
         reading, done = [0.0], []

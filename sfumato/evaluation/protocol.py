@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 import torch
 
-from sfumato.clock import seconds_of_further_steps
 from sfumato.data.images import ImageSet
 from sfumato.errors import ConfigError
 from sfumato.evaluation.downstream import Schedule, fit, logits, predict, score, summary
+from sfumato.planning.clock import seconds_of_further_steps
 
 KEPT = 0.1  # part of the synthetic images by which a third party would rank models
 SCORED = 5000  # at most this many of them

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from sfumato.data.images import ImageSet, as_uint8, save_images
 from sfumato.errors import DataError
+from sfumato.planning.resolved import StagePlan
 from sfumato.release.card import cost_of, dataset_card
 from sfumato.release.exports import FORMS
 from sfumato.release.marks import PUBLIC_SOURCE, mark_of
 from sfumato.release.synthesis import sorted_examples
 from sfumato.release.variation import Varied
-from sfumato.resolved import StagePlan
 from sfumato.settings.params import Synthesize
 from sfumato.storage.files import write_json
 from sfumato.storage.png import save_png, to_grid

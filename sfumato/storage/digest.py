@@ -30,7 +30,7 @@ NOT_PART_OF_A_RESULT = {
     "sfumato.privacy.accountant",
     "sfumato.privacy.odometer",
     "sfumato.privacy.opening",
-    "sfumato.resolved",
+    "sfumato.planning.resolved",
     "stages",
     "stages.runner",
 }

@@ -14,11 +14,11 @@ from sfumato.dpsgd.gradients import draw, per_image_gradients
 from sfumato.dpsgd.run import State, step
 from sfumato.dpsgd.trainable import candidates, choose_trainable, flat
 from sfumato.errors import BudgetError, ConfigError, DataError, SfumatoError
-from sfumato.plan import code_of
+from sfumato.planning.resolve import code_of
+from sfumato.planning.resolved import QueryPlan
 from sfumato.privacy.events import Mechanism, event_from_json
 from sfumato.queries import saliency
 from sfumato.queries.saliency import query_saliency, rank_candidates, ranked
-from sfumato.resolved import QueryPlan
 from sfumato.settings.params import SALIENT, Finetune, Lora, Model, Saliency
 from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import write_empty, writing

@@ -16,7 +16,7 @@ from sfumato.data.lineage import lineage, remember
 from sfumato.data.prepare import secret_key
 from sfumato.data.store import latents_key, write_latents
 from sfumato.errors import BudgetError, ConfigError, DataError
-from sfumato.plan import inherited_events, make_plan, permission_of
+from sfumato.planning.resolve import inherited_events, make_plan, permission_of
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, SECRET, UNITS, ZERO_OUT_ONE, Mechanism, event_to_json
 from sfumato.privacy.ledger import build_ledger, check_ledger, ledger_text

@@ -14,10 +14,10 @@ import yaml
 from sfumato.data.images import ImageSet
 from sfumato.data.lineage import lineage
 from sfumato.errors import DataError
+from sfumato.planning.resolved import read_stage_plan
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import Odometer
 from sfumato.release.exports import METADATA, folder_names, save_png_folders
-from sfumato.resolved import read_stage_plan
 from sfumato.storage.artifacts import read_artifact, writing
 from sfumato.storage.files import csv_text
 from sfumato.storage.weights import load_network, load_tensors, save_tensors

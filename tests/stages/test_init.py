@@ -34,10 +34,10 @@ def write_shapes(root, each=EACH, side=SIDE):
 @pytest.fixture
 def quick(monkeypatch):
     """No step is timed: the tests of the times are elsewhere."""
-    from sfumato import clock, timing
+    from sfumato.planning import clock, estimate
 
     monkeypatch.setattr(clock, "stretch", lambda: 1.0)
-    found = {name: 1.0 for name in timing.FRAME}
+    found = {name: 1.0 for name in estimate.FRAME}
     monkeypatch.setattr(timing, "expected_seconds", lambda params, *_: {**found, "evaluate": params.evaluate.steps})
 
 

@@ -50,9 +50,9 @@ def released(desk):
 
 def upgrade(monkeypatch, *stages: str) -> None:
     """Other code of these stages, as an upgrade brings it."""
-    from sfumato import plan
+    from sfumato.planning import resolve
 
-    at_hand = plan.code_of
+    at_hand = resolve.code_of
     monkeypatch.setattr(plan, "code_of", lambda s, root: "f" * 64 if s.name in stages else at_hand(s, root))
 
 

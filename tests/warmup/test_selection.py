@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sfumato.data.images import ImageSet, save_images
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.errors import ConfigError, DataError
-from sfumato.plan import code_of
+from sfumato.planning.resolve import code_of
 from sfumato.settings.params import Data, Select
 from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import read_artifact, writing

@@ -75,7 +75,7 @@ class QueryPlan(StagePlan[S]):
 
 @dataclass(frozen=True, kw_only=True)
 class Lineage:
-    """What the record of a query says of the stages before it, as `sfumato.plan.Plan` has it."""
+    """What the record of a query says of the stages before it, as `sfumato.planning.resolve.Plan` has it."""
 
     plan: str
     code: dict[str, str]

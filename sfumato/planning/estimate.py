@@ -15,15 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sfumato.clock import (
-    Timings,
-    Told,
-    rate_of_products,
-    seconds_of,
-    seconds_of_further_steps,
-    seconds_of_steps,
-    start_of_a_program,
-)
 from sfumato.data.images import ImageSet, Shape
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.discriminator import Discriminator
@@ -38,6 +29,15 @@ from sfumato.features.cosine import CosineMoments
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.projection import CELLS, CLASSIFIER, ProjectedFeatures
 from sfumato.features.public_network import arguments_of, build_network
+from sfumato.planning.clock import (
+    Timings,
+    Told,
+    rate_of_products,
+    seconds_of,
+    seconds_of_further_steps,
+    seconds_of_steps,
+    start_of_a_program,
+)
 from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.rows import Rows, bounded_sum, membership
 from sfumato.queries.adversarial import AdversarialState
