@@ -13,13 +13,13 @@ from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.unet import UNet, load_model
 from sfumato.dpsgd.lora import ADAPTER_CONFIG, apply_adapter
 from sfumato.privacy.opening import open_local
-from sfumato.public_model.network import load_latent, load_trained
-from sfumato.public_model.network import outline as outline_of_public_model
-from sfumato.public_model.reference import CONFIG, is_latent, load_codec
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import device
 from sfumato.settings.params import Model
 from sfumato.storage.weights import WEIGHTS
+from sfumato.text_to_image.network import load_latent, load_trained
+from sfumato.text_to_image.network import outline as outline_of_public_model
+from sfumato.text_to_image.reference import CONFIG, is_latent, load_codec
 
 Report = Callable[[int, int], None]
 

@@ -36,8 +36,8 @@ def show_machine(card: Path) -> None:
     import torch
 
     from sfumato.data.sources.idx import DEBIAN_FASHION_MNIST
-    from sfumato.public_model.directory import EXTRA
     from sfumato.runtime.compute import device
+    from sfumato.text_to_image.directory import EXTRA
 
     table = Table("what", "found", show_header=False)
     gpu = device().type == "cuda"

@@ -185,7 +185,7 @@ def lineage_so_far(out: Path) -> dict[str, Lineage]:
 
 def check_public_model(model: Model) -> None:
     """Raise ConfigError or DataError, before anything is spent, where the public model is missing or cannot be used."""
-    from sfumato.public_model.directory import choose_image_size, read_model_directory, require_library
+    from sfumato.text_to_image.directory import choose_image_size, read_model_directory, require_library
 
     require_library()
     choose_image_size(read_model_directory(str(model.directory)), model)

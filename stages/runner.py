@@ -247,7 +247,7 @@ def read_inputs(stage: Stage, paths: Mapping[str, Path]) -> dict[str, Artifact]:
 def lineage_of_model(model: Any, *, check_declared: bool = True) -> list[Artifact]:
     """The releases that a public model comes from. Raises ConfigError where nobody says that it is public."""
     from sfumato.data.lineage import lineage
-    from sfumato.public_model.directory import locate
+    from sfumato.text_to_image.directory import locate
 
     return lineage(locate(model.directory), "model", model.declared_public or not check_declared, state_dir())
 

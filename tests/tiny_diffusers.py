@@ -104,8 +104,8 @@ def save_tiny_model(directory: Path, kind: str, width: int = 16) -> Path:
 
 def save_references(root: Path, classes: tuple[str, ...]) -> Path:
     """A model of each of KINDS under its name, and what `stage pretrain` makes of it under `<kind>-reference`."""
-    from sfumato.public_model.reference import save_reference
     from sfumato.settings.params import Model
+    from sfumato.text_to_image.reference import save_reference
 
     for kind in KINDS:
         save_tiny_model(root / kind, kind)

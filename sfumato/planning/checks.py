@@ -7,9 +7,9 @@ from itertools import chain
 
 from sfumato.data.store import Card, PublicCard
 from sfumato.errors import ConfigError, nearest
-from sfumato.public_model.prompts import class_prompts
 from sfumato.settings.params import GROUP, PUBLIC_MODEL, Params, Settings
 from sfumato.settings.stages import STAGES, Stage
+from sfumato.text_to_image.prompts import class_prompts
 
 
 def check_consistent(params: Params, card: Card) -> None:

@@ -12,8 +12,8 @@ from tiny_diffusers import KINDS, save_references
 from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
 from sfumato.dpsgd.memory import SALIENCY_COPIES, estimate, images_at_a_time
 from sfumato.dpsgd.trainable import candidates, choose_trainable
-from sfumato.public_model.network import load_latent, outline
 from sfumato.settings.params import Finetune, Lora, Model, Saliency, TimestepMixture
+from sfumato.text_to_image.network import load_latent, outline
 
 CLASSES = ("zero", "one", "two")
 UNIFORM = TimestepMixture(weights=(1,), bounds=(0, 1000))

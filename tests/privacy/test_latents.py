@@ -44,7 +44,7 @@ def models(tmp_path_factory):
 
 def network(models, kind: str, trainable: str = "attention-lora"):
     """A model with adapters that do something, and what is trained of it."""
-    from sfumato.public_model.network import load_latent
+    from sfumato.text_to_image.network import load_latent
 
     model = load_latent(models / f"{kind}-reference")
     choose_trainable(model, Finetune(trainable=trainable, lora=Lora(rank=2)), None, 0)

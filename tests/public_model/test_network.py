@@ -17,12 +17,12 @@ from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
 from sfumato.dpsgd.lora import merge, save_adapter
 from sfumato.dpsgd.trainable import candidates, check_trained, choose_trainable, flat
 from sfumato.errors import ConfigError, DataError
-from sfumato.public_model.directory import HUB, ModelDirectory, locate, read_model_directory
-from sfumato.public_model.network import LatentDiffusion, load_latent
-from sfumato.public_model.parts import embed_prompts
-from sfumato.public_model.reference import load_codec, read_reference, save_reference
 from sfumato.settings.params import Finetune, LogNormal, Lora, Model, TimestepMixture
 from sfumato.synthesizer import load_synthesizer
+from sfumato.text_to_image.directory import HUB, ModelDirectory, locate, read_model_directory
+from sfumato.text_to_image.network import LatentDiffusion, load_latent
+from sfumato.text_to_image.parts import embed_prompts
+from sfumato.text_to_image.reference import load_codec, read_reference, save_reference
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -111,8 +111,8 @@ def test_the_prompts_are_encoded_as_the_librarys_pipeline_does_and_once_per_clas
 def test_guided_samples_are_the_pipelines(models, kind):
     import diffusers
 
-    from sfumato.public_model.reference import load_scheduler
-    from sfumato.public_model.sampler import sample_latents
+    from sfumato.text_to_image.reference import load_scheduler
+    from sfumato.text_to_image.sampler import sample_latents
 
     model, codec = load_latent(reference(models, kind)), load_codec(reference(models, kind), CPU)
     generator = torch.Generator().manual_seed(3)
@@ -261,7 +261,7 @@ def test_adapters_on_another_base_are_refused(models, tmp_path):
 
 
 def prompts(dataset_id: str, classes, **more) -> list[str]:
-    from sfumato.public_model.prompts import class_prompts
+    from sfumato.text_to_image.prompts import class_prompts
 
     return class_prompts(Model(directory="somewhere", **more), dataset_id, classes)
 
@@ -373,7 +373,7 @@ def test_half_precision_and_sharded_files_are_read_as_they_are(models, copied):
         copied / "unet" / "diffusion_pytorch_model.fp16.safetensors",
         {"format": "pt"},
     )
-    from sfumato.public_model.parts import load_part
+    from sfumato.text_to_image.parts import load_part
 
     loaded = load_part(read_model_directory(str(copied)), "unet")
     assert all(value.dtype == torch.float32 for value in loaded.parameters())

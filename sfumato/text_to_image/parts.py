@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfumato.errors import DataError, explained
-from sfumato.public_model.directory import AGAIN, ModelDirectory, reason_of, require_library, variant_of
-from sfumato.public_model.prompts import NO_LABEL
+from sfumato.text_to_image.directory import AGAIN, ModelDirectory, reason_of, require_library, variant_of
+from sfumato.text_to_image.prompts import NO_LABEL
 
 UNSUPPORTED = ("group_norm", "spatial_norm", "norm_q", "norm_k", "norm_cross", "add_k_proj")  # in an attention
 LONGEST_T5 = 120  # tokens; class prompts are far shorter, and masked tokens only cost time

@@ -11,7 +11,7 @@ from torch import Tensor
 from sfumato.diffusion.sampler import with_guidance
 
 if TYPE_CHECKING:
-    from sfumato.public_model.network import LatentDiffusion
+    from sfumato.text_to_image.network import LatentDiffusion
 
 
 @torch.no_grad()

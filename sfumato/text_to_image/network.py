@@ -1,6 +1,6 @@
 """Public text-to-image latent diffusion models (Stable Diffusion 1.x and 2.x, PixArt) as a `Denoiser`.
 
-Only `network` is trained. The text encoder runs once, when the reference is written (`sfumato.public_model.reference`),
+Only `network` is trained. The text encoder runs once, when the reference is written (`sfumato.text_to_image.reference`),
 and images come as latents.
 """
 
@@ -18,9 +18,12 @@ from sfumato.diffusion.denoiser import Denoiser, Network, Sampler
 from sfumato.diffusion.noise_levels import TIMESTEPS, draw_noise_levels, draw_timesteps
 from sfumato.diffusion.sampler import Guide
 from sfumato.errors import DataError
-from sfumato.public_model.directory import ModelDirectory, choose_image_size, read_model_directory
-from sfumato.public_model.parts import LONGEST_T5, build_network, load_part, make_differentiable, make_scheduler
-from sfumato.public_model.reference import (
+from sfumato.runtime.compute import is_faster
+from sfumato.settings.params import Model, NoiseLevels, TimestepMixture
+from sfumato.storage.weights import load_tensors, save_tensors
+from sfumato.text_to_image.directory import ModelDirectory, choose_image_size, read_model_directory
+from sfumato.text_to_image.parts import LONGEST_T5, build_network, load_part, make_differentiable, make_scheduler
+from sfumato.text_to_image.reference import (
     CONFIG,
     PROMPTS,
     load_codec,
@@ -29,10 +32,7 @@ from sfumato.public_model.reference import (
     readable,
     referred,
 )
-from sfumato.public_model.sampler import sample_latents
-from sfumato.runtime.compute import is_faster
-from sfumato.settings.params import Model, NoiseLevels, TimestepMixture
-from sfumato.storage.weights import load_tensors, save_tensors
+from sfumato.text_to_image.sampler import sample_latents
 
 TRAINED = "trained.safetensors"
 

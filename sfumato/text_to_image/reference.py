@@ -15,12 +15,18 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from sfumato.errors import UNREADABLE, DataError, explained
-from sfumato.public_model.directory import ModelDirectory, choose_image_size, digests, part_digest, read_model_directory
-from sfumato.public_model.parts import LatentCodec, embed_prompts, make_scheduler
-from sfumato.public_model.prompts import class_prompts
 from sfumato.settings.params import Model
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import write_json
+from sfumato.text_to_image.directory import (
+    ModelDirectory,
+    choose_image_size,
+    digests,
+    part_digest,
+    read_model_directory,
+)
+from sfumato.text_to_image.parts import LatentCodec, embed_prompts, make_scheduler
+from sfumato.text_to_image.prompts import class_prompts
 
 CONFIG, PROMPTS = "config.json", "prompts.safetensors"
 KIND = "latent-diffusion"
