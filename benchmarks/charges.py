@@ -29,10 +29,10 @@ from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import Card, read_card
 from sfumato.errors import BudgetError
 from sfumato.privacy.accountant import epsilon
+from sfumato.privacy.authorize import RELEASED, AlreadyReleasedError, Permission, Work, open_charge
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import CLOSE, OPEN, Odometer
-from sfumato.privacy.opening import RELEASED, AlreadyReleasedError, Permission, Work, open_charge
 from sfumato.settings.params import Data
 
 MECHANISM = Mechanism(noise_multiplier=5.0)

@@ -26,7 +26,7 @@ from sfumato.diffusion.unet import load_model
 from sfumato.dpsgd.gradients import draw, per_image_gradients
 from sfumato.dpsgd.run import step_noise
 from sfumato.planning.resolved import QueryPlan, read_stage_plan
-from sfumato.privacy.opening import open_local
+from sfumato.privacy.authorize import open_local
 from stages.runner import ARTIFACTS, CARD, state_dir
 
 PIECE = 32  # images whose gradients are held at once

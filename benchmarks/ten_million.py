@@ -58,8 +58,8 @@ def work(part: str, folder: Path, images: int, features: int) -> Callable[[], ob
     from sfumato.diffusion.unet import UNet
     from sfumato.dpsgd.run import State, step
     from sfumato.features.fourier import FourierFeatures
+    from sfumato.privacy.authorize import Permission, Work, open_charge
     from sfumato.privacy.events import Mechanism
-    from sfumato.privacy.opening import Permission, Work, open_charge
     from sfumato.queries.central import central_norm, query_central
     from sfumato.queries.count import query_count
     from sfumato.queries.joint import query_joint_embedding

@@ -12,7 +12,7 @@ from sfumato.data.store import Card, have_latents, latents_key, write_latents
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.unet import UNet, load_model
 from sfumato.dpsgd.lora import ADAPTER_CONFIG, apply_adapter
-from sfumato.privacy.opening import open_local
+from sfumato.privacy.authorize import open_local
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import device
 from sfumato.settings.params import Model

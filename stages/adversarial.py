@@ -6,9 +6,9 @@ from functools import partial
 
 import torch
 
-from sfumato.dpsgd.checkpoint import drop_checkpoints
 from sfumato.dpsgd.discriminator import Discriminator
 from sfumato.dpsgd.run import epsilon_by_step, fine_tune, save_log
+from sfumato.privacy.checkpoint import drop_checkpoints
 from sfumato.queries.adversarial import AdversarialState
 from sfumato.queries.count import read_counts
 from sfumato.runtime.compute import device

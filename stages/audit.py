@@ -111,7 +111,7 @@ def attack_release(config: Path | None, out: Path, card: Path, synthesize: Path)
     from sfumato.data.store import read_card
     from sfumato.evaluation.audit.membership import membership
     from sfumato.evaluation.audit.tables import attack_table, attacks_csv
-    from sfumato.privacy.opening import open_local
+    from sfumato.privacy.authorize import open_local
 
     read_artifact(synthesize, "synthesize")
     release = load_images(synthesize, load_plan("evaluate", config).classes)

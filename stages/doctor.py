@@ -79,7 +79,7 @@ def check_overlap(card: Path, public: Path) -> None:
     """
     from sfumato.data.overlap import refuse_overlap
     from sfumato.data.store import load_public, read_card, read_public_card
-    from sfumato.privacy.opening import open_local
+    from sfumato.privacy.authorize import open_local
 
     about = read_card(card)
     read_artifact(public, "public")

@@ -73,7 +73,7 @@ def evaluate(
     from sfumato.evaluation.scores import evaluate_release, teacher_accuracy
     from sfumato.evaluation.tables import accuracy_table, class_table, screen_tables
     from sfumato.evaluation.verdict import verdict
-    from sfumato.privacy.opening import open_local
+    from sfumato.privacy.authorize import open_local
     from sfumato.queries.teacher import load_teacher
     from sfumato.runtime.compute import device, settle_processor
 

@@ -6,9 +6,9 @@ from functools import partial
 
 from sfumato.data.store import read_card
 from sfumato.diffusion.unet import load_model
-from sfumato.dpsgd.checkpoint import drop_checkpoints
 from sfumato.features.projection import CLASSIFIER
 from sfumato.features.public_network import load_classifier
+from sfumato.privacy.checkpoint import drop_checkpoints
 from sfumato.queries.count import read_counts
 from sfumato.queries.encoded import encoder_of, ensure_encoded
 from sfumato.queries.evolve import embedding_of, query_evolve, save_population

@@ -6,10 +6,10 @@ from functools import partial
 
 from sfumato.data.store import read_card
 from sfumato.diffusion.ema import ema_model
-from sfumato.dpsgd.checkpoint import drop_checkpoints
 from sfumato.dpsgd.run import State, epsilon_by_step, fine_tune, save_log
 from sfumato.dpsgd.trainable import check_trained, choose_trainable, save_trained
 from sfumato.errors import ConfigError
+from sfumato.privacy.checkpoint import drop_checkpoints
 from sfumato.queries.count import read_counts
 from sfumato.queries.saliency import read_ranking
 from sfumato.runtime import distributed

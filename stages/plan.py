@@ -73,8 +73,8 @@ def plan(
         spending_of,
         warnings_of,
     )
+    from sfumato.privacy.authorize import check_known
     from sfumato.privacy.odometer import Odometer
-    from sfumato.privacy.opening import check_known
     from sfumato.release.exports import check_parquet
     from sfumato.settings.params import UNLIMITED
     from sfumato.settings.recipes import load_params

@@ -47,7 +47,7 @@ def public(
     from sfumato.data.prepare import prepare_public, refuse_sensitive_as_public
     from sfumato.data.store import read_card
     from sfumato.planning.checks import reads_public
-    from sfumato.privacy.opening import open_local
+    from sfumato.privacy.authorize import open_local
     from sfumato.settings.recipes import load_params
 
     loaded = load_params(params, recipes)

@@ -345,7 +345,7 @@ class QueryRun(StageRun[S]):
         from sfumato.data.store import read_card
         from sfumato.planning.resolve import code_of
         from sfumato.planning.resolved import read_lineage
-        from sfumato.privacy.opening import RELEASED, AlreadyReleasedError, RefusedElsewhereError, Work, open_charge
+        from sfumato.privacy.authorize import RELEASED, AlreadyReleasedError, RefusedElsewhereError, Work, open_charge
 
         plan, public, lineage = self.plan, read_card(self.card), read_lineage(self.folder, self.plan.stage)
         if (public.dataset_id, public.shape, public.classes) != (plan.dataset_id, plan.shape, plan.classes):
@@ -392,7 +392,7 @@ class QueryRun(StageRun[S]):
         charge that is open has released nothing. It stays there until a ledger is written that does not hold it.
         local: it depends on numbers from real images.
         """
-        from sfumato.privacy.opening import RELEASED
+        from sfumato.privacy.authorize import RELEASED
 
         self.first_alone()
         kept = charge.run / RELEASED
@@ -405,7 +405,7 @@ class QueryRun(StageRun[S]):
 
 def read_permission() -> Any:
     """What the owner allows, beside the plan."""
-    from sfumato.privacy.opening import Permission
+    from sfumato.privacy.authorize import Permission
 
     path = PLAN / PERMISSION
     with explained(ConfigError, lambda error: f"{path} cannot be read ({error}): run `stage plan`"):

@@ -74,7 +74,7 @@ def utility(
     from sfumato.evaluation.plots import plot_protocol
     from sfumato.evaluation.protocol import accuracy_by_size, check_time, ensemble, grid, model_selection, subset
     from sfumato.evaluation.scores import check_classes, check_fits, schedule_from
-    from sfumato.privacy.opening import open_local
+    from sfumato.privacy.authorize import open_local
     from sfumato.runtime.compute import settle_processor
 
     check_local("--out", out / "utility.json")

@@ -117,7 +117,7 @@ def queries_that_change(root: Path, file: str, old: str, new: str) -> set[str]:
             "(4 + x / 4 for x in range(24))",
             "(4 + x / 8 for x in range(48))",
         ),  # its grid
-        ("sfumato/dpsgd/checkpoint.py", ": resuming run", " goes on with run"),  # a progress line
+        ("sfumato/privacy/checkpoint.py", ": resuming run", " goes on with run"),  # a progress line
         ("stages/finetune.py", "encoding the images, once", "encoding"),
         ("sfumato/runtime/compute.py", "THREADS_ROUNDS = 4", "THREADS_ROUNDS = 5"),  # what the machine does
         ("sfumato/runtime/compute.py", 'problem else "cuda"', 'problem else "cuda:1"'),  # the device

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from sfumato.diffusion.denoiser import Learner
 from sfumato.diffusion.ema import EMA
-from sfumato.dpsgd.checkpoint import make_durable, resume
 from sfumato.dpsgd.clip import unflatten
 from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw, settle_gradients
 from sfumato.dpsgd.memory import STEP_COPIES, images_at_a_time
 from sfumato.privacy.accountant import epsilon_and_order, rdp_curve
+from sfumato.privacy.checkpoint import make_durable, resume
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import secret_generator
 from sfumato.runtime.compute import sent

@@ -25,7 +25,7 @@ from sfumato.evaluation.feature_space import feature_space
 from sfumato.evaluation.metrics.frechet import frechet_distance
 from sfumato.evaluation.scores import some
 from sfumato.planning.resolved import StagePlan
-from sfumato.privacy.opening import open_local
+from sfumato.privacy.authorize import open_local
 from sfumato.settings.params import Evaluate, Model
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import csv_text, write_json

@@ -1,6 +1,6 @@
 """The door to sensitive images: no charge, no data.
 
-A `Charge` is the only object that draws sensitive batches and adds noise. `sfumato.privacy.opening` makes it, after the
+A `Charge` is the only object that draws sensitive batches and adds noise. `sfumato.privacy.authorize` makes it, after the
 budget was checked and the whole of it was written into the odometer.
 """
 
@@ -36,7 +36,7 @@ class Charge:
     Where the images have groups, a group is drawn whole and counts as one image would: by the mean of its images' rows,
     or by that of the images that the draws of DP-SGD pick. group_cap: m, where a group of n < m images shall count n/m;
     1 where all groups count alike.
-    `sfumato.privacy.opening.open_charge` alone makes it. Not thread-safe. It refuses to be copied, and to be used in a
+    `sfumato.privacy.authorize.open_charge` alone makes it. Not thread-safe. It refuses to be copied, and to be used in a
     process that a fork made.
     """
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sfumato.data.store import Card, have_latents, latents_key, write_latents
 from sfumato.features.alone import place_matters, rows_alone
-from sfumato.privacy.opening import open_local
+from sfumato.privacy.authorize import open_local
 from sfumato.runtime import distributed
 
 

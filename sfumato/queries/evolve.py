@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from sfumato.data.images import ImageSet, Shape, as_uint8, save_images
-from sfumato.dpsgd.checkpoint import make_durable, resume
 from sfumato.features.projection import BATCH, ProjectedFeatures
 from sfumato.features.public_network import PublicNetwork
+from sfumato.privacy.checkpoint import make_durable, resume
 from sfumato.privacy.rows import Rows, membership
 from sfumato.settings.params import Evolve
 from sfumato.storage.digest import digest_of

@@ -19,7 +19,7 @@ from sfumato.errors import UNREADABLE, BudgetError, DataError, SfumatoError, exp
 from sfumato.privacy.accountant import round_up
 from sfumato.privacy.events import UNITS, ZERO_OUT_ONE, event_from_json
 from sfumato.privacy.ledger import by_id, check_ledger, compose, read_ledger
-from sfumato.privacy.meaning import bound_text, membership_advantage, privacy_profile, true_positive_rate
+from sfumato.privacy.profile import bound_text, membership_advantage, privacy_profile, true_positive_rate
 from sfumato.release.card import ABOUT, neighbours
 from sfumato.release.marks import PUBLIC_SOURCE
 from sfumato.settings.params import GROUP, IMAGE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sfumato.privacy.ledger import by_id, check_ledger, read_ledger
-from sfumato.privacy.meaning import bound_text
+from sfumato.privacy.profile import bound_text
 from sfumato.release.report import what_was_released
 from sfumato.storage.artifacts import read_artifact
 

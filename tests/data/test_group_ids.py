@@ -13,9 +13,9 @@ from sfumato.data.groups import checked, spelling
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import load_prepared, read_card
 from sfumato.errors import ConfigError, DataError, SfumatoError
+from sfumato.privacy.authorize import Permission, Work, open_charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import Odometer
-from sfumato.privacy.opening import Permission, Work, open_charge
 from sfumato.settings.params import Data, Groups
 from sfumato.storage.journal import Journal
 

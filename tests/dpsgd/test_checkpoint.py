@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from sfumato.dpsgd.checkpoint import checkpoint_path, drop_checkpoints, load_checkpoint, save_checkpoint
+from sfumato.privacy.checkpoint import checkpoint_path, drop_checkpoints, load_checkpoint, save_checkpoint
 
 STATE = {"parameters.a": torch.arange(4.0), "step": torch.tensor(7)}
 LOG = [{"step": 7, "epsilon": 0.5}]

@@ -9,7 +9,7 @@ import numpy as np
 from sfumato.data.images import ImageSet
 from sfumato.data.store import read_card
 from sfumato.evaluation import scores
-from sfumato.privacy.opening import open_local
+from sfumato.privacy.authorize import open_local
 from sfumato.runtime import distributed
 from sfumato.settings.params import Evaluate
 

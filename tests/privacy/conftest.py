@@ -7,10 +7,10 @@ import pytest
 
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import Card, read_card
+from sfumato.privacy.authorize import Permission, Work, open_charge
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import Odometer
-from sfumato.privacy.opening import Permission, Work, open_charge
 from sfumato.settings.params import Data
 
 

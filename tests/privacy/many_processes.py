@@ -17,9 +17,9 @@ from sfumato.dpsgd.gradients import Draws
 from sfumato.dpsgd.run import State, fine_tune
 from sfumato.features.fourier import FourierFeatures
 from sfumato.privacy import sampling
+from sfumato.privacy.authorize import Permission, Work, open_charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import NoiseSource
-from sfumato.privacy.opening import Permission, Work, open_charge
 from sfumato.queries.count import query_count
 from sfumato.queries.joint import query_joint_embedding
 from sfumato.runtime import distributed

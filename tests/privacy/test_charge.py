@@ -15,9 +15,9 @@ from sfumato.errors import BudgetError, DataError
 from sfumato.features.public_network import ResNet
 from sfumato.privacy import sampling
 from sfumato.privacy.accountant import epsilon
+from sfumato.privacy.authorize import AlreadyReleasedError, Permission, open_local
 from sfumato.privacy.events import SEEDED, Mechanism, event_from_json
 from sfumato.privacy.noise import NoiseSource, public_grid
-from sfumato.privacy.opening import AlreadyReleasedError, Permission, open_local
 from sfumato.privacy.rows import Rows, membership
 from sfumato.queries.count import query_count
 from sfumato.queries.histogram import query_histogram

@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sfumato.dpsgd.checkpoint import checkpoint_path
 from sfumato.features.alone import rows_alone
 from sfumato.privacy.accountant import epsilon
+from sfumato.privacy.checkpoint import checkpoint_path
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.rows import bounded_sum
 from sfumato.queries.evolve import embedding_of, on_grid, query_evolve, vote_rows

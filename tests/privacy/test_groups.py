@@ -26,10 +26,10 @@ from sfumato.errors import BudgetError
 from sfumato.features.alone import rows_alone
 from sfumato.features.fourier import FourierFeatures
 from sfumato.privacy import charge as door
+from sfumato.privacy.authorize import ONE_IMAGE_EACH, Permission
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import UNITS, Mechanism
 from sfumato.privacy.noise import NoiseSource
-from sfumato.privacy.opening import ONE_IMAGE_EACH, Permission
 from sfumato.privacy.rows import Rows, bounded_sum, membership
 from sfumato.privacy.sampling import group_picks, group_weights
 from sfumato.queries import evolve, saliency

@@ -11,7 +11,7 @@ from dp_accounting import ComposedDpEvent
 from sfumato.errors import BudgetError
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism
-from sfumato.privacy.meaning import Profile, membership_advantage, privacy_profile, true_positive_rate
+from sfumato.privacy.profile import Profile, membership_advantage, privacy_profile, true_positive_rate
 
 NORMAL = NormalDist()
 SIGMAS = (0.5, 1.0, 3.0, 20.0)

@@ -18,10 +18,10 @@ from sfumato.data.store import latents_key, write_latents
 from sfumato.errors import BudgetError, ConfigError, DataError
 from sfumato.planning.resolve import inherited_events, make_plan, permission_of
 from sfumato.privacy.accountant import epsilon
+from sfumato.privacy.authorize import DAY, Permission
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, SECRET, UNITS, ZERO_OUT_ONE, Mechanism, event_to_json
 from sfumato.privacy.ledger import build_ledger, check_ledger, ledger_text
 from sfumato.privacy.odometer import Odometer
-from sfumato.privacy.opening import DAY, Permission
 from sfumato.release.card import dataset_card
 from sfumato.settings.params import GROUP, IMAGE, Synthesize
 from sfumato.storage.artifacts import Artifact, read_artifact, writing
@@ -134,12 +134,12 @@ DOORS = {"open_charge", "open_local", "load_prepared", "load_latents"}
 DOORKEEPERS = {
     "sfumato/data/prepare.py": {"load_prepared"},  # to see whether what was prepared is whole
     "sfumato/data/store.py": {"load_prepared", "load_latents"},
-    "sfumato/privacy/opening.py": DOORS,
+    "sfumato/privacy/authorize.py": DOORS,
     "sfumato/queries/encoded.py": {"open_local"},
     "sfumato/synthesizer.py": {"open_local"},
     "sfumato/evaluation/convergence.py": {"open_local"},
     "sfumato/queries/evolve.py": {"open_charge"},
-    "sfumato/dpsgd/checkpoint.py": {"open_charge"},
+    "sfumato/privacy/checkpoint.py": {"open_charge"},
     "sfumato/dpsgd/run.py": {"open_charge"},
     "stages/runner.py": {"open_charge"},
     "stages/count.py": {"open_charge"},

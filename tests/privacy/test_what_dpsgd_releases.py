@@ -5,9 +5,10 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.unet import UNet
-from sfumato.dpsgd import checkpoint, gradients
+from sfumato.dpsgd import gradients
 from sfumato.dpsgd.run import State, fine_tune, gradient_sum, step
 from sfumato.dpsgd.trainable import candidates
+from sfumato.privacy import checkpoint
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import PROGRESS
 from sfumato.queries.saliency import query_saliency

@@ -21,7 +21,7 @@ from sfumato.errors import BudgetError, ConfigError, DataError
 from sfumato.privacy.accountant import default_delta
 from sfumato.privacy.events import SECRET, Mechanism, event_to_json
 from sfumato.privacy.ledger import build_ledger, ledger_text, read_ledger
-from sfumato.privacy.meaning import bound_text
+from sfumato.privacy.profile import bound_text
 from sfumato.release.report import (
     Local,
     mechanisms,

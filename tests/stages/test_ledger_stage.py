@@ -11,9 +11,9 @@ import yaml
 
 from sfumato.data.images import ImageSet, save_images
 from sfumato.data.store import read_card
+from sfumato.privacy.authorize import Permission, Work, open_charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import Odometer
-from sfumato.privacy.opening import Permission, Work, open_charge
 from sfumato.settings.stages import QUERIES
 from sfumato.storage.artifacts import read_artifact, write_empty, writing
 from stages.cli import main

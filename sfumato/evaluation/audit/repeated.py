@@ -18,10 +18,10 @@ from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import latents_key, read_card, write_latents
 from sfumato.evaluation.audit.bounds import gaussian_bounds
 from sfumato.evaluation.audit.subjects import Subject, made_images, noise_of
+from sfumato.privacy.authorize import Permission, Work, open_charge
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import public_grid
-from sfumato.privacy.opening import Permission, Work, open_charge
 from sfumato.settings.params import Data
 
 
