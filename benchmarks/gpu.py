@@ -501,8 +501,8 @@ def warm_up(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None
 
 def generator(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None:
     from sfumato.features.fourier import FourierFeatures
+    from sfumato.generators.one_step import Match, fit_generator, new_generator
     from sfumato.settings.params import Auxiliary, FeatureMap
-    from sfumato.warmup.generator import Match, fit_generator, new_generator
 
     size, steps = (20, 2) if found.small else (2000, 50)
     features = FourierFeatures(shape, [FeatureMap(map="pixels", length_scales=(0.3,))], size, 0)

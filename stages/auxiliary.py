@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from sfumato.generators.gaussian import fit_gaussians, public_details
+from sfumato.generators.one_step import Match, OneStep, fit_generator, new_generator, new_sampled, save_drawing
 from sfumato.queries.count import read_counts
 from sfumato.queries.covariance import load_covariance
 from sfumato.queries.frequency import load_embedding
 from sfumato.queries.moments import load_moments
 from sfumato.runtime.compute import device
 from sfumato.settings.params import Auxiliary
-from sfumato.warmup.gaussian import fit_gaussians, public_details
-from sfumato.warmup.generator import Match, OneStep, fit_generator, new_generator, new_sampled, save_drawing
 from stages.runner import StageRun, progress
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from sfumato.diffusion.unet import UNet, drop_extra_classes
+from sfumato.generators.one_step import Match
 from sfumato.queries.count import read_counts
 from sfumato.queries.frequency import load_embedding
 from sfumato.runtime.compute import device
 from sfumato.settings.params import Pretrain
 from sfumato.storage.png import save_png
 from sfumato.text_to_image.reference import save_reference
-from sfumato.warmup.generator import Match
 from sfumato.warmup.phases import through_phases
 from sfumato.warmup.training_sets import training_sets
 from stages.runner import StageRun, lineage_of_model, progress, say

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
+from sfumato.generators.one_step import Match, fit_generator, load_generator, save_drawing
 from sfumato.queries.count import read_counts
 from sfumato.queries.embedding import load_learned
 from sfumato.queries.frequency import load_embedding
 from sfumato.queries.teacher import load_teacher, relabelled
 from sfumato.runtime.compute import device
 from sfumato.settings.params import Refine
-from sfumato.warmup.generator import Match, fit_generator, load_generator, save_drawing
 from stages.runner import StageRun, progress
 
 

@@ -29,6 +29,8 @@ from sfumato.features.cosine import CosineMoments
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.projection import CELLS, CLASSIFIER, ProjectedFeatures
 from sfumato.features.public_network import arguments_of, build_network
+from sfumato.generators.gaussian import GaussianGenerator
+from sfumato.generators.one_step import SETTLING, Match, draw_images, fit_generator, new_generator, new_sampled
 from sfumato.planning.clock import (
     Timings,
     Told,
@@ -48,8 +50,6 @@ from sfumato.runtime.compute import device
 from sfumato.settings.params import Classifier, Descent, Fit, Params, Phase
 from sfumato.settings.stages import STAGES
 from sfumato.warmup.curriculum import warm_up
-from sfumato.warmup.gaussian import GaussianGenerator
-from sfumato.warmup.generator import SETTLING, Match, draw_images, fit_generator, new_generator, new_sampled
 from sfumato.warmup.public_classifier import train_public_classifier
 
 Map = Callable[[Tensor], Tensor]

@@ -19,9 +19,9 @@ from sfumato.diffusion.ema import EMA, ema_model
 from sfumato.dpsgd.discriminator import Discriminator
 from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
 from sfumato.dpsgd.run import State
+from sfumato.generators.network import Generator
+from sfumato.generators.one_step import balanced_labels, settle
 from sfumato.settings.params import Adversarial
-from sfumato.warmup.generator import balanced_labels, settle
-from sfumato.warmup.generator_network import Generator
 
 BETAS = (0.5, 0.99)  # of both Adams: no long memory of what the other network was
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from sfumato.data.images import ImageSet, Shape, as_uint8, save_images
 from sfumato.features.projection import BATCH, ProjectedFeatures
 from sfumato.features.public_network import PublicNetwork
+from sfumato.generators.one_step import balanced_labels
 from sfumato.privacy.checkpoint import make_durable, resume
 from sfumato.privacy.rows import Rows, membership
 from sfumato.settings.params import Evolve
@@ -33,7 +34,6 @@ from sfumato.warmup.evolution import (
     parents_of,
     strength_at,
 )
-from sfumato.warmup.generator import balanced_labels
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge

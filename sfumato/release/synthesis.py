@@ -13,11 +13,11 @@ from sfumato.data.images import IMAGES, LABELS, load_array
 from sfumato.data.store import load_public
 from sfumato.diffusion.sampler import Guide
 from sfumato.errors import DataError
+from sfumato.generators.one_step import balanced_labels, draw_images, load_generator
 from sfumato.runtime.compute import device
 from sfumato.settings.params import Synthesize
 from sfumato.synthesizer import load_start, load_synthesizer
 from sfumato.warmup.curriculum import MappedImages
-from sfumato.warmup.generator import balanced_labels, draw_images, load_generator
 from sfumato.warmup.public_images import public_training_set
 
 Progress = Callable[[int, int], None]

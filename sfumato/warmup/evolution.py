@@ -17,7 +17,7 @@ from sfumato.data.images import Shape
 from sfumato.data.rendered.genes import DrawnByGenes
 from sfumato.diffusion.sampler import renoise, sample
 from sfumato.diffusion.unet import UNet
-from sfumato.warmup.generator import balanced_labels
+from sfumato.generators.one_step import balanced_labels
 
 
 class PublicGenerator(Protocol):

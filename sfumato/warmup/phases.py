@@ -10,11 +10,11 @@ from torch import Tensor
 from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.memory import images_kept
+from sfumato.generators.one_step import Match, fit_generator
+from sfumato.generators.sampled import SampledGenerator
 from sfumato.runtime import distributed
 from sfumato.settings.params import Fit, Pretrain
 from sfumato.warmup.curriculum import Sources, over_all, warm_up
-from sfumato.warmup.generator import Match, fit_generator
-from sfumato.warmup.sampled import SampledGenerator
 
 
 def through_phases(

@@ -7,10 +7,10 @@ from torch import Tensor
 from sfumato.dpsgd.discriminator import Discriminator
 from sfumato.dpsgd.gradients import clipped_gradient_sum, draw, per_image_gradients
 from sfumato.dpsgd.run import fine_tune, gradient_sum, step, update
+from sfumato.generators.one_step import draw_images, new_generator
 from sfumato.privacy.events import Mechanism
 from sfumato.queries.adversarial import AdversarialState
 from sfumato.settings.params import Adversarial
-from sfumato.warmup.generator import draw_images, new_generator
 
 B, C, CLASSES = 6, 1e-3, 10
 UNIFORM = torch.full((CLASSES,), 1 / CLASSES)

@@ -2,10 +2,10 @@ import pytest
 import torch
 
 from sfumato.diffusion.unet import UNet
+from sfumato.generators.network import Generator
+from sfumato.generators.one_step import save_generator
 from sfumato.release.synthesis import draw_mixture, sorted_examples
 from sfumato.settings.params import Synthesize
-from sfumato.warmup.generator import save_generator
-from sfumato.warmup.generator_network import Generator
 
 SHAPE = {"resolution": 8, "channels": 1, "classes": 3}
 

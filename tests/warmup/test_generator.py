@@ -5,8 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from sfumato.features.fourier import FourierFeatures
-from sfumato.settings.params import Auxiliary, FeatureMap
-from sfumato.warmup.generator import (
+from sfumato.generators.one_step import (
     Match,
     balanced_labels,
     draw_images,
@@ -15,6 +14,7 @@ from sfumato.warmup.generator import (
     new_generator,
     save_generator,
 )
+from sfumato.settings.params import Auxiliary, FeatureMap
 
 SHAPE = (1, 8, 8)
 FEATURES = FourierFeatures(SHAPE, [FeatureMap()], 1000, seed=0)

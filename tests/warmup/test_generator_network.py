@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from sfumato.warmup.generator_network import Generator
+from sfumato.generators.network import Generator
 
 
 @pytest.mark.parametrize(("resolution", "channels"), [(4, 1), (8, 1), (28, 1), (32, 3), (30, 3), (64, 1)])

@@ -6,11 +6,11 @@ import torch
 from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.unet import UNet
 from sfumato.features.fourier import FourierFeatures
+from sfumato.generators.one_step import Match, draw_images, fit_generator, load_generator, new_sampled, save_generator
+from sfumato.generators.sampled import SampledGenerator
 from sfumato.settings.params import FeatureMap, Fit, Phase, Pretrain
 from sfumato.warmup.curriculum import warm_up
-from sfumato.warmup.generator import Match, draw_images, fit_generator, load_generator, new_sampled, save_generator
 from sfumato.warmup.phases import through_phases
-from sfumato.warmup.sampled import SampledGenerator
 
 SHAPE, CLASSES = (1, 4, 4), 2
 PRIORS = torch.full((CLASSES,), 0.5)

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from sfumato.data.images import ImageSet, Shape, as_uint8, save_images
 from sfumato.diffusion.unet import UNet
 from sfumato.features.fourier import FourierFeatures
+from sfumato.generators.gaussian import GaussianGenerator
+from sfumato.generators.network import Generator
+from sfumato.generators.sampled import SampledGenerator
 from sfumato.settings.params import Fit
 from sfumato.storage.png import save_png, to_grid
 from sfumato.storage.weights import load_network, save_network
-from sfumato.warmup.gaussian import GaussianGenerator
-from sfumato.warmup.generator_network import Generator
-from sfumato.warmup.sampled import SampledGenerator
 
 WEIGHTS = "generator.safetensors"
 OneStep = Generator | SampledGenerator | GaussianGenerator  # (z, labels) -> images
