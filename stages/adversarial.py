@@ -6,11 +6,11 @@ from functools import partial
 
 import torch
 
-from sfumato.dpsgd.discriminator import Discriminator
+from sfumato.baselines.discriminator import Discriminator
+from sfumato.baselines.dp_gan import AdversarialState
 from sfumato.dpsgd.run import epsilon_by_step, fine_tune, save_log
 from sfumato.generators.one_step import new_generator, save_drawing
 from sfumato.privacy.checkpoint import drop_checkpoints
-from sfumato.queries.adversarial import AdversarialState
 from sfumato.queries.count import read_counts
 from sfumato.runtime.compute import device
 from sfumato.settings.params import Adversarial

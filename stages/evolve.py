@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from sfumato.baselines.evolution import NetworkGenerator, PublicGenerator, RendererGenerator
+from sfumato.baselines.private_evolution import embedding_of, query_evolve, save_population
 from sfumato.data.store import read_card
 from sfumato.diffusion.unet import load_model
 from sfumato.features.projection import CLASSIFIER
@@ -11,11 +13,9 @@ from sfumato.features.public_network import load_classifier
 from sfumato.privacy.checkpoint import drop_checkpoints
 from sfumato.queries.count import read_counts
 from sfumato.queries.encoded import encoder_of, ensure_encoded
-from sfumato.queries.evolve import embedding_of, query_evolve, save_population
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import device
 from sfumato.settings.params import Evolve
-from sfumato.warmup.evolution import NetworkGenerator, PublicGenerator, RendererGenerator
 from stages.runner import QueryRun, progress, say, state_dir
 
 

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sfumato.baselines.discriminator import Discriminator
+from sfumato.baselines.dp_gan import AdversarialState
 from sfumato.data.images import ImageSet, Shape
 from sfumato.diffusion.unet import UNet
-from sfumato.dpsgd.discriminator import Discriminator
 from sfumato.dpsgd.gradients import clipped_gradient_sum
 from sfumato.dpsgd.memory import images_kept
 from sfumato.dpsgd.run import State, update
@@ -42,7 +43,6 @@ from sfumato.planning.clock import (
 )
 from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.rows import Rows, bounded_sum, membership
-from sfumato.queries.adversarial import AdversarialState
 from sfumato.queries.covariance import cosine_moments
 from sfumato.queries.embedding import embedding_rows, learned_features
 from sfumato.queries.teacher import FITTED, TeacherNetwork, error_rows, guide_by

@@ -30,6 +30,7 @@ from test_groups import (
 )
 from torch import Tensor
 
+from sfumato.baselines.private_evolution import query_votes
 from sfumato.data.images import ImageSet
 from sfumato.data.store import LatentSet
 from sfumato.dpsgd.run import State, gradient_sum
@@ -38,7 +39,6 @@ from sfumato.privacy.charge import Charge, Share
 from sfumato.privacy.events import Mechanism
 from sfumato.queries.central import query_central
 from sfumato.queries.count import query_count
-from sfumato.queries.evolve import query_votes
 from sfumato.queries.joint import query_joint_embedding
 from sfumato.runtime import distributed
 from sfumato.settings.params import Central, Finetune

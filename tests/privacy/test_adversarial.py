@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from sfumato.dpsgd.discriminator import Discriminator
+from sfumato.baselines.discriminator import Discriminator
+from sfumato.baselines.dp_gan import AdversarialState
 from sfumato.dpsgd.gradients import clipped_gradient_sum, draw, per_image_gradients
 from sfumato.dpsgd.run import fine_tune, gradient_sum, step, update
 from sfumato.generators.one_step import draw_images, new_generator
 from sfumato.privacy.events import Mechanism
-from sfumato.queries.adversarial import AdversarialState
 from sfumato.settings.params import Adversarial
 
 B, C, CLASSES = 6, 1e-3, 10

@@ -6,14 +6,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from sfumato.baselines.evolution import RendererGenerator
+from sfumato.baselines.private_evolution import embedding_of, on_grid, query_evolve, vote_rows
 from sfumato.features.alone import rows_alone
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.checkpoint import checkpoint_path
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.rows import bounded_sum
-from sfumato.queries.evolve import embedding_of, on_grid, query_evolve, vote_rows
 from sfumato.settings.params import Evolve
-from sfumato.warmup.evolution import RendererGenerator
 
 CLASSES, SHAPE, DELTA = 10, (1, 8, 8), 1e-5
 UNIFORM = torch.full((CLASSES,), 1 / CLASSES)

@@ -14,6 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from sfumato.baselines import private_evolution
+from sfumato.baselines.evolution import RendererGenerator
+from sfumato.baselines.private_evolution import embedding_of, query_evolve
 from sfumato.data.groups import GroupIndex
 from sfumato.data.images import ImageSet
 from sfumato.data.prepare import prepare_sensitive
@@ -32,12 +35,11 @@ from sfumato.privacy.events import UNITS, Mechanism
 from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.rows import Rows, bounded_sum, membership
 from sfumato.privacy.sampling import group_picks, group_weights
-from sfumato.queries import evolve, saliency
+from sfumato.queries import saliency
 from sfumato.queries.central import query_central
 from sfumato.queries.count import query_count
 from sfumato.queries.covariance import cosine_moments
 from sfumato.queries.embedding import embedding_rows, query_embedding
-from sfumato.queries.evolve import embedding_of, query_evolve
 from sfumato.queries.histogram import query_histogram
 from sfumato.queries.joint import query_joint_embedding
 from sfumato.queries.moments import moment_features
@@ -57,7 +59,6 @@ from sfumato.settings.params import (
     Saliency,
     Teacher,
 )
-from sfumato.warmup.evolution import RendererGenerator
 from sfumato.warmup.public_classifier import train_public_classifier
 
 SIZES = (1, 7, 200)  # of the groups that are taken away; beside them are 30 of 3 images

@@ -138,7 +138,7 @@ DOORKEEPERS = {
     "sfumato/queries/encoded.py": {"open_local"},
     "sfumato/synthesizer.py": {"open_local"},
     "sfumato/evaluation/convergence.py": {"open_local"},
-    "sfumato/queries/evolve.py": {"open_charge"},
+    "sfumato/baselines/private_evolution.py": {"open_charge"},
     "sfumato/privacy/checkpoint.py": {"open_charge"},
     "sfumato/dpsgd/run.py": {"open_charge"},
     "stages/runner.py": {"open_charge"},

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from sfumato.baselines.evolution import RendererGenerator
+from sfumato.baselines.private_evolution import embedding_of, query_evolve
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.run import State, step
 from sfumato.dpsgd.trainable import candidates
@@ -21,7 +23,6 @@ from sfumato.queries.central import query_central
 from sfumato.queries.count import query_count
 from sfumato.queries.covariance import cosine_moments
 from sfumato.queries.embedding import query_embedding
-from sfumato.queries.evolve import embedding_of, query_evolve
 from sfumato.queries.histogram import query_histogram
 from sfumato.queries.joint import query_joint_embedding
 from sfumato.queries.moments import moment_features
@@ -38,7 +39,6 @@ from sfumato.settings.params import (
     Saliency,
     Teacher,
 )
-from sfumato.warmup.evolution import RendererGenerator
 
 CLASSES = 4
 Images = tuple[Tensor, Tensor]

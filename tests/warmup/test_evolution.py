@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from sfumato.diffusion.unet import UNet
-from sfumato.warmup.evolution import (
+from sfumato.baselines.evolution import (
     NetworkGenerator,
     Population,
     RendererGenerator,
@@ -14,6 +13,7 @@ from sfumato.warmup.evolution import (
     parents_of,
     strength_at,
 )
+from sfumato.diffusion.unet import UNet
 
 
 def chance(seed: int = 0) -> torch.Generator:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sfumato.baselines.private_evolution import query_votes
 from sfumato.diffusion.denoiser import Denoiser, Network, Sampler
 from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum
 from sfumato.dpsgd.run import State, step
@@ -27,7 +28,6 @@ from sfumato.queries.central import query_central
 from sfumato.queries.count import query_count
 from sfumato.queries.covariance import cosine_moments
 from sfumato.queries.embedding import query_embedding
-from sfumato.queries.evolve import query_votes
 from sfumato.queries.histogram import query_histogram
 from sfumato.queries.joint import query_joint_embedding
 from sfumato.queries.moments import moment_features

@@ -1,6 +1,6 @@
 """The free part of Private Evolution: candidates from a public generator, and the next ones after a vote (METHODS §13).
 
-Nothing here reads a sensitive image. `sfumato.queries.evolve` asks for the votes.
+Nothing here reads a sensitive image. `sfumato.baselines.private_evolution` asks for the votes.
 Source: Lin et al. 2024 (PE); Lin et al. 2025 (Sim-PE, renderers).
 """
 

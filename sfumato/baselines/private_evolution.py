@@ -15,6 +15,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from sfumato.baselines.evolution import (
+    Population,
+    PublicGenerator,
+    descendants,
+    first_population,
+    looked_at,
+    parents_of,
+    strength_at,
+)
 from sfumato.data.images import ImageSet, Shape, as_uint8, save_images
 from sfumato.features.projection import BATCH, ProjectedFeatures
 from sfumato.features.public_network import PublicNetwork
@@ -25,15 +34,6 @@ from sfumato.settings.params import Evolve
 from sfumato.storage.digest import digest_of
 from sfumato.storage.files import csv_text
 from sfumato.storage.png import save_png, to_grid
-from sfumato.warmup.evolution import (
-    Population,
-    PublicGenerator,
-    descendants,
-    first_population,
-    looked_at,
-    parents_of,
-    strength_at,
-)
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge

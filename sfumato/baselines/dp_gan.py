@@ -15,8 +15,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from sfumato.baselines.discriminator import Discriminator
 from sfumato.diffusion.ema import EMA, ema_model
-from sfumato.dpsgd.discriminator import Discriminator
 from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
 from sfumato.dpsgd.run import State
 from sfumato.generators.network import Generator
