@@ -25,8 +25,8 @@ from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.noise_levels import draw_noise_levels
 from sfumato.diffusion.unet import UNet
 from sfumato.settings.params import Amp, LogNormal, Phase, Pretrain
-from sfumato.warmup.amp import ascend, put
-from sfumato.warmup.curriculum import mean_loss, warm_up
+from sfumato.training.amp import ascend, put
+from sfumato.training.curriculum import mean_loss, warm_up
 
 FACTORS = (0.0, 0.5, 1.0, 2.0, 4.0, 16.0, 64.0)  # norm of the noise, in units of the radius
 WORST = 4.0  # largest factor at which the worst direction is searched

@@ -488,7 +488,7 @@ def sampler(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None
 
 def warm_up(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None:
     from sfumato.settings.params import Phase, Pretrain
-    from sfumato.warmup.curriculum import warm_up
+    from sfumato.training.curriculum import warm_up
 
     phase = Phase(
         sources={"central": 1.0}, steps=2 if found.small else 50, batch=8 if found.small else 256, learning_rate=1e-4

@@ -404,7 +404,7 @@ def main() -> None:
     import torch
 
     import sfumato.release.release
-    import sfumato.warmup.curriculum  # noqa: F401  (imported once, before the forks)
+    import sfumato.training.curriculum  # noqa: F401  (imported once, before the forks)
 
     torch.set_num_threads(1)
     codes: Counter[str] = Counter()

@@ -6,7 +6,7 @@ from sfumato.data.store import CARD, load_public, read_public_card
 from sfumato.features.public_network import save_classifier
 from sfumato.settings.params import Classifier
 from sfumato.storage.files import write_json
-from sfumato.warmup.public_classifier import train_public_classifier
+from sfumato.training.public_classifier import train_public_classifier
 from stages.runner import StageRun, progress, say
 
 

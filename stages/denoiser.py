@@ -12,7 +12,7 @@ from sfumato.dpsgd.memory import images_kept
 from sfumato.runtime.compute import device
 from sfumato.settings.params import Denoiser, Phase, Pretrain
 from sfumato.storage.png import save_png, to_grid
-from sfumato.warmup.curriculum import MappedImages, over_all, warm_up
+from sfumato.training.curriculum import MappedImages, over_all, warm_up
 from stages.runner import StageRun, progress
 
 

@@ -12,8 +12,8 @@ from sfumato.runtime.compute import device
 from sfumato.settings.params import Pretrain
 from sfumato.storage.png import save_png
 from sfumato.text_to_image.reference import save_reference
-from sfumato.warmup.phases import through_phases
-from sfumato.warmup.training_sets import training_sets
+from sfumato.training.phases import through_phases
+from sfumato.training.training_sets import training_sets
 from stages.runner import StageRun, lineage_of_model, progress, say
 
 

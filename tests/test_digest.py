@@ -54,7 +54,7 @@ def test_queries_do_not_depend_on_what_comes_after_them(stage):
     seen = import_closure(ROOT, f"stages.{stage}", DOOR, without=MEASURED)
     later = (
         "sfumato.dpsgd",
-        "sfumato.warmup",
+        "sfumato.training",
         "sfumato.diffusion",
         "sfumato.evaluation",
         "sfumato.data.sources",

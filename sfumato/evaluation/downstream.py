@@ -20,7 +20,7 @@ from sfumato.diffusion.ema import EMA, ema_model
 from sfumato.evaluation.classifiers import CLASSIFIERS, Classifier, build_classifier
 from sfumato.runtime import compute
 from sfumato.runtime.compute import fast_bfloat16
-from sfumato.warmup.public_classifier import augment
+from sfumato.training.public_classifier import augment
 
 BATCH = 128
 MIN_STEPS = 600  # least gradient steps: a small set gets more passes

@@ -235,7 +235,7 @@ def check_public(params: Params, public: PublicCard, sensitive: int) -> None:
                 f"give between {sensitive} and {public.images}"
             )
     elif params.runs("select") and params.runs("histogram") and histogram.per_class:
-        from sfumato.warmup.selection import number_to_keep
+        from sfumato.training.selection import number_to_keep
 
         kept = number_to_keep(select, classes)
         if kept < sensitive:

@@ -49,8 +49,8 @@ from sfumato.queries.teacher import FITTED, TeacherNetwork, error_rows, guide_by
 from sfumato.runtime.compute import device
 from sfumato.settings.params import Classifier, Descent, Fit, Params, Phase
 from sfumato.settings.stages import STAGES
-from sfumato.warmup.curriculum import warm_up
-from sfumato.warmup.public_classifier import train_public_classifier
+from sfumato.training.curriculum import warm_up
+from sfumato.training.public_classifier import train_public_classifier
 
 Map = Callable[[Tensor], Tensor]
 PUBLIC_CLASSES = 100  # of a public set that is not known yet: they hardly matter to the time of a step

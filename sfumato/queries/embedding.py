@@ -26,7 +26,7 @@ from sfumato.settings.params import Classifier, Embedding, FeatureMap, Learned
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import write_json
 from sfumato.storage.weights import load_network, load_tensors, save_network, save_tensors
-from sfumato.warmup.public_classifier import train_public_classifier
+from sfumato.training.public_classifier import train_public_classifier
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge

@@ -17,8 +17,8 @@ from sfumato.generators.one_step import balanced_labels, draw_images, load_gener
 from sfumato.runtime.compute import device
 from sfumato.settings.params import Synthesize
 from sfumato.synthesizer import load_start, load_synthesizer
-from sfumato.warmup.curriculum import MappedImages
-from sfumato.warmup.public_images import public_training_set
+from sfumato.training.curriculum import MappedImages
+from sfumato.training.public_images import public_training_set
 
 Progress = Callable[[int, int], None]
 

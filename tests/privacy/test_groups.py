@@ -59,7 +59,7 @@ from sfumato.settings.params import (
     Saliency,
     Teacher,
 )
-from sfumato.warmup.public_classifier import train_public_classifier
+from sfumato.training.public_classifier import train_public_classifier
 
 SIZES = (1, 7, 200)  # of the groups that are taken away; beside them are 30 of 3 images
 CLASSES = tuple(str(i) for i in range(10))

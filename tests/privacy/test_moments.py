@@ -12,7 +12,7 @@ from sfumato.privacy.rows import bounded_sum
 from sfumato.queries.embedding import embedding_rows, query_embedding
 from sfumato.queries.moments import load_moments, moment_features, save_moments
 from sfumato.settings.params import Classifier, FeatureMap, Moments
-from sfumato.warmup.public_classifier import train_public_classifier
+from sfumato.training.public_classifier import train_public_classifier
 
 CLASSES, SHAPE = 10, (1, 8, 8)
 

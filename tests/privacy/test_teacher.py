@@ -18,7 +18,7 @@ from sfumato.queries.teacher import (
     save_teacher,
 )
 from sfumato.settings.params import Classifier, Teacher
-from sfumato.warmup.public_classifier import train_public_classifier
+from sfumato.training.public_classifier import train_public_classifier
 
 CLASSES, SHAPE = 10, (1, 8, 8)
 

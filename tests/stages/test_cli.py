@@ -65,7 +65,7 @@ def test_no_stage_imports_dvc_torchvision_or_opacus_unasked():
         "sfumato.release.synthesis, sfumato.evaluation.scores\n"
     )
     code += (
-        "import sfumato.warmup.curriculum, sfumato.data.prepare\n"
+        "import sfumato.training.curriculum, sfumato.data.prepare\n"
         "print([m for m in ('torchvision','dvc','opacus','diffusers') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)

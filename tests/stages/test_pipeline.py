@@ -166,7 +166,7 @@ def test_a_docstring_runs_no_query(repository):
 
 def test_an_upgrade_of_the_code_runs_no_query_and_no_stage_before_one(repository):
     whole = {}
-    for name in ("sfumato/queries/count.py", "sfumato/warmup/curriculum.py", "sfumato/privacy/noise.py"):
+    for name in ("sfumato/queries/count.py", "sfumato/training/curriculum.py", "sfumato/privacy/noise.py"):
         file = repository.path / name
         whole[file] = file.read_text()
         file.write_text(whole[file] + "\nANOTHER = 1\n")

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from sfumato.diffusion.unet import UNet
 from sfumato.settings.params import Amp, Phase, Pretrain
-from sfumato.warmup import phases
-from sfumato.warmup.amp import amp_gradient, ascend
-from sfumato.warmup.curriculum import losses_of_parts, warm_up
-from sfumato.warmup.phases import through_phases
+from sfumato.training import phases
+from sfumato.training.amp import amp_gradient, ascend
+from sfumato.training.curriculum import losses_of_parts, warm_up
+from sfumato.training.phases import through_phases
 
 CURVATURE = torch.tensor([1.0, 4.0])  # L(θ) = Σ c·θ²/2, so ∇L = c·θ
 START = torch.tensor([0.3, -0.2])

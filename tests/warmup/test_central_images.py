@@ -1,6 +1,6 @@
 import torch
 
-from sfumato.warmup.central_images import central_training_set
+from sfumato.training.central_images import central_training_set
 
 
 def test_means_become_labelled_images_of_the_full_size():

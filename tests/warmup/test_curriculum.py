@@ -9,8 +9,8 @@ from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.unet import UNet, drop_extra_classes
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.params import Amp, Phase, Pretrain
-from sfumato.warmup.curriculum import MappedImages, mixed_batch, rand_augment, warm_up
-from sfumato.warmup.public_images import public_training_set, some_of_each
+from sfumato.training.curriculum import MappedImages, mixed_batch, rand_augment, warm_up
+from sfumato.training.public_images import public_training_set, some_of_each
 
 CONFIG = Pretrain(ema=0.99)
 SOURCES = {

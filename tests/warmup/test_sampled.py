@@ -9,8 +9,8 @@ from sfumato.features.fourier import FourierFeatures
 from sfumato.generators.one_step import Match, draw_images, fit_generator, load_generator, new_sampled, save_generator
 from sfumato.generators.sampled import SampledGenerator
 from sfumato.settings.params import FeatureMap, Fit, Phase, Pretrain
-from sfumato.warmup.curriculum import warm_up
-from sfumato.warmup.phases import through_phases
+from sfumato.training.curriculum import warm_up
+from sfumato.training.phases import through_phases
 
 SHAPE, CLASSES = (1, 4, 4), 2
 PRIORS = torch.full((CLASSES,), 0.5)

@@ -19,7 +19,7 @@ from sfumato.planning.resolve import code_of
 from sfumato.settings.params import Data, Select
 from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import read_artifact, writing
-from sfumato.warmup.selection import (
+from sfumato.training.selection import (
     Kept,
     number_to_keep,
     plot_selection,

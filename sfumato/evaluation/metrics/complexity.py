@@ -11,7 +11,7 @@ from scipy import stats
 from sfumato.data.images import ImageSet, as_uint8, load_images
 from sfumato.evaluation.scores import some
 from sfumato.storage.artifacts import Artifact
-from sfumato.warmup.central_images import load_central
+from sfumato.training.central_images import load_central
 
 AROUND = ((-1, -1), (-1, 0), (-1, 1), (0, 1), (1, 1), (1, 0), (1, -1), (0, -1))  # the eight neighbours, in a circle
 

@@ -14,7 +14,7 @@ from sfumato.generators.one_step import Match, fit_generator
 from sfumato.generators.sampled import SampledGenerator
 from sfumato.runtime import distributed
 from sfumato.settings.params import Fit, Pretrain
-from sfumato.warmup.curriculum import Sources, over_all, warm_up
+from sfumato.training.curriculum import Sources, over_all, warm_up
 
 
 def through_phases(

@@ -23,7 +23,7 @@ from sfumato.errors import ConfigError
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import is_faster
 from sfumato.settings.params import Phase, Pretrain
-from sfumato.warmup.amp import amp_gradient
+from sfumato.training.amp import amp_gradient
 
 
 @dataclass(frozen=True)

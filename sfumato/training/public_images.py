@@ -11,7 +11,7 @@ from torch import Tensor
 from sfumato.data.images import ImageSet, load_array
 from sfumato.errors import DataError, explained
 from sfumato.storage.documents import read_json
-from sfumato.warmup.curriculum import Images, MappedImages
+from sfumato.training.curriculum import Images, MappedImages
 
 AGAIN = "run `stage select` again"
 

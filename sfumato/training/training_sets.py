@@ -13,9 +13,9 @@ from torch import Tensor
 from sfumato.data.images import Shape, load_images
 from sfumato.data.store import load_public
 from sfumato.storage.png import to_grid
-from sfumato.warmup.central_images import load_central
-from sfumato.warmup.curriculum import Images, MappedImages, as_float
-from sfumato.warmup.public_images import public_training_set, some_of_each
+from sfumato.training.central_images import load_central
+from sfumato.training.curriculum import Images, MappedImages, as_float
+from sfumato.training.public_images import public_training_set, some_of_each
 
 
 @dataclass
