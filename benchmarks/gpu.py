@@ -515,7 +515,7 @@ def generator(found: Found, setting: Setting, shape: tuple[int, int, int]) -> No
 
 
 def votes(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None:
-    from sfumato.features.alone import place_matters, rows_alone
+    from sfumato.features.batch_invariant import place_matters, rows_alone
     from sfumato.features.public_network import ResNet
 
     torch.manual_seed(0)

@@ -208,8 +208,8 @@ def show_step_noise(made: Plan) -> None:
         return
     from sfumato.dpsgd.memory import trained_parameters
     from sfumato.dpsgd.run import step_noise
+    from sfumato.release.synthesizer import outline
     from sfumato.settings.params import SALIENT
-    from sfumato.synthesizer import outline
 
     file = made.files["finetune"]
     model = outline(params.model, tuple(file["shape"]), len(file["classes"]))

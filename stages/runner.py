@@ -275,7 +275,7 @@ def describe(plan: StagePlan[Any], reads: Mapping[str, Path], out: Path) -> None
 def memory_line(network: Any, shape: tuple[int, int, int], classes: int, settings: Any, size_hint: int) -> str:
     """What a stage that takes per-image gradients of the network will need, or why that cannot be said here."""
     from sfumato.dpsgd.memory import estimate
-    from sfumato.synthesizer import outline
+    from sfumato.release.synthesizer import outline
 
     try:
         batch = settings.sampling(size_hint)[0] * size_hint

@@ -84,4 +84,4 @@ class Denoiser(Learner):
 
     @abstractmethod
     def save(self, directory: Path, trained: Sequence[str]) -> None:
-        """Write what `sfumato.synthesizer` loads again. trained: the parameters that differ from the start."""
+        """Write what `sfumato.release.synthesizer` loads again. trained: the parameters that differ from the start."""

@@ -27,7 +27,7 @@ def check_consistent(params: Params, card: Card) -> None:
     if params.model.directory is not None:
         class_prompts(params.model, card.dataset_id, card.classes)  # raises ConfigError where a prompt cannot be made
     elif params.runs("pretrain") or params.runs("denoiser"):
-        from sfumato.synthesizer import outline
+        from sfumato.release.synthesizer import outline
 
         outline(params.model, card.shape, len(card.classes))  # raises ConfigError where widths and levels do not fit
 

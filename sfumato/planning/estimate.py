@@ -25,7 +25,7 @@ from sfumato.dpsgd.run import State, update
 from sfumato.evaluation.downstream import Schedule
 from sfumato.evaluation.protocol import seconds_per_step
 from sfumato.evaluation.scores import schedule_from
-from sfumato.features.alone import place_matters, rows_alone
+from sfumato.features.batch_invariant import place_matters, rows_alone
 from sfumato.features.cosine import CosineMoments
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.projection import CELLS, CLASSIFIER, ProjectedFeatures

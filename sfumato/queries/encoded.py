@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.data.store import Card, have_latents, latents_key, write_latents
-from sfumato.features.alone import place_matters, rows_alone
+from sfumato.features.batch_invariant import place_matters, rows_alone
 from sfumato.privacy.authorize import open_local
 from sfumato.runtime import distributed
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sfumato.features.alone import place_matters, rows_alone
+from sfumato.features.batch_invariant import place_matters, rows_alone
 from sfumato.features.public_network import PublicNetwork
 from sfumato.privacy.rows import Rows, membership
 from sfumato.runtime import distributed

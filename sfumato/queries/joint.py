@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sfumato.data.images import Shape
-from sfumato.features.alone import place_matters, rows_alone
+from sfumato.features.batch_invariant import place_matters, rows_alone
 from sfumato.privacy.rows import Rows, membership
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import sent

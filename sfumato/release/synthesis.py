@@ -14,9 +14,9 @@ from sfumato.data.store import load_public
 from sfumato.diffusion.sampler import Guide
 from sfumato.errors import DataError
 from sfumato.generators.one_step import balanced_labels, draw_images, load_generator
+from sfumato.release.synthesizer import load_start, load_synthesizer
 from sfumato.runtime.compute import device
 from sfumato.settings.params import Synthesize
-from sfumato.synthesizer import load_start, load_synthesizer
 from sfumato.training.curriculum import MappedImages
 from sfumato.training.public_images import public_training_set
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from sfumato.features import FEATURES
-from sfumato.features.alone import place_matters, rows_alone
+from sfumato.features.batch_invariant import place_matters, rows_alone
 from sfumato.features.projection import ProjectedFeatures
 
 

@@ -8,7 +8,7 @@ import torch
 
 from sfumato.data.images import ImageSet
 from sfumato.data.store import load_latents, load_prepared
-from sfumato.features.alone import place_matters, rows_alone
+from sfumato.features.batch_invariant import place_matters, rows_alone
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.rows import bounded_sum

@@ -26,7 +26,7 @@ from sfumato.dpsgd.gradients import Draws
 from sfumato.dpsgd.run import State, gradient_sum
 from sfumato.dpsgd.trainable import candidates
 from sfumato.errors import BudgetError
-from sfumato.features.alone import rows_alone
+from sfumato.features.batch_invariant import rows_alone
 from sfumato.features.fourier import FourierFeatures
 from sfumato.privacy import charge as door
 from sfumato.privacy.authorize import ONE_IMAGE_EACH, Permission

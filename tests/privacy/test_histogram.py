@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sfumato.data.store import load_prepared
-from sfumato.features.alone import place_matters
+from sfumato.features.batch_invariant import place_matters
 from sfumato.features.public_network import ResNet
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import Mechanism

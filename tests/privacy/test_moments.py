@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sfumato.features.alone import rows_alone
+from sfumato.features.batch_invariant import rows_alone
 from sfumato.features.fourier import FourierFeatures
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.rows import bounded_sum

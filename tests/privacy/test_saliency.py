@@ -19,11 +19,11 @@ from sfumato.planning.resolved import QueryPlan
 from sfumato.privacy.events import Mechanism, event_from_json
 from sfumato.queries import saliency
 from sfumato.queries.saliency import query_saliency, rank_candidates, ranked
+from sfumato.release.synthesizer import load_synthesizer
 from sfumato.settings.params import SALIENT, Finetune, Lora, Model, Saliency
 from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import write_empty, writing
 from sfumato.storage.png import plot_saliency, split_name
-from sfumato.synthesizer import load_synthesizer
 from stages import runner
 
 B, C, N = 6, 1e-4, 50.0  # images, clip (far below the norms: every row is clipped), public size

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sfumato.features.alone import place_matters, rows_alone
+from sfumato.features.batch_invariant import place_matters, rows_alone
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.rows import bounded_sum
 from sfumato.queries.teacher import (

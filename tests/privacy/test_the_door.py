@@ -136,7 +136,7 @@ DOORKEEPERS = {
     "sfumato/data/store.py": {"load_prepared", "load_latents"},
     "sfumato/privacy/authorize.py": DOORS,
     "sfumato/queries/encoded.py": {"open_local"},
-    "sfumato/synthesizer.py": {"open_local"},
+    "sfumato/release/synthesizer.py": {"open_local"},
     "sfumato/evaluation/convergence.py": {"open_local"},
     "sfumato/baselines/private_evolution.py": {"open_charge"},
     "sfumato/privacy/checkpoint.py": {"open_charge"},

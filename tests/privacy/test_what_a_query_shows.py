@@ -14,7 +14,7 @@ from sfumato.baselines.private_evolution import embedding_of, query_evolve
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.run import State, step
 from sfumato.dpsgd.trainable import candidates
-from sfumato.features.alone import PLACES
+from sfumato.features.batch_invariant import PLACES
 from sfumato.features.cosine import CosineMoments
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.public_network import ResNet

@@ -17,8 +17,8 @@ from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
 from sfumato.dpsgd.lora import merge, save_adapter
 from sfumato.dpsgd.trainable import candidates, check_trained, choose_trainable, flat
 from sfumato.errors import ConfigError, DataError
+from sfumato.release.synthesizer import load_synthesizer
 from sfumato.settings.params import Finetune, LogNormal, Lora, Model, TimestepMixture
-from sfumato.synthesizer import load_synthesizer
 from sfumato.text_to_image.directory import HUB, ModelDirectory, locate, read_model_directory
 from sfumato.text_to_image.network import LatentDiffusion, load_latent
 from sfumato.text_to_image.parts import embed_prompts

@@ -103,8 +103,8 @@ RUN = [name for name in STAGES if name not in ("classifier", "select", "evaluate
     ],
 )
 def test_the_whole_pipeline_ends_in_labelled_images_with_a_ledger(models, repository, kind, recipe):
+    from sfumato.release.synthesizer import load_synthesizer
     from sfumato.storage.digest import digest_of_file
-    from sfumato.synthesizer import load_synthesizer
     from sfumato.text_to_image.network import load_latent
 
     set_up(repository, models / kind, recipe)
