@@ -25,8 +25,8 @@ from sfumato.data.store import read_card
 from sfumato.diffusion.unet import load_model
 from sfumato.dpsgd.gradients import draw, per_image_gradients
 from sfumato.dpsgd.run import step_noise
-from sfumato.planning.resolved import QueryPlan, read_stage_plan
 from sfumato.privacy.authorize import open_local
+from sfumato.privacy.resolved import QueryPlan, read_stage_plan
 from stages.runner import ARTIFACTS, CARD, state_dir
 
 PIECE = 32  # images whose gradients are held at once

@@ -30,7 +30,7 @@ from stages.runner import (
 
 if TYPE_CHECKING:
     from sfumato.data.images import ImageSet
-    from sfumato.planning.resolved import StagePlan
+    from sfumato.privacy.resolved import StagePlan
 
 LEDGER_HELP = "Ledger of the release, by which `stage compare` finds these numbers again."
 COMPLEXITY_HELP = "Also entropy and texture of central, auxiliary, released and real images."

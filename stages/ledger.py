@@ -133,8 +133,8 @@ def artifact_problems(ledger: dict, folder: Path, lock: Path) -> list[str]:
 
     An artifact holds the records of every input that its plan reads, a query its own too; the ledger holds them all.
     """
-    from sfumato.planning.resolved import read_stage_plan
     from sfumato.privacy.ledger import by_id, lock_outs
+    from sfumato.privacy.resolved import read_stage_plan
 
     paths, known = {path.parent for path in folder.glob("*/privacy.json")}, by_id(ledger)
     if not paths:

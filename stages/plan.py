@@ -36,8 +36,8 @@ from stages.runner import (
 if TYPE_CHECKING:
     from sfumato.data.store import Card, PublicCard
     from sfumato.planning.resolve import Plan, Spending
-    from sfumato.planning.resolved import Lineage
     from sfumato.privacy.odometer import Odometer
+    from sfumato.privacy.resolved import Lineage
     from sfumato.settings.params import Model
     from sfumato.settings.params import Params as Config
 
@@ -175,7 +175,7 @@ def show_draws(made: Plan) -> None:
 
 def lineage_so_far(out: Path) -> dict[str, Lineage]:
     """What the plan that lies in `out` says of each query; nothing where there is none."""
-    from sfumato.planning.resolved import read_lineages
+    from sfumato.privacy.resolved import read_lineages
 
     try:
         return read_lineages(out)

@@ -32,8 +32,8 @@ from stages import launch
 from stages.dvc_notes import keep_copy
 
 if TYPE_CHECKING:
-    from sfumato.planning.resolved import QueryPlan, StagePlan
     from sfumato.privacy.charge import Charge
+    from sfumato.privacy.resolved import QueryPlan, StagePlan
 
 ROOT = Path(__file__).resolve().parent.parent  # the folder that holds the packages sfumato and stages
 ARTIFACTS, PLAN = Path(stages.ARTIFACTS), Path(stages.PLAN)
@@ -225,7 +225,7 @@ def keep_memory_off_disk() -> None:
 
 
 def load_plan(stage: str, config: Path | None = None) -> StagePlan[Any]:
-    from sfumato.planning.resolved import read_stage_plan
+    from sfumato.privacy.resolved import read_stage_plan
 
     return read_stage_plan(config or PLAN / f"{stage}.yaml", stage)
 
@@ -254,7 +254,7 @@ def lineage_of_model(model: Any, *, check_declared: bool = True) -> list[Artifac
 
 def describe(plan: StagePlan[Any], reads: Mapping[str, Path], out: Path) -> None:
     """The answer to --dry-run."""
-    from sfumato.planning.resolved import QueryPlan
+    from sfumato.privacy.resolved import QueryPlan
 
     if not plan.enabled:
         typer.echo(
@@ -344,8 +344,8 @@ class QueryRun(StageRun[S]):
         """
         from sfumato.data.store import read_card
         from sfumato.planning.resolve import code_of
-        from sfumato.planning.resolved import read_lineage
         from sfumato.privacy.authorize import RELEASED, AlreadyReleasedError, RefusedElsewhereError, Work, open_charge
+        from sfumato.privacy.resolved import read_lineage
 
         plan, public, lineage = self.plan, read_card(self.card), read_lineage(self.folder, self.plan.stage)
         if (public.dataset_id, public.shape, public.classes) != (plan.dataset_id, plan.shape, plan.classes):

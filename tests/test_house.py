@@ -15,36 +15,22 @@ ROOT = Path(__file__).resolve().parent.parent
 # Each folder or module may import those before it. A new one gets its place here.
 ORDER = [
     "errors",
-    "documents",
-    "files",
-    "digest",
-    "journal",
-    "config",
-    "artifacts",
-    "weights",
-    "pictures",
-    "compute",
-    "processes",
-    "clock",
-    "recipes",
-    "pipeline",
+    "storage",
+    "settings",
+    "runtime",
     "data",
     "privacy",
-    "resolved",
     "diffusion",
-    "public_model",
+    "text_to_image",
     "features",
     "dpsgd",
-    "warmup",
-    "synthesizer",
+    "generators",
+    "training",
     "queries",
+    "baselines",
     "release",
     "evaluation",
-    "consistency",
-    "plan",
-    "timing",
-    "proposal",
-    "project",
+    "planning",
     "stages",
 ]
 
@@ -102,9 +88,9 @@ def test_an_import_against_the_arrows_is_seen(line):
     assert not against_the_arrows(ast.parse("from sfumato.data.images import ImageSet"), "dpsgd")
 
 
-def test_dp_sgd_knows_no_public_model():
+def test_dp_sgd_imports_no_text_to_image_model():
     for path in (ROOT / "sfumato/dpsgd").glob("*.py"):
-        assert "public_model" not in rooms(ast.parse(path.read_text())), path
+        assert "text_to_image" not in rooms(ast.parse(path.read_text())), path
         assert "isinstance(model" not in path.read_text(), path
 
 

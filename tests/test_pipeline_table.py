@@ -11,5 +11,5 @@ def test_the_reference_lists_the_stages_as_they_are():
     _, _, rest = REFERENCE.read_text(encoding="utf-8").partition("<!-- stages -->")
     listed, _, _ = rest.partition("<!-- /stages -->")
     assert listed.strip() == stages_table(), (
-        "docs/reference.md: replace the table between the marks by what `sfumato.settings.stages.stages_table()` returns"
+        "docs/reference.md: put what `sfumato.settings.stages.stages_table()` returns between the marks"
     )

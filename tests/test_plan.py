@@ -10,8 +10,8 @@ from sfumato.diffusion.unet import UNet
 from sfumato.errors import BudgetError, ConfigError
 from sfumato.generators.network import Generator
 from sfumato.planning.resolve import asks_of, make_plan, plan_texts, warnings_of
-from sfumato.planning.resolved import QueryPlan, read_stage_plan
 from sfumato.privacy.accountant import default_delta, epsilon
+from sfumato.privacy.resolved import QueryPlan, read_stage_plan
 from sfumato.settings.params import MACHINE
 from sfumato.settings.recipes import load_params, overlaid
 from sfumato.settings.stages import STAGES

@@ -1,7 +1,7 @@
 import pytest
 
 from sfumato.errors import ConfigError
-from sfumato.planning.resolved import read_stage_plan
+from sfumato.privacy.resolved import read_stage_plan
 
 WHOLE = (
     "stage: count\nenabled: true\ndataset_id: d\nshape: [1, 8, 8]\nclasses: [a, b]\nsize_hint: 100\nsettings: {}\n"

@@ -47,8 +47,8 @@ def test_every_stage_has_a_time_and_one_that_is_off_hardly_any(state):
 
 def test_what_was_measured_is_remembered_and_more_work_takes_longer_in_proportion(state, monkeypatch):
     first = expected(Timings(state))
-    monkeypatch.setattr(timing, "seconds_of", None)  # nothing is measured again
-    monkeypatch.setattr(timing, "seconds_of_steps", None)
+    monkeypatch.setattr(estimate, "seconds_of", None)  # nothing is measured again
+    monkeypatch.setattr(estimate, "seconds_of_steps", None)
     again = Timings(state)
     assert expected(again) == first
     one, twice, thrice = (

@@ -19,8 +19,8 @@ from sfumato.errors import DataError, explained
 from sfumato.evaluation.classifiers import NETWORKS
 from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.plots import accuracies
-from sfumato.planning.resolved import StagePlan
 from sfumato.privacy.ledger import KEYS, check_ledger, folder_md5, md5_of, read_ledger
+from sfumato.privacy.resolved import StagePlan
 from sfumato.settings.params import Evaluate
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import csv_text, replace_private

@@ -24,8 +24,8 @@ from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.feature_space import feature_space
 from sfumato.evaluation.metrics.frechet import frechet_distance
 from sfumato.evaluation.scores import some
-from sfumato.planning.resolved import StagePlan
 from sfumato.privacy.authorize import open_local
+from sfumato.privacy.resolved import StagePlan
 from sfumato.settings.params import Evaluate, Model
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import csv_text, write_json

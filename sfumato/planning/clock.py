@@ -28,7 +28,10 @@ TIMINGS = Path("cache") / "timings.json"  # below the state directory
 LEAST, PROBE = 0.1, 0.5  # seconds that a measurement lasts at least, and the look at what else the machine does
 STEPS, LONG = 2, 0.3  # of a training that are timed; seconds after which one step is enough
 SLOW = 5.0  # seconds of one step after which no other is timed
-STARTS = "import torch, sfumato.planning.resolve, sfumato.generators.one_step, sfumato.privacy.authorize, sfumato.evaluation.downstream"
+STARTS = (
+    "import torch, sfumato.planning.resolve, sfumato.generators.one_step, sfumato.privacy.authorize, "
+    "sfumato.evaluation.downstream"
+)
 Told = Callable[[int, int], None]  # of steps done, and of how many
 
 

@@ -16,12 +16,12 @@ from dp_accounting import DpEvent
 from sfumato.data.store import Card, PublicCard
 from sfumato.errors import UNREADABLE, BudgetError, ConfigError
 from sfumato.planning.checks import check_consistent, check_public, settings_of
-from sfumato.planning.resolved import LINEAGE, Lineage, settings_digest
 from sfumato.privacy.accountant import Ask, calibrate, default_delta, epsilon, shares_of_rdp
 from sfumato.privacy.authorize import Permission, check_lifetime
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism, event_from_json
 from sfumato.privacy.ledger import by_id, is_record, record_problems
 from sfumato.privacy.odometer import ABANDON, CLOSE, OPEN, Odometer
+from sfumato.privacy.resolved import LINEAGE, Lineage, settings_digest
 from sfumato.settings.params import GROUP, IMAGE, REST, Params, QuerySettings
 from sfumato.settings.recipes import as_yaml
 from sfumato.settings.stages import QUERIES, STAGES, Kind, Stage

@@ -1,7 +1,7 @@
 """The door to sensitive images: no charge, no data.
 
-A `Charge` is the only object that draws sensitive batches and adds noise. `sfumato.privacy.authorize` makes it, after the
-budget was checked and the whole of it was written into the odometer.
+A `Charge` is the only object that draws sensitive batches and adds noise. `sfumato.privacy.authorize` makes it, after
+the budget was checked and the whole of it was written into the odometer.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ SMALLEST_NORM = 1e-20  # far above the smallest float32 that has all its bits
 class Charge:
     """One mechanism's uses, each a draw and then a release; the (uses + 1)-th is refused.
 
-    Where the images have groups, a group is drawn whole and counts as one image would: by the mean of its images' rows,
-    or by that of the images that the draws of DP-SGD pick. group_cap: m, where a group of n < m images shall count n/m;
-    1 where all groups count alike.
-    `sfumato.privacy.authorize.open_charge` alone makes it. Not thread-safe. It refuses to be copied, and to be used in a
-    process that a fork made.
+    With groups, the unit of sampling is the group. Its contribution is the mean of its images' rows (in DP-SGD, of K
+    sampled images). group_cap: m, if a group of n < m images counts n/m; 1 if all groups count alike.
+    Only `sfumato.privacy.authorize.open_charge` makes it. Not thread-safe. It refuses to be copied, and to be used in a
+    forked process.
     """
 
     def __init__(

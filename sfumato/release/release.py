@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sfumato.data.images import ImageSet, as_uint8, save_images
 from sfumato.errors import DataError
-from sfumato.planning.resolved import StagePlan
+from sfumato.privacy.resolved import StagePlan
 from sfumato.release.card import cost_of, dataset_card
 from sfumato.release.exports import FORMS
 from sfumato.release.marks import PUBLIC_SOURCE, mark_of

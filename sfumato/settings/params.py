@@ -1,6 +1,6 @@
 """Typed parameters of every stage: what `params.yaml` and the recipes may say, with defaults and their source.
 
-Every model is frozen and refuses unknown keys. `Params` is the whole; `sfumato.planning.resolve` resolves it into a file per stage.
+Every model is frozen and refuses unknown keys. `Params` is the whole; `stage plan` resolves it into a file per stage.
 """
 
 from __future__ import annotations

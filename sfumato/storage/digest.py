@@ -30,7 +30,7 @@ NOT_PART_OF_A_RESULT = {
     "sfumato.privacy.accountant",
     "sfumato.privacy.odometer",
     "sfumato.privacy.authorize",
-    "sfumato.planning.resolved",
+    "sfumato.privacy.resolved",
     "stages",
     "stages.runner",
 }

@@ -17,8 +17,8 @@ from sfumato.evaluation import convergence, downstream, feature_space
 from sfumato.evaluation.convergence import ROWS, Convergence
 from sfumato.evaluation.extractors import Extractor
 from sfumato.planning.resolve import DOOR, MEASURED
-from sfumato.planning.resolved import StagePlan
 from sfumato.privacy.ledger import build_ledger, ledger_text
+from sfumato.privacy.resolved import StagePlan
 from sfumato.release.report import report_page
 from sfumato.settings.params import Evaluate, Model
 from sfumato.settings.stages import STAGES

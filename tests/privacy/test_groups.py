@@ -226,8 +226,8 @@ def votes_of(patients):
         charge.release = lambda *given, **more: released.append(release(*given, **more)) or released[-1]
         chosen = settings.model_copy(update={"within_class": within})
         with pytest.MonkeyPatch.context() as patch:  # a charge in memory has no journal to go on from
-            patch.setattr(evolve, "resume", lambda open_charge, *_: (open_charge(), None, []))
-            patch.setattr(evolve, "make_durable", lambda *_: None)
+            patch.setattr(private_evolution, "resume", lambda open_charge, *_: (open_charge(), None, []))
+            patch.setattr(private_evolution, "make_durable", lambda *_: None)
             query_evolve(lambda: charge, chosen, generator, embedding, even, seed=0)
         return released[0], 1.0
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from sfumato.data.store import Card
 from sfumato.errors import BudgetError
 from sfumato.planning.resolve import make_plan, plan_texts
-from sfumato.planning.resolved import read_lineages, read_stage_plan
 from sfumato.privacy.accountant import default_delta, epsilon
 from sfumato.privacy.events import SECRET, UNITS, Mechanism, event_to_json
 from sfumato.privacy.ledger import build_ledger, check_ledger, ledger_text, lock_problems, read_ledger
 from sfumato.privacy.odometer import Odometer
+from sfumato.privacy.resolved import read_lineages, read_stage_plan
 from sfumato.settings.params import IMAGE, Params
 
 HINT = 1500

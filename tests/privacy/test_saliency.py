@@ -15,8 +15,8 @@ from sfumato.dpsgd.run import State, step
 from sfumato.dpsgd.trainable import candidates, choose_trainable, flat
 from sfumato.errors import BudgetError, ConfigError, DataError, SfumatoError
 from sfumato.planning.resolve import code_of
-from sfumato.planning.resolved import QueryPlan
 from sfumato.privacy.events import Mechanism, event_from_json
+from sfumato.privacy.resolved import QueryPlan
 from sfumato.queries import saliency
 from sfumato.queries.saliency import query_saliency, rank_candidates, ranked
 from sfumato.release.synthesizer import load_synthesizer

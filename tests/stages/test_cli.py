@@ -61,8 +61,8 @@ def test_help_loads_nothing_heavy():
 
 def test_no_stage_imports_dvc_torchvision_or_opacus_unasked():
     code = (
-        "import sys\nimport sfumato.privacy.charge, sfumato.privacy.ledger, sfumato.planning.resolve, sfumato.dpsgd.run, "
-        "sfumato.release.synthesis, sfumato.evaluation.scores\n"
+        "import sys\nimport sfumato.privacy.charge, sfumato.privacy.ledger, sfumato.planning.resolve, "
+        "sfumato.dpsgd.run, sfumato.release.synthesis, sfumato.evaluation.scores\n"
     )
     code += (
         "import sfumato.training.curriculum, sfumato.data.prepare\n"

@@ -15,8 +15,8 @@ import yaml
 from sfumato.data.images import ImageSet, save_images
 from sfumato.data.store import read_card
 from sfumato.evaluation import downstream, extractors, feature_space
-from sfumato.planning.resolved import read_stage_plan
 from sfumato.privacy.ledger import build_ledger, ledger_text
+from sfumato.privacy.resolved import read_stage_plan
 from sfumato.storage.artifacts import write_empty, writing
 from stages.cli import main
 from stages.runner import in_git

@@ -14,9 +14,9 @@ import yaml
 from sfumato.data.images import ImageSet
 from sfumato.data.lineage import lineage
 from sfumato.errors import DataError
-from sfumato.planning.resolved import read_stage_plan
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import Odometer
+from sfumato.privacy.resolved import read_stage_plan
 from sfumato.release.exports import METADATA, folder_names, save_png_folders
 from sfumato.storage.artifacts import read_artifact, writing
 from sfumato.storage.files import csv_text

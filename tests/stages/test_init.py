@@ -38,7 +38,7 @@ def quick(monkeypatch):
 
     monkeypatch.setattr(clock, "stretch", lambda: 1.0)
     found = {name: 1.0 for name in estimate.FRAME}
-    monkeypatch.setattr(timing, "expected_seconds", lambda params, *_: {**found, "evaluate": params.evaluate.steps})
+    monkeypatch.setattr(estimate, "expected_seconds", lambda params, *_: {**found, "evaluate": params.evaluate.steps})
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ def upgrade(monkeypatch, *stages: str) -> None:
     from sfumato.planning import resolve
 
     at_hand = resolve.code_of
-    monkeypatch.setattr(plan, "code_of", lambda s, root: "f" * 64 if s.name in stages else at_hand(s, root))
+    monkeypatch.setattr(resolve, "code_of", lambda s, root: "f" * 64 if s.name in stages else at_hand(s, root))
 
 
 def lose_nothing():
