@@ -16,7 +16,7 @@ from sfumato.settings.params import MACHINE
 from sfumato.settings.recipes import load_params, overlaid
 from sfumato.settings.stages import STAGES
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "pipelines"
 NAMES = sorted(p.stem for p in RECIPES.glob("*.yaml"))
 FULL = load_params(ROOT / "params.yaml", RECIPES, recipe="full").run

@@ -11,7 +11,7 @@ from sfumato.planning.proposal import Known, propose, read_table, rounded_size, 
 from sfumato.planning.resolve import make_plan
 from sfumato.settings.recipes import load_params
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 GREY = Known(dataset_id="set", path="/images", side=28, channels=1, size_hint=60_000, epsilon=1.0, minutes=1e6)
 SMALL, COLOUR = replace(GREY, side=8), replace(GREY, side=32, channels=3)
 CHOSEN = replace(COLOUR, public="/public", public_images=100_000)

@@ -11,7 +11,7 @@ from sfumato.planning.estimate import FRAME, IDLE, UNTIMED, Blanks, expected_sec
 from sfumato.settings.recipes import params_of
 from sfumato.settings.stages import STAGES
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SMALL = {
     "recipe": "teacher-generator",
     "profile": None,

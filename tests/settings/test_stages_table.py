@@ -4,7 +4,7 @@ from pathlib import Path
 
 from sfumato.settings.stages import stages_table
 
-REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference.md"
+REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference.md"
 
 
 def test_the_reference_lists_the_stages_as_they_are():

@@ -7,7 +7,7 @@ from sfumato.planning.resolve import DOOR, MEASURED, code_of
 from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.digest import canonical, code_digest, digest_of, digest_of_file, import_closure
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def write(root: Path, name: str, text: str) -> None:
