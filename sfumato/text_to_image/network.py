@@ -1,6 +1,7 @@
 """Public text-to-image latent diffusion models (Stable Diffusion 1.x and 2.x, PixArt) as a `Denoiser`.
 
-Only `network` is trained. The text encoder runs once, when the reference is written (`reference.py`), and images come as latents.
+Only `network` is trained. The text encoder runs once, when the reference is written (`reference.py`), and images
+come as latents.
 """
 
 from __future__ import annotations
