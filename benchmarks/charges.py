@@ -29,7 +29,7 @@ from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import Card, read_card
 from sfumato.errors import BudgetError
 from sfumato.privacy.accountant import epsilon
-from sfumato.privacy.authorize import RELEASED, AlreadyReleasedError, Permission, Work, open_charge
+from sfumato.privacy.authorize import RELEASED, AlreadyReleasedError, ChargeRequest, SpendingPolicy, open_charge
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import CLOSE, OPEN, Odometer
@@ -37,11 +37,11 @@ from sfumato.settings.params import Data
 
 MECHANISM = Mechanism(noise_multiplier=5.0)
 DELTA = 1e-5
-FREE = Permission(delta=DELTA, lifetime_epsilon="unlimited")
+FREE = SpendingPolicy(delta=DELTA, lifetime_epsilon="unlimited")
 
 
-def work_of(number: int) -> Work:
-    return Work(
+def work_of(number: int) -> ChargeRequest:
+    return ChargeRequest(
         stage="count",
         plan=f"plan {number}",
         settings=f"settings {number}",
@@ -52,7 +52,7 @@ def work_of(number: int) -> Work:
     )
 
 
-def spend(state: Path, card: Card, number: int, permission: Permission, fault: Callable[[Charge], None]) -> None:
+def spend(state: Path, card: Card, number: int, permission: SpendingPolicy, fault: Callable[[Charge], None]) -> None:
     """One piece of work: as a query does it. The release counts once it has its name in the directory of the run."""
     charge = open_charge(state, card, work_of(number), permission)
     fault(charge)
@@ -63,7 +63,7 @@ def spend(state: Path, card: Card, number: int, permission: Permission, fault: C
     charge.close()
 
 
-def worker(state: Path, card: Card, mine: list[int], permission: Permission, seed: int) -> None:
+def worker(state: Path, card: Card, mine: list[int], permission: SpendingPolicy, seed: int) -> None:
     """Spend on each piece of work that is not released yet; with a fault now and then, of the process's own making."""
     chance, real = random.Random(seed), time.time
     for number in mine:
@@ -83,7 +83,7 @@ def worker(state: Path, card: Card, mine: list[int], permission: Permission, see
             time.time = real  # type: ignore[method-assign]
 
 
-def fill_the_disk(state: Path, card: Card, number: int, permission: Permission) -> None:
+def fill_the_disk(state: Path, card: Card, number: int, permission: SpendingPolicy) -> None:
     """Try it with room for half a line more in the journal: refused, and nothing is opened."""
     room = Odometer(state, card.dataset_id).path.stat().st_size + 200  # what others write meanwhile leaves less
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -109,7 +109,7 @@ def fork_and_go_on(charge: Charge) -> None:
     assert os.waitpid(child, 0)[1] == 0, "a fork drew with the charge of its parent"
 
 
-def start(state: Path, card: Card, mine: list[int], permission: Permission, seed: int) -> int:
+def start(state: Path, card: Card, mine: list[int], permission: SpendingPolicy, seed: int) -> int:
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -125,7 +125,7 @@ def start(state: Path, card: Card, mine: list[int], permission: Permission, seed
 
 
 def race(
-    state: Path, card: Card, charges: int, processes: int, kills: int, permission: Permission, chance: random.Random
+    state: Path, card: Card, charges: int, processes: int, kills: int, permission: SpendingPolicy, chance: random.Random
 ) -> int:
     """Let the processes work until all is done. Returns how often one was killed."""
     shares = [[n for n in range(charges) if n % processes in (i, (i + 1) % processes)] for i in range(processes)]
@@ -182,7 +182,7 @@ def main() -> None:
             prepare_sensitive(Data(), state, state / "card.json", state / "raw")
             card = read_card(state / "card.json")
             half = epsilon([MECHANISM.event] * (charges // 2), DELTA) * (1 + 1e-9)
-            permission = FREE if part != "bounded" else Permission(delta=DELTA, lifetime_epsilon=half)
+            permission = FREE if part != "bounded" else SpendingPolicy(delta=DELTA, lifetime_epsilon=half)
             killed = race(state, card, charges, arguments.processes, kills, permission, chance)
             opened = check(Odometer(state, card.dataset_id), charges if part != "bounded" else charges // 2)
             seconds = time.perf_counter() - begun

@@ -40,8 +40,8 @@ from torch import Tensor
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd import clip
 from sfumato.dpsgd.clip import clipped_sum
-from sfumato.dpsgd.gradients import Draws, augment, clipped_gradient_sum, draw, per_image_gradients, settle_gradients
-from sfumato.dpsgd.memory import gradient_memory, images_at_a_time, on_meta, readable
+from sfumato.dpsgd.gradients import Draws, augment, choose_precision, clipped_gradient_sum, draw, per_image_gradients
+from sfumato.dpsgd.memory import choose_microbatch, gradient_memory, on_meta, readable
 from sfumato.settings.params import Finetune, LogNormal
 
 REFERENCE = Setting(passes=8192)
@@ -190,7 +190,7 @@ def gradients(found: Found) -> None:
         moved.append(float((whole.double() - without.double()).norm()) / CLIP)
     found.row("gradients", "one image more or less moves the sum by at most", max(moved), "clips")
     found.check("one image moves the sum by at most the clip", max(moved) <= 1 + 1e-4, f"{max(moved):.6f} clips")
-    parts = clipped_gradient_sum(model, parameters, images, labels, drawn, CLIP, 4, together=3)
+    parts = clipped_gradient_sum(model, parameters, images, labels, drawn, CLIP, 4, draws_per_pass=3)
     apart = float((parts - whole).norm()) / CLIP
     found.check("the draws of an image in parts give the same sum", apart < 1e-2, f"{apart:.2g} clips away")
 
@@ -278,7 +278,7 @@ def speed(found: Found) -> None:
 def chunk_of(setting: Setting, draws: int, model: UNet) -> int:
     """Images at a time that the machine chooses, where so many are drawn."""
     images = setting.passes // draws
-    chunk, _ = images_at_a_time(model, dict(model.named_parameters()), draws, batch=2.0 * images, copies=5)
+    chunk, _ = choose_microbatch(model, dict(model.named_parameters()), draws, batch=2.0 * images, copies=5)
     return min(chunk, images)
 
 
@@ -347,7 +347,7 @@ def busy(found: Found) -> None:
         parameters = dict(model.named_parameters())
         chunk = chunk_of(setting, draws, model)
         fresh = partial(drawn_for, model, draws, torch.Generator(found.device).manual_seed(0))
-        settle_gradients(model, parameters, chunk, fresh, autocast=True)
+        choose_precision(model, parameters, chunk, fresh, autocast=True)
         unfolds = model.unfolds
         found.row("device", f"K={draws}, chunk {chunk}: the machine unfolds images", unfolds, "")
         step = ours(setting, draws, True, found.device, chunk, draws, unfolds)
@@ -591,7 +591,7 @@ def run_child(folder: Path, device: str, small: bool) -> None:
     from sfumato.data.prepare import prepare_sensitive
     from sfumato.data.store import read_card
     from sfumato.dpsgd.run import State, epsilon_by_step, fine_tune
-    from sfumato.privacy.authorize import Permission, Work, open_charge
+    from sfumato.privacy.authorize import ChargeRequest, SpendingPolicy, open_charge
     from sfumato.privacy.events import Mechanism
     from sfumato.privacy.odometer import Odometer
     from sfumato.settings.params import Data
@@ -600,7 +600,7 @@ def run_child(folder: Path, device: str, small: bool) -> None:
     if not card.exists():
         prepare_sensitive(Data(source="digits", dataset_id="digits"), state, card, folder)
     mechanism = Mechanism(noise_multiplier=2.0, sample_rate=0.05, uses=STEPS)
-    work = Work(
+    work = ChargeRequest(
         stage="finetune",
         plan="steps",
         settings="steps",
@@ -609,7 +609,7 @@ def run_child(folder: Path, device: str, small: bool) -> None:
         released="steps",
         sensitivity="the clip",
     )
-    permission = Permission(delta=1e-5, lifetime_epsilon="unlimited")
+    permission = SpendingPolicy(delta=1e-5, lifetime_epsilon="unlimited")
     model = replace(TINY, width=8 if small else 32).network(device)
     config = Finetune(steps=STEPS, draws=2, max_grad_norm=CLIP, checkpoint_every=1)
     trained, at, times = State(model, config, public_batch=72.0), [], [time.perf_counter()]

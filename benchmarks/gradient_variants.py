@@ -16,7 +16,7 @@ from sfumato.diffusion.noise_levels import draw_noise_levels
 from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.unet import GroupNorm, UNet
 from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
-from sfumato.dpsgd.memory import images_at_a_time
+from sfumato.dpsgd.memory import choose_microbatch
 from sfumato.settings.params import LogNormal
 
 CLIP = 1e-3
@@ -72,7 +72,7 @@ def ours(
     autocast: bool,
     device: str = "cpu",
     chunk: int | None = None,
-    together: int | None = None,
+    draws_per_pass: int | None = None,
     unfolds: bool = False,
 ) -> Callable[[], object]:
     """Draws, per-image gradients, clip and sum, as in DP-SGD. chunk: images at a time; None: as the machine chooses.
@@ -83,11 +83,13 @@ def ours(
     images, labels = setting.data(setting.passes // draws, device)
     parameters, model.unfolds = dict(model.named_parameters()), unfolds
     if chunk is None:
-        chunk, together = images_at_a_time(model, parameters, draws, batch=2.0 * len(images), copies=0)
+        chunk, draws_per_pass = choose_microbatch(model, parameters, draws, batch=2.0 * len(images), copies=0)
 
     def step() -> object:
         drawn = draw(model, images, draws, LogNormal(), generator)
-        return clipped_gradient_sum(model, parameters, images, labels, drawn, CLIP, chunk, autocast, together=together)
+        return clipped_gradient_sum(
+            model, parameters, images, labels, drawn, CLIP, chunk, autocast, draws_per_pass=draws_per_pass
+        )
 
     return step
 

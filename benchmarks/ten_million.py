@@ -58,7 +58,7 @@ def work(part: str, folder: Path, images: int, features: int) -> Callable[[], ob
     from sfumato.diffusion.unet import UNet
     from sfumato.dpsgd.run import State, step
     from sfumato.features.fourier import FourierFeatures
-    from sfumato.privacy.authorize import Permission, Work, open_charge
+    from sfumato.privacy.authorize import ChargeRequest, SpendingPolicy, open_charge
     from sfumato.privacy.events import Mechanism
     from sfumato.queries.central import central_norm, query_central
     from sfumato.queries.count import query_count
@@ -71,10 +71,10 @@ def work(part: str, folder: Path, images: int, features: int) -> Callable[[], ob
         return lambda: prepare_sensitive(data, state, card, folder)
 
     def charge(mechanism: Mechanism, max_norm: float):
-        asked = Work(
+        asked = ChargeRequest(
             stage=part, plan=part, settings=part, mechanism=mechanism, max_norm=max_norm, released="", sensitivity=""
         )
-        return open_charge(state, read_card(card), asked, Permission(delta=1e-8, lifetime_epsilon="unlimited"))
+        return open_charge(state, read_card(card), asked, SpendingPolicy(delta=1e-8, lifetime_epsilon="unlimited"))
 
     if part == "count":
         return lambda: query_count(charge(Mechanism(noise_multiplier=5.0), 1.0), CLASSES)

@@ -59,9 +59,9 @@ def audit(
         typer.echo(f"reads   {reads}\nwrites  {out / 'audit.csv'} and a plot\ncharges nothing")
         return
     check_local("--out", out / "membership.csv")
-    from sfumato.runtime.compute import settle_processor
+    from sfumato.runtime.compute import configure_processor
 
-    settle_processor()
+    configure_processor()
     refuted: list[str] = []
     if "repeated" in wanted:
         refuted += repeated(runs, confidence, only, out)

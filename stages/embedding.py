@@ -21,7 +21,7 @@ def embedding(run: QueryRun[Embedding]) -> None:
     teacher = load_teacher(run.path("teacher")).to(device())
     with progress("network of the features", clock=False) as report:
         images = load_images(run.path("auxiliary"), plan.classes)
-        network = distributed.follow(study(settings.learned, images, teacher, plan.seed, report))
+        network = distributed.broadcast_state(study(settings.learned, images, teacher, plan.seed, report))
     features = learned_features(settings, teacher.features, network, plan.seed).to(device())
     about = {"teacher": teacher.features.config(), "network": network.config()}
     encoding = partial(progress, "features of the images, once", clock=False)

@@ -75,10 +75,10 @@ def evaluate(
     from sfumato.evaluation.verdict import verdict
     from sfumato.privacy.authorize import open_local
     from sfumato.queries.teacher import load_teacher
-    from sfumato.runtime.compute import device, settle_processor
+    from sfumato.runtime.compute import configure_processor, device
 
     distributed.join()
-    settle_processor()
+    configure_processor()
     synthesize, teacher = paths["synthesize"], paths["teacher"]
     read_artifact(synthesize, "synthesize")
     synthetic = {"release": load_images(synthesize, plan.classes)}
@@ -90,7 +90,7 @@ def evaluate(
     cache, key = state_dir() / "cache" / "features", secret_key(state_dir(), plan.dataset_id)
 
     found = evaluate_release(synthetic, train, holdout, plan.settings, extractor, cache, told)
-    leads = distributed.leads()
+    leads = distributed.is_main()
     distributed.leave()
     if not leads:
         return

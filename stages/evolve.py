@@ -23,7 +23,9 @@ def evolve(run: QueryRun[Evolve]) -> None:
     plan, settings = run.plan, run.settings
     generator = generator_of(run)
     network = load_classifier(run.path("classifier")) if settings.feature == CLASSIFIER else None
-    embedding = distributed.follow(embedding_of(settings, plan.shape, network, generator, plan.seed).to(device()))
+    embedding = distributed.broadcast_state(
+        embedding_of(settings, plan.shape, network, generator, plan.seed).to(device())
+    )
     encoding = partial(progress, "features of the images, once", clock=False)
     encoder = encoder_of(embedding, embedding.config())
     latents = ensure_encoded(embedding, encoder, device(), state_dir(), read_card(run.card), encoding)

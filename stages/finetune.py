@@ -38,7 +38,7 @@ def finetune(run: QueryRun[Finetune]) -> None:
     # a curve compares with real images: only where it is asked for, and then the run is local
     curve = None
     if settings.convergence:
-        if distributed.world() > 1:
+        if distributed.world_size() > 1:
             raise ConfigError("finetune.convergence is measured by one process alone: run it without SFUMATO_LAUNCH")
         from sfumato.evaluation.convergence import open_curve
 

@@ -52,7 +52,7 @@ def init(
     """Local: look at a folder of images, and write a project whose parameters fit them, ε and the minutes."""
     from sfumato import __version__
     from sfumato.planning.project import project_files
-    from sfumato.runtime.compute import settle_processor
+    from sfumato.runtime.compute import configure_processor
     from sfumato.settings.params import GROUP, IMAGE
 
     folder, out = folder.expanduser().resolve(), out.expanduser().resolve()
@@ -73,7 +73,7 @@ def init(
     hint = size_hint or ask_size(ask, found)
 
     unit = GROUP if found.groups is not None else IMAGE if one_image_each else None
-    settle_processor()
+    configure_processor()
     known = facts(found, folder, public, dataset_id=name, epsilon=budget, minutes=time, size_hint=hint, unit=unit)
     proposed, stretch, table = proposal_for(known, len(found.classes), looking)
     show(proposed, known, found, stretch, table, size_hint is None)

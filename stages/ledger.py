@@ -22,7 +22,7 @@ from stages.runner import (
     PUBLIC,
     CardPath,
     ledgers,
-    read_permission,
+    read_policy,
     run_directory,
     say,
     seen_in_ledgers,
@@ -262,7 +262,7 @@ def history(
     if delta is None:
         missing = "--delta is needed where there is no plan: give it, or run `stage plan`"
         with explained(ConfigError, lambda error: f"{missing} ({error})", causes=(ConfigError,)):
-            delta = read_permission().delta
+            delta = read_policy().delta
     runs = odometer.runs()
     ended = {entry["id"]: entry["kind"] for entry in entries if entry["kind"] in (CLOSE, ABANDON)}
     durable = {entry["id"]: entry["uses"] for entry in entries if entry["kind"] == PROGRESS}

@@ -285,9 +285,9 @@ def expected_minutes(made: Plan, public: PublicCard | None) -> None:
     """Time steps on blank images, where that was not done before, and show what each stage should take."""
     from sfumato.planning.clock import Timings, stretch
     from sfumato.planning.estimate import expected_seconds
-    from sfumato.runtime.compute import settle_processor
+    from sfumato.runtime.compute import configure_processor
 
-    settle_processor()
+    configure_processor()
     file, busy = made.files["synthesize"], stretch()
     channels, height, width = file["shape"]
     images = public.images if public is not None else 0

@@ -196,15 +196,15 @@ def run_stage(
 
     distributed.join()
     check_out(out, stage.name)
-    if distributed.leads():
+    if distributed.is_main():
         check_writable(out)  # found before a charge is opened, not after
         keep_copy()
     inputs = read_inputs(stage, used)
     if stage.spread and not distributed.launched() and launch.asked():
         raise SystemExit(launch.again())
-    from sfumato.runtime.compute import settle_processor
+    from sfumato.runtime.compute import configure_processor
 
-    settle_processor()
+    configure_processor()
     if stage.kind is Kind.QUERY:
         keep_memory_off_disk()
     work = getattr(import_module(f"stages.{stage.name}"), stage.name)
@@ -313,7 +313,7 @@ class StageRun(Generic[S]):
         """Raise TakenOver in all processes but the first: what is left to do, one does."""
         from sfumato.runtime import distributed
 
-        if not distributed.leads():
+        if not distributed.is_main():
             raise TakenOver("the first process writes")
 
     @contextmanager
@@ -344,7 +344,13 @@ class QueryRun(StageRun[S]):
         """
         from sfumato.data.store import read_card
         from sfumato.planning.resolve import code_of
-        from sfumato.privacy.authorize import RELEASED, AlreadyReleasedError, RefusedElsewhereError, Work, open_charge
+        from sfumato.privacy.authorize import (
+            RELEASED,
+            AlreadyReleasedError,
+            ChargeRequest,
+            RefusedElsewhereError,
+            open_charge,
+        )
         from sfumato.privacy.resolved import read_lineage
 
         plan, public, lineage = self.plan, read_card(self.card), read_lineage(self.folder, self.plan.stage)
@@ -352,7 +358,7 @@ class QueryRun(StageRun[S]):
             raise ConfigError(
                 f"the plan of {plan.stage} was made for another data card than {self.card}: run `stage plan` again"
             )
-        work = Work(
+        work = ChargeRequest(
             stage=plan.stage,
             settings=plan.digest,
             mechanism=plan.mechanism,
@@ -368,7 +374,7 @@ class QueryRun(StageRun[S]):
             **lineage,
         )
         try:
-            return open_charge(state_dir(), public, work, read_permission())
+            return open_charge(state_dir(), public, work, read_policy())
         except RefusedElsewhereError as refusal:
             raise TakenOver(str(refusal)) from None
         except AlreadyReleasedError as refusal:
@@ -403,13 +409,13 @@ class QueryRun(StageRun[S]):
         copy_directory(kept, self.out)
 
 
-def read_permission() -> Any:
+def read_policy() -> Any:
     """What the owner allows, beside the plan."""
-    from sfumato.privacy.authorize import Permission
+    from sfumato.privacy.authorize import SpendingPolicy
 
     path = PLAN / PERMISSION
     with explained(ConfigError, lambda error: f"{path} cannot be read ({error}): run `stage plan`"):
-        return validated(Permission, read_json(path))
+        return validated(SpendingPolicy, read_json(path))
 
 
 def run_directory(record_id: str) -> Path:

@@ -21,7 +21,7 @@ def teacher(run: QueryRun[Teacher]) -> None:
     plan, settings = run.plan, run.settings
     network = load_classifier(run.path("classifier")) if settings.feature == CLASSIFIER else None
     features, covariance = fit_features(settings, plan.shape, network, known_images(run), plan.seed)
-    distributed.follow(features)
+    distributed.broadcast_state(features)
     encoding = partial(progress, "features of the images, once", clock=False)
     features, encoder = features.to(device()), encoder_of(features, features.config())
     latents = ensure_encoded(features, encoder, device(), state_dir(), read_card(run.card), encoding)

@@ -75,10 +75,10 @@ def utility(
     from sfumato.evaluation.protocol import accuracy_by_size, check_time, ensemble, grid, model_selection, subset
     from sfumato.evaluation.scores import check_classes, check_fits, schedule_from
     from sfumato.privacy.authorize import open_local
-    from sfumato.runtime.compute import settle_processor
+    from sfumato.runtime.compute import configure_processor
 
     check_local("--out", out / "utility.json")
-    settle_processor()
+    configure_processor()
     read_artifact(synthesize, "synthesize")
     release, seeds = load_images(synthesize, plan.classes), plan.settings.seeds
     counts = [size for size in SIZES if size <= len(release)] or [len(release)]

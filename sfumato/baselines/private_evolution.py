@@ -29,7 +29,7 @@ from sfumato.features.projection import BATCH, ProjectedFeatures
 from sfumato.features.public_network import PublicNetwork
 from sfumato.generators.one_step import balanced_labels
 from sfumato.privacy.checkpoint import make_durable, resume
-from sfumato.privacy.rows import Rows, membership
+from sfumato.privacy.rows import Rows, one_hot
 from sfumato.settings.params import Evolve
 from sfumato.storage.digest import digest_of
 from sfumato.storage.files import csv_text
@@ -65,7 +65,7 @@ def vote_rows(
         far = far.masked_fill(labels[:, None] != candidate_labels, float("inf"))
     lowest, nearest = far.min(dim=1)
     votes = torch.zeros_like(far).scatter_(1, nearest[:, None], 1)
-    return Rows(membership(labels, classes), votes * (finite & lowest.isfinite())[:, None])
+    return Rows(one_hot(labels, classes), votes * (finite & lowest.isfinite())[:, None])
 
 
 def embedding_of(
@@ -150,7 +150,7 @@ def query_evolve(
 
 def query_votes(charge: Charge, candidates: Tensor, candidate_labels: Tensor | None, classes: int) -> Tensor:
     """The release of one round: noisy votes, (classes, N) float64. candidates, candidate_labels: as in `vote_rows`."""
-    return charge.sum(partial(vote_rows, candidates, candidate_labels, classes), 1.0, size=512, whole=True)
+    return charge.sum(partial(vote_rows, candidates, candidate_labels, classes), 1.0, size=512, integer=True)
 
 
 def most_voted(votes: Tensor, labels: Tensor | None, images: Tensor) -> Tensor:

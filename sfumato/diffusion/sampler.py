@@ -64,10 +64,10 @@ def sample(
         # One image's noise at a time, so that the k-th image does not depend on `batch`.
         start = torch.cat([torch.empty(0, *shape), *(torch.randn(1, *shape, generator=generator) for _ in part)])
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-            noised = distributed.mine(start).to(device) * noise_schedule(steps)[0].item()
-            own = distributed.mine(part).to(device)
+            noised = distributed.local_shard(start).to(device) * noise_schedule(steps)[0].item()
+            own = distributed.local_shard(part).to(device)
             drawn = to_image_range(solve(model, noised, own, steps, guidance, guide=guide)).float()
-            images.append(distributed.gathered(drawn, len(part)).cpu())
+            images.append(distributed.all_gather(drawn, len(part)).cpu())
     model.train(training)
     return torch.cat(images)
 
@@ -88,7 +88,7 @@ def drawing_in_bfloat16(model: UNet, guidance: float) -> bool:
             guided(model, blank, 1.0, labels, guidance)
 
     key = ("drawing", device, shape, guidance > 0, sum(value.numel() for value in model.parameters()))
-    return distributed.told(fast_bfloat16(device.type) and is_faster(step, key, device))
+    return distributed.broadcast_object(fast_bfloat16(device.type) and is_faster(step, key, device))
 
 
 @torch.no_grad()

@@ -226,7 +226,7 @@ class UNet(Denoiser):
         """The more, the more memory, and beyond this no faster."""
         pixels, most = (GPU_PIXELS, GPU_IMAGES) if self.conv_in.weight.is_cuda else (PIXELS, IMAGES)
         side = self.resolution // self.unshuffle
-        return distributed.world() * max(1, min(most, pixels // side**2))
+        return distributed.world_size() * max(1, min(most, pixels // side**2))
 
     def sampler(
         self, steps: int, guidance: float, generator: torch.Generator, shape: Sequence[int] | None, guide: Guide | None

@@ -168,17 +168,17 @@ def mean_gradients(
     labels: Tensor,
     draws: Draws,
     autocast: bool = False,
-    together: int | None = None,
+    draws_per_pass: int | None = None,
 ) -> dict[str, Tensor]:
-    """As `per_image_gradients`, `together` of the K draws of every image at a time; None: all of them.
+    """As `per_image_gradients`, `draws_per_pass` of the K draws of every image at a time; None: all of them.
 
     Guarantee: the row of an image is the mean over all of its K draws, which nothing has clipped yet.
     """
     count = draws.levels.shape[1]
-    if together is None or together >= count:
+    if draws_per_pass is None or draws_per_pass >= count:
         return per_image_gradients(model, parameters, images, labels, draws, autocast)
     total: dict[str, Tensor] = {}
-    for part in (slice(start, min(start + together, count)) for start in range(0, count, together)):
+    for part in (slice(start, min(start + draws_per_pass, count)) for start in range(0, count, draws_per_pass)):
         shown, own = images[:, part] if images.ndim == 5 else images, labels[:, part] if labels.ndim == 2 else labels
         rows = per_image_gradients(model, parameters, shown, own, draws.of_each(part), autocast)
         share = (part.stop - part.start) / count
@@ -198,13 +198,13 @@ def clipped_gradient_sum(
     chunk: int,
     autocast: bool = False,
     factors: Mapping[str, Tensor] | None = None,
-    together: int | None = None,
+    draws_per_pass: int | None = None,
 ) -> Tensor:
     """Sum over images of their clipped gradients, `chunk` images at a time. Returns (P,) float32; zeros without images.
 
     images: (B, C, H, W) float32 in [0, 1], any memory format; labels: (B,) int64; of groups (B, K, C, H, W) and (B, K);
     draws: B rows, averaged before the clip; factors: public, by name and of the parameters' shapes; each gradient is
-    multiplied by them before the clip; together: draws of an image at a time, None for all.
+    multiplied by them before the clip; draws_per_pass: draws of an image at a time, None for all.
     Guarantee: one image, or one group, more or less changes the sum by at most `max_grad_norm` in L2.
     """
     if len(draws) != len(images):
@@ -216,7 +216,8 @@ def clipped_gradient_sum(
         index = torch.arange(start, start + chunk, device=images.device)
         count = min(chunk, len(images) - start)
         index = index.clamp(max=len(images) - 1)
-        rows = mean_gradients(model, parameters, images[index], labels[index], draws.rows(index), autocast, together)
+        own = draws.rows(index)
+        rows = mean_gradients(model, parameters, images[index], labels[index], own, autocast, draws_per_pass)
         if factors is not None:
             rows = {name: value * factors[name].detach() for name, value in rows.items()}
         total += clipped_sum({name: value[:count] for name, value in rows.items()}, max_grad_norm)
@@ -224,28 +225,28 @@ def clipped_gradient_sum(
 
 
 @torch.no_grad()
-def settle_gradients(
+def choose_precision(
     model: Learner,
     parameters: Mapping[str, Tensor],
     chunk: int,
     draw: Callable[[Tensor], Draws],
-    together: int | None = None,
+    draws_per_pass: int | None = None,
     autocast: bool | None = None,
 ) -> bool:
     """Choose how gradients are taken on this machine, and return whether in bfloat16, which `autocast` may say already.
 
     Each choice is timed on blank images: neither the answer nor the time depends on data. On a GPU `model.unfolds` is
     set. Of many processes the first answers for all: no image's gradient may depend on which of them it falls to.
-    together: draws of an image at a time, as they will be taken.
+    draws_per_pass: draws of an image at a time, as they will be taken.
     """
     device = next(iter(parameters.values())).device
     images = torch.zeros(chunk, model.channels, model.resolution, model.resolution, device=device)
     labels = torch.zeros(chunk, dtype=torch.int64, device=device)
-    draws = draw(images).of_each(slice(together))
+    draws = draw(images).of_each(slice(draws_per_pass))
     network = (device, images.shape, draws.levels.shape, sum(value.numel() for value in parameters.values()))
 
     def pays(step: Callable[[bool], object], *what: Hashable) -> bool:
-        return distributed.told(is_faster(step, (*what, *network), device))
+        return distributed.broadcast_object(is_faster(step, (*what, *network), device))
 
     def gradients(half: bool) -> None:
         per_image_gradients(model, parameters, images, labels, draws, half)

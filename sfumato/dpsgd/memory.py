@@ -176,7 +176,7 @@ def images_kept(model: Learner) -> int:
     return max(1, budget // kept_bytes(model, parameters))
 
 
-def what_fits(at: Callable[[int, int], Memory], draws: int, budget: int, most: int) -> Memory:
+def largest_microbatch(at: Callable[[int, int], Memory], draws: int, budget: int, most: int) -> Memory:
     """The most images at a time, a power of two, whose memory is within `budget` bytes; one at least, `most` at most.
 
     at: (images, draws of each) -> memory. Where one image with all of its draws is too much, they come in parts.
@@ -195,20 +195,20 @@ def power_of_two(most: int) -> int:
     return 1 << (most.bit_length() - 1)
 
 
-def images_at_a_time(
+def choose_microbatch(
     model: Learner, parameters: Mapping[str, Tensor], draws: int, *, batch: float, copies: int, chunk: int | None = None
 ) -> tuple[int, int]:
-    """Images whose gradients are taken together, and how many of the K draws of each. For all processes the same.
+    """Images whose gradients are taken draws_per_pass, and how many of the K draws of each. For all processes the same.
 
     What fits; of a network that splits by image, on a CPU, no more than is fast there. Elsewhere never more than half
     of the expected `batch`, to which a chunk is filled up. chunk: as the user wants it. A collective call.
     """
     where = next(iter(parameters.values())).device
     if chunk is not None:
-        return distributed.fewest(chunk), draws
+        return distributed.all_min(chunk), draws
     loaded = sum(value.numel() * value.element_size() for value in [*model.parameters(), *model.buffers()])
     images, some = what_is_taken(model, parameters, draws, batch, copies, where, chunk_budget(where, loaded))
-    return distributed.fewest(images), distributed.fewest(some)
+    return distributed.all_min(images), distributed.all_min(some)
 
 
 def what_is_taken(
@@ -220,7 +220,7 @@ def what_is_taken(
     where: torch.device,
     budget: int,
 ) -> tuple[int, int]:
-    """As `images_at_a_time`, on the device `where`. model: there, or on the meta device."""
+    """As `choose_microbatch`, on the device `where`. model: there, or on the meta device."""
     if where.type != "cuda" and model.splits_by_image:
         size = sum(value.numel() for value in parameters.values())
         passes = max(1, KEPT_BYTES // kept_bytes(model, parameters))
@@ -233,7 +233,7 @@ def what_is_taken(
         return gradient_memory(shapes, trained, images, some, copies, split=some < draws)
 
     most = min(GPU_IMAGES, max(1, GPU_PASSES // draws)) if model.splits_by_image else IMAGES
-    found = what_fits(at, draws, budget, int(min(most, max(1, batch / 2))))
+    found = largest_microbatch(at, draws, budget, int(min(most, max(1, batch / 2))))
     return found.chunk, found.draws
 
 

@@ -20,13 +20,13 @@ from torch import Tensor
 from sfumato.diffusion.denoiser import Learner
 from sfumato.diffusion.ema import EMA
 from sfumato.dpsgd.clip import unflatten
-from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw, settle_gradients
-from sfumato.dpsgd.memory import STEP_COPIES, images_at_a_time
+from sfumato.dpsgd.gradients import Draws, choose_precision, clipped_gradient_sum, draw
+from sfumato.dpsgd.memory import STEP_COPIES, choose_microbatch
 from sfumato.privacy.accountant import epsilon_and_order, rdp_curve
 from sfumato.privacy.checkpoint import make_durable, resume
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import secret_generator
-from sfumato.runtime.compute import sent
+from sfumato.runtime.compute import to_device
 from sfumato.settings.params import Descent
 from sfumato.storage.files import csv_text
 
@@ -79,10 +79,10 @@ class State:
         # by what their names begin with in a checkpoint: weights, their average, their optimiser
         self.trained: dict[str, Any] = {"": (self.parameters, self.ema, self.optimiser)}
         self.steps = 0
-        self.chunk, self.together = images_at_a_time(
+        self.chunk, self.draws_per_pass = choose_microbatch(
             model, self.parameters, config.draws, batch=public_batch, copies=STEP_COPIES, chunk=config.chunk
         )
-        self.autocast = settle_gradients(model, self.parameters, self.chunk, self.draw, self.together, autocast)
+        self.autocast = choose_precision(model, self.parameters, self.chunk, self.draw, self.draws_per_pass, autocast)
 
     def draw(self, images: Tensor) -> Draws:
         """The secret draws of a batch."""
@@ -182,13 +182,12 @@ def step(state: State, charge: Charge) -> dict[str, float]:
 def gradient_sum(state: State, charge: Charge) -> Tensor:
     """Clipped sum over one draw of the charge, (P,): private until released. Zeros for an empty draw."""
     total = torch.zeros(state.size, device=state.device)
-    bound, chunk = state.config.max_grad_norm, state.chunk
+    bound, chunk, each = state.config.max_grad_norm, state.chunk, state.draws_per_pass
+    model, names = state.model, state.parameters
     for images, labels in charge.batches(size=4 * chunk, draws=state.config.draws):
-        images, labels = sent(images, state.device), sent(labels, state.device)
+        images, labels = to_device(images, state.device), to_device(labels, state.device)
         draws = state.draw(images)
-        total += clipped_gradient_sum(
-            state.model, state.parameters, images, labels, draws, bound, chunk, state.autocast, None, state.together
-        )
+        total += clipped_gradient_sum(model, names, images, labels, draws, bound, chunk, state.autocast, None, each)
     return total
 
 

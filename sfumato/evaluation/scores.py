@@ -55,7 +55,7 @@ def evaluate_release(
     metrics |= {name: {} for name in trained_on}
     for name, classifier, found in accuracies(trained_on, holdout, config, progress):
         metrics[name][classifier] = found
-    if not config.metrics or not distributed.leads():
+    if not config.metrics or not distributed.is_main():
         return metrics
     if extractor is None:
         raise ValueError("evaluate.fidelity asks for features, and there is no extractor")
@@ -103,7 +103,7 @@ def accuracies(
             progress(f"{name}: {classifier}")
         return judge(classifier, trained_on[name], holdout, schedules[task[:2]], seed)
 
-    judged = iter(distributed.dealt([(*what, seed) for what in schedules for seed in config.seeds], train))
+    judged = iter(distributed.map_sharded([(*what, seed) for what in schedules for seed in config.seeds], train))
     for (name, classifier), schedule in schedules.items():
         own = list(itertools.islice(judged, len(config.seeds)))
         yield name, classifier, summed_up(own, trained_on[name].classes, schedule)

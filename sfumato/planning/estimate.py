@@ -42,7 +42,7 @@ from sfumato.planning.clock import (
     start_of_a_program,
 )
 from sfumato.privacy.noise import NoiseSource
-from sfumato.privacy.rows import Rows, bounded_sum, membership
+from sfumato.privacy.rows import Rows, bounded_sum, one_hot
 from sfumato.queries.covariance import cosine_moments
 from sfumato.queries.embedding import embedding_rows, learned_features
 from sfumato.queries.teacher import FITTED, TeacherNetwork, error_rows, guide_by
@@ -91,7 +91,7 @@ class Blanks:
 
     def by_class(self, width: int) -> Rows:
         """Rows of 64 images, (64, width), each in its class."""
-        return Rows(torch.rand(64, width), membership(torch.zeros(64, dtype=torch.int64), self.classes))
+        return Rows(torch.rand(64, width), one_hot(torch.zeros(64, dtype=torch.int64), self.classes))
 
     def alone(self, what: str, decides: Mapping[str, Any], function: Callable[[], Map]) -> float:
         """Seconds of a map of one sensitive image, which is taken as if it were alone."""
@@ -364,7 +364,16 @@ class Blanks:
             drawn = state.draw(images)
             bound, chunk = settings.max_grad_norm, state.chunk
             clipped_gradient_sum(
-                state.model, state.parameters, images, labels, drawn, bound, chunk, state.autocast, None, state.together
+                state.model,
+                state.parameters,
+                images,
+                labels,
+                drawn,
+                bound,
+                chunk,
+                state.autocast,
+                None,
+                state.draws_per_pass,
             )
 
         noise = NoiseSource()

@@ -16,8 +16,8 @@ from dp_accounting import DpEvent
 from sfumato.data.store import Card, PublicCard
 from sfumato.errors import UNREADABLE, BudgetError, ConfigError
 from sfumato.planning.checks import check_consistent, check_public, settings_of
-from sfumato.privacy.accountant import Ask, calibrate, default_delta, epsilon, shares_of_rdp
-from sfumato.privacy.authorize import Permission, check_lifetime
+from sfumato.privacy.accountant import NoiseRequest, calibrate, default_delta, epsilon, shares_of_rdp
+from sfumato.privacy.authorize import SpendingPolicy, check_lifetime
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism, event_from_json
 from sfumato.privacy.ledger import by_id, is_record, record_problems
 from sfumato.privacy.odometer import ABANDON, CLOSE, OPEN, Odometer
@@ -53,7 +53,7 @@ class Plan:
     edited: frozenset[str]
 
 
-def asks_of(params: Params) -> dict[str, Ask]:
+def noise_requests(params: Params) -> dict[str, NoiseRequest]:
     """What each query that is switched on asks of the budget. Raises ConfigError unless exactly one takes the rest."""
     asks, rests = {}, []
     for name in QUERIES:
@@ -64,7 +64,7 @@ def asks_of(params: Params) -> dict[str, Ask]:
         noise = settings.noise
         if noise == REST:
             rests.append(name)
-        asks[name] = Ask(
+        asks[name] = NoiseRequest(
             sample_rate=rate,
             uses=uses,
             noise_multiplier=float(noise) if not isinstance(noise, str) else None,
@@ -109,7 +109,7 @@ def make_plan(
     brought = inherited_events(inherited, privacy.epsilon, delta, privacy.protected)
     if any(record["adjacency"] == ADD_OR_REMOVE_ONE for record in inherited):
         adjacency = ADD_OR_REMOVE_ONE
-    mechanisms = calibrate(asks_of(params), privacy.epsilon, delta, privacy.accountant, adjacency, brought)
+    mechanisms = calibrate(noise_requests(params), privacy.epsilon, delta, privacy.accountant, adjacency, brought)
     shares = shares_of_rdp({name: [m.event] for name, m in mechanisms.items()}, delta)
     every = [*brought, *(m.event for m in mechanisms.values())]
     budget = {
@@ -317,10 +317,10 @@ def code_of(stage: Stage, root: Path) -> str:
     return code_digest(root, f"stages.{stage.name}", *door, without=None if stage.kind is Kind.LOCAL else MEASURED)
 
 
-def permission_of(plan: Plan) -> Permission:
+def policy_of(plan: Plan) -> SpendingPolicy:
     """What the owner allows beyond the plan of one stage."""
     privacy = plan.params.privacy
-    return Permission(
+    return SpendingPolicy(
         delta=plan.budget["delta"],
         lifetime_epsilon=privacy.lifetime,
         accountant=privacy.accountant,
@@ -335,7 +335,7 @@ def plan_texts(plan: Plan) -> dict[str, str]:
     texts["budget.json"] = json.dumps(plan.budget, indent=1) + "\n"
     rows = [f"{name},{row['epsilon']:.6g},{row['share']:.6g}" for name, row in plan.budget["stages"].items()]
     texts["budget.csv"] = "\n".join(["stage,epsilon_alone,share", *rows]) + "\n"  # for `dvc plots`
-    permission = {key: value for key, value in vars(permission_of(plan)).items() if key != "one_image_each" or value}
+    permission = {key: value for key, value in vars(policy_of(plan)).items() if key != "one_image_each" or value}
     texts["permission.json"] = json.dumps(permission, indent=1) + "\n"
     asked = plan.params.privacy.spend_again
     lineage = {
@@ -394,4 +394,4 @@ def check_lifetime_of(made: Plan, odometer: Odometer, spending: Sequence[Spendin
     """Refuse a plan that would run out of the lifetime budget half-way, before its first query."""
     coming = {e.stage: made.mechanisms[e.stage] for e in spending if not e.done and not e.left_open}
     if coming:
-        check_lifetime(odometer, coming, permission_of(made))
+        check_lifetime(odometer, coming, policy_of(made))

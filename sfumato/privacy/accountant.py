@@ -145,7 +145,7 @@ def smallest_noise(fits, low: float = 0.05, high: float = MOST_NOISE, tolerance:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ask:
+class NoiseRequest:
     """What a stage asks of the budget: its sample rate, its uses, and its noise.
 
     The noise is a multiplier, a share of the budget in (0, 1), or, without either, the rest.
@@ -160,7 +160,7 @@ class Ask:
         return Mechanism(noise_multiplier=noise_multiplier, sample_rate=self.sample_rate, uses=self.uses)
 
 
-def reference_order(ask: Ask, target: float, delta: float) -> float:
+def reference_order(ask: NoiseRequest, target: float, delta: float) -> float:
     """The order at which one Gaussian that took the whole budget would be accounted, of those finite for `ask`.
 
     Its RDP is α·ρ, so it is the order with the largest allowed RDP per order. Raises BudgetError where there is none.
@@ -176,7 +176,7 @@ def reference_order(ask: Ask, target: float, delta: float) -> float:
 
 
 def calibrate(
-    asks: Mapping[str, Ask],
+    asks: Mapping[str, NoiseRequest],
     target: float,
     delta: float,
     accountant: str = "rdp",

@@ -20,7 +20,7 @@ from sfumato.data.images import ImageSet
 from sfumato.data.store import SENSITIVE, Card, LatentSet, load_latents, load_prepared
 from sfumato.errors import BudgetError, explained
 from sfumato.privacy.accountant import epsilon
-from sfumato.privacy.charge import Charge, Share
+from sfumato.privacy.charge import Charge, WorkerCharge
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism, event_from_json, event_to_json
 from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.odometer import CLOSE, LOCAL, OPEN, RESUME, Odometer
@@ -53,7 +53,7 @@ class RefusedElsewhereError(BudgetError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Permission:
+class SpendingPolicy:
     """What the owner allows or says beyond the plan of one stage: not part of a plan, so changing it re-runs nothing.
 
     one_image_each: the owner says that no two images are of one person.
@@ -78,7 +78,7 @@ class Permission:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class ChargeRequest:
     """What a charge is opened for: one query, by its settings, on its inputs.
 
     plan: digest of the settings of the stage and of all stages before it; settings: of its own; code: digest of the
@@ -119,7 +119,7 @@ class Work:
         return digest_of({"settings": self.settings, "again": self.again, "inputs": sorted(self.inputs)})
 
 
-def released_before(odometer: Odometer, card: Card, work: Work) -> tuple[str, bool] | None:
+def released_before(odometer: Odometer, card: Card, work: ChargeRequest) -> tuple[str, bool] | None:
     """The last run closed on these images for the same work, or else under the same plan: (its id, same inputs).
 
     The same plan may have come to other inputs, where a free stage was made anew: that is no reason to spend.
@@ -130,24 +130,24 @@ def released_before(odometer: Odometer, card: Card, work: Work) -> tuple[str, bo
 
 
 def open_charge(
-    state: Path, card: Card, work: Work, permission: Permission, noise: NoiseSource | None = None
+    state: Path, card: Card, work: ChargeRequest, permission: SpendingPolicy, noise: NoiseSource | None = None
 ) -> Charge:
     """Open a charge for `work`, as `open_alone`: in the first process, when it is journalled; the others get a share.
 
     With many processes it is a collective call. Raises RefusedElsewhereError in the others where the first raises.
     """
-    if not distributed.leads():
-        return open_share(state, card, work, distributed.told(None))
+    if not distributed.is_main():
+        return open_share(state, card, work, distributed.broadcast_object(None))
     share = None
     try:
         charge = open_alone(state, card, work, permission, noise)
         share = charge.share()
         return charge
     finally:
-        distributed.told(share)
+        distributed.broadcast_object(share)
 
 
-def open_share(state: Path, card: Card, work: Work, share: dict | None) -> Share:
+def open_share(state: Path, card: Card, work: ChargeRequest, share: dict | None) -> WorkerCharge:
     """This process's part of the charge that `Charge.share` describes, once its journal line is on disk.
 
     Raises RefusedElsewhereError without a charge; BudgetError: a journal without it, that of another machine, say.
@@ -161,10 +161,10 @@ def open_share(state: Path, card: Card, work: Work, share: dict | None) -> Share
             "all processes need one state directory, on a file system that they share"
         )
     mechanism = Mechanism.from_event(event_from_json(record["event"]))
-    return Share(record, images_of(state, card, work), mechanism, run=Path(share["run"]), used=share["used"])
+    return WorkerCharge(record, images_of(state, card, work), mechanism, run=Path(share["run"]), used=share["used"])
 
 
-def images_of(state: Path, card: Card, work: Work) -> ImageSet | LatentSet:
+def images_of(state: Path, card: Card, work: ChargeRequest) -> ImageSet | LatentSet:
     """What the charge draws. Raises BudgetError where it was not prepared for the unit that the work is charged for."""
     if card.unit != work.unit or work.unit not in UNITS or not (work.group_cap == 1 or work.unit == GROUP):
         raise BudgetError(
@@ -174,7 +174,9 @@ def images_of(state: Path, card: Card, work: Work) -> ImageSet | LatentSet:
     return load_latents(state, card, work.latents) if work.latents else load_prepared(state, card, SENSITIVE)
 
 
-def open_alone(state: Path, card: Card, work: Work, permission: Permission, noise: NoiseSource | None = None) -> Charge:
+def open_alone(
+    state: Path, card: Card, work: ChargeRequest, permission: SpendingPolicy, noise: NoiseSource | None = None
+) -> Charge:
     """Open a charge for `work` on the images of `card`: refuse it, or journal the whole of it and hand it out.
 
     The same work on the same images is refused once it was released. A charge of it that a kill left open has released
@@ -257,14 +259,14 @@ def open_local(state: Path, card: Card, purpose: str, *, everywhere: bool = Fals
     everywhere: for all processes, of which the first journals it before another has them: a collective call.
     """
     sensitive, holdout = load_prepared(state, card, SENSITIVE), load_prepared(state, card, "holdout")
-    if not everywhere or distributed.leads():
+    if not everywhere or distributed.is_main():
         Odometer(state, card.dataset_id).append(LOCAL, purpose=purpose)
     if everywhere:
-        distributed.told(None)
+        distributed.broadcast_object(None)
     return sensitive, holdout
 
 
-def new_record(card: Card, work: Work, permission: Permission, noise_source: str) -> dict:
+def new_record(card: Card, work: ChargeRequest, permission: SpendingPolicy, noise_source: str) -> dict:
     return {
         "id": secrets.token_hex(16),
         "stage": work.stage,
@@ -310,7 +312,7 @@ def check_known(odometer: Odometer, card: Card, seen: Collection[str], bounded: 
         )
 
 
-def check_lifetime(odometer: Odometer, coming: Mapping[str, Mechanism], permission: Permission) -> None:
+def check_lifetime(odometer: Odometer, coming: Mapping[str, Mechanism], permission: SpendingPolicy) -> None:
     """Raise BudgetError where everything ever opened and `coming`, by stage, exceed the lifetime budget."""
     limit, dataset = permission.lifetime_epsilon, odometer.dataset_id
     if isinstance(limit, str):

@@ -105,7 +105,7 @@ class Charge:
 
     def _pieces(self, use: int, size: int, draws: int | None, labels_only: bool) -> Iterator[tuple[Tensor, ...]]:
         """This process's part of the draw for one use, read piece by piece: nothing of it after its release."""
-        mine = slice(distributed.rank(), None, distributed.world())
+        mine = slice(distributed.rank(), None, distributed.world_size())
         for chosen, weights in self._told(self._draw(draws)):
             chosen, weights = chosen[mine], None if weights is None else weights[mine]
             for piece in (slice(start, start + size) for start in range(0, len(chosen), size)):
@@ -115,7 +115,7 @@ class Charge:
 
     def _told(self, blocks: Iterator[Drawn]) -> Iterator[Drawn]:
         """The blocks that the first process draws, for every process."""
-        while (block := distributed.told(next(blocks, None))) is not None:
+        while (block := distributed.broadcast_object(next(blocks, None))) is not None:
             yield block
 
     def _draw(self, draws: int | None) -> Iterator[Drawn]:
@@ -150,7 +150,7 @@ class Charge:
         max_norm: float,
         *,
         size: int,
-        whole: bool = False,
+        integer: bool = False,
         labels_only: bool = False,
     ) -> Tensor:
         """One use: the noisy sum of the rows of one draw, float64.
@@ -164,19 +164,19 @@ class Charge:
         pieces = self.batches(size, labels_only=True) if labels_only else self.batches(size)
         for images, labels, *weights in pieces:
             total = total + bounded_sum(rows_of(images, labels), max_norm, *weights).to(total.device)
-        return self.release(total.cpu(), max_norm, whole=whole)
+        return self.release(total.cpu(), max_norm, integer=integer)
 
     def blank(self) -> tuple[Tensor, Tensor]:
         """A black image with a label of no class: by its row the shape of a sum is known where nothing is drawn."""
         images, _ = self._images.batch(np.zeros(0, dtype=np.int64))
         return images.new_zeros(1, *images.shape[1:]), torch.tensor([-1])
 
-    def release(self, total: Tensor, max_norm: float, *, whole: bool = False) -> Tensor:
+    def release(self, total: Tensor, max_norm: float, *, integer: bool = False) -> Tensor:
         """`total` + N(0, (noise_multiplier · max_norm)² I), rounded to a public grid: completes the use.
 
         total: any shape, a sum over the units of the draw in which each moves it by at most `max_norm` in L2; with
         many processes, over those of this one. Added up and rounded in float64; the result has the type of `total`.
-        whole: `total` counts images, and the result is whole numbers; else, and of groups, which have shares, the grid
+        integer: `total` counts images, and the result is whole numbers; otherwise, and with groups, the grid
         is `sfumato.privacy.noise.public_grid`.
         Guarantee: the rounding is post-processing, so the cost is that of the Gaussian; no release shows the last bits
         of a float, which depend on what was summed up.
@@ -197,14 +197,14 @@ class Charge:
         self._drawn = False
         self.used += 1
         total = total.detach().to(torch.float64 if total.dtype == torch.float64 else torch.float32)
-        return self._noised(distributed.total(total), self._mechanism.noise_multiplier * max_norm, whole)
+        return self._noised(distributed.reduce_sum(total), self._mechanism.noise_multiplier * max_norm, integer)
 
-    def _noised(self, total: Tensor, std: float, whole: bool) -> Tensor:
+    def _noised(self, total: Tensor, std: float, integer: bool) -> Tensor:
         """The one place where noise is added, by the first process; all get the result."""
         # the noise first: a GPU may still be at work on the sum
         noisy = self._noise.gaussian(tuple(total.shape), std) + total.cpu().double()
-        whole = whole and self._groups is None
-        return distributed.shown(rounded(noisy, 1.0 if whole else public_grid(std)).to(total))
+        on_integers = integer and self._groups is None
+        return distributed.broadcast(rounded(noisy, 1.0 if on_integers else public_grid(std)).to(total))
 
     def _check_owner(self) -> None:
         """Raise BudgetError in a process that a fork made: each would count its own uses of one charge."""
@@ -215,7 +215,7 @@ class Charge:
         raise TypeError("a charge cannot be saved, copied or sent: its uses are counted once")
 
     def share(self) -> dict:
-        """What another process needs to take its part (`Share`)."""
+        """What another process needs to take its part (`WorkerCharge`)."""
         return {"record": self.record, "used": self.used, "run": str(self.run)}
 
     def durable(self) -> None:
@@ -239,7 +239,7 @@ class Charge:
         self._lock.close()
 
 
-class Share(Charge):
+class WorkerCharge(Charge):
     """The part of a charge that falls to another process than the first.
 
     It sees the images that the first process drew for it, and hands its sum over: it draws nothing, adds no noise and
@@ -257,8 +257,8 @@ class Share(Charge):
     def _draw(self, draws: int | None) -> Iterator[Drawn]:
         return iter(())
 
-    def _noised(self, total: Tensor, std: float, whole: bool) -> Tensor:
-        return distributed.shown(torch.zeros_like(total))
+    def _noised(self, total: Tensor, std: float, integer: bool) -> Tensor:
+        return distributed.broadcast(torch.zeros_like(total))
 
     def durable(self) -> None:
         """The first process journals it."""

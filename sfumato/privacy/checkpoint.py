@@ -62,8 +62,8 @@ def resume(
     """
     while (charge := open_charge()).used > 0:
         short = charge.run.name[:8]
-        found = load_checkpoint(charge.run, charge.run.name, charge.used) if distributed.leads() else None
-        if found := distributed.told(found):
+        found = load_checkpoint(charge.run, charge.run.name, charge.used) if distributed.is_main() else None
+        if found := distributed.broadcast_object(found):
             say(f"{stage}: resuming run {short} after {unit} {charge.used}: no further charge")
             return charge, *found
         lost = f"{stage}: run {short} has lost its checkpoint of {unit} {charge.used}"
@@ -77,7 +77,7 @@ def make_durable(charge: Charge, state: dict[str, Tensor], log: list[dict]) -> N
 
     Of many processes, the first one does.
     """
-    if not distributed.leads():
+    if not distributed.is_main():
         return
     save_checkpoint(charge.run, charge.run.name, charge.used, state, log)
     charge.durable()

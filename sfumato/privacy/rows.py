@@ -22,7 +22,7 @@ class Rows(NamedTuple):
     right: Tensor | None = None
 
 
-def membership(labels: Tensor, classes: int) -> Tensor:
+def one_hot(labels: Tensor, classes: int) -> Tensor:
     """One-hot rows: (B,) int64 -> (B, classes) float64.
 
     A label out of range gives a row of zeros, so that no record can stop a query.

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.data.images import Shape
-from sfumato.privacy.rows import Rows, membership
+from sfumato.privacy.rows import Rows, one_hot
 from sfumato.settings.params import Central
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def mean_rows(images: Tensor, labels: Tensor, classes: int, pool: int = 1) -> Ro
 
     d' = C·H·W/pool².
     """
-    return Rows(membership(labels, classes), F.avg_pool2d(images, pool).flatten(1))
+    return Rows(one_hot(labels, classes), F.avg_pool2d(images, pool).flatten(1))
 
 
 def mode_rows(images: Tensor, labels: Tensor, classes: int, bins: int, pool: int = 1) -> Rows:
@@ -62,8 +62,8 @@ def mode_rows(images: Tensor, labels: Tensor, classes: int, bins: int, pool: int
     rows = F.avg_pool2d(images, pool).flatten(1)
     finite = rows.isfinite().all(dim=1)
     bin_of = (torch.where(finite[:, None], rows, 0.0).clamp(0, 1) * bins).long().clamp(max=bins - 1)  # (B, d')
-    one_hot = (bin_of[:, None] == torch.arange(bins, device=rows.device)[:, None]).flatten(1).double()  # (B, bins·d')
-    return Rows(membership(labels, classes) * finite[:, None], one_hot)
+    bits = (bin_of[:, None] == torch.arange(bins, device=rows.device)[:, None]).flatten(1).double()  # (B, bins·d')
+    return Rows(one_hot(labels, classes) * finite[:, None], bits)
 
 
 def query_central(charge: Charge, denominators: Tensor, shape: Shape, settings: Central) -> Tensor:
@@ -85,6 +85,6 @@ def query_central(charge: Charge, denominators: Tensor, shape: Shape, settings: 
 
     means = []
     for _ in range(settings.repeats):
-        noisy = charge.sum(rows_of, bound, size=1024, whole=mode) / denominators.double()[:, None]
+        noisy = charge.sum(rows_of, bound, size=1024, integer=mode) / denominators.double()[:, None]
         means.append(noisy.reshape(classes, *rows).float())
     return torch.stack(means)

@@ -11,7 +11,7 @@ from pydantic import NonNegativeFloat
 from torch import Tensor
 
 from sfumato.errors import DataError, explained
-from sfumato.privacy.rows import Rows, membership
+from sfumato.privacy.rows import Rows, one_hot
 from sfumato.settings.params import PositiveFloat
 from sfumato.storage.artifacts import Artifact
 from sfumato.storage.documents import read_json, validated
@@ -41,7 +41,7 @@ def query_count(charge: Charge, classes: int) -> Tensor:
 
     An image adds a one to its class. `public_counts` makes them usable.
     """
-    return charge.sum(lambda _, labels: Rows(membership(labels, classes)), 1.0, size=4096, whole=True, labels_only=True)
+    return charge.sum(lambda _, labels: Rows(one_hot(labels, classes)), 1.0, size=4096, integer=True, labels_only=True)
 
 
 def public_counts(noisy: Tensor, noise_multiplier: float) -> PublicCounts:

@@ -19,9 +19,9 @@ from sfumato.data.images import ImageSet
 from sfumato.errors import DataError, explained
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.projection import CELLS, ProjectedFeatures
-from sfumato.privacy.rows import Rows, membership
+from sfumato.privacy.rows import Rows, one_hot
 from sfumato.queries.teacher import TeacherNetwork, relabelled, spanning
-from sfumato.runtime.compute import sent
+from sfumato.runtime.compute import to_device
 from sfumato.settings.params import Classifier, Embedding, FeatureMap, Learned
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import write_json
@@ -78,8 +78,8 @@ def embedding_rows(features: FourierFeatures, classes: int, vectors: Tensor, lab
 
     float64, made where the features are.
     """
-    vectors, labels = (sent(part, features.amplitude.device) for part in (vectors, labels))
-    return Rows(features.of_vectors(vectors.double()), membership(labels, classes))
+    vectors, labels = (to_device(part, features.amplitude.device) for part in (vectors, labels))
+    return Rows(features.of_vectors(vectors.double()), one_hot(labels, classes))
 
 
 @torch.no_grad()

@@ -41,9 +41,9 @@ def ensure_encoded(
     parts of 100 are done. A row is a function of its image alone.
     """
     key = latents_key(card, encoder)
-    if distributed.leads() and not have_latents(state, card, key):
+    if distributed.is_main() and not have_latents(state, card, key):
         matters = place_matters(function, card.shape, where)
         open_local(state, card, "features")
         with progress() as report:
             write_latents(state, card, key, lambda images: rows_alone(function, images.to(where), matters), report)
-    return distributed.told(key)  # the others wait until the rows are there
+    return distributed.broadcast_object(key)  # the others wait until the rows are there

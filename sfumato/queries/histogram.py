@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sfumato.features.batch_invariant import place_matters, rows_alone
 from sfumato.features.public_network import PublicNetwork
-from sfumato.privacy.rows import Rows, membership
+from sfumato.privacy.rows import Rows, one_hot
 from sfumato.runtime import distributed
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def vote_rows(logits: Tensor, labels: Tensor, votes: int, classes: int | None = 
     finite = logits.isfinite().all(dim=1)
     likeliest = torch.where(finite[:, None], logits, 0).argsort(dim=1, descending=True, stable=True)[:, :votes]
     ballots = torch.zeros_like(logits, dtype=torch.float64).scatter_(1, likeliest, 1) * finite[:, None]  # (B, P)
-    return Rows(torch.ones_like(ballots[:, :1]) if classes is None else membership(labels, classes), ballots)
+    return Rows(torch.ones_like(ballots[:, :1]) if classes is None else one_hot(labels, classes), ballots)
 
 
 def lone_logits(model: PublicNetwork, images: Tensor, one_by_one: bool = True) -> Tensor:
@@ -65,14 +65,14 @@ def query_histogram(charge: Charge, model: PublicNetwork, votes: int, classes: i
     def one_by_one(shape: tuple[int, int, int]) -> bool:
         """Tried once, in every process, when the charge asks for the row of a blank image: before any draw."""
         matters = model.training or place_matters(model, shape, model.head.weight.device)
-        return not distributed.fewest(not matters)
+        return not distributed.all_min(not matters)
 
     def rows_of(images: Tensor, labels: Tensor) -> Rows:
         channels, height, width = images.shape[1:]
         logits = lone_logits(model, images, one_by_one((channels, height, width)))
         return vote_rows(logits.cpu(), labels, votes, classes)
 
-    return charge.sum(rows_of, math.sqrt(votes), size=512, whole=True)
+    return charge.sum(rows_of, math.sqrt(votes), size=512, integer=True)
 
 
 def check_votes(votes: int, public_classes: int) -> None:

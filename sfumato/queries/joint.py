@@ -9,9 +9,9 @@ from torch import Tensor
 
 from sfumato.data.images import Shape
 from sfumato.features.batch_invariant import place_matters, rows_alone
-from sfumato.privacy.rows import Rows, membership
+from sfumato.privacy.rows import Rows, one_hot
 from sfumato.runtime import distributed
-from sfumato.runtime.compute import sent
+from sfumato.runtime.compute import to_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,8 +40,8 @@ def joint_rows(features: Features, images: Tensor, labels: Tensor, classes: int,
     A row depends on its image alone, to the last bit; one_by_one: False only where `place_matters` found that an
     image's place in a batch does not matter. Rows are made where the features are.
     """
-    images, labels = (sent(part, device_of(features)) for part in (images, labels))
-    return Rows(rows_alone(features, images, one_by_one), membership(labels, classes))
+    images, labels = (to_device(part, device_of(features)) for part in (images, labels))
+    return Rows(rows_alone(features, images, one_by_one), one_hot(labels, classes))
 
 
 @torch.no_grad()
@@ -52,6 +52,6 @@ def query_joint_embedding(charge: Charge, features: Features, classes: int, publ
     (K, classes) float32, the target of `fit_generator`, on the CPU.
     """
     matters = place_matters(features, features.shape, device_of(features))
-    matters = not distributed.fewest(not matters)  # an image's row must not depend on the process that it falls to
+    matters = not distributed.all_min(not matters)  # an image's row must not depend on the process that it falls to
     released = charge.sum(lambda images, labels: joint_rows(features, images, labels, classes, matters), 1.0, size=512)
     return (released / public_size).float()

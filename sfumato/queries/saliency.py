@@ -1,6 +1,6 @@
 """Noisy gradients of the weight matrices over all sensitive images, and their order (DP-SAPF Algorithm 1).
 
-One Gaussian for all candidates together: their gradients are clipped jointly. Norms and ranks are free.
+One Gaussian for all candidates draws_per_pass: their gradients are clipped jointly. Norms and ranks are free.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.dpsgd.clip import unflatten
-from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw, settle_gradients
-from sfumato.dpsgd.memory import SALIENCY_COPIES, images_at_a_time
+from sfumato.dpsgd.gradients import Draws, choose_precision, clipped_gradient_sum, draw
+from sfumato.dpsgd.memory import SALIENCY_COPIES, choose_microbatch
 from sfumato.errors import DataError, explained
 from sfumato.privacy.noise import secret_generator
-from sfumato.runtime.compute import sent
+from sfumato.runtime.compute import to_device
 from sfumato.settings.params import Saliency
 from sfumato.storage.artifacts import Artifact
 from sfumato.storage.documents import read_json
@@ -65,7 +65,7 @@ def query_saliency(
     """
     parameters: dict[str, Tensor] = {name: model.get_parameter(name) for names in candidates.values() for name in names}
     size = sum(value.numel() for value in parameters.values())
-    chunk, together = images_at_a_time(
+    chunk, draws_per_pass = choose_microbatch(
         model, parameters, settings.draws, batch=public_size, copies=SALIENCY_COPIES, chunk=settings.chunk
     )
     device = next(iter(parameters.values())).device
@@ -74,13 +74,13 @@ def query_saliency(
     def fresh(images: Tensor) -> Draws:
         return draw(model, images, settings.draws, settings.noise_levels, generator, label_dropout=label_dropout)
 
-    autocast = settle_gradients(model, parameters, chunk, fresh, together, autocast)
-    factors = parameters if settings.score == "snip" else None
+    autocast = choose_precision(model, parameters, chunk, fresh, draws_per_pass, autocast)
+    bound, factors = settings.max_norm, parameters if settings.score == "snip" else None
     total = torch.zeros(size, dtype=torch.float64, device=device)
     for images, labels in charge.batches(size=4 * chunk, draws=settings.draws):
-        images, labels = sent(images, device), sent(labels, device)
+        images, labels = to_device(images, device), to_device(labels, device)
         total += clipped_gradient_sum(
-            model, parameters, images, labels, fresh(images), settings.max_norm, chunk, autocast, factors, together
+            model, parameters, images, labels, fresh(images), bound, chunk, autocast, factors, draws_per_pass
         )
     total = total.cpu()
     released = unflatten(charge.release(total, max_norm=settings.max_norm).double() / public_size, parameters)

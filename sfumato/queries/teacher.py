@@ -19,7 +19,7 @@ from sfumato.data.images import ImageSet, Shape
 from sfumato.diffusion.sampler import Guide
 from sfumato.features.projection import BATCH, ProjectedFeatures
 from sfumato.features.public_network import PublicNetwork
-from sfumato.privacy.rows import Rows, membership
+from sfumato.privacy.rows import Rows, one_hot
 from sfumato.settings.params import Teacher
 from sfumato.storage.weights import load_network, save_network
 
@@ -85,7 +85,7 @@ def error_rows(weights: Tensor, rows: Tensor, labels: Tensor) -> Rows:
     weights: (d, M) float64; rows: (B, d), of norm 1 up to rounding; labels: (B,) int64. The norm of a row is that of
     the error, at most √2; an image with a label out of range has an error of norm 1 at most.
     """
-    return Rows(rows, membership(labels, weights.shape[1]) - (rows.double() @ weights).softmax(dim=1))
+    return Rows(rows, one_hot(labels, weights.shape[1]) - (rows.double() @ weights).softmax(dim=1))
 
 
 @torch.no_grad()

@@ -62,9 +62,9 @@ def ensure_latents(
     if model.encoder is None:
         return None
     key = latents_key(card, model.encoder)
-    if distributed.leads() and not have_latents(state, card, key):
+    if distributed.is_main() and not have_latents(state, card, key):
         codec = load_codec(pretrain, device())
         open_local(state, card, "latents")
         with progress() as report:
             write_latents(state, card, key, codec.encode, report)
-    return distributed.told(key)  # the others wait until the latents are there
+    return distributed.broadcast_object(key)  # the others wait until the latents are there

@@ -59,7 +59,7 @@ def no_cuda() -> str:
     return f"{built} here{f' ({said})' if said else ''}"
 
 
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor of the processor on the device. A GPU fetches it when it gets there, and nobody waits for that."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
@@ -76,17 +76,17 @@ def keep_freed_memory() -> None:
             mallopt(option, value)
 
 
-def settle_processor() -> int:
+def configure_processor() -> int:
     """Keep freed memory and choose the number of threads, so that training is fast here. Returns the number.
 
     Raises ConfigError where `SFUMATO_DEVICE` names what is not there: before anything is charged.
     """
     device()
     keep_freed_memory()
-    return settle_threads()
+    return configure_threads()
 
 
-def settle_threads() -> int:
+def configure_threads() -> int:
     """Let PyTorch use one thread, or all of its own, whichever runs small convolutions faster now. Returns the number.
 
     Where the user has set OMP_NUM_THREADS, the number stays. On a machine that shares its cores with another process,

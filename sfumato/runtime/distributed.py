@@ -48,66 +48,66 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def world() -> int:
+def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def leads() -> bool:
+def is_main() -> bool:
     """Whether this is the first process, or the only one."""
     return rank() == 0
 
 
-def told(value: T) -> T:
+def broadcast_object(value: T) -> T:
     """What the first process says, for all: a collective call."""
-    if world() == 1:
+    if world_size() == 1:
         return value
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
 
 
-def follow(module: M) -> M:
+def broadcast_state(module: M) -> M:
     """Give a module the state that it has in the first process, in place: a collective call.
 
     What each process computed for itself may differ in the last bits, and a choice made by timing in more than that.
     """
-    if world() > 1:
+    if world_size() > 1:
         with torch.no_grad():
             for tensor in module.state_dict().values():
-                tensor.copy_(shown(tensor.clone(memory_format=torch.contiguous_format)))
+                tensor.copy_(broadcast(tensor.clone(memory_format=torch.contiguous_format)))
     return module
 
 
-def total(part: Tensor) -> Tensor:
+def reduce_sum(part: Tensor) -> Tensor:
     """The sum over all processes, in the first one: a collective call. The others get a tensor that means nothing."""
-    if world() > 1:
+    if world_size() > 1:
         part = part.detach().clone()
         dist.reduce(part, dst=0)
     return part
 
 
-def dealt(tasks: Sequence[T], work: Callable[[T], R]) -> list[R]:
+def map_sharded(tasks: Sequence[T], work: Callable[[T], R]) -> list[R]:
     """What `work` makes of each task, in their order: each process does its share, all get all. A collective call."""
-    own = [work(task) for task in tasks[rank() :: world()]]
-    if world() == 1:
+    own = [work(task) for task in tasks[rank() :: world_size()]]
+    if world_size() == 1:
         return own
-    parts: list[list[R]] = [[]] * world()
+    parts: list[list[R]] = [[]] * world_size()
     dist.all_gather_object(parts, own)
-    return [parts[place % world()][place // world()] for place in range(len(tasks))]
+    return [parts[place % world_size()][place // world_size()] for place in range(len(tasks))]
 
 
-def fewest(count: int) -> int:
+def all_min(count: int) -> int:
     """The smallest of the processes' numbers, for all: a collective call."""
-    if world() == 1:
+    if world_size() == 1:
         return count
     box = torch.tensor(count)
     dist.all_reduce(box, dist.ReduceOp.MIN)
     return int(box)
 
 
-def everywhere(parts: Sequence[Tensor]) -> list[Tensor]:
+def all_reduce(parts: Sequence[Tensor]) -> list[Tensor]:
     """The sum over all processes of each tensor, in all of them, to the same last bit: a collective call."""
-    if world() == 1:
+    if world_size() == 1:
         return list(parts)
     flat = torch.cat([part.detach().flatten() for part in parts])
     dist.all_reduce(flat)
@@ -115,22 +115,22 @@ def everywhere(parts: Sequence[Tensor]) -> list[Tensor]:
     return [value.view_as(part) for value, part in zip(sums, parts, strict=True)]
 
 
-def mine(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """This process's share of the rows."""
-    return tensor[rank() :: world()]
+    return tensor[rank() :: world_size()]
 
 
-def gathered(rows: Tensor, count: int) -> Tensor:
+def all_gather(rows: Tensor, count: int) -> Tensor:
     """All `count` rows, of which each process has its share, in all of them: a collective call."""
-    if world() == 1:
+    if world_size() == 1:
         return rows
     whole = rows.new_zeros(count, *rows.shape[1:])
-    whole[rank() :: world()] = rows
-    return everywhere([whole])[0]
+    whole[rank() :: world_size()] = rows
+    return all_reduce([whole])[0]
 
 
-def shown(tensor: Tensor) -> Tensor:
+def broadcast(tensor: Tensor) -> Tensor:
     """The first process's tensor, for all, which have one of the same shape and type: a collective call."""
-    if world() > 1:
+    if world_size() > 1:
         dist.broadcast(tensor, src=0)
     return tensor

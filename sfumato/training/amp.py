@@ -52,7 +52,7 @@ def slope(parameters: Sequence[Tensor], losses: Callable[[], Iterable[Tensor]]) 
         values.append(value.detach())
         more = torch.autograd.grad(value, parameters, allow_unused=True)
         found = [plus(*both) for both in zip(found, more, strict=True)]
-    value, *sums = distributed.everywhere([torch.stack(values).sum(), *(part for part in found if part is not None)])
+    value, *sums = distributed.all_reduce([torch.stack(values).sum(), *(part for part in found if part is not None)])
     rest = iter(sums)
     return value, [None if part is None else next(rest) for part in found]
 

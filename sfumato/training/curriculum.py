@@ -100,7 +100,7 @@ def warm_up(
             noise = torch.randn(images.shape, generator=generator)
 
             # a step of Adam, on the gradient here or at the worst weights nearby
-            batch = [distributed.mine(tensor).to(device) for tensor in (images, labels, sigma, noise)]
+            batch = [distributed.local_shard(tensor).to(device) for tensor in (images, labels, sigma, noise)]
             losses = functools.partial(losses_of_parts, model, batch, fast, len(images), size)
             loss = amp_gradient(parameters.values(), losses, phase.amp)
             optimiser.step()

@@ -45,7 +45,7 @@ def through_phases(
             for phase in phases:
                 how = Fit(steps=phase.steps, batch=phase.batch, learning_rate=phase.learning_rate)
                 fit_generator(SampledGenerator(model, phase.solver), [match], how, priors, seed, told)
-            distributed.follow(model)
+            distributed.broadcast_state(model)
         else:
             average = warm_up(
                 model,

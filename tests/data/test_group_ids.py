@@ -13,7 +13,7 @@ from sfumato.data.groups import checked, spelling
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import load_prepared, read_card
 from sfumato.errors import ConfigError, DataError, SfumatoError
-from sfumato.privacy.authorize import Permission, Work, open_charge
+from sfumato.privacy.authorize import ChargeRequest, SpendingPolicy, open_charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import Odometer
 from sfumato.settings.params import Data, Groups
@@ -68,8 +68,8 @@ class Clinic:
     def spend(self) -> None:
         card = read_card(self.card)
         words = {"plan": "p", "settings": "p", "released": "counts", "sensitivity": "1", "max_norm": 1.0}
-        work = Work(stage="count", mechanism=Mechanism(noise_multiplier=2.0), unit=card.unit, **words)
-        charge = open_charge(self.state, card, work, Permission(delta=1e-5, lifetime_epsilon="unlimited"))
+        work = ChargeRequest(stage="count", mechanism=Mechanism(noise_multiplier=2.0), unit=card.unit, **words)
+        charge = open_charge(self.state, card, work, SpendingPolicy(delta=1e-5, lifetime_epsilon="unlimited"))
         charge._lock.close()
 
 

@@ -10,22 +10,22 @@ from sfumato.dpsgd import clip, gradients, memory
 from sfumato.dpsgd.clip import clipped_sum
 from sfumato.dpsgd.gradients import (
     choose_chunk,
+    choose_precision,
     clipped_gradient_sum,
     draw,
     mean_gradients,
     per_image_gradients,
-    settle_gradients,
 )
 from sfumato.dpsgd.memory import (
     STEP_COPIES,
     Memory,
+    choose_microbatch,
     estimate,
     gradient_memory,
-    images_at_a_time,
     images_kept,
     kept_bytes,
+    largest_microbatch,
     on_meta,
-    what_fits,
 )
 from sfumato.dpsgd.run import State, gradient_sum
 from sfumato.settings.params import Finetune, LogNormal
@@ -56,33 +56,34 @@ def batch(model: UNet, draws: int, groups: bool = False):
 
 
 @pytest.mark.parametrize("groups", [False, True])
-@pytest.mark.parametrize("together", [1, 3, 8, 20])
-def test_draws_in_parts_are_averaged_before_the_clip(model, together, groups):
+@pytest.mark.parametrize("draws_per_pass", [1, 3, 8, 20])
+def test_draws_in_parts_are_averaged_before_the_clip(model, draws_per_pass, groups):
     parameters = dict(model.named_parameters())
     images, labels, drawn = batch(model, 8, groups)
     whole, parts = (
         torch.cat([value.flatten(1) for value in rows.values()], dim=1)
         for rows in (
             per_image_gradients(model, parameters, images, labels, drawn),
-            mean_gradients(model, parameters, images, labels, drawn, together=together),
+            mean_gradients(model, parameters, images, labels, drawn, draws_per_pass=draws_per_pass),
         )
     )
     assert (torch.linalg.vector_norm(parts - whole, dim=1) < 1e-5 * torch.linalg.vector_norm(whole, dim=1)).all()
     sums = [
-        clipped_gradient_sum(model, parameters, images, labels, drawn, C, 2, together=some) for some in (None, together)
+        clipped_gradient_sum(model, parameters, images, labels, drawn, C, 2, draws_per_pass=some)
+        for some in (None, draws_per_pass)
     ]
     assert torch.linalg.vector_norm(sums[1] - sums[0]) < 1e-4 * C
 
 
-@pytest.mark.parametrize("together", [1, 3])
-def test_one_image_moves_the_sum_by_the_clip_where_its_draws_come_in_parts(model, together):
+@pytest.mark.parametrize("draws_per_pass", [1, 3])
+def test_one_image_moves_the_sum_by_the_clip_where_its_draws_come_in_parts(model, draws_per_pass):
     parameters = dict(model.named_parameters())
     images, labels, drawn = batch(model, 8)
-    whole = clipped_gradient_sum(model, parameters, images, labels, drawn, C, 2, together=together)
+    whole = clipped_gradient_sum(model, parameters, images, labels, drawn, C, 2, draws_per_pass=draws_per_pass)
     for i in range(B):
         rest = torch.arange(B) != i
         without = clipped_gradient_sum(
-            model, parameters, images[rest], labels[rest], drawn.rows(rest), C, 2, together=together
+            model, parameters, images[rest], labels[rest], drawn.rows(rest), C, 2, draws_per_pass=draws_per_pass
         )
         assert 0.99 * C < float(torch.linalg.vector_norm(whole - without)) <= C * (1 + 1e-5)
 
@@ -92,8 +93,10 @@ def test_one_broken_draw_drops_its_image_whole(model):
     images, labels, drawn = batch(model, 4)
     drawn.noise[2, 3] = float("nan")  # of the second part
     rest = torch.arange(B) != 2
-    whole = clipped_gradient_sum(model, parameters, images, labels, drawn, C, 2, together=2)
-    without = clipped_gradient_sum(model, parameters, images[rest], labels[rest], drawn.rows(rest), C, 2, together=2)
+    whole = clipped_gradient_sum(model, parameters, images, labels, drawn, C, 2, draws_per_pass=2)
+    without = clipped_gradient_sum(
+        model, parameters, images[rest], labels[rest], drawn.rows(rest), C, 2, draws_per_pass=2
+    )
     assert whole.isfinite().all()
     assert torch.linalg.vector_norm(whole - without) < 1e-4 * C
 
@@ -141,7 +144,7 @@ def linear(images: int, draws: int) -> Memory:
 @pytest.mark.parametrize("draws", [1, 5, 32])
 @pytest.mark.parametrize("budget", [0, 15, 20, 100, 1000, 10**6])
 def test_what_fits_is_within_the_budget_and_twice_as_much_is_not(budget, draws):
-    found = what_fits(linear, draws, budget, 64)
+    found = largest_microbatch(linear, draws, budget, 64)
     assert 1 <= found.chunk <= 64 and 1 <= found.draws <= draws
     assert found.peak <= budget or (found.chunk, found.draws) == (1, 1)
     if found.draws < draws:  # only where one image with all of its draws is too much
@@ -154,15 +157,15 @@ def test_on_a_cpu_our_own_network_takes_what_is_fast_and_on_a_gpu_what_fits(monk
     model = network()
     parameters = dict(model.named_parameters())
     size = sum(value.numel() for value in parameters.values())
-    assert images_at_a_time(model, parameters, 8, batch=64.0, copies=0) == (choose_chunk(size, 8), 8)
-    assert images_at_a_time(model, parameters, 8, batch=64.0, copies=0, chunk=5) == (5, 8)
+    assert choose_microbatch(model, parameters, 8, batch=64.0, copies=0) == (choose_chunk(size, 8), 8)
+    assert choose_microbatch(model, parameters, 8, batch=64.0, copies=0, chunk=5) == (5, 8)
     monkeypatch.setattr(model, "splits_by_image", False)  # as a GPU would: by its memory
     shapes = on_meta(model)
     one = gradient_memory(shapes, dict(shapes.named_parameters()), 1, 8, 0).peak
     chosen = {}
     for name, budget, expected in (("a half", one // 2, 64.0), ("six", 6 * one, 64.0), ("all", 10**12, 16.0)):
         monkeypatch.setattr(memory, "chunk_budget", lambda where, loaded, budget=budget: budget)
-        chosen[name] = images_at_a_time(model, parameters, 8, batch=expected, copies=0)
+        chosen[name] = choose_microbatch(model, parameters, 8, batch=expected, copies=0)
     assert chosen["a half"][0] == 1 and 1 <= chosen["a half"][1] < 8
     assert chosen["six"][0] > 1 and chosen["six"][1] == 8
     assert chosen["all"] == (8, 8)  # no chunk is filled up to more than half of a draw
@@ -185,7 +188,7 @@ def test_on_a_cpu_images_and_draws_are_fewer_where_activations_need_more_than_th
     model = network()
     parameters = dict(model.named_parameters())
     monkeypatch.setattr(memory, "KEPT_BYTES", int((passes + 0.5) * kept_bytes(model, parameters)))
-    assert images_at_a_time(model, parameters, 8, batch=64.0, copies=0) == expected
+    assert choose_microbatch(model, parameters, 8, batch=64.0, copies=0) == expected
     told = estimate(on_meta(model), Finetune(draws=8), 64.0)  # what a dry run says of it
     assert (told.chunk, told.draws, told.split) == (*expected, expected[1] < 8)
 
@@ -225,10 +228,10 @@ def test_a_run_goes_on_with_another_chunk(model):
             setattr(state, name, value)
         return state
 
-    whole, parts = state(), state(chunk=4, together=3)
+    whole, parts = state(), state(chunk=4, draws_per_pass=3)
     parts.load(whole.tensors())
     assert whole.tensors().keys() == parts.tensors().keys()
-    assert not any("chunk" in name or "together" in name for name in whole.tensors())
+    assert not any("chunk" in name or "draws_per_pass" in name for name in whole.tensors())
     sums = [gradient_sum(some, OneDraw(*drawn)) for some in (whole, parts)]
     assert torch.linalg.vector_norm(sums[0] - sums[1]) < 1e-4 * C
 
@@ -248,7 +251,7 @@ def test_the_precision_is_what_was_said_or_what_blanks_show(model, monkeypatch, 
     monkeypatch.setattr(gradients, "is_faster", timed)
     monkeypatch.setattr(gradients, "per_image_gradients", taken)
     drawn = batch(model, 8)[2]
-    answer = settle_gradients(model, dict(model.named_parameters()), 4, lambda images: drawn.rows(slice(4)), 3, said)
+    answer = choose_precision(model, dict(model.named_parameters()), 4, lambda images: drawn.rows(slice(4)), 3, said)
     assert answer == (faster if said is None else said)
     assert tried == ([(True, 4, 3, False), (False, 4, 3, False)] if said is None else [])
     assert model.unfolds is False  # of a CPU

@@ -10,7 +10,7 @@ from peak_memory import peak_memory
 from tiny_diffusers import KINDS, save_references
 
 from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
-from sfumato.dpsgd.memory import SALIENCY_COPIES, estimate, images_at_a_time
+from sfumato.dpsgd.memory import SALIENCY_COPIES, choose_microbatch, estimate
 from sfumato.dpsgd.trainable import candidates, choose_trainable
 from sfumato.settings.params import Finetune, Lora, Model, Saliency, TimestepMixture
 from sfumato.text_to_image.network import load_latent, outline
@@ -63,6 +63,6 @@ def test_a_loaded_network_is_given_what_was_foretold_of_its_outline(models):
     named = dict(model.named_parameters())
     pool = {name: named[name] for names in candidates(model, settings.candidates).values() for name in names}
     for batch, expected in ((1000.0, 32), (20.0, 8)):
-        found = images_at_a_time(model, pool, settings.draws, batch=batch, copies=SALIENCY_COPIES)
+        found = choose_microbatch(model, pool, settings.draws, batch=batch, copies=SALIENCY_COPIES)
         assert found == (estimate(outline(reference, 3), settings, batch).chunk, settings.draws) == (expected, 1)
-    assert images_at_a_time(model, pool, 1, batch=1000.0, copies=SALIENCY_COPIES, chunk=3) == (3, 1)
+    assert choose_microbatch(model, pool, 1, batch=1000.0, copies=SALIENCY_COPIES, chunk=3) == (3, 1)

@@ -30,7 +30,7 @@ def main(folder: Path) -> None:
     half = ImageSet(np.array(train.images[::2]), np.array(train.labels[::2]), train.classes)
     found = scores.evaluate_release({"release": half}, train, holdout, SETTINGS)
     content = {"found": found, "trained": trained}
-    (folder / f"rank-{distributed.rank()}-of-{distributed.world()}.json").write_text(json.dumps(content))
+    (folder / f"rank-{distributed.rank()}-of-{distributed.world_size()}.json").write_text(json.dumps(content))
     distributed.leave()
 
 

@@ -9,7 +9,7 @@ from sfumato.data.store import Card, PublicCard
 from sfumato.diffusion.unet import UNet
 from sfumato.errors import BudgetError, ConfigError
 from sfumato.generators.network import Generator
-from sfumato.planning.resolve import asks_of, make_plan, plan_texts, warnings_of
+from sfumato.planning.resolve import make_plan, noise_requests, plan_texts, warnings_of
 from sfumato.privacy.accountant import default_delta, epsilon
 from sfumato.privacy.resolved import QueryPlan, read_stage_plan
 from sfumato.settings.params import MACHINE
@@ -330,9 +330,9 @@ def test_public_profiles_alone_are_unlimited():
 
 
 def test_sampling_rates_come_from_the_hint_alone(tmp_path):
-    asks = asks_of(params(tmp_path, privacy={"size_hint": 10_000}, finetune={"batch": 500}))
+    asks = noise_requests(params(tmp_path, privacy={"size_hint": 10_000}, finetune={"batch": 500}))
     assert asks["finetune"].sample_rate == 0.05
-    assert asks_of(params(tmp_path, privacy={"size_hint": 100}))["finetune"].sample_rate == 1.0
+    assert noise_requests(params(tmp_path, privacy={"size_hint": 100}))["finetune"].sample_rate == 1.0
 
 
 def test_overlays_merge_by_key_but_mixtures_are_replaced():
@@ -380,4 +380,4 @@ def test_a_share_of_another_recipe_gives_way_to_the_rest(tmp_path):
     own = params(tmp_path, recipe="dp-merf", **{**shares, "count": {"noise": "rest"}})
     assert own.frequency.noise == "30%" and own.count.noise == "rest"
     with pytest.raises(ConfigError, match="exactly one stage"):  # a number is meant
-        asks_of(params(tmp_path, recipe="dp-merf", frequency={"noise": 3.0}, privacy={"size_hint": 1500}))
+        noise_requests(params(tmp_path, recipe="dp-merf", frequency={"noise": 3.0}, privacy={"size_hint": 1500}))

@@ -7,7 +7,7 @@ import pytest
 
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import Card, read_card
-from sfumato.privacy.authorize import Permission, Work, open_charge
+from sfumato.privacy.authorize import ChargeRequest, SpendingPolicy, open_charge
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import Odometer
@@ -29,12 +29,14 @@ class Owner:
         self,
         mechanism: Mechanism = Mechanism(noise_multiplier=2.0),
         plan: str = "plan",
-        permission: Permission = Permission(delta=1e-5, lifetime_epsilon="unlimited"),
+        permission: SpendingPolicy = SpendingPolicy(delta=1e-5, lifetime_epsilon="unlimited"),
         **more,
     ) -> Charge:
         noise = more.pop("noise", None)
         words = {"stage": "count", "released": "counts", "sensitivity": "1", "settings": plan, "max_norm": 1.0} | more
-        return open_charge(self.state, self.card, Work(plan=plan, mechanism=mechanism, **words), permission, noise)
+        return open_charge(
+            self.state, self.card, ChargeRequest(plan=plan, mechanism=mechanism, **words), permission, noise
+        )
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ SINGLES = (0, 100, 201)  # images that are left out where images are the unit
 
 def charge_on(images: ImageSet | LatentSet, max_norm: float) -> Charge:
     """This process's charge on images in memory, or its share of the first one's."""
-    if distributed.leads():
+    if distributed.is_main():
         return opened(images, max_norm)
     mechanism = Mechanism(noise_multiplier=HIDDEN, sample_rate=1.0, uses=1)
     return Share({"stage": "count", "max_norm": max_norm}, images, mechanism, run=Path(), used=0)
@@ -113,7 +113,7 @@ def main(out: Path) -> None:
     everyone = made_patients(ImageSet(images, bunch.target.astype(np.int64), CLASSES))
     few = part(everyone, everyone.groups < 9)
     found = {f"{name}, {who}": query(some).double() for who, some in neighbours(few) for name, query in SUMS.items()}
-    if distributed.leads():
+    if distributed.is_main():
         torch.save(found, out)
     distributed.leave()
 

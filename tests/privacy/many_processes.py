@@ -17,7 +17,7 @@ from sfumato.dpsgd.gradients import Draws
 from sfumato.dpsgd.run import State, fine_tune
 from sfumato.features.fourier import FourierFeatures
 from sfumato.privacy import sampling
-from sfumato.privacy.authorize import Permission, Work, open_charge
+from sfumato.privacy.authorize import ChargeRequest, SpendingPolicy, open_charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import NoiseSource
 from sfumato.queries.count import query_count
@@ -50,8 +50,8 @@ def network() -> UNet:
     return UNet(10, 1, 8, width=8, multipliers=(1, 1), attention=(1,))
 
 
-def work(stage: str, mechanism: Mechanism, max_norm: float) -> Work:
-    return Work(
+def work(stage: str, mechanism: Mechanism, max_norm: float) -> ChargeRequest:
+    return ChargeRequest(
         stage=stage, plan=stage, settings=stage, mechanism=mechanism, max_norm=max_norm, released="", sensitivity=""
     )
 
@@ -59,7 +59,7 @@ def work(stage: str, mechanism: Mechanism, max_norm: float) -> Work:
 def main(state: Path, card: Path, out: Path, kill: int | None) -> None:
     distributed.join()
     sampling.SEGMENT = 400  # so that a draw comes in several blocks
-    known, permission = read_card(card), Permission(delta=1e-4, lifetime_epsilon="unlimited")
+    known, permission = read_card(card), SpendingPolicy(delta=1e-4, lifetime_epsilon="unlimited")
 
     def charge(stage: str, mechanism: Mechanism, max_norm: float, seed: int | None):
         noise = NoiseSource(seed) if seed is not None else None
@@ -85,7 +85,7 @@ def main(state: Path, card: Path, out: Path, kill: int | None) -> None:
     trained = Tied(network(), SETTINGS, public_batch=60.0, autocast=False, generator=torch.Generator().manual_seed(0))
 
     def die(done: int, total: int) -> None:
-        if kill is not None and done == kill and not distributed.leads():
+        if kill is not None and done == kill and not distributed.is_main():
             os.kill(os.getpid(), 9)
 
     finetune, log = fine_tune(

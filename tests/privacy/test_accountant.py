@@ -10,7 +10,7 @@ from sfumato.errors import BudgetError
 from sfumato.privacy import accountant
 from sfumato.privacy.accountant import (
     ORDERS,
-    Ask,
+    NoiseRequest,
     calibrate,
     conversion,
     default_delta,
@@ -46,8 +46,8 @@ def test_published_settings_come_to_their_epsilon(size, rate, steps, target, que
 
 @pytest.mark.parametrize(("size", "rate", "steps", "target", "queries", "noise"), FIXTURES)
 def test_calibration_finds_the_published_noise_and_never_exceeds_the_target(size, rate, steps, target, queries, noise):
-    asks = {f"q{i}": Ask(noise_multiplier=s, sample_rate=q, uses=n) for i, (s, q, n) in enumerate(queries)} | {
-        "dpsgd": Ask(sample_rate=rate, uses=steps)
+    asks = {f"q{i}": NoiseRequest(noise_multiplier=s, sample_rate=q, uses=n) for i, (s, q, n) in enumerate(queries)} | {
+        "dpsgd": NoiseRequest(sample_rate=rate, uses=steps)
     }
     solved = calibrate(asks, target, default_delta(size))
     assert solved["dpsgd"].noise_multiplier == pytest.approx(noise, rel=3e-3)
@@ -133,10 +133,10 @@ def test_epsilon_of_a_gaussian_is_near_the_exact_one():
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
 def test_shares_come_out_as_asked(target, accountant):
     asks = {
-        "count": Ask(share=0.02),
-        "central": Ask(share=0.05, sample_rate=0.1, uses=5),
-        "frequency": Ask(share=0.3),
-        "finetune": Ask(sample_rate=0.07, uses=200),
+        "count": NoiseRequest(share=0.02),
+        "central": NoiseRequest(share=0.05, sample_rate=0.1, uses=5),
+        "frequency": NoiseRequest(share=0.3),
+        "finetune": NoiseRequest(sample_rate=0.07, uses=200),
     }
     delta = default_delta(60_000)
     solved = calibrate(asks, target, delta, accountant)
@@ -152,9 +152,9 @@ def test_shares_come_out_as_asked(target, accountant):
 def test_a_share_keeps_its_noise_whatever_the_other_stages_do(target):
     """Else an edit of DP-SGD alone would make every query spend again."""
     delta, seen = default_delta(1500), []
-    for uses, rate, more in ((20, 0.33, {}), (30, 0.33, {}), (200, 0.01, {"histogram": Ask(share=0.3)})):
-        asks = {"count": Ask(share=0.02), "central": Ask(share=0.03, sample_rate=0.4, uses=4), **more}
-        solved = calibrate(asks | {"finetune": Ask(sample_rate=rate, uses=uses)}, target, delta)
+    for uses, rate, more in ((20, 0.33, {}), (30, 0.33, {}), (200, 0.01, {"histogram": NoiseRequest(share=0.3)})):
+        asks = {"count": NoiseRequest(share=0.02), "central": NoiseRequest(share=0.03, sample_rate=0.4, uses=4), **more}
+        solved = calibrate(asks | {"finetune": NoiseRequest(sample_rate=rate, uses=uses)}, target, delta)
         assert epsilon([m.event for m in solved.values()], delta) <= target
         seen.append((solved["count"], solved["central"]))
     assert len(set(seen)) == 1
@@ -164,8 +164,10 @@ def test_a_share_keeps_its_noise_whatever_the_other_stages_do(target):
 @pytest.mark.parametrize("target", [1.0, 10.0])
 def test_a_share_of_one_release_over_all_images_is_that_part_of_a_gaussian_s_budget(target, share):
     delta = default_delta(60_000)
-    whole = calibrate({"all": Ask()}, target, delta)["all"].noise_multiplier
-    found = calibrate({"a": Ask(share=share), "finetune": Ask(sample_rate=0.07, uses=200)}, target, delta)["a"]
+    whole = calibrate({"all": NoiseRequest()}, target, delta)["all"].noise_multiplier
+    found = calibrate(
+        {"a": NoiseRequest(share=share), "finetune": NoiseRequest(sample_rate=0.07, uses=200)}, target, delta
+    )["a"]
     assert found.noise_multiplier == pytest.approx(whole / math.sqrt(share), rel=2e-3)
 
 
@@ -184,7 +186,10 @@ SALIENCY_SHARES = {
 def test_saliency_takes_the_honest_share_of_the_budget(target, noise, percent):
     size = 162_770
     delta = default_delta(size)
-    asks = {"saliency": Ask(noise_multiplier=noise), "finetune": Ask(sample_rate=4096 / size, uses=1000)}
+    asks = {
+        "saliency": NoiseRequest(noise_multiplier=noise),
+        "finetune": NoiseRequest(sample_rate=4096 / size, uses=1000),
+    }
     found = calibrate(asks, target, delta)
     shares = shares_of_rdp({name: [m.event] for name, m in found.items()}, delta)
     assert 100 * shares["saliency"] == pytest.approx(percent, abs=0.5)
@@ -199,9 +204,9 @@ def test_rest_after_the_shares_meets_a_budget_that_one_query_overspends():
     with pytest.raises(BudgetError, match=r"central alone costs .* Raise central\.noise"):
         calibrate(
             {
-                "count": Ask(noise_multiplier=500),
-                "central": Ask(noise_multiplier=5, sample_rate=0.1, uses=5),
-                "finetune": Ask(),
+                "count": NoiseRequest(noise_multiplier=500),
+                "central": NoiseRequest(noise_multiplier=5, sample_rate=0.1, uses=5),
+                "finetune": NoiseRequest(),
             },
             0.01,
             1e-6,
@@ -210,7 +215,11 @@ def test_rest_after_the_shares_meets_a_budget_that_one_query_overspends():
 
 @pytest.mark.parametrize(
     "asks",
-    [{"a": Ask(noise_multiplier=1)}, {"a": Ask(), "b": Ask()}, {"a": Ask(share=0.6), "b": Ask(share=0.5), "c": Ask()}],
+    [
+        {"a": NoiseRequest(noise_multiplier=1)},
+        {"a": NoiseRequest(), "b": NoiseRequest()},
+        {"a": NoiseRequest(share=0.6), "b": NoiseRequest(share=0.5), "c": NoiseRequest()},
+    ],
 )
 def test_budgets_without_one_rest_are_refused(asks):
     with pytest.raises(BudgetError):
@@ -229,7 +238,10 @@ def test_tight_conversion_is_below_the_papers():
 @pytest.mark.parametrize("rate", [0.5, 0.499])
 def test_a_share_at_an_order_where_nothing_finite_is_known_takes_another_order(rate):
     """At a rate of one half the curve is infinite at most orders below 4, however much noise is added."""
-    asks = {"central": Ask(sample_rate=rate, uses=4, share=0.03), "finetune": Ask(sample_rate=0.33, uses=20)}
+    asks = {
+        "central": NoiseRequest(sample_rate=rate, uses=4, share=0.03),
+        "finetune": NoiseRequest(sample_rate=0.33, uses=20),
+    }
     for target in (1.0, 10.0):
         solved = calibrate(asks, target, 1e-4)
         spent = epsilon([mechanism.event for mechanism in solved.values()], 1e-4)
@@ -239,7 +251,7 @@ def test_a_share_at_an_order_where_nothing_finite_is_known_takes_another_order(r
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
 def test_what_inputs_bring_along_is_part_of_the_budget(accountant):
     before = [Mechanism(noise_multiplier=6.0).event]
-    asks = {"count": Ask(noise_multiplier=8.0), "finetune": Ask(sample_rate=0.1, uses=20)}
+    asks = {"count": NoiseRequest(noise_multiplier=8.0), "finetune": NoiseRequest(sample_rate=0.1, uses=20)}
     alone = calibrate(asks, 2.0, 1e-5, accountant)
     beside = calibrate(asks, 2.0, 1e-5, accountant, before=before)
     together = epsilon([*before, *(m.event for m in beside.values())], 1e-5, accountant)

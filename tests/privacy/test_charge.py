@@ -15,10 +15,10 @@ from sfumato.errors import BudgetError, DataError
 from sfumato.features.public_network import ResNet
 from sfumato.privacy import sampling
 from sfumato.privacy.accountant import epsilon
-from sfumato.privacy.authorize import AlreadyReleasedError, Permission, open_local
+from sfumato.privacy.authorize import AlreadyReleasedError, SpendingPolicy, open_local
 from sfumato.privacy.events import SEEDED, Mechanism, event_from_json
 from sfumato.privacy.noise import NoiseSource, public_grid
-from sfumato.privacy.rows import Rows, membership
+from sfumato.privacy.rows import Rows, one_hot
 from sfumato.queries.count import query_count
 from sfumato.queries.histogram import query_histogram
 
@@ -142,11 +142,11 @@ def test_a_bound_that_gives_no_noise_or_all_is_refused(owner, bound):
         charge.release(torch.zeros(1), bound)
 
 
-def released_values(owner, total: float, whole: bool, count: int = 20_000) -> np.ndarray:
+def released_values(owner, total: float, integer: bool, count: int = 20_000) -> np.ndarray:
     """Many releases of the same small total, float64: one entry each."""
     charge = owner.open(Mechanism(noise_multiplier=3.0), plan=f"{total}")
     draw(charge)
-    return charge.release(torch.full((count,), total, dtype=torch.float64), 1.0, whole=whole).numpy()
+    return charge.release(torch.full((count,), total, dtype=torch.float64), 1.0, integer=integer).numpy()
 
 
 def test_the_last_bits_of_a_count_tell_nothing(owner):
@@ -154,7 +154,7 @@ def test_the_last_bits_of_a_count_tell_nothing(owner):
     raw = np.random.default_rng(0).standard_normal(20_000) * 3
     bits = [np.mean((values != 0) & (np.abs(values) < 0.5) & (values * 2.0**53 % 1 != 0)) for values in (raw, raw + 1)]
     assert bits[0] > 0.02 and bits[1] == 0  # the attack, on what a release must not be
-    empty, one = (released_values(owner, total, whole=True) for total in (0.0, 1.0))
+    empty, one = (released_values(owner, total, integer=True) for total in (0.0, 1.0))
     assert np.array_equal(empty, np.rint(empty)) and np.array_equal(one, np.rint(one))
     assert set(range(-6, 8)) <= set(empty.astype(int)) & set(one.astype(int))  # the same outcomes, both ways
 
@@ -162,7 +162,7 @@ def test_the_last_bits_of_a_count_tell_nothing(owner):
 def test_the_last_bits_of_a_sum_tell_nothing(owner):
     grid = public_grid(3.0)
     for total in (0.0, 0.3, 1 / 3, 1e-9):
-        values = released_values(owner, total, whole=False)
+        values = released_values(owner, total, integer=False)
         assert np.array_equal(values, np.rint(values / grid) * grid)
     assert grid < 1e-5 * 3.0  # rounding costs nothing that one could see
     assert public_grid(3.0) == public_grid(3.9) and np.log2(grid) == int(np.log2(grid))  # public, whatever the sum
@@ -200,7 +200,7 @@ def test_a_resume_with_another_mechanism_is_refused(owner):
     for other in (replace(THREE, noise_multiplier=0.1), replace(THREE, sample_rate=1.0), replace(THREE, uses=9)):
         with pytest.raises(BudgetError, match="another mechanism"):
             owner.open(other)
-    zero_out = Permission(delta=1e-5, lifetime_epsilon="unlimited", declared_size=True)
+    zero_out = SpendingPolicy(delta=1e-5, lifetime_epsilon="unlimited", declared_size=True)
     for more in ({"max_norm": 9.0}, {"permission": zero_out}):
         with pytest.raises(BudgetError, match="another mechanism"):
             owner.open(THREE, **more)
@@ -320,7 +320,7 @@ def test_other_images_are_other_work(owner):
 
 def test_the_lifetime_budget_counts_everything_ever_opened(owner):
     one = epsilon([Mechanism(noise_multiplier=2.0).event], 1e-5)
-    permission = Permission(delta=1e-5, lifetime_epsilon=1.2 * one)
+    permission = SpendingPolicy(delta=1e-5, lifetime_epsilon=1.2 * one)
     owner.open(permission=permission, plan="first")
     with pytest.raises(BudgetError, match="lifetime_epsilon"):
         owner.open(permission=permission, plan="second")
@@ -332,18 +332,20 @@ def test_a_charge_over_the_lifetime_says_what_was_spent_on_what_and_the_ways_on(
     owner.open(THREE, plan="second", stage="central")
     one = epsilon([Mechanism(noise_multiplier=2.0).event], 1e-5)
     with pytest.raises(BudgetError) as refusal:
-        owner.open(plan="third", permission=Permission(delta=1e-5, lifetime_epsilon=one))
+        owner.open(plan="third", permission=SpendingPolicy(delta=1e-5, lifetime_epsilon=one))
     words = str(refusal.value)
     assert f"count {one:.3g} (1 ×)" in words and "central " in words and f"count {one:.3g}, now to come" in words
     assert all(way in words for way in ("keep the old release", "raise privacy.lifetime_epsilon to", "lower this plan"))
     raised = float(re.search(r"lifetime_epsilon to ([\d.]+)", words)[1])
-    owner.open(plan="third", permission=Permission(delta=1e-5, lifetime_epsilon=raised))  # what it asks for is enough
+    owner.open(
+        plan="third", permission=SpendingPolicy(delta=1e-5, lifetime_epsilon=raised)
+    )  # what it asks for is enough
 
 
 @pytest.mark.parametrize("limit", [None, 0, -1.0, "none", float("nan"), True])
 def test_a_lifetime_that_is_no_number_never_means_unlimited(limit):
     with pytest.raises(BudgetError, match="lifetime_epsilon"):
-        Permission(delta=1e-5, lifetime_epsilon=limit)
+        SpendingPolicy(delta=1e-5, lifetime_epsilon=limit)
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
@@ -400,8 +402,5 @@ def test_the_charge_itself_bounds_clips_and_leaves_out_what_a_query_hands_over(o
 
 def test_a_sum_over_an_empty_draw_is_noise_in_the_same_shape(owner):
     charge = owner.open(Mechanism(noise_multiplier=2.0, sample_rate=1e-9))
-    assert charge.sum(lambda images, labels: Rows(images.flatten(1), membership(labels, 3)), 1.0, size=9).shape == (
-        64,
-        3,
-    )
+    assert charge.sum(lambda images, labels: Rows(images.flatten(1), one_hot(labels, 3)), 1.0, size=9).shape == (64, 3)
     assert charge.used == 1

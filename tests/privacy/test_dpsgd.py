@@ -126,10 +126,10 @@ def test_an_image_s_gradient_does_not_depend_on_how_many_were_drawn(model, autoc
     first = torch.arange(B) < 1
     alone = clipped_gradient_sum(model, names(model), images[:1], labels[:1], drawn.rows(first), C, 4, autocast)
     copies = torch.zeros(B, dtype=torch.int64)  # the same image and draws in every place
-    together = clipped_gradient_sum(
+    draws_per_pass = clipped_gradient_sum(
         model, names(model), images[copies], labels[copies], drawn.rows(copies), C, 4, autocast
     )
-    assert torch.allclose(together, B * alone, rtol=1e-5, atol=1e-6 * C)
+    assert torch.allclose(draws_per_pass, B * alone, rtol=1e-5, atol=1e-6 * C)
 
 
 def test_an_empty_draw_is_a_zero_sum(model):
@@ -225,7 +225,7 @@ class FakeCharge:
         images, labels = self.drawn.pop(0)
         yield from zip(images.split(size), labels.split(size), strict=True) if len(images) else ()
 
-    def release(self, total: Tensor, max_norm: float, whole: bool = False) -> Tensor:
+    def release(self, total: Tensor, max_norm: float, integer: bool = False) -> Tensor:
         self.released.append((total, max_norm))
         return total
 

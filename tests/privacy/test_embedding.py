@@ -40,7 +40,7 @@ class Recorder:
         for start in range(0, len(self.rows), size):
             yield self.rows[start : start + size], self.labels[start : start + size]
 
-    def release(self, total, max_norm, whole=False):
+    def release(self, total, max_norm, integer=False):
         assert max_norm == 1.0
         return total
 

@@ -29,11 +29,11 @@ from sfumato.errors import BudgetError
 from sfumato.features.batch_invariant import rows_alone
 from sfumato.features.fourier import FourierFeatures
 from sfumato.privacy import charge as door
-from sfumato.privacy.authorize import ONE_IMAGE_EACH, Permission
+from sfumato.privacy.authorize import ONE_IMAGE_EACH, SpendingPolicy
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import UNITS, Mechanism
 from sfumato.privacy.noise import NoiseSource
-from sfumato.privacy.rows import Rows, bounded_sum, membership
+from sfumato.privacy.rows import Rows, bounded_sum, one_hot
 from sfumato.privacy.sampling import group_picks, group_weights
 from sfumato.queries import saliency
 from sfumato.queries.central import query_central
@@ -143,7 +143,7 @@ QUERIES = {
 LATENT_QUERIES = {
     "teacher": teacher_of,
     "embedding": lambda images, cap: (
-        opened(images, 1.0, cap=cap).sum(lambda x, y: Rows(x, membership(y, 10)), 1.0, size=64),
+        opened(images, 1.0, cap=cap).sum(lambda x, y: Rows(x, one_hot(y, 10)), 1.0, size=64),
         1.0,
     ),
 }
@@ -277,8 +277,7 @@ def test_a_group_alone_is_an_image_to_the_last_bit(patients):
     for images in (singles, plain):
         assert len(GroupIndex(images.groups)) == len(images) if images.groups is not None else True
     one, other = (
-        opened(images, 1.0, seed=3).sum(lambda x, y: Rows(membership(y, 10)), 1.0, size=64)
-        for images in (singles, plain)
+        opened(images, 1.0, seed=3).sum(lambda x, y: Rows(one_hot(y, 10)), 1.0, size=64) for images in (singles, plain)
     )
     assert torch.equal(one, other)
 
@@ -332,7 +331,7 @@ def test_each_draw_of_a_group_picks_one_of_its_images_at_random(draws, patients)
 
 
 def test_a_cap_lets_small_groups_count_less_and_none_more(patients):
-    total = opened(patients, 1.0, cap=6).sum(lambda x, y: Rows(membership(y, 10)), 1.0, size=64)
+    total = opened(patients, 1.0, cap=6).sum(lambda x, y: Rows(one_hot(y, 10)), 1.0, size=64)
     index = GroupIndex(patients.groups)
     assert float(total.sum()) == pytest.approx(np.minimum(index.sizes, 6).sum() / 6, rel=1e-6)
     charge, seen = opened(patients, 1.0, cap=6, uses=300), 0
@@ -464,7 +463,7 @@ def test_an_image_copied_fifty_times_is_no_easier_to_find(name, digits):
         return (
             query_count(charge, 10)
             if name == "count"
-            else charge.sum(lambda x, y: Rows(small(x), membership(y, 10)), 1.0, size=512)
+            else charge.sum(lambda x, y: Rows(small(x), one_hot(y, 10)), 1.0, size=512)
         )
 
     others, copies = np.arange(8), np.full(51, 1000)
@@ -513,7 +512,7 @@ def test_a_record_names_the_unit_and_how_a_group_counts(owner, clinic):
     plain = owner.open().record
     assert plain["unit"] == "one (image, label)" and not plain.keys() & {"group_weight", "claim"}
     claimed = owner.open(
-        plan="claimed", permission=Permission(delta=1e-5, lifetime_epsilon="unlimited", one_image_each=True)
+        plan="claimed", permission=SpendingPolicy(delta=1e-5, lifetime_epsilon="unlimited", one_image_each=True)
     )
     assert claimed.record["claim"] == ONE_IMAGE_EACH
 

@@ -32,7 +32,7 @@ class Recorder:
         for start in range(0, len(self.images), size):
             yield self.images[start : start + size], self.labels[start : start + size]
 
-    def release(self, total: Tensor, max_norm: float, whole: bool = False) -> Tensor:
+    def release(self, total: Tensor, max_norm: float, integer: bool = False) -> Tensor:
         self.released.append((total.clone(), max_norm))
         return total
 

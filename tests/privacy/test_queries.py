@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sfumato.features.fourier import FourierFeatures
 from sfumato.privacy.charge import Charge
-from sfumato.privacy.rows import Rows, bounded_sum, membership
+from sfumato.privacy.rows import Rows, bounded_sum, one_hot
 from sfumato.queries.central import mean_rows, mode_rows, query_central
 from sfumato.queries.count import query_count
 from sfumato.queries.covariance import cosine_moments
@@ -32,7 +32,7 @@ class Recorder:
         for start in range(0, len(self.images), size):
             yield self.images[start : start + size], self.labels[start : start + size]
 
-    def release(self, total: Tensor, max_norm: float, whole: bool = False) -> Tensor:
+    def release(self, total: Tensor, max_norm: float, integer: bool = False) -> Tensor:
         self.released.append((total.clone(), max_norm))
         return total
 
@@ -173,7 +173,7 @@ def test_one_image_touches_only_its_own_class(name, sample):
 def test_sums_of_a_batch_are_the_sums_of_its_images(sample):
     images, labels = sample
     functions = (
-        lambda x, y: bounded_sum(Rows(membership(y, 10)), 1.0),
+        lambda x, y: bounded_sum(Rows(one_hot(y, 10)), 1.0),
         lambda x, y: bounded_sum(mean_rows(x, y, 10), 2.0),
         lambda x, y: bounded_sum(mode_rows(x, y, 10, 3), 8.0),
         lambda x, y: bounded_sum(joint_rows(FEATURES, x, y, 10), 1.0),

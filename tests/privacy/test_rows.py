@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfumato.privacy.rows import Rows, bounded_sum, membership
+from sfumato.privacy.rows import Rows, bounded_sum, one_hot
 
 AWKWARD = [0.0, 1.0, -3.0, 1e-30, 1e30, 1e-187, 5e-324, 1e300, 1.7e308, float("nan"), float("inf"), -float("inf")]
 numbers = st.one_of(st.sampled_from(AWKWARD), st.floats(-1e3, 1e3))
@@ -50,11 +50,11 @@ def test_a_row_alone_is_within_the_bound_to_the_last_bit():
 
 def test_whole_rows_within_the_bound_stay_whole():
     labels = torch.tensor([0, 2, 2, 9, -1])
-    assert bounded_sum(Rows(membership(labels, 3)), 1.0).tolist() == [1.0, 0.0, 2.0]
+    assert bounded_sum(Rows(one_hot(labels, 3)), 1.0).tolist() == [1.0, 0.0, 2.0]
     for votes in range(1, 50):
         ballots = torch.zeros(4, 60, dtype=torch.float64)
         ballots[:, :votes] = 1
-        assert bounded_sum(Rows(membership(labels[:4], 3), ballots), votes**0.5)[2, :votes].eq(2).all()
+        assert bounded_sum(Rows(one_hot(labels[:4], 3), ballots), votes**0.5)[2, :votes].eq(2).all()
 
 
 @pytest.mark.parametrize("outer", [False, True])

@@ -55,7 +55,7 @@ class Recorder:
             self.current, self.largest = part, max(self.largest, len(part))
             yield self.images[part], self.labels[part]
 
-    def release(self, total: Tensor, max_norm: float, whole: bool = False) -> Tensor:
+    def release(self, total: Tensor, max_norm: float, integer: bool = False) -> Tensor:
         self.released.append((total.clone(), max_norm))
         return total + self.noise
 

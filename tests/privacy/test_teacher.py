@@ -34,7 +34,7 @@ class Recorder:
         for start in range(0, len(self.rows), size):
             yield self.rows[start : start + size], self.labels[start : start + size]
 
-    def release(self, total, max_norm, whole=False):
+    def release(self, total, max_norm, integer=False):
         self.released.append((total.clone(), max_norm))
         return total
 

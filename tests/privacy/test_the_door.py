@@ -16,9 +16,9 @@ from sfumato.data.lineage import lineage, remember
 from sfumato.data.prepare import secret_key
 from sfumato.data.store import latents_key, write_latents
 from sfumato.errors import BudgetError, ConfigError, DataError
-from sfumato.planning.resolve import inherited_events, make_plan, permission_of
+from sfumato.planning.resolve import inherited_events, make_plan, policy_of
 from sfumato.privacy.accountant import epsilon
-from sfumato.privacy.authorize import DAY, Permission
+from sfumato.privacy.authorize import DAY, SpendingPolicy
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, SECRET, UNITS, ZERO_OUT_ONE, Mechanism, event_to_json
 from sfumato.privacy.ledger import build_ledger, check_ledger, ledger_text
 from sfumato.privacy.odometer import Odometer
@@ -364,7 +364,7 @@ def test_a_plan_over_inherited_records_is_of_their_adjacency_and_counts_them(tmp
     alone = make_plan(params, card, ROOT)
     brought = [record(1, event=event_to_json(Mechanism(noise_multiplier=0.8).event))]
     made = make_plan(params, card, ROOT, inherited=brought)
-    assert permission_of(alone).lifetime_epsilon == params.privacy.lifetime == 12.0
+    assert policy_of(alone).lifetime_epsilon == params.privacy.lifetime == 12.0
     assert alone.budget["adjacency"] == ZERO_OUT_ONE and made.budget["adjacency"] == ADD_OR_REMOVE_ONE
     own = [mechanism.event for mechanism in made.mechanisms.values()]
     spent = epsilon([*own, *inherited_events(brought, 99.0, 1e-5)], made.budget["delta"])
@@ -433,7 +433,7 @@ def test_a_unit_or_a_permission_that_is_no_budget_is_never_taken():
         with pytest.raises(BudgetError, match="of the unit"):
             inherited_events([one], 99.0, 1e-5, asked)
     with pytest.raises(BudgetError):
-        replace(Permission(delta=1e-5, lifetime_epsilon=1.0), lifetime_epsilon=0)
+        replace(SpendingPolicy(delta=1e-5, lifetime_epsilon=1.0), lifetime_epsilon=0)
 
 
 # --- the state directory ----------------------------------------------------------------------------------------------
@@ -441,7 +441,7 @@ def test_a_unit_or_a_permission_that_is_no_budget_is_never_taken():
 
 def test_a_journal_that_lacks_what_a_ledger_names_opens_no_charge(owner):
     """It is an older copy: what was spent since is not known."""
-    bounded = Permission(delta=1e-5, lifetime_epsilon=50.0)
+    bounded = SpendingPolicy(delta=1e-5, lifetime_epsilon=50.0)
     with pytest.raises(BudgetError, match="older copy"):
         owner.open(permission=bounded, seen=["f" * 32])
     first = owner.open(permission=bounded)

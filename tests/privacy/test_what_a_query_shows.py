@@ -65,15 +65,15 @@ class GivenCharge:
         for start in range(0, len(self.images), size):
             yield self.images[start : start + size], self.labels[start : start + size]
 
-    def sum(self, rows_of, max_norm: float, *, size: int, whole: bool = False, labels_only: bool = False) -> Tensor:
+    def sum(self, rows_of, max_norm: float, *, size: int, integer: bool = False, labels_only: bool = False) -> Tensor:
         total: Tensor | float = 0.0
         for images, labels in self.batches(size):
             total = total + bounded_sum(rows_of(images, labels), max_norm)
         blank: Rows = rows_of(self.images.new_zeros(1, *self.images.shape[1:]), torch.tensor([-1]))
-        return self.release(bounded_sum(blank, max_norm) * 0 + total, max_norm, whole=whole)
+        return self.release(bounded_sum(blank, max_norm) * 0 + total, max_norm, integer=integer)
 
-    def release(self, total: Tensor, max_norm: float, *, whole: bool = False) -> Tensor:
-        self.asked.append((tuple(total.shape), max_norm, whole, total.clone()))
+    def release(self, total: Tensor, max_norm: float, *, integer: bool = False) -> Tensor:
+        self.asked.append((tuple(total.shape), max_norm, integer, total.clone()))
         random = torch.Generator().manual_seed(len(self.asked))
         return (torch.randn(total.shape, generator=random) * 20).round().to(total.dtype)
 

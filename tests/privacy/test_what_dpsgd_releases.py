@@ -29,7 +29,7 @@ class GivenCharge:
         images, labels = self.drawn.pop(0)
         yield from zip(images.split(size), labels.split(size), strict=True) if len(images) else ()
 
-    def release(self, total: Tensor, max_norm: float, whole: bool = False) -> Tensor:
+    def release(self, total: Tensor, max_norm: float, integer: bool = False) -> Tensor:
         self.seen.append((total, max_norm))
         return total if self.given is None else self.given
 

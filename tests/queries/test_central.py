@@ -17,7 +17,7 @@ class Noiseless:
     def batches(self, size):
         yield self.images, self.labels
 
-    def release(self, total, max_norm, whole=False):
+    def release(self, total, max_norm, integer=False):
         self.uses += 1
         return total
 

@@ -1,12 +1,12 @@
 import torch
 
-from sfumato.privacy.rows import Rows, bounded_sum, membership
+from sfumato.privacy.rows import Rows, bounded_sum, one_hot
 from sfumato.queries.count import public_counts
 
 
 def test_counts_are_bincounts():
     labels = torch.tensor([0, 2, 2, 1, 2])
-    assert bounded_sum(Rows(membership(labels, 4)), 1.0).tolist() == [1, 1, 3, 0]
+    assert bounded_sum(Rows(one_hot(labels, 4)), 1.0).tolist() == [1, 1, 3, 0]
 
 
 def test_denominators_never_fall_below_the_noise():

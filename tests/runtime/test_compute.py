@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sfumato.errors import ConfigError
-from sfumato.runtime.compute import device, no_cuda, settle_threads
+from sfumato.runtime.compute import configure_threads, device, no_cuda
 
 KEPT = """
 import gc, sys, torch
@@ -35,7 +35,7 @@ def test_freed_memory_is_kept():
 def test_the_users_word_stays(monkeypatch):
     before = torch.get_num_threads()
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert settle_threads() == before == torch.get_num_threads()
+    assert configure_threads() == before == torch.get_num_threads()
 
 
 def test_one_or_all_threads_are_used_and_the_choice_is_in_force(monkeypatch):
@@ -43,8 +43,8 @@ def test_one_or_all_threads_are_used_and_the_choice_is_in_force(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     try:
         torch.set_num_threads(2)
-        assert settle_threads() in (1, 2)
-        assert settle_threads() == torch.get_num_threads()
+        assert configure_threads() in (1, 2)
+        assert configure_threads() == torch.get_num_threads()
     finally:
         torch.set_num_threads(before)
 

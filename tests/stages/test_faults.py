@@ -22,7 +22,7 @@ from sfumato.storage.artifacts import read_artifact, writing
 from sfumato.storage.files import csv_text
 from sfumato.storage.weights import load_network, load_tensors, save_tensors
 from stages import cli
-from stages.runner import read_permission
+from stages.runner import read_policy
 
 
 def write_params(**content) -> None:
@@ -92,7 +92,7 @@ def test_a_permission_of_another_shape_opens_no_charge(planned, entry):
     path = Path("artifacts/plan/permission.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {entry: PERMISSION[entry]}))
     with pytest.raises(cli.SfumatoError, match=entry):
-        read_permission()
+        read_policy()
 
 
 @pytest.mark.parametrize("entry", ["size_hint", "target", "delta", "recipe"])

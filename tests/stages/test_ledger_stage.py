@@ -11,7 +11,7 @@ import yaml
 
 from sfumato.data.images import ImageSet, save_images
 from sfumato.data.store import read_card
-from sfumato.privacy.authorize import Permission, Work, open_charge
+from sfumato.privacy.authorize import ChargeRequest, SpendingPolicy, open_charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import Odometer
 from sfumato.settings.stages import QUERIES
@@ -56,7 +56,7 @@ class Desk:
 
     def charge(self, plan: str, noise: float = 5.0) -> dict:
         """A count that was opened and closed. Returns its record."""
-        work = Work(
+        work = ChargeRequest(
             stage="count",
             plan=plan,
             settings=plan,
@@ -65,7 +65,7 @@ class Desk:
             released="x",
             sensitivity="1",
         )
-        permission = Permission(delta=1e-5, lifetime_epsilon="unlimited")
+        permission = SpendingPolicy(delta=1e-5, lifetime_epsilon="unlimited")
         charge = open_charge(self.state.absolute(), read_card(self.card), work, permission)
         charge.close()
         return charge.record
@@ -166,7 +166,7 @@ def test_a_journal_that_does_not_fit_the_ledger_refuses_with_the_way_out(desk, l
 
 def test_a_copied_state_directory_continues_under_another_id_and_both_are_counted(desk):
     """Two continuations of one run left one id: together they were charged once."""
-    work = Work(
+    work = ChargeRequest(
         stage="finetune",
         plan="p",
         settings="p",
@@ -175,7 +175,7 @@ def test_a_copied_state_directory_continues_under_another_id_and_both_are_counte
         released="x",
         sensitivity="1",
     )
-    card, permission = read_card(desk.card), Permission(delta=1e-5, lifetime_epsilon="unlimited")
+    card, permission = read_card(desk.card), SpendingPolicy(delta=1e-5, lifetime_epsilon="unlimited")
     killed = open_charge(desk.state.absolute(), card, work, permission)
     killed._lock.close()
     shutil.copytree("state", "copy")

@@ -18,7 +18,7 @@ from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import latents_key, read_card, write_latents
 from sfumato.evaluation.audit.bounds import gaussian_bounds
 from sfumato.evaluation.audit.subjects import Subject, made_images, noise_of
-from sfumato.privacy.authorize import Permission, Work, open_charge
+from sfumato.privacy.authorize import ChargeRequest, SpendingPolicy, open_charge
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import public_grid
@@ -104,7 +104,7 @@ def opened(images: Tensor, labels: Tensor, subject: Subject, mechanism: Mechanis
         if subject.encode is not None:
             key = latents_key(public, subject.name)
             write_latents(state, public, key, subject.encode)
-        work = Work(
+        work = ChargeRequest(
             stage="count",
             plan=subject.name,
             settings=subject.name,
@@ -114,7 +114,7 @@ def opened(images: Tensor, labels: Tensor, subject: Subject, mechanism: Mechanis
             sensitivity="as claimed",
             latents=key,
         )
-        permission = Permission(delta=1e-5, lifetime_epsilon="unlimited")
+        permission = SpendingPolicy(delta=1e-5, lifetime_epsilon="unlimited")
         yield open_charge(state, public, work, permission, subject.noise() if subject.noise else None)
 
 
