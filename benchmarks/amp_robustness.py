@@ -24,7 +24,8 @@ from sfumato.data.rendered import draw_all, drawing
 from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.noise_levels import draw_noise_levels
 from sfumato.diffusion.unet import UNet
-from sfumato.settings.params import Amp, LogNormal, Phase, Pretrain
+from sfumato.settings.noise_levels import LogNormal
+from sfumato.settings.training import Amp, Phase, Pretrain
 from sfumato.training.amp import ascend, put
 from sfumato.training.curriculum import mean_loss, warm_up
 

@@ -33,7 +33,7 @@ from sfumato.privacy.authorize import RELEASED, AlreadyReleasedError, ChargeRequ
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import CLOSE, OPEN, Odometer
-from sfumato.settings.params import Data
+from sfumato.settings.data import Data
 
 MECHANISM = Mechanism(noise_multiplier=5.0)
 DELTA = 1e-5

@@ -28,7 +28,7 @@ from torch import nn
 
 from sfumato.dpsgd.gradients import draw, per_image_gradients
 from sfumato.runtime.compute import keep_freed_memory
-from sfumato.settings.params import LogNormal
+from sfumato.settings.noise_levels import LogNormal
 
 # name -> (plain step to compare with, maker of the step)
 VARIANTS: dict[str, tuple[str, Callable[[Setting], Callable[[], object]]]] = {

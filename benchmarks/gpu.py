@@ -42,7 +42,8 @@ from sfumato.dpsgd import clip
 from sfumato.dpsgd.clip import clipped_sum
 from sfumato.dpsgd.gradients import Draws, augment, choose_precision, clipped_gradient_sum, draw, per_image_gradients
 from sfumato.dpsgd.memory import choose_microbatch, gradient_memory, on_meta, readable
-from sfumato.settings.params import Finetune, LogNormal
+from sfumato.settings.dpsgd import Finetune
+from sfumato.settings.noise_levels import LogNormal
 
 REFERENCE = Setting(passes=8192)
 PAPER = Setting(passes=4096, width=36, unshuffle=1, blocks=2)  # of the profile fashion-mnist-paper
@@ -487,7 +488,7 @@ def sampler(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None
 
 
 def warm_up(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None:
-    from sfumato.settings.params import Phase, Pretrain
+    from sfumato.settings.training import Phase, Pretrain
     from sfumato.training.curriculum import warm_up
 
     phase = Phase(
@@ -502,7 +503,8 @@ def warm_up(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None
 def generator(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None:
     from sfumato.features.fourier import FourierFeatures
     from sfumato.generators.one_step import Match, fit_generator, new_generator
-    from sfumato.settings.params import Auxiliary, FeatureMap
+    from sfumato.settings.queries import FeatureMap
+    from sfumato.settings.training import Auxiliary
 
     size, steps = (20, 2) if found.small else (2000, 50)
     features = FourierFeatures(shape, [FeatureMap(map="pixels", length_scales=(0.3,))], size, 0)
@@ -594,7 +596,7 @@ def run_child(folder: Path, device: str, small: bool) -> None:
     from sfumato.privacy.authorize import ChargeRequest, SpendingPolicy, open_charge
     from sfumato.privacy.events import Mechanism
     from sfumato.privacy.odometer import Odometer
-    from sfumato.settings.params import Data
+    from sfumato.settings.data import Data
 
     state, card = folder / "state", folder / "card.json"
     if not card.exists():

@@ -17,7 +17,7 @@ from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.unet import GroupNorm, UNet
 from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
 from sfumato.dpsgd.memory import choose_microbatch
-from sfumato.settings.params import LogNormal
+from sfumato.settings.noise_levels import LogNormal
 
 CLIP = 1e-3
 

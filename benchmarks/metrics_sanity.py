@@ -23,7 +23,7 @@ from sfumato.data.sources.idx import read_idx
 from sfumato.evaluation.extractors import embedded_extractor
 from sfumato.evaluation.metrics.fidelity import fidelity
 from sfumato.evaluation.plots import plot_embedding, plot_neighbours
-from sfumato.settings.params import Evaluate
+from sfumato.settings.evaluate import Evaluate
 
 CLASSES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 SHOWN = (

@@ -63,7 +63,9 @@ def work(part: str, folder: Path, images: int, features: int) -> Callable[[], ob
     from sfumato.queries.central import central_norm, query_central
     from sfumato.queries.count import query_count
     from sfumato.queries.joint import query_joint_embedding
-    from sfumato.settings.params import Central, Data, FeatureMap, Finetune
+    from sfumato.settings.data import Data
+    from sfumato.settings.dpsgd import Finetune
+    from sfumato.settings.queries import Central, FeatureMap
 
     state, card = folder / "state", folder / "card.json"
     if part == "prepare":

@@ -21,7 +21,7 @@ import torch
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import read_card
 from sfumato.privacy.odometer import Odometer
-from sfumato.settings.params import Data
+from sfumato.settings.data import Data
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "tests" / "privacy" / "many_processes.py"

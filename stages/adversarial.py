@@ -13,7 +13,7 @@ from sfumato.generators.one_step import new_generator, save_drawing
 from sfumato.privacy.checkpoint import drop_checkpoints
 from sfumato.queries.count import read_counts
 from sfumato.runtime.compute import device
-from sfumato.settings.params import Adversarial
+from sfumato.settings.baselines import Adversarial
 from stages.runner import QueryRun, progress, say
 
 

@@ -11,7 +11,7 @@ from sfumato.queries.covariance import load_covariance
 from sfumato.queries.frequency import load_embedding
 from sfumato.queries.moments import load_moments
 from sfumato.runtime.compute import device
-from sfumato.settings.params import Auxiliary
+from sfumato.settings.training import Auxiliary
 from stages.runner import StageRun, progress
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from sfumato.queries.central import central_norm, query_central
 from sfumato.queries.count import read_counts
-from sfumato.settings.params import Central
+from sfumato.settings.queries import Central
 from stages.runner import QueryRun
 
 SENSITIVITY = {

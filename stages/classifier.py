@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sfumato.data.store import CARD, load_public, read_public_card
 from sfumato.features.public_network import save_classifier
-from sfumato.settings.params import Classifier
+from sfumato.settings.training import Classifier
 from sfumato.storage.files import write_json
 from sfumato.training.public_classifier import train_public_classifier
 from stages.runner import StageRun, progress, say

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sfumato.queries.count import public_counts, query_count, save_counts
-from sfumato.settings.params import Count
+from sfumato.settings.queries import Count
 from stages.runner import QueryRun
 
 

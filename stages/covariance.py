@@ -7,7 +7,7 @@ from sfumato.queries.count import read_counts
 from sfumato.queries.covariance import cosine_moments, save_covariance
 from sfumato.queries.joint import query_joint_embedding
 from sfumato.runtime.compute import device
-from sfumato.settings.params import Covariance
+from sfumato.settings.queries import Covariance
 from stages.runner import QueryRun
 
 

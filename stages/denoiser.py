@@ -10,7 +10,8 @@ from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.memory import images_kept
 from sfumato.runtime.compute import device
-from sfumato.settings.params import Denoiser, Phase, Pretrain
+from sfumato.settings.baselines import Denoiser
+from sfumato.settings.training import Phase, Pretrain
 from sfumato.storage.png import save_png, to_grid
 from sfumato.training.curriculum import MappedImages, over_all, warm_up
 from stages.runner import StageRun, progress

@@ -12,7 +12,7 @@ from sfumato.queries.encoded import encoder_of, ensure_encoded
 from sfumato.queries.teacher import load_teacher
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import device
-from sfumato.settings.params import Embedding
+from sfumato.settings.queries import Embedding
 from stages.runner import QueryRun, progress, state_dir
 
 

@@ -15,7 +15,7 @@ from sfumato.queries.count import read_counts
 from sfumato.queries.encoded import encoder_of, ensure_encoded
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import device
-from sfumato.settings.params import Evolve
+from sfumato.settings.baselines import Evolve
 from stages.runner import QueryRun, progress, say, state_dir
 
 

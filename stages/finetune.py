@@ -15,7 +15,7 @@ from sfumato.queries.saliency import read_ranking
 from sfumato.release.synthesizer import ensure_latents, load_start, start_file
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import device
-from sfumato.settings.params import Finetune
+from sfumato.settings.dpsgd import Finetune
 from sfumato.storage.files import replace_file
 from stages.runner import EVALUATION, QueryRun, load_plan, progress, say, state_dir
 

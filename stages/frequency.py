@@ -7,7 +7,7 @@ from sfumato.queries.count import read_counts
 from sfumato.queries.frequency import save_embedding
 from sfumato.queries.joint import query_joint_embedding
 from sfumato.runtime.compute import device
-from sfumato.settings.params import Frequency
+from sfumato.settings.queries import Frequency
 from stages.runner import QueryRun
 
 

@@ -10,7 +10,7 @@ from sfumato.errors import ConfigError, DataError
 from sfumato.features.public_network import load_classifier
 from sfumato.queries.histogram import query_histogram
 from sfumato.runtime.compute import device
-from sfumato.settings.params import Histogram
+from sfumato.settings.queries import Histogram
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import write_json
 from stages.runner import QueryRun

@@ -20,7 +20,7 @@ from stages.runner import ROOT, git, say, state_dir
 if TYPE_CHECKING:
     from sfumato.data.sources.imagefolder import Survey
     from sfumato.planning.proposal import Known, Proposal
-    from sfumato.settings.params import Groups
+    from sfumato.settings.data import Groups
 
 MINUTES = 30.0
 GROUPS_QUESTION = "Which are whose (a pattern around the id in a file's name, such as ^(P\\d+)_, or a CSV file)"
@@ -53,7 +53,7 @@ def init(
     from sfumato import __version__
     from sfumato.planning.project import project_files
     from sfumato.runtime.compute import configure_processor
-    from sfumato.settings.params import GROUP, IMAGE
+    from sfumato.settings.data import GROUP, IMAGE
 
     folder, out = folder.expanduser().resolve(), out.expanduser().resolve()
     check_places(folder, public, out, force)
@@ -112,7 +112,7 @@ class Questions:
 def ask_size(ask: Questions, found: Survey) -> int:
     """A size that may be published: asked for, or the number of sensitive images, or of persons, to one digit."""
     from sfumato.planning.proposal import rounded_size
-    from sfumato.settings.params import Data
+    from sfumato.settings.data import Data
 
     units, what = (found.images, "sensitive images") if found.persons is None else (found.persons, "persons")
     kept = units if found.held_out is not None else units * (1 - Data().holdout_fraction)
@@ -123,7 +123,7 @@ def groups_of(text: str | None) -> Groups | None:
     """Which images are whose, as `--groups` says: a CSV file, or a pattern."""
     from pydantic import ValidationError
 
-    from sfumato.settings.params import Groups
+    from sfumato.settings.data import Groups
 
     if text is None:
         return None
@@ -214,7 +214,7 @@ def show(
     from sfumato.data.store import Card
     from sfumato.planning.resolve import make_plan
     from sfumato.privacy.odometer import Odometer
-    from sfumato.settings.params import GROUP, IMAGE
+    from sfumato.settings.data import GROUP, IMAGE
     from stages.plan import show_budget, show_minutes
 
     params = proposed.params
@@ -252,7 +252,7 @@ def show(
 
 def protected(known: Known) -> str:
     """What the guarantee is for, in words."""
-    from sfumato.settings.params import GROUP, IMAGE
+    from sfumato.settings.data import GROUP, IMAGE
 
     if known.unit == GROUP:
         (way, value), *_ = (known.groups or {}).items()

@@ -11,7 +11,7 @@ from sfumato.queries.embedding import query_embedding
 from sfumato.queries.encoded import encoder_of, ensure_encoded
 from sfumato.queries.moments import moment_features, save_moments
 from sfumato.runtime.compute import device
-from sfumato.settings.params import Moments
+from sfumato.settings.queries import Moments
 from stages.runner import QueryRun, progress, state_dir
 
 

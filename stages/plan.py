@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from sfumato.planning.resolve import Plan, Spending
     from sfumato.privacy.odometer import Odometer
     from sfumato.privacy.resolved import Lineage
-    from sfumato.settings.params import Model
     from sfumato.settings.params import Params as Config
+    from sfumato.settings.training import Model
 
 PEOPLE = (
     "privacy.unit is not said, so one image is protected, and a person with several images is not: what is spent on "
@@ -76,7 +76,7 @@ def plan(
     from sfumato.privacy.authorize import check_known
     from sfumato.privacy.odometer import Odometer
     from sfumato.release.exports import check_parquet
-    from sfumato.settings.params import UNLIMITED
+    from sfumato.settings.privacy import UNLIMITED
     from sfumato.settings.recipes import load_params
 
     loaded = load_params(params, recipes)
@@ -134,7 +134,7 @@ def plan(
 
 def says_nothing_of_people(params: Config, card: Card) -> bool:
     """Whether nobody said if images of the owner's own can be of one person."""
-    from sfumato.settings.params import OF_THE_OWNER
+    from sfumato.settings.data import OF_THE_OWNER
 
     return params.privacy.unit is None and params.data.groups is None and card.source in OF_THE_OWNER
 
@@ -209,7 +209,7 @@ def show_step_noise(made: Plan) -> None:
     from sfumato.dpsgd.memory import trained_parameters
     from sfumato.dpsgd.run import step_noise
     from sfumato.release.synthesizer import outline
-    from sfumato.settings.params import SALIENT
+    from sfumato.settings.dpsgd import SALIENT
 
     file = made.files["finetune"]
     model = outline(params.model, tuple(file["shape"]), len(file["classes"]))
@@ -298,7 +298,7 @@ def expected_minutes(made: Plan, public: PublicCard | None) -> None:
 
 def show_shares(made: Plan, params: Path) -> None:
     """Say where a stage has another share than the one asked for, and why."""
-    from sfumato.settings.params import REST
+    from sfumato.settings.fields import REST
     from sfumato.settings.recipes import read_yaml
 
     own, apart = read_yaml(params), []

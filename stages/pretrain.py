@@ -9,7 +9,7 @@ from sfumato.generators.one_step import Match
 from sfumato.queries.count import read_counts
 from sfumato.queries.frequency import load_embedding
 from sfumato.runtime.compute import device
-from sfumato.settings.params import Pretrain
+from sfumato.settings.training import Pretrain
 from sfumato.storage.png import save_png
 from sfumato.text_to_image.reference import save_reference
 from sfumato.training.phases import through_phases

@@ -10,7 +10,7 @@ from sfumato.queries.embedding import load_learned
 from sfumato.queries.frequency import load_embedding
 from sfumato.queries.teacher import load_teacher, relabelled
 from sfumato.runtime.compute import device
-from sfumato.settings.params import Refine
+from sfumato.settings.training import Refine
 from stages.runner import StageRun, progress
 
 

@@ -10,7 +10,7 @@ from sfumato.queries.count import read_counts
 from sfumato.queries.saliency import query_saliency, rank_candidates, save_ranking
 from sfumato.release.synthesizer import ensure_latents, load_start
 from sfumato.runtime.compute import device
-from sfumato.settings.params import Saliency
+from sfumato.settings.dpsgd import Saliency
 from sfumato.storage.png import plot_saliency
 from stages.runner import QueryRun, progress, state_dir
 

@@ -9,7 +9,7 @@ from sfumato.release.release import save_release
 from sfumato.release.synthesis import draw_mixture
 from sfumato.release.variation import vary
 from sfumato.runtime.compute import device
-from sfumato.settings.params import Synthesize
+from sfumato.settings.release import Synthesize
 from sfumato.storage.artifacts import merge_records
 from stages.runner import StageRun, progress
 

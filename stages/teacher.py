@@ -13,7 +13,7 @@ from sfumato.queries.encoded import encoder_of, ensure_encoded
 from sfumato.queries.teacher import TeacherNetwork, fit_features, query_teacher, save_teacher
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import device
-from sfumato.settings.params import Teacher
+from sfumato.settings.queries import Teacher
 from stages.runner import QueryRun, progress, state_dir
 
 

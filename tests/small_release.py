@@ -8,7 +8,7 @@ import torch
 from sfumato.privacy.events import Mechanism, event_to_json
 from sfumato.release.release import save_release
 from sfumato.release.variation import Varied
-from sfumato.settings.params import Synthesize
+from sfumato.settings.release import Synthesize
 from sfumato.storage.artifacts import writing
 
 RECORD = {

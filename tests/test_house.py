@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from sfumato.planning.project import dvc_content
-from sfumato.settings.params import Params, QuerySettings
+from sfumato.settings.noise import QuerySettings
+from sfumato.settings.params import Params
 from sfumato.settings.stages import CODE, QUERIES, STAGES, Kind, dvc_stages
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -104,7 +104,7 @@ def save_tiny_model(directory: Path, kind: str, width: int = 16) -> Path:
 
 def save_references(root: Path, classes: tuple[str, ...]) -> Path:
     """A model of each of KINDS under its name, and what `stage pretrain` makes of it under `<kind>-reference`."""
-    from sfumato.settings.params import Model
+    from sfumato.settings.training import Model
     from sfumato.text_to_image.reference import save_reference
 
     for kind in KINDS:

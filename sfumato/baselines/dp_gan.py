@@ -21,7 +21,7 @@ from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
 from sfumato.dpsgd.run import State
 from sfumato.generators.network import Generator
 from sfumato.generators.one_step import balanced_labels, settle
-from sfumato.settings.params import Adversarial
+from sfumato.settings.baselines import Adversarial
 
 BETAS = (0.5, 0.99)  # of both Adams: no long memory of what the other network was
 

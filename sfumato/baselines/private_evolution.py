@@ -30,7 +30,7 @@ from sfumato.features.public_network import PublicNetwork
 from sfumato.generators.one_step import balanced_labels
 from sfumato.privacy.checkpoint import make_durable, resume
 from sfumato.privacy.rows import Rows, one_hot
-from sfumato.settings.params import Evolve
+from sfumato.settings.baselines import Evolve
 from sfumato.storage.digest import digest_of
 from sfumato.storage.files import csv_text
 from sfumato.storage.png import save_png, to_grid

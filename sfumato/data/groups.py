@@ -16,7 +16,7 @@ import numpy as np
 
 from sfumato.data.images import load_array
 from sfumato.errors import UNREADABLE, DataError, explained
-from sfumato.settings.params import Groups
+from sfumato.settings.data import Groups
 
 NO_ID = {"", "na", "n/a", "nan", "none", "null", "?", "-"}  # what tables hold where nothing is known
 COLUMNS = ("file", "group")

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from sfumato.settings.params import Data
+from sfumato.settings.data import Data
 from sfumato.storage.digest import canonical, code_digest
 
 FRESH = 2.0  # seconds: a file that changed so shortly before may change again without its time showing it

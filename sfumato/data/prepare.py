@@ -34,7 +34,7 @@ from sfumato.data.rendered import DRAWN
 from sfumato.data.sources import Example, Source, read_public, read_source
 from sfumato.data.store import CARD, HOLDOUT, SENSITIVE, Card, PublicCard, dataset_directory, load_prepared, read_card
 from sfumato.errors import ConfigError, DataError, explained
-from sfumato.settings.params import GROUP, IMAGE, OF_THE_OWNER, Data, Public
+from sfumato.settings.data import GROUP, IMAGE, OF_THE_OWNER, Data, Public
 from sfumato.storage.artifacts import Artifact, writing
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import open_private, replace_file

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sfumato.data.images import ImageSet, load_array, load_images, write_header
 from sfumato.errors import DataError, explained
-from sfumato.settings.params import GROUP, IMAGE, DatasetId
+from sfumato.settings.data import GROUP, IMAGE, DatasetId
 from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import EXACT, class_name, read_json, validated
 from sfumato.storage.files import open_private

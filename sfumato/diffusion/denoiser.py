@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sfumato.diffusion.noise_levels import draw_noise_levels
 from sfumato.diffusion.sampler import Guide
-from sfumato.settings.params import NoiseLevels
+from sfumato.settings.noise_levels import NoiseLevels
 
 Network = Callable[..., Tensor]  # (x, level, labels) -> what the network predicts
 Sampler = Callable[[Tensor], Tensor]  # labels, (B,) -> images, (B, C, H, W) float32 in [0, 1], on the CPU

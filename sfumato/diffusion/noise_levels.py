@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfumato.settings.params import LogNormal, NoiseLevels, TimestepMixture
+from sfumato.settings.noise_levels import LogNormal, NoiseLevels, TimestepMixture
 
 TIMESTEPS = 1000
 FIRST_BETA, LAST_BETA = 1e-4, 0.02  # Ho et al. 2020 (DDPM)

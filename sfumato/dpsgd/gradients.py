@@ -22,7 +22,7 @@ from sfumato.dpsgd.clip import clipped_sum
 from sfumato.dpsgd.per_image import PerImage
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import is_faster
-from sfumato.settings.params import NoiseLevels
+from sfumato.settings.noise_levels import NoiseLevels
 
 GRADIENT_MEMORY = 2**30  # bytes of per-image gradients held at a time on a CPU
 IMAGES, MOST_IMAGES = 64, 128  # whose gradients are taken together on a CPU: the more of a large batch

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfumato.errors import ConfigError, DataError, explained
-from sfumato.settings.params import Lora
+from sfumato.settings.dpsgd import Lora
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import write_json

@@ -25,7 +25,7 @@ from sfumato.dpsgd.gradients import Draws, choose_chunk, per_image_gradients
 from sfumato.dpsgd.trainable import candidates, choose_trainable, flat
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import device
-from sfumato.settings.params import SALIENT, Finetune, Saliency
+from sfumato.settings.dpsgd import SALIENT, Finetune, Saliency
 
 # float32 copies of the trained parameters beside the model
 STEP_COPIES = 5  # average, two moments, the sum, the noised gradient

@@ -27,7 +27,7 @@ from sfumato.privacy.checkpoint import make_durable, resume
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import secret_generator
 from sfumato.runtime.compute import to_device
-from sfumato.settings.params import Descent
+from sfumato.settings.dpsgd import Descent
 from sfumato.storage.files import csv_text
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from torch.func import functional_call
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.dpsgd.lora import add_lora, merge, save_adapter
 from sfumato.errors import ConfigError, DataError, SfumatoError
-from sfumato.settings.params import SALIENT, Finetune
+from sfumato.settings.dpsgd import SALIENT, Finetune
 from sfumato.storage.files import write_json
 
 ATTENTION = r"(.*\.)?(attention|attn\d*)\."  # the names of our U-Net and of public text-to-image models

@@ -21,7 +21,7 @@ from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.plots import accuracies
 from sfumato.privacy.ledger import KEYS, check_ledger, folder_md5, md5_of, read_ledger
 from sfumato.privacy.resolved import StagePlan
-from sfumato.settings.params import Evaluate
+from sfumato.settings.evaluate import Evaluate
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import csv_text, replace_private
 

@@ -26,7 +26,8 @@ from sfumato.evaluation.metrics.frechet import frechet_distance
 from sfumato.evaluation.scores import some
 from sfumato.privacy.authorize import open_local
 from sfumato.privacy.resolved import StagePlan
-from sfumato.settings.params import Evaluate, Model
+from sfumato.settings.evaluate import Evaluate
+from sfumato.settings.training import Model
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import csv_text, write_json
 

@@ -24,7 +24,7 @@ from sfumato.errors import ConfigError, DataError, nearest
 from sfumato.evaluation.classifiers import FEATURES
 from sfumato.evaluation.downstream import apply, train_classifier
 from sfumato.runtime import compute
-from sfumato.settings.params import Evaluate
+from sfumato.settings.evaluate import Evaluate
 from sfumato.storage.digest import digest_of_file
 
 PUBLISHED = "6726825d"  # start of the sha256 of pytorch-fid's Inception weights, as in its file name

@@ -8,7 +8,7 @@ from typing import Literal
 from sfumato.data.images import ImageSet, Shape
 from sfumato.data.rendered import drawn_set
 from sfumato.evaluation.extractors import Extractor, build_extractor
-from sfumato.settings.params import Evaluate
+from sfumato.settings.evaluate import Evaluate
 
 DRAWN_PER_CLASS = {"glyphs": 200, "procedural": 2000}  # what the embedded feature network is trained on
 

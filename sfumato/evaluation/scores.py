@@ -17,7 +17,7 @@ from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.metrics.fidelity import fidelity
 from sfumato.queries.teacher import TeacherNetwork, classify
 from sfumato.runtime import distributed
-from sfumato.settings.params import Evaluate
+from sfumato.settings.evaluate import Evaluate
 
 COMPARED = 10_000  # at most this many images on each side of a distance
 SEARCHED = 30_000  # at most this many training images are searched for copies

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sfumato.data.images import Shape
 from sfumato.features import FEATURES
-from sfumato.settings.params import FeatureMap
+from sfumato.settings.queries import FeatureMap
 
 PLAIN = ("linear", "squared")  # the kernels whose features are the map itself
 

@@ -22,7 +22,7 @@ from sfumato.features.fourier import FourierFeatures
 from sfumato.generators.gaussian import GaussianGenerator
 from sfumato.generators.network import Generator
 from sfumato.generators.sampled import SampledGenerator
-from sfumato.settings.params import Fit
+from sfumato.settings.training import Fit
 from sfumato.storage.png import save_png, to_grid
 from sfumato.storage.weights import load_network, save_network
 

@@ -7,8 +7,11 @@ from itertools import chain
 
 from sfumato.data.store import Card, PublicCard
 from sfumato.errors import ConfigError, nearest
-from sfumato.settings.params import GROUP, PUBLIC_MODEL, Params, Settings
+from sfumato.settings.data import GROUP
+from sfumato.settings.fields import Settings
+from sfumato.settings.params import Params
 from sfumato.settings.stages import STAGES, Stage
+from sfumato.settings.training import PUBLIC_MODEL
 from sfumato.text_to_image.prompts import class_prompts
 
 

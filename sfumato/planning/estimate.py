@@ -47,8 +47,10 @@ from sfumato.queries.covariance import cosine_moments
 from sfumato.queries.embedding import embedding_rows, learned_features
 from sfumato.queries.teacher import FITTED, TeacherNetwork, error_rows, guide_by
 from sfumato.runtime.compute import device
-from sfumato.settings.params import Classifier, Descent, Fit, Params, Phase
+from sfumato.settings.dpsgd import Descent
+from sfumato.settings.params import Params
 from sfumato.settings.stages import STAGES
+from sfumato.settings.training import Classifier, Fit, Phase
 from sfumato.training.curriculum import warm_up
 from sfumato.training.public_classifier import train_public_classifier
 

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.errors import ConfigError
-from sfumato.settings.params import Params, Teacher, noise_at
+from sfumato.settings.noise import noise_at
+from sfumato.settings.params import Params
+from sfumato.settings.queries import Teacher
 from sfumato.settings.recipes import RECIPES, overlaid, params_of, read_overlay, recipes_at
 from sfumato.storage.documents import read_yaml
 

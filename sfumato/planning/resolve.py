@@ -22,7 +22,10 @@ from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mecha
 from sfumato.privacy.ledger import by_id, is_record, record_problems
 from sfumato.privacy.odometer import ABANDON, CLOSE, OPEN, Odometer
 from sfumato.privacy.resolved import LINEAGE, Lineage, settings_digest
-from sfumato.settings.params import GROUP, IMAGE, REST, Params, QuerySettings
+from sfumato.settings.data import GROUP, IMAGE
+from sfumato.settings.fields import REST
+from sfumato.settings.noise import QuerySettings
+from sfumato.settings.params import Params
 from sfumato.settings.recipes import as_yaml
 from sfumato.settings.stages import QUERIES, STAGES, Kind, Stage
 from sfumato.storage.digest import code_digest, digest_of

@@ -25,7 +25,8 @@ from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mecha
 from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.odometer import CLOSE, LOCAL, OPEN, RESUME, Odometer
 from sfumato.runtime import distributed
-from sfumato.settings.params import GROUP, IMAGE, OF_THE_OWNER, UNLIMITED
+from sfumato.settings.data import GROUP, IMAGE, OF_THE_OWNER
+from sfumato.settings.privacy import UNLIMITED
 from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import EXACT
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
 from sfumato.errors import BudgetError
-from sfumato.settings.params import GROUP, IMAGE, is_positive
+from sfumato.settings.data import GROUP, IMAGE
+from sfumato.settings.fields import is_positive
 
 SECRET = "os-entropy, AES counter"  # the noise source of a valid record
 SEEDED = "seeded: for tests only"  # no check accepts a record with this one

@@ -19,7 +19,8 @@ from pydantic import AfterValidator, Field
 from sfumato.errors import BudgetError, ConfigError, explained
 from sfumato.privacy.accountant import ACCOUNTANTS, RELATIONS, epsilon, shares_of_rdp
 from sfumato.privacy.events import SECRET, UNITS, common_adjacency, event_from_json
-from sfumato.settings.params import GROUP, DatasetId, Positive, PositiveFloat
+from sfumato.settings.data import GROUP, DatasetId
+from sfumato.settings.fields import Positive, PositiveFloat
 from sfumato.settings.stages import QUERIES
 from sfumato.storage.artifacts import as_text, empty_content
 from sfumato.storage.digest import canonical, digest_of

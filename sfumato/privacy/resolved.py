@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Ty
 from pydantic import Field
 
 from sfumato.errors import ConfigError, explained
-from sfumato.settings.params import IMAGE, DatasetId, Model, Positive, Settings
+from sfumato.settings.data import IMAGE, DatasetId
+from sfumato.settings.fields import Positive, Settings
 from sfumato.settings.stages import STAGES, Kind
+from sfumato.settings.training import Model
 from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import EXACT, read_json, read_yaml, validated
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sfumato.data.images import Shape
 from sfumato.privacy.rows import Rows, one_hot
-from sfumato.settings.params import Central
+from sfumato.settings.queries import Central
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge

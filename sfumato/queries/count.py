@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sfumato.errors import DataError, explained
 from sfumato.privacy.rows import Rows, one_hot
-from sfumato.settings.params import PositiveFloat
+from sfumato.settings.fields import PositiveFloat
 from sfumato.storage.artifacts import Artifact
 from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import write_json

@@ -10,7 +10,7 @@ from pathlib import Path
 from sfumato.data.images import Shape
 from sfumato.errors import DataError, explained
 from sfumato.features.cosine import ClassMoments, CosineMoments
-from sfumato.settings.params import Covariance
+from sfumato.settings.queries import Covariance
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import write_json
 from sfumato.storage.weights import load_tensors, save_tensors

@@ -22,7 +22,8 @@ from sfumato.features.projection import CELLS, ProjectedFeatures
 from sfumato.privacy.rows import Rows, one_hot
 from sfumato.queries.teacher import TeacherNetwork, relabelled, spanning
 from sfumato.runtime.compute import to_device
-from sfumato.settings.params import Classifier, Embedding, FeatureMap, Learned
+from sfumato.settings.queries import Embedding, FeatureMap, Learned
+from sfumato.settings.training import Classifier
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import write_json
 from sfumato.storage.weights import load_network, load_tensors, save_network, save_tensors

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sfumato.errors import DataError, explained
 from sfumato.features.fourier import FourierFeatures
-from sfumato.settings.params import FeatureMap
+from sfumato.settings.queries import FeatureMap
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import write_json
 from sfumato.storage.weights import load_tensors, save_tensors

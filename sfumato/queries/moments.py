@@ -17,7 +17,7 @@ from sfumato.errors import DataError, explained
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.projection import CELLS, ClassifierFeatures
 from sfumato.features.public_network import PublicNetwork, arguments_of, build_network
-from sfumato.settings.params import FeatureMap, Moments
+from sfumato.settings.queries import FeatureMap, Moments
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import write_json
 from sfumato.storage.weights import load_network, load_tensors, save_network, save_tensors

@@ -19,7 +19,7 @@ from sfumato.dpsgd.memory import SALIENCY_COPIES, choose_microbatch
 from sfumato.errors import DataError, explained
 from sfumato.privacy.noise import secret_generator
 from sfumato.runtime.compute import to_device
-from sfumato.settings.params import Saliency
+from sfumato.settings.dpsgd import Saliency
 from sfumato.storage.artifacts import Artifact
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import csv_text, write_json

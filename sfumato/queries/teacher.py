@@ -20,7 +20,7 @@ from sfumato.diffusion.sampler import Guide
 from sfumato.features.projection import BATCH, ProjectedFeatures
 from sfumato.features.public_network import PublicNetwork
 from sfumato.privacy.rows import Rows, one_hot
-from sfumato.settings.params import Teacher
+from sfumato.settings.queries import Teacher
 from sfumato.storage.weights import load_network, save_network
 
 if TYPE_CHECKING:

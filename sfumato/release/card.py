@@ -13,7 +13,8 @@ from sfumato.privacy.profile import bound_text
 from sfumato.privacy.resolved import StagePlan
 from sfumato.release.exports import METADATA, NPZ, PARQUET, PNG
 from sfumato.release.marks import PUBLIC_SOURCE
-from sfumato.settings.params import GROUP, IMAGE, Synthesize
+from sfumato.settings.data import GROUP, IMAGE
+from sfumato.settings.release import Synthesize
 
 KINDS = {
     "augmented": "slightly moved, brightened or blurred",

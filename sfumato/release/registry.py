@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sfumato.settings.params import Publisher, Sector
+from sfumato.settings.release import Publisher, Sector
 
 ASKED = ("owner", "owner_type", "purpose", "region")  # what the schema requires and a ledger cannot say
 Text = Annotated[str, Field(min_length=1)]

@@ -13,7 +13,7 @@ from sfumato.release.exports import FORMS
 from sfumato.release.marks import PUBLIC_SOURCE, mark_of
 from sfumato.release.synthesis import sorted_examples
 from sfumato.release.variation import Varied
-from sfumato.settings.params import Synthesize
+from sfumato.settings.release import Synthesize
 from sfumato.storage.files import write_json
 from sfumato.storage.png import save_png, to_grid
 

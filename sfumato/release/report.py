@@ -22,7 +22,7 @@ from sfumato.privacy.ledger import by_id, check_ledger, compose, read_ledger
 from sfumato.privacy.profile import bound_text, membership_advantage, privacy_profile, true_positive_rate
 from sfumato.release.card import ABOUT, neighbours
 from sfumato.release.marks import PUBLIC_SOURCE
-from sfumato.settings.params import GROUP, IMAGE
+from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.stages import QUERIES
 from sfumato.storage.artifacts import PRIVACY, Artifact, read_artifact
 from sfumato.storage.digest import digest_of_file

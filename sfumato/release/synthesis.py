@@ -16,7 +16,7 @@ from sfumato.errors import DataError
 from sfumato.generators.one_step import balanced_labels, draw_images, load_generator
 from sfumato.release.synthesizer import load_start, load_synthesizer
 from sfumato.runtime.compute import device
-from sfumato.settings.params import Synthesize
+from sfumato.settings.release import Synthesize
 from sfumato.training.curriculum import MappedImages
 from sfumato.training.public_images import public_training_set
 

@@ -15,7 +15,7 @@ from sfumato.dpsgd.lora import ADAPTER_CONFIG, apply_adapter
 from sfumato.privacy.authorize import open_local
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import device
-from sfumato.settings.params import Model
+from sfumato.settings.training import Model
 from sfumato.storage.weights import WEIGHTS
 from sfumato.text_to_image.network import load_latent, load_trained
 from sfumato.text_to_image.network import outline as outline_of_public_model

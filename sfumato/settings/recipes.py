@@ -11,7 +11,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from sfumato.errors import ConfigError, explained
-from sfumato.settings.params import MACHINE, REST, UNLIMITED, Params
+from sfumato.settings.fields import MACHINE, REST
+from sfumato.settings.params import Params
+from sfumato.settings.privacy import UNLIMITED
 from sfumato.storage import documents
 
 RECIPES = Path("pipelines")

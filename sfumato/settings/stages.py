@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sfumato.settings.params import Settings
+    from sfumato.settings.fields import Settings
 
 ARTIFACTS, PLAN = "artifacts", "artifacts/plan"
 CARD = "data/sensitive/card.json"  # the public card of the sensitive set

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.errors import ConfigError, DataError, explained
-from sfumato.settings.params import Model
+from sfumato.settings.training import Model
 from sfumato.storage import documents
 from sfumato.storage.digest import digest_of, digest_of_file
 

@@ -19,7 +19,8 @@ from sfumato.diffusion.noise_levels import TIMESTEPS, draw_noise_levels, draw_ti
 from sfumato.diffusion.sampler import Guide
 from sfumato.errors import DataError
 from sfumato.runtime.compute import is_faster
-from sfumato.settings.params import Model, NoiseLevels, TimestepMixture
+from sfumato.settings.noise_levels import NoiseLevels, TimestepMixture
+from sfumato.settings.training import Model
 from sfumato.storage.weights import load_tensors, save_tensors
 from sfumato.text_to_image.directory import ModelDirectory, choose_image_size, read_model_directory
 from sfumato.text_to_image.parts import LONGEST_T5, build_network, load_part, make_differentiable, make_scheduler

@@ -7,7 +7,7 @@ import string
 from collections.abc import Sequence
 
 from sfumato.errors import ConfigError, explained, nearest
-from sfumato.settings.params import Model
+from sfumato.settings.training import Model
 
 TEMPLATE = "An image of {article} {class}"
 # By data.dataset_id: a template, or the whole prompt of each class. Source: DP-SAPF Table 14.

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from sfumato.errors import UNREADABLE, DataError, explained
-from sfumato.settings.params import Model
+from sfumato.settings.training import Model
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import write_json
 from sfumato.text_to_image.directory import (

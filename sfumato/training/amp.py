@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sfumato.runtime import distributed
-from sfumato.settings.params import Amp
+from sfumato.settings.training import Amp
 
 
 def amp_gradient(parameters: Iterable[Tensor], losses: Callable[[], Iterable[Tensor]], amp: Amp | None) -> Tensor:

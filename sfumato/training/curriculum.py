@@ -22,7 +22,7 @@ from sfumato.diffusion.unet import UNet
 from sfumato.errors import ConfigError
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import is_faster
-from sfumato.settings.params import Phase, Pretrain
+from sfumato.settings.training import Phase, Pretrain
 from sfumato.training.amp import amp_gradient
 
 

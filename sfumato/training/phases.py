@@ -13,7 +13,7 @@ from sfumato.dpsgd.memory import images_kept
 from sfumato.generators.one_step import Match, fit_generator
 from sfumato.generators.sampled import SampledGenerator
 from sfumato.runtime import distributed
-from sfumato.settings.params import Fit, Pretrain
+from sfumato.settings.training import Fit, Pretrain
 from sfumato.training.curriculum import Sources, over_all, warm_up
 
 

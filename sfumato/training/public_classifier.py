@@ -18,7 +18,7 @@ from sfumato.errors import DataError
 from sfumato.features.public_network import PublicNetwork, WhitenedCNN, build_network
 from sfumato.runtime import compute
 from sfumato.runtime.compute import fast_bfloat16
-from sfumato.settings.params import Classifier
+from sfumato.settings.training import Classifier
 
 LABEL_SMOOTHING = 0.1
 WEIGHT_DECAY, WHITENED_DECAY = 0.02, 5e-4

@@ -15,7 +15,7 @@ import numpy as np
 
 from sfumato.data.images import ImageSet, load_array
 from sfumato.errors import ConfigError, DataError, explained
-from sfumato.settings.params import Select
+from sfumato.settings.training import Select
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import csv_text, write_json
 from sfumato.storage.png import save_png, to_grid

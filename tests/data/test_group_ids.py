@@ -16,7 +16,7 @@ from sfumato.errors import ConfigError, DataError, SfumatoError
 from sfumato.privacy.authorize import ChargeRequest, SpendingPolicy, open_charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import Odometer
-from sfumato.settings.params import Data, Groups
+from sfumato.settings.data import Data, Groups
 from sfumato.storage.journal import Journal
 
 ID = "Q7734"  # how every id here begins: it must be in no file and in no message

@@ -15,7 +15,7 @@ from sfumato.data import listing, prepare, sources
 from sfumato.data.prepare import fingerprint, is_held_out, prepare_public, prepare_sensitive, refuse_sensitive_as_public
 from sfumato.data.store import load_prepared, load_public, read_card
 from sfumato.errors import ConfigError, DataError
-from sfumato.settings.params import Data, Public
+from sfumato.settings.data import Data, Public
 from sfumato.storage.artifacts import read_artifact
 from stages.cli import main
 

@@ -6,7 +6,7 @@ import pytest
 from sfumato.data.prepare import prepare_public, prepare_sensitive
 from sfumato.data.store import PublicCard, load_prepared, load_public, read_card, read_public_card
 from sfumato.errors import DataError
-from sfumato.settings.params import Data, Public
+from sfumato.settings.data import Data, Public
 
 
 @pytest.fixture

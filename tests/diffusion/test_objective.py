@@ -5,7 +5,7 @@ import torch
 
 from sfumato.diffusion.noise_levels import draw_noise_levels, schedule
 from sfumato.diffusion.objective import denoise, per_image_loss, to_image_range, to_model_range
-from sfumato.settings.params import LogNormal, TimestepMixture
+from sfumato.settings.noise_levels import LogNormal, TimestepMixture
 
 
 def nothing(x, c_noise, labels):

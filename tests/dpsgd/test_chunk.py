@@ -28,7 +28,8 @@ from sfumato.dpsgd.memory import (
     on_meta,
 )
 from sfumato.dpsgd.run import State, gradient_sum
-from sfumato.settings.params import Finetune, LogNormal
+from sfumato.settings.dpsgd import Finetune
+from sfumato.settings.noise_levels import LogNormal
 
 B, C = 5, 0.01  # images, clip: far below the gradient norms, so every row is clipped
 

@@ -14,7 +14,8 @@ from sfumato.dpsgd.lora import LoraConv2d, LoraLinear, adapted_layers, add_lora,
 from sfumato.dpsgd.trainable import candidates
 from sfumato.errors import ConfigError, DataError
 from sfumato.release.synthesizer import load_synthesizer
-from sfumato.settings.params import LogNormal, Lora
+from sfumato.settings.dpsgd import Lora
+from sfumato.settings.noise_levels import LogNormal
 
 ARGUMENTS = {"resolution": 8, "channels": 1, "classes": 4, "width": 8, "multipliers": (1, 2), "attention": (0, 1)}
 NAMES = [

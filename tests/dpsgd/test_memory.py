@@ -12,7 +12,9 @@ from tiny_diffusers import KINDS, save_references
 from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
 from sfumato.dpsgd.memory import SALIENCY_COPIES, choose_microbatch, estimate
 from sfumato.dpsgd.trainable import candidates, choose_trainable
-from sfumato.settings.params import Finetune, Lora, Model, Saliency, TimestepMixture
+from sfumato.settings.dpsgd import Finetune, Lora, Saliency
+from sfumato.settings.noise_levels import TimestepMixture
+from sfumato.settings.training import Model
 from sfumato.text_to_image.network import load_latent, outline
 
 CLASSES = ("zero", "one", "two")

@@ -16,7 +16,8 @@ from sfumato.dpsgd.per_image import (
     grouped_weight_gradients,
     unfolded_weight_gradients,
 )
-from sfumato.settings.params import LogNormal, Lora
+from sfumato.settings.dpsgd import Lora
+from sfumato.settings.noise_levels import LogNormal
 
 IMAGES, DRAWS = 3, 2
 

@@ -11,7 +11,7 @@ from sfumato.dpsgd.lora import adapted_layers
 from sfumato.dpsgd.run import State, update
 from sfumato.dpsgd.trainable import ADAPTED, candidates, check_trained, choose_trainable, flat, how_many, synflow_scores
 from sfumato.errors import ConfigError, DataError, SfumatoError
-from sfumato.settings.params import SALIENT, Finetune, Lora
+from sfumato.settings.dpsgd import SALIENT, Finetune, Lora
 
 PLACES = ["down.0", "down.1", "middle.0", "up.0", "up.1"]
 QKV = [f"{place}.attention.{part}.weight" for place in PLACES for part in "qkv"]

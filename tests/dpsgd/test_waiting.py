@@ -13,7 +13,8 @@ from sfumato.diffusion.unet import GroupNorm, UNet
 from sfumato.dpsgd import clip
 from sfumato.dpsgd.gradients import clipped_gradient_sum
 from sfumato.dpsgd.run import State, gradient_sum
-from sfumato.settings.params import Finetune, LogNormal, TimestepMixture
+from sfumato.settings.dpsgd import Finetune
+from sfumato.settings.noise_levels import LogNormal, TimestepMixture
 
 # by their results a program goes on, so a GPU must have finished; or their size depends on what is in a tensor
 WAITS = {

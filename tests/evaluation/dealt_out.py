@@ -11,7 +11,7 @@ from sfumato.data.store import read_card
 from sfumato.evaluation import scores
 from sfumato.privacy.authorize import open_local
 from sfumato.runtime import distributed
-from sfumato.settings.params import Evaluate
+from sfumato.settings.evaluate import Evaluate
 
 SETTINGS = Evaluate(classifiers=("lr", "mlp"), seeds=(0, 1, 2), steps=5, fidelity=())
 

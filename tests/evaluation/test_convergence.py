@@ -20,8 +20,9 @@ from sfumato.planning.resolve import DOOR, MEASURED
 from sfumato.privacy.ledger import build_ledger, ledger_text
 from sfumato.privacy.resolved import StagePlan
 from sfumato.release.report import report_page
-from sfumato.settings.params import Evaluate, Model
+from sfumato.settings.evaluate import Evaluate
 from sfumato.settings.stages import STAGES
+from sfumato.settings.training import Model
 from sfumato.storage.artifacts import read_artifact, writing
 from sfumato.storage.digest import import_closure
 from stages.cli import main

@@ -10,7 +10,7 @@ import pytest
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.privacy.odometer import LOCAL, Odometer
 from sfumato.runtime.distributed import dealt
-from sfumato.settings.params import Data
+from sfumato.settings.data import Data
 
 SCRIPT = Path(__file__).with_name("dealt_out.py")
 

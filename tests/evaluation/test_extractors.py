@@ -15,7 +15,7 @@ from sfumato.evaluation.extractors import (
     torchscript_extractor,
     torchvision_extractor,
 )
-from sfumato.settings.params import Evaluate
+from sfumato.settings.evaluate import Evaluate
 
 RNG = np.random.default_rng(0)
 GREY, COLOUR = (

@@ -9,7 +9,7 @@ from sfumato.evaluation.metrics.frechet import frechet_distance
 from sfumato.evaluation.metrics.inception_score import inception_score
 from sfumato.evaluation.metrics.kid import kernel_distance
 from sfumato.evaluation.metrics.neighbours import precision_recall
-from sfumato.settings.params import Evaluate
+from sfumato.settings.evaluate import Evaluate
 
 RNG = np.random.default_rng(0)
 REAL, MORE, SYNTHETIC = RNG.normal(size=(90, 4)), RNG.normal(size=(80, 4)), RNG.normal(0.4, 1.1, size=(70, 4))

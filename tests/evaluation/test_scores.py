@@ -11,7 +11,7 @@ from sfumato.evaluation import downstream, scores
 from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.metrics.frechet import frechet_distance
 from sfumato.evaluation.scores import check_classes, evaluate_release
-from sfumato.settings.params import Evaluate
+from sfumato.settings.evaluate import Evaluate
 
 CONFIG = Evaluate(classifiers=("lr", "mlp"), seeds=(0, 1), epochs=1)
 PIXELS = Extractor(name="pixels-64", digest="pixels", dimension=64, embed=lambda images: images.flatten(1))

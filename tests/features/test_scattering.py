@@ -4,7 +4,7 @@ import torch.nn.functional as F
 
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.scattering import Filtered, averaged, morlet
-from sfumato.settings.params import FeatureMap
+from sfumato.settings.queries import FeatureMap
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

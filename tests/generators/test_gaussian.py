@@ -10,7 +10,8 @@ from sfumato.features.cosine import ClassMoments
 from sfumato.generators.gaussian import RECOLOURED, fit_gaussians, recoloured, shrunk
 from sfumato.generators.one_step import draw_images, load_generator, save_generator
 from sfumato.queries.covariance import cosine_moments, load_covariance, save_covariance
-from sfumato.settings.params import Auxiliary, Covariance
+from sfumato.settings.queries import Covariance
+from sfumato.settings.training import Auxiliary
 
 SHAPE = (3, 16, 16)
 WIDE = Covariance(frequencies=20, contrasts=6, bound=0.5)

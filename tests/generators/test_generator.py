@@ -14,7 +14,8 @@ from sfumato.generators.one_step import (
     new_generator,
     save_generator,
 )
-from sfumato.settings.params import Auxiliary, FeatureMap
+from sfumato.settings.queries import FeatureMap
+from sfumato.settings.training import Auxiliary
 
 SHAPE = (1, 8, 8)
 FEATURES = FourierFeatures(SHAPE, [FeatureMap()], 1000, seed=0)

@@ -8,7 +8,8 @@ from sfumato.diffusion.unet import UNet
 from sfumato.features.fourier import FourierFeatures
 from sfumato.generators.one_step import Match, draw_images, fit_generator, load_generator, new_sampled, save_generator
 from sfumato.generators.sampled import SampledGenerator
-from sfumato.settings.params import FeatureMap, Fit, Phase, Pretrain
+from sfumato.settings.queries import FeatureMap
+from sfumato.settings.training import Fit, Phase, Pretrain
 from sfumato.training.curriculum import warm_up
 from sfumato.training.phases import through_phases
 

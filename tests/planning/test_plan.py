@@ -12,7 +12,7 @@ from sfumato.generators.network import Generator
 from sfumato.planning.resolve import make_plan, noise_requests, plan_texts, warnings_of
 from sfumato.privacy.accountant import default_delta, epsilon
 from sfumato.privacy.resolved import QueryPlan, read_stage_plan
-from sfumato.settings.params import MACHINE
+from sfumato.settings.fields import MACHINE
 from sfumato.settings.recipes import load_params, overlaid
 from sfumato.settings.stages import STAGES
 

@@ -11,7 +11,7 @@ from sfumato.privacy.authorize import ChargeRequest, SpendingPolicy, open_charge
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import Odometer
-from sfumato.settings.params import Data
+from sfumato.settings.data import Data
 
 
 @dataclass

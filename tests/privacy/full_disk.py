@@ -14,7 +14,7 @@ from conftest import Owner
 
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import read_card
-from sfumato.settings.params import Data
+from sfumato.settings.data import Data
 from sfumato.storage.artifacts import read_artifact, writing
 
 PAGE = 4096

@@ -41,7 +41,8 @@ from sfumato.queries.central import query_central
 from sfumato.queries.count import query_count
 from sfumato.queries.joint import query_joint_embedding
 from sfumato.runtime import distributed
-from sfumato.settings.params import Central, Finetune
+from sfumato.settings.dpsgd import Finetune
+from sfumato.settings.queries import Central
 
 BOUNDS = {
     "count": 1.0,

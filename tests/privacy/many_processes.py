@@ -23,7 +23,8 @@ from sfumato.privacy.noise import NoiseSource
 from sfumato.queries.count import query_count
 from sfumato.queries.joint import query_joint_embedding
 from sfumato.runtime import distributed
-from sfumato.settings.params import FeatureMap, Finetune
+from sfumato.settings.dpsgd import Finetune
+from sfumato.settings.queries import FeatureMap
 
 SETTINGS = Finetune(steps=5, batch=60, draws=2, max_grad_norm=0.01, learning_rate=1e-3, checkpoint_every=1)
 STEPS = Mechanism(noise_multiplier=0.5, sample_rate=0.05, uses=5)

@@ -10,7 +10,7 @@ from sfumato.dpsgd.gradients import clipped_gradient_sum, draw, per_image_gradie
 from sfumato.dpsgd.run import fine_tune, gradient_sum, step, update
 from sfumato.generators.one_step import draw_images, new_generator
 from sfumato.privacy.events import Mechanism
-from sfumato.settings.params import Adversarial
+from sfumato.settings.baselines import Adversarial
 
 B, C, CLASSES = 6, 1e-3, 10
 UNIFORM = torch.full((CLASSES,), 1 / CLASSES)

@@ -13,7 +13,8 @@ from sfumato.dpsgd.clip import clipped_sum, flatten, squared_norms, unflatten
 from sfumato.dpsgd.gradients import augment, choose_chunk, clipped_gradient_sum, draw, per_image_gradients
 from sfumato.dpsgd.run import State, fine_tune, step, step_noise, update
 from sfumato.privacy.events import Mechanism
-from sfumato.settings.params import Finetune, TimestepMixture
+from sfumato.settings.dpsgd import Finetune
+from sfumato.settings.noise_levels import TimestepMixture
 
 B, C = 6, 0.01  # images, clip: far below the gradient norms, so every row is clipped
 LAW = TimestepMixture()

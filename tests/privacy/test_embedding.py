@@ -22,7 +22,7 @@ from sfumato.queries.embedding import (
 )
 from sfumato.queries.encoded import encoder_of, ensure_encoded
 from sfumato.queries.teacher import TeacherNetwork, fit_features
-from sfumato.settings.params import Embedding, Learned, Teacher
+from sfumato.settings.queries import Embedding, Learned, Teacher
 
 CLASSES, SHAPE = 10, (1, 8, 8)
 SETTINGS = Embedding(size=200, learned=Learned(width=8, steps=60, dimension=24))

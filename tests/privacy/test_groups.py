@@ -45,20 +45,11 @@ from sfumato.queries.joint import query_joint_embedding
 from sfumato.queries.moments import moment_features
 from sfumato.queries.saliency import query_saliency
 from sfumato.queries.teacher import query_teacher
-from sfumato.settings.params import (
-    GROUP,
-    Central,
-    Classifier,
-    Covariance,
-    Data,
-    Evolve,
-    FeatureMap,
-    Finetune,
-    Groups,
-    Moments,
-    Saliency,
-    Teacher,
-)
+from sfumato.settings.baselines import Evolve
+from sfumato.settings.data import GROUP, Data, Groups
+from sfumato.settings.dpsgd import Finetune, Saliency
+from sfumato.settings.queries import Central, Covariance, FeatureMap, Moments, Teacher
+from sfumato.settings.training import Classifier
 from sfumato.training.public_classifier import train_public_classifier
 
 SIZES = (1, 7, 200)  # of the groups that are taken away; beside them are 30 of 3 images

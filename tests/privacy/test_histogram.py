@@ -14,7 +14,7 @@ from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.rows import bounded_sum
 from sfumato.queries.histogram import lone_logits, query_histogram, vote_rows
-from sfumato.settings.params import Classifier
+from sfumato.settings.training import Classifier
 from sfumato.training.public_classifier import train_public_classifier
 
 CLASSES = 10

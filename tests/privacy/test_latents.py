@@ -25,7 +25,9 @@ from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import NoiseSource
 from sfumato.queries import saliency
 from sfumato.queries.saliency import query_saliency
-from sfumato.settings.params import Data, Finetune, Lora, Saliency, TimestepMixture
+from sfumato.settings.data import Data
+from sfumato.settings.dpsgd import Finetune, Lora, Saliency
+from sfumato.settings.noise_levels import TimestepMixture
 
 KINDS = ("unet-epsilon", "unet-v", "transformer")
 CLASSES = ("zero", "one", "two")

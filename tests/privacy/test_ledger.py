@@ -17,7 +17,7 @@ from sfumato.privacy.ledger import (
     lock_problems,
     read_ledger,
 )
-from sfumato.settings.params import GROUP
+from sfumato.settings.data import GROUP
 from sfumato.storage.artifacts import write_empty
 from sfumato.storage.digest import digest_of
 

@@ -11,7 +11,8 @@ from sfumato.privacy.charge import Charge
 from sfumato.privacy.rows import bounded_sum
 from sfumato.queries.embedding import embedding_rows, query_embedding
 from sfumato.queries.moments import load_moments, moment_features, save_moments
-from sfumato.settings.params import Classifier, FeatureMap, Moments
+from sfumato.settings.queries import FeatureMap, Moments
+from sfumato.settings.training import Classifier
 from sfumato.training.public_classifier import train_public_classifier
 
 CLASSES, SHAPE = 10, (1, 8, 8)
@@ -136,7 +137,7 @@ def test_maps_with_and_without_frequencies_stand_side_by_side(digits):
 
 
 def test_a_plan_from_before_a_setting_stays_what_it_was():
-    from sfumato.settings.params import Auxiliary
+    from sfumato.settings.training import Auxiliary
 
     assert "kernel" not in FeatureMap().model_dump() and FeatureMap(kernel="linear").model_dump()["kernel"] == "linear"
     assert "target" not in Auxiliary().model_dump(mode="json")

@@ -13,7 +13,7 @@ from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.checkpoint import checkpoint_path
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.rows import bounded_sum
-from sfumato.settings.params import Evolve
+from sfumato.settings.baselines import Evolve
 
 CLASSES, SHAPE, DELTA = 10, (1, 8, 8), 1e-5
 UNIFORM = torch.full((CLASSES,), 1 / CLASSES)

@@ -12,7 +12,7 @@ import torch
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import read_card
 from sfumato.privacy.odometer import Odometer
-from sfumato.settings.params import Data
+from sfumato.settings.data import Data
 
 SCRIPT = Path(__file__).with_name("many_processes.py")
 

@@ -18,7 +18,8 @@ from sfumato.privacy.events import SECRET, UNITS, Mechanism, event_to_json
 from sfumato.privacy.ledger import build_ledger, check_ledger, ledger_text, lock_problems, read_ledger
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.resolved import read_lineages, read_stage_plan
-from sfumato.settings.params import IMAGE, Params
+from sfumato.settings.data import IMAGE
+from sfumato.settings.params import Params
 
 HINT = 1500
 BUDGET = {"recipe": "r", "accountant": "rdp", "delta": default_delta(HINT), "size_hint": HINT, "target": 10.0}

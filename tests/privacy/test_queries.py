@@ -13,7 +13,7 @@ from sfumato.queries.central import mean_rows, mode_rows, query_central
 from sfumato.queries.count import query_count
 from sfumato.queries.covariance import cosine_moments
 from sfumato.queries.joint import joint_rows, query_joint_embedding
-from sfumato.settings.params import Central, Covariance, FeatureMap
+from sfumato.settings.queries import Central, Covariance, FeatureMap
 
 ROUNDING = 1e-9  # the sums are float64
 FEATURES = FourierFeatures((1, 8, 8), [FeatureMap(), FeatureMap(map="scattering")], 200, seed=0)

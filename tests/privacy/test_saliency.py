@@ -20,8 +20,9 @@ from sfumato.privacy.resolved import QueryPlan
 from sfumato.queries import saliency
 from sfumato.queries.saliency import query_saliency, rank_candidates, ranked
 from sfumato.release.synthesizer import load_synthesizer
-from sfumato.settings.params import SALIENT, Finetune, Lora, Model, Saliency
+from sfumato.settings.dpsgd import SALIENT, Finetune, Lora, Saliency
 from sfumato.settings.stages import STAGES
+from sfumato.settings.training import Model
 from sfumato.storage.artifacts import write_empty, writing
 from sfumato.storage.png import plot_saliency, split_name
 from stages import runner

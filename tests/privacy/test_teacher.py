@@ -17,7 +17,8 @@ from sfumato.queries.teacher import (
     query_teacher,
     save_teacher,
 )
-from sfumato.settings.params import Classifier, Teacher
+from sfumato.settings.queries import Teacher
+from sfumato.settings.training import Classifier
 from sfumato.training.public_classifier import train_public_classifier
 
 CLASSES, SHAPE = 10, (1, 8, 8)

@@ -23,7 +23,8 @@ from sfumato.privacy.events import ADD_OR_REMOVE_ONE, SECRET, UNITS, ZERO_OUT_ON
 from sfumato.privacy.ledger import build_ledger, check_ledger, ledger_text
 from sfumato.privacy.odometer import Odometer
 from sfumato.release.card import dataset_card
-from sfumato.settings.params import GROUP, IMAGE, Synthesize
+from sfumato.settings.data import GROUP, IMAGE
+from sfumato.settings.release import Synthesize
 from sfumato.storage.artifacts import Artifact, read_artifact, writing
 from stages import ledger as ledger_stage
 from stages.runner import QueryRun, StageRun, check_local

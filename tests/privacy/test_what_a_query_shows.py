@@ -28,17 +28,10 @@ from sfumato.queries.joint import query_joint_embedding
 from sfumato.queries.moments import moment_features
 from sfumato.queries.saliency import query_saliency
 from sfumato.queries.teacher import query_teacher
-from sfumato.settings.params import (
-    Central,
-    Covariance,
-    Evolve,
-    FeatureMap,
-    Finetune,
-    LogNormal,
-    Moments,
-    Saliency,
-    Teacher,
-)
+from sfumato.settings.baselines import Evolve
+from sfumato.settings.dpsgd import Finetune, Saliency
+from sfumato.settings.noise_levels import LogNormal
+from sfumato.settings.queries import Central, Covariance, FeatureMap, Moments, Teacher
 
 CLASSES = 4
 Images = tuple[Tensor, Tensor]

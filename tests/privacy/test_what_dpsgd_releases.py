@@ -12,7 +12,7 @@ from sfumato.privacy import checkpoint
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import PROGRESS
 from sfumato.queries.saliency import query_saliency
-from sfumato.settings.params import Finetune, Saliency
+from sfumato.settings.dpsgd import Finetune, Saliency
 
 C = 1e-4  # far below any gradient, so that every image is clipped
 

@@ -4,7 +4,7 @@ import torch
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.rows import Rows, bounded_sum
 from sfumato.queries.central import mean_rows, mode_rows, query_central
-from sfumato.settings.params import Central
+from sfumato.settings.queries import Central
 from sfumato.training.central_images import finish_images, median_blur, mode_images
 
 

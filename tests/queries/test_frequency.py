@@ -9,7 +9,7 @@ from sfumato.features.scattering import Scattering
 from sfumato.privacy.rows import Rows, bounded_sum
 from sfumato.queries.embedding import embedding_rows as learned_rows
 from sfumato.queries.joint import joint_rows
-from sfumato.settings.params import FeatureMap
+from sfumato.settings.queries import FeatureMap
 
 PIXELS = FeatureMap(length_scales=(0.4, 0.2))
 SCATTERING = FeatureMap(map="scattering", length_scales=(0.5,), weight=3.0)

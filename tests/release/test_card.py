@@ -13,7 +13,7 @@ from sfumato.privacy.accountant import default_delta, epsilon
 from sfumato.privacy.events import Mechanism, event_to_json
 from sfumato.release.card import dataset_card
 from sfumato.release.exports import METADATA, folder_names, save_npz, save_png_folders
-from sfumato.settings.params import Data
+from sfumato.settings.data import Data
 
 MECHANISMS = {
     "count": Mechanism(noise_multiplier=5),

@@ -5,7 +5,7 @@ from sfumato.diffusion.unet import UNet
 from sfumato.generators.network import Generator
 from sfumato.generators.one_step import save_generator
 from sfumato.release.synthesis import draw_mixture, sorted_examples
-from sfumato.settings.params import Synthesize
+from sfumato.settings.release import Synthesize
 
 SHAPE = {"resolution": 8, "channels": 1, "classes": 3}
 

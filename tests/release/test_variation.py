@@ -5,7 +5,7 @@ from pydantic import ValidationError
 from sfumato.features.projection import ProjectedFeatures
 from sfumato.queries.teacher import TeacherNetwork, probabilities_of
 from sfumato.release.variation import BLEND, augment, blend, distort, texture, vary
-from sfumato.settings.params import Synthesize
+from sfumato.settings.release import Synthesize
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,12 @@ import pytest
 from pydantic import ValidationError
 
 from sfumato.errors import ConfigError
-from sfumato.settings.params import Central, Data, Params, Pretrain, Privacy, TimestepMixture
+from sfumato.settings.data import Data
+from sfumato.settings.noise_levels import TimestepMixture
+from sfumato.settings.params import Params
+from sfumato.settings.privacy import Privacy
+from sfumato.settings.queries import Central
+from sfumato.settings.training import Pretrain
 
 
 def test_defaults_are_valid_and_nothing_can_be_changed_afterwards():

@@ -23,7 +23,7 @@ from sfumato.privacy.events import Mechanism
 from sfumato.privacy.ledger import build_ledger, check_ledger, read_budget, read_ledger
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.resolved import read_lineage, read_stage_plan
-from sfumato.settings.params import Data
+from sfumato.settings.data import Data
 from sfumato.settings.recipes import load_params
 from sfumato.storage.artifacts import read_artifact, writing
 from sfumato.storage.weights import load_tensors, save_tensors

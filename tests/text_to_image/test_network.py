@@ -18,7 +18,9 @@ from sfumato.dpsgd.lora import merge, save_adapter
 from sfumato.dpsgd.trainable import candidates, check_trained, choose_trainable, flat
 from sfumato.errors import ConfigError, DataError
 from sfumato.release.synthesizer import load_synthesizer
-from sfumato.settings.params import Finetune, LogNormal, Lora, Model, TimestepMixture
+from sfumato.settings.dpsgd import Finetune, Lora
+from sfumato.settings.noise_levels import LogNormal, TimestepMixture
+from sfumato.settings.training import Model
 from sfumato.text_to_image.directory import HUB, ModelDirectory, locate, read_model_directory
 from sfumato.text_to_image.network import LatentDiffusion, load_latent
 from sfumato.text_to_image.parts import embed_prompts

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.unet import UNet
-from sfumato.settings.params import Amp, Phase, Pretrain
+from sfumato.settings.training import Amp, Phase, Pretrain
 from sfumato.training import phases
 from sfumato.training.amp import amp_gradient, ascend
 from sfumato.training.curriculum import losses_of_parts, warm_up

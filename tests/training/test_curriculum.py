@@ -8,7 +8,7 @@ from sfumato.data.images import ImageSet
 from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.unet import UNet, drop_extra_classes
 from sfumato.errors import ConfigError, DataError
-from sfumato.settings.params import Amp, Phase, Pretrain
+from sfumato.settings.training import Amp, Phase, Pretrain
 from sfumato.training.curriculum import MappedImages, mixed_batch, rand_augment, warm_up
 from sfumato.training.public_images import public_training_set, some_of_each
 

@@ -4,7 +4,7 @@ import torch
 
 from sfumato.data.images import ImageSet, load_images, save_images
 from sfumato.errors import DataError
-from sfumato.settings.params import Classifier
+from sfumato.settings.training import Classifier
 from sfumato.training.public_classifier import SHIFT, augment, shuffled, train_public_classifier
 
 SETTINGS = Classifier(width=8, steps=120)

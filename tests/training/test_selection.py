@@ -16,8 +16,9 @@ from sfumato.data.images import ImageSet, save_images
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.errors import ConfigError, DataError
 from sfumato.planning.resolve import code_of
-from sfumato.settings.params import Data, Select
+from sfumato.settings.data import Data
 from sfumato.settings.stages import STAGES
+from sfumato.settings.training import Select
 from sfumato.storage.artifacts import read_artifact, writing
 from sfumato.training.selection import (
     Kept,

@@ -19,7 +19,7 @@ from sfumato.data.sources.imagefolder import read_imagefolder
 from sfumato.data.sources.npz import read_imagenet32, read_npz
 from sfumato.data.sources.source import Example, Request, Source
 from sfumato.errors import ConfigError, DataError, explained, nearest
-from sfumato.settings.params import Data, Public
+from sfumato.settings.data import Data, Public
 from sfumato.storage.documents import class_name
 
 __all__ = ["SOURCES", "Example", "Source", "read_public", "read_source"]

@@ -12,7 +12,7 @@ from sfumato.data.groups import ids_of_files
 from sfumato.data.images import GROUPS, GROUPS_REFUSED
 from sfumato.data.sources.source import Example, Request, Source, fit
 from sfumato.errors import DataError
-from sfumato.settings.params import Groups
+from sfumato.settings.data import Groups
 
 LEFT_BY_SYSTEMS = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx"}  # in any case; hidden files are ignored too
 TRAIN, TEST = "train", "test"

@@ -16,7 +16,7 @@ from sfumato.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from sfumato.settings.params import Groups
+    from sfumato.settings.data import Groups
 
 DOWNLOAD_TIMEOUT = 60.0  # seconds without an answer
 Example = tuple[np.ndarray, int]  # (H, W, C) uint8 and its label

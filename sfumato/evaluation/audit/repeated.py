@@ -22,7 +22,7 @@ from sfumato.privacy.authorize import ChargeRequest, SpendingPolicy, open_charge
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import public_grid
-from sfumato.settings.params import Data
+from sfumato.settings.data import Data
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,9 @@ from sfumato.queries.joint import query_joint_embedding
 from sfumato.queries.moments import moment_features
 from sfumato.queries.saliency import query_saliency
 from sfumato.queries.teacher import query_teacher
-from sfumato.settings.params import Central, Covariance, FeatureMap, Finetune, Moments, NoiseLevels, Saliency, Teacher
+from sfumato.settings.dpsgd import Finetune, Saliency
+from sfumato.settings.noise_levels import NoiseLevels
+from sfumato.settings.queries import Central, Covariance, FeatureMap, Moments, Teacher
 
 SIDE, CLASSES = 8, 4
 SHAPE = (1, SIDE, SIDE)

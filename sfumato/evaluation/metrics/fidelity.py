@@ -12,7 +12,7 @@ from sfumato.evaluation.metrics.frechet import frechet_distance
 from sfumato.evaluation.metrics.inception_score import inception_score
 from sfumato.evaluation.metrics.kid import kernel_distance
 from sfumato.evaluation.metrics.neighbours import authenticity, precision_recall
-from sfumato.settings.params import Evaluate
+from sfumato.settings.evaluate import Evaluate
 
 MEMORISED = -20.0  # a generalisation gap below this looks like copies
 

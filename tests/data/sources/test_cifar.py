@@ -7,7 +7,7 @@ from writers import read_all, read_all_public
 from sfumato.data.sources import read_public, read_source
 from sfumato.data.sources.cifar import CIFAR10, CIFAR100
 from sfumato.errors import DataError
-from sfumato.settings.params import Data, Public
+from sfumato.settings.data import Data, Public
 
 
 def test_cifar10_binary_files_come_out_as_rows_of_rgb(tmp_path):

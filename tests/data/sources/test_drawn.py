@@ -6,7 +6,7 @@ from writers import read_all_public
 
 from sfumato.data.sources import read_public
 from sfumato.errors import ConfigError
-from sfumato.settings.params import Public
+from sfumato.settings.data import Public
 
 
 @pytest.mark.parametrize("source", ["glyphs", "procedural", "photos"])

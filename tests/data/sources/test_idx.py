@@ -11,7 +11,7 @@ from writers import read_all, read_all_public, write_emnist, write_idx, write_mn
 from sfumato.data.sources import idx, read_source
 from sfumato.data.sources.idx import read_idx
 from sfumato.errors import DataError
-from sfumato.settings.params import Data, Public
+from sfumato.settings.data import Data, Public
 
 
 @pytest.mark.parametrize("suffix", [".gz", ""])

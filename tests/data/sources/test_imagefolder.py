@@ -9,7 +9,7 @@ from writers import read_all, read_all_public, write_folder, write_npz
 
 from sfumato.data.sources import read_source
 from sfumato.errors import ConfigError, DataError
-from sfumato.settings.params import Data, Public
+from sfumato.settings.data import Data, Public
 
 
 def test_a_folder_gives_its_classes_and_pictures_by_name(tmp_path):

@@ -11,7 +11,7 @@ from writers import NPZ, read_all, read_all_public, write_imagenet32, write_npz
 
 from sfumato.data.sources import npz, read_public, read_source
 from sfumato.errors import DataError
-from sfumato.settings.params import Data, Public
+from sfumato.settings.data import Data, Public
 
 
 def test_an_npz_gives_grey_and_colour_images(tmp_path):

@@ -9,7 +9,7 @@ from writers import read_all, read_all_public, write_folder, write_imagenet32
 
 from sfumato.data.sources import read_public, read_source
 from sfumato.errors import ConfigError, DataError
-from sfumato.settings.params import Data, Public
+from sfumato.settings.data import Data, Public
 
 
 def test_digits_span_the_whole_range(digits, tmp_path):

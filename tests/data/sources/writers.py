@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 from sfumato.data.sources import read_public, read_source
-from sfumato.settings.params import Data
+from sfumato.settings.data import Data
 
 
 def write_idx(path, array):

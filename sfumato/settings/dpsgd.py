@@ -1,0 +1,90 @@
+"""Settings of DP-SGD, and of the query that chooses what it trains."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from sfumato.settings.fields import REST, Fraction, Positive, PositiveFloat, Share, Strict, machine
+from sfumato.settings.noise import Noise, QuerySettings
+from sfumato.settings.noise_levels import LogNormal, NoiseLevels
+
+
+class Saliency(QuerySettings):
+    """Noisy gradient norms of the weight matrices (DP-SAPF §3.2). `finetune` decides, at no cost, which are trained."""
+
+    noise: Noise = "2%"
+    max_norm: PositiveFloat = 1.0  # C_s, the L2 clip of one image's gradient over all candidates
+    candidates: Literal["qkv", "qkvo", "matrices", "layers"] = "qkv"
+    score: Literal["gradient", "snip"] = "gradient"
+    draws: Positive = 1  # noise levels per image, averaged before the clip
+    noise_levels: NoiseLevels = LogNormal()
+    chunk: Positive | None = machine(None)  # images whose gradients are taken together; None: by the model's size
+
+
+class Lora(Strict):
+    """Low-rank adapters: W' = W + scale · A·B (METHODS §8)."""
+
+    rank: Positive = 4
+    scale: PositiveFloat = 1.0  # α/r
+
+
+Trainable = Literal[
+    "all", "attention", "attention-lora", "salient", "salient-lora", "random-lora", "synflow-lora", "noisy"
+]
+
+
+SALIENT = ("salient", "salient-lora", "noisy")  # those that the saliency query chooses
+
+
+class Descent(QuerySettings):
+    """DP-SGD on some network (METHODS §8)."""
+
+    releases: ClassVar[str] = "steps"
+
+    noise: Noise = REST
+    steps: Positive = 2100
+    batch: Positive = 4096  # expected images per step: sample_rate = batch / size_hint
+    learning_rate: PositiveFloat = 3e-4
+    max_grad_norm: PositiveFloat = 1e-3
+    draws: Positive = 32  # K, averaged before the clip
+    noise_levels: NoiseLevels = LogNormal()
+    flip: bool = False
+    crop: Annotated[int, Field(ge=0)] = 0  # random shift by up to so many pixels
+    ema: Fraction = 0.999
+    chunk: Positive | None = machine(None)  # images whose gradients are taken together; None: by the model's size
+    checkpoint_every: Positive = machine(10)  # steps
+
+    @property
+    def measured(self) -> tuple[int, ...]:
+        """Steps after which a curve is measured."""
+        return ()
+
+
+class Finetune(Descent):
+    """DP-SGD on the diffusion model (METHODS §8)."""
+
+    chooser: ClassVar[str] = "trainable"
+    trainable: Trainable = "all"  # which weights; the salient ones are those that `saliency` chose
+    ratio: Share = 0.3  # c: part of the candidate matrices, for the sets that choose some
+    debias: bool = True  # salient ones are ranked by their norm less what the noise adds to it
+    lora: Lora = Lora()
+    # steps after which a sample is compared with real images: the run is then local, nothing of it is released
+    convergence: tuple[Positive, ...] = ()
+
+    @model_validator(mode="after")
+    def convergence_within_the_run(self) -> Finetune:
+        if self.convergence and max(self.convergence) > self.steps:
+            raise ValueError(
+                f"finetune.convergence names step {max(self.convergence)}, and finetune.steps is {self.steps}: "
+                f"name steps from 1 to {self.steps}"
+            )
+        return self
+
+    @property
+    def measured(self) -> tuple[int, ...]:
+        return self.convergence
+
+    def reads(self, name: str) -> bool:
+        return name != "saliency" or self.trainable in SALIENT

@@ -1,0 +1,71 @@
+"""Types of settings: numbers in a range, the frozen models that refuse unknown keys, and machine settings."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Annotated, Any, ClassVar, Self, TypeGuard
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sfumato.errors import ConfigError
+
+REST = "rest"
+
+
+def is_positive(value: object) -> TypeGuard[float]:
+    """Whether this is a number above 0, and finite."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+Positive = Annotated[int, Field(gt=0, le=10**9)]
+
+
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+# Machine settings: they change speed alone, so no plan holds them. A stage reads them from its environment.
+MACHINE = {"chunk": "SFUMATO_CHUNK", "checkpoint_every": "SFUMATO_CHECKPOINT_EVERY"}
+
+
+def machine(default: int | None) -> Any:
+    """The field of a machine setting: it is not written into a plan."""
+    return Field(default=default, exclude=True)
+
+
+def unwritten(default: str | float | bool) -> Any:
+    """A field that no plan holds while it has its default: plans from before it was there stay what they are."""
+    return Field(default=default, exclude_if=lambda value: value == default)
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Settings(Strict):
+    """The parameters of one stage, which `sfumato.settings.stages` lists. A stage runs where `Params.run` names it."""
+
+    chooser: ClassVar[str] = ""  # the key that decides which inputs are read, where one does
+
+    def on_this_machine(self) -> Self:
+        """With the machine settings that the environment gives. Raises ConfigError for one that is no number."""
+        found = {}
+        for key, variable in MACHINE.items():
+            if key in type(self).model_fields and (text := os.environ.get(variable)):
+                if not text.isdigit() or int(text) < 1:
+                    raise ConfigError(f"{variable}={text}: expected a whole number of at least 1")
+                found[key] = int(text)
+        return self.model_copy(update=found)
+
+    def reads(self, name: str) -> bool:
+        """Whether the stage reads its input `name` under these settings."""
+        return True
+
+
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+Strength = Annotated[float, Field(gt=0, lt=1)]

@@ -1,0 +1,35 @@
+"""The laws that noise levels of a diffusion model are drawn from."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from sfumato.settings.fields import PositiveFloat, Strict
+
+
+class LogNormal(Strict):
+    """ln σ ~ N(mean, std²) (EDM)."""
+
+    law: Literal["log-normal"] = "log-normal"
+    mean: float = -1.2
+    std: PositiveFloat = 1.2
+
+
+class TimestepMixture(Strict):
+    """t from Σ wᵢ U{lᵢ..uᵢ} over T = 1000 linear steps, mapped to σ (DP-Diffusion §3.3)."""
+
+    law: Literal["timesteps"] = "timesteps"
+    weights: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (0.05, 0.9, 0.05)
+    bounds: Annotated[tuple[int, ...], Field(min_length=2)] = (0, 200, 800, 1000)
+
+    @model_validator(mode="after")
+    def one_more_bound_than_weights(self) -> TimestepMixture:
+        rising = all(a < b for a, b in zip(self.bounds, self.bounds[1:], strict=False))
+        if len(self.bounds) != len(self.weights) + 1 or not rising or self.bounds[0] < 0 or self.bounds[-1] > 1000:
+            raise ValueError("bounds must rise within 0..1000 and be one more than weights")
+        return self
+
+
+NoiseLevels = Annotated[LogNormal | TimestepMixture, Field(discriminator="law")]

@@ -1,0 +1,75 @@
+"""The section `privacy`: the target, the unit, and what may be spent."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from sfumato.errors import ConfigError
+from sfumato.settings.data import GROUP, IMAGE
+from sfumato.settings.fields import PositiveFloat, Strict, is_positive
+
+UNLIMITED = "unlimited"  # a lifetime budget: for images that are public
+
+
+def parse_lifetime(value: object) -> object:
+    """A lifetime budget: a positive number, or "unlimited"."""
+    if value is not None and value != UNLIMITED and not is_positive(value):
+        raise ValueError("expected a positive number, or unlimited where the images are public")
+    return value
+
+
+Lifetime = Annotated[float | str | None, BeforeValidator(parse_lifetime)]
+
+
+class Privacy(Strict):
+    epsilon: PositiveFloat = 10.0
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = None  # None: 1 / (size_hint · ln size_hint)
+    # what is protected: an image with its label, or all images of one person (data.groups). "image" where it is written
+    # is the owner's word that no two images are of one person; None: nobody said
+    unit: Literal["image", "group"] | None = None
+    group_weight: Literal["mean", "capped"] = "mean"  # all groups count alike, or by their images up to group_cap
+    group_cap: Annotated[int, Field(ge=2)] | None = None  # m, public: a group of n images counts min(n, m)/m
+    # a public, rounded idea of how many units there are: fixes q, T, σ and δ; must be given
+    size_hint: Annotated[int, Field(ge=3)] | None = None
+    declared_size: bool = False  # N is exactly size_hint and public: records then say zero-out-one
+    accountant: Literal["rdp", "pld"] = "rdp"
+    spend_again: tuple[str, ...] = ()  # queries to pay for once more, with those that depend on them
+    # of everything ever opened on the dataset; None: `epsilon`. Public images may have "unlimited"
+    lifetime_epsilon: Lifetime = None
+
+    @field_validator("spend_again", mode="before")
+    @classmethod
+    def names_of_queries(cls, value: object) -> object:
+        if value is True:
+            raise ValueError("it is a list of stages now: name those to pay for once more, such as [count]")
+        return () if value is False else value
+
+    @model_validator(mode="after")
+    def weight_of_groups(self) -> Privacy:
+        if (self.group_weight == "capped") != (self.group_cap is not None):
+            raise ValueError("group_weight: capped and group_cap, a public number of images, go together: give both")
+        if self.group_cap is not None and self.unit != GROUP:
+            raise ValueError("group_weight and group_cap go with unit: group")
+        return self
+
+    @property
+    def protected(self) -> str:
+        """`unit`, filled in."""
+        return self.unit or IMAGE
+
+    @property
+    def size(self) -> int:
+        """`size_hint`, which must be known by now."""
+        if self.size_hint is None:
+            raise ConfigError(
+                "privacy.size_hint is missing: give a public, rounded idea of how many sensitive images there are "
+                "(of persons under unit: group), such as 50000"
+            )
+        return self.size_hint
+
+    @property
+    def lifetime(self) -> float | str:
+        """`lifetime_epsilon`, filled in."""
+        return self.epsilon if self.lifetime_epsilon is None else self.lifetime_epsilon

@@ -1,0 +1,161 @@
+"""Settings of the queries that release sums."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from sfumato.settings.fields import Fraction, Positive, PositiveFloat, Share, Strict, unwritten
+from sfumato.settings.noise import Noise, QuerySettings
+
+
+class Count(QuerySettings):
+    """One noisy release of the class counts (METHODS §2)."""
+
+    noise: Noise = 50.0
+
+
+class Central(QuerySettings):
+    """Noisy central images per class (DP-FETA §3.1)."""
+
+    releases: ClassVar[str] = "repeats"
+
+    noise: Noise = 5.0
+    statistic: Literal["mean", "mode"] = "mean"
+    repeats: Positive = 5  # central images per class
+    batch: Positive = 6000  # expected images per release: sample_rate = batch / size_hint
+    max_norm: PositiveFloat | None = None  # L2 clip of an image after pooling; None: the largest it can have, √d'
+    pool: Literal[1, 2, 4] = 1  # average pooling before the clip
+    bins: Annotated[int, Field(ge=2, le=256)] = 2  # mode only: 2 for grey, 16 for colour
+
+
+class FeatureMap(Strict):
+    """One public map of an image, whose random Fourier features are released."""
+
+    map: str = "pixels"  # one of FEATURES (sfumato/features)
+    # of which the features are made: random ones of a kernel, or the map's output itself, or its squares
+    kernel: Literal["gaussian", "rational-quadratic", "linear", "squared"] = unwritten("gaussian")
+    # in units of √d: ℓ = 10.25 at 28×28
+    length_scales: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (0.366, 0.183)
+    weight: PositiveFloat = 1.0  # share of the squared norm, relative to the other maps
+
+
+class Frequency(QuerySettings):
+    """Noisy joint random-Fourier embedding of images and labels (FETA-Pro Algorithm 1, DP-MERF)."""
+
+    noise: Noise = 7.4
+    size: Annotated[int, Field(ge=2, multiple_of=2)] = 10_000  # K
+    features: Annotated[tuple[FeatureMap, ...], Field(min_length=1)] = (FeatureMap(),)
+
+
+class Covariance(QuerySettings):
+    """Noisy means and covariances, by class, of the low frequencies of the images: of their cosine transform."""
+
+    noise: Noise = 10.0
+    # coefficients of brightness, the lowest first, and of each of the two contrasts of a colour image; what is released
+    # grows with the square of their number
+    frequencies: Annotated[int, Field(gt=0, le=300)] = 64
+    contrasts: Annotated[int, Field(gt=0, le=100)] = 16
+    bound: PositiveFloat = 0.3  # clip of an image's distance from grey, root mean square of its pixels in [0, 1]
+    products: Annotated[float, Field(gt=0, lt=1)] = 0.7  # share of the squared norm that the products have
+    flip: bool = False  # an image stands for its mirror image too, as of photographs
+
+
+class Moments(QuerySettings):
+    """Noisy means, by class, of what a public network sees in an image, and of its squares (DP-MEPF)."""
+
+    noise: Noise = 20.0
+    # what its last layer sees, or its last cells in their places
+    feature: Literal["classifier", "cells"] = "classifier"
+    squares: Fraction = 0.5  # share of the squared norm that the squares have; the rest is the features' own
+
+
+class Histogram(QuerySettings):
+    """How many sensitive images the public classifier puts into each public class, noised (RPGen stage 1, PrivImage).
+
+    votes: classes that an image votes for, the likeliest first: Δ = √votes.
+    """
+
+    noise: Noise = 50.0
+    votes: Positive = 1
+    per_class: bool = False  # one histogram for each sensitive class (PrivImage), not one for all (RPGen)
+    batch: Positive | None = None  # expected images: sample_rate = batch / size_hint; None: all images, sample_rate 1
+
+
+# of `Teacher` where nothing else is said: at ε up to 1, and from 10 on; between them by powers of ε (METHODS §9c)
+TEACHER: dict[str, dict[str, tuple[float, float]]] = {
+    "public": {"dimension": (256, 512), "power": (0.8, 0.5), "steps": (25, 40), "learning_rate": (12.0, 60.0)},
+    "auxiliary": {
+        "dimension": (1024, 1024),
+        "power": (0.5, 0.5),
+        "steps": (40, 80),
+        "learning_rate": (300.0, 4000.0),
+        "last_rate": (0.2, 0.2),
+        "momentum": (0.8, 0.8),
+        "max_norm": (0.3, 0.1),
+        "ridge": (1e-3, 1e-3),
+        "average": (1 / 3, 1 / 3),
+    },
+}
+
+
+class Teacher(QuerySettings):
+    """A linear classifier on public features, by noisy gradient steps over all images (METHODS §12).
+
+    With few steps and a high rate: each step releases as many numbers as the classifier has. What is left out follows
+    from `fitted_on` and privacy.epsilon alone, by the table TEACHER; the defaults here are those at ε = 10.
+    """
+
+    chooser: ClassVar[str] = "feature"
+    releases: ClassVar[str] = "steps"
+    noise: Noise = "10%"
+    feature: str = "classifier"  # the network that `classifier` trained, or one of FEATURES (sfumato/features)
+    fitted_on: Literal["public", "auxiliary"] = "public"  # images whose principal directions span the features
+    dimension: Positive = 512  # of the features, at most
+    power: Annotated[float, Field(ge=0, le=1)] = 0.5  # directions are scaled by variance^(−power/2)
+    steps: Positive = 40
+    batch: Positive | None = None  # expected images a step: sample_rate = batch / size_hint; None: all, sample_rate 1
+    learning_rate: PositiveFloat = 60.0
+    last_rate: Annotated[float, Field(gt=0, le=1)] = 1.0  # part of the learning rate that the last step has
+    momentum: Fraction = 0.9
+    max_norm: Annotated[float, Field(gt=0, le=1.4143)] = 1.4142  # C, clip of an image's errors; none is longer than √2
+    ridge: PositiveFloat | None = None  # λ of the preconditioner λ(covariance + λ)⁻¹; None: no preconditioner
+    average: Share = 0.5  # the last part of the steps, whose mean is the result
+
+    @classmethod
+    def constants(cls, fitted_on: str, epsilon: float) -> dict[str, float]:
+        """The settings that follow from public numbers: a, b of TEACHER give a·(b/a)^log10(ε), ε cut to 1..10."""
+        power = math.log10(min(max(epsilon, 1.0), 10.0))
+        found = {name: low * (high / low) ** power for name, (low, high) in TEACHER.get(fitted_on, {}).items()}
+        return {name: round(value) if name in ("dimension", "steps") else value for name, value in found.items()}
+
+    def reads(self, name: str) -> bool:
+        if name in ("public", "auxiliary"):
+            return name == self.fitted_on
+        return name != "classifier" or self.feature == "classifier"
+
+
+class Learned(Strict):
+    """A network trained on the generator's images, as the teacher labels them: free, for these were released."""
+
+    width: Positive = 32
+    steps: Positive = 600
+    batch: Positive = 128
+    learning_rate: PositiveFloat = 0.1  # peak of a one-cycle schedule
+    dimension: Positive = 512  # principal directions of its last cells
+    power: Annotated[float, Field(ge=0, le=1)] = 0.5  # directions are scaled by variance^(−power/2)
+
+
+class Embedding(QuerySettings):
+    """Noisy joint Fourier embedding as `frequency`, of features that were learned on what was released (METHODS §9c).
+
+    The features are those of the teacher and of a network trained on the generator's images.
+    """
+
+    noise: Noise = "2%"
+    size: Annotated[int, Field(ge=2, multiple_of=2)] = 10_000  # K
+    length_scales: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (1.22, 0.63)  # in units of √d
+    teacher: Annotated[float, Field(gt=0, lt=1)] = 0.5  # share of the squared norm; the rest is the network's
+    learned: Learned = Learned()

@@ -1,0 +1,77 @@
+"""The sections `release` and `synthesize`: what the release holds, and what its owner writes about it."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from sfumato.settings.fields import Fraction, Positive, PositiveFloat, Settings, Strict, unwritten
+
+# as the Deployments Registry has them
+Publisher = Literal["Government", "Industry", "Nonprofit"]
+
+
+Sector = Literal["Technology", "Healthcare", "Education", "Government", "Energy", "Finance"]
+
+
+Line = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\r\n]+$")]
+
+
+class Release(Strict):
+    """What the release says of itself, in its owner's words: for its cards and statements, and public like them.
+
+    No query depends on it, so it may be changed at any time at no cost.
+    """
+
+    owner: Line | None = None  # who publishes the set
+    owner_type: Publisher | None = None
+    contact: Line | None = None  # an address that answers questions about it
+    purpose: Line | None = None  # what it is for
+    region: Line | None = None  # that the images describe, or whose laws apply
+    sector: Sector | None = None
+    licence: Line | None = None  # an SPDX identifier in small letters, as dataset hubs have them, such as cc-by-4.0
+    url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None  # the folder where it will be published
+
+
+# the stages whose models draw images, `evolve`, which holds a population, and `select`, which chooses public ones
+Drawable = Literal["finetune", "pretrain", "refine", "auxiliary", "evolve", "adversarial", "select"]
+
+
+class Synthesize(Settings):
+    """What is released: images drawn from a weighted mixture of the models at hand."""
+
+    chooser: ClassVar[str] = "sources"
+    count: Positive = 10_000
+    sources: dict[Drawable, PositiveFloat] = Field(default={"finetune": 1.0}, min_length=1)
+    steps: Positive = 18  # Heun steps
+    guidance: Annotated[float, Field(ge=0)] = 0.0  # 0: none; g: D + g·(D − D_unconditional)
+    labels: Literal["prior", "uniform"] = "prior"
+    # PNG and Parquet files say that the images are generated, by IPTC's digital source type; public ones what they are
+    marked: bool = True
+    # 0: none; 1: D moves towards its label by Bayes' rule, as the teacher sees it (diffusion models that draw pixels)
+    teacher_guidance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = unwritten(0.0)
+    relabel: bool = False  # released with the teacher's labels, not with those asked of the models
+    augmented: Fraction = 0.0  # part of the images that is slightly moved, brightened or blurred
+    distorted: Fraction = 0.0  # part that is warped, textured and under another light; needs `relabel`
+    mixed: Fraction = 0.0  # part that is blended with images of classes that the teacher confuses with their own
+    # further forms beside the arrays: a folder of PNGs a class, one archive, one table
+    export: tuple[Literal["png", "npz", "parquet"], ...] = ()
+
+    @model_validator(mode="after")
+    def some_stay_plain(self) -> Synthesize:
+        if self.augmented + self.distorted + self.mixed >= 1:
+            raise ValueError(
+                f"augmented={self.augmented:g}, distorted={self.distorted:g} and mixed={self.mixed:g} leave no plain "
+                "image: lower one of them"
+            )
+        if (self.mixed > 0 or self.distorted > 0) and not self.relabel:
+            raise ValueError("distorted and mixed images have no label but the teacher's: set relabel: true")
+        return self
+
+    def reads(self, name: str) -> bool:
+        """Adapters of `finetune` need the weights of `pretrain`, a selection the images that it is of."""
+        if name == "teacher":
+            return self.relabel or self.teacher_guidance > 0
+        needs = {"pretrain": "finetune", "public": "select"}
+        return name == "count" or name in self.sources or needs.get(name) in self.sources

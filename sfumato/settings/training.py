@@ -1,0 +1,207 @@
+"""Settings of the free stages that train networks, generators and the diffusion model."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from sfumato.settings.fields import Fraction, Positive, PositiveFloat, Settings, Share, Strict, is_positive, unwritten
+from sfumato.settings.noise_levels import LogNormal, NoiseLevels
+
+
+class Classifier(Settings):
+    """A network trained to classify the public set, and on nothing else (METHODS §5, §9c)."""
+
+    network: Literal["residual", "whitened"] = "residual"
+    width: Positive = 32
+    steps: Positive = 1500
+    batch: Positive = 128
+    learning_rate: PositiveFloat = 0.01  # peak of a one-cycle schedule; 0.1 suits the whitened network
+    validation: Annotated[float, Field(gt=0, lt=1)] = 0.1  # part of the public images kept for its accuracy
+
+
+class Select(Settings):
+    """Which public images the warm-up sees, or the release holds.
+
+    By votes: all images of the classes with the most of them (RPGen stage 1, PrivImage). By the teacher: of each
+    sensitive class, the images that the teacher is surest of (METHODS §9c).
+    """
+
+    chooser: ClassVar[str] = "by"
+    by: Literal["votes", "teacher"] = "votes"
+    ratio: Share = 0.05  # by votes: part of the public classes to keep
+    count: Positive | None = None  # by votes: so many public classes instead
+    images: Positive = 20_000  # by the teacher: of all classes together, equally many of each
+
+    def reads(self, name: str) -> bool:
+        return name == "public" or name == {"votes": "histogram", "teacher": "teacher"}[self.by]
+
+
+class Fit(Settings):
+    """How a generator is fitted to noisy releases."""
+
+    steps: Positive = 600
+    batch: Positive = 200
+    learning_rate: PositiveFloat = 8e-3  # falls to zero by a cosine
+    labels: Literal["uniform", "prior"] = "uniform"
+    images: Positive = 20_000  # N_f
+
+
+class Auxiliary(Fit):
+    """One-step generator fitted to the frequency release, and the images it draws (FETA-Pro §3.3, METHODS §9c)."""
+
+    latent: Positive = 32
+    width: Positive = 40
+    # the release that its images shall match; that of covariances has Gaussians in the place of a network
+    target: Literal["frequency", "moments", "covariance"] = unwritten("frequency")
+    details: bool = unwritten(False)  # what is finer than the Gaussians are is taken from the public images
+    # what draws: one step of a generator, or `solver` steps of a diffusion model of this width
+    network: Literal["generator", "denoiser"] = unwritten("generator")
+    solver: Positive = unwritten(4)
+
+    def reads(self, name: str) -> bool:
+        if name == "public":
+            return self.details
+        return name not in ("frequency", "moments", "covariance") or name == self.target
+
+    @model_validator(mode="after")
+    def details_of_gaussians(self) -> Auxiliary:
+        if self.details and self.target != "covariance":
+            raise ValueError(f"details go with target: covariance, not with target: {self.target}: leave them out")
+        return self
+
+
+class Refine(Fit):
+    """The generator fitted further: to both releases, and to what the teacher sees in its images (METHODS §9c)."""
+
+    steps: Positive = 300
+    learning_rate: PositiveFloat = 4e-3
+    weight: PositiveFloat = 2.0  # of the learned features' release, against 1 for that of `frequency`
+    agreement: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01  # weight of the teacher's cross-entropy
+
+
+class Model(Strict):
+    """The class-conditional U-Net (reference sizes: METHODS §8), or a public text-to-image model in its place.
+
+    With `directory`, the keys of our own network say nothing, and the model's own files say what it is.
+    """
+
+    width: Positive = 32
+    multipliers: Annotated[tuple[Positive, ...], Field(min_length=1)] = (2, 2)
+    attention: tuple[int, ...] = (1,)  # levels (0 is the finest) that get self-attention
+    blocks: Positive = 1  # residual blocks per level
+    unshuffle: Literal[1, 2, 4] = 1  # pixel-unshuffle stem: train at resolution / unshuffle
+    sigma_data: PositiveFloat = 0.5
+    label_dropout: Fraction = 0.1
+    # a latent diffusion model as diffusers lays it out, or hub:owner/name[@revision]; None: our own network
+    directory: str | None = None
+    # of that model, as `stage pretrain` prints it
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = None
+    # side that images are resized to before they are encoded; None: what the model was trained at
+    image_size: Positive | None = None
+    # the class prompts' template, with {class}, {article} or {number}; None: by data.dataset_id
+    prompt: str | None = None
+    prompts: dict[str, str] = Field(default={})  # class name -> its whole prompt, instead of the template
+    # said by the owner of a model that carries no privacy.json: it was not made from sensitive images
+    declared_public: bool = False
+
+    def network(self) -> dict[str, Any]:
+        """The arguments of our own U-Net."""
+        return self.model_dump(mode="json", exclude={"label_dropout", "declared_public", *PUBLIC_MODEL})
+
+    def resolved(self) -> dict[str, Any]:
+        """What the stages that train may depend on: the keys of the network in use, and no others."""
+        if self.directory:
+            return self.model_dump(mode="json", include={"label_dropout", *PUBLIC_MODEL})
+        return self.network() | {"label_dropout": self.label_dropout}
+
+
+PUBLIC_MODEL = ("directory", "sha256", "image_size", "prompt", "prompts")  # the keys of a public model
+
+
+class Amp(Strict):
+    """Adversarial model perturbation (RPGen stage 2): descend at the worst weights nearby. Radius 0: plain training."""
+
+    radius: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.2  # γ
+    rate: PositiveFloat = 0.4  # η₁, of the ascent
+    steps: Positive = 1  # of the ascent
+
+
+class Phase(Strict):
+    """One phase of the warm-up: denoising training on released or public images.
+
+    With "frequency" as its source, which has no images, the model itself is fitted to that release, as the auxiliary
+    generator is, through `solver` steps of its sampler.
+    """
+
+    # name -> weight
+    sources: Annotated[
+        dict[Literal["central", "frequency", "auxiliary", "refine", "evolve", "public"], PositiveFloat],
+        Field(min_length=1),
+    ]
+    steps: Positive
+    batch: Positive = 64
+    learning_rate: PositiveFloat = 3e-4
+    augment: Annotated[int, Field(ge=0, le=14)] = 0  # RandAugment operations per image
+    amp: Amp | None = None  # `amp: true` in a recipe stands for that of all phases
+    solver: Positive = unwritten(4)  # of "frequency"
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits the model to the frequency release."""
+        return "frequency" in self.sources
+
+    @model_validator(mode="after")
+    def fits_alone(self) -> Phase:
+        if self.fits and (len(self.sources) > 1 or self.augment or self.amp is not None):
+            raise ValueError(
+                "a phase with the source frequency fits the model to that release, and shows it no image: "
+                "give it no other source, no augment and no amp"
+            )
+        return self
+
+
+class Pretrain(Settings):
+    """The curriculum: phases in order. `part` of a phase is its part of `steps`.
+
+    A phase has the batch and the learning rate of all, unless it names its own.
+    """
+
+    chooser: ClassVar[str] = "phases"
+    phases: tuple[Phase, ...] = ()
+    steps: Positive = 2000  # of all phases together
+    batch: Positive = 64
+    learning_rate: PositiveFloat = 3e-4
+    median: Annotated[int, Field(ge=0)] = 3  # median blur of central images (0: none)
+    ema: Fraction = 0.999
+    noise_levels: NoiseLevels = LogNormal()
+    amp: Amp = Amp()  # of the phases that ask for it
+
+    @model_validator(mode="before")
+    @classmethod
+    def fill_phases(cls, values: Any) -> Any:
+        """Give each phase its steps, batch and learning rate, so that what is resolved says all."""
+        phases = values.get("phases") if isinstance(values, dict) else None
+        if not isinstance(phases, (list, tuple)) or not all(isinstance(phase, dict) for phase in phases):
+            return values
+        common = {key: values.get(key, cls.model_fields[key].default) for key in ("steps", "batch", "learning_rate")}
+        parts = [("part", phase.get("part", 1)) for phase in phases]
+        for name, number in [("pretrain.steps", common["steps"]), *parts]:
+            if not is_positive(number):
+                raise ValueError(f"{name}={number!r}: expected a positive number")
+        whole = sum(phase.get("part", 1) for phase in phases if "steps" not in phase)
+        filled = []
+        for phase in phases:
+            part = phase.get("part", 1)
+            steps = max(1, round(common["steps"] * part / whole)) if whole else 1
+            phase = {**common, "steps": steps, **{key: value for key, value in phase.items() if key != "part"}}
+            if isinstance(phase.get("amp"), bool):
+                phase["amp"] = values.get("amp", {}) if phase["amp"] else None
+            filled.append(phase)
+        return {**values, "phases": filled}
+
+    def reads(self, name: str) -> bool:
+        """Of a phase that shows public images, the selection too; of one that fits a release, the counts."""
+        source = {"select": "public", "count": "frequency"}.get(name, name)
+        return any(source in phase.sources for phase in self.phases)
