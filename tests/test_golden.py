@@ -32,11 +32,12 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from sfumato.artifacts import Artifact, read_artifact, write_empty, writing
-from sfumato.config import GROUP, IMAGE, Covariance, Embedding, FeatureMap, Model, Moments
+from sfumato.config import GROUP, IMAGE, Covariance, Embedding, FeatureMap, Lora, Model, Moments
 from sfumato.data.images import ImageSet, Shape, as_uint8, save_images
 from sfumato.data.store import Card, LatentSet, PublicCard
 from sfumato.diffusion.unet import UNet
-from sfumato.dpsgd.trainable import candidates
+from sfumato.dpsgd.lora import add_lora, save_adapter
+from sfumato.dpsgd.trainable import candidates, flat
 from sfumato.features.alone import rows_alone
 from sfumato.features.cosine import ClassMoments
 from sfumato.features.fourier import FourierFeatures
@@ -56,6 +57,7 @@ from sfumato.queries.teacher import TeacherNetwork, save_teacher
 from sfumato.resolved import QueryPlan
 from sfumato.warmup.generator import new_generator, save_generator
 from sfumato.warmup.selection import save_choice
+from sfumato.weights import WEIGHTS
 from stages.runner import QueryRun
 
 GOLDEN = Path(__file__).with_name("golden.json")
@@ -63,7 +65,6 @@ CLASSES, OTHERS = ("0", "1", "2", "3"), ("4", "5", "6", "7", "8")  # of the sens
 COUNT, PUBLIC = 16, 40  # sensitive and public images
 NOISE = 2**-10  # noise multiplier of charges that add none: releases are rounded to less than a millionth
 NETWORK = Model(width=8, multipliers=(1, 2), attention=(1,))
-FREE, LOCAL = Kind.FREE, Kind.LOCAL
 
 # --- the images -------------------------------------------------------------------------------------------------------
 
@@ -102,11 +103,13 @@ def normal(name: str, *size: int, scale: float = 1.0) -> Tensor:
 
 
 @torch.no_grad()
-def filled(network: nn.Module) -> Any:
-    """The network with weights that follow from their names and shapes, however it starts them."""
+def filled(network: nn.Module, kind: str = "") -> Any:
+    """The network with weights that follow from their names and shapes, however it starts them; others of each kind."""
     for name, value in network.named_parameters():
         inputs = value[0].numel() if value.ndim > 1 else 25
-        value.copy_(normal(name, *value.shape) / math.sqrt(inputs) + (value.ndim == 1 and name.endswith("weight")))
+        value.copy_(
+            normal(kind + name, *value.shape) / math.sqrt(inputs) + (value.ndim == 1 and name.endswith("weight"))
+        )
     for name, value in network.named_buffers():
         if name.endswith(("mean", "directions", "weights", "filters")):
             value.copy_(normal(name, *value.shape, scale=0.3))
@@ -156,10 +159,10 @@ def made_moments(folder: Path, shape: Shape) -> None:
 
 @torch.no_grad()
 def made_covariance(folder: Path, shape: Shape, flip: bool = False) -> None:
-    features = cosine_moments(Covariance(frequencies=6, contrasts=3, flip=flip), shape)
+    features = cosine_moments(Covariance(frequencies=5, contrasts=2, flip=flip), shape)
     images, labels = public(shape).batch(np.arange(PUBLIC))
     table = features(images).T @ nn.functional.one_hot(labels % 4, 4).float() / PUBLIC
-    save_covariance(ClassMoments(table, features, 1e-3), folder)
+    save_covariance(ClassMoments(table, features, 1e-4), folder)
 
 
 def made_public(folder: Path, shape: Shape) -> None:
@@ -168,15 +171,31 @@ def made_public(folder: Path, shape: Shape) -> None:
     write_json(folder / "card.json", asdict(card))
 
 
-def made_drawing(folder: Path, shape: Shape) -> None:
+def made_drawing(folder: Path, shape: Shape, kind: str = "") -> None:
     """A generator, and images as of one."""
-    save_generator(filled(new_generator(shape, 4, 4, 8, 0)), folder)
-    images = public(shape)
-    save_images(folder, ImageSet(images.images, images.labels % 4, CLASSES))
+    save_generator(filled(new_generator(shape, 4, 4, 8, 0), kind), folder)
+    images, first = public(shape), len(kind)
+    save_images(folder, ImageSet(images.images[first:], images.labels[first:] % 4, CLASSES))
 
 
-def made_unet(folder: Path, shape: Shape, classes: int = 4) -> None:
-    filled(UNet(shape[1], shape[0], classes, **NETWORK.network())).save(folder)
+def unet_of(shape: Shape, classes: int = 4, kind: str = "") -> UNet:
+    return filled(UNet(shape[1], shape[0], classes, **NETWORK.network()), kind)
+
+
+def made_unet(folder: Path, shape: Shape, classes: int = 4, kind: str = "") -> None:
+    unet_of(shape, classes, kind).save(folder)
+
+
+def made_adapters(folder: Path, shape: Shape) -> None:
+    """Adapters on the network of `made_unet`."""
+    model = unet_of(shape)
+    with tempfile.TemporaryDirectory() as base:
+        model.save(Path(base))
+        add_lora(model, flat(candidates(model, "qkv")), Lora(rank=2, scale=1.5), seed=4)
+        for name, value in model.named_parameters():
+            if value.requires_grad:
+                value.data.copy_(normal(name, *value.shape, scale=0.3))
+        save_adapter(model, folder, Path(base) / WEIGHTS)
 
 
 def made_histogram(folder: Path, shape: Shape, rows: int = 1) -> None:
@@ -196,13 +215,13 @@ def made_embedding(folder: Path, shape: Shape) -> None:
 
 def made_selection(folder: Path, shape: Shape, kind: str = "sensitive") -> None:
     rows = np.arange(1, PUBLIC, 2)
-    labels = rows % (4 if kind == "sensitive" else 3)
+    labels = np.arange(len(rows)) % (4 if kind == "sensitive" else 3)
     names = CLASSES if kind == "sensitive" else OTHERS[:3]
     save_choice(folder, rows, np.sort(labels), kind, names, names)
 
 
 def made_saliency(folder: Path, shape: Shape) -> None:
-    names = list(candidates(UNet(shape[1], shape[0], 4, **NETWORK.network()), "qkvo").values())
+    names = list(candidates(unet_of(shape), "qkvo").values())
     write_json(folder / "saliency.json", {"ranked": {"debiased": names[::-1], "raw": names}})
 
 
@@ -215,10 +234,7 @@ MADE: dict[str, Maker] = {
     "moments": made_moments,
     "covariance": made_covariance,
     "public": made_public,
-    "auxiliary": made_drawing,
-    "refine": made_drawing,
-    "adversarial": made_drawing,
-    "evolve": made_drawing,
+    **{name: functools.partial(made_drawing, kind=name) for name in ("auxiliary", "refine", "adversarial", "evolve")},
     "denoiser": functools.partial(made_unet, classes=5),
     "histogram": made_histogram,
     "teacher": made_teacher,
@@ -226,7 +242,7 @@ MADE: dict[str, Maker] = {
     "select": made_selection,
     "pretrain": made_unet,
     "saliency": made_saliency,
-    "finetune": made_unet,
+    "finetune": functools.partial(made_unet, kind="finetune"),
 }
 
 # --- the cases --------------------------------------------------------------------------------------------------------
@@ -273,6 +289,10 @@ def maps(*names: str, **more: Any) -> list[dict]:
 # tolerances: of sums of a float32 feature, of a gradient through a network, of what principal directions are in
 FEATURE, GRADIENT, DIRECTIONS = 1e-5, 5e-5, 5e-4
 DESCENT = {"tolerance": GRADIENT, "steps": 3, "batch": 12, "chunk": 8, "learning_rate": 1e-3}
+FITTED = {"tolerance": GRADIENT, "steps": 2, "batch": 16, "width": 8}
+GENERATOR = FITTED | {"images": 10, "latent": 4}
+REFIT = {key: value for key, value in FITTED.items() if key != "width"}
+WARM_UP = {"tolerance": GRADIENT, "steps": 3, "batch": 12, "learning_rate": 1e-3, "ema": 0.5}
 TIMESTEPS = {"law": "timesteps"}
 
 CASES: dict[str, Case] = {
@@ -409,6 +429,89 @@ CASES: dict[str, Case] = {
     "finetune of random adapters": case("finetune", **DESCENT, draws=1, trainable="random-lora", ratio=0.4),
     "finetune of adapters by SynFlow": case("finetune", **DESCENT, draws=1, trainable="synflow-lora"),
     "finetune beside noise": case("finetune", **DESCENT, draws=1, trainable="noisy"),
+    "classifier": case("classifier", **FITTED),
+    "classifier, whitened": case("classifier", **FITTED, network="whitened", learning_rate=0.1, colour=True),
+    "auxiliary": case("auxiliary", **GENERATOR),
+    "auxiliary by priors": case("auxiliary", **GENERATOR, labels="prior", colour=True),
+    "auxiliary of a diffusion model": case("auxiliary", **GENERATOR, network="denoiser", solver=2),
+    "auxiliary of moments": case("auxiliary", **GENERATOR, target="moments", colour=True),
+    "auxiliary of covariances": case("auxiliary", target="covariance", images=10, tolerance=FEATURE),
+    "auxiliary of covariances and details": case(
+        "auxiliary",
+        target="covariance",
+        details=True,
+        images=10,
+        colour=True,
+        given={"covariance": functools.partial(made_covariance, flip=True)},
+        tolerance=FEATURE,
+    ),
+    "denoiser": case("denoiser", **WARM_UP),
+    "refine": case("refine", **REFIT, images=10),
+    "refine by priors": case("refine", **REFIT, images=10, labels="prior", weight=1.0, agreement=1.0, colour=True),
+    "select by votes": case("select", count=3),
+    "select by votes of each class": case(
+        "select", ratio=1.0, given={"histogram": functools.partial(made_histogram, rows=4)}
+    ),
+    "select all": case("select", ratio=1.0, given={"histogram": None}),
+    "select by the teacher": case("select", by="teacher", images=12, colour=True),
+    "pretrain on central images": case("pretrain", **WARM_UP, phases=[{"sources": {"central": 1.0}}]),
+    "pretrain on modes": case(
+        "pretrain", **WARM_UP, median=0, phases=[{"sources": {"central": 1.0}}], given={"central": made_mode}
+    ),
+    "pretrain on drawn images": case(
+        "pretrain",
+        **WARM_UP,
+        phases=[{"sources": {"auxiliary": 1.0, "refine": 2.0}}, {"sources": {"evolve": 1.0}, "part": 2}],
+        noise_levels=TIMESTEPS,
+        colour=True,
+    ),
+    "pretrain on public images": case("pretrain", **WARM_UP, phases=[{"sources": {"public": 1.0}, "augment": 2}]),
+    "pretrain on public classes": case(
+        "pretrain",
+        **WARM_UP,
+        phases=[{"sources": {"public": 1.0}}, {"sources": {"central": 1.0}}],
+        given={"select": functools.partial(made_selection, kind="public")},
+    ),
+    "pretrain with AMP": case(
+        "pretrain", **WARM_UP, amp={"radius": 0.3, "steps": 2}, phases=[{"sources": {"auxiliary": 1.0}, "amp": True}]
+    ),
+    "pretrain on frequencies": case(
+        "pretrain", **WARM_UP, phases=[{"sources": {"frequency": 1.0}, "solver": 2}, {"sources": {"central": 1.0}}]
+    ),
+    **{
+        f"synthesize from {name}": case("synthesize", count=8, steps=3, sources={name: 1.0}, tolerance=GRADIENT)
+        for name in ("finetune", "pretrain", "refine", "auxiliary", "evolve", "adversarial", "select")
+    },
+    "synthesize from adapters": case(
+        "synthesize", count=8, steps=3, given={"finetune": made_adapters}, tolerance=GRADIENT
+    ),
+    "synthesize with guidance": case(
+        "synthesize", count=8, steps=2, guidance=0.7, labels="uniform", colour=True, tolerance=GRADIENT
+    ),
+    "synthesize with the teacher's guidance": case(
+        "synthesize", count=8, steps=2, teacher_guidance=1.0, tolerance=GRADIENT
+    ),
+    "synthesize variants": case(
+        "synthesize",
+        count=30,
+        sources={"auxiliary": 2.0, "refine": 1.0},
+        relabel=True,
+        augmented=0.2,
+        distorted=0.3,
+        mixed=0.2,
+        colour=True,
+        tolerance=GRADIENT,
+    ),
+    "synthesize variants in grey": case(
+        "synthesize",
+        count=20,
+        sources={"evolve": 1.0},
+        relabel=True,
+        augmented=0.3,
+        distorted=0.3,
+        mixed=0.3,
+        tolerance=GRADIENT,
+    ),
 }
 
 # --- a run whose charge adds no noise ---------------------------------------------------------------------------------
@@ -587,8 +690,9 @@ def written(directory: Path) -> dict[str, Tensor]:
 
 
 def idle(name: str) -> bool:
-    """A key's offset changes no attention: its gradient is rounding, which Adam makes large."""
-    return name.endswith(".k.bias")
+    """Whether rounding decides it: a key's offset, whose gradient is zero until Adam enlarges it; a principal direction
+    where features hardly vary. What is seen through it is pinned, among what is released."""
+    return name.endswith((".k.bias", "directions"))
 
 
 def numbers(content: Any) -> Iterator[float]:
@@ -668,7 +772,7 @@ def differences(name: str, pinned: dict, found: Mapping[str, Summary]) -> list[s
 
 
 def test_every_stage_has_a_case_and_every_case_is_pinned():
-    assert {name for name, stage in STAGES.items() if stage.kind is not LOCAL} == {c.stage for c in CASES.values()}
+    assert {name for name, stage in STAGES.items() if stage.kind is not Kind.LOCAL} == {c.stage for c in CASES.values()}
     assert read_golden().keys() == CASES.keys(), "write golden.json again: python tests/test_golden.py --write"
 
 
