@@ -9,6 +9,7 @@ releases, of every set of images before it is rounded, and of every array that t
 
 from __future__ import annotations
 
+import csv
 import functools
 import json
 import math
@@ -386,7 +387,7 @@ CASES: dict[str, Case] = {
         "teacher",
         fitted_on="auxiliary",
         feature="deep-scattering",
-        dimension=4,
+        dimension=14,
         steps=3,
         batch=12,
         tolerance=DIRECTIONS,
@@ -473,7 +474,13 @@ CASES: dict[str, Case] = {
         given={"select": functools.partial(made_selection, kind="public")},
     ),
     "pretrain with AMP": case(
-        "pretrain", **WARM_UP, amp={"radius": 0.3, "steps": 2}, phases=[{"sources": {"auxiliary": 1.0}, "amp": True}]
+        "pretrain",
+        **WARM_UP,
+        amp={"radius": 0.3, "steps": 2},
+        phases=[
+            {"sources": {"auxiliary": 1.0}, "amp": True},
+            {"sources": {"auxiliary": 1.0}, "amp": {"radius": 9, "rate": 0.05}},
+        ],
     ),
     "pretrain on frequencies": case(
         "pretrain", **WARM_UP, phases=[{"sources": {"frequency": 1.0}, "solver": 2}, {"sources": {"central": 1.0}}]
@@ -673,6 +680,7 @@ def computed(case: Case) -> dict[str, Tensor]:
 
 
 NUMBERS = ("counts.json", "saliency.json", "trainable.json")  # whose numbers and names are results
+COLUMNS = ("raw_norm", "debiased", "noised_gradient_norm", "parents")  # of tables, likewise
 
 
 def written(directory: Path) -> dict[str, Tensor]:
@@ -686,6 +694,10 @@ def written(directory: Path) -> dict[str, Tensor]:
             found[path.name] = torch.cat([value.flatten().double() for value in tensors.values()])
         elif path.name in NUMBERS:
             found[path.name] = torch.tensor([*numbers(json.loads(path.read_text()))], dtype=torch.float64)
+        elif path.suffix == ".csv":
+            with path.open(newline="") as file:
+                rows = [[float(row[name]) for name in COLUMNS if name in row] for row in csv.DictReader(file)]
+            found |= {path.name: torch.tensor(rows, dtype=torch.float64)} if any(rows) else {}
     return found
 
 
