@@ -32,33 +32,36 @@ from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from sfumato.artifacts import Artifact, read_artifact, write_empty, writing
-from sfumato.config import GROUP, IMAGE, Covariance, Embedding, FeatureMap, Lora, Model, Moments
 from sfumato.data.images import ImageSet, Shape, as_uint8, save_images
 from sfumato.data.store import Card, LatentSet, PublicCard
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.lora import add_lora, save_adapter
 from sfumato.dpsgd.trainable import candidates, flat
-from sfumato.features.alone import rows_alone
+from sfumato.features.batch_invariant import rows_alone
 from sfumato.features.cosine import ClassMoments
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.projection import CELLS, ProjectedFeatures
 from sfumato.features.public_network import arguments_of, build_network, save_classifier
-from sfumato.files import write_json
-from sfumato.pipeline import STAGES, Kind
+from sfumato.generators.one_step import new_generator, save_generator
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import NoiseSource
+from sfumato.privacy.resolved import QueryPlan
 from sfumato.queries.count import PublicCounts, save_counts
 from sfumato.queries.covariance import cosine_moments, save_covariance
 from sfumato.queries.embedding import save_learned
 from sfumato.queries.frequency import save_embedding
 from sfumato.queries.moments import moment_features, save_moments
 from sfumato.queries.teacher import TeacherNetwork, save_teacher
-from sfumato.resolved import QueryPlan
-from sfumato.warmup.generator import new_generator, save_generator
-from sfumato.warmup.selection import save_choice
-from sfumato.weights import WEIGHTS
+from sfumato.settings.data import GROUP, IMAGE
+from sfumato.settings.dpsgd import Lora
+from sfumato.settings.queries import Covariance, Embedding, FeatureMap, Moments
+from sfumato.settings.stages import STAGES, Kind
+from sfumato.settings.training import Model
+from sfumato.storage.artifacts import Artifact, read_artifact, write_empty, writing
+from sfumato.storage.files import write_json
+from sfumato.storage.weights import WEIGHTS
+from sfumato.training.selection import save_choice
 from stages.runner import QueryRun
 
 GOLDEN = Path(__file__).with_name("golden.json")
