@@ -9,6 +9,7 @@ from test_plan import NAMES, PROFILES, RECIPES, card
 
 from sfumato.planning.resolve import make_plan
 from sfumato.privacy.schema4 import as_now, table
+from sfumato.settings.queries import Central, FeatureMap, Frequency
 from sfumato.settings.recipes import load_params
 from sfumato.settings.stages import STAGES
 
@@ -39,3 +40,27 @@ def test_every_setting_of_schema_4_is_read_or_was_removed_at_its_default():
     for stage, settings in table()["settings"].items():
         if stage in STAGES:
             assert as_now({"stage": stage, "settings": settings})["settings"] == {}, stage
+
+
+def test_a_new_setting_moves_no_plan(tmp_path):
+    class Wider(Central):
+        dummy: int = 7
+
+    class Grown(FeatureMap):
+        another: float = 0.5
+
+    class Wave(Frequency):
+        features: tuple[Grown, ...] = (Grown(),)
+
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump({"recipe": "feta-pro", "profile": "fashion-mnist-cpu"}))
+    loaded = load_params(path, RECIPES)
+    given = card(loaded.data.name, PROFILES["fashion-mnist-cpu"])
+    new = loaded.model_copy(
+        update={
+            "central": Wider.model_validate(loaded.central.model_dump()),
+            "frequency": Wave.model_validate(loaded.frequency.model_dump()),
+        }
+    )
+    before, after = make_plan(loaded, given), make_plan(new, given)
+    assert after.files == before.files and after.lineage == before.lineage

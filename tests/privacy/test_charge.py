@@ -219,17 +219,6 @@ def test_a_sum_of_another_bound_than_the_record_s_is_refused(owner):
     charge.release(torch.zeros(1), 2.0)
 
 
-def test_a_plan_that_keeps_an_earlier_code_opens_no_new_charge(owner):
-    """Else the record would name code that did not run."""
-    with pytest.raises(BudgetError, match=r"an earlier version of the code.*spend_again: \[count\]"):
-        owner.open(stale=True)
-    assert owner.odometer.opened() == []
-    charge = owner.open()
-    charge._lock.close()
-    resumed = owner.open(stale=True)  # its own charge goes on: nothing is spent
-    assert resumed.record == charge.record | {"id": resumed.record["id"]} and len(owner.odometer.opened()) == 1
-
-
 def test_several_releases_of_a_killed_query_start_anew_at_no_further_cost(owner):
     charge = owner.open(THREE)
     for _ in range(2):

@@ -14,7 +14,6 @@ from sfumato.dpsgd.gradients import draw, per_image_gradients
 from sfumato.dpsgd.run import State, step
 from sfumato.dpsgd.trainable import candidates, choose_trainable, flat
 from sfumato.errors import BudgetError, ConfigError, DataError, SfumatoError
-from sfumato.planning.resolve import code_of
 from sfumato.privacy.events import Mechanism, event_from_json
 from sfumato.privacy.resolved import QueryPlan
 from sfumato.queries import saliency
@@ -354,8 +353,7 @@ def desk(owner, tmp_path, monkeypatch):
             **public,
         )
         monkeypatch.setattr(runner, "load_plan", lambda *rest: plan)
-        code = {stage: code_of(STAGES[stage], runner.ROOT)}
-        lineage = {stage: {"plan": str(settings), "code": code, "again": 0}}
+        lineage = {stage: {"plan": str(settings)}}
         (artifacts / "plan" / "lineage.json").write_text(json.dumps(lineage))
         runner.run_stage(STAGES[stage], card=tmp_path / "card.json")
 

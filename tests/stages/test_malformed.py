@@ -87,7 +87,7 @@ READERS = {
     "ledger.json": (lambda path: json.dumps(build_ledger(BUDGET, {}, [])).encode(),
                     lambda path: check_ledger(read_ledger(path))),
     "budget.json": (lambda path: json.dumps(BUDGET).encode(), read_budget),
-    "lineage.json": (lambda path: json.dumps({"count": {"plan": "p", "code": {"count": "c"}, "again": 0}}).encode(),
+    "lineage.json": (lambda path: json.dumps({"count": {"plan": "p", "again": 0}}).encode(),
                      lambda path: read_lineage(path.parent, "count")),
     "count.yaml": (lambda path: yaml.safe_dump(PLAN).encode(), lambda path: read_stage_plan(path, "count")),
     "count/privacy.json": (listed, lambda path: read_artifact(path.parent, "count")),

@@ -8,12 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from sfumato.privacy import authorize
+from sfumato.privacy.authorize import ChargeRequest
 from sfumato.privacy.charge import Charge
+from sfumato.privacy.resolved import read_lineages
+from sfumato.privacy.schema4 import table
 from sfumato.settings.recipes import overlaid
 from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import read_artifact
@@ -48,12 +53,28 @@ def released(desk):
     return first
 
 
-def upgrade(monkeypatch, *stages: str) -> None:
-    """Other code of these stages, as an upgrade brings it."""
-    from sfumato.planning import resolve
+@pytest.fixture
+def released_by_0_2(desk, monkeypatch):
+    """The same by version 0.2: resolved files with every setting and a digest of code, and records of schema 4."""
+    write_params()
+    assert desk("prepare", "sensitive")[0] == 0
+    planned(desk)
+    for file in Path("artifacts/plan").glob("*.yaml"):
+        content = yaml.safe_load(file.read_text())
+        content.pop("revision")
+        content["settings"] = {**table()["settings"].get(file.stem, {}), **content["settings"]}
+        file.write_text(yaml.safe_dump(content | {"code": "c" * 64}))
+    lineages = read_lineages(Path("artifacts/plan"))
 
-    at_hand = resolve.code_of
-    monkeypatch.setattr(resolve, "code_of", lambda s, root: "f" * 64 if s.name in stages else at_hand(s, root))
+    def then(**given) -> ChargeRequest:
+        schema4 = lineages[given["stage"]].schema4
+        return ChargeRequest(**{**given, "schema4": {}, "plan": schema4["plan"], "settings": schema4["settings"]})
+
+    with monkeypatch.context() as old:
+        old.setattr(authorize, "ChargeRequest", then)
+        for stage in ("count", "central"):
+            assert desk(stage)[0] == 0
+    return {path.name: path.read_text() for path in Path("artifacts/plan").glob("*.yaml")}
 
 
 def lose_nothing():
@@ -82,19 +103,58 @@ def clone_alone():
     shutil.rmtree("state")
 
 
-@pytest.mark.parametrize("loss", [lose_nothing, lose_the_cache, clone_and_pull, clone_alone])
-def test_an_upgrade_keeps_what_was_released(desk, released, monkeypatch, loss):
+LOSSES = [lose_nothing, lose_the_cache, clone_and_pull, clone_alone]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_loss_keeps_what_was_released(desk, released, loss):
     loss()
-    upgrade(monkeypatch, "count", "central", "pretrain", "finetune")
     code, text = desk("plan", "--dry-run")
-    assert code == 0 and text.count("kept; the code has changed since") == 2
-    assert "next: `dvc repro` will spend: finetune" in text and "privacy.spend_again: [count, central]" in text
-    again = planned(desk)
-    assert [again[f"{s}.yaml"] == released[f"{s}.yaml"] for s in ("count", "central", "finetune")] == [
-        True,
-        True,
-        False,
-    ]
+    assert code == 0 and text.count("already released as") == 2
+    assert "next: `dvc repro` will spend: finetune" in text
+    assert planned(desk) == released
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_an_upgrade_from_0_2_keeps_what_was_released(desk, released_by_0_2, loss):
+    loss()
+    code, text = desk("plan", "--dry-run")
+    assert code == 0 and text.count("already released as") == 2
+    assert "next: `dvc repro` will spend: finetune" in text
+    now = planned(desk)
+    if loss not in (lose_the_cache, clone_alone):  # there the files are gone, and with them their form
+        assert now == released_by_0_2
+    if loss is lose_nothing:
+        assert desk("count")[0] == 3 and opened() == ["count", "central"]  # its own artifact lies there
+        shutil.rmtree("artifacts/count")
+        code, text = desk("count")
+        assert code == 0 and "put back" in text and opened() == ["count", "central"]
+
+
+def raise_revision(monkeypatch, name: str) -> None:
+    monkeypatch.setitem(STAGES, name, replace(STAGES[name], revision=2))
+
+
+@pytest.mark.parametrize("of", ["released", "released_by_0_2"])
+def test_a_raised_revision_spends_again_and_says_so_first(desk, request, monkeypatch, of):
+    request.getfixturevalue(of)
+    raise_revision(monkeypatch, "central")
+    code, text = desk("central")
+    assert code == 2 and "it is of revision 1 of central, now 2" in text and "run `stage plan` again" in text
+    code, text = desk("plan", "--dry-run")
+    assert code == 3 and "central" in text.split("would be exceeded")[1]
+    write_params(privacy={"lifetime_epsilon": "unlimited"})
+    code, text = desk("plan", "--dry-run")
+    assert code == 0 and "count: already released" in text and "central: would re-spend" in text
+    planned(desk)
+    assert desk("central")[0] == 0 and opened() == ["count", "central", "central"]
+
+
+def test_a_raised_revision_reaches_the_queries_that_read_the_stage(desk, released, monkeypatch):
+    raise_revision(monkeypatch, "count")  # central reads it
+    write_params(privacy={"lifetime_epsilon": "unlimited"})
+    text = desk("plan", "--dry-run")[1]
+    assert "count: would re-spend" in text and "central: would re-spend" in text
 
 
 def test_an_edit_of_settings_is_not_kept(desk, released):
@@ -113,24 +173,24 @@ def test_images_of_another_version_are_asked_anew(desk, released):
     assert code == 0 and "count: would re-spend" in text and "central: would re-spend" in text
 
 
-def test_a_release_that_is_lost_is_refused_and_not_spent_again_after_an_upgrade(desk, released, monkeypatch):
+@pytest.mark.parametrize("of", ["released", "released_by_0_2"])
+def test_a_release_that_is_lost_is_refused_and_not_spent_again(desk, request, of):
+    request.getfixturevalue(of)
     shutil.rmtree("artifacts")
     shutil.rmtree("state/runs")
-    upgrade(monkeypatch, "count")
     planned(desk)
     code, text = desk("count")
     assert code == 3 and "already released" in text and "spend_again: [count]" in text
     assert opened() == ["count", "central"]
 
 
-def test_what_is_named_in_spend_again_runs_anew_once_with_what_depends_on_it(desk, released, monkeypatch):
-    upgrade(monkeypatch, "central")
+def test_what_is_named_in_spend_again_runs_anew_once_with_what_depends_on_it(desk, released):
     write_params(privacy={"spend_again": ["count"], "lifetime_epsilon": 99})
     code, text = desk("plan", "--dry-run")
     assert code == 0 and "count: would re-spend" in text and "central: would re-spend" in text
     anew = planned(desk)
     assert all(anew[f"{s}.yaml"] != released[f"{s}.yaml"] for s in ("count", "central"))
-    assert "f" * 64 in anew["central.yaml"] and planned(desk) == anew  # the wish is the same until it is granted
+    assert planned(desk) == anew  # the wish is the same until it is granted
     for stage in ("count", "central"):
         assert desk(stage)[0] == 0
     assert opened() == ["count", "central"] * 2

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from sfumato.data.images import ImageSet, save_images
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.errors import ConfigError, DataError
-from sfumato.planning.resolve import code_of
 from sfumato.settings.data import Data
 from sfumato.settings.stages import STAGES
 from sfumato.settings.training import Select
@@ -30,7 +29,7 @@ from sfumato.training.selection import (
     selection_rows,
     surest,
 )
-from stages.runner import ROOT, run_stage
+from stages.runner import run_stage
 
 # ---- which classes
 
@@ -187,8 +186,7 @@ def desk(tmp_path, monkeypatch, public):
         content |= {"dataset_id": "digits", "classes": list("0123456789"), "size_hint": 1400, "delta": 1e-5}
         if noise is not None:
             content["mechanism"] = {"noise_multiplier": noise, "sample_rate": sample_rate, "uses": uses}
-            code = {stage: code_of(STAGES[stage], ROOT)}
-            lineage = {stage: {"plan": token_hex(), "code": code, "again": 0}}
+            lineage = {stage: {"plan": token_hex()}}
             (plans / "lineage.json").write_text(json.dumps(lineage))
         (plans / f"{stage}.yaml").write_text(yaml.safe_dump(content))
         run_stage(STAGES[stage], {"public": public} if "public" in STAGES[stage].inputs else {})
