@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from sfumato.data.store import Card, PublicCard
     from sfumato.planning.resolve import Plan, Spending
     from sfumato.privacy.odometer import Odometer
-    from sfumato.privacy.resolved import Lineage
     from sfumato.settings.params import Params as Config
     from sfumato.settings.training import Model
 
@@ -47,7 +46,7 @@ PEOPLE = (
 )
 Params = Annotated[Path, typer.Option("--params", help="What the user edits.")]
 BUSY = 1.3  # times as long as on an idle machine: worth a word
-RECIPES = Path("pipelines")  # where it is not there, those of the package
+RECIPES = Path("pipelines")  # if it is missing, those of the package
 Recipes = Annotated[Path, typer.Option("--recipes", help="Folder of recipes, with its profiles/.")]
 
 
@@ -92,7 +91,7 @@ def plan(
     odometer = Odometer(state_dir(), known.dataset_id)
     shown_public = read_public_card(public / "card.json") if reads else None
     released = released_records(known, odometer, ARTIFACTS, LEDGER)
-    made = make_plan(loaded, known, shown_public, released, lineage_so_far(out), inherited)
+    made = make_plan(loaded, known, shown_public, released, inherited)
     show_budget(made)
     show_shares(made, params)
     if inherited:
@@ -124,7 +123,7 @@ def plan(
 
 
 def says_nothing_of_people(params: Config, card: Card) -> bool:
-    """Whether nobody said if images of the owner's own can be of one person."""
+    """True if the owner has not said whether one person may have several images."""
     from sfumato.settings.data import OF_THE_OWNER
 
     return params.privacy.unit is None and params.data.groups is None and card.source in OF_THE_OWNER
@@ -136,9 +135,9 @@ def is_asked(dry_run: bool) -> bool:
 
 
 def ask_about_people(params: Path) -> None:
-    """Ask whether two images can be of one person, and write the answer "no" into `params`, where it is a claim.
+    """Ask whether two images can be of one person, and write the answer "no" into `params` as the owner's claim.
 
-    Raises ConfigError, with what to write, for "yes", and where the file has another form than expected.
+    Raises ConfigError, with what to write, for "yes", and if the file has an unexpected form.
     """
 
     if typer.confirm("Can two images in this set be of the same person, such as one patient?"):
@@ -164,18 +163,8 @@ def show_draws(made: Plan) -> None:
         typer.echo(f"{name}: a draw expects {mechanism.sample_rate * privacy.size:.4g} of {privacy.size} groups")
 
 
-def lineage_so_far(out: Path) -> dict[str, Lineage]:
-    """What the plan that lies in `out` says of each query; nothing where there is none."""
-    from sfumato.privacy.resolved import read_lineages
-
-    try:
-        return read_lineages(out)
-    except (OSError, ValueError):
-        return {}
-
-
 def check_public_model(model: Model) -> None:
-    """Raise ConfigError or DataError, before anything is spent, where the public model is missing or cannot be used."""
+    """Raise ConfigError or DataError, before anything is spent, if the public model is missing or cannot be used."""
     from sfumato.text_to_image.directory import choose_image_size, read_model_directory, require_library
 
     require_library()
@@ -288,7 +277,7 @@ def expected_minutes(made: Plan, public: PublicCard | None) -> None:
 
 
 def show_shares(made: Plan, params: Path) -> None:
-    """Say where a stage has another share than the one asked for, and why."""
+    """Show which stages have another share than the one asked for, and why."""
     from sfumato.settings.fields import REST
     from sfumato.settings.recipes import read_yaml
 
@@ -315,7 +304,7 @@ def show_spending(made: Plan, card: Card, odometer: Odometer, spending: Sequence
         if entry.done:
             typer.echo(f"{stage}: already released as {entry.done}; not spent again")
         elif entry.left_open:
-            typer.echo(f"{stage}: goes on where a kill left it, at no further cost; {cost} is spent")
+            typer.echo(f"{stage}: resumes an interrupted run (already charged: {cost})")
         else:
             why = "is new or was changed" if cause == stage else f"depends on {cause}, which was changed"
             why = "is named in privacy.spend_again, or reads what is" if made.lineage[stage].again else why
@@ -326,7 +315,11 @@ def show_next(made: Plan, spending: Sequence[Spending]) -> None:
     """The last line: what to do now."""
     coming = [entry.stage for entry in spending if not entry.done and not entry.left_open]
     costs = ", ".join(f"{name} (ε = {made.budget['stages'][name]['epsilon']:.3f} alone)" for name in coming)
-    granted = [entry.stage for entry in spending if entry.done and entry.stage in made.params.privacy.spend_again]
+    wishes = made.params.privacy.spend_again
+    granted = [entry.stage for entry in spending if entry.done and entry.stage in wishes]
     if granted:
-        typer.echo(f"paid for again: take {', '.join(granted)} out of privacy.spend_again")
+        more = ", ".join(f"{name}: {made.lineage[name].again + 1}" for name in granted)
+        typer.echo(
+            f"{', '.join(granted)} was paid for again as asked; privacy.spend_again: {{{more}}} would pay once more"
+        )
     typer.echo(f"next: `dvc repro` will spend: {costs}" if coming else "next: nothing to spend: `dvc repro`")

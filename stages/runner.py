@@ -1,7 +1,7 @@
 """What every stage does: its command line, its plan, the dry run, its inputs, the charge, and writing what came of it.
 
 A stage that the plan resolves is a function of the name of its module, `stages/<name>.py`, and takes a `StageRun`, or a
-`QueryRun` where it spends. It names what it reads, calls the library, and saves.
+`QueryRun` if it spends. It names what it reads, calls the library, and saves.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 ARTIFACTS, PLAN = Path(stages.ARTIFACTS), Path(stages.PLAN)
 CARD, PUBLIC, LEDGER = Path(stages.CARD), Path(stages.PUBLIC), Path(stages.LEDGER)
-EVALUATION = Path("evaluation")  # numbers from real images, of which neither DVC nor git knows
+EVALUATION = Path("evaluation")  # numbers from real images, which neither DVC nor git tracks
 PERMISSION = "permission.json"  # beside the plan
 
 CONFIG_HELP = "Resolved configuration. Default: artifacts/plan/<stage>.yaml, which `stage plan` writes."
@@ -72,7 +72,7 @@ def state_dir() -> Path:
         raise ConfigError(f"the state directory {path} is a file: name a folder in SFUMATO_STATE")
     if in_git(path / "keys"):
         raise ConfigError(
-            f"the state directory {path} would hold real images and keys where git takes them: "
+            f"the state directory {path} would hold real images and keys in a place that git takes: "
             "ignore it (a line in .gitignore), or set SFUMATO_STATE to a place outside the repository"
         )
     return path
@@ -82,7 +82,7 @@ def state_dir() -> Path:
 
 
 def git(*words: str) -> tuple[int, str]:
-    """Exit code and standard output of git; 127 where there is none."""
+    """Exit code and standard output of git; 127 without git."""
     import subprocess
 
     try:
@@ -103,7 +103,7 @@ def in_git(path: Path) -> bool:
 
 
 def check_local(option: str, *files: Path) -> None:
-    """Raise ConfigError where a file of numbers from real images would land in an artifact, or in git."""
+    """Raise ConfigError if a file of numbers from real images would land in an artifact, or in git."""
     for file in files:
         for folder in file.absolute().parents:
             if (folder / "privacy.json").is_file() or folder.resolve() in (ARTIFACTS.resolve(), PUBLIC.resolve()):
@@ -113,7 +113,7 @@ def check_local(option: str, *files: Path) -> None:
                 )
         if in_git(file):
             raise ConfigError(
-                f"{option} {file} lies where git would take it, and numbers from real images may not be shared: "
+                f"{option} {file} would be taken by git, and numbers from real images may not be shared: "
                 "name a place that git ignores, such as evaluation/, or ignore it (a line in .gitignore)"
             )
 
@@ -124,7 +124,7 @@ def show_local(tables: Iterable[Table | str], file: Path) -> None:
         for table in tables:
             table_console().print(table)
     else:
-        typer.echo(f"{file}: local, not to be shared, so its numbers are shown on a terminal alone")
+        typer.echo(f"{file}: local, not to be shared, so its numbers are shown on a terminal only")
 
 
 def ledgers() -> list[dict]:
@@ -181,7 +181,7 @@ def run_stage(
     card: Path = CARD,
     dry_run: bool = False,
 ) -> None:
-    """Run one stage. paths: of its inputs, where they are not those of the pipeline."""
+    """Run one stage. paths: of its inputs, if they are not those of the pipeline."""
     plan = load_plan(stage.name, config)
     out = out or ARTIFACTS / stage.name
     every = {name: PUBLIC if name == "public" else ARTIFACTS / name for name in stage.inputs} | dict(paths or {})
@@ -244,7 +244,7 @@ def read_inputs(stage: Stage, paths: Mapping[str, Path]) -> dict[str, Artifact]:
 
 
 def lineage_of_model(model: Any, *, check_declared: bool = True) -> list[Artifact]:
-    """The releases that a public model comes from. Raises ConfigError where nobody says that it is public."""
+    """The releases that a public model comes from. Raises ConfigError unless it is declared public."""
     from sfumato.data.lineage import lineage
     from sfumato.text_to_image.directory import locate
 
@@ -337,7 +337,7 @@ class QueryRun(StageRun[S]):
         """The charge that the plan asks for. released, sensitivity: in words, for the record.
 
         max_norm: what one image can contribute at most, in L2; a group contributes no more.
-        Raises TakenOver where nothing is left to do: this very work was released, and its artifact is gone. A kill came
+        Raises TakenOver if nothing is left to do: this very work was released, and its artifact is gone. A kill came
         before the pipeline took it over, or DVC removed it, because something changed that the stage does not read. The
         release, of which its run keeps a copy, is then put back, at no cost.
         """

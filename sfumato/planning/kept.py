@@ -12,7 +12,6 @@ from sfumato.errors import UNREADABLE
 from sfumato.planning.checks import settings_of
 from sfumato.privacy.ledger import by_id, is_record
 from sfumato.privacy.odometer import ABANDON, CLOSE, OPEN, Odometer
-from sfumato.privacy.resolved import Lineage
 from sfumato.privacy.schema4 import as_now
 from sfumato.settings.params import Params
 from sfumato.settings.stages import QUERIES, STAGES
@@ -46,7 +45,7 @@ def released_records(card: Card, odometer: Odometer, artifacts: Path, ledger: Pa
 
 
 def records_in(file: Path) -> list[dict]:
-    """What a ledger or a `privacy.json` holds; nothing where it cannot be read."""
+    """What a ledger or a `privacy.json` holds; nothing if it cannot be read."""
     try:
         return list(by_id(read_json(file)).values())
     except UNREADABLE:
@@ -65,25 +64,17 @@ def odometer_records(odometer: Odometer) -> list[dict]:
     ]
 
 
-def repeat_counts(
-    params: Params, plans: Mapping[str, tuple[str, ...]], released: Sequence[dict], before: Mapping[str, Lineage]
-) -> dict[str, int]:
-    """How often the owner asks to pay again for each query: one more for those that privacy.spend_again newly names.
+def repeat_counts(params: Params, plans: Mapping[str, tuple[str, ...]], released: Sequence[dict]) -> dict[str, int]:
+    """How often each query has been, or is to be, paid for again under its plan.
 
-    It also reaches the queries that depend on them, because their inputs will change.
+    privacy.spend_again has a number for each wish, which is compared with what was released, so a wish is granted once
+    whatever else is lost. It also reaches the queries that depend on a named one, because their inputs will change.
     """
-    named = set(params.privacy.spend_again)
-    found = {}
+    wishes, found = params.privacy.spend_again, {}
     for name, same in plans.items():
         done = [record["again"] for record in released if record.get("plan") in same]
-        found[name] = max(done, default=0)
-        if name not in named and not named & set(stages_before(name, params)):
-            continue
-        then = before.get(name)
-        if then and then.plan in same and then.asked:  # not a new wish: it was granted, or is about to be
-            found[name] = then.again
-        elif done:
-            found[name] += 1
+        wished = sum(wishes.get(other, 0) for other in (name, *stages_before(name, params)))
+        found[name] = max(done) + (wished > max(done)) if done else wished  # a first release fulfils the wish
     return found
 
 

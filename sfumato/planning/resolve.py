@@ -32,7 +32,7 @@ from sfumato.settings.recipes import as_yaml
 from sfumato.settings.stages import QUERIES, STAGES, Stage
 from sfumato.storage.digest import digest_of
 
-OF_THE_SENSITIVE_SET = ("dataset_id", "classes", "size_hint")  # what a plan for the public set alone leaves out
+OF_THE_SENSITIVE_SET = ("dataset_id", "classes", "size_hint")  # left out of plans that read only the public set
 LARGEST_DELTA = 1e-3
 
 
@@ -83,7 +83,6 @@ def make_plan(
     card: Card,
     public: PublicCard | None = None,
     released: Sequence[dict] = (),
-    before: Mapping[str, Lineage] | None = None,
     inherited: Sequence[dict] = (),
 ) -> Plan:
     """Resolve everything. Raises BudgetError, naming the stage and the excess, if the budget cannot be met.
@@ -91,7 +90,6 @@ def make_plan(
     Args:
         public: the card of the public set, if a stage reads it.
         released: records of these images, of which the last is kept first (`released_records`).
-        before: the lineage of the plan so far: by it, a wish in privacy.spend_again is granted once.
         inherited: the records that public images and a public model bring, which the budget holds too.
     """
     check_consistent(params, card)
@@ -132,18 +130,11 @@ def make_plan(
     today = {name: plan_digest(name, params, files, public) for name in mechanisms}
     earlier = schema4_digests(params, files, public)
     plans = {name: (today[name], *([earlier[name]["plan"]] if name in earlier else [])) for name in mechanisms}
-    repeats = repeat_counts(params, plans, released, before or {})
+    repeats = repeat_counts(params, plans, released)
     for name in mechanisms:
         files[name] |= {"again": repeats[name]} if repeats[name] else {}
-    asked = set(privacy.spend_again)
     lineage = {
-        name: Lineage(
-            plan=today[name],
-            schema4=earlier.get(name, {}),
-            again=repeats[name],
-            asked=bool(asked & {name, *stages_before(name, params)}),
-        )
-        for name in mechanisms
+        name: Lineage(plan=today[name], schema4=earlier.get(name, {}), again=repeats[name]) for name in mechanisms
     }
     return Plan(params, files, mechanisms, budget, lineage, kept_releases(plans, repeats, released))
 
@@ -158,11 +149,7 @@ def plan_digest(name: str, params: Params, files: Mapping[str, dict], public: Pu
 
 def schema4_digests(params: Params, files: Mapping[str, dict], public: PublicCard | None) -> dict[str, dict[str, str]]:
     """By query, `plan` and `settings` as its records of schema 4 hold them; none after a raised revision."""
-    model = params.model.resolved()
-    then = {
-        name: as_then(content, settings_of(params, STAGES[name]), model if "model" in content else None)
-        for name, content in files.items()
-    }
+    then = {name: as_then(content) for name, content in files.items()}
     return {
         name: {"plan": plan_digest(name, params, then, public), "settings": settings_digest(then[name])}
         for name in QUERIES
@@ -171,7 +158,7 @@ def schema4_digests(params: Params, files: Mapping[str, dict], public: PublicCar
 
 
 def inherited_events(records: Sequence[dict], target: float, delta: float, unit: str = IMAGE) -> list[DpEvent]:
-    """The mechanisms of records that inputs bring. Raises BudgetError where they do not count, or cost too much."""
+    """The mechanisms of records that inputs bring. Raises BudgetError if they do not count, or cost too much."""
     problems = [problem for record in records for problem in record_problems("record", record)]
     problems = problems or [
         f"{record['id'][:8]} is of the unit {record['unit']!r}, not {UNITS[unit]!r}"
@@ -184,7 +171,7 @@ def inherited_events(records: Sequence[dict], target: float, delta: float, unit:
     if (spent := epsilon(events, delta)) >= target:
         raise BudgetError(
             f"privacy.epsilon={target:g}: public images or the public model were made from sensitive images, "
-            f"and what that cost comes to {spent:.4g} alone. Raise privacy.epsilon, or choose others"
+            f"and that alone costs {spent:.4g}. Raise privacy.epsilon, or choose others"
         )
     return events
 
@@ -194,13 +181,13 @@ def warnings_of(params: Params, delta: float) -> list[str]:
     found, hint = [], params.privacy.size
     if delta > LARGEST_DELTA:
         found.append(
-            f"δ = {delta:.2g} (privacy.size_hint={hint}): with that probability the guarantee says nothing. "
+            f"δ = {delta:.2g} (privacy.size_hint={hint}): with that probability there is no guarantee. "
             f"Set privacy.delta to {LARGEST_DELTA:g} or less; a set of so few images cannot be protected well"
         )
     if not params.privacy.declared_size and float(f"{hint:.1e}") != hint:
         found.append(
             f"privacy.size_hint={hint} looks like an exact count, which is private: round it to two digits, such as "
-            f"{float(f'{hint:.1e}'):.0f}, or set privacy.declared_size: true where the number is public"
+            f"{float(f'{hint:.1e}'):.0f}, or set privacy.declared_size: true if the number is public"
         )
     return found
 

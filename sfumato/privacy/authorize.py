@@ -30,7 +30,7 @@ from sfumato.settings.privacy import UNLIMITED
 from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import EXACT
 
-ONE_IMAGE_EACH = "no two images are of one person, says the owner"  # what unit: image, where it is written, claims
+ONE_IMAGE_EACH = "no two images are of one person, says the owner"  # what a written unit: image claims
 OF_A_GROUP = "; of a group the mean over its images, which is no longer than that of one"
 DAY = 86_400  # seconds: two exact times would tell how long a query took, and so how many images it saw
 VERSIONED = ("sfumato", "torch", "numpy", "dp-accounting", "randomgen")
@@ -50,14 +50,14 @@ class AlreadyReleasedError(BudgetError):
 
 
 class RefusedElsewhereError(BudgetError):
-    """The first of many processes opened no charge, and says why."""
+    """The first of many processes opened no charge; its own error gives the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpendingPolicy:
-    """What the owner allows or says beyond the plan of one stage: not part of a plan, so changing it re-runs nothing.
+    """What the owner allows or declares beyond the plan of a stage. A change of it re-runs nothing.
 
-    one_image_each: the owner says that no two images are of one person.
+    one_image_each: the owner declares that no two images are of one person.
     """
 
     __pydantic_config__: ClassVar = EXACT
@@ -71,7 +71,7 @@ class SpendingPolicy:
     def __post_init__(self) -> None:
         limit = self.lifetime_epsilon
         if limit != UNLIMITED and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0):
-            raise BudgetError(f"lifetime_epsilon={limit!r} is no budget: expected a number, or {UNLIMITED!r}")
+            raise BudgetError(f"lifetime_epsilon={limit!r} is not a budget: expected a number or {UNLIMITED!r}")
 
     @property
     def adjacency(self) -> str:
@@ -108,7 +108,7 @@ class ChargeRequest:
 
     @property
     def of_groups(self) -> dict[str, str]:
-        """What its record says of groups: nothing where the unit is an image."""
+        """How groups count, for the record; empty if the unit is an image."""
         if self.unit == IMAGE:
             return {}
         return {"group_weight": "mean" if self.group_cap == 1 else f"capped at {self.group_cap} images"}
@@ -144,7 +144,7 @@ def open_charge(
 ) -> Charge:
     """Open a charge for `work`, as `open_alone`: in the first process, when it is journalled; the others get a share.
 
-    With many processes it is a collective call. Raises RefusedElsewhereError in the others where the first raises.
+    With many processes it is a collective call. Raises RefusedElsewhereError in the others if the first raises.
     """
     if not distributed.is_main():
         return open_share(state, card, work, distributed.broadcast_object(None))
@@ -175,7 +175,7 @@ def open_share(state: Path, card: Card, work: ChargeRequest, share: dict | None)
 
 
 def images_of(state: Path, card: Card, work: ChargeRequest) -> ImageSet | LatentSet:
-    """What the charge draws. Raises BudgetError where it was not prepared for the unit that the work is charged for."""
+    """What the charge draws. Raises BudgetError if it was prepared for another unit than the charge protects."""
     if card.unit != work.unit or work.unit not in UNITS or not (work.group_cap == 1 or work.unit == GROUP):
         raise BudgetError(
             f"{work.stage}: the plan protects one {work.unit} (privacy.unit), and dataset {card.dataset_id!r} was "
@@ -208,8 +208,8 @@ def open_alone(
                 done,
                 released,
                 f"{work.stage}: already released as {released} for dataset {card.dataset_id!r} under this very plan. "
-                f"Restore it (`dvc checkout`, `dvc pull`), or set privacy.spend_again: [{work.stage}] to pay for it "
-                "once more",
+                "Restore it (`dvc checkout`, `dvc pull`), or pay for it again by "
+                f"privacy.spend_again: {{{work.stage}: {work.again + 1}}}",
                 same_inputs=same_inputs,
             )
         left = next(
@@ -262,7 +262,7 @@ def open_local(state: Path, card: Card, purpose: str, *, everywhere: bool = Fals
     """The sensitive and the hold-out images, for work outside the guarantee.
 
     The call is journalled. Whatever is made with them must be marked local.
-    everywhere: for all processes, of which the first journals it before another has them: a collective call.
+    everywhere: in all processes; the first journals it before another reads the images: a collective call.
     """
     sensitive, holdout = load_prepared(state, card, SENSITIVE), load_prepared(state, card, "holdout")
     if not everywhere or distributed.is_main():
@@ -304,7 +304,7 @@ def installed_version(name: str) -> str:
 
 
 def check_known(odometer: Odometer, card: Card, seen: Collection[str], bounded: bool) -> None:
-    """Raise BudgetError where the journal lacks some of `seen`: it is an older copy, or another one.
+    """Raise BudgetError if the journal lacks some of `seen`: it is an older copy, or another one.
 
     bounded: whether there is a lifetime budget. Without one, any journal will do for a public source.
     """
@@ -319,7 +319,7 @@ def check_known(odometer: Odometer, card: Card, seen: Collection[str], bounded: 
 
 
 def check_lifetime(odometer: Odometer, coming: Mapping[str, Mechanism], permission: SpendingPolicy) -> None:
-    """Raise BudgetError where everything ever opened and `coming`, by stage, exceed the lifetime budget."""
+    """Raise BudgetError if everything ever opened and `coming`, by stage, exceed the lifetime budget."""
     limit, dataset = permission.lifetime_epsilon, odometer.dataset_id
     if isinstance(limit, str):
         return
@@ -341,6 +341,6 @@ def check_lifetime(odometer: Odometer, coming: Mapping[str, Mechanism], permissi
         f"{f' on {past}' if past else ''}; {future}, now to come, would make it {total:.4g} "
         f"(each ε alone; δ = {permission.delta:.3g}; `stage ledger history` lists all). Three ways on: "
         "keep the old release (undo the edit, or `git checkout` the params.yaml and dvc.lock of that release); "
-        f"raise privacy.lifetime_epsilon to {math.ceil(total * 100) / 100:g}, where the owner of the images agrees; "
+        f"raise privacy.lifetime_epsilon to {math.ceil(total * 100) / 100:g}, if the owner of the images agrees; "
         f"or lower this plan: a smaller privacy.epsilon, with privacy.lifetime_epsilon: {limit:g} written beside it"
     )

@@ -39,7 +39,7 @@ def save_checkpoint(run: Path, run_id: str, uses: int, state: dict[str, Tensor],
 def load_checkpoint(run: Path, run_id: str, uses: int) -> tuple[dict[str, Tensor], list[dict]] | None:
     """The state and log after `uses` releases of this run.
 
-    None where the file is missing, damaged, or of another run or step.
+    None if the file is missing, damaged, or of another run or step.
     """
     path = checkpoint_path(run, uses)
     try:
@@ -56,7 +56,7 @@ def load_checkpoint(run: Path, run_id: str, uses: int) -> tuple[dict[str, Tensor
 def resume(
     open_charge: Callable[[], Charge], stage: str, say: Callable[[str], None], unit: str = "step"
 ) -> tuple[Charge, dict[str, Tensor] | None, list[dict]]:
-    """A charge, the state after its last durable release, None where there was none yet, and its public log.
+    """A charge, the state after its last durable release, None before the first, and its public log.
 
     A run that a kill left open goes on. One that has lost its checkpoint stays spent, and a new charge is opened.
     """

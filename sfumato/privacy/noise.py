@@ -17,7 +17,7 @@ TWISTER = slice(24, 24 + 8 * 624)
 
 
 class NoiseSource:
-    """A stream of randomness that nobody can replay.
+    """A stream of randomness that cannot be replayed.
 
     AES in counter mode, with 128 bits of `os.urandom` as its key. A forked process gets a new one. It cannot be saved,
     copied or pickled. With `seed` (tests only) the stream repeats; `label` says so in every record, and every ledger
@@ -66,7 +66,7 @@ def public_grid(std: float) -> float:
 
 
 def secret_generator(device: torch.device | str = "cpu") -> torch.Generator:
-    """A torch generator that nobody can replay, for secret draws other than the noise.
+    """A torch generator that cannot be replayed, for secret draws other than the noise.
 
     A CPU generator uses 32 bits of a seed, few enough to try them all. So all its 624 words come from the operating
     system. Generators of other devices use 64 bits of a seed.

@@ -2,7 +2,7 @@
 
 The whole charge is in the journal before its first batch is drawn, and nothing ever lowers what it adds up to. A run is
 known by the id of the record that it was opened with. One that a kill left open and that goes on takes a record with a
-new id in the place of the old: two copies of one state directory then leave two records, not one id for both.
+new id that replaces the old: two copies of one state directory then leave two records, not one id for both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sfumato.storage.journal import GENESIS, REGROUP, Journal
 
 OPEN, RESUME, PROGRESS, CLOSE, ABANDON = "open", "resume", "progress", "close", "abandon"
 LOCAL = "local"
-ADOPT = "adopt"  # records and heads of a ledger, where the journal does not know them
+ADOPT = "adopt"  # records and heads of a ledger, which the journal does not know
 
 
 def is_counted(record: object) -> bool:
@@ -75,7 +75,7 @@ class Odometer(Journal):
         return kinds[:1] == [GENESIS] and not {ADOPT, REGROUP} & {*kinds}
 
     def adopt(self, records: Iterable[dict], seen: Iterable[str]) -> tuple[int, int]:
-        """Count records that the journal does not know, and begin it anew where it does not hold.
+        """Count records that the journal does not know, and start a new journal if it does not hold.
 
         Returns how many are new, and how many entries of a journal that does not hold cannot be read.
 

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from sfumato.privacy.events import Mechanism
 
 S = TypeVar("S", bound=Settings)
-LINEAGE = "lineage.json"  # beside the resolved files: what the record of each query says of the stages before it
+LINEAGE = "lineage.json"  # beside the resolved files: what decides whether each query spends
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """What a resolved file says of any stage. shape: (C, H, W) of the images.
+    """What the resolved file of any stage holds. shape: (C, H, W) of the images.
 
-    about: what the release says of itself, for the stage that makes it.
+    about: the owner's words on the release, for the stage that makes it.
     revision: of the stage, when the plan was made; again: how often the owner asked to pay again.
 
-    A plan for the public set alone names no sensitive set: its dataset id, classes and size hint are empty.
+    A plan that reads only the public set names no sensitive set: its dataset id, classes and size hint are empty.
     """
 
     stage: str
@@ -66,7 +66,7 @@ class StagePlan(Resolved, Generic[S]):
 
 @dataclass(frozen=True, kw_only=True)
 class QueryPlan(StagePlan[S]):
-    """A query that is switched on. `mechanism` is for the charge alone: no query reads a noise multiplier from it.
+    """A query that is switched on. Only the charge reads `mechanism`: no query reads a noise multiplier.
 
     unit, group_cap: what the charge protects, and how groups count (`sfumato.privacy.charge.Charge`).
     """
@@ -81,14 +81,12 @@ class Lineage:
     """What decides whether a query spends, besides its own plan.
 
     plan: digest of the settings and revisions of the query and of all stages before it; schema4: `plan` and `settings`
-    as records of schema 4 hold them, if all revisions are 1; again: how often the owner asked to pay again; asked:
-    privacy.spend_again names it, or a stage before it.
+    as records of schema 4 hold them, if all revisions are 1; again: how often the owner asked to pay again.
     """
 
     plan: str
     again: Annotated[int, Field(ge=0)] = 0
     schema4: dict[str, str] = field(default_factory=dict)
-    asked: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +103,7 @@ class ResolvedFile(Resolved):
 
 
 def read_lineages(folder: Path) -> dict[str, Lineage]:
-    """The lineage of each query, from the folder of a plan. Raises OSError or ValueError where it is not there."""
+    """The lineage of each query, from the folder of a plan. Raises OSError or ValueError if it is missing."""
     return validated(dict[str, Lineage], read_json(folder / LINEAGE))
 
 

@@ -13,7 +13,7 @@ SMALLEST, LARGEST = 1e-100, 1e100  # between them no square or product of two no
 
 
 class Rows(NamedTuple):
-    """A row for each image, made from that image alone: left_i ⊗ right_i, or left_i where there is no right.
+    """A row for each image, a function of that image only: left_i ⊗ right_i, or left_i without `right`.
 
     left: (B, a); right: (B, b). The norm of a row is the product of both norms.
     """
@@ -31,7 +31,7 @@ def one_hot(labels: Tensor, classes: int) -> Tensor:
 
 
 def bounded_sum(rows: Rows, max_norm: float, weights: Tensor | None = None) -> Tensor:
-    """Sum over the images: (a, b) float64, or (a,) where there is no right.
+    """Sum over the images: (a, b) float64, or (a,) without `right`.
 
     weights: (B,) float64, by which rows are multiplied after they were bounded: those of a group add up to at most 1.
     Guarantee: one image, or one group, more or less changes it by at most `max_norm` in L2: a longer row is scaled to

@@ -21,7 +21,7 @@ TABLE = Path(__file__).with_suffix(".yaml")
 
 @functools.cache
 def table() -> dict[str, Any]:
-    """The defaults of schema 4: `settings` by stage, `model`, and those that plans `omitted`."""
+    """The defaults of schema 4: `settings` by stage, `models` within them, `model`, and `public_model`."""
     return yaml.safe_load(TABLE.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
@@ -41,20 +41,15 @@ def as_now(content: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def as_then(content: Mapping[str, Any], settings: BaseModel, model: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The content of schema 4 with the same meaning as a resolved file of today.
-
-    Args:
-        content: the resolved file of today.
-        settings: those of its stage.
-        model: all keys of its network, if it has one.
-    """
+def as_then(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of schema 4 with the same meaning as a resolved file of today."""
     found = {key: value for key, value in content.items() if key not in ("revision", "again")}
     if content["enabled"]:
-        whole = settings.model_dump(mode="json", exclude={"noise"})
-        found["settings"] = without_omitted(filled(whole, table()["settings"].get(content["stage"], {})))
-    if model is not None:
-        found["model"] = dict(model) if model.get("directory") else filled(model, table()["model"])
+        found["settings"] = filled(content["settings"], table()["settings"].get(content["stage"], {}))
+    if "model" in content:
+        found["model"] = filled(
+            content["model"], table()["public_model" if "directory" in content["model"] else "model"]
+        )
     return found
 
 
@@ -73,19 +68,11 @@ def without_removed(kind: type[BaseModel], values: Mapping[str, Any], then: Mapp
 
 
 def filled(now: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]:
-    """`now`, with the defaults of settings that are gone since."""
-    found = {**then, **now}
-    for key, value in then.items():
-        if isinstance(value, dict) and key != "sources" and found[key] and found[key].get("law") == value.get("law"):
-            found[key] = filled(found[key], value)
+    """`now`, with the defaults of schema 4 for what it leaves out."""
+    models, found = table()["models"], {**then, **now}
+    for key, value in now.items():
+        if isinstance(value, dict) and (inner := models.get(value.get("law", key))):
+            found[key] = filled(value, inner)
+        elif isinstance(value, list) and key in models:
+            found[key] = [filled(entry, models[key]) for entry in value]
     return found
-
-
-def without_omitted(value: Any) -> Any:
-    """`value` without the settings that schema 4 omitted at their default."""
-    if isinstance(value, list):
-        return [without_omitted(entry) for entry in value]
-    if not isinstance(value, dict):
-        return value
-    omitted = table()["omitted"]
-    return {k: without_omitted(v) for k, v in value.items() if k not in omitted or v != omitted[k]}

@@ -1,6 +1,6 @@
 """Many processes for one stage, as `torchrun` starts them. Rank 0 leads; with one process nothing here does anything.
 
-The first process alone holds a charge: it draws, adds the noise and writes the artifact. The others see the images of
+Only the first process holds a charge: it draws, adds the noise and writes the artifact. The others see the images of
 their part of a draw, and never a sum over all of them. They trust each other: all are the owner's.
 """
 
@@ -20,7 +20,7 @@ from sfumato.runtime import compute
 T = TypeVar("T")
 R = TypeVar("R")
 M = TypeVar("M", bound=nn.Module)
-PATIENCE = timedelta(hours=24)  # the first process may encode or train alone for long while the others wait
+PATIENCE = timedelta(hours=24)  # the others may wait long while the first process encodes or trains
 
 
 def join() -> None:
@@ -58,7 +58,7 @@ def is_main() -> bool:
 
 
 def broadcast_object(value: T) -> T:
-    """What the first process says, for all: a collective call."""
+    """The value of the first process, in all of them: a collective call."""
     if world_size() == 1:
         return value
     box = [value]

@@ -35,16 +35,17 @@ class Privacy(Strict):
     size_hint: Annotated[int, Field(ge=3)] | None = None
     declared_size: bool = False  # N is exactly size_hint and public: records then say zero-out-one
     accountant: Literal["rdp", "pld"] = "rdp"
-    spend_again: tuple[str, ...] = ()  # queries to pay for once more, with those that depend on them
+    # queries to pay for again, with those that depend on them, and how often in all: {count: 1}; [count] means the same
+    spend_again: dict[str, Annotated[int, Field(ge=1)]] = Field(default={})
     # of everything ever opened on the dataset; None: `epsilon`. Public images may have "unlimited"
     lifetime_epsilon: Lifetime = None
 
     @field_validator("spend_again", mode="before")
     @classmethod
-    def names_of_queries(cls, value: object) -> object:
+    def once_each(cls, value: object) -> object:
         if value is True:
-            raise ValueError("it is a list of stages now: name those to pay for once more, such as [count]")
-        return () if value is False else value
+            raise ValueError("it names queries and how often to pay for each again, such as {count: 1}")
+        return dict.fromkeys(value, 1) if isinstance(value, (list, tuple)) else value or {}
 
     @model_validator(mode="after")
     def weight_of_groups(self) -> Privacy:

@@ -41,9 +41,8 @@ class Stage:
     each revision computes.
     inputs: the stages whose artifacts it reads, and "public" for the public set; optional: those that may be switched
     off; seeded: it draws public randomness, from `seed`; network: it depends on the parameters of the network;
-    shows_epsilon: it shows ε while it runs, so it depends on δ; owned: it says whose release it is, so it depends on
-    the section `release`; shared: many processes share its work, as those of every query; beside: further files that it
-    reads.
+    shows_epsilon: it shows ε while it runs, so it depends on δ; owned: it names the owner of the release, hence on
+    the section `release`; shared: many processes share its work, as those of every query; beside: more files it reads.
     """
 
     name: str
@@ -76,7 +75,7 @@ class Stage:
 
     @property
     def spread(self) -> bool:
-        """Its work is spread over many processes where there are some."""
+        """Its work is spread over the processes of a launch."""
         return self.shared or self.kind is Kind.QUERY
 
     @property

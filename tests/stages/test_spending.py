@@ -180,7 +180,7 @@ def test_a_release_that_is_lost_is_refused_and_not_spent_again(desk, request, of
     shutil.rmtree("state/runs")
     planned(desk)
     code, text = desk("count")
-    assert code == 3 and "already released" in text and "spend_again: [count]" in text
+    assert code == 3 and "already released" in text and "spend_again: {count: 1}" in text
     assert opened() == ["count", "central"]
 
 
@@ -196,18 +196,20 @@ def test_what_is_named_in_spend_again_runs_anew_once_with_what_depends_on_it(des
     assert opened() == ["count", "central"] * 2
     assert planned(desk) == anew  # granted: the key may stay
     code, text = desk("plan", "--dry-run")
-    assert "take count out of privacy.spend_again" in text
+    assert "count was paid for again as asked: privacy.spend_again: {count: 2} pays once more" in text
+    lost = Path("artifacts/plan").rename("elsewhere")  # the wish is compared with the odometer, not with the last plan
+    assert planned(desk) == anew and lost.is_dir()
     assert desk("count")[0] == 3
     write_params(privacy={"lifetime_epsilon": 99})
     assert planned(desk) == anew  # and may go: the later release is kept
-    write_params(privacy={"spend_again": ["central"], "lifetime_epsilon": 99})
+    write_params(privacy={"spend_again": {"central": 2}, "lifetime_epsilon": 99})
     third = planned(desk)
     assert third["central.yaml"] != anew["central.yaml"] and third["count.yaml"] == anew["count.yaml"]
 
 
 @pytest.mark.parametrize(
     ("value", "words"),
-    [(True, "a list of stages now"), (["pretrain"], "'pretrain', which is no query"), (["x"], "'x'")],
+    [(True, "how often to pay for each again"), (["pretrain"], "'pretrain', which is no query"), (["x"], "'x'")],
 )
 def test_spend_again_names_queries(desk, value, words):
     write_params(privacy={"spend_again": value})
