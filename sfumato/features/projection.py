@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -96,3 +97,14 @@ class ProjectedFeatures(nn.Module):
             "dimension": self.dimension,
             "network": dict(self.network) if self.network else None,
         }
+
+
+class ScaleToSqrtD(nn.Module):
+    """Rows of norm 1 scaled to norm √d, in whose units length-scales are given: (B, C, H, W) -> (B, d)."""
+
+    def __init__(self, features: ProjectedFeatures) -> None:
+        super().__init__()
+        self.features = features
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.features(images) * math.sqrt(self.features.dimension)  # type: ignore[no-any-return]
