@@ -117,10 +117,10 @@ def at_shares(probabilities: Tensor, offsets: Tensor) -> Tensor:
 def share_offsets(probabilities: Tensor, wanted: Tensor) -> Tensor:
     """Offsets of log p under which each class is the likeliest one as often as wanted: (M,) float64.
 
-    A teacher of unequal classes hardly ever says the rare one, and a noisy teacher says some classes too often. Which
-    images are the likeliest of a class it knows better than how many there are, which was asked of the models that
-    drew the images. probabilities: (N, M); wanted: (M,) numbers of images. Steps become shorter, since numbers of hard
-    labels jump. Source: posteriors at known shares (Saerens et al. 2002).
+    A noisy teacher, or one of unequal classes, predicts some classes too often or hardly ever. Its ranking of images
+    within a class is more reliable than its class shares, which are known from the models that drew the images.
+    probabilities: (N, M); wanted: (M,) numbers of images. Steps become shorter, since numbers of hard labels jump.
+    Source: posteriors at known shares (Saerens et al. 2002).
     """
     offsets = torch.zeros(probabilities.shape[1], dtype=torch.float64)
     first, second = probabilities.double().clamp(min=1e-30).log().topk(2, dim=1).values.unbind(dim=1)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -48,15 +48,7 @@ LEARNED = Classifier(network="whitened", width=32, batch=128, learning_rate=0.1)
 DIMENSION, POWER = 512, 0.5  # of its features: principal directions, scaled by variance^(−power/2)
 
 
-class Features(Protocol):
-    """φ: (B, C, H, W) float32 in [0, 1] -> (B, K) float32, of norm 1 at most up to rounding."""
-
-    @property
-    def shape(self) -> Shape: ...
-
-    def __call__(self, images: Tensor) -> Tensor: ...
-
-    def buffers(self) -> Iterator[Tensor]: ...
+Features = FourierFeatures | CosineMoments  # φ: (B, C, H, W) float32 in [0, 1] -> (B, K) float32, of norm 1 at most
 
 
 def device_of(features: Features) -> torch.device:
@@ -162,6 +154,9 @@ def learned_features(
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
+Rebuild = Callable[[dict, Path, ProjectedFeatures | None], Features]  # features.json, its folder, the teacher's map
+
+
 def fourier_again(about: dict, folder: Path, teacher: ProjectedFeatures | None) -> FourierFeatures:
     maps = [FeatureMap(**feature) for feature in about["features"]]
     return FourierFeatures(tuple(about["shape"]), maps, about["size"], about["seed"])
@@ -189,7 +184,7 @@ class Kind:
     """tensor: the name of the release, in `<tensor>.safetensors`; rebuild: its features from `features.json`."""
 
     tensor: str
-    rebuild: Callable[[dict, Path, ProjectedFeatures | None], nn.Module]
+    rebuild: Rebuild
 
 
 KINDS = {  # by stage
