@@ -15,7 +15,7 @@ from rich.console import Console
 
 from sfumato.errors import ConfigError
 from sfumato.storage.files import replace_file
-from stages.runner import ROOT, git, say, state_dir
+from stages.runner import git, say, state_dir
 
 if TYPE_CHECKING:
     from sfumato.data.sources.imagefolder import Survey
@@ -239,7 +239,7 @@ def show(
         version="proposed",
         unit=GROUP if known.unit == GROUP else IMAGE,
     )
-    show_budget(make_plan(params, card, ROOT))
+    show_budget(make_plan(params, card))
     show_minutes(params, table, stretch)
     if known.unit == GROUP:
         say("the minutes are those of one image a person: queries take longer where persons have more")

@@ -22,7 +22,6 @@ from stages.runner import (
     LEDGER,
     PLAN,
     PUBLIC,
-    ROOT,
     CardPath,
     PublicPath,
     lineage_of_model,
@@ -65,14 +64,8 @@ def plan(
     """Free: one resolved configuration per stage, and the budget table."""
     from sfumato.data.store import read_card, read_public_card
     from sfumato.planning.checks import reads_public
-    from sfumato.planning.resolve import (
-        check_lifetime_of,
-        make_plan,
-        plan_texts,
-        released_records,
-        spending_of,
-        warnings_of,
-    )
+    from sfumato.planning.kept import released_records, spending_of
+    from sfumato.planning.resolve import check_lifetime_of, make_plan, plan_texts, warnings_of
     from sfumato.privacy.authorize import check_known
     from sfumato.privacy.odometer import Odometer
     from sfumato.release.exports import check_parquet
@@ -99,7 +92,7 @@ def plan(
     odometer = Odometer(state_dir(), known.dataset_id)
     shown_public = read_public_card(public / "card.json") if reads else None
     released = released_records(known, odometer, ARTIFACTS, LEDGER)
-    made = make_plan(loaded, known, ROOT, shown_public, released, lineage_so_far(out), inherited)
+    made = make_plan(loaded, known, shown_public, released, lineage_so_far(out), inherited)
     show_budget(made)
     show_shares(made, params)
     if inherited:
@@ -127,9 +120,7 @@ def plan(
         raise refusal
     if dry_run:
         return show_next(made, spending)
-    write_texts(out, plan_texts(made))
-    if names := ", ".join(entry.stage for entry in spending if entry.done and entry.stage in made.edited):
-        say(f"kept; the code has changed since: {names}. To run them anew: privacy.spend_again: [{names}]")
+    write_texts(out, plan_texts(made, out))
 
 
 def says_nothing_of_people(params: Config, card: Card) -> bool:
@@ -322,13 +313,12 @@ def show_spending(made: Plan, card: Card, odometer: Odometer, spending: Sequence
         stage, cause = entry.stage, entry.cause
         cost = f"ε = {made.budget['stages'][stage]['epsilon']:.3f} alone ({made.mechanisms[stage]})"
         if entry.done:
-            kept = "kept; the code has changed since" if stage in made.edited else "not spent again"
-            typer.echo(f"{stage}: already released as {entry.done}; {kept}")
+            typer.echo(f"{stage}: already released as {entry.done}; not spent again")
         elif entry.left_open:
             typer.echo(f"{stage}: goes on where a kill left it, at no further cost; {cost} is spent")
         else:
             why = "is new or was changed" if cause == stage else f"depends on {cause}, which was changed"
-            why = "is named in privacy.spend_again, or reads what is" if made.lineage[stage]["again"] else why
+            why = "is named in privacy.spend_again, or reads what is" if made.lineage[stage].again else why
             typer.echo(f"{stage}: would {'re-spend' if stage in before else 'spend'} {cost}: it {why}")
 
 
@@ -336,10 +326,6 @@ def show_next(made: Plan, spending: Sequence[Spending]) -> None:
     """The last line: what to do now."""
     coming = [entry.stage for entry in spending if not entry.done and not entry.left_open]
     costs = ", ".join(f"{name} (ε = {made.budget['stages'][name]['epsilon']:.3f} alone)" for name in coming)
-    if edited := [entry.stage for entry in spending if entry.done and entry.stage in made.edited]:
-        typer.echo(
-            f"to run them with the code as it is now, and pay for them: privacy.spend_again: [{', '.join(edited)}]"
-        )
     granted = [entry.stage for entry in spending if entry.done and entry.stage in made.params.privacy.spend_again]
     if granted:
         typer.echo(f"paid for again: take {', '.join(granted)} out of privacy.spend_again")

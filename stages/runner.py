@@ -23,7 +23,7 @@ from rich.table import Table
 
 from sfumato.errors import BudgetError, ConfigError, SfumatoError, explained
 from sfumato.settings import stages
-from sfumato.settings.stages import STAGES, Kind, Stage
+from sfumato.settings.stages import Kind, Stage
 from sfumato.storage.artifacts import Artifact, check_out, own_record, read_artifact, write_empty, writing
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import parse_json, read_json, read_text, validated
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
     from sfumato.privacy.resolved import QueryPlan, StagePlan
 
-ROOT = Path(__file__).resolve().parent.parent  # the folder that holds the packages sfumato and stages
 ARTIFACTS, PLAN = Path(stages.ARTIFACTS), Path(stages.PLAN)
 CARD, PUBLIC, LEDGER = Path(stages.CARD), Path(stages.PUBLIC), Path(stages.LEDGER)
 EVALUATION = Path("evaluation")  # numbers from real images, of which neither DVC nor git knows
@@ -343,7 +342,6 @@ class QueryRun(StageRun[S]):
         release, of which its run keeps a copy, is then put back, at no cost.
         """
         from sfumato.data.store import read_card
-        from sfumato.planning.resolve import code_of
         from sfumato.privacy.authorize import (
             RELEASED,
             AlreadyReleasedError,
@@ -366,12 +364,14 @@ class QueryRun(StageRun[S]):
             released=released,
             sensitivity=sensitivity,
             inputs=[digest_of_file(artifact.path / "privacy.json") for artifact in self.inputs.values()],
-            stale=lineage["code"].get(plan.stage) != code_of(STAGES[plan.stage], ROOT),
+            revision=plan.revision,
+            plan=lineage.plan,
+            schema4=lineage.schema4,
+            again=lineage.again,
             latents=latents,
             seen=self.seen(),
             unit=plan.unit,
             group_cap=plan.group_cap,
-            **lineage,
         )
         try:
             return open_charge(state_dir(), public, work, read_policy())

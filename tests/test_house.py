@@ -10,7 +10,7 @@ import yaml
 from sfumato.planning.project import dvc_content
 from sfumato.settings.noise import QuerySettings
 from sfumato.settings.params import Params
-from sfumato.settings.stages import CODE, QUERIES, STAGES, Kind, dvc_stages
+from sfumato.settings.stages import QUERIES, RECIPES, STAGES, Kind, dvc_stages
 
 ROOT = Path(__file__).resolve().parent.parent
 # Each folder or module may import those before it. A new one gets its place here.
@@ -137,7 +137,7 @@ def test_a_project_of_its_own_gets_the_same_pipeline_but_for_the_code():
             key: value for key, value in made["stages"][name].items() if key in ("cmd", "params")
         }
     own = dvc_content()["stages"]
-    assert own["plan"]["always_changed"] and not any({*stage.get("deps", [])} & CODE for stage in own.values())
+    assert own["plan"]["always_changed"] and not any(RECIPES in stage.get("deps", []) for stage in own.values())
 
 
 @pytest.mark.parametrize("name", list(dvc_stages()))

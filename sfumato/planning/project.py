@@ -96,7 +96,7 @@ After a run: `git add dvc.yaml dvc.lock params.yaml ledger.json`, and commit.
 def dvc_content(*, clone: bool = False) -> dict[str, Any]:
     """What `dvc.yaml` holds. clone: of the repository, where the code and the recipes are files that DVC sees."""
     stages: dict[str, Any] = {}
-    for name, stage in dvc_stages(code=clone).items():
+    for name, stage in dvc_stages(clone=clone).items():
         commands = stage["commands"]
         entry: dict[str, Any] = {"cmd": commands[0] if len(commands) == 1 else commands}
         if name == "prepare-sensitive":

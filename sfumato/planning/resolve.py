@@ -14,27 +14,26 @@ from typing import Any
 from dp_accounting import DpEvent
 
 from sfumato.data.store import Card, PublicCard
-from sfumato.errors import UNREADABLE, BudgetError, ConfigError
+from sfumato.errors import BudgetError, ConfigError
 from sfumato.planning.checks import check_consistent, check_public, settings_of
+from sfumato.planning.kept import Spending, holds, kept_releases, repeat_counts, stages_before
 from sfumato.privacy.accountant import NoiseRequest, calibrate, default_delta, epsilon, shares_of_rdp
 from sfumato.privacy.authorize import SpendingPolicy, check_lifetime
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism, event_from_json
-from sfumato.privacy.ledger import by_id, is_record, record_problems
-from sfumato.privacy.odometer import ABANDON, CLOSE, OPEN, Odometer
+from sfumato.privacy.ledger import record_problems
+from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.resolved import LINEAGE, Lineage, settings_digest
+from sfumato.privacy.schema4 import as_then
 from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.fields import REST
 from sfumato.settings.noise import QuerySettings
 from sfumato.settings.params import Params
 from sfumato.settings.recipes import as_yaml
-from sfumato.settings.stages import QUERIES, STAGES, Kind, Stage
-from sfumato.storage.digest import code_digest, digest_of
-from sfumato.storage.documents import read_json, read_yaml
+from sfumato.settings.stages import QUERIES, STAGES, Stage
+from sfumato.storage.digest import digest_of
 
 OF_THE_SENSITIVE_SET = ("dataset_id", "classes", "size_hint")  # what a plan for the public set alone leaves out
-DOOR = "sfumato.privacy.charge"  # the code of every query: it draws the images and adds the noise
 LARGEST_DELTA = 1e-3
-MEASURED = "sfumato.evaluation"  # the code of local stages alone: a number from real images decides nothing
 
 
 @dataclass(frozen=True)
@@ -42,18 +41,15 @@ class Plan:
     """All that `stage plan` works out.
 
     files: the resolved configuration of each stage; mechanisms: of each query that is switched on; budget: a table;
-    lineage: of each such query, what its record says beside its own settings: `plan`, the digest of the settings of it
-    and of all stages before it; `code`, by stage, of the same; `again`, how often the owner had it paid for once more;
-    kept: the release that each of them keeps, where there is one; edited: those whose release other code made.
+    lineage: of each such query; kept: the release that each of them keeps, if there is one.
     """
 
     params: Params
     files: dict[str, dict]
     mechanisms: dict[str, Mechanism]
     budget: dict
-    lineage: dict[str, dict]
+    lineage: dict[str, Lineage]
     kept: dict[str, dict]
-    edited: frozenset[str]
 
 
 def noise_requests(params: Params) -> dict[str, NoiseRequest]:
@@ -85,7 +81,6 @@ def noise_requests(params: Params) -> dict[str, NoiseRequest]:
 def make_plan(
     params: Params,
     card: Card,
-    code: Path,
     public: PublicCard | None = None,
     released: Sequence[dict] = (),
     before: Mapping[str, Lineage] | None = None,
@@ -93,10 +88,11 @@ def make_plan(
 ) -> Plan:
     """Resolve everything. Raises BudgetError, naming the stage and the excess, if the budget cannot be met.
 
-    `code` is the folder that holds the packages `sfumato` and `stages`; `public` the card of the public set, where a
-    stage reads it; released: records of these images, of which the last is kept first (`released_records`); before: the
-    lineage of the plan so far, which tells whether privacy.spend_again is still the same wish; inherited: the records
-    that public images and a public model bring, which the budget holds too.
+    Args:
+        public: the card of the public set, if a stage reads it.
+        released: records of these images, of which the last is kept first (`released_records`).
+        before: the lineage of the plan so far: by it, a wish in privacy.spend_again is granted once.
+        inherited: the records that public images and a public model bring, which the budget holds too.
     """
     check_consistent(params, card)
     if public is not None:
@@ -132,124 +128,46 @@ def make_plan(
             for name, m in mechanisms.items()
         },
     }
-    contents = {name: stage_file(stage, params, card, mechanisms.get(name)) for name, stage in STAGES.items()}
-    plans = {name: plan_digest(name, params, contents, public) for name in mechanisms}
-    agains = agains_of(params, plans, released, before or {})
-    at_hand = {name: code_of(STAGES[name], code) for name in contents if params.runs(name)}
-    codes, kept = kept_releases(plans, agains, released)
-    files = {
-        name: {
-            **content,
-            **({"code": codes.get(name, at_hand[name])} if name in at_hand else {}),
-            **({"again": agains[name]} if agains.get(name) else {}),
-        }
-        for name, content in contents.items()
-    }
-    lineage: dict[str, dict[str, Any]] = {
-        name: {
-            "plan": plans[name],
-            "code": {other: files[other]["code"] for other in (*stages_before(name, params), name)},
-            "again": agains[name],
-        }
+    files = {name: stage_file(stage, params, card, mechanisms.get(name)) for name, stage in STAGES.items()}
+    today = {name: plan_digest(name, params, files, public) for name in mechanisms}
+    earlier = schema4_digests(params, files, public)
+    plans = {name: (today[name], *([earlier[name]["plan"]] if name in earlier else [])) for name in mechanisms}
+    repeats = repeat_counts(params, plans, released, before or {})
+    for name in mechanisms:
+        files[name] |= {"again": repeats[name]} if repeats[name] else {}
+    asked = set(privacy.spend_again)
+    lineage = {
+        name: Lineage(
+            plan=today[name],
+            schema4=earlier.get(name, {}),
+            again=repeats[name],
+            asked=bool(asked & {name, *stages_before(name, params)}),
+        )
         for name in mechanisms
     }
-    edited = frozenset(n for n in kept if any(at_hand[other] != c for other, c in lineage[n]["code"].items()))
-    return Plan(params, files, mechanisms, budget, lineage, kept, edited)
+    return Plan(params, files, mechanisms, budget, lineage, kept_releases(plans, repeats, released))
 
 
-# --- what was released, which a plan keeps ----------------------------------------------------------------------------
-
-
-def stages_before(name: str, params: Params) -> tuple[str, ...]:
-    """The stages that are switched on and that `name` reads, directly or through others, in the order of the table."""
-    settings = settings_of(params, STAGES[name])
-    direct = [other for other in STAGES[name].upstream if params.runs(other) and settings.reads(other)]
-    found = {*direct, *(far for other in direct for far in stages_before(other, params))}
-    return tuple(other for other in STAGES if other in found)
-
-
-def plan_digest(name: str, params: Params, contents: Mapping[str, dict], public: PublicCard | None) -> str:
-    """Digest of the settings of a stage and of all before it, and of the public card where one reads the public set."""
+def plan_digest(name: str, params: Params, files: Mapping[str, dict], public: PublicCard | None) -> str:
+    """Digest of the settings of a stage and of all before it, and of the public card if one reads the public set."""
     stages = (*stages_before(name, params), name)
     reads = any("public" in STAGES[n].inputs and settings_of(params, STAGES[n]).reads("public") for n in stages)
-    settings = {n: settings_digest(contents[n]) for n in stages}
+    settings = {n: settings_digest(files[n]) for n in stages}
     return digest_of({"settings": settings, "public": asdict(public) if reads and public is not None else None})
 
 
-def released_records(card: Card, odometer: Odometer, artifacts: Path, ledger: Path) -> list[dict]:
-    """The records of what was released on these images, or left open by a kill; of two the later one is to be kept.
-
-    From the committed ledger, which is there after `git clone`; from the odometer, which outlives a lost cache; from
-    the artifacts that lie there now. A record that cannot be read is skipped: then nothing is kept, and the odometer
-    refuses all the same to spend on what was released before.
-    """
-    found = [*records_in(ledger), *odometer_records(odometer)]
-    for name in QUERIES:
-        records = records_in(artifacts / name / "privacy.json")
-        found += [record for record in records if record.get("stage") == name]
-    version = card.dataset_id, card.version
-    return [r for r in found if is_record(r) and (r["dataset_id"], r["data_version"]) == version]
-
-
-def records_in(file: Path) -> list[dict]:
-    """What a ledger or a `privacy.json` holds; nothing where it cannot be read."""
-    try:
-        return list(by_id(read_json(file)).values())
-    except UNREADABLE:
-        return []
-
-
-def odometer_records(odometer: Odometer) -> list[dict]:
-    """Those of charges that are not given up: the open ones first, for a closed one is kept before it."""
-    entries, newest = odometer.entries(), odometer.runs()
-    gone = {entry["id"] for entry in entries if entry["kind"] == ABANDON}
-    closed = {entry["id"] for entry in entries if entry["kind"] == CLOSE}
-    runs = [entry["record"]["id"] for entry in entries if entry["kind"] == OPEN and entry["record"]["id"] not in gone]
-    return [
-        *({**newest[run], "open": True} for run in runs if run not in closed),
-        *(newest[run] for run in runs if run in closed),
-    ]
-
-
-def agains_of(
-    params: Params, plans: Mapping[str, str], released: Sequence[dict], before: Mapping[str, Lineage]
-) -> dict[str, int]:
-    """How often each query is to be paid for once more: one more for those that privacy.spend_again newly names.
-
-    It also reaches the queries that depend on them, whose inputs will be others.
-    """
-    named = set(params.privacy.spend_again)
-    found = {}
-    for name, plan in plans.items():
-        done = [record["again"] for record in released if record.get("plan") == plan]
-        found[name] = max(done, default=0)
-        if name not in named and not named & set(stages_before(name, params)):
-            continue
-        then = before.get(name)
-        if then and then.plan == plan and then.asked:  # the wish is not new: it was granted, or is about to be
-            found[name] = then.again
-        elif done:
-            found[name] += 1
-    return found
-
-
-def kept_releases(
-    plans: Mapping[str, str], agains: Mapping[str, int], released: Sequence[dict]
-) -> tuple[dict[str, str], dict[str, dict]]:
-    """The code that the plan is to name so that nothing released re-runs, by stage, and the release that each keeps.
-
-    The last queries choose first: a release brings the code of all stages before it.
-    """
-    codes: dict[str, str] = {}
-    kept: dict[str, dict] = {}
-    for name in reversed(list(plans)):
-        for record in reversed(released):
-            same = (record.get("stage"), record.get("plan"), record["again"]) == (name, plans[name], agains[name])
-            if same and name in record["code"] and all(codes.get(n, c) == c for n, c in record["code"].items()):
-                codes |= record["code"]
-                kept[name] = record
-                break
-    return codes, {name: kept[name] for name in plans if name in kept}
+def schema4_digests(params: Params, files: Mapping[str, dict], public: PublicCard | None) -> dict[str, dict[str, str]]:
+    """By query, `plan` and `settings` as its records of schema 4 hold them; none after a raised revision."""
+    model = params.model.resolved()
+    then = {
+        name: as_then(content, settings_of(params, STAGES[name]), model if "model" in content else None)
+        for name, content in files.items()
+    }
+    return {
+        name: {"plan": plan_digest(name, params, then, public), "settings": settings_digest(then[name])}
+        for name in QUERIES
+        if params.runs(name) and all(STAGES[n].revision == 1 for n in (*stages_before(name, params), name))
+    }
 
 
 def inherited_events(records: Sequence[dict], target: float, delta: float, unit: str = IMAGE) -> list[DpEvent]:
@@ -288,23 +206,27 @@ def warnings_of(params: Params, delta: float) -> list[str]:
 
 
 def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | None) -> dict:
-    """All that one stage may depend on besides its code: a change of anything else does not re-run it."""
+    """All that one stage may depend on: its revision and what is not at its default. Nothing else re-runs it."""
     enabled = params.runs(stage.name)
     content: dict[str, Any] = {
         "stage": stage.name,
+        "revision": stage.revision,
         "enabled": enabled,
         "dataset_id": card.dataset_id,
         "shape": list(card.shape),
         "classes": list(card.classes),
         "size_hint": params.privacy.size,
-        "settings": settings_of(params, stage).model_dump(mode="json", exclude={"noise"}) if enabled else {},
+        "settings": {},
     }
+    if enabled:
+        settings = settings_of(params, stage)
+        content["settings"] = settings.model_dump(mode="json", exclude={"noise"}, exclude_defaults=True)
     if enabled and stage.seeded:
         content["seed"] = params.seed
     if enabled and stage.shows_epsilon:
         content["delta"] = params.privacy.delta or default_delta(params.privacy.size)
     if enabled and stage.network:
-        content["model"] = params.model.resolved()
+        content["model"] = params.model.non_default()
     if enabled and stage.owned and (about := params.release.model_dump(exclude_none=True)):
         content["about"] = about
     if mechanism is not None:
@@ -312,12 +234,6 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
         if params.privacy.unit == GROUP:
             content |= {"unit": GROUP, "group_cap": params.privacy.group_cap or 1}
     return {key: value for key, value in content.items() if not stage.public_only or key not in OF_THE_SENSITIVE_SET}
-
-
-def code_of(stage: Stage, root: Path) -> str:
-    """Digest of the code that decides what a stage writes."""
-    door = [DOOR] if stage.kind is Kind.QUERY else []
-    return code_digest(root, f"stages.{stage.name}", *door, without=None if stage.kind is Kind.LOCAL else MEASURED)
 
 
 def policy_of(plan: Plan) -> SpendingPolicy:
@@ -332,65 +248,20 @@ def policy_of(plan: Plan) -> SpendingPolicy:
     )
 
 
-def plan_texts(plan: Plan) -> dict[str, str]:
-    """File name -> text, byte-deterministic."""
-    texts = {f"{stage}.yaml": as_yaml(content) for stage, content in plan.files.items()}
+def plan_texts(plan: Plan, before: Path | None = None) -> dict[str, str]:
+    """File name -> text, byte-deterministic. A file in `before` with the same meaning keeps its text."""
+    texts = {
+        file: (before / file).read_text("utf-8") if before and holds(before / file, content) else as_yaml(content)
+        for file, content in ((f"{stage}.yaml", content) for stage, content in plan.files.items())
+    }
     texts["budget.json"] = json.dumps(plan.budget, indent=1) + "\n"
     rows = [f"{name},{row['epsilon']:.6g},{row['share']:.6g}" for name, row in plan.budget["stages"].items()]
     texts["budget.csv"] = "\n".join(["stage,epsilon_alone,share", *rows]) + "\n"  # for `dvc plots`
     permission = {key: value for key, value in vars(policy_of(plan)).items() if key != "one_image_each" or value}
     texts["permission.json"] = json.dumps(permission, indent=1) + "\n"
-    asked = plan.params.privacy.spend_again
-    lineage = {
-        name: {**entry, **({"asked": True} if {name, *stages_before(name, plan.params)} & set(asked) else {})}
-        for name, entry in plan.lineage.items()
-    }
+    lineage = {name: {k: v for k, v in asdict(entry).items() if v} for name, entry in plan.lineage.items()}
     texts[LINEAGE] = json.dumps(lineage, indent=1) + "\n"
     return texts
-
-
-# --- what a plan would spend ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spending:
-    """What becomes of one query under a plan.
-
-    done: the charge that released it; cause: the stage whose change makes it spend, or None; left_open: a kill left it
-    on the odometer, and it goes on from there at no further cost.
-    """
-
-    stage: str
-    done: str | None
-    cause: str | None
-    left_open: bool
-
-
-def spending_of(made: Plan, out: Path) -> list[Spending]:
-    """For each query: already released, or to be spent, and why. out: the folder of the plan so far."""
-    changed: dict[str, str] = {}  # stage -> the stage whose change reaches it
-    found = []
-    for name, stage in STAGES.items():
-        kept = made.kept.get(name, {})
-        done = kept["id"] if kept and not kept.get("open") else None
-        cause = next((changed[other] for other in stage.upstream if other in changed), None)
-        if not holds(out / f"{name}.yaml", made.files[name]) or (name in made.mechanisms and cause is None):
-            cause = name
-        if done:
-            cause = None
-        if cause:
-            changed[name] = cause
-        if name in made.mechanisms:
-            found.append(Spending(stage=name, done=done, cause=cause, left_open=bool(kept.get("open"))))
-    return found
-
-
-def holds(file: Path, content: dict) -> bool:
-    """Whether a resolved file is there and says this."""
-    try:
-        return read_yaml(file) == content
-    except (OSError, ValueError):
-        return False
 
 
 def check_lifetime_of(made: Plan, odometer: Odometer, spending: Sequence[Spending]) -> None:

@@ -82,13 +82,12 @@ class SpendingPolicy:
 class ChargeRequest:
     """What a charge is opened for: one query, by its settings, on its inputs.
 
-    plan: digest of the settings of the stage and of all stages before it; settings: of its own; code: digest of the
-    code, by stage, of it and of all before it; max_norm: what one image can contribute at most, in L2; inputs: digests
-    of the artifacts that it reads; released, sensitivity: in words, for the record; again: how often the owner had the
-    same plan paid for once more; stale: the plan keeps the code of an earlier release, and the code at hand is another;
-    latents: the key of the latents that `sfumato.data.store` keeps of the same images. They are drawn in the images'
-    place: same draw, same record; seen: what ledgers and inputs name of the journal, heads and ids of
-    records, none of which it may lack; unit: "image" or "group"; group_cap: as a `Charge` takes it.
+    plan: digest of the settings and revisions of the stage and of all stages before it; settings: of its own; schema4:
+    both as records of schema 4 hold them; revision: of the stage; max_norm: L2 bound of what one image contributes;
+    inputs: digests of the artifacts that it reads; released, sensitivity: in words, for the record; again: how often
+    the owner asked to pay again; latents: the key of the latents that `sfumato.data.store` keeps of the same images.
+    Latents are sampled instead of images; the charge is the same. seen: heads and record ids that ledgers and inputs
+    name; the journal must hold all of them. unit: "image" or "group"; group_cap: as a `Charge` takes it.
     """
 
     stage: str
@@ -98,10 +97,10 @@ class ChargeRequest:
     max_norm: float
     released: str
     sensitivity: str
-    code: Mapping[str, str] = field(default_factory=dict)
+    schema4: Mapping[str, str] = field(default_factory=dict)
+    revision: int = 1
     inputs: Sequence[str] = ()
     again: int = 0
-    stale: bool = False
     latents: str | None = None
     seen: Collection[str] = ()
     unit: str = IMAGE
@@ -115,19 +114,29 @@ class ChargeRequest:
         return {"group_weight": "mean" if self.group_cap == 1 else f"capped at {self.group_cap} images"}
 
     @property
-    def digest(self) -> str:
-        """The same settings on the same inputs are the same work."""
-        return digest_of({"settings": self.settings, "again": self.again, "inputs": sorted(self.inputs)})
+    def plans(self) -> tuple[str, ...]:
+        """The digests that records of this plan hold: today's first."""
+        return (self.plan, *([self.schema4["plan"]] if self.schema4 else []))
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Of the same settings on the same inputs, which are the same work: today's first."""
+        settings = (self.settings, *([self.schema4["settings"]] if self.schema4 else []))
+        return tuple(digest_of({"settings": s, "again": self.again, "inputs": sorted(self.inputs)}) for s in settings)
 
 
 def released_before(odometer: Odometer, card: Card, work: ChargeRequest) -> tuple[str, bool] | None:
     """The last run closed on these images for the same work, or else under the same plan: (its id, same inputs).
 
-    The same plan may have come to other inputs, where a free stage was made anew: that is no reason to spend.
+    If a free stage was re-run, the inputs differ although the plan is the same. Do not charge again.
     """
-    same = odometer.closed(card.version, work=work.digest)
-    found = same or odometer.closed(card.version, plan=work.plan, again=work.again)
-    return (found, same is not None) if found else None
+    for digest in work.digests:
+        if found := odometer.closed(card.version, work=digest):
+            return found, True
+    for plan in work.plans:
+        if found := odometer.closed(card.version, plan=plan, again=work.again):
+            return found, False
+    return None
 
 
 def open_charge(
@@ -203,7 +212,9 @@ def open_alone(
                 "once more",
                 same_inputs=same_inputs,
             )
-        left = odometer.unfinished(work.digest, card.version)
+        left = next(
+            (resumable for digest in work.digests if (resumable := odometer.unfinished(digest, card.version))), None
+        )
         if left is not None and left[1]["noise_source"] == noise.label:
             resumed, (run_id, record, used) = True, left
             asked = (event_to_json(work.mechanism.event), work.max_norm, permission.adjacency)
@@ -216,12 +227,6 @@ def open_alone(
                     "privacy.spend_again to open another charge"
                 )
         else:
-            if work.stale:
-                raise BudgetError(
-                    f"{work.stage}: the plan keeps what an earlier version of the code released, and that was from "
-                    f"other inputs. Restore them (`dvc checkout`, `dvc pull`), or set privacy.spend_again: "
-                    f"[{work.stage}] to pay for it once more, and run `stage plan`"
-                )
             resumed, record, used = False, new_record(card, work, permission, noise.label), 0
             run_id = record["id"]
             check_lifetime(odometer, {work.stage: work.mechanism}, permission)
@@ -237,7 +242,7 @@ def open_alone(
             adopted, record = record["id"], {**record, "id": secrets.token_hex(16)}
             odometer.append(RESUME, id=run_id, adopts=adopted, record=record)
         else:
-            odometer.append(OPEN, plan=work.plan, work=work.digest, record=record)
+            odometer.append(OPEN, plan=work.plan, work=work.digests[0], record=record)
         lock = stack.pop_all()
     mechanism = Mechanism.from_event(event_from_json(record["event"]))
     return Charge(
@@ -282,7 +287,7 @@ def new_record(card: Card, work: ChargeRequest, permission: SpendingPolicy, nois
         "max_norm": float(work.max_norm),
         "plan": work.plan,
         "settings": work.settings,
-        "code": dict(work.code),
+        "revision": work.revision,
         "again": work.again,
         "versions": {name: installed_version(name) for name in VERSIONED},
         "time": int(time.time()) // DAY * DAY,

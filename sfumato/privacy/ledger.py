@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -26,7 +26,7 @@ from sfumato.storage.artifacts import as_text, empty_content
 from sfumato.storage.digest import canonical, digest_of
 from sfumato.storage.documents import EXACT, read_json, read_yaml, second, validated
 
-SCHEMA = 4
+SCHEMA, READABLE = 5, (4, 5)  # schema 4 had digests of code for the revisions
 RECORD_ID = re.compile("[0-9a-f]{32}")  # it also names a directory
 HEAD = re.compile("[0-9a-f]{64}")  # of a journal
 TOLERANCE = 1e-6  # relative, between stored and recomputed epsilon
@@ -54,10 +54,11 @@ class Record:
     max_norm: float
     plan: str
     settings: str
-    code: dict[str, str]
     again: Annotated[int, Field(ge=0)]
     versions: dict[str, str]
     time: Annotated[int, AfterValidator(second)]
+    revision: Positive = 1
+    code: dict[str, str] = field(default_factory=dict)  # of schema 4
     group_weight: str = ""  # how a group counts, where the unit is one
     claim: str = ""  # what the owner says of a unit of one image
 
@@ -226,7 +227,7 @@ def read_ledger(path: Path) -> dict:
     if not isinstance(ledger, dict) or set(ledger) != KEYS:
         found = set(ledger) if isinstance(ledger, dict) else set()
         raise BudgetError(f"{path} is not a ledger: missing {sorted(KEYS - found)}, unknown {sorted(found - KEYS)}")
-    if ledger["schema"] != SCHEMA or not isinstance(ledger["records"], list):
+    if ledger["schema"] not in READABLE or not isinstance(ledger["records"], list):
         raise BudgetError(f"{path} has schema {ledger['schema']!r}, this version reads {SCHEMA}: {write}")
     return ledger
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Ty
 from pydantic import Field
 
 from sfumato.errors import ConfigError, explained
+from sfumato.privacy.schema4 import as_now
 from sfumato.settings.data import IMAGE, DatasetId
 from sfumato.settings.fields import Positive, Settings
 from sfumato.settings.stages import STAGES, Kind
@@ -29,7 +30,7 @@ class Resolved:
     """What a resolved file says of any stage. shape: (C, H, W) of the images.
 
     about: what the release says of itself, for the stage that makes it.
-    code: digest of the code that is to do it, or did; again: how often the owner had it paid for once more.
+    revision: of the stage, when the plan was made; again: how often the owner asked to pay again.
 
     A plan for the public set alone names no sensitive set: its dataset id, classes and size hint are empty.
     """
@@ -37,7 +38,7 @@ class Resolved:
     stage: str
     enabled: bool
     shape: tuple[Positive, Positive, Positive]
-    code: str = ""
+    revision: Positive = 1
     again: Annotated[int, Field(ge=0)] = 0
     dataset_id: DatasetId | Literal[""] = ""
     classes: tuple[str, ...] = ()
@@ -49,7 +50,7 @@ class Resolved:
 
 @dataclass(frozen=True, kw_only=True)
 class StagePlan(Resolved, Generic[S]):
-    """One stage, resolved. digest: of all but `code` and `again`."""
+    """One stage, resolved. digest: of all but `again`, as `settings_digest` has it."""
 
     settings: S
     digest: str
@@ -77,11 +78,16 @@ class QueryPlan(StagePlan[S]):
 
 @dataclass(frozen=True, kw_only=True)
 class Lineage:
-    """What the record of a query says of the stages before it, as `sfumato.planning.resolve.Plan` has it."""
+    """What decides whether a query spends, besides its own plan.
+
+    plan: digest of the settings and revisions of the query and of all stages before it; schema4: `plan` and `settings`
+    as records of schema 4 hold them, if all revisions are 1; again: how often the owner asked to pay again; asked:
+    privacy.spend_again names it, or a stage before it.
+    """
 
     plan: str
-    code: dict[str, str]
-    again: Annotated[int, Field(ge=0)]
+    again: Annotated[int, Field(ge=0)] = 0
+    schema4: dict[str, str] = field(default_factory=dict)
     asked: bool = False
 
 
@@ -103,16 +109,15 @@ def read_lineages(folder: Path) -> dict[str, Lineage]:
     return validated(dict[str, Lineage], read_json(folder / LINEAGE))
 
 
-def read_lineage(folder: Path, stage: str) -> dict:
-    """The lineage of one query. Raises ConfigError where it is not there."""
+def read_lineage(folder: Path, stage: str) -> Lineage:
+    """The lineage of one query. Raises ConfigError if it is missing."""
     with explained(ConfigError, lambda error: f"{folder / LINEAGE} cannot be read ({error}): run `stage plan`"):
-        entry = read_lineages(folder)[stage]
-    return {"plan": entry.plan, "code": entry.code, "again": entry.again}
+        return read_lineages(folder)[stage]
 
 
 def settings_digest(content: Mapping[str, Any]) -> str:
-    """Digest of a resolved file without its `code` and `again`."""
-    return digest_of({key: value for key, value in content.items() if key not in ("code", "again")})
+    """Digest of a resolved file without `again`: non-default settings and the revision, so new options move none."""
+    return digest_of({key: value for key, value in content.items() if key != "again"})
 
 
 def read_stage_plan(path: Path, stage: str) -> StagePlan[Any]:
@@ -126,7 +131,10 @@ def read_stage_plan(path: Path, stage: str) -> StagePlan[Any]:
             "or name the right file with --config"
         )
     with explained(ConfigError, lambda error: f"{path} cannot be used ({error}): run `stage plan` again"):
+        content = as_now(content)
         file = validated(ResolvedFile, content)
+        if file.revision != STAGES[stage].revision:
+            raise ValueError(f"it is of revision {file.revision} of {stage}, now {STAGES[stage].revision}")
         fields: dict[str, Any] = vars(file) | {
             "settings": STAGES[stage].settings.model_validate(file.settings),
             "digest": settings_digest(content),

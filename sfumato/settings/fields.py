@@ -36,11 +36,6 @@ def machine(default: int | None) -> Any:
     return Field(default=default, exclude=True)
 
 
-def unwritten(default: str | float | bool) -> Any:
-    """A field that no plan holds while it has its default: plans from before it was there stay what they are."""
-    return Field(default=default, exclude_if=lambda value: value == default)
-
-
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 

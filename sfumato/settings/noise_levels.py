@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from sfumato.settings.fields import PositiveFloat, Strict
 
 
-class LogNormal(Strict):
+class NoiseLaw(Strict):
+    """A law of noise levels, by its name in `law`."""
+
+    law: str
+
+    @model_serializer(mode="wrap")
+    def with_law(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Keep `law` if defaults are left out: the law is read by it."""
+        return {"law": self.law, **handler(self)}
+
+
+class LogNormal(NoiseLaw):
     """ln σ ~ N(mean, std²) (EDM)."""
 
     law: Literal["log-normal"] = "log-normal"
@@ -17,7 +28,7 @@ class LogNormal(Strict):
     std: PositiveFloat = 1.2
 
 
-class TimestepMixture(Strict):
+class TimestepMixture(NoiseLaw):
     """t from Σ wᵢ U{lᵢ..uᵢ} over T = 1000 linear steps, mapped to σ (DP-Diffusion §3.3)."""
 
     law: Literal["timesteps"] = "timesteps"

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from sfumato.settings.fields import Fraction, Positive, PositiveFloat, Share, Strict, unwritten
+from sfumato.settings.fields import Fraction, Positive, PositiveFloat, Share, Strict
 from sfumato.settings.noise import Noise, QuerySettings
 
 
@@ -36,7 +36,7 @@ class FeatureMap(Strict):
 
     map: str = "pixels"  # one of FEATURES (sfumato/features)
     # of which the features are made: random ones of a kernel, or the map's output itself, or its squares
-    kernel: Literal["gaussian", "rational-quadratic", "linear", "squared"] = unwritten("gaussian")
+    kernel: Literal["gaussian", "rational-quadratic", "linear", "squared"] = "gaussian"
     # in units of √d: ℓ = 10.25 at 28×28
     length_scales: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (0.366, 0.183)
     weight: PositiveFloat = 1.0  # share of the squared norm, relative to the other maps

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from sfumato.settings.fields import Fraction, Positive, PositiveFloat, Settings, Strict, unwritten
+from sfumato.settings.fields import Fraction, Positive, PositiveFloat, Settings, Strict
 
 # as the Deployments Registry has them
 Publisher = Literal["Government", "Industry", "Nonprofit"]
@@ -50,7 +50,7 @@ class Synthesize(Settings):
     # PNG and Parquet files say that the images are generated, by IPTC's digital source type; public ones what they are
     marked: bool = True
     # 0: none; 1: D moves towards its label by Bayes' rule, as the teacher sees it (diffusion models that draw pixels)
-    teacher_guidance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = unwritten(0.0)
+    teacher_guidance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     relabel: bool = False  # released with the teacher's labels, not with those asked of the models
     augmented: Fraction = 0.0  # part of the images that is slightly moved, brightened or blurred
     distorted: Fraction = 0.0  # part that is warped, textured and under another light; needs `relabel`

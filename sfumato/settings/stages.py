@@ -18,7 +18,7 @@ ARTIFACTS, PLAN = "artifacts", "artifacts/plan"
 CARD = "data/sensitive/card.json"  # the public card of the sensitive set
 PUBLIC = "data/public"  # the public image set, which stages name "public" among their inputs
 LEDGER = "ledger.json"
-CODE = {"pipelines", "sfumato", "stages"}
+RECIPES = "pipelines"
 
 
 class Kind(StrEnum):
@@ -36,6 +36,9 @@ class Kind(StrEnum):
 class Stage:
     """A stage that the plan resolves.
 
+    revision: raised by hand when the same settings would release other numbers or compute other tensors. Plans and
+    records hold it, so a raised revision re-runs the stage, and a query spends again; `tests/test_golden.py` pins what
+    each revision computes.
     inputs: the stages whose artifacts it reads, and "public" for the public set; optional: those that may be switched
     off; seeded: it draws public randomness, from `seed`; network: it depends on the parameters of the network;
     shows_epsilon: it shows ε while it runs, so it depends on δ; owned: it says whose release it is, so it depends on
@@ -47,6 +50,7 @@ class Stage:
     kind: Kind
     summary: str
     _: KW_ONLY
+    revision: int = 1
     inputs: tuple[str, ...] = ()
     optional: tuple[str, ...] = ("count",)
     seeded: bool = False
@@ -251,19 +255,19 @@ STAGES: dict[str, Stage] = {
 QUERIES = tuple(name for name, stage in STAGES.items() if stage.kind is QUERY)
 
 
-def dvc_stages(code: bool = True) -> dict[str, dict]:
+def dvc_stages(clone: bool = True) -> dict[str, dict]:
     """What `dvc.yaml` must say of every stage: its commands, what it depends on and what it writes, by DVC's names.
 
-    code: the code and the recipes are files of the project, as in a clone; else they are those of the package.
+    clone: the recipes are files of the project; otherwise they are those of the package.
     A sensitive, hold-out or latent byte, or a number measured on one, is never a dependency or an output: DVC would
     write its hash into git.
     """
     frame = {
-        "prepare-sensitive": (["stage prepare sensitive"], ["pipelines"], [CARD]),
-        "prepare-public": (["stage prepare public"], ["params.yaml", "pipelines", CARD], [PUBLIC]),
+        "prepare-sensitive": (["stage prepare sensitive"], [RECIPES], [CARD]),
+        "prepare-public": (["stage prepare public"], ["params.yaml", RECIPES, CARD], [PUBLIC]),
         "plan": (
             ["stage plan"],
-            ["params.yaml", "pipelines", "sfumato", "stages", CARD, f"{PUBLIC}/card.json", f"{PUBLIC}/privacy.json"],
+            ["params.yaml", RECIPES, CARD, f"{PUBLIC}/card.json", f"{PUBLIC}/privacy.json"],
             [PLAN],
         ),
     }
@@ -284,7 +288,7 @@ def dvc_stages(code: bool = True) -> dict[str, dict]:
         writes = [] if local else [f"{ARTIFACTS}/{name}"]
         resolved[name] = (commands, [f"{PLAN}/{name}.yaml", *card, *reads, *stage.beside], writes)
     return {
-        name: {"commands": commands, "reads": {*reads} - (set() if code else CODE), "writes": set(writes)}
+        name: {"commands": commands, "reads": {*reads} - (set() if clone else {RECIPES}), "writes": set(writes)}
         for name, (commands, reads, writes) in {**frame, **resolved, **closing}.items()
     }
 

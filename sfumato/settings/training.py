@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from sfumato.settings.fields import Fraction, Positive, PositiveFloat, Settings, Share, Strict, is_positive, unwritten
+from sfumato.settings.fields import Fraction, Positive, PositiveFloat, Settings, Share, Strict, is_positive
 from sfumato.settings.noise_levels import LogNormal, NoiseLevels
 
 
@@ -54,11 +54,11 @@ class Auxiliary(Fit):
     latent: Positive = 32
     width: Positive = 40
     # the release that its images shall match; that of covariances has Gaussians in the place of a network
-    target: Literal["frequency", "moments", "covariance"] = unwritten("frequency")
-    details: bool = unwritten(False)  # what is finer than the Gaussians are is taken from the public images
+    target: Literal["frequency", "moments", "covariance"] = "frequency"
+    details: bool = False  # what is finer than the Gaussians are is taken from the public images
     # what draws: one step of a generator, or `solver` steps of a diffusion model of this width
-    network: Literal["generator", "denoiser"] = unwritten("generator")
-    solver: Positive = unwritten(4)
+    network: Literal["generator", "denoiser"] = "generator"
+    solver: Positive = 4
 
     def reads(self, name: str) -> bool:
         if name == "public":
@@ -108,6 +108,12 @@ class Model(Strict):
         """The arguments of our own U-Net."""
         return self.model_dump(mode="json", exclude={"label_dropout", "declared_public", *PUBLIC_MODEL})
 
+    def non_default(self) -> dict[str, Any]:
+        """What a plan holds: the keys of the network in use that differ from their defaults."""
+        return self.model_copy(update={"declared_public": False}).model_dump(
+            mode="json", exclude_defaults=True, include={*self.resolved()}
+        )
+
     def resolved(self) -> dict[str, Any]:
         """What the stages that train may depend on: the keys of the network in use, and no others."""
         if self.directory:
@@ -143,7 +149,7 @@ class Phase(Strict):
     learning_rate: PositiveFloat = 3e-4
     augment: Annotated[int, Field(ge=0, le=14)] = 0  # RandAugment operations per image
     amp: Amp | None = None  # `amp: true` in a recipe stands for that of all phases
-    solver: Positive = unwritten(4)  # of "frequency"
+    solver: Positive = 4  # of "frequency"
 
     @property
     def fits(self) -> bool:

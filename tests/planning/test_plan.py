@@ -42,7 +42,7 @@ def params(tmp_path, **content):
 
 
 def files(tmp_path, **content) -> dict:
-    return make_plan(params(tmp_path, **content), card(), ROOT).files
+    return make_plan(params(tmp_path, **content), card()).files
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -60,7 +60,7 @@ def test_every_recipe_meets_its_budget_at_the_size_of_the_papers(tmp_path, recip
 
 def meets_its_budget(tmp_path, recipe, profile, shape, target):
     loaded = params(tmp_path, recipe=recipe, profile=profile, privacy={"epsilon": target})
-    made = make_plan(loaded, card(loaded.data.name, shape), ROOT)
+    made = make_plan(loaded, card(loaded.data.name, shape))
     assert 0.97 * target < epsilon([m.event for m in made.mechanisms.values()], made.budget["delta"]) <= target
     assert sum(row["share"] for row in made.budget["stages"].values()) == pytest.approx(1)
 
@@ -76,7 +76,7 @@ def meets_its_budget(tmp_path, recipe, profile, shape, target):
 )
 def test_profiles_of_the_papers_have_their_noise(tmp_path, profile, target, central, frequency):
     loaded = params(tmp_path, recipe="feta-pro", profile=profile, privacy={"epsilon": target})
-    found = make_plan(loaded, card(loaded.data.name, PAPER[profile]), ROOT).mechanisms
+    found = make_plan(loaded, card(loaded.data.name, PAPER[profile])).mechanisms
     assert found["frequency"].noise_multiplier == pytest.approx(frequency, rel=0.01)
     assert found["central"].noise_multiplier == pytest.approx(central, rel=0.05)
 
@@ -97,7 +97,7 @@ def test_profiles_of_the_papers_have_their_sizes(tmp_path, profile, weights, dra
 
 def test_the_resolved_files_read_back(tmp_path):
     spent = {"frequency": {"noise": "50%"}, "adversarial": {"noise": 1000.0}}  # so that all queries fit in
-    made = make_plan(params(tmp_path, recipe="full", run=list(STAGES), **spent), card(), ROOT)
+    made = make_plan(params(tmp_path, recipe="full", run=list(STAGES), **spent), card())
     for name, text in plan_texts(made).items():
         (tmp_path / name).write_text(text)
     for stage in STAGES:
@@ -171,7 +171,7 @@ def test_machine_settings_come_from_the_environment_and_are_in_no_plan(tmp_path,
 def test_the_public_classifier_knows_no_sensitive_set(tmp_path):
     loaded = params(tmp_path, recipe="full")
     one, other = (
-        make_plan(loaded, replace(card(), classes=classes), ROOT).files["classifier"]
+        make_plan(loaded, replace(card(), classes=classes)).files["classifier"]
         for classes in (("a", "b"), ("c", "d", "e"))
     )
     assert one == other
@@ -193,17 +193,17 @@ def test_no_more_public_classes_are_asked_for_than_there_are(tmp_path):
         ({"select": {"count": 4}}, "select.count=4"),
     ):
         with pytest.raises(ConfigError, match=message):
-            make_plan(params(tmp_path, recipe="rpgen", **content), card(), ROOT, public)
-    make_plan(params(tmp_path, recipe="rpgen", histogram={"votes": 3}, select={"count": 3}), card(), ROOT, public)
+            make_plan(params(tmp_path, recipe="rpgen", **content), card(), public)
+    make_plan(params(tmp_path, recipe="rpgen", histogram={"votes": 3}, select={"count": 3}), card(), public)
 
 
 def test_each_sensitive_class_gets_a_public_one_or_nothing_is_spent(tmp_path):
     public = PublicCard(enabled=True, source="glyphs", shape=(1, 8, 8), classes=tuple("abcdefghijklmno"), images=150)
     with pytest.raises(ConfigError, match=r"select\.ratio=0\.16 keeps 2 of 15 public classes.*at least 10"):
-        make_plan(params(tmp_path, recipe="privimage"), card(), ROOT, public)
-    make_plan(params(tmp_path, recipe="privimage", select={"count": 10}), card(), ROOT, public)
+        make_plan(params(tmp_path, recipe="privimage"), card(), public)
+    make_plan(params(tmp_path, recipe="privimage", select={"count": 10}), card(), public)
     with pytest.raises(ConfigError, match="take another"):
-        make_plan(params(tmp_path, recipe="privimage"), card(), ROOT, replace(public, classes=tuple("abc")))
+        make_plan(params(tmp_path, recipe="privimage"), card(), replace(public, classes=tuple("abc")))
 
 
 def test_phases_share_the_steps_by_their_parts(tmp_path):
@@ -267,13 +267,13 @@ def test_phases_share_the_steps_by_their_parts(tmp_path):
 )
 def test_mistakes_are_named_with_their_key(tmp_path, content, message):
     with pytest.raises(ConfigError, match=message):
-        make_plan(params(tmp_path, **content), card(), ROOT)
+        make_plan(params(tmp_path, **content), card())
 
 
 @pytest.mark.parametrize(("shape", "message"), [((1, 30, 30), "central.pool"), ((1, 8, 12), "square")])
 def test_shapes_that_do_not_fit_are_refused_before_anything_is_spent(tmp_path, shape, message):
     with pytest.raises(ConfigError, match=message):
-        make_plan(params(tmp_path, central={"pool": 4}), card(shape=shape), ROOT)
+        make_plan(params(tmp_path, central={"pool": 4}), card(shape=shape))
 
 
 ALL_OF_BOTH = ["count", "covariance", "frequency", "auxiliary", "teacher", "embedding", "refine", "synthesize"]
@@ -288,14 +288,14 @@ ALL_OF_BOTH = ["count", "covariance", "frequency", "auxiliary", "teacher", "embe
 )
 def test_gaussians_that_do_not_fit_are_refused_before_anything_is_spent(tmp_path, content, message):
     with pytest.raises(ConfigError, match=message):
-        make_plan(params(tmp_path, **{"recipe": "teacher-gaussian"} | content), card(), ROOT)
+        make_plan(params(tmp_path, **{"recipe": "teacher-gaussian"} | content), card())
 
 
 def test_a_budget_that_cannot_be_met_names_the_stage_and_the_fix(tmp_path):
     with pytest.raises(
         BudgetError, match=r"privacy\.epsilon=0\.01 cannot be met: central alone costs .*take it out of run"
     ):
-        make_plan(params(tmp_path, central={"noise": 5.0}, privacy={"epsilon": 0.01}), card(), ROOT)
+        make_plan(params(tmp_path, central={"noise": 5.0}, privacy={"epsilon": 0.01}), card())
 
 
 def test_a_file_that_is_no_yaml_is_named(tmp_path):
@@ -368,7 +368,7 @@ def test_a_hint_that_weakens_the_guarantee_is_said(tmp_path, privacy, words):
 def test_another_public_set_than_the_prepared_one_is_named(tmp_path):
     public = PublicCard(enabled=True, source="procedural", shape=(1, 8, 8), classes=tuple("abcdefghijkl"), images=120)
     with pytest.raises(ConfigError, match=r"public\.source=glyphs, but procedural was prepared"):
-        make_plan(params(tmp_path, recipe="full"), card(), ROOT, public)
+        make_plan(params(tmp_path, recipe="full"), card(), public)
 
 
 def test_a_share_of_another_recipe_gives_way_to_the_rest(tmp_path):

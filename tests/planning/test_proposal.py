@@ -39,7 +39,7 @@ def test_every_proposal_is_a_plan_within_its_budget(known, minutes, epsilon, siz
         split="keyed",
         version="v",
     )
-    made = make_plan(params, card, ROOT)
+    made = make_plan(params, card)
     assert 0.9 * epsilon < made.budget["epsilon"] <= epsilon
     assert proposed.enough == (seconds(params) <= 60 * minutes)
     assert params.privacy.lifetime == epsilon and params.profile is None

@@ -151,7 +151,7 @@ def test_a_plan_holds_its_budget_and_reads_back_or_is_refused(target, hint, step
         }
     )
     try:
-        made = make_plan(params, CARD, ROOT)
+        made = make_plan(params, CARD)
     except BudgetError:
         return
     assert made.budget["epsilon"] <= target * (1 + 1e-9)

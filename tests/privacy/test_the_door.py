@@ -360,9 +360,9 @@ def test_a_plan_over_inherited_records_is_of_their_adjacency_and_counts_them(tmp
     card = Card(
         dataset_id="digits", source="digits", shape=(1, 8, 8), classes=tuple("0123456789"), split="keyed", version="v"
     )
-    alone = make_plan(params, card, ROOT)
+    alone = make_plan(params, card)
     brought = [record(1, event=event_to_json(Mechanism(noise_multiplier=0.8).event))]
-    made = make_plan(params, card, ROOT, inherited=brought)
+    made = make_plan(params, card, inherited=brought)
     assert policy_of(alone).lifetime_epsilon == params.privacy.lifetime == 12.0
     assert alone.budget["adjacency"] == ZERO_OUT_ONE and made.budget["adjacency"] == ADD_OR_REMOVE_ONE
     own = [mechanism.event for mechanism in made.mechanisms.values()]

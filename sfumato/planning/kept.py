@@ -1,0 +1,143 @@
+"""What was released before, which a plan keeps, and what a plan would spend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sfumato.data.store import Card
+from sfumato.errors import UNREADABLE
+from sfumato.planning.checks import settings_of
+from sfumato.privacy.ledger import by_id, is_record
+from sfumato.privacy.odometer import ABANDON, CLOSE, OPEN, Odometer
+from sfumato.privacy.resolved import Lineage
+from sfumato.privacy.schema4 import as_now
+from sfumato.settings.params import Params
+from sfumato.settings.stages import QUERIES, STAGES
+from sfumato.storage.documents import read_json, read_yaml
+
+if TYPE_CHECKING:
+    from sfumato.planning.resolve import Plan
+
+
+def stages_before(name: str, params: Params) -> tuple[str, ...]:
+    """The stages that are switched on and that `name` reads, directly or through others, in the order of the table."""
+    settings = settings_of(params, STAGES[name])
+    direct = [other for other in STAGES[name].upstream if params.runs(other) and settings.reads(other)]
+    found = {*direct, *(far for other in direct for far in stages_before(other, params))}
+    return tuple(other for other in STAGES if other in found)
+
+
+def released_records(card: Card, odometer: Odometer, artifacts: Path, ledger: Path) -> list[dict]:
+    """The records of what was released on these images, or left open by a kill; of two the later one is to be kept.
+
+    From the committed ledger, which is there after `git clone`; from the odometer, which outlives a lost cache; from
+    the artifacts that lie there now. A record that cannot be read is skipped: then nothing is kept, and the odometer
+    refuses all the same to spend on what was released before.
+    """
+    found = [*records_in(ledger), *odometer_records(odometer)]
+    for name in QUERIES:
+        records = records_in(artifacts / name / "privacy.json")
+        found += [record for record in records if record.get("stage") == name]
+    version = card.dataset_id, card.version
+    return [r for r in found if is_record(r) and (r["dataset_id"], r["data_version"]) == version]
+
+
+def records_in(file: Path) -> list[dict]:
+    """What a ledger or a `privacy.json` holds; nothing where it cannot be read."""
+    try:
+        return list(by_id(read_json(file)).values())
+    except UNREADABLE:
+        return []
+
+
+def odometer_records(odometer: Odometer) -> list[dict]:
+    """Those of charges that are not given up: the open ones first, for a closed one is kept before it."""
+    entries, newest = odometer.entries(), odometer.runs()
+    gone = {entry["id"] for entry in entries if entry["kind"] == ABANDON}
+    closed = {entry["id"] for entry in entries if entry["kind"] == CLOSE}
+    runs = [entry["record"]["id"] for entry in entries if entry["kind"] == OPEN and entry["record"]["id"] not in gone]
+    return [
+        *({**newest[run], "open": True} for run in runs if run not in closed),
+        *(newest[run] for run in runs if run in closed),
+    ]
+
+
+def repeat_counts(
+    params: Params, plans: Mapping[str, tuple[str, ...]], released: Sequence[dict], before: Mapping[str, Lineage]
+) -> dict[str, int]:
+    """How often the owner asks to pay again for each query: one more for those that privacy.spend_again newly names.
+
+    It also reaches the queries that depend on them, because their inputs will change.
+    """
+    named = set(params.privacy.spend_again)
+    found = {}
+    for name, same in plans.items():
+        done = [record["again"] for record in released if record.get("plan") in same]
+        found[name] = max(done, default=0)
+        if name not in named and not named & set(stages_before(name, params)):
+            continue
+        then = before.get(name)
+        if then and then.plan in same and then.asked:  # not a new wish: it was granted, or is about to be
+            found[name] = then.again
+        elif done:
+            found[name] += 1
+    return found
+
+
+def kept_releases(
+    plans: Mapping[str, tuple[str, ...]], repeats: Mapping[str, int], released: Sequence[dict]
+) -> dict[str, dict]:
+    """The newest release of each query under the same plan, which it keeps.
+
+    Args:
+        plans: by query, the digests that records of the same plan hold; repeats: as `repeat_counts` returns them.
+    """
+    return {
+        name: found[-1]
+        for name, same in plans.items()
+        if (found := [r for r in released if (r["stage"], r["again"]) == (name, repeats[name]) and r["plan"] in same])
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spending:
+    """What becomes of one query under a plan.
+
+    done: the charge that released it; cause: the stage whose change makes it spend, or None; left_open: a kill left it
+    on the odometer, and it goes on from there at no further cost.
+    """
+
+    stage: str
+    done: str | None
+    cause: str | None
+    left_open: bool
+
+
+def spending_of(made: Plan, out: Path) -> list[Spending]:
+    """For each query: already released, or to be spent, and why. out: the folder of the plan so far."""
+    changed: dict[str, str] = {}  # stage -> the stage whose change reaches it
+    found = []
+    for name, stage in STAGES.items():
+        kept = made.kept.get(name, {})
+        done = kept["id"] if kept and not kept.get("open") else None
+        cause = next((changed[other] for other in stage.upstream if other in changed), None)
+        if not holds(out / f"{name}.yaml", made.files[name]) or (name in made.mechanisms and cause is None):
+            cause = name
+        if done:
+            cause = None
+        if cause:
+            changed[name] = cause
+        if name in made.mechanisms:
+            found.append(Spending(stage=name, done=done, cause=cause, left_open=bool(kept.get("open"))))
+    return found
+
+
+def holds(file: Path, content: dict) -> bool:
+    """Whether a resolved file exists and means this, in whichever version's form."""
+    try:
+        return as_now(read_yaml(file)) == content
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

@@ -1,0 +1,41 @@
+"""What version 0.2 released stays known: its plans and records have schema 4."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from test_plan import NAMES, PROFILES, RECIPES, card
+
+from sfumato.planning.resolve import make_plan
+from sfumato.privacy.schema4 import as_now, table
+from sfumato.settings.recipes import load_params
+from sfumato.settings.stages import STAGES
+
+# (plan, settings) digests of every query, by "recipe profile epsilon", as version 0.2 computed them
+RECORDED = json.loads(Path(__file__).with_name("schema4_plans.json").read_text())
+
+
+@pytest.mark.parametrize("case", [case for case in RECORDED if case.split()[0] in NAMES])
+def test_records_of_schema_4_have_the_digests_that_their_plans_have_today(tmp_path, case):
+    recipe, profile, epsilon = case.split()
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump({"recipe": recipe, "profile": profile, "privacy": {"epsilon": float(epsilon)}}))
+    loaded = load_params(path, RECIPES)
+    made = make_plan(loaded, card(loaded.data.name, PROFILES[profile]))
+    found = {name: [entry.schema4["plan"], entry.schema4["settings"]] for name, entry in made.lineage.items()}
+    assert found == RECORDED[case]
+
+
+def test_a_plan_of_schema_4_means_what_it_meant():
+    content = {"stage": "central", "enabled": True, "code": "f" * 64, "shape": [1, 8, 8]}
+    then = table()["settings"]["central"]
+    found = as_now({**content, "settings": {**then, "bins": 16}})
+    del content["code"]
+    assert found == {**content, "revision": 1, "settings": {"bins": 16}}
+
+
+def test_every_setting_of_schema_4_is_read_or_was_removed_at_its_default():
+    for stage, settings in table()["settings"].items():
+        if stage in STAGES:
+            assert as_now({"stage": stage, "settings": settings})["settings"] == {}, stage

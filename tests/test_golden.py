@@ -1,0 +1,842 @@
+"""What each stage computes is what it computed: `golden.json` pins it, with the revision of the stage that it is of.
+
+A case runs the function of its stage, `stages/<name>.py`, on tiny inputs that no other stage made. Draws, secret or
+public, are fixed, charges add no noise, and nothing runs in bfloat16. Pinned is a summary of every sum that the charge
+releases, of every set of images before it is rounded, and of every array that the stage writes.
+
+`python tests/test_golden.py --write [NAME…]` writes the summaries again, where the revision of the stage was raised.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import json
+import math
+import os
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+from sfumato.data.images import ImageSet, Shape, as_uint8, save_images
+from sfumato.data.store import Card, LatentSet, PublicCard
+from sfumato.diffusion.unet import UNet
+from sfumato.dpsgd.lora import add_lora, save_adapter
+from sfumato.dpsgd.trainable import candidates, flat
+from sfumato.features.batch_invariant import rows_alone
+from sfumato.features.cosine import ClassMoments
+from sfumato.features.fourier import FourierFeatures
+from sfumato.features.projection import CELLS, ProjectedFeatures
+from sfumato.features.public_network import arguments_of, build_network, save_classifier
+from sfumato.generators.one_step import new_generator, save_generator
+from sfumato.privacy.charge import Charge
+from sfumato.privacy.events import Mechanism
+from sfumato.privacy.noise import NoiseSource
+from sfumato.privacy.resolved import QueryPlan
+from sfumato.queries.count import PublicCounts, save_counts
+from sfumato.queries.covariance import cosine_moments, save_covariance
+from sfumato.queries.embedding import save_learned
+from sfumato.queries.frequency import save_embedding
+from sfumato.queries.moments import moment_features, save_moments
+from sfumato.queries.teacher import TeacherNetwork, save_teacher
+from sfumato.settings.data import GROUP, IMAGE
+from sfumato.settings.dpsgd import Lora
+from sfumato.settings.queries import Covariance, Embedding, FeatureMap, Moments
+from sfumato.settings.stages import STAGES, Kind
+from sfumato.settings.training import Model
+from sfumato.storage.artifacts import Artifact, read_artifact, write_empty, writing
+from sfumato.storage.files import write_json
+from sfumato.storage.weights import WEIGHTS
+from sfumato.training.selection import save_choice
+from stages.runner import QueryRun
+
+GOLDEN = Path(__file__).with_name("golden.json")
+CLASSES, OTHERS = ("0", "1", "2", "3"), ("4", "5", "6", "7", "8")  # of the sensitive and of the public images
+COUNT, PUBLIC = 16, 40  # sensitive and public images
+NOISE = 2**-10  # noise multiplier of charges that add none: releases are rounded to less than a millionth
+NETWORK = Model(width=8, multipliers=(1, 2), attention=(1,))
+
+# --- the images -------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def digits(first: int, last: int, colour: bool) -> tuple[np.ndarray, np.ndarray]:
+    """All 8×8 digits from `first` to `last`, (N, 8, 8, C) uint8, and their labels from 0 on, (N,) int64."""
+    bunch = load_digits()
+    chosen = (bunch.target >= first) & (bunch.target <= last)
+    grey = np.rint(bunch.images[chosen] * (255 / 16)).astype(np.uint8)
+    images = np.stack([grey, 255 - grey, np.roll(grey, 2, axis=2)] if colour else [grey], axis=3)
+    return images, bunch.target[chosen].astype(np.int64) - first
+
+
+def sensitive(case: Case) -> ImageSet:
+    """16 digits of 4 classes; grouped: in groups of 1, 2, 3, 4 and 6."""
+    images, labels = digits(0, 3, case.colour)
+    groups = np.repeat(np.arange(5), (1, 2, 3, 4, 6)).astype(np.int64) if case.grouped else None
+    return ImageSet(images[:COUNT], labels[:COUNT], CLASSES, groups)
+
+
+def public(shape: Shape) -> ImageSet:
+    images, labels = digits(4, 8, shape[0] == 3)
+    return ImageSet(images[:PUBLIC], labels[:PUBLIC], OTHERS)
+
+
+# --- the inputs of a stage: by name, what writes a fixed artifact -----------------------------------------------------
+
+
+def seeded(name: str) -> torch.Generator:
+    return torch.Generator().manual_seed(zlib.crc32(name.encode()))
+
+
+def normal(name: str, *size: int, scale: float = 1.0) -> Tensor:
+    return scale * torch.randn(*size, generator=seeded(name))
+
+
+@torch.no_grad()
+def filled(network: nn.Module, kind: str = "") -> Any:
+    """The network with weights that follow from their names and shapes, however it starts them; others of each kind."""
+    for name, value in network.named_parameters():
+        inputs = value[0].numel() if value.ndim > 1 else 25
+        value.copy_(
+            normal(kind + name, *value.shape) / math.sqrt(inputs) + (value.ndim == 1 and name.endswith("weight"))
+        )
+    for name, value in network.named_buffers():
+        if name.endswith(("mean", "directions", "weights", "filters")):
+            value.copy_(normal(name, *value.shape, scale=0.3))
+        elif name.endswith("var"):
+            value.copy_(0.5 + torch.rand(value.shape, generator=seeded(name)))
+    return network.eval()
+
+
+def made_counts(folder: Path, shape: Shape) -> None:
+    noisy = torch.tensor([3.0, 6.0, 2.0, 5.0], dtype=torch.float64)
+    save_counts(PublicCounts(16.0, noisy, noisy / 16), noisy, folder)
+
+
+def made_central(folder: Path, shape: Shape) -> None:
+    np.save(folder / "mean.npy", (0.5 + normal("central", 2, 4, *shape, scale=0.3)).numpy())
+
+
+def made_mode(folder: Path, shape: Shape) -> None:
+    np.save(folder / "mode.npy", normal("mode", 2, 4, 3, shape[0], 4, 4).numpy())
+
+
+def made_frequency(folder: Path, shape: Shape) -> None:
+    features = FourierFeatures(shape, [FeatureMap(), FeatureMap(map="scattering")], 16, seed=3)
+    save_embedding(normal("frequency", 16, 4, scale=0.1), features, folder)
+
+
+@torch.no_grad()
+def network_of(shape: Shape) -> Any:
+    """A public network of which no feature is zero for all images: its scale would be rounding."""
+    network = filled(build_network("residual", shape, len(OTHERS), 8))
+    for name, value in network.named_parameters():
+        if name.endswith("bias"):
+            value += 1
+    return network
+
+
+def made_classifier(folder: Path, shape: Shape) -> None:
+    save_classifier(network_of(shape), folder)
+    write_json(folder / "card.json", {"classes": OTHERS})
+
+
+def made_moments(folder: Path, shape: Shape) -> None:
+    network, settings = network_of(shape), Moments(feature="cells", squares=0.3)
+    features = moment_features(settings, shape, network)
+    save_moments(normal("moments", features.size, 4, scale=0.02), settings, network, folder)
+
+
+@torch.no_grad()
+def made_covariance(folder: Path, shape: Shape, flip: bool = False) -> None:
+    features = cosine_moments(Covariance(frequencies=5, contrasts=2, flip=flip), shape)
+    images, labels = public(shape).batch(np.arange(PUBLIC))
+    table = features(images).T @ nn.functional.one_hot(labels % 4, 4).float() / PUBLIC
+    save_covariance(ClassMoments(table, features, 1e-4), folder)
+
+
+def made_public(folder: Path, shape: Shape) -> None:
+    save_images(folder, public(shape))
+    card = PublicCard(enabled=True, source="digits", shape=shape, classes=OTHERS, images=PUBLIC)
+    write_json(folder / "card.json", asdict(card))
+
+
+def made_drawing(folder: Path, shape: Shape, kind: str = "") -> None:
+    """A generator, and images as of one."""
+    save_generator(filled(new_generator(shape, 4, 4, 8, 0), kind), folder)
+    images, first = public(shape), len(kind)
+    save_images(folder, ImageSet(images.images[first:], images.labels[first:] % 4, CLASSES))
+
+
+def unet_of(shape: Shape, classes: int = 4, kind: str = "") -> UNet:
+    return filled(UNet(shape[1], shape[0], classes, **NETWORK.network()), kind)
+
+
+def made_unet(folder: Path, shape: Shape, classes: int = 4, kind: str = "") -> None:
+    unet_of(shape, classes, kind).save(folder)
+
+
+def made_adapters(folder: Path, shape: Shape) -> None:
+    """Adapters on the network of `made_unet`."""
+    model = unet_of(shape)
+    with tempfile.TemporaryDirectory() as base:
+        model.save(Path(base))
+        add_lora(model, flat(candidates(model, "qkv")), Lora(rank=2, scale=1.5), seed=4)
+        for name, value in model.named_parameters():
+            if value.requires_grad:
+                value.data.copy_(normal(name, *value.shape, scale=0.3))
+        save_adapter(model, folder, Path(base) / WEIGHTS)
+
+
+def made_histogram(folder: Path, shape: Shape, rows: int = 1) -> None:
+    np.save(folder / "histogram.npy", normal("histogram", rows, 5, scale=9).double().numpy())
+    write_json(folder / "histogram.json", {"public_classes": OTHERS, "votes": 1, "per_class": rows > 1})
+
+
+def made_teacher(folder: Path, shape: Shape) -> None:
+    save_teacher(filled(TeacherNetwork(4, "pixels", shape, 8, None)), folder)
+
+
+def made_embedding(folder: Path, shape: Shape) -> None:
+    arguments = arguments_of(build_network("whitened", shape, 4, 4))
+    network = filled(ProjectedFeatures(CELLS, shape, 6, arguments))
+    save_learned(normal("embedding", 16, 4, scale=0.1), Embedding(size=16), network, 3, folder)
+
+
+def made_selection(folder: Path, shape: Shape, kind: str = "sensitive") -> None:
+    rows = np.arange(1, PUBLIC, 2)
+    labels = np.arange(len(rows)) % (4 if kind == "sensitive" else 3)
+    names = CLASSES if kind == "sensitive" else OTHERS[:3]
+    save_choice(folder, rows, np.sort(labels), kind, names, names)
+
+
+def made_saliency(folder: Path, shape: Shape) -> None:
+    names = list(candidates(unet_of(shape), "qkvo").values())
+    write_json(folder / "saliency.json", {"ranked": {"debiased": names[::-1], "raw": names}})
+
+
+Maker = Callable[[Path, Shape], None]
+MADE: dict[str, Maker] = {
+    "count": made_counts,
+    "central": made_central,
+    "frequency": made_frequency,
+    "classifier": made_classifier,
+    "moments": made_moments,
+    "covariance": made_covariance,
+    "public": made_public,
+    **{name: functools.partial(made_drawing, kind=name) for name in ("auxiliary", "refine", "adversarial", "evolve")},
+    "denoiser": functools.partial(made_unet, classes=5),
+    "histogram": made_histogram,
+    "teacher": made_teacher,
+    "embedding": made_embedding,
+    "select": made_selection,
+    "pretrain": made_unet,
+    "saliency": made_saliency,
+    "finetune": functools.partial(made_unet, kind="finetune"),
+}
+
+# --- the cases --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A stage under some settings.
+
+    given: what writes an input, in place of that of MADE, None for a stage that is switched off; model: keys of the
+    network other than those of NETWORK; tolerance: relative; above 1e-6 where the work itself amplifies the rounding
+    of a processor.
+    """
+
+    stage: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    colour: bool = False
+    grouped: bool = False
+    group_cap: int = 1
+    given: Mapping[str, Maker | None] = field(default_factory=dict)
+    tolerance: float = 1e-6
+
+    @property
+    def shape(self) -> Shape:
+        return (3 if self.colour else 1), 8, 8
+
+
+def case(stage: str, /, *, colour=False, grouped=False, group_cap=1, given=None, tolerance=1e-6, **settings) -> Case:
+    return Case(
+        stage=stage,
+        settings=settings,
+        colour=colour,
+        grouped=grouped,
+        group_cap=group_cap,
+        given=given or {},
+        tolerance=tolerance,
+    )
+
+
+def maps(*names: str, **more: Any) -> list[dict]:
+    return [{"map": name, **more} for name in names]
+
+
+# tolerances: of sums of a float32 feature, of a gradient through a network, of what principal directions are in
+FEATURE, GRADIENT, DIRECTIONS = 1e-5, 5e-5, 5e-4
+DESCENT = {"tolerance": GRADIENT, "steps": 3, "batch": 12, "chunk": 8, "learning_rate": 1e-3}
+FITTED = {"tolerance": GRADIENT, "steps": 2, "batch": 16, "width": 8}
+GENERATOR = FITTED | {"images": 10, "latent": 4}
+REFIT = {key: value for key, value in FITTED.items() if key != "width"}
+WARM_UP = {"tolerance": GRADIENT, "steps": 3, "batch": 12, "learning_rate": 1e-3, "ema": 0.5}
+TIMESTEPS = {"law": "timesteps"}
+
+CASES: dict[str, Case] = {
+    "count": case("count"),
+    "count of groups": case("count", grouped=True),
+    "count of capped groups": case("count", grouped=True, group_cap=4),
+    "count switched off": case("central", repeats=1, given={"count": None}),
+    "central mean": case("central", repeats=2, batch=10),
+    "central mean, clipped and pooled": case("central", repeats=1, max_norm=1.5, pool=2, colour=True),
+    "central mean of groups": case("central", repeats=1, grouped=True),
+    "central mode": case("central", repeats=2, batch=10, statistic="mode", bins=4),
+    "central mode, pooled": case("central", repeats=1, statistic="mode", bins=3, pool=4, colour=True),
+    "frequency": case("frequency", size=40, tolerance=FEATURE),
+    "frequency of groups": case("frequency", size=20, grouped=True, tolerance=FEATURE),
+    "frequency of every map": case(
+        "frequency",
+        size=60,
+        features=maps("pixels", "scattering", "deep-scattering", "moduli", "tangent", length_scales=[0.7]),
+        colour=True,
+        tolerance=FEATURE,
+    ),
+    "frequency by every kernel": case(
+        "frequency",
+        size=24,
+        features=[
+            {"map": "pixels", "kernel": "rational-quadratic", "weight": 2.0},
+            *maps("pixels", kernel="linear"),
+            *maps("moduli", kernel="squared"),
+        ],
+        tolerance=FEATURE,
+    ),
+    "moments": case("moments", tolerance=FEATURE),
+    "moments of cells": case("moments", feature="cells", squares=0.0, colour=True, tolerance=FEATURE),
+    "moments of groups": case("moments", squares=0.3, grouped=True, tolerance=FEATURE),
+    "covariance": case("covariance", frequencies=10),
+    "covariance, mirrored": case("covariance", frequencies=10, contrasts=4, flip=True, colour=True),
+    "evolve": case(
+        "evolve",
+        rounds=2,
+        population=24,
+        images=12,
+        generator="procedural",
+        dimension=16,
+        variation=[0.3, 0.1],
+        batch=12,
+    ),
+    "evolve of all classes": case(
+        "evolve",
+        rounds=2,
+        population=24,
+        images=12,
+        generator="photos",
+        dimension=6,
+        feature="classifier",
+        power=0.5,
+        within_class=False,
+        lookahead=1,
+        threshold=1500.0,
+        colour=True,
+    ),
+    "evolve by a denoiser": case(
+        "evolve",
+        rounds=2,
+        population=12,
+        images=8,
+        generator="denoiser",
+        dimension=6,
+        steps=2,
+        guidance=0.5,
+        tolerance=1e-3,
+    ),
+    "adversarial": case("adversarial", **DESCENT, latent=4, width=8, discriminator=4, fakes=8, images=10),
+    "adversarial of groups": case(
+        "adversarial",
+        **DESCENT | {"steps": 2},
+        draws=2,
+        every=2,
+        latent=4,
+        width=8,
+        discriminator=4,
+        fakes=8,
+        images=10,
+        colour=True,
+        grouped=True,
+    ),
+    "histogram": case("histogram"),
+    "histogram by class": case("histogram", per_class=True, votes=2, batch=10, colour=True),
+    "histogram of groups": case("histogram", votes=2, grouped=True),
+    "teacher": case("teacher", dimension=4, steps=3, tolerance=DIRECTIONS),
+    "teacher of auxiliary images": case(
+        "teacher",
+        fitted_on="auxiliary",
+        feature="deep-scattering",
+        dimension=14,
+        steps=3,
+        batch=12,
+        tolerance=DIRECTIONS,
+        max_norm=0.3,
+        ridge=1e-3,
+        last_rate=0.2,
+        momentum=0.8,
+        learning_rate=300.0,
+        average=0.34,
+        colour=True,
+    ),
+    "embedding": case(
+        "embedding", size=20, learned={"width": 4, "steps": 2, "batch": 16, "dimension": 3}, tolerance=DIRECTIONS
+    ),
+    "saliency": case("saliency", chunk=8, tolerance=GRADIENT),
+    "saliency of snip": case(
+        "saliency", score="snip", candidates="layers", draws=2, max_norm=0.1, chunk=8, tolerance=GRADIENT
+    ),
+    "saliency of groups": case(
+        "saliency",
+        candidates="matrices",
+        draws=2,
+        noise_levels=TIMESTEPS,
+        chunk=8,
+        grouped=True,
+        colour=True,
+        tolerance=GRADIENT,
+    ),
+    "finetune": case("finetune", **DESCENT, draws=2, max_grad_norm=0.5),
+    "finetune of groups": case(
+        "finetune", **DESCENT, draws=2, max_grad_norm=0.5, grouped=True, group_cap=3, colour=True
+    ),
+    "finetune, augmented": case(
+        "finetune", **DESCENT, draws=4, max_grad_norm=0.5, flip=True, crop=1, noise_levels=TIMESTEPS, ema=0.5
+    ),
+    "finetune of attention": case("finetune", **DESCENT, draws=1, trainable="attention"),
+    "finetune of adapters": case("finetune", **DESCENT, draws=1, trainable="attention-lora", lora={"rank": 2}),
+    "finetune of salient matrices": case("finetune", **DESCENT, draws=1, trainable="salient", debias=False),
+    "finetune of salient adapters": case("finetune", **DESCENT, draws=1, trainable="salient-lora", lora={"scale": 2.0}),
+    "finetune of random adapters": case("finetune", **DESCENT, draws=1, trainable="random-lora", ratio=0.4),
+    "finetune of adapters by SynFlow": case("finetune", **DESCENT, draws=1, trainable="synflow-lora"),
+    "finetune beside noise": case("finetune", **DESCENT, draws=1, trainable="noisy"),
+    "classifier": case("classifier", **FITTED),
+    "classifier, whitened": case("classifier", **FITTED, network="whitened", learning_rate=0.1, colour=True),
+    "auxiliary": case("auxiliary", **GENERATOR),
+    "auxiliary by priors": case("auxiliary", **GENERATOR, labels="prior", colour=True),
+    "auxiliary of a diffusion model": case("auxiliary", **GENERATOR, network="denoiser", solver=2),
+    "auxiliary of moments": case("auxiliary", **GENERATOR, target="moments", colour=True),
+    "auxiliary of covariances": case("auxiliary", target="covariance", images=10, tolerance=FEATURE),
+    "auxiliary of covariances and details": case(
+        "auxiliary",
+        target="covariance",
+        details=True,
+        images=10,
+        colour=True,
+        given={"covariance": functools.partial(made_covariance, flip=True)},
+        tolerance=FEATURE,
+    ),
+    "denoiser": case("denoiser", **WARM_UP),
+    "refine": case("refine", **REFIT, images=10),
+    "refine by priors": case("refine", **REFIT, images=10, labels="prior", weight=1.0, agreement=1.0, colour=True),
+    "select by votes": case("select", count=3),
+    "select by votes of each class": case(
+        "select", ratio=1.0, given={"histogram": functools.partial(made_histogram, rows=4)}
+    ),
+    "select all": case("select", ratio=1.0, given={"histogram": None}),
+    "select by the teacher": case("select", by="teacher", images=12, colour=True),
+    "pretrain on central images": case("pretrain", **WARM_UP, phases=[{"sources": {"central": 1.0}}]),
+    "pretrain on modes": case(
+        "pretrain", **WARM_UP, median=0, phases=[{"sources": {"central": 1.0}}], given={"central": made_mode}
+    ),
+    "pretrain on drawn images": case(
+        "pretrain",
+        **WARM_UP,
+        phases=[{"sources": {"auxiliary": 1.0, "refine": 2.0}}, {"sources": {"evolve": 1.0}, "part": 2}],
+        noise_levels=TIMESTEPS,
+        colour=True,
+    ),
+    "pretrain on public images": case("pretrain", **WARM_UP, phases=[{"sources": {"public": 1.0}, "augment": 2}]),
+    "pretrain on public classes": case(
+        "pretrain",
+        **WARM_UP,
+        phases=[{"sources": {"public": 1.0}}, {"sources": {"central": 1.0}}],
+        given={"select": functools.partial(made_selection, kind="public")},
+    ),
+    "pretrain with AMP": case(
+        "pretrain",
+        **WARM_UP,
+        amp={"radius": 0.3, "steps": 2},
+        phases=[
+            {"sources": {"auxiliary": 1.0}, "amp": True},
+            {"sources": {"auxiliary": 1.0}, "amp": {"radius": 9, "rate": 0.05}},
+        ],
+    ),
+    "pretrain on frequencies": case(
+        "pretrain", **WARM_UP, phases=[{"sources": {"frequency": 1.0}, "solver": 2}, {"sources": {"central": 1.0}}]
+    ),
+    **{
+        f"synthesize from {name}": case("synthesize", count=8, steps=3, sources={name: 1.0}, tolerance=GRADIENT)
+        for name in ("finetune", "pretrain", "refine", "auxiliary", "evolve", "adversarial", "select")
+    },
+    "synthesize from adapters": case(
+        "synthesize", count=8, steps=3, given={"finetune": made_adapters}, tolerance=GRADIENT
+    ),
+    "synthesize with guidance": case(
+        "synthesize", count=8, steps=2, guidance=0.7, labels="uniform", colour=True, tolerance=GRADIENT
+    ),
+    "synthesize with the teacher's guidance": case(
+        "synthesize", count=8, steps=2, teacher_guidance=1.0, tolerance=GRADIENT
+    ),
+    "synthesize variants": case(
+        "synthesize",
+        count=30,
+        sources={"auxiliary": 2.0, "refine": 1.0},
+        relabel=True,
+        augmented=0.2,
+        distorted=0.3,
+        mixed=0.2,
+        colour=True,
+        tolerance=GRADIENT,
+    ),
+    "synthesize variants in grey": case(
+        "synthesize",
+        count=20,
+        sources={"evolve": 1.0},
+        relabel=True,
+        augmented=0.3,
+        distorted=0.3,
+        mixed=0.3,
+        tolerance=GRADIENT,
+    ),
+}
+
+# --- a run whose charge adds no noise ---------------------------------------------------------------------------------
+
+
+class NoNoise(NoiseSource):
+    """Fixed draws, and zeros in the place of noise."""
+
+    def gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
+        return torch.zeros(shape, dtype=torch.float64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SilentRun(QueryRun[Any]):
+    """A run of any stage on images in memory.
+
+    encoded: what stands for the images where the stage encodes them; seen: what is released, and images before they are
+    rounded, by name.
+    """
+
+    images: ImageSet
+    encoded: dict[str, LatentSet] = field(default_factory=dict)
+    seen: dict[str, Tensor] = field(default_factory=dict)
+
+    def open_charge(self, released: str, sensitivity: str, max_norm: float, *, latents: str | None = None) -> Charge:
+        charge = Charge(
+            {"stage": self.plan.stage, "max_norm": max_norm},
+            self.encoded[latents] if latents else self.images,
+            self.plan.mechanism,
+            odometer=SimpleNamespace(append=lambda *kind, **content: None),
+            noise=NoNoise(seed=1),
+            run=self.folder,
+            lock=ExitStack(),
+            group_cap=self.plan.group_cap,
+        )
+        release = charge.release
+
+        def remembered(*arguments: Any, **more: Any) -> Tensor:
+            found = release(*arguments, **more)
+            self.seen[f"release {charge.used}"] = found.clone()
+            return found
+
+        charge.release = remembered  # type: ignore[method-assign]
+        return charge
+
+    @contextmanager
+    def releasing(self, charge: Charge, *, local: bool = False) -> Iterator[Path]:
+        assert charge.used == charge.uses
+        with self.writing() as directory:
+            yield directory
+
+    def encode(self, function: Callable[[Tensor], Tensor], *rest: Any) -> str:
+        """In the place of `ensure_encoded`: without float16, whose rounding would tell processors apart."""
+        images, labels = self.images.batch(np.arange(len(self.images)))
+        self.encoded["rows"] = LatentSet(rows_alone(function, images).numpy(), labels.numpy(), self.images.groups)
+        return "rows"
+
+    def show(self, images: Tensor) -> np.ndarray:
+        """In the place of `as_uint8`."""
+        self.seen["drawn"] = images.detach().clone()
+        return as_uint8(images)
+
+
+@contextmanager
+def settled(run: SilentRun) -> Iterator[None]:
+    """Fixed randomness and arithmetic: secret draws, precision, signs of eigenvectors."""
+    autocast, eigh, svd = torch.autocast, torch.linalg.eigh, torch.svd_lowrank
+
+    def signed(vectors: Tensor) -> Tensor:
+        largest = vectors.abs().argmax(dim=-2, keepdim=True)
+        return vectors.gather(-2, largest).sign()
+
+    def signed_eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
+        values, vectors = eigh(matrix)
+        return values, vectors * signed(vectors)
+
+    def signed_svd(matrix: Tensor, **more: Any) -> tuple[Tensor, Tensor, Tensor]:
+        left, values, right = svd(matrix, **more)
+        return left * signed(right), values, right * signed(right)
+
+    stand_ins = {
+        "secret_generator": lambda device="cpu": torch.Generator(device).manual_seed(2),
+        "is_faster": lambda *what: False,
+        "fast_bfloat16": lambda device: False,
+        "ensure_encoded": run.encode,
+        "as_uint8": run.show,
+    }
+    threads = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch, torch.random.fork_rng(devices=[]):
+        for module in [m for name, m in sys.modules.items() if name.split(".")[0] in ("sfumato", "stages")]:
+            for name in stand_ins.keys() & vars(module).keys():
+                patch.setattr(module, name, stand_ins[name])
+        patch.setattr(torch, "autocast", lambda kind, *rest, **more: autocast(kind, enabled=False))
+        patch.setattr(torch.linalg, "eigh", signed_eigh)
+        patch.setattr(torch, "svd_lowrank", signed_svd)
+        for name in [name for name in os.environ if name.startswith("SFUMATO_")]:
+            patch.delenv(name)
+        patch.setenv("SFUMATO_DEVICE", "cpu")
+        patch.setenv("SFUMATO_STATE", str(run.folder / "state"))
+        torch.manual_seed(0)
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+
+def inputs_of(case: Case, settings: Any, folder: Path) -> dict[str, Artifact]:
+    """The artifacts that the stage reads under these settings, made now."""
+    found = {}
+    for name in (name for name in STAGES[case.stage].inputs if settings.reads(name)):
+        make = case.given.get(name, MADE[name])
+        if make is None:
+            write_empty(folder / name, name)
+        else:
+            with writing(folder / name, name) as directory:
+                make(directory, case.shape)
+        found[name] = read_artifact(folder / name, name)
+    return found
+
+
+def computed(case: Case) -> dict[str, Tensor]:
+    """What the stage releases, draws and writes, by name."""
+    work = getattr(import_module(f"stages.{case.stage}"), case.stage)
+    query = STAGES[case.stage].kind is Kind.QUERY
+    kind, images = STAGES[case.stage].settings, sensitive(case)
+    settings = kind.model_validate({**case.settings, **({"noise": NOISE} if query else {})})
+    rate, uses = settings.sampling(COUNT) if query else (1.0, 1)
+    card = Card(
+        dataset_id="golden", source="npz", shape=case.shape, classes=CLASSES, split="keyed", version="1"
+    ).content()
+    plan = QueryPlan(
+        stage=case.stage,
+        enabled=True,
+        shape=case.shape,
+        dataset_id="golden",
+        classes=CLASSES,
+        size_hint=COUNT,
+        seed=7,
+        delta=1e-5,
+        settings=settings,
+        digest="",
+        model=NETWORK,
+        mechanism=Mechanism(noise_multiplier=NOISE, sample_rate=rate, uses=uses),
+        unit=GROUP if case.grouped else IMAGE,
+        group_cap=case.group_cap,
+    )
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_json(folder / "sensitive.json", card)
+        run = SilentRun(
+            plan=plan, inputs={}, out=folder / "out", card=folder / "sensitive.json", folder=folder, images=images
+        )
+        with settled(run):
+            run = replace(run, inputs=inputs_of(case, settings, folder))
+            run.seen.clear()
+            work(run)
+        return run.seen | written(run.out)
+
+
+NUMBERS = ("counts.json", "saliency.json", "trainable.json")  # whose numbers and names are results
+COLUMNS = ("raw_norm", "debiased", "noised_gradient_norm", "parents")  # of tables, likewise
+
+
+def written(directory: Path) -> dict[str, Tensor]:
+    """The arrays of an artifact; of a network all weights in one."""
+    found = {}
+    for path in sorted(directory.iterdir()):
+        if path.suffix == ".npy":
+            found[path.name] = torch.from_numpy(np.load(path))
+        elif path.suffix == ".safetensors":
+            tensors = {name: value for name, value in sorted(load_file(path).items()) if not idle(name)}
+            found[path.name] = torch.cat([value.flatten().double() for value in tensors.values()])
+        elif path.name in NUMBERS:
+            found[path.name] = torch.tensor([*numbers(json.loads(path.read_text()))], dtype=torch.float64)
+        elif path.suffix == ".csv":
+            with path.open(newline="") as file:
+                rows = [[float(row[name]) for name in COLUMNS if name in row] for row in csv.DictReader(file)]
+            found |= {path.name: torch.tensor(rows, dtype=torch.float64)} if any(rows) else {}
+    return found
+
+
+def idle(name: str) -> bool:
+    """Whether rounding decides it: a key's offset, whose gradient is zero until Adam enlarges it; a principal direction
+    where features hardly vary. What is seen through it is pinned, among what is released."""
+    return name.endswith((".k.bias", "directions"))
+
+
+def numbers(content: Any) -> Iterator[float]:
+    """The numbers of a JSON document in order; a name as one."""
+    if isinstance(content, str):
+        yield zlib.crc32(content.encode()) % 2**16
+    elif isinstance(content, (int, float)):
+        yield content
+    else:
+        for value in content.values() if isinstance(content, dict) else content:
+            yield from numbers(value)
+
+
+# --- the summaries ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Summary:
+    shape: list[int]
+    dtype: str
+    sum: float
+    norm: float
+    values: list[float]  # at eight places, evenly far apart
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Summary:
+        flat = tensor.detach().double().flatten()
+        places = torch.linspace(0, len(flat) - 1, min(8, len(flat))).long()
+        rounded = (float(f"{value:.12g}") for value in (flat.sum(), flat.norm(), *flat[places]))
+        return cls(
+            list(tensor.shape), str(tensor.dtype).removeprefix("torch."), next(rounded), next(rounded), [*rounded]
+        )
+
+    def differences(self, now: Summary, tolerance: float) -> list[str]:
+        """What is another now, beyond the tolerance, in words."""
+        if (self.shape, self.dtype) != (now.shape, now.dtype):
+            return [f"{self.dtype} {self.shape} is now {now.dtype} {now.shape}"]
+        count = max(1, math.prod(self.shape))
+        typical = self.norm / math.sqrt(count)
+        flips = 1.0 if self.dtype == "uint8" else 0.0  # a pixel may be rounded to its neighbour
+        pairs = {
+            "sum": (self.sum, now.sum, tolerance * max(abs(self.sum), self.norm) + 3 * flips),
+            "norm": (self.norm, now.norm, tolerance * self.norm + flips),
+        } | {
+            f"value {place}": (old, new, tolerance * max(abs(old), typical) + flips)
+            for place, (old, new) in enumerate(zip(self.values, now.values, strict=True))
+        }
+        return [
+            f"{what} {old:.9g} is now {new:.9g}"
+            for what, (old, new, allowed) in pairs.items()
+            if not abs(new - old) <= allowed + 1e-12
+        ]
+
+
+def revision_of(stage: str) -> int:
+    return getattr(STAGES[stage], "revision", 1)
+
+
+def summaries_of(name: str) -> dict[str, Summary]:
+    return {what: Summary.of(tensor) for what, tensor in computed(CASES[name]).items()}
+
+
+def read_golden() -> dict[str, dict]:
+    return json.loads(GOLDEN.read_text(encoding="utf-8")) if GOLDEN.exists() else {}
+
+
+def differences(name: str, pinned: dict, found: Mapping[str, Summary]) -> list[str]:
+    """What a case computes otherwise than it is pinned, in words."""
+    known = {what: Summary(**content) for what, content in pinned["tensors"].items()}
+    gone = [f"{what} is {'gone' if what in known else 'new'}" for what in sorted(known.keys() ^ found.keys())]
+    both = [what for what in known if what in found]
+    tolerance = CASES[name].tolerance
+    return gone + [f"{what}: {line}" for what in both for line in known[what].differences(found[what], tolerance)]
+
+
+# --- the tests --------------------------------------------------------------------------------------------------------
+
+
+def test_every_stage_has_a_case_and_every_case_is_pinned():
+    assert {name for name, stage in STAGES.items() if stage.kind is not Kind.LOCAL} == {c.stage for c in CASES.values()}
+    assert read_golden().keys() == CASES.keys(), "write golden.json again: python tests/test_golden.py --write"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_stage_computes_what_it_did_under_its_revision(name):
+    pinned, stage = read_golden()[name], CASES[name].stage
+    changed = differences(name, pinned, summaries_of(name))
+    raised = revision_of(stage) != pinned["revision"]
+    again = "`python tests/test_golden.py --write`"
+    assert not (changed and not raised), (
+        f"what {stage} computes has changed ({'; '.join(changed[:4])}): if that is meant, raise its revision in the "
+        f"table of stages and write the golden numbers again with {again}; else mend the change"
+    )
+    assert not raised, (
+        f"{stage} has revision {revision_of(stage)}, and golden.json is of {pinned['revision']}: write it with {again}"
+    )
+
+
+def write(names: list[str]) -> int:
+    """Pin cases anew, all where none is named. A case that changed under the same revision is refused."""
+    golden, refused = read_golden(), []
+    for name in names or CASES:
+        found, revision = summaries_of(name), revision_of(CASES[name].stage)
+        pinned = golden.get(name)
+        changed = differences(name, pinned, found) if pinned else ["new"]
+        if pinned and changed and pinned["revision"] == revision:
+            refused.append(f"{name}: {'; '.join(changed[:4])}")
+        elif changed or pinned["revision"] != revision:
+            tensors = {what: asdict(summary) for what, summary in found.items()}
+            golden[name] = {"stage": CASES[name].stage, "revision": revision, "tensors": tensors}
+    GOLDEN.write_text(as_text({name: golden[name] for name in CASES if name in golden}), encoding="utf-8")
+    for line in refused:
+        print(f"not written, for the revision of its stage was not raised: {line}")
+    if refused:
+        print("Where a case itself was changed, and not its stage, remove it from golden.json first.")
+    return 1 if refused else 0
+
+
+def as_text(golden: Mapping[str, dict]) -> str:
+    """JSON with a line for each tensor."""
+    entries = []
+    for name, entry in golden.items():
+        lines = [f"   {json.dumps(what)}: {json.dumps(content)}" for what, content in entry["tensors"].items()]
+        head = f' {json.dumps(name)}: {{"stage": {json.dumps(entry["stage"])}, "revision": {entry["revision"]}'
+        entries.append(head + ', "tensors": {\n' + ",\n".join(lines) + "\n  }}")
+    return "{\n" + ",\n".join(entries) + "\n}\n"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] != ["--write"]:
+        sys.exit(__doc__)
+    sys.exit(write(sys.argv[2:]))
