@@ -62,7 +62,7 @@ def work(part: str, folder: Path, images: int, features: int) -> Callable[[], ob
     from sfumato.privacy.events import Mechanism
     from sfumato.queries.central import central_norm, query_central
     from sfumato.queries.count import query_count
-    from sfumato.queries.joint import query_joint_embedding
+    from sfumato.queries.feature_means import query_feature_means
     from sfumato.settings.data import Data
     from sfumato.settings.dpsgd import Finetune
     from sfumato.settings.queries import Central, FeatureMap
@@ -87,9 +87,7 @@ def work(part: str, folder: Path, images: int, features: int) -> Callable[[], ob
         return lambda: query_central(charge(mechanism, bound), denominators, (1, *SHAPE), settings)
     if part == "frequency":
         known = FourierFeatures((1, *SHAPE), [FeatureMap(map="pixels", length_scales=(0.3,))], features, 0)
-        return lambda: query_joint_embedding(
-            charge(Mechanism(noise_multiplier=5.0), 1.0), known, CLASSES, float(images)
-        )
+        return lambda: query_feature_means(charge(Mechanism(noise_multiplier=5.0), 1.0), known, CLASSES, float(images))
     torch.manual_seed(0)
     network = UNet(SHAPE[0], 1, CLASSES, width=16, multipliers=(1, 1), attention=(1,))
     dpsgd = Finetune(steps=1, batch=BATCH, draws=1, max_grad_norm=1.0)

@@ -7,9 +7,7 @@ from torch import Tensor
 from sfumato.generators.gaussian import fit_gaussians, public_details
 from sfumato.generators.one_step import Match, OneStep, fit_generator, new_generator, new_sampled, save_drawing
 from sfumato.queries.count import read_counts
-from sfumato.queries.covariance import load_covariance
-from sfumato.queries.frequency import load_embedding
-from sfumato.queries.moments import load_moments
+from sfumato.queries.feature_means import load_means
 from sfumato.runtime.compute import device
 from sfumato.settings.training import Auxiliary
 from stages.runner import StageRun, progress
@@ -20,7 +18,7 @@ def auxiliary(run: StageRun[Auxiliary]) -> None:
     priors = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes)).priors
     if settings.target == "covariance":
         details = public_details(run.path("public"), plan.shape, plan.seed) if settings.details else None
-        generator: OneStep = fit_gaussians(load_covariance(run.path("covariance")), priors, details)
+        generator: OneStep = fit_gaussians(load_means("covariance", run.path("covariance")), priors, details)
     else:
         generator = fitted(run, priors)
     with run.writing() as directory:
@@ -29,13 +27,11 @@ def auxiliary(run: StageRun[Auxiliary]) -> None:
 
 def fitted(run: StageRun[Auxiliary], priors: Tensor) -> OneStep:
     plan, settings = run.plan, run.settings
-    if settings.target == "moments":
-        target, features = load_moments(run.path("moments"), plan.shape)
-    else:
-        target, features = load_embedding(run.path("frequency"))
+    means = load_means(settings.target, run.path(settings.target))
+    match = Match(means.table.to(device()), means.features)
     if settings.network == "denoiser":
         generator: OneStep = new_sampled(plan.shape, len(plan.classes), settings.width, settings.solver, plan.seed)
     else:
         generator = new_generator(plan.shape, len(plan.classes), settings.latent, settings.width, plan.seed)
     with progress("auxiliary") as report:
-        return fit_generator(generator, [Match(target.to(device()), features)], settings, priors, plan.seed, report)
+        return fit_generator(generator, [match], settings, priors, plan.seed, report)

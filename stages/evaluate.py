@@ -73,8 +73,8 @@ def evaluate(
     from sfumato.evaluation.scores import evaluate_release, teacher_accuracy
     from sfumato.evaluation.tables import accuracy_table, class_table, screen_tables
     from sfumato.evaluation.verdict import verdict
+    from sfumato.features.teacher_network import load_teacher
     from sfumato.privacy.authorize import open_local
-    from sfumato.queries.teacher import load_teacher
     from sfumato.runtime.compute import configure_processor, device
 
     distributed.join()

@@ -12,7 +12,7 @@ from sfumato.features.projection import CLASSIFIER
 from sfumato.features.public_network import load_classifier
 from sfumato.privacy.checkpoint import drop_checkpoints
 from sfumato.queries.count import read_counts
-from sfumato.queries.encoded import encoder_of, ensure_encoded
+from sfumato.queries.feature_means import encoder_of, ensure_encoded
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import device
 from sfumato.settings.baselines import Evolve

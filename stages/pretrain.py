@@ -7,7 +7,7 @@ import torch
 from sfumato.diffusion.unet import UNet, drop_extra_classes
 from sfumato.generators.one_step import Match
 from sfumato.queries.count import read_counts
-from sfumato.queries.frequency import load_embedding
+from sfumato.queries.feature_means import load_means
 from sfumato.runtime.compute import device
 from sfumato.settings.training import Pretrain
 from sfumato.storage.png import save_png
@@ -29,8 +29,8 @@ def pretrain(run: StageRun[Pretrain]) -> None:
     match = priors = None
     if "frequency" in run.inputs:  # a phase fits the model to it
         priors = read_counts(run.inputs["count"], plan.size_hint, len(classes)).priors
-        target, features = load_embedding(run.path("frequency"))
-        match = Match(target.to(device()), features)
+        means = load_means("frequency", run.path("frequency"))
+        match = Match(means.table.to(device()), means.features)
     dropout = plan.network.label_dropout
     with progress("pretrain") as report:
         through_phases(

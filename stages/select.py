@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sfumato.data.store import load_public
-from sfumato.queries.teacher import classify, load_teacher
+from sfumato.features.teacher_network import classify, load_teacher
 from sfumato.settings.training import Select
 from sfumato.training.selection import read_votes, relabel, save_selection, save_surest, select_public, surest
 from stages.runner import StageRun

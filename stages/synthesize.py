@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from sfumato.features.teacher_network import guide_by, load_teacher
 from sfumato.queries.count import read_counts
-from sfumato.queries.teacher import guide_by, load_teacher
 from sfumato.release.exports import check_parquet
 from sfumato.release.release import save_release
 from sfumato.release.synthesis import draw_mixture

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from sfumato.data.images import ImageSet, load_images
-from sfumato.data.store import load_public, read_card
+from sfumato.data.store import load_public
 from sfumato.features.projection import CLASSIFIER
 from sfumato.features.public_network import load_classifier
+from sfumato.features.teacher_network import TeacherNetwork, fit_features, save_teacher
 from sfumato.queries.count import read_counts
-from sfumato.queries.encoded import encoder_of, ensure_encoded
-from sfumato.queries.teacher import TeacherNetwork, fit_features, query_teacher, save_teacher
+from sfumato.queries.feature_means import encoder_of
+from sfumato.queries.teacher import query_teacher
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import device
 from sfumato.settings.queries import Teacher
-from stages.runner import QueryRun, progress, state_dir
+from stages.feature_means import encoded
+from stages.runner import QueryRun, progress
 
 
 def teacher(run: QueryRun[Teacher]) -> None:
@@ -22,9 +22,7 @@ def teacher(run: QueryRun[Teacher]) -> None:
     network = load_classifier(run.path("classifier")) if settings.feature == CLASSIFIER else None
     features, covariance = fit_features(settings, plan.shape, network, known_images(run), plan.seed)
     distributed.broadcast_state(features)
-    encoding = partial(progress, "features of the images, once", clock=False)
-    features, encoder = features.to(device()), encoder_of(features, features.config())
-    latents = ensure_encoded(features, encoder, device(), state_dir(), read_card(run.card), encoding)
+    latents = encoded(run, features.to(device()), encoder_of(features, features.config()))
     size = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes)).total * plan.mechanism.sample_rate
     released = f"{settings.steps} steps of a linear classifier on {features.dimension} features ({settings.feature})"
     sensitivity = "max_norm: the clipped error of one image times its features of norm 1"

@@ -37,25 +37,23 @@ from sfumato.data.store import Card, LatentSet, PublicCard
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.lora import add_lora, save_adapter
 from sfumato.dpsgd.trainable import candidates, flat
+from sfumato.features import FeatureMeans
 from sfumato.features.batch_invariant import rows_alone
-from sfumato.features.cosine import ClassMoments
+from sfumato.features.cosine import CosineMoments
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.projection import CELLS, ProjectedFeatures
 from sfumato.features.public_network import arguments_of, build_network, save_classifier
+from sfumato.features.teacher_network import TeacherNetwork, save_teacher
 from sfumato.generators.one_step import new_generator, save_generator
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.resolved import QueryPlan
 from sfumato.queries.count import PublicCounts, save_counts
-from sfumato.queries.covariance import cosine_moments, save_covariance
-from sfumato.queries.embedding import save_learned
-from sfumato.queries.frequency import save_embedding
-from sfumato.queries.moments import moment_features, save_moments
-from sfumato.queries.teacher import TeacherNetwork, save_teacher
+from sfumato.queries.feature_means import LENGTH_SCALES, moment_features, save_means
 from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.dpsgd import Lora
-from sfumato.settings.queries import Covariance, Embedding, FeatureMap, Moments
+from sfumato.settings.queries import FeatureMap
 from sfumato.settings.stages import STAGES, Kind
 from sfumato.settings.training import Model
 from sfumato.storage.artifacts import Artifact, read_artifact, write_empty, writing
@@ -137,7 +135,7 @@ def made_mode(folder: Path, shape: Shape) -> None:
 
 def made_frequency(folder: Path, shape: Shape) -> None:
     features = FourierFeatures(shape, [FeatureMap(), FeatureMap(map="scattering")], 16, seed=3)
-    save_embedding(normal("frequency", 16, 4, scale=0.1), features, folder)
+    save_means("frequency", FeatureMeans(normal("frequency", 16, 4, scale=0.1), features), features.arguments, folder)
 
 
 @torch.no_grad()
@@ -156,17 +154,18 @@ def made_classifier(folder: Path, shape: Shape) -> None:
 
 
 def made_moments(folder: Path, shape: Shape) -> None:
-    network, settings = network_of(shape), Moments(feature="cells", squares=0.3)
-    features = moment_features(settings, shape, network)
-    save_moments(normal("moments", features.size, 4, scale=0.02), settings, network, folder)
+    network = network_of(shape)
+    features = moment_features(network, "cells", 0.3)
+    means = FeatureMeans(normal("moments", features.size, 4, scale=0.02), features)
+    save_means("moments", means, {"feature": "cells", "squares": 0.3}, folder, network)
 
 
 @torch.no_grad()
 def made_covariance(folder: Path, shape: Shape, flip: bool = False) -> None:
-    features = cosine_moments(Covariance(frequencies=5, contrasts=2, flip=flip), shape)
+    features = CosineMoments(shape, 5, 2, 0.3, 0.7, flip)
     images, labels = public(shape).batch(np.arange(PUBLIC))
     table = features(images).T @ nn.functional.one_hot(labels % 4, 4).float() / PUBLIC
-    save_covariance(ClassMoments(table, features, 1e-4), folder)
+    save_means("covariance", FeatureMeans(table, features, 1e-4), features.arguments, folder)
 
 
 def made_public(folder: Path, shape: Shape) -> None:
@@ -214,7 +213,8 @@ def made_teacher(folder: Path, shape: Shape) -> None:
 def made_embedding(folder: Path, shape: Shape) -> None:
     arguments = arguments_of(build_network("whitened", shape, 4, 4))
     network = filled(ProjectedFeatures(CELLS, shape, 6, arguments))
-    save_learned(normal("embedding", 16, 4, scale=0.1), Embedding(size=16), network, 3, folder)
+    about = {"seed": 3, "size": 16, "length_scales": LENGTH_SCALES, "teacher": 0.5}
+    save_means("embedding", FeatureMeans(normal("embedding", 16, 4, scale=0.1), None), about, folder, network)
 
 
 def made_selection(folder: Path, shape: Shape, kind: str = "sensitive") -> None:
@@ -329,10 +329,10 @@ CASES: dict[str, Case] = {
         tolerance=FEATURE,
     ),
     "moments": case("moments", tolerance=FEATURE),
-    "moments of cells": case("moments", feature="cells", squares=0.0, colour=True, tolerance=FEATURE),
-    "moments of groups": case("moments", squares=0.3, grouped=True, tolerance=FEATURE),
-    "covariance": case("covariance", frequencies=10),
-    "covariance, mirrored": case("covariance", frequencies=10, contrasts=4, flip=True, colour=True),
+    "moments in colour": case("moments", colour=True, tolerance=FEATURE),
+    "moments of groups": case("moments", grouped=True, tolerance=FEATURE),
+    "covariance": case("covariance"),
+    "covariance, mirrored": case("covariance", flip=True, colour=True),
     "evolve": case(
         "evolve",
         rounds=2,
@@ -402,9 +402,7 @@ CASES: dict[str, Case] = {
         average=0.34,
         colour=True,
     ),
-    "embedding": case(
-        "embedding", size=20, learned={"width": 4, "steps": 2, "batch": 16, "dimension": 3}, tolerance=DIRECTIONS
-    ),
+    "embedding": case("embedding", size=20, learned={"steps": 2}, tolerance=DIRECTIONS),
     "saliency": case("saliency", chunk=8, tolerance=GRADIENT),
     "saliency of snip": case(
         "saliency", score="snip", candidates="layers", draws=2, max_norm=0.1, chunk=8, tolerance=GRADIENT
@@ -451,7 +449,7 @@ CASES: dict[str, Case] = {
     ),
     "denoiser": case("denoiser", **WARM_UP),
     "refine": case("refine", **REFIT, images=10),
-    "refine by priors": case("refine", **REFIT, images=10, labels="prior", weight=1.0, agreement=1.0, colour=True),
+    "refine by priors": case("refine", **REFIT, images=10, labels="prior", colour=True),
     "select by votes": case("select", count=3),
     "select by votes of each class": case(
         "select", ratio=1.0, given={"histogram": functools.partial(made_histogram, rows=4)}

@@ -200,5 +200,6 @@ def test_stage_modules_are_thin(name):
 
 def test_only_queries_open_charges():
     for name in STAGES:
-        opens = "open_charge" in (ROOT / "stages" / f"{name}.py").read_text()
+        text = (ROOT / "stages" / f"{name}.py").read_text()
+        opens = "open_charge" in text or "release_means" in text  # which opens one
         assert opens == (name in QUERIES), name

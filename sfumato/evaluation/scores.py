@@ -15,7 +15,7 @@ from sfumato.evaluation.cache import features_of
 from sfumato.evaluation.downstream import Judged, Schedule, judge, schedule_of, summed_up
 from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.metrics.fidelity import fidelity
-from sfumato.queries.teacher import TeacherNetwork, classify
+from sfumato.features.teacher_network import TeacherNetwork, classify
 from sfumato.runtime import distributed
 from sfumato.settings.evaluate import Evaluate
 

@@ -1,13 +1,15 @@
-"""Public maps of an image: what a release may be made of, one entry of FEATURES each, by the name in the parameters.
+"""Public maps of an image, of which a release may be made: FEATURES has them by their names in the parameters.
 
-A map takes (B, C, H, W) float32 in [0, 1] to (B, d), differentiably, and was made from public data alone.
+A map takes (B, C, H, W) float32 in [0, 1] to (B, d), differentiably, and was made from public data only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from sfumato.data.images import Shape
 from sfumato.features.scattering import DeepScattering, Moduli, Scattering
@@ -20,3 +22,16 @@ FEATURES: dict[str, Callable[[Shape], nn.Module]] = {  # name -> what makes the 
     "moduli": Moduli,
     "tangent": Tangent,
 }
+
+
+@dataclass(frozen=True)
+class FeatureMeans:
+    """A release: noisy class means of bounded features φ of images.
+
+    table: (K, classes) float32, sums of φ over N̄; features: φ; deviation: standard deviation of the noise in each entry
+    of the table, None if the release does not state it.
+    """
+
+    table: Tensor
+    features: Any
+    deviation: float | None = None

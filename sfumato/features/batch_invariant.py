@@ -1,4 +1,4 @@
-"""Maps of sensitive images, each as if it were alone: its row depends on no other image, to the last bit."""
+"""Batch-invariant features: an image's features are bit-identical in any batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PLACES, TRIALS = 64, 4  # size of a batch, and how often it is tried whether the
 
 
 def rows_alone(function: Callable[[Tensor], Tensor], images: Tensor, place_matters: bool = True) -> Tensor:
-    """`function` of every image as if it were alone: (B, C, H, W) float32, any memory format -> (B, d) float32.
+    """Batch-invariant `function` of every image: (B, C, H, W) float32, any memory format -> (B, d) float32.
 
     Guarantee: row i is a function of image i alone, to the last bit. Matrix kernels round differently for another batch
     size, layout, alignment or number of threads: removing one image could then change the rows of others. So all go
@@ -33,9 +33,9 @@ def rows_alone(function: Callable[[Tensor], Tensor], images: Tensor, place_matte
 
 
 def place_matters(function: Callable[[Tensor], Tensor], shape: Shape, device: torch.device) -> bool:
-    """Whether the row of an image depends, in its last bit, on where it is in a batch and on what is beside it.
+    """Whether the row of an image depends, in its last bit, on its place in a batch or on the other images.
 
-    Tried on random images with this machine's kernels: never on sensitive ones.
+    Tests random images with this machine's kernels, never sensitive ones.
     """
     random = torch.Generator().manual_seed(0)
     images = torch.rand(PLACES, *shape, generator=random)

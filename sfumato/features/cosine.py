@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -99,12 +98,3 @@ class CosineMoments(nn.Module):
         doubled = torch.where(first == second, 1.0, math.sqrt(2))
         seconds[:, first, second] = products / doubled / math.sqrt(self.products) * self.radius**2
         return means, seconds + seconds.transpose(1, 2).tril(-1)
-
-
-@dataclass(frozen=True)
-class ClassMoments:
-    """A release: (K, classes) over N̄, the features that it is the sum of, and the standard deviation of its noise."""
-
-    table: Tensor
-    features: CosineMoments
-    deviation: float

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -80,6 +81,12 @@ class FourierFeatures(nn.Module):
         self.register_buffer("amplitude", torch.cat(amplitudes), persistent=False)  # squares summing to 1 at most
         self.size = 2 * self.frequencies + sum(self.widths[index] for index, _, _ in self.plain)
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What rebuilds φ from public maps, as JSON."""
+        maps = [feature.model_dump(mode="json") for feature in self.features]
+        return {"shape": self.shape, "size": 2 * self.frequencies or 2, "seed": self.seed, "features": maps}
+
     def vectors(self, images: Tensor) -> Tensor:
         """What the maps make of the images, side by side: (B, Σ d)."""
         return torch.cat([image_map(images).to(images.dtype) for image_map in self.maps], dim=1)
@@ -105,7 +112,7 @@ class FourierFeatures(nn.Module):
             self.converted[key] = omega.to(like.device, precision)
         return self.converted[key]
 
-    def themselves(self, vectors: Tensor) -> Tensor:
+    def raw_maps(self, vectors: Tensor) -> Tensor:
         """The maps that have no frequencies: (B, Σ d) -> (B, Σ of their d), each of the norm of its share."""
         parts, found = vectors.split(self.widths, dim=1), [vectors[:, :0]]
         for index, squares, share in self.plain:
@@ -116,19 +123,19 @@ class FourierFeatures(nn.Module):
             found.append(share * part)
         return torch.cat(found, dim=1)
 
-    def of_vectors(self, vectors: Tensor) -> Tensor:
+    def from_maps(self, vectors: Tensor) -> Tensor:
         """φ of images whose `vectors` are known, in their precision: (B, Σ d) -> (B, K)."""
         phase = self.phases(vectors)
         amplitude = self.amplitude.to(phase)
-        return torch.cat([phase.cos() * amplitude, phase.sin() * amplitude, self.themselves(vectors)], dim=1)
+        return torch.cat([phase.cos() * amplitude, phase.sin() * amplitude, self.raw_maps(vectors)], dim=1)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.of_vectors(self.vectors(images))
+        return self.from_maps(self.vectors(images))
 
     def embed(self, images: Tensor, weights: Tensor) -> Tensor:
         """Σ_i φ(x_i) ⊗ weights_i, (B, M) weights -> (K, M): the joint embedding, without the (B, K) matrix of rows."""
         vectors = self.vectors(images)
-        phase, plain = self.phases(vectors), self.themselves(vectors)
+        phase, plain = self.phases(vectors), self.raw_maps(vectors)
         amplitude = self.amplitude[:, None]
         weights = weights.to(phase)
         waves = [(wave.T @ weights).float() * amplitude for wave in (phase.cos(), phase.sin())]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,24 +14,24 @@ from sfumato.features import FEATURES
 from sfumato.features.public_network import PublicNetwork, arguments_of, build_network
 from sfumato.runtime.compute import fast_bfloat16
 
-# the maps that a trained network is: what its head sees, and its last cells in their places; all others are in FEATURES
+# the maps of a trained network: the input of its head, and its last feature map; all others are in FEATURES
 CLASSIFIER, CELLS = "classifier", "cells"
 FLOOR = 1e-3  # of the mean variance: added to each, so that flat directions are not blown up
 BATCH = 250  # public or released images at a time
 
 
 class ClassifierFeatures(nn.Module):
-    """What the last layer of a public classifier sees, or its last cells: (B, C, H, W) -> (B, d)."""
+    """The input of a public classifier's head, or its last feature map: (B, C, H, W) -> (B, d)."""
 
-    def __init__(self, network: PublicNetwork, cells: bool = False) -> None:
+    def __init__(self, network: PublicNetwork, feature_map: bool = False) -> None:
         super().__init__()
-        self.network, self.cells = network, cells
+        self.network, self.feature_map = network, feature_map
 
     def forward(self, images: Tensor) -> Tensor:
         kind = images.device.type
         with torch.autocast(kind, torch.bfloat16, enabled=fast_bfloat16(kind)):
-            found = self.network.cells(images).flatten(1) if self.cells else self.network.features(images)
-            return found.float()
+            found = self.network.feature_map(images) if self.feature_map else self.network.features(images)
+            return found.flatten(1).float()
 
 
 class ProjectedFeatures(nn.Module):
@@ -96,3 +97,14 @@ class ProjectedFeatures(nn.Module):
             "dimension": self.dimension,
             "network": dict(self.network) if self.network else None,
         }
+
+
+class ScaleToSqrtD(nn.Module):
+    """Rows of norm 1 scaled to norm √d, in whose units length-scales are given: (B, C, H, W) -> (B, d)."""
+
+    def __init__(self, features: ProjectedFeatures) -> None:
+        super().__init__()
+        self.features = features
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.features(images) * math.sqrt(self.features.dimension)  # type: ignore[no-any-return]

@@ -74,13 +74,13 @@ class ResNet(nn.Module):
         self.pool = nn.AdaptiveAvgPool2d(POOLED)
         self.head = nn.Linear(depth * POOLED**2, classes)
 
-    def cells(self, images: Tensor) -> Tensor:
+    def feature_map(self, images: Tensor) -> Tensor:
         """(B, C, H, W) float32 in [0, 1] -> (B, depth, h, w): the output of the last block."""
         return self.blocks(self.stem(images * 2 - 1))  # type: ignore[no-any-return]
 
     def features(self, images: Tensor) -> Tensor:
         """(B, C, H, W) float32 in [0, 1] -> (B, d): what the head sees."""
-        return self.pool(self.cells(images)).flatten(1)
+        return self.pool(self.feature_map(images)).flatten(1)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.features(images))
@@ -143,14 +143,14 @@ class WhitenedCNN(nn.Module):
         filters = (vectors / (values + PATCH_FLOOR).sqrt()).T.reshape(-1, channels, size, size).flip(0)
         self.filters.copy_(torch.cat([filters, -filters]))
 
-    def cells(self, images: Tensor) -> Tensor:
+    def feature_map(self, images: Tensor) -> Tensor:
         """(B, C, H, W) float32 in [0, 1] -> (B, depth, h, w): the output of the last block."""
         images = (images * 2 - 1).contiguous(memory_format=torch.channels_last)
         return self.blocks(F.relu(F.conv2d(images, self.filters.to(images))))  # type: ignore[no-any-return]
 
     def features(self, images: Tensor) -> Tensor:
         """(B, C, H, W) float32 in [0, 1] -> (B, d): the largest and the mean of each channel of the last block."""
-        return self.pool(self.cells(images))  # type: ignore[no-any-return]
+        return self.pool(self.feature_map(images))  # type: ignore[no-any-return]
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.norm(self.features(images)))

@@ -66,15 +66,12 @@ class Scattering(nn.Module):
         # smooth at zero, where a gradient would be undefined
         return (real.square() + imaginary.square() + 1e-6).sqrt() - 1e-3
 
-    def cells(self, planes: Tensor, octave: int) -> Tensor:
-        return averaged(planes, 2 ** (self.scales - octave))
-
     def forward(self, images: Tensor) -> Tensor:
         count = len(images)
         plane = images.flatten(0, 1)[:, None]  # (B·C, 1, H, W)
         rows = [averaged(plane, 2**self.scales).reshape(count, -1)]
         for octave in range(self.scales):
-            rows.append(self.cells(self.moduli(plane), octave).reshape(count, -1))
+            rows.append(averaged(self.moduli(plane), 2 ** (self.scales - octave)).reshape(count, -1))
             plane = self.halve(plane)
         row = torch.cat(rows, dim=1)
         return row * (math.sqrt(row.shape[1]) / (torch.linalg.vector_norm(row, dim=1, keepdim=True) + 1e-3))
@@ -98,7 +95,7 @@ class DeepScattering(Scattering):
         first = []
         for octave in range(self.scales):
             moduli = self.moduli(plane)
-            first.append(self.cells(moduli, octave).reshape(count, -1))
+            first.append(averaged(moduli, 2 ** (self.scales - octave)).reshape(count, -1))
             if octave == 0:
                 coarse = averaged(moduli, 2).flatten(0, 1)[:, None]
                 second = averaged(self.moduli(coarse), 2 ** (self.scales - 1))

@@ -16,7 +16,7 @@ class Tangent(nn.Module):
     """What a network with one hidden layer, as initialised, answers to a change of each weight, of norm √d.
 
     (B, C, H, W) -> (B, d), d = WIDTH · (pixels + 1): the gradient of f(x) = Σ a_j · silu(w_j · x) by all w_j and a_j.
-    Source: DP-NTK (Yang et al. 2023), with SiLU in the place of ReLU, whose gradient has no gradient.
+    Source: DP-NTK (Yang et al. 2023), with SiLU instead of ReLU, whose gradient has no gradient.
     """
 
     inner: Tensor

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from sfumato.data.images import Shape
 from sfumato.data.store import load_public
-from sfumato.features.cosine import ClassMoments, CosineMoments
+from sfumato.features import FeatureMeans
+from sfumato.features.cosine import CosineMoments
 
 OWN = 0.5  # of a class's own covariance, against that of all classes
 LEAST = 0.5  # of the variance by the law of all frequencies: no direction has less
@@ -78,8 +79,8 @@ def public_details(directory: Path, shape: Shape, seed: int) -> Tensor:
 
 
 @torch.no_grad()
-def fit_gaussians(moments: ClassMoments, priors: Tensor, details: Tensor | None = None) -> GaussianGenerator:
-    """The Gaussians that a release is of, in closed form.
+def fit_gaussians(release: FeatureMeans, priors: Tensor, details: Tensor | None = None) -> GaussianGenerator:
+    """Fit one Gaussian per class to a release of `CosineMoments`, in closed form.
 
     priors: (classes,) public label shares, summing to 1; details: (n, C, H, W) uint8 public images.
 
@@ -87,17 +88,19 @@ def fit_gaussians(moments: ClassMoments, priors: Tensor, details: Tensor | None 
     classes has beside it, plus OWN of what the class has beside that; of both only what noise does not explain: the
     largest eigenvalue of noise alone is known, 2·√d times its deviation, and all are shrunk by it.
     """
-    features = moments.features
+    features, deviation = release.features, release.deviation
+    if deviation is None:
+        raise ValueError("the release does not state the deviation of its noise")
     generator = GaussianGenerator(features.arguments, len(priors), 0 if details is None else len(details))
     shares = priors.double().clamp(min=RARE / len(priors))[:, None]
-    means, seconds = features.moments(moments.table.double().T / shares)
-    noise = features.radius * moments.deviation / math.sqrt(1 - features.products) / shares
+    means, seconds = features.moments(release.table.double().T / shares)
+    noise = features.radius * deviation / math.sqrt(1 - features.products) / shares
     means = shrunk(means, noise.square() * len(features.even), shares)
     covariances = seconds - means[:, :, None] * means[:, None, :]
     pooled = (shares[:, :, None] * covariances).sum(0)
     law = law_of(pooled.diagonal(), features)
     expected = law[features.chosen]
-    unit = features.radius**2 * moments.deviation / math.sqrt(2 * features.products)  # off the diagonal of a sum
+    unit = features.radius**2 * deviation / math.sqrt(2 * features.products)  # off the diagonal of a sum
     largest = 2 * math.sqrt(len(pooled) / (2 if features.arguments["flip"] else 1)) * unit
     pooled = expected.diag() + beyond(pooled - expected.diag(), largest * math.sqrt(len(priors)))
     for label, share in enumerate(shares.flatten().tolist()):

@@ -77,7 +77,7 @@ def fit_generator(
 
     priors: (classes,) public label shares, summing to 1; teacher: (B, C, H, W) -> (B, classes) logits, whose
     cross-entropy with the labels asked for has the weight `agreement`; progress: called with (steps done, steps).
-    Returns `generator` with the moving average of its weights and its statistics computed anew, in eval mode.
+    Returns `generator` with the moving average of its weights and recomputed batch-norm statistics, in eval mode.
 
     Column m of μ(G) is priors_m times the mean of φ over the images of class m, under any law of the labels: uniform
     labels give every class the same number of images per batch, prior labels follow `priors`.
@@ -153,7 +153,7 @@ def follow(average: nn.Module, generator: nn.Module, decay: float) -> None:
 
 @torch.no_grad()
 def settle(generator: OneStep, batch: int, priors: Tensor | None, random: torch.Generator) -> None:
-    """Compute the statistics of the normalisations anew, for the weights as they are: means over SETTLING batches."""
+    """Recompute batch-norm statistics for the current weights: means over SETTLING batches."""
     device = next(generator.parameters()).device
     norms = [module for module in generator.modules() if isinstance(module, nn.BatchNorm2d)]
     if not norms:
@@ -202,7 +202,7 @@ def save_drawing(
     directory: Path,
     label: Callable[[ImageSet], ImageSet] = lambda drawn: drawn,
 ) -> None:
-    """Write the generator, `count` images of its own as an image set, labelled anew by `label`, and a grid of them."""
+    """Write the generator, `count` images of it as an image set, relabelled by `label`, and a grid of them."""
     images, labels = draw_images(generator, count, priors, seed)
     save_generator(generator, directory)
     save_images(directory, label(ImageSet(as_uint8(images), labels.numpy(), tuple(classes))))

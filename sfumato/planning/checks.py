@@ -142,7 +142,7 @@ def unknown(key: str, name: str, known: Sequence[str]) -> Iterator[str]:
 
 
 def shape_problems(params: Params, card: Card) -> Iterator[str]:
-    channels, height, width = card.shape
+    _, height, width = card.shape
     central, frequency, model = params.central, params.frequency, params.model
     if params.runs("central") and (height % central.pool or width % central.pool):
         yield (
@@ -151,17 +151,9 @@ def shape_problems(params: Params, card: Card) -> Iterator[str]:
         )
     if params.runs("central") and central.statistic == "mode" and central.max_norm is not None:
         yield f"central.max_norm={central.max_norm} has no effect on the mode, whose bound is fixed: leave it out"
-    for name in ("frequencies", "contrasts"):
-        number = getattr(params.covariance, name)
-        if params.runs("covariance") and number > height * width and (name == "frequencies" or channels == 3):
-            yield f"covariance.{name}={number}: images of {height}×{width} have {height * width}, lower it"
-    banks = {
-        "frequency": (frequency.size, sum(len(f.length_scales) for f in frequency.features)),
-        "embedding": (params.embedding.size, 2 * len(params.embedding.length_scales)),
-    }
-    for name, (size, number) in banks.items():
-        if params.runs(name) and size < 2 * number:
-            yield f"{name}.size={size} is too small for {number} length-scales: at least {2 * number}"
+    number = sum(len(feature.length_scales) for feature in frequency.features)
+    if params.runs("frequency") and frequency.size < 2 * number:
+        yield f"frequency.size={frequency.size} is too small for {number} length-scales: at least {2 * number}"
     if params.runs("refine") and params.auxiliary.target == "covariance":
         yield "refine fits a network further, and auxiliary.target=covariance has none: leave one of them out"
     if params.runs("pretrain") and params.pretrain.median > 1 and params.pretrain.median % 2 == 0:

@@ -30,6 +30,7 @@ from sfumato.features.cosine import CosineMoments
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.projection import CELLS, CLASSIFIER, ProjectedFeatures
 from sfumato.features.public_network import arguments_of, build_network
+from sfumato.features.teacher_network import FITTED, TeacherNetwork, guide_by
 from sfumato.generators.gaussian import GaussianGenerator
 from sfumato.generators.one_step import SETTLING, Match, draw_images, fit_generator, new_generator, new_sampled
 from sfumato.planning.clock import (
@@ -43,9 +44,8 @@ from sfumato.planning.clock import (
 )
 from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.rows import Rows, bounded_sum, one_hot
-from sfumato.queries.covariance import cosine_moments
-from sfumato.queries.embedding import embedding_rows, learned_features
-from sfumato.queries.teacher import FITTED, TeacherNetwork, error_rows, guide_by
+from sfumato.queries.feature_means import DIMENSION, LEARNED, cached_rows, cosine_moments, learned_features
+from sfumato.queries.teacher import error_rows
 from sfumato.runtime.compute import device
 from sfumato.settings.dpsgd import Descent
 from sfumato.settings.params import Params
@@ -136,7 +136,7 @@ class Blanks:
 
     @functools.cached_property
     def cosine(self) -> CosineMoments:
-        return cosine_moments(self.params.covariance, self.shape)
+        return cosine_moments(self.shape, self.params.covariance.flip)
 
     @functools.cached_property
     def teacher_features(self) -> ProjectedFeatures:
@@ -149,13 +149,12 @@ class Blanks:
     @functools.cached_property
     def studied(self) -> ProjectedFeatures:
         """The features of a network that studied the generator's images."""
-        learned = self.params.embedding.learned
-        arguments = arguments_of(build_network("whitened", self.shape, self.classes, learned.width))
-        return with_directions(ProjectedFeatures(CELLS, self.shape, learned.dimension, arguments))
+        arguments = arguments_of(build_network("whitened", self.shape, self.classes, LEARNED.width))
+        return with_directions(ProjectedFeatures(CELLS, self.shape, DIMENSION, arguments))
 
     @functools.cached_property
     def learned(self) -> FourierFeatures:
-        return learned_features(self.params.embedding, self.teacher_features, self.studied, 0).to(device())
+        return learned_features(self.teacher_features, self.studied, self.params.embedding.size, 0).to(device())
 
     @property
     def equal(self) -> Tensor:
@@ -175,9 +174,7 @@ class Blanks:
 
     @property
     def learned_key(self) -> dict[str, Any]:
-        embedding = self.params.embedding
-        learned = {"width": embedding.learned.width, "dimension": embedding.learned.dimension}
-        return {**self.teacher_key, **learned, "size": embedding.size, "scales": embedding.length_scales}
+        return {**self.teacher_key, "size": self.params.embedding.size}
 
     def widths(self) -> list[int]:
         """Outputs and kept directions of the teacher's map, and of the network that studied the generator's images."""
@@ -310,18 +307,18 @@ class Blanks:
 
     def embedding(self) -> float:
         settings, (_, dimension, outputs, kept) = self.params.embedding, self.widths()
-        how = settings.learned.model_dump(include={"width", "steps", "batch", "learning_rate"})
+        how = LEARNED.model_copy(update={"steps": settings.learned.steps})
         images = self.params.auxiliary.images
         labels = torch.zeros(64, dtype=torch.int64)
         vectors = torch.rand(64, dimension + kept)
         fitted = min(FITTED, images)
         each = self.alone("learned", self.learned_key, lambda: self.learned.to(device()).eval().vectors)
         each += self.summed(
-            "learned", self.learned_key, lambda: embedding_rows(self.learned.cpu(), self.classes, vectors, labels)
+            "learned", self.learned_key, lambda: cached_rows(self.learned.cpu(), vectors, labels, self.classes)
         )
         return (
             images * self.teacher_together()
-            + self.training(Classifier(network="whitened", **how), images, self.classes)
+            + self.training(how, images, self.classes)
             + fitted * self.together("studied", self.learned_key, lambda: self.studied)
             + self.principal(fitted, outputs, kept)
             + self.sensitive * each

@@ -1,82 +1,20 @@
-"""A linear classifier trained under differential privacy on public features of the images: the teacher (METHODS §12).
-
-What it knows is free to use afterwards: it labels public and synthetic images, and is the baseline of a release.
-"""
+"""Noisy gradient steps of a linear classifier on public features of the images: the teacher (METHODS §12)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from sfumato.data.images import ImageSet, Shape
-from sfumato.diffusion.sampler import Guide
-from sfumato.features.projection import BATCH, ProjectedFeatures
-from sfumato.features.public_network import PublicNetwork
 from sfumato.privacy.rows import Rows, one_hot
 from sfumato.settings.queries import Teacher
-from sfumato.storage.weights import load_network, save_network
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
-
-FITTED = 10_000  # images that span the features, at most
-SHARE_STEPS = 200
-
-
-class TeacherNetwork(nn.Module):
-    """(B, C, H, W) float32 in [0, 1] -> (B, classes) logits: public features ψ of norm 1, and a linear layer on them.
-
-    The arguments are those of `ProjectedFeatures`, and the number of classes.
-    """
-
-    weights: Tensor
-
-    def __init__(
-        self, classes: int, feature: str, shape: Shape, dimension: int, network: Mapping[str, Any] | None
-    ) -> None:
-        super().__init__()
-        self.classes = classes
-        self.features = ProjectedFeatures(feature, shape, dimension, network)
-        self.register_buffer("weights", torch.zeros(self.features.dimension, classes))
-
-    @classmethod
-    def of(cls, features: ProjectedFeatures, weights: Tensor) -> TeacherNetwork:
-        """The teacher of these features and released weights, (d, M)."""
-        teacher = cls(weights.shape[1], **features.config())
-        teacher.features.load_state_dict(features.state_dict())
-        teacher.weights.copy_(weights)
-        return teacher
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.features(images) @ self.weights
-
-
-@torch.no_grad()
-def fit_features(
-    settings: Teacher, shape: Shape, network: PublicNetwork | None, images: ImageSet, seed: int
-) -> tuple[ProjectedFeatures, Tensor]:
-    """The features ψ, spanned by public or released images, and their (d, d) covariance on the same images.
-
-    network: of the feature "classifier"; images: at most FITTED of them are used, chosen by `seed`.
-    """
-    features = ProjectedFeatures.through(network, settings.feature, shape, settings.dimension)
-    known = spanning(images, seed)
-    features.fit(known, settings.power, seed)
-    rows = torch.cat([features(part) for part in known.split(BATCH)]).double()
-    return features, rows.T @ rows / len(rows)
-
-
-def spanning(images: ImageSet, seed: int) -> Tensor:
-    """The public or released images that span features, FITTED at most, chosen by `seed`: (n, C, H, W) float32."""
-    chosen = np.sort(np.random.default_rng(seed).permutation(len(images))[:FITTED])
-    return torch.cat([images.batch(part)[0] for part in np.array_split(chosen, max(1, len(chosen) // BATCH))])
 
 
 def error_rows(weights: Tensor, rows: Tensor, labels: Tensor) -> Rows:
@@ -118,70 +56,3 @@ def query_teacher(
             mean += (weights - mean) / averaged
         report(step + 1, charge.uses)
     return mean
-
-
-def classify(teacher: TeacherNetwork, images: ImageSet) -> Tensor:
-    """Class probabilities of public or released images, possibly memory-mapped: (N, classes) float32."""
-    parts = [np.arange(start, min(start + BATCH, len(images))) for start in range(0, len(images), BATCH)]
-    rows = [probabilities_of(teacher, images.batch(part)[0]) for part in parts]
-    return torch.cat(rows) if rows else torch.zeros(0, teacher.classes)
-
-
-@torch.no_grad()
-def probabilities_of(teacher: TeacherNetwork, images: Tensor) -> Tensor:
-    """The same of (N, C, H, W) float32 in [0, 1]."""
-    return torch.cat([teacher(part.to(teacher.weights.device)).softmax(dim=1).cpu() for part in images.split(BATCH)])
-
-
-def relabelled(teacher: TeacherNetwork, images: ImageSet) -> ImageSet:
-    """Public or released images with the teacher's labels, of which each class keeps its share."""
-    seen = classify(teacher, images)
-    offsets = share_offsets(seen, torch.from_numpy(np.bincount(images.labels, minlength=len(images.classes))))
-    return ImageSet(images.images, at_shares(seen, offsets).argmax(dim=1).numpy(), images.classes)
-
-
-def guide_by(teacher: TeacherNetwork, strength: float) -> Guide:
-    """What moves a denoised image towards its label: strength · variance · ∇ log p(label | image), by the teacher.
-
-    1 is Bayes' rule, as far as the teacher is right and the noise left in an image is the same in all directions.
-    """
-
-    def guide(denoised: Tensor, labels: Tensor, variance: float) -> Tensor:
-        with torch.enable_grad(), torch.autocast(denoised.device.type, enabled=False):
-            at = denoised.detach().float().requires_grad_()
-            known = teacher((at + 1) / 2).log_softmax(dim=1).gather(1, labels[:, None]).sum()
-            (slope,) = torch.autograd.grad(known, at)
-        return strength * variance * slope.to(denoised.dtype)
-
-    return guide
-
-
-def at_shares(probabilities: Tensor, offsets: Tensor) -> Tensor:
-    """Probabilities with the offsets, (M,), of `share_offsets` added to their logarithms: (N, M), rows of sum 1."""
-    return (probabilities.double().clamp(min=1e-30).log() + offsets).softmax(dim=1)
-
-
-def share_offsets(probabilities: Tensor, wanted: Tensor) -> Tensor:
-    """Offsets of log p under which each class is the likeliest one as often as wanted: (M,) float64.
-
-    A teacher of unequal classes hardly ever says the rare one, and a noisy teacher says some classes too often. Which
-    images are the likeliest of a class it knows better than how many there are, which was asked of the models that
-    drew the images. probabilities: (N, M); wanted: (M,) numbers of images. Steps become shorter, since numbers of hard
-    labels jump. Source: posteriors at known shares (Saerens et al. 2002).
-    """
-    offsets = torch.zeros(probabilities.shape[1], dtype=torch.float64)
-    first, second = probabilities.double().clamp(min=1e-30).log().topk(2, dim=1).values.unbind(dim=1)
-    unit = (first - second).mean()  # how far apart this teacher holds two classes
-    for step in range(SHARE_STEPS):
-        found = at_shares(probabilities, offsets).argmax(dim=1).bincount(minlength=len(offsets))
-        offsets += unit * (1 - step / SHARE_STEPS) * ((wanted + 1) / (found + 1)).double().log()
-    return offsets
-
-
-def save_teacher(teacher: TeacherNetwork, directory: Path) -> None:
-    save_network(teacher, {"classes": teacher.classes, **teacher.features.config()}, directory)
-
-
-def load_teacher(directory: Path) -> TeacherNetwork:
-    """The teacher that `save_teacher` wrote, in eval mode. Raises DataError when files are missing or damaged."""
-    return load_network(directory, TeacherNetwork, "teacher").eval()

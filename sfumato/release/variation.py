@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.queries.teacher import TeacherNetwork, at_shares, probabilities_of, share_offsets
+from sfumato.features.teacher_network import TeacherNetwork, at_shares, probabilities_of, share_offsets
 from sfumato.settings.release import Synthesize
 
 MOVED, BRIGHTER, BLURRED = 0.04, 0.2, 0.5  # largest part of an affine map, of log γ, of the weight of a 3×3 blur

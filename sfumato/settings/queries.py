@@ -54,22 +54,13 @@ class Covariance(QuerySettings):
     """Noisy means and covariances, by class, of the low frequencies of the images: of their cosine transform."""
 
     noise: Noise = 10.0
-    # coefficients of brightness, the lowest first, and of each of the two contrasts of a colour image; what is released
-    # grows with the square of their number
-    frequencies: Annotated[int, Field(gt=0, le=300)] = 64
-    contrasts: Annotated[int, Field(gt=0, le=100)] = 16
-    bound: PositiveFloat = 0.3  # clip of an image's distance from grey, root mean square of its pixels in [0, 1]
-    products: Annotated[float, Field(gt=0, lt=1)] = 0.7  # share of the squared norm that the products have
-    flip: bool = False  # an image stands for its mirror image too, as of photographs
+    flip: bool = False  # an image stands for its mirror image too, as of photographs: half as many numbers
 
 
 class Moments(QuerySettings):
-    """Noisy means, by class, of what a public network sees in an image, and of its squares (DP-MEPF)."""
+    """Noisy means, by class, of a public network's features of an image, and of their squares (DP-MEPF)."""
 
     noise: Noise = 20.0
-    # what its last layer sees, or its last cells in their places
-    feature: Literal["classifier", "cells"] = "classifier"
-    squares: Fraction = 0.5  # share of the squared norm that the squares have; the rest is the features' own
 
 
 class Histogram(QuerySettings):
@@ -140,12 +131,7 @@ class Teacher(QuerySettings):
 class Learned(Strict):
     """A network trained on the generator's images, as the teacher labels them: free, for these were released."""
 
-    width: Positive = 32
-    steps: Positive = 600
-    batch: Positive = 128
-    learning_rate: PositiveFloat = 0.1  # peak of a one-cycle schedule
-    dimension: Positive = 512  # principal directions of its last cells
-    power: Annotated[float, Field(ge=0, le=1)] = 0.5  # directions are scaled by variance^(−power/2)
+    steps: Positive = 600  # of its training
 
 
 class Embedding(QuerySettings):
@@ -155,7 +141,5 @@ class Embedding(QuerySettings):
     """
 
     noise: Noise = "2%"
-    size: Annotated[int, Field(ge=2, multiple_of=2)] = 10_000  # K
-    length_scales: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (1.22, 0.63)  # in units of √d
-    teacher: Annotated[float, Field(gt=0, lt=1)] = 0.5  # share of the squared norm; the rest is the network's
+    size: Annotated[int, Field(ge=8, multiple_of=2)] = 10_000  # K, at least two for each of 4 length-scales
     learned: Learned = Learned()

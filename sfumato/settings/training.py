@@ -77,8 +77,6 @@ class Refine(Fit):
 
     steps: Positive = 300
     learning_rate: PositiveFloat = 4e-3
-    weight: PositiveFloat = 2.0  # of the learned features' release, against 1 for that of `frequency`
-    agreement: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01  # weight of the teacher's cross-entropy
 
 
 class Model(Strict):

@@ -6,22 +6,22 @@ import numpy as np
 import pytest
 import torch
 
-from sfumato.features.cosine import ClassMoments
+from sfumato.features import FeatureMeans
+from sfumato.features.cosine import CosineMoments
 from sfumato.generators.gaussian import RECOLOURED, fit_gaussians, recoloured, shrunk
 from sfumato.generators.one_step import draw_images, load_generator, save_generator
-from sfumato.queries.covariance import cosine_moments, load_covariance, save_covariance
-from sfumato.settings.queries import Covariance
+from sfumato.queries.feature_means import load_means, save_means
 from sfumato.settings.training import Auxiliary
 
 SHAPE = (3, 16, 16)
-WIDE = Covariance(frequencies=20, contrasts=6, bound=0.5)
+WIDE = {"frequencies": 20, "contrasts": 6, "bound": 0.5, "products": 0.7, "flip": False}
 
 
-def release(images: torch.Tensor, labels: torch.Tensor, settings: Covariance, classes: int, deviation: float):
-    features = cosine_moments(settings, (images.shape[1], images.shape[2], images.shape[3]))
+def release(images: torch.Tensor, labels: torch.Tensor, settings: dict, classes: int, deviation: float):
+    features = CosineMoments((images.shape[1], images.shape[2], images.shape[3]), **settings)
     table = features(images).double().T @ torch.nn.functional.one_hot(labels, classes).double() / len(images)
     noise = torch.randn(table.shape, generator=torch.Generator().manual_seed(0)) * deviation
-    return ClassMoments((table + noise).float(), features, deviation)
+    return FeatureMeans((table + noise).float(), features, deviation)
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +120,9 @@ def test_recolouring_keeps_edges_and_nothing_of_the_colours():
 def test_a_generator_is_read_as_it_was_written(clouds, tmp_path):
     images, labels = clouds
     details = torch.randint(0, 256, (7, *SHAPE), dtype=torch.uint8)
-    save_covariance(release(images, labels, WIDE, 2, 1e-4), tmp_path)
-    moments = load_covariance(tmp_path)
+    made = release(images, labels, WIDE, 2, 1e-4)
+    save_means("covariance", made, made.features.arguments, tmp_path)
+    moments = load_means("covariance", tmp_path)
     assert moments.deviation == 1e-4 and moments.features.arguments["shape"] == SHAPE
     generator = fit_gaussians(moments, torch.tensor([0.5, 0.5]), details)
     save_generator(generator, tmp_path)

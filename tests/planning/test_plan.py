@@ -282,7 +282,6 @@ ALL_OF_BOTH = ["count", "covariance", "frequency", "auxiliary", "teacher", "embe
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"covariance": {"frequencies": 65}}, "images of 8×8 have 64"),
         ({"run": ALL_OF_BOTH}, "refine fits a network further"),
         ({"auxiliary": {"target": "frequency", "details": True}}, "details go with target: covariance"),
     ],

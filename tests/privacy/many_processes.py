@@ -21,7 +21,7 @@ from sfumato.privacy.authorize import ChargeRequest, SpendingPolicy, open_charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import NoiseSource
 from sfumato.queries.count import query_count
-from sfumato.queries.joint import query_joint_embedding
+from sfumato.queries.feature_means import query_feature_means
 from sfumato.runtime import distributed
 from sfumato.settings.dpsgd import Finetune
 from sfumato.settings.queries import FeatureMap
@@ -71,7 +71,7 @@ def main(state: Path, card: Path, out: Path, kill: int | None) -> None:
     if kill is None:
         found["count"] = query_count(charge("count", once, 1.0, 1), 10)
         features = FourierFeatures((1, 8, 8), [FeatureMap(map="pixels", length_scales=(0.3,))], 200, 0)
-        found["frequency"] = query_joint_embedding(charge("frequency", once, 1.0, 2), features, 10, 1500.0)
+        found["frequency"] = query_feature_means(charge("frequency", once, 1.0, 2), features, 10, 1500.0)
         noise = charge("noise", Mechanism(noise_multiplier=2.0, sample_rate=0.01, uses=40), 1.0, None)
         released = []
         for _ in range(noise.uses):

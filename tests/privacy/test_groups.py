@@ -6,27 +6,19 @@ The charges here are real, with noise so small that the sum shows through.
 import math
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from cases import CASES, Case
 from torch import Tensor
 
-from sfumato.baselines import private_evolution
-from sfumato.baselines.evolution import RendererGenerator
-from sfumato.baselines.private_evolution import embedding_of, query_evolve
 from sfumato.data.groups import GroupIndex
 from sfumato.data.images import ImageSet
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import LatentSet, read_card
-from sfumato.diffusion.unet import UNet
-from sfumato.dpsgd.gradients import Draws
-from sfumato.dpsgd.run import State, gradient_sum
-from sfumato.dpsgd.trainable import candidates
 from sfumato.errors import BudgetError
-from sfumato.features.batch_invariant import rows_alone
 from sfumato.features.fourier import FourierFeatures
 from sfumato.privacy import charge as door
 from sfumato.privacy.authorize import ONE_IMAGE_EACH, SpendingPolicy
@@ -35,22 +27,9 @@ from sfumato.privacy.events import UNITS, Mechanism
 from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.rows import Rows, bounded_sum, one_hot
 from sfumato.privacy.sampling import group_picks, group_weights
-from sfumato.queries import saliency
-from sfumato.queries.central import query_central
 from sfumato.queries.count import query_count
-from sfumato.queries.covariance import cosine_moments
-from sfumato.queries.embedding import embedding_rows, query_embedding
-from sfumato.queries.histogram import query_histogram
-from sfumato.queries.joint import query_joint_embedding
-from sfumato.queries.moments import moment_features
-from sfumato.queries.saliency import query_saliency
-from sfumato.queries.teacher import query_teacher
-from sfumato.settings.baselines import Evolve
 from sfumato.settings.data import GROUP, Data, Groups
-from sfumato.settings.dpsgd import Finetune, Saliency
-from sfumato.settings.queries import Central, Covariance, FeatureMap, Moments, Teacher
-from sfumato.settings.training import Classifier
-from sfumato.training.public_classifier import train_public_classifier
+from sfumato.settings.queries import FeatureMap
 
 SIZES = (1, 7, 200)  # of the groups that are taken away; beside them are 30 of 3 images
 CLASSES = tuple(str(i) for i in range(10))
@@ -90,154 +69,53 @@ def patients(digits) -> ImageSet:
     return made_patients(digits)
 
 
-@pytest.fixture(scope="module")
-def network(digits):
-    return train_public_classifier(digits, Classifier(network="whitened", width=8, steps=30), seed=0)[0].eval()
-
-
-@pytest.fixture(scope="module")
-def latents(patients, network) -> LatentSet:
-    """Rows of norm 1 from a trained network, and of white images what it makes of them."""
+def drawn_by(case: Case, images: ImageSet) -> ImageSet | LatentSet:
+    """What a charge of this query draws of the images."""
+    if case.encode is None:
+        return images
     with torch.no_grad():
-        rows = network(patients.batch(np.arange(len(patients)))[0])
-    return LatentSet(torch.nn.functional.normalize(rows).half().numpy(), patients.labels, patients.groups)
-
-
-FEATURES = FourierFeatures((1, 8, 8), [FeatureMap(length_scales=(0.366, 0.183))], 200, seed=5)
-COSINES = cosine_moments(Covariance(frequencies=10), (1, 8, 8))
-THIRTY = torch.full((10,), 30.0)
-
-
-def teacher_of(images: LatentSet, cap: int) -> tuple[Tensor, float]:
-    """Two steps of the teacher on features; its weights are (d, M). Their move follows from that of the sums."""
-    settings = Teacher(feature="pixels", dimension=10, steps=1, max_norm=1.4142, learning_rate=1.0, momentum=0.0)
-    charge = opened(images, settings.max_norm, cap=cap)
-    found = query_teacher(charge, settings, 10, 1.0, torch.eye(images.latents.shape[1]), lambda done, total: None)
-    return found, settings.max_norm
-
-
-def central(images: ImageSet, cap: int, **settings) -> tuple[Tensor, float]:
-    chosen = Central(repeats=1, **settings)
-    norm = chosen.max_norm or 8.0
-    return query_central(opened(images, norm, cap=cap), THIRTY, (1, 8, 8), chosen).double() * 30.0, norm
-
-
-# each gives the sum that the query released, and its bound
-QUERIES = {
-    "count": lambda images, cap: (query_count(opened(images, 1.0, cap=cap), 10), 1.0),
-    "mean": partial(central, max_norm=2.0),
-    "mean-unclipped": central,
-    "mode": partial(central, statistic="mode", bins=4),
-    "frequency": lambda images, cap: (query_joint_embedding(opened(images, 1.0, cap=cap), FEATURES, 10, 1.0), 1.0),
-    "covariance": lambda images, cap: (query_joint_embedding(opened(images, 1.0, cap=cap), COSINES, 10, 1.0), 1.0),
-}
-LATENT_QUERIES = {
-    "teacher": teacher_of,
-    "embedding": lambda images, cap: (
-        opened(images, 1.0, cap=cap).sum(lambda x, y: Rows(x, one_hot(y, 10)), 1.0, size=64),
-        1.0,
-    ),
-}
-
-
-def move(query, images, group: int, cap: int = 1) -> tuple[float, float]:
-    (whole, bound), (rest, _) = query(images, cap), query(part(images, images.groups != group), cap)
-    return float(torch.linalg.vector_norm(whole.double() - rest.double())), bound
-
-
-@pytest.mark.parametrize("group", range(3))
-@pytest.mark.parametrize("name", [*QUERIES, *LATENT_QUERIES])
-def test_one_group_moves_the_sum_by_at_most_the_bound(name, group, patients, latents):
-    query, images = (LATENT_QUERIES[name], latents) if name in LATENT_QUERIES else (QUERIES[name], patients)
-    moved, bound = move(query, images, group)
-    assert moved <= bound + 1e-5
-    assert moved > 0.01 * bound  # it was in the sum
-
-
-@pytest.mark.parametrize("name", ["count", "mean", "frequency"])
-def test_without_the_mean_over_a_group_the_test_would_fail(name, patients):
-    """The mistake that the others must catch: images of a group that are drawn together and each count in full."""
-    singly = ImageSet(patients.images, patients.labels, CLASSES)
-    (whole, bound), (rest, _) = (
-        QUERIES[name](images, 1)
-        for images in (singly, ImageSet(*(a[patients.groups != 2] for a in (singly.images, singly.labels)), CLASSES))
-    )
-    assert torch.linalg.vector_norm(whole - rest) > 10 * bound
-
-
-@pytest.mark.parametrize("group", range(3))
-def test_one_group_moves_the_votes_by_at_most_their_bound(group, patients, network):
-    bound = math.sqrt(2)
-
-    def query(images, cap):
-        return query_histogram(opened(images, bound), network, 2, 10), bound
-
-    moved, _ = move(query, patients, group)
-    assert 0.01 < moved <= bound + 1e-6
-
-
-def test_one_group_moves_an_embedding_by_at_most_one(patients):
-    def query(images, cap):
-        rows = partial(embedding_rows, FEATURES, 10)
-        flat = LatentSet((images.images / 255).astype(np.float16), images.labels, images.groups)
-        return opened(flat, 1.0).sum(lambda x, y: rows(FEATURES.vectors(x.permute(0, 3, 1, 2)), y), 1.0, size=50), 1.0
-
-    for group in range(3):
-        assert 0.01 < move(query, patients, group)[0] <= 1 + 1e-6
-
-
-def as_rows(function, images: ImageSet) -> LatentSet:
-    """What the charge draws in the place of images where a query looks at rows that were computed before."""
-    rows = rows_alone(function, images.batch(np.arange(len(images)))[0], False)
+        rows = case.encode(images.batch(np.arange(len(images)))[0])
     return LatentSet(rows.half().numpy(), images.labels, images.groups)
 
 
-@pytest.mark.parametrize("squares", [0.0, 0.5])
-def test_one_group_moves_the_moments_of_a_network_by_at_most_one(squares, patients, network):
-    features = moment_features(Moments(squares=squares), (1, 8, 8), network)
-    rows = as_rows(features.vectors, patients)
+def move(case: Case, images, group: int, cap: int = 1) -> float:
+    """How far a group moves the first release."""
+    sets = images, part(images, images.groups != group)
+    whole, rest = (case.first_release(opened(each, case.bound, uses=case.uses, cap=cap)) for each in sets)
+    return float((whole - rest).norm())
+
+
+def picks_in_order(generator, sizes: np.ndarray, draws: int) -> np.ndarray:
+    """Picks that do not depend on who else is drawn, so that two draws can be compared."""
+    return np.arange(draws) % sizes[:, None]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_group_moves_the_sum_by_at_most_the_bound(name, patients, monkeypatch):
+    monkeypatch.setattr(door, "group_picks", picks_in_order)
+    case = CASES[name]
+    few = drawn_by(case, part(patients, patients.groups < 9))
     for group in range(3):
-        moved, bound = move(
-            lambda x, cap: (query_embedding(opened(x, 1.0, cap=cap), features, 10, 1.0), 1.0), rows, group
-        )
-        assert 0.01 * bound < moved <= bound + 1e-5
+        moved = move(case, few, group)
+        assert moved <= case.bound * (1 + 1e-5)
+        assert moved > (0.9 if case.rounding > 1e-6 else 0.01) * case.bound  # it was in the sum; gradients are clipped
 
 
-@pytest.fixture(scope="module")
-def votes_of(patients):
-    """(rows, query): the votes that one round of Private Evolution releases, with and without classes of candidates."""
-    generator = RendererGenerator("glyphs", (1, 8, 8))
-    settings = Evolve(feature="scattering", dimension=32, population=124, images=20, rounds=1)
-    embedding = embedding_of(settings, (1, 8, 8), None, generator, seed=0)
-    even = torch.full((10,), 0.1)
-
-    def query(images: LatentSet, cap: int, within: bool = True) -> tuple[Tensor, float]:
-        charge, released = opened(images, 1.0, cap=cap), []
-        release = charge.release
-        charge.release = lambda *given, **more: released.append(release(*given, **more)) or released[-1]
-        chosen = settings.model_copy(update={"within_class": within})
-        with pytest.MonkeyPatch.context() as patch:  # a charge in memory has no journal to go on from
-            patch.setattr(private_evolution, "resume", lambda open_charge, *_: (open_charge(), None, []))
-            patch.setattr(private_evolution, "make_durable", lambda *_: None)
-            query_evolve(lambda: charge, chosen, generator, embedding, even, seed=0)
-        return released[0], 1.0
-
-    return as_rows(embedding, patients), query
+@pytest.mark.parametrize("name", ["count", "mean", "frequency", "evolve"])
+def test_without_the_mean_over_a_group_the_test_would_fail(name, patients):
+    """The mistake that the others must catch: images of a group that are drawn together and each count in full."""
+    case, kept = CASES[name], patients.groups != 2
+    whole, rest = (
+        case.first_release(opened(replace(drawn_by(case, images), groups=None), case.bound, uses=case.uses))
+        for images in (patients, part(patients, kept))
+    )
+    assert torch.linalg.vector_norm(whole - rest) > 10 * case.bound
 
 
-@pytest.mark.parametrize("within", [True, False])
-def test_one_group_has_one_vote_in_a_round_of_evolution(within, votes_of):
-    rows, query = votes_of
-    index = GroupIndex(rows.groups)
-    whole, _ = query(rows, 1, within)
-    assert float(whole.sum()) == pytest.approx(len(index), abs=1e-4)
-    for group in range(3):
-        rest, _ = query(part(rows, rows.groups != group), 1, within)
-        assert 0.01 < float((whole - rest).norm()) <= 1 + 1e-5
-        assert float((whole - rest).sum()) == pytest.approx(1, abs=1e-4)
-    singly = LatentSet(rows.latents, rows.labels)  # the mistake that this must catch: each image of a group has a vote
-    rest = part(rows, rows.groups != 2)
-    assert float((query(singly, 1, within)[0] - query(LatentSet(rest.latents, rest.labels), 1, within)[0]).norm()) > 10
+def test_each_group_has_one_vote_in_a_round_of_evolution(patients):
+    case = CASES["evolve"]
+    votes = case.first_release(opened(drawn_by(case, patients), case.bound))
+    assert float(votes.sum()) == pytest.approx(len(GroupIndex(patients.groups)), abs=1e-4)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
@@ -333,7 +211,7 @@ def test_a_cap_lets_small_groups_count_less_and_none_more(patients):
     # a sum of coins: five standard errors, false alarm below 1e-6
     assert abs(seen / 300 - rate.sum()) < 5 * ((rate * (1 - rate)).sum() / 300) ** 0.5
     for group in range(3):
-        assert move(QUERIES["count"], patients, group, cap=6)[0] <= min(SIZES[group], 6) / 6 + 1e-6
+        assert move(CASES["count"], patients, group, cap=6) <= min(SIZES[group], 6) / 6 + 1e-6
 
 
 def test_no_group_drawn_is_a_draw_all_the_same(patients):
@@ -341,83 +219,6 @@ def test_no_group_drawn_is_a_draw_all_the_same(patients):
     assert not list(charge.batches(64))
     charge.release(torch.zeros(1), 1.0)
     assert not list(charge.batches(64, draws=8))
-
-
-# --- gradients --------------------------------------------------------------------------------------------------------
-
-C = 1e-3  # far below the gradients' norms: every row is clipped
-
-
-def seeded_draws(model, images: Tensor, draws: int, *rest, **more) -> Draws:
-    """Draws of each group that follow from its first picture alone: the same whoever else is drawn."""
-    rows = []
-    for shown in images:
-        first = shown[0] if shown.ndim == 4 else shown
-        generator = torch.Generator().manual_seed(
-            int(first.double().mul(255).round().sum() * 7919 + first[0, 3, 3] * 255)
-        )
-        rows.append(
-            (torch.randn(draws, generator=generator).exp(), torch.randn(draws, *images.shape[-3:], generator=generator))
-        )
-    if not rows:
-        return Draws(
-            levels=torch.zeros(0, draws),
-            noise=torch.zeros(0, draws, *images.shape[-3:]),
-            drop=torch.zeros(0, draws, dtype=torch.bool),
-        )
-    levels, noise = (torch.stack(column) for column in zip(*rows, strict=True))
-    return Draws(levels=levels, noise=noise, drop=torch.zeros(levels.shape, dtype=torch.bool))
-
-
-def made_model() -> UNet:
-    torch.manual_seed(0)
-    model = UNet(8, 1, 10, width=8, multipliers=(1,), attention=(0,))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
-
-
-@pytest.fixture
-def model() -> UNet:
-    return made_model()
-
-
-def picks_in_order(generator, sizes: np.ndarray, draws: int) -> np.ndarray:
-    """Picks that do not depend on who else is drawn, so that two draws can be compared."""
-    return np.arange(draws) % sizes[:, None]
-
-
-@pytest.fixture
-def fixed_picks(monkeypatch):
-    monkeypatch.setattr(door, "group_picks", picks_in_order)
-
-
-@pytest.mark.parametrize("draws", [1, 8])
-def test_one_group_moves_the_sum_of_gradients_by_at_most_the_clip(draws, patients, model, fixed_picks, monkeypatch):
-    config = Finetune(draws=draws, max_grad_norm=C, chunk=4)
-    state = State(model, config, public_batch=16.0, autocast=False)
-    monkeypatch.setattr(state, "draw", lambda images: seeded_draws(model, images, draws))
-    few = part(patients, patients.groups < 9)
-    whole = gradient_sum(state, opened(few, C))
-    for group in range(3):
-        moved = float(torch.linalg.vector_norm(whole - gradient_sum(state, opened(part(few, few.groups != group), C))))
-        assert 0.9 * C < moved <= C * (1 + 1e-5)
-
-
-@pytest.mark.parametrize("draws", [1, 8])
-def test_one_group_moves_the_saliency_by_at_most_the_clip(draws, patients, model, fixed_picks, monkeypatch):
-    settings = Saliency(draws=draws, max_norm=C, chunk=4)
-    monkeypatch.setattr(saliency, "draw", seeded_draws)
-    few = part(patients, patients.groups < 9)
-
-    def released(images) -> Tensor:
-        return torch.cat([*query_saliency(opened(images, C), model, candidates(model), settings, 1.0).values()])
-
-    whole = released(few)
-    for group in range(3):
-        moved = float(torch.linalg.vector_norm(whole - released(part(few, few.groups != group))))
-        assert 0.9 * C < moved <= C * (1 + 1e-5)
 
 
 def test_picks_are_secret_and_differ_from_step_to_step(patients):

@@ -5,12 +5,12 @@ import math
 
 import pytest
 import torch
+from cases import Recorder
 from torch import Tensor
 
 from sfumato.data.store import load_prepared
 from sfumato.features.batch_invariant import place_matters
 from sfumato.features.public_network import ResNet
-from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.rows import bounded_sum
 from sfumato.queries.histogram import lone_logits, query_histogram, vote_rows
@@ -18,28 +18,6 @@ from sfumato.settings.training import Classifier
 from sfumato.training.public_classifier import train_public_classifier
 
 CLASSES = 10
-
-
-class Recorder:
-    """A charge that draws everything it holds, adds no noise, and keeps what it was asked to release."""
-
-    def __init__(self, images: Tensor, labels: Tensor, size: int | None = None) -> None:
-        self.images, self.labels, self.size = images, labels, size
-        self.released: list[tuple[Tensor, float]] = []
-
-    def batches(self, size: int):
-        size = self.size or size
-        for start in range(0, len(self.images), size):
-            yield self.images[start : start + size], self.labels[start : start + size]
-
-    def release(self, total: Tensor, max_norm: float, integer: bool = False) -> Tensor:
-        self.released.append((total.clone(), max_norm))
-        return total
-
-    sum = Charge.sum
-
-    def blank(self):
-        return self.images.new_zeros(1, *self.images.shape[1:]), torch.tensor([-1])
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +49,10 @@ def sample(digits) -> tuple[Tensor, Tensor]:
 def total(
     model: ResNet, images: Tensor, labels: Tensor, votes: int = 1, classes: int | None = None, size: int | None = None
 ) -> Tensor:
-    charge = Recorder(images, labels, size)
+    charge = Recorder(images, labels, size=size)
     query_histogram(charge, model, votes, classes)
-    ((released, max_norm),) = charge.released
-    assert max_norm == math.sqrt(votes)
+    ((released, max_norm, integer),) = charge.asked
+    assert max_norm == math.sqrt(votes) and integer
     return released
 
 

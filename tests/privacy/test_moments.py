@@ -4,40 +4,18 @@ import math
 
 import pytest
 import torch
+from cases import Recorder
 
+from sfumato.features import FeatureMeans
 from sfumato.features.batch_invariant import rows_alone
 from sfumato.features.fourier import FourierFeatures
-from sfumato.privacy.charge import Charge
 from sfumato.privacy.rows import bounded_sum
-from sfumato.queries.embedding import embedding_rows, query_embedding
-from sfumato.queries.moments import load_moments, moment_features, save_moments
-from sfumato.settings.queries import FeatureMap, Moments
+from sfumato.queries.feature_means import cached_rows, load_means, moment_features, query_feature_means, save_means
+from sfumato.settings.queries import FeatureMap
 from sfumato.settings.training import Classifier
 from sfumato.training.public_classifier import train_public_classifier
 
 CLASSES, SHAPE = 10, (1, 8, 8)
-
-
-class Recorder:
-    """A charge without noise that draws all rows it holds and keeps what was released."""
-
-    uses = 1
-
-    def __init__(self, rows, labels):
-        self.rows, self.labels, self.released = rows, labels, []
-
-    def batches(self, size):
-        for start in range(0, len(self.rows), size):
-            yield self.rows[start : start + size], self.labels[start : start + size]
-
-    def release(self, total, max_norm, integer=False):
-        self.released.append((total.clone(), max_norm))
-        return total
-
-    sum = Charge.sum
-
-    def blank(self):
-        return self.rows.new_zeros(1, self.rows.shape[1]), torch.tensor([-1])
 
 
 @pytest.fixture(scope="module")
@@ -47,16 +25,16 @@ def network(digits):
 
 @pytest.fixture(scope="module")
 def vectors(network, digits):
-    features = moment_features(Moments(), SHAPE, network)
+    features = moment_features(network)
     images, labels = digits.batch(range(60))
     return rows_alone(features.vectors, images, False), labels
 
 
 @pytest.mark.parametrize("squares", [0.0, 0.3])
 def test_each_part_has_the_norm_of_its_share(squares, network, vectors):
-    features = moment_features(Moments(squares=squares), SHAPE, network)
+    features = moment_features(network, squares=squares)
     width = features.widths[0]
-    rows = features.of_vectors(vectors[0][:, : sum(features.widths)].double())
+    rows = features.from_maps(vectors[0][:, : sum(features.widths)].double())
     assert features.size == rows.shape[1] == width * (2 if squares else 1)
     torch.testing.assert_close(rows[:, :width].norm(dim=1), torch.full((60,), math.sqrt(1 - squares)).double())
     torch.testing.assert_close(rows[:, width:].norm(dim=1), torch.full((60,), math.sqrt(squares)).double())
@@ -68,31 +46,32 @@ def test_each_part_has_the_norm_of_its_share(squares, network, vectors):
 
 def test_one_image_moves_the_release_by_at_most_one_and_by_nearly_that(network, vectors):
     rows, labels = vectors
-    features = moment_features(Moments(), SHAPE, network)
+    features = moment_features(network)
     charge = Recorder(rows, labels)
-    query_embedding(charge, features, CLASSES, 60.0)
-    ((whole, max_norm),) = charge.released
+    query_feature_means(charge, features, CLASSES, 60.0, cached=True)
+    ((whole, max_norm, _),) = charge.asked
     assert max_norm == 1.0
     for left_out in range(0, 60, 7):
         kept = torch.arange(60) != left_out
-        rest = bounded_sum(embedding_rows(features, CLASSES, rows[kept], labels[kept]), 1.0)
+        rest = bounded_sum(cached_rows(features, rows[kept], labels[kept], CLASSES), 1.0)
         assert 0.999 < float((whole - rest).norm()) <= 1 + 1e-9
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30, 0.0])
 def test_a_broken_or_empty_vector_moves_it_by_at_most_one(value, network):
-    features = moment_features(Moments(), SHAPE, network)
+    features = moment_features(network)
     broken = torch.full((1, sum(features.widths)), value)
-    moved = bounded_sum(embedding_rows(features, CLASSES, broken, torch.tensor([3])), 1.0)
+    moved = bounded_sum(cached_rows(features, broken, torch.tensor([3]), CLASSES), 1.0)
     assert moved.isfinite().all() and moved.norm() <= 1 + 1e-12
 
 
 def test_what_was_saved_gives_the_release_and_its_features_again(network, vectors, digits, tmp_path):
-    settings = Moments(squares=0.25)
-    features = moment_features(settings, SHAPE, network)
-    released = query_embedding(Recorder(*vectors), features, CLASSES, 60.0)
-    save_moments(released, settings, network, tmp_path)
-    target, again = load_moments(tmp_path, SHAPE)
+    features = moment_features(network, squares=0.25)
+    released = query_feature_means(Recorder(*vectors), features, CLASSES, 60.0, cached=True)
+    about = {"feature": "classifier", "squares": 0.25}
+    save_means("moments", FeatureMeans(released, features), about, tmp_path, network)
+    found = load_means("moments", tmp_path)
+    target, again = found.table, found.features
     images, labels = digits.batch(range(20))
     assert torch.equal(target, released) and torch.equal(again(images), features(images))
     onehot = torch.nn.functional.one_hot(labels, CLASSES).float()

@@ -4,45 +4,17 @@ import math
 
 import pytest
 import torch
+from cases import Recorder
 
 from sfumato.features.batch_invariant import place_matters, rows_alone
-from sfumato.privacy.charge import Charge
+from sfumato.features.teacher_network import TeacherNetwork, classify, fit_features, load_teacher, save_teacher
 from sfumato.privacy.rows import bounded_sum
-from sfumato.queries.teacher import (
-    TeacherNetwork,
-    classify,
-    error_rows,
-    fit_features,
-    load_teacher,
-    query_teacher,
-    save_teacher,
-)
+from sfumato.queries.teacher import error_rows, query_teacher
 from sfumato.settings.queries import Teacher
 from sfumato.settings.training import Classifier
 from sfumato.training.public_classifier import train_public_classifier
 
 CLASSES, SHAPE = 10, (1, 8, 8)
-
-
-class Recorder:
-    """A charge without noise: every use draws all rows it holds, each release is kept."""
-
-    def __init__(self, rows, labels, uses, size=None):
-        self.rows, self.labels, self.uses, self.size, self.released = rows, labels, uses, size, []
-
-    def batches(self, size):
-        size = self.size or size
-        for start in range(0, len(self.rows), size):
-            yield self.rows[start : start + size], self.labels[start : start + size]
-
-    def release(self, total, max_norm, integer=False):
-        self.released.append((total.clone(), max_norm))
-        return total
-
-    sum = Charge.sum
-
-    def blank(self):
-        return self.rows.new_zeros(1, *self.rows.shape[1:]), torch.tensor([-1])
 
 
 def quiet(done: int, of: int) -> None:
@@ -109,8 +81,8 @@ def test_it_releases_once_a_step_at_the_clip_and_divides_by_a_public_size_only(d
     settings = Teacher(dimension=6, steps=7, max_norm=0.3, momentum=0, average=1, last_rate=1, learning_rate=2.0)
     charge = Recorder(rows, labels, settings.steps, size=9)
     weights = query_teacher(charge, settings, CLASSES, 1000.0, torch.eye(6), quiet)
-    assert [max_norm for _, max_norm in charge.released] == [0.3] * 7
-    walked = torch.cumsum(torch.stack([total for total, _ in charge.released]) * 2.0 / 1000.0, dim=0)
+    assert [max_norm for _, max_norm, _ in charge.asked] == [0.3] * 7
+    walked = torch.cumsum(torch.stack([total for total, _, _ in charge.asked]) * 2.0 / 1000.0, dim=0)
     torch.testing.assert_close(weights, walked.mean(0))
 
 
@@ -121,7 +93,7 @@ def test_steps_are_preconditioned_slowed_and_averaged_as_said():
     charge = Recorder(rows, labels, 2)
     weights = query_teacher(charge, settings, CLASSES, 50.0, covariance, quiet)
     scale = (0.1 / (torch.tensor([1.0, 0.1, 0.01, 0.0]) + 0.1)).double()[:, None]
-    first, second = (scale * total / 50 for total, _ in charge.released)
+    first, second = (scale * total / 50 for total, _, _ in charge.asked)
     torch.testing.assert_close(weights, 3.0 * first + 3.0 * 0.6 * (0.5 * first + second), rtol=1e-6, atol=1e-9)
 
 

@@ -136,7 +136,7 @@ DOORKEEPERS = {
     "sfumato/data/prepare.py": {"load_prepared"},  # to see whether what was prepared is whole
     "sfumato/data/store.py": {"load_prepared", "load_latents"},
     "sfumato/privacy/authorize.py": DOORS,
-    "sfumato/queries/encoded.py": {"open_local"},
+    "sfumato/queries/feature_means.py": {"open_local"},
     "sfumato/release/synthesizer.py": {"open_local"},
     "sfumato/evaluation/convergence.py": {"open_local"},
     "sfumato/baselines/private_evolution.py": {"open_charge"},
@@ -145,12 +145,10 @@ DOORKEEPERS = {
     "stages/runner.py": {"open_charge"},
     "stages/count.py": {"open_charge"},
     "stages/central.py": {"open_charge"},
-    "stages/frequency.py": {"open_charge"},
+    "stages/feature_means.py": {"open_charge"},
     "stages/histogram.py": {"open_charge"},
     "stages/teacher.py": {"open_charge"},
-    "stages/embedding.py": {"open_charge"},
     "stages/saliency.py": {"open_charge"},
-    "stages/moments.py": {"open_charge"},
     "stages/evolve.py": {"open_charge"},
     "stages/adversarial.py": {"open_charge"},
     "stages/finetune.py": {"open_charge"},
@@ -202,7 +200,7 @@ def test_no_bar_of_a_query_tells_the_time():
     from sfumato.settings.stages import QUERIES
 
     seen = 0
-    for stage in QUERIES:
+    for stage in (*QUERIES, "feature_means"):
         for call in calls_of(ROOT / "stages" / f"{stage}.py", "progress"):
             assert {word.arg: ast.unparse(word.value) for word in call.keywords}.get("clock") == "False", stage
             seen += 1

@@ -7,8 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.scattering import Scattering
 from sfumato.privacy.rows import Rows, bounded_sum
-from sfumato.queries.embedding import embedding_rows as learned_rows
-from sfumato.queries.joint import joint_rows
+from sfumato.queries.feature_means import cached_rows, feature_rows
 from sfumato.settings.queries import FeatureMap
 
 PIXELS = FeatureMap(length_scales=(0.4, 0.2))
@@ -76,7 +75,7 @@ def test_the_fast_embedding_is_the_sum_of_rows(digits):
     onehot = torch.nn.functional.one_hot(labels, 10).float()
     torch.testing.assert_close(
         features.embed(images, onehot),
-        bounded_sum(joint_rows(features, images, labels, 10), 1.0).float(),
+        bounded_sum(feature_rows(features, images, labels, 10), 1.0).float(),
         rtol=0,
         atol=1e-4,
     )
@@ -89,7 +88,7 @@ def test_rows_are_made_where_the_features_are(monkeypatch):
         features = FourierFeatures((1, 8, 8), BOTH, 40, seed=0).to("cuda")
         images, labels = torch.rand(5, 1, 8, 8), torch.zeros(5, dtype=torch.int64)
         vectors = features.vectors(images.to("cuda")).cpu()
-        made = [*joint_rows(features, images, labels, 10), *learned_rows(features, 10, vectors, labels)]
+        made = [*feature_rows(features, images, labels, 10), *cached_rows(features, vectors, labels, 10)]
         assert [part.device.type for part in made] == ["cuda"] * 4
         assert [part.shape for part in made] == [(5, 40), (5, 10)] * 2
         assert made[2].dtype == torch.float64

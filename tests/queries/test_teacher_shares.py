@@ -7,7 +7,14 @@ import torch
 from sfumato.data.images import ImageSet, as_uint8
 from sfumato.diffusion.unet import UNet
 from sfumato.features.projection import ProjectedFeatures
-from sfumato.queries.teacher import TeacherNetwork, at_shares, guide_by, probabilities_of, relabelled, share_offsets
+from sfumato.features.teacher_network import (
+    TeacherNetwork,
+    at_shares,
+    guide_by,
+    probabilities_of,
+    relabelled,
+    share_offsets,
+)
 
 
 def drawn(shares, sharpness, bias, seed=0):

@@ -3,7 +3,7 @@ import torch
 from pydantic import ValidationError
 
 from sfumato.features.projection import ProjectedFeatures
-from sfumato.queries.teacher import TeacherNetwork, probabilities_of
+from sfumato.features.teacher_network import TeacherNetwork, probabilities_of
 from sfumato.release.variation import BLEND, augment, blend, distort, texture, vary
 from sfumato.settings.release import Synthesize
 

@@ -26,16 +26,13 @@ from sfumato.features.public_network import ResNet
 from sfumato.privacy.noise import NoiseSource
 from sfumato.queries.central import query_central
 from sfumato.queries.count import query_count
-from sfumato.queries.covariance import cosine_moments
-from sfumato.queries.embedding import query_embedding
+from sfumato.queries.feature_means import cosine_moments, moment_features, query_feature_means
 from sfumato.queries.histogram import query_histogram
-from sfumato.queries.joint import query_joint_embedding
-from sfumato.queries.moments import moment_features
 from sfumato.queries.saliency import query_saliency
 from sfumato.queries.teacher import query_teacher
 from sfumato.settings.dpsgd import Finetune, Saliency
 from sfumato.settings.noise_levels import NoiseLevels
-from sfumato.settings.queries import Central, Covariance, FeatureMap, Moments, Teacher
+from sfumato.settings.queries import Central, FeatureMap, Teacher
 
 SIDE, CLASSES = 8, 4
 SHAPE = (1, SIDE, SIDE)
@@ -103,18 +100,21 @@ def subjects() -> list[Subject]:
     torch.manual_seed(0)  # of the public networks and features
     network, pixels = ResNet(SHAPE, 5, width=4).eval(), PixelWeights()
     fourier = FourierFeatures(SHAPE, [FeatureMap()], 40, seed=0)
-    cosine = cosine_moments(Covariance(frequencies=6), SHAPE)
+    cosine = cosine_moments(SHAPE, flip=False)
     sizes = torch.full((CLASSES,), 4.0, dtype=torch.float64)
     teacher = Teacher(learning_rate=1e-9, max_norm=0.5, steps=1)
     saliency = Saliency(max_norm=CLIP, draws=DRAWS, chunk=4)
     state, random = trainer(), torch.Generator().manual_seed(0)
-    moments = moment_features(Moments(), SHAPE, network)
+    moments = moment_features(network)
     encode_moments = torch.no_grad()(moments.vectors)
     candidates, voted = unit_rows(torch.rand(24, *SHAPE)), torch.arange(24) % CLASSES  # six of each class
 
     def teach(charge: Any) -> object:
         once = SimpleNamespace(sum=charge.sum, uses=1)  # one use of a charge of many, which it would spend whole
         return query_teacher(once, teacher, CLASSES, 4.0, torch.eye(SIDE**2), lambda done, total: None)  # type: ignore[arg-type]
+
+    def mapped(charge: Any, features: FourierFeatures) -> object:
+        return query_feature_means(charge, features, CLASSES, 4.0, cached=True)
 
     def salient(charge: Any) -> object:
         return query_saliency(charge, pixels, {"pixels": ["pixels"]}, saliency, 4.0, generator=random)
@@ -124,12 +124,12 @@ def subjects() -> list[Subject]:
         Subject("count", 1.0, lambda charge: query_count(charge, CLASSES)),
         Subject("central, mean", float(SIDE), lambda charge: query_central(charge, sizes, SHAPE, mean)),
         Subject("central, mode", float(SIDE), lambda charge: query_central(charge, sizes, SHAPE, mode)),
-        Subject("frequency", 1.0, lambda charge: query_joint_embedding(charge, fourier, CLASSES, 4.0)),
-        Subject("covariance", 1.0, lambda charge: query_joint_embedding(charge, cosine, CLASSES, 4.0)),
+        Subject("frequency", 1.0, lambda charge: query_feature_means(charge, fourier, CLASSES, 4.0)),
+        Subject("covariance", 1.0, lambda charge: query_feature_means(charge, cosine, CLASSES, 4.0)),
         Subject("histogram", 1.0, lambda charge: query_histogram(charge, network, 1)),
         Subject("teacher", 0.5, teach, unit_rows),
-        Subject("embedding", 1.0, lambda charge: query_embedding(charge, fourier, CLASSES, 4.0), fourier.vectors),
-        Subject("moments", 1.0, lambda charge: query_embedding(charge, moments, CLASSES, 4.0), encode_moments),
+        Subject("embedding", 1.0, lambda charge: mapped(charge, fourier), fourier.vectors),
+        Subject("moments", 1.0, lambda charge: mapped(charge, moments), encode_moments),
         Subject("votes (evolve)", 1.0, lambda charge: query_votes(charge, candidates, voted, CLASSES), unit_rows),
         Subject("saliency", CLIP, salient),
         Subject("step of DP-SGD", CLIP, lambda charge: step(state, charge)),

@@ -1,0 +1,258 @@
+"""Noisy class means of a bounded feature map φ: the one query of frequency, moments, covariance and embedding.
+
+An entry of KINDS is a stage with features of its own. All are differentiable, so that a generator can be fitted to the
+release. This module also caches feature maps of the sensitive images, which queries then sample instead of pixels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.data.images import ImageSet, Shape
+from sfumato.data.store import Card, have_latents, latents_key, write_latents
+from sfumato.errors import DataError, explained
+from sfumato.features import FeatureMeans
+from sfumato.features.batch_invariant import place_matters, rows_alone
+from sfumato.features.cosine import CosineMoments
+from sfumato.features.fourier import FourierFeatures
+from sfumato.features.projection import CELLS, CLASSIFIER, ClassifierFeatures, ProjectedFeatures, ScaleToSqrtD
+from sfumato.features.public_network import PublicNetwork, arguments_of, build_network
+from sfumato.features.teacher_network import TeacherNetwork, relabelled, spanning
+from sfumato.privacy.authorize import open_local
+from sfumato.privacy.rows import Rows, one_hot
+from sfumato.runtime import distributed
+from sfumato.runtime.compute import to_device
+from sfumato.settings.queries import FeatureMap
+from sfumato.settings.training import Classifier
+from sfumato.storage.documents import read_json
+from sfumato.storage.files import write_json
+from sfumato.storage.weights import load_network, load_tensors, save_network, save_tensors
+from sfumato.training.public_classifier import train_public_classifier
+
+if TYPE_CHECKING:
+    from sfumato.privacy.charge import Charge
+
+SQUARES = 0.5  # share of the squared norm that the squares have in `moments` (DP-MEPF)
+COSINE = {"frequencies": 64, "contrasts": 16, "bound": 0.3, "products": 0.7}  # of `covariance`: see CosineMoments
+LENGTH_SCALES, TEACHER = (1.22, 0.63), 0.5  # of `embedding`, in units of √d; the teacher's share of the squared norm
+LEARNED = Classifier(network="whitened", width=32, batch=128, learning_rate=0.1)  # the network of `embedding`
+DIMENSION, POWER = 512, 0.5  # of its features: principal directions, scaled by variance^(−power/2)
+
+
+Features = FourierFeatures | CosineMoments  # φ: (B, C, H, W) float32 in [0, 1] -> (B, K) float32, of norm 1 at most
+
+
+def device_of(features: Features) -> torch.device:
+    return next(features.buffers()).device
+
+
+def feature_rows(features: Features, images: Tensor, labels: Tensor, classes: int, one_by_one: bool = True) -> Rows:
+    """φ(x) ⊗ onehot(y): (B, C, H, W) float32 in [0, 1], (B,) int64 -> (B, K) ⊗ (B, classes). Source: FETA-Pro Eq. 5.
+
+    one_by_one: False only if `place_matters` found that an image's place in a batch does not matter. Rows are made on
+    the device of the features.
+    Guarantee: row i is a function of image i alone, to the last bit.
+    """
+    images, labels = (to_device(part, device_of(features)) for part in (images, labels))
+    return Rows(rows_alone(features, images, one_by_one), one_hot(labels, classes))
+
+
+def cached_rows(features: FourierFeatures, vectors: Tensor, labels: Tensor, classes: int) -> Rows:
+    """φ ⊗ onehot(y) of images whose maps are cached: (B, Σ d), (B,) int64 -> (B, K) ⊗ (B, classes), in float64."""
+    vectors, labels = (to_device(part, device_of(features)) for part in (vectors, labels))
+    return Rows(features.from_maps(vectors.double()), one_hot(labels, classes))
+
+
+@torch.no_grad()
+def query_feature_means(
+    charge: Charge, features: Any, classes: int, public_size: float, *, cached: bool = False
+) -> Tensor:
+    """The one release: Σ φ(x) ⊗ onehot(y) over all sensitive images, noised by the charge, over a public size.
+
+    Args:
+        features: φ; rows and their float64 sum are made on its device.
+        public_size: N̄, never a realised count.
+        cached: the charge draws `features.vectors` of the images instead of the images.
+    Returns: (K, classes) float32 on the CPU, a target of `fit_generator`.
+    Guarantee: one image more or less moves the sum by at most 1 in L2, because φ has norm 1 at most.
+    """
+    matters = False
+    if not cached:  # an image's row must not depend on the process that it falls to
+        matters = not distributed.all_min(not place_matters(features, features.shape, device_of(features)))
+
+    def rows_of(drawn: Tensor, labels: Tensor) -> Rows:
+        if cached:
+            return cached_rows(features, drawn, labels, classes)
+        return feature_rows(features, drawn, labels, classes, matters)
+
+    return (charge.sum(rows_of, 1.0, size=512) / public_size).float()
+
+
+# --- the features of each kind ----------------------------------------------------------------------------------------
+
+
+def cosine_moments(shape: Shape, flip: bool) -> CosineMoments:
+    """Low frequencies of an image and their products. flip: an image and its mirror image have the same row."""
+    return CosineMoments(shape, **COSINE, flip=flip)  # type: ignore[arg-type]
+
+
+def moment_features(network: PublicNetwork, feature: str = CLASSIFIER, squares: float = SQUARES) -> FourierFeatures:
+    """What a public network sees in an image, and its squares: (B, C, H, W) -> (B, K), K = twice its features.
+
+    Features have the norm √(1 − s) and their squares √s, so one Gaussian of Δ = 1 releases both.
+    feature: CLASSIFIER or CELLS; squares: s. Source: Harder et al. 2023 (DP-MEPF).
+    """
+    parts = [FeatureMap(map="network", kernel="linear", weight=1 - squares)]
+    if squares > 0:
+        parts.append(FeatureMap(map="network", kernel="squared", weight=squares))
+    seen = ClassifierFeatures(network, feature == CELLS).eval()
+    return FourierFeatures(network.shape, parts, 2, seed=0, maps={"network": lambda _: seen})
+
+
+def train_feature_network(
+    images: ImageSet,
+    teacher: TeacherNetwork,
+    steps: int,
+    seed: int,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> ProjectedFeatures:
+    """The feature map of a network trained on the generator's `images`, labelled by the teacher. Free."""
+    how = LEARNED.model_copy(update={"steps": steps})
+    network, _ = train_public_classifier(relabelled(teacher, images), how, seed, report)
+    found = ProjectedFeatures.through(network, CELLS, images.shape, DIMENSION)
+    found.fit(spanning(images, seed), POWER, seed)
+    return found
+
+
+def learned_features(
+    teacher: ProjectedFeatures,
+    network: ProjectedFeatures,
+    size: int,
+    seed: int,
+    length_scales: tuple[float, ...] = LENGTH_SCALES,
+    share: float = TEACHER,
+) -> FourierFeatures:
+    """Fourier features of the teacher's map and of a trained network's; the records of both maps come with them.
+
+    size: K; share: of the squared norm that the teacher's features have. Source: METHODS §9c.
+    """
+    maps = {"teacher": (teacher, share), "network": (network, 1 - share)}
+    features = [FeatureMap(map=name, length_scales=length_scales, weight=part) for name, (_, part) in maps.items()]
+    makers = {name: lambda shape, found=found: ScaleToSqrtD(found) for name, (found, _) in maps.items()}
+    return FourierFeatures((*teacher.shape,), features, size, seed, makers)  # type: ignore[arg-type]
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+Rebuild = Callable[[dict, Path, ProjectedFeatures | None], Features]  # features.json, its folder, the teacher's map
+
+
+def fourier_again(about: dict, folder: Path, teacher: ProjectedFeatures | None) -> FourierFeatures:
+    maps = [FeatureMap(**feature) for feature in about["features"]]
+    return FourierFeatures(tuple(about["shape"]), maps, about["size"], about["seed"])
+
+
+def cosine_again(about: dict, folder: Path, teacher: ProjectedFeatures | None) -> CosineMoments:
+    return CosineMoments(tuple(about["shape"]), **{name: about[name] for name in (*COSINE, "flip")})
+
+
+def moments_again(about: dict, folder: Path, teacher: ProjectedFeatures | None) -> FourierFeatures:
+    network = load_network(folder, build_network, "moments").eval()
+    return moment_features(network, about["feature"], about["squares"])
+
+
+def learned_again(about: dict, folder: Path, teacher: ProjectedFeatures | None) -> FourierFeatures:
+    if teacher is None:
+        raise ValueError("these features need those of the teacher")
+    network = load_network(folder, ProjectedFeatures, "embedding").eval()
+    scales = tuple(about["length_scales"])
+    return learned_features(teacher, network, about["size"], about["seed"], scales, about["teacher"])
+
+
+@dataclass(frozen=True)
+class Kind:
+    """tensor: the name of the release, in `<tensor>.safetensors`; rebuild: its features from `features.json`."""
+
+    tensor: str
+    rebuild: Rebuild
+
+
+KINDS = {  # by stage
+    "frequency": Kind("embedding", fourier_again),
+    "moments": Kind("moments", moments_again),
+    "covariance": Kind("covariance", cosine_again),
+    "embedding": Kind("embedding", learned_again),
+}
+
+
+def save_means(
+    stage: str,
+    means: FeatureMeans,
+    about: Mapping[str, Any],
+    folder: Path,
+    network: PublicNetwork | ProjectedFeatures | None = None,
+) -> None:
+    """Write the release and what rebuilds its features. about: JSON; network: the one that they look through."""
+    tensor = KINDS[stage].tensor
+    save_tensors({tensor: means.table.contiguous()}, folder / f"{tensor}.safetensors")
+    write_json(folder / "features.json", {**about, "deviation": means.deviation})
+    if network is not None:
+        arguments = network.config() if isinstance(network, ProjectedFeatures) else arguments_of(network)
+        save_network(network, arguments, folder)
+
+
+def load_means(stage: str, folder: Path, teacher: ProjectedFeatures | None = None) -> FeatureMeans:
+    """The inverse. teacher: of `embedding` only. Raises DataError if files are missing or do not fit together."""
+    kind = KINDS[stage]
+    with explained(DataError, lambda error: f"{folder} holds no {kind.tensor} ({error!r}): run `stage {stage}` again"):
+        about = read_json(folder / "features.json")
+        table = load_tensors(folder / f"{kind.tensor}.safetensors")[kind.tensor]
+        return FeatureMeans(table, kind.rebuild(about, folder, teacher), about.get("deviation"))
+
+
+# --- cached maps of the sensitive images ------------------------------------------------------------------------------
+
+
+def encoder_of(map: nn.Module, arguments: Mapping[str, Any]) -> str:
+    """A digest of all that decides a map: its arguments and its state."""
+    digest = hashlib.sha256(json.dumps(arguments, sort_keys=True).encode())
+    for name, tensor in sorted(map.state_dict().items()):
+        digest.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def ensure_encoded(
+    function: Callable[[Tensor], Tensor],
+    encoder: str,
+    where: torch.device,
+    state: Path,
+    card: Card,
+    progress: Callable[[], AbstractContextManager[Callable[[int, int], None]]],
+) -> str:
+    """The key of the cached rows that a charge draws instead of images; computes them if they are not cached yet.
+
+    Local work outside the guarantee: it is journalled and kept in the state directory, and shows only how many parts of
+    100 are done.
+
+    Args:
+        function: (B, C, H, W) on the device `where` -> (B, d).
+        encoder: its digest, `encoder_of`.
+    Guarantee: a row is a function of its image alone.
+    """
+    key = latents_key(card, encoder)
+    if distributed.is_main() and not have_latents(state, card, key):
+        matters = place_matters(function, card.shape, where)
+        open_local(state, card, "features")
+        with progress() as report:
+            write_latents(state, card, key, lambda images: rows_alone(function, images.to(where), matters), report)
+    return distributed.broadcast_object(key)  # the others wait until the rows are there

@@ -1,0 +1,49 @@
+"""What the four stages that release means of features share: the cached maps of the images, and the release."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from sfumato.data.store import read_card
+from sfumato.features import FeatureMeans
+from sfumato.features.projection import ProjectedFeatures
+from sfumato.features.public_network import PublicNetwork
+from sfumato.queries.count import read_counts
+from sfumato.queries.feature_means import encoder_of, ensure_encoded, query_feature_means, save_means
+from sfumato.runtime.compute import device
+from stages.runner import QueryRun, progress, state_dir
+
+SENSITIVITY = "1: the features of an image have norm 1"
+
+
+def release_means(
+    run: QueryRun[Any],
+    features: Any,
+    released: str,
+    about: Mapping[str, Any],
+    *,
+    sensitivity: str = SENSITIVITY,
+    cache: Mapping[str, Any] | None = None,
+    network: PublicNetwork | ProjectedFeatures | None = None,
+) -> None:
+    """Release the class means of `features` and write what rebuilds them: `about` and `network`, as `save_means` does.
+
+    released: what the record states; cache: what decides the maps, whose cached rows are sampled instead of images.
+    """
+    plan, features = run.plan, features.to(device())
+    size = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes)).total
+    latents = None if cache is None else encoded(run, features.vectors, encoder_of(features, cache))
+    charge = run.open_charge(released, sensitivity, 1.0, latents=latents)
+    table = query_feature_means(charge, features, len(plan.classes), size, cached=latents is not None)
+    with run.releasing(charge) as directory:
+        save_means(plan.stage, FeatureMeans(table, features, charge.noise_multiplier / size), about, directory, network)
+
+
+def encoded(run: QueryRun[Any], function: Callable[[Tensor], Tensor], encoder: str) -> str:
+    """The key of the images' cached rows under `function`, which a charge draws instead of images."""
+    encoding = partial(progress, "features of the images, once", clock=False)
+    return ensure_encoded(function, encoder, device(), state_dir(), read_card(run.card), encoding)

@@ -1,0 +1,251 @@
+"""Every query as the privacy tests see it: how it is run on a few 8×8 images, its bound, and what its charge draws.
+
+`test_queries.py` fails for a query without a case. The cases run with a `Recorder` and with real charges, on images and
+groups, in one process and in several.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor
+
+from sfumato.baselines.discriminator import Discriminator
+from sfumato.baselines.dp_gan import AdversarialState
+from sfumato.baselines.private_evolution import query_votes
+from sfumato.data.images import ImageSet
+from sfumato.diffusion.unet import UNet
+from sfumato.dpsgd.gradients import Draws
+from sfumato.dpsgd.run import State, step
+from sfumato.dpsgd.trainable import candidates
+from sfumato.features.batch_invariant import rows_alone
+from sfumato.features.fourier import FourierFeatures
+from sfumato.generators.one_step import new_generator
+from sfumato.privacy.charge import Charge
+from sfumato.queries import saliency as saliency_query
+from sfumato.queries.central import query_central
+from sfumato.queries.count import query_count
+from sfumato.queries.feature_means import cosine_moments, moment_features, query_feature_means
+from sfumato.queries.histogram import query_histogram
+from sfumato.queries.teacher import query_teacher
+from sfumato.settings.baselines import Adversarial
+from sfumato.settings.dpsgd import Finetune, Saliency
+from sfumato.settings.queries import Central, FeatureMap, Teacher
+from sfumato.settings.training import Classifier
+from sfumato.training.public_classifier import train_public_classifier
+
+SHAPE, CLASSES = (1, 8, 8), 10
+PUBLIC = 50.0  # every public size
+C = 1e-3  # clip of gradients, far below their norms: every row is clipped
+
+
+class Recorder:
+    """A charge in memory: it draws all that it holds, adds no noise, and keeps what it was asked to release.
+
+    asked: of each release the sum, its bound, and whether it counts. given: releases fixed numbers instead of the sums,
+    so that whatever differs then follows from more than the releases.
+    """
+
+    noise_multiplier, sample_rate = 2.0, 0.5
+    sum = Charge.sum
+
+    def __init__(self, images: Tensor, labels: Tensor, uses: int = 1, size: int | None = None, given: bool = False):
+        self.images, self.labels, self.uses, self.size, self.given = images, labels, uses, size, given
+        self.asked: list[tuple[Tensor, float, bool]] = []
+
+    @property
+    def used(self) -> int:
+        return len(self.asked)
+
+    def batches(self, size: int, draws: int | None = None, *, labels_only: bool = False):
+        size = self.size or size
+        for start in range(0, len(self.images), size):
+            yield self.images[start : start + size], self.labels[start : start + size]
+
+    def release(self, total: Tensor, max_norm: float, *, integer: bool = False) -> Tensor:
+        self.asked.append((total.clone(), max_norm, integer))
+        random = torch.Generator().manual_seed(len(self.asked))
+        return (torch.randn(total.shape, generator=random) * 20).round().to(total.dtype) if self.given else total
+
+    def blank(self) -> tuple[Tensor, Tensor]:
+        return self.images.new_zeros(1, *self.images.shape[1:]), torch.tensor([-1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A query under some settings.
+
+    query: spends a charge of `uses` uses and returns what it made of the releases; bound: Δ; integer: its sums count;
+    axis: of the sum, the classes, if an image adds only to its own; encode: (B, 1, 8, 8) -> (B, d), which the charge
+    draws instead of images; rounding: relative, of the sum.
+    """
+
+    stage: str
+    query: Callable[[Any], object]
+    bound: float
+    uses: int = 1
+    integer: bool = False
+    axis: int | None = None
+    encode: Callable[[Tensor], Tensor] | None = None
+    rounding: float = 1e-9
+
+    def drawn(self, images: Tensor) -> Tensor:
+        """What a charge draws of the images; each row depends on its image only."""
+        return images if self.encode is None else rows_alone(self.encode, images)
+
+    def totals(self, drawn: Tensor, labels: Tensor, **more: Any) -> list[Tensor]:
+        """The sums before noise, by release. Later ones follow from fixed releases, not from these sums."""
+        charge = Recorder(drawn, labels, self.uses, given=True, **more)
+        self.query(charge)
+        return [total for total, _, _ in charge.asked]
+
+    def first_release(self, charge: Any) -> Tensor:
+        """What a real charge releases first."""
+        release, found = charge.release, []
+        charge.release = lambda *given, **more: found.append(release(*given, **more)) or found[-1]
+        self.query(charge)
+        return found[0].double()
+
+
+# --- what the queries run on ------------------------------------------------------------------------------------------
+
+FEATURES = FourierFeatures(SHAPE, [FeatureMap(), FeatureMap(map="scattering")], 120, seed=0)
+LEARNED = FourierFeatures(SHAPE, [FeatureMap(), FeatureMap(map="moduli")], 80, seed=1)
+
+
+@functools.cache
+@torch.enable_grad()
+def classifier():
+    """A trained public network."""
+    bunch = load_digits()
+    images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[..., None]
+    digits = ImageSet(images, bunch.target.astype(np.int64), tuple(str(i) for i in range(CLASSES)))
+    return train_public_classifier(digits, Classifier(network="whitened", width=8, steps=30), seed=0)[0].eval()
+
+
+@functools.cache
+def moment_map() -> FourierFeatures:
+    return moment_features(classifier())
+
+
+def unet() -> UNet:
+    torch.manual_seed(0)
+    model = UNet(8, 1, CLASSES, width=8, multipliers=(1,), attention=(0,))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def seeded_draws(model: object, images: Tensor, draws: int, *rest: Any, **more: Any) -> Draws:
+    """Draws that follow from the image only, of a group from its first picture: the same whoever else is drawn."""
+    levels = [torch.zeros(0, draws)]
+    noise = [torch.zeros(0, draws, *images.shape[-3:])]
+    for shown in images:
+        first = (shown[0] if shown.ndim == 4 else shown).double().nan_to_num(0, 0, 0).clamp(-9, 9)
+        mark = (first * 255).round().sum().abs() * 7919 + (first[0, 3, 3] * 255).abs()
+        random = torch.Generator().manual_seed(int(mark))
+        levels.append(torch.randn(1, draws, generator=random).exp())
+        noise.append(torch.randn(1, draws, *images.shape[-3:], generator=random))
+    return Draws(
+        levels=torch.cat(levels), noise=torch.cat(noise), drop=torch.zeros(len(images), draws, dtype=torch.bool)
+    )
+
+
+def central(charge: Any, **settings: Any) -> Tensor:
+    denominators = torch.full((CLASSES,), PUBLIC).double()
+    return query_central(charge, denominators, SHAPE, Central(**{"repeats": 2, **settings}))
+
+
+def teacher(charge: Any, **settings: Any) -> Tensor:
+    chosen = Teacher(**{"steps": 3, "learning_rate": 2.0, "ridge": 0.1, "last_rate": 0.5, **settings})
+    spread = torch.linspace(1, 2, charge.blank()[0].shape[1]).double().diag()
+    return query_teacher(charge, chosen, CLASSES, PUBLIC, spread, lambda done, total: None)
+
+
+def saliency(charge: Any, draw: Callable[..., Draws] = seeded_draws, **settings: Any) -> dict[str, Tensor]:
+    model, chosen = unet(), Saliency(**{"chunk": 16, "max_norm": C, **settings})
+    with patch.object(saliency_query, "draw", draw):
+        return saliency_query.query_saliency(charge, model, candidates(model, chosen.candidates), chosen, PUBLIC)
+
+
+def finetune(charge: Any, draws: int = 1) -> dict[str, Tensor]:
+    chosen = Finetune(draws=draws, max_grad_norm=C, chunk=16)
+    state = State(unet(), chosen, public_batch=PUBLIC, autocast=False)
+    state.draw = functools.partial(seeded_draws, None, draws=draws)  # type: ignore[method-assign]
+    return {**state.tensors(), **{name: torch.tensor(value) for name, value in step(state, charge).items()}}
+
+
+def adversarial(charge: Any) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    model = Discriminator(8, 1, CLASSES, 4)
+    torch.nn.init.normal_(model.by_label.weight, std=0.1)
+    chosen = Adversarial(max_grad_norm=C, chunk=16, fakes=8, width=8, latent=4)
+    generator = new_generator(SHAPE, CLASSES, chosen.latent, chosen.width, 0)
+    even = torch.full((CLASSES,), 1 / CLASSES)
+    state = AdversarialState(model, generator, chosen, even, 0, public_batch=PUBLIC, autocast=False)
+    state.draw = functools.partial(seeded_draws, None, draws=chosen.draws)  # type: ignore[method-assign]
+    step(state, charge)
+    return state.tensors()
+
+
+def evolve(charge: Any) -> Tensor:
+    places = torch.rand(40, 64, generator=torch.Generator().manual_seed(0))
+    return query_votes(charge, places, torch.arange(40) % CLASSES, CLASSES)
+
+
+def unit_rows(images: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(images.flatten(1), dim=1)
+
+
+def means(features: Any, **more: Any) -> Callable[[Any], Tensor]:
+    return lambda charge: query_feature_means(charge, features, CLASSES, PUBLIC, **more)
+
+
+def modes(**settings: Any) -> dict[str, Any]:
+    return {"query": functools.partial(central, statistic="mode", **settings), "integer": True, "axis": 0, "uses": 2}
+
+
+GRADIENTS = {"bound": C, "rounding": 1e-5}
+
+CASES = {
+    "count": Case(stage="count", query=lambda c: query_count(c, CLASSES), bound=1, integer=True, axis=0),
+    "mean": Case(stage="central", query=functools.partial(central, max_norm=2.0), bound=2, uses=2, axis=0),
+    "mean, unclipped": Case(stage="central", query=central, bound=8, uses=2, axis=0),
+    "mean, pooled": Case(stage="central", query=functools.partial(central, pool=2), bound=4, uses=2, axis=0),
+    "mode": Case(stage="central", bound=8, **modes(bins=4)),
+    "mode, pooled": Case(stage="central", bound=4, **modes(pool=2)),
+    "frequency": Case(stage="frequency", query=means(FEATURES), bound=1, axis=1),
+    "covariance": Case(stage="covariance", query=means(cosine_moments(SHAPE, flip=False)), bound=1, axis=1),
+    "moments": Case(
+        stage="moments",
+        query=lambda charge: means(moment_map(), cached=True)(charge),
+        encode=lambda images: moment_map().vectors(images),
+        bound=1,
+        axis=1,
+    ),
+    "embedding": Case(stage="embedding", query=means(LEARNED, cached=True), encode=LEARNED.vectors, bound=1, axis=1),
+    "histogram": Case(
+        stage="histogram", query=lambda c: query_histogram(c, classifier(), 2), bound=math.sqrt(2), integer=True
+    ),
+    "histogram by class": Case(
+        stage="histogram",
+        query=lambda charge: query_histogram(charge, classifier(), 2, CLASSES),
+        bound=math.sqrt(2),
+        integer=True,
+        axis=0,
+    ),
+    "teacher": Case(stage="teacher", query=teacher, encode=unit_rows, bound=1.4142, uses=3),
+    "evolve": Case(stage="evolve", query=evolve, encode=lambda x: x.flatten(1), bound=1, integer=True, axis=0),
+    "saliency": Case(stage="saliency", query=saliency, **GRADIENTS),
+    "saliency of 8 draws": Case(stage="saliency", query=functools.partial(saliency, draws=8), **GRADIENTS),
+    "finetune": Case(stage="finetune", query=finetune, **GRADIENTS),
+    "finetune of 8 draws": Case(stage="finetune", query=functools.partial(finetune, draws=8), **GRADIENTS),
+    "adversarial": Case(stage="adversarial", query=adversarial, **GRADIENTS),
+}
