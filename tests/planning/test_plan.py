@@ -345,7 +345,7 @@ def test_overlays_merge_by_key_but_mixtures_are_replaced():
 
 def test_a_key_that_stands_twice_is_an_error(tmp_path):
     (tmp_path / "params.yaml").write_text("privacy:\n  epsilon: 1\n  epsilon: 100\n")
-    with pytest.raises(ConfigError, match="'epsilon' stands twice"):
+    with pytest.raises(ConfigError, match="'epsilon' appears twice"):
         load_params(tmp_path / "params.yaml", RECIPES)
 
 
