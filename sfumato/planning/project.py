@@ -1,4 +1,7 @@
-"""The files of a project of its own, outside a clone: what `stage init` writes beside `params.yaml`."""
+"""The files of a project: what `stage init` writes, and the repository's own `dvc.yaml`.
+
+`python -m sfumato.planning.project` prints the latter.
+"""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ def test_phases_share_the_steps_by_their_parts(tmp_path):
         ({"recipe": "feta-prp"}, "feta-pro"),
         ({"profile": "digit"}, "digits"),
         ({"finetune": {"steps": 0}}, "finetune.steps"),
-        ({"finetune": {"chunk": 8}}, r"finetune\.chunk is no parameter any more.*SFUMATO_CHUNK=8"),
+        ({"finetune": {"chunk": 8}}, r"finetune\.chunk was removed.*SFUMATO_CHUNK=8"),
         ({"saliency": {"chunk": 4}}, r"saliency\.chunk.*SFUMATO_CHUNK=4"),
         ({"finetune": {"checkpoint_every": 2}}, "SFUMATO_CHECKPOINT_EVERY=2"),
         ({"privacy": {"spend_again": ["pretrain"]}}, "spend_again.*no query"),
