@@ -7,7 +7,7 @@ BIN := $(CURDIR)/$(VENV)/bin
 PIP = $(VENV)/bin/python -m pip
 LOCK_FOR := --python-version 3.11 --python-platform x86_64-unknown-linux-gnu
 
-.PHONY: help install demo test mutants lint docs lock audit-packages clean
+.PHONY: help install demo test mutants lint docs lock dvc.yaml audit-packages clean
 
 help:
 	@echo "make demo     install, then run the whole pipeline on 8x8 digits: images, ledger, local metrics"
@@ -16,7 +16,8 @@ help:
 	@echo "make lint     ruff (rules and layout) and mypy"
 	@echo "make docs     the site made of docs/, in build/site: open build/site/index.html"
 	@echo "make install  only make $(VENV) and install into it (LOCKED=1: by requirements.lock, every file checked by its hash)"
-	@echo "make lock     requirements.lock anew, by uv and the public index"
+	@echo "make dvc.yaml write the pipeline from the table sfumato/settings/stages.py"
+	@echo "make lock     write requirements.lock again, by uv and the public index"
 	@echo "make audit-packages  ask pip-audit whether a locked package has a known hole (needs the network)"
 	@echo "make clean    remove $(VENV) and the caches of tools; keeps artifacts, DVC's cache and .sfumato"
 
@@ -63,6 +64,9 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+dvc.yaml: $(VENV)/.installed
+	$(BIN)/python -m sfumato.planning.project > $@.new && mv $@.new $@
 
 # uv and pip-audit run in environments of their own, which are thrown away. `pip-audit` reads the lock and installs nothing.
 lock:

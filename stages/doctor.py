@@ -1,4 +1,4 @@
-"""`stage doctor`: what was found on this machine; with --overlap, whether public images are also sensitive ones."""
+"""`stage doctor`: describe this machine; with --overlap, look for public images among the sensitive ones."""
 
 from __future__ import annotations
 

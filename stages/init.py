@@ -75,8 +75,8 @@ def init(
     unit = GROUP if found.groups is not None else IMAGE if one_image_each else None
     configure_processor()
     known = facts(found, folder, public, dataset_id=name, epsilon=budget, minutes=time, size_hint=hint, unit=unit)
-    proposed, stretch, table = proposal_for(known, len(found.classes), looking)
-    show(proposed, known, found, stretch, table, size_hint is None)
+    proposed, table = proposal_for(known, len(found.classes), looking)
+    show(proposed, known, found, table, size_hint is None)
     if not ask.agreed("Write the project?"):
         raise typer.Exit(1)
     files = project_files(proposed.own, notes(size_hint is None), proposed.seconds / 60, __version__)
@@ -102,7 +102,7 @@ class Questions:
     def number(self, question: str, given: float | None, default: float | None) -> float:
         value: float | None = self.text(question, given, default, float)
         if value is None or not 0 < value < float("inf"):
-            raise ConfigError(f"{question}: {value} is no positive number")
+            raise ConfigError(f"{question}: must be a positive number, got {value}")
         return value
 
     def agreed(self, question: str, default: bool = True) -> bool:
@@ -185,31 +185,22 @@ def facts(found: Survey, folder: Path, public: Path | None, **asked: Any) -> Kno
     )
 
 
-def proposal_for(known: Known, classes: int, looking: float) -> tuple[Proposal, float, dict[str, float | None]]:
-    """The proposal, how busy the machine is, and the seconds of each stage. looking: those of reading the folder."""
-    from sfumato.planning.clock import Timings, stretch
+def proposal_for(known: Known, classes: int, looking: float) -> tuple[Proposal, dict[str, float | None]]:
+    """The proposal, and the seconds of each stage. looking: those of reading the folder."""
     from sfumato.planning.estimate import expected_seconds
     from sfumato.planning.proposal import propose
     from sfumato.settings.params import Params
 
-    say("timing steps on blank images …")
-    busy, timings = stretch(), Timings(state_dir(), fresh=True)
-
     def stages_of(params: Params) -> dict[str, float | None]:
         side = params.data.size or known.side
-        found = expected_seconds(params, (known.channels, side, side), classes, timings, known.public_images)
-        return {name: value and busy * value for name, value in found.items()} | {"reading": looking}
+        shape = (known.channels, side, side)
+        return expected_seconds(params, shape, classes, state_dir(), known.public_images) | {"reading": looking}
 
-    def seconds(params: Params) -> float:
-        return sum(value or 0.0 for value in stages_of(params).values())
-
-    proposed = propose(known, seconds)
-    return proposed, busy, stages_of(proposed.params)
+    proposed = propose(known, lambda params: sum(value or 0.0 for value in stages_of(params).values()))
+    return proposed, stages_of(proposed.params)
 
 
-def show(
-    proposed: Proposal, known: Known, found: Survey, stretch: float, table: dict[str, float | None], counted: bool
-) -> None:
+def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float | None], counted: bool) -> None:
     """What was seen, what is proposed and why, what it costs in ε and minutes, and what becomes public."""
     from sfumato.data.store import Card
     from sfumato.planning.resolve import make_plan
@@ -240,7 +231,7 @@ def show(
         unit=GROUP if known.unit == GROUP else IMAGE,
     )
     show_budget(make_plan(params, card))
-    show_minutes(params, table, stretch)
+    show_minutes(params, table)
     if known.unit == GROUP:
         say("the minutes are those of one image a person: queries take longer where persons have more")
     if not proposed.enough:

@@ -26,7 +26,7 @@ def asked() -> bool:
 def again() -> int:
     """Run this very command once more, in many processes. Returns its exit code.
 
-    The first process leaves the reason for an early end in a file, since `torchrun` turns every exit code into 1.
+    The first process writes its exit code to a file, since `torchrun` turns every exit code into 1.
     """
     with tempfile.TemporaryDirectory() as folder:
         said = Path(folder) / "code"
@@ -37,7 +37,7 @@ def again() -> int:
 
 
 def speaks() -> bool:
-    """Whether this is the only process, or the first of many, which reports the progress."""
+    """Whether this process prints progress: the only one, or the first of many."""
     return os.environ.get("RANK", "0") == "0"
 
 

@@ -45,7 +45,7 @@ PEOPLE = (
     "say privacy.unit: image, which reports then name as your word"
 )
 Params = Annotated[Path, typer.Option("--params", help="What the user edits.")]
-BUSY = 1.3  # times as long as on an idle machine: worth a word
+BUSY = 0.5  # running programs per processor, from which a line warns of them
 RECIPES = Path("pipelines")  # if it is missing, those of the package
 Recipes = Annotated[Path, typer.Option("--recipes", help="Folder of recipes, with its profiles/.")]
 
@@ -239,12 +239,8 @@ def show_budget(made: Plan) -> None:
     table_console().print(table)
 
 
-def show_minutes(params: Config, seconds: Mapping[str, float | None], stretch: float) -> None:
-    """Expected minutes of each stage that is switched on, of what is around them, and of all.
-
-    seconds: by stage, and of what else there is, by its name; stretch: what other programs do to them, included.
-    """
-
+def show_minutes(params: Config, seconds: Mapping[str, float | None]) -> None:
+    """Expected minutes of each stage that is switched on, of everything else, and in total. seconds: by name."""
     table = Table("stage", title="minutes on this machine", title_justify="left")
     table.add_column("expected", justify="right")
     others = 0.0
@@ -257,23 +253,22 @@ def show_minutes(params: Config, seconds: Mapping[str, float | None], stretch: f
     table.add_section()
     table.add_row("together", f"{sum(value or 0.0 for value in seconds.values()) / 60:.1f}")
     table_console().print(table)
-    if stretch > BUSY:
-        typer.echo(f"other programs are busy here: all takes {stretch:.1f} times as long as on an idle machine")
+    load, processors = os.getloadavg()[0], os.cpu_count() or 1
+    if load > BUSY * processors:
+        typer.echo(f"other programs are running (load {load:.1f} on {processors} processors): expect longer")
 
 
 def expected_minutes(made: Plan, public: PublicCard | None) -> None:
-    """Time steps on blank images, where that was not done before, and show what each stage should take."""
-    from sfumato.planning.clock import Timings, stretch
+    """Show what each stage should take."""
     from sfumato.planning.estimate import expected_seconds
     from sfumato.runtime.compute import configure_processor
 
     configure_processor()
-    file, busy = made.files["synthesize"], stretch()
+    file = made.files["synthesize"]
     channels, height, width = file["shape"]
     images = public.images if public is not None else 0
-    timings = Timings(state_dir())
-    found = expected_seconds(made.params, (channels, height, width), len(file["classes"]), timings, images)
-    show_minutes(made.params, {name: value and busy * value for name, value in found.items()}, busy)
+    shape, classes = (channels, height, width), len(file["classes"])
+    show_minutes(made.params, expected_seconds(made.params, shape, classes, state_dir(), images))
 
 
 def show_shares(made: Plan, params: Path) -> None:

@@ -11,7 +11,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -204,12 +204,20 @@ def run_stage(
     from sfumato.runtime.compute import configure_processor
 
     configure_processor()
+    remembered: AbstractContextManager[None] = (
+        nullcontext()
+    )  # a query's duration depends on how many images were drawn: it is not kept
+    if stage.kind is Kind.FREE:
+        from sfumato.planning.estimate import timed
+
+        remembered = timed(state_dir(), plan)
     if stage.kind is Kind.QUERY:
         keep_memory_off_disk()
     work = getattr(import_module(f"stages.{stage.name}"), stage.name)
     kind = QueryRun if stage.kind is Kind.QUERY else StageRun
     try:
-        work(kind(plan=plan, inputs=inputs, out=out, card=card, folder=config.parent if config else PLAN))  # type: ignore[arg-type]
+        with remembered:
+            work(kind(plan=plan, inputs=inputs, out=out, card=card, folder=config.parent if config else PLAN))  # type: ignore[arg-type]
     except TakenOver as found:
         say(f"{stage.name}: {found}")
     finally:

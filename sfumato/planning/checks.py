@@ -1,4 +1,4 @@
-"""What would fail only after something was spent, found before: stages that need others, names, shapes and sizes."""
+"""Checks before any spending: stages that need others, names, shapes and sizes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sfumato.text_to_image.prompts import class_prompts
 
 
 def check_consistent(params: Params, card: Card) -> None:
-    """Raise ConfigError where a stage needs one that is switched off, or where parameters and images do not fit."""
+    """Raise ConfigError if a stage needs one that is switched off, or if parameters and images do not fit."""
     for problem in chain(
         card_problems(params, card),
         unit_problems(params, card),

@@ -1,488 +1,355 @@
-"""How long each stage should take on this machine: public numbers of work, times steps that are timed on blank images.
+"""How long each stage should take on this machine: operations of its networks divided by a measured speed.
 
-No sensitive image is read and no private number used, so the answer may be shown. What a step costs is remembered by
-what decides it, in the state directory: asking again takes no time.
+The operations are counted on one blank image; the speed is that of a small reference network, measured once per
+machine. A stage that ran before corrects its estimate by the time it took. Nothing here reads a sensitive image. The
+durations of queries depend on sensitive draws, so they stay in the private state directory, rounded to two digits.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from sfumato.baselines.discriminator import Discriminator
-from sfumato.baselines.dp_gan import AdversarialState
-from sfumato.data.images import ImageSet, Shape
-from sfumato.diffusion.unet import UNet
-from sfumato.dpsgd.gradients import clipped_gradient_sum
-from sfumato.dpsgd.memory import images_kept
-from sfumato.dpsgd.run import State, update
-from sfumato.evaluation.downstream import Schedule
-from sfumato.evaluation.protocol import seconds_per_step
+from sfumato.errors import UNREADABLE
+from sfumato.evaluation.classifiers import build_classifier
 from sfumato.evaluation.scores import schedule_from
-from sfumato.features.batch_invariant import place_matters, rows_alone
-from sfumato.features.cosine import CosineMoments
+from sfumato.features import FEATURES
 from sfumato.features.fourier import FourierFeatures
-from sfumato.features.projection import CELLS, CLASSIFIER, ProjectedFeatures
-from sfumato.features.public_network import arguments_of, build_network
-from sfumato.features.teacher_network import FITTED, TeacherNetwork, guide_by
-from sfumato.generators.gaussian import GaussianGenerator
-from sfumato.generators.one_step import SETTLING, Match, draw_images, fit_generator, new_generator, new_sampled
-from sfumato.planning.clock import (
-    Timings,
-    Told,
-    rate_of_products,
-    seconds_of,
-    seconds_of_further_steps,
-    seconds_of_steps,
-    start_of_a_program,
-)
-from sfumato.privacy.noise import NoiseSource
-from sfumato.privacy.rows import Rows, bounded_sum, one_hot
-from sfumato.queries.feature_means import DIMENSION, LEARNED, cached_rows, cosine_moments, learned_features
-from sfumato.queries.teacher import error_rows
-from sfumato.runtime.compute import device
-from sfumato.settings.dpsgd import Descent
+from sfumato.features.projection import CLASSIFIER
+from sfumato.features.public_network import build_network
+from sfumato.features.teacher_network import FITTED
+from sfumato.generators.one_step import SETTLING
+from sfumato.planning.cost import Cost, cost_of, cost_of_diffusion, cost_of_generator, cost_of_map
+from sfumato.queries.feature_means import DIMENSION, LEARNED
+from sfumato.runtime import distributed
+from sfumato.runtime.compute import device, fast_bfloat16
 from sfumato.settings.params import Params
 from sfumato.settings.stages import STAGES
-from sfumato.settings.training import Classifier, Fit, Phase
-from sfumato.training.curriculum import warm_up
-from sfumato.training.public_classifier import train_public_classifier
+from sfumato.settings.training import Model
+from sfumato.storage.documents import read_json
+from sfumato.storage.files import replace_private
 
-Map = Callable[[Tensor], Tensor]
-PUBLIC_CLASSES = 100  # of a public set that is not known yet: they hardly matter to the time of a step
-FRAME = ("prepare sensitive", "prepare public", "plan", "ledger", "report")  # stages that are not in the table
-UNTIMED = ("evolve",)  # whose time depends on its generator
-IDLE = 1.0  # seconds of a stage that is switched off, with what DVC does around it
-AROUND = 1.0  # seconds that DVC adds to a stage, and a stage to its work: hashes, a card, a picture, the journal
+if TYPE_CHECKING:
+    from sfumato.data.images import Shape
+    from sfumato.privacy.resolved import StagePlan
+
+FILE = Path("cache") / "durations.json"  # below the state directory
+ELEMENT = 40  # operations that take as long as writing one element of a tensor
+CALL = 2e-5  # seconds of one operator besides its arithmetic
+TRAINING, PER_IMAGE = 3, 4  # passes of a training step, and of a clipped per-image gradient, in forward passes
+NOISE = 2000  # operations of noise and update, per trained weight
+BATCH = 64  # images in one pass without gradients
+PUBLIC_CLASSES = 100  # of a public set that is not prepared yet
+FRAME = ("prepare sensitive", "prepare public", "plan", "ledger", "report")  # commands that the plan does not resolve
+OFF = 1.0  # seconds of a stage that is switched off, with DVC's part
+AROUND = 1.0  # seconds that DVC and the files of an artifact add to a stage
+FACTOR = 4.0  # a past run that differs more than this from its estimate is not used: it was resumed, or disturbed
+MEASURED = 0.5  # seconds of the speed's measurement
+IMPORTS = "import torch, sfumato.planning.resolve, sfumato.privacy.authorize, sfumato.evaluation.downstream"
 
 
-class Blanks:
-    """The work of every stage under `params`, timed on black images of `shape` (C, H, W) in so many classes."""
+# --- the machine ------------------------------------------------------------------------------------------------------
 
-    def __init__(self, params: Params, shape: Shape, classes: int, timings: Timings, public_images: int = 0) -> None:
-        self.params, self.shape, self.classes, self.timings = params, (*shape,), classes, timings
-        self.sensitive, self.public_images = params.privacy.size, public_images
 
-    # --- what several stages share ------------------------------------------------------------------------------------
+def one_thread() -> bool:
+    return torch.get_num_threads() == 1 and not torch.cuda.is_available()
 
-    def unit(self, what: str, decides: Mapping[str, Any], measure: Callable[[], list[float]]) -> list[float]:
-        return self.timings.of(what, {"shape": self.shape, "classes": self.classes, **decides}, measure)
 
-    def images(self, count: int) -> Tensor:
-        return torch.zeros(count, *self.shape, device=device())
+def now() -> float:
+    """Seconds of processor time if one thread does the work, so that other programs count little; else wall time."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.process_time() if one_thread() else time.perf_counter()
 
-    def image_set(self, count: int) -> ImageSet:
-        channels, height, width = self.shape
-        labels = np.arange(count, dtype=np.int64) % self.classes
-        blank = np.zeros((count, height, width, channels), dtype=np.uint8)
-        return ImageSet(blank, labels, tuple(map(str, range(self.classes))))
+
+class Machine:
+    """The speed of this machine, and the last run of each stage on it: measured once, kept in the state directory."""
+
+    def __init__(self, state: Path) -> None:
+        self.path, found = state / FILE, dict[str, Any]()
+        name = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+        identity = [platform.node(), name, torch.get_num_threads(), torch.__version__]
+        with suppress(*UNREADABLE):
+            found = dict(read_json(self.path))
+        self.content: dict[str, Any] = found if found.get("machine") == identity else {"machine": identity, "runs": {}}
+
+    def write(self) -> None:
+        if self.path.parent.parent.is_dir():
+            replace_private(self.path, json.dumps(self.content, indent=1).encode())
+
+    def measured(self, name: str, measure: Callable[[], float]) -> float:
+        if name not in self.content:
+            self.content[name] = measure()
+            self.write()
+        return float(self.content[name])
+
+    def seconds(self, cost: Cost, images: float, batch: float = BATCH, bfloat16: bool = False) -> float:
+        """Seconds of passes over so many images. bfloat16: in autocast, even if the processor only emulates it."""
+        usual = self.measured("speed", lambda: products_per_second(fast_bfloat16(device().type)))
+        speed = self.measured("speed_bfloat16", lambda: products_per_second(True)) if bfloat16 else usual
+        return images * (cost.products / speed + ELEMENT * cost.elements / usual + CALL * cost.calls / max(batch, 1))
 
     def start(self) -> float:
-        """Seconds until a stage begins with its work."""
-        return self.timings.of("start", {}, start_of_a_program)[0] + AROUND
+        """Seconds before a stage begins its work."""
+        return self.measured("start", seconds_of_imports) + AROUND
+
+
+@functools.cache
+def products_per_second(bfloat16: bool) -> float:
+    """Operations per second of a small convolution and a matrix product, by the best of several passes."""
+    layers = [nn.Conv2d(64, 64, 3, padding=1), nn.SiLU(), nn.Flatten(), nn.Linear(64 * 14 * 14, 576)]
+    network, images = nn.Sequential(*layers), torch.rand(BATCH, 64, 14, 14)
+    cost = cost_of(network, images[:1])
+    network, images = network.to(device()), images.to(device())
+    best, begun = math.inf, now()
+    with torch.no_grad(), torch.autocast(device().type, torch.bfloat16, enabled=bfloat16):
+        network(images)  # warms up
+        while best == math.inf or now() - begun < MEASURED:
+            start = now()
+            network(images)
+            best = min(best, now() - start)
+    return BATCH * (cost.products + ELEMENT * cost.elements * (not bfloat16)) / best
+
+
+@functools.cache
+def seconds_of_imports() -> float:
+    """Seconds of processor time of a program that imports what a stage needs."""
+    before = os.times()
+    subprocess.run([sys.executable, "-c", IMPORTS], check=False, capture_output=True)
+    after = os.times()
+    return after.children_user - before.children_user + after.children_system - before.children_system
+
+
+# --- the stages -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the entries of WORK are made of, in seconds. public_images: how many there are."""
+
+    params: Params
+    shape: Shape
+    classes: int
+    machine: Machine
+    public_images: int
+
+    @property
+    def sensitive(self) -> int:
+        return self.params.privacy.size
 
     def drawn(self, settings: Any) -> int:
         """Images that a draw of a query expects."""
         return min(settings.batch or self.sensitive, self.sensitive)
 
-    def by_class(self, width: int) -> Rows:
-        """Rows of 64 images, (64, width), each in its class."""
-        return Rows(torch.rand(64, width), one_hot(torch.zeros(64, dtype=torch.int64), self.classes))
+    def passes(self, cost: Cost, images: float) -> float:
+        return self.machine.seconds(cost, images)
 
-    def alone(self, what: str, decides: Mapping[str, Any], function: Callable[[], Map]) -> float:
-        """Seconds of a map of one sensitive image, which is taken as if it were alone."""
+    def sums(self, width: float, images: float) -> float:
+        """Rows of so many numbers, clipped and added to the sum of their class in float64."""
+        return self.passes(Cost(4 * width * self.classes, 4 * width), images)
 
-        def measure() -> list[float]:
-            map = function()
-            if isinstance(map, nn.Module):
-                map.to(device()).eval()
-            matters = place_matters(map, self.shape, device())
-            count = 8 if matters else 64
-            return [seconds_of(lambda: rows_alone(map, self.images(count), matters)) / count]
+    def training(self, cost: Cost, settings: Any, bfloat16: bool = False) -> float:
+        return TRAINING * self.machine.seconds(cost, settings.steps * settings.batch, settings.batch, bfloat16)
 
-        return self.unit(f"{what}, alone", decides, measure)[0]
+    def fit(self, settings: Any, cost: Cost) -> float:
+        """A generator's fit through maps of this cost, and the images that it draws."""
+        drawing = self.passes(self.generator, settings.images + SETTLING * settings.batch)
+        return self.training(self.generator + cost, settings, bfloat16=True) + drawing
 
-    @torch.no_grad()
-    def together(self, what: str, decides: Mapping[str, Any], function: Callable[[], nn.Module]) -> float:
-        """Seconds of a map of one public or released image among many."""
+    def directions(self, images: int, width: int, number: int) -> float:
+        """The principal directions of rows of so many numbers: about ten products of matrices."""
+        return self.passes(Cost(20 * width * (number + 16)), images)
 
-        def measure() -> list[float]:
-            map = function().to(device()).eval()
-            return [seconds_of(lambda: map(self.images(64))) / 64]
-
-        return self.unit(f"{what}, together", decides, measure)[0]
-
-    def summed(self, what: str, decides: Mapping[str, Any], rows: Callable[[], Rows]) -> float:
-        """Seconds that one image takes in a bounded sum. rows: those of 64 images."""
-        return self.unit(f"{what}, summed", decides, lambda: [seconds_of(lambda: bounded_sum(rows(), 1.0)) / 64])[0]
-
-    def principal(self, images: int, width: int, directions: int) -> float:
-        """Seconds that the principal directions of so many rows take: about ten products of matrices."""
-        rate = self.timings.of("products of matrices", {}, lambda: [rate_of_products(torch.float32)])[0]
-        return 10 * 2 * images * width * (directions + 16) / rate
-
-    # --- the networks -------------------------------------------------------------------------------------------------
-
-    @functools.cached_property
-    def fourier(self) -> FourierFeatures:
-        frequency = self.params.frequency
-        return FourierFeatures(self.shape, frequency.features, frequency.size, 0)
-
-    @functools.cached_property
-    def cosine(self) -> CosineMoments:
-        return cosine_moments(self.shape, self.params.covariance.flip)
-
-    @functools.cached_property
-    def teacher_features(self) -> ProjectedFeatures:
-        settings, arguments = self.params.teacher, None
-        if settings.feature == CLASSIFIER:
-            network = self.params.classifier.network
-            arguments = arguments_of(build_network(network, self.shape, PUBLIC_CLASSES, self.params.classifier.width))
-        return with_directions(ProjectedFeatures(settings.feature, self.shape, settings.dimension, arguments))
-
-    @functools.cached_property
-    def studied(self) -> ProjectedFeatures:
-        """The features of a network that studied the generator's images."""
-        arguments = arguments_of(build_network("whitened", self.shape, self.classes, LEARNED.width))
-        return with_directions(ProjectedFeatures(CELLS, self.shape, DIMENSION, arguments))
-
-    @functools.cached_property
-    def learned(self) -> FourierFeatures:
-        return learned_features(self.teacher_features, self.studied, self.params.embedding.size, 0).to(device())
+    def network(self, name: str, classes: int, width: int) -> Cost:
+        return cost_of_map(build_network, self.shape, name, self.shape, classes, width)
 
     @property
-    def equal(self) -> Tensor:
-        """Equal shares of the classes."""
-        return torch.full((self.classes,), 1 / self.classes)
+    def generator(self) -> Cost:
+        return cost_of_generator(self.shape, self.classes, self.params.auxiliary.latent, self.params.auxiliary.width)
 
     @property
-    def frequency_key(self) -> dict[str, Any]:
-        return {"features": self.params.frequency.features, "size": self.params.frequency.size}
+    def fourier(self) -> Cost:
+        settings = self.params.frequency
+        return cost_of_map(FourierFeatures, self.shape, self.shape, settings.features, settings.size, 0)
 
     @property
-    def teacher_key(self) -> dict[str, Any]:
-        teacher, classifier = self.params.teacher, self.params.classifier
-        key: dict[str, Any] = {"feature": teacher.feature, "dimension": teacher.dimension}
-        own = teacher.feature == CLASSIFIER
-        return key | ({"network": classifier.network, "width": classifier.width} if own else {})
+    def public_network(self) -> Cost:
+        return self.network(self.params.classifier.network, PUBLIC_CLASSES, self.params.classifier.width)
 
     @property
-    def learned_key(self) -> dict[str, Any]:
-        return {**self.teacher_key, "size": self.params.embedding.size}
+    def teacher_map(self) -> Cost:
+        feature = self.params.teacher.feature
+        return self.public_network if feature == CLASSIFIER else cost_of_map(FEATURES[feature], self.shape, self.shape)
 
-    def widths(self) -> list[int]:
-        """Outputs and kept directions of the teacher's map, and of the network that studied the generator's images."""
+    @property
+    def studied(self) -> Cost:
+        return self.network("whitened", self.classes, LEARNED.width)
 
-        def measure() -> list[float]:
-            return [
-                number for map in (self.teacher_features, self.studied) for number in (len(map.mean), map.dimension)
-            ]
+    @property
+    def learned(self) -> Cost:
+        """The map of the query `embedding`."""
+        settings = self.params.embedding
+        width = self.params.teacher.dimension + DIMENSION
+        return self.teacher_map + self.studied + Cost(width * settings.size, 2 * settings.size)
 
-        return [int(width) for width in self.unit("widths", self.learned_key, measure)]
-
-    def blank_teacher(self) -> TeacherNetwork:
-        features = self.teacher_features
-        return TeacherNetwork.of(features, torch.zeros(features.dimension, self.classes)).to(device())
-
-    def teacher_together(self) -> float:
-        return self.together("teacher", self.teacher_key, lambda: self.teacher_features)
-
-    def training(self, settings: Classifier, images: int, classes: int) -> float:
-        """Seconds of the training of a network on public or released images."""
-
-        def measure() -> list[float]:
-            blank = self.image_set(max(2 * settings.batch, 3))
-            return [seconds_of_steps(lambda told: train_public_classifier(blank, settings, 0, told))]
-
-        decides = {"network": settings.network, "width": settings.width, "batch": settings.batch}
-        step = self.unit("network, step", {**decides, "classes": classes}, measure)[0]
-        network = functools.partial(build_network, settings.network, self.shape, classes, settings.width)
-        return step * settings.steps + self.together("network", decides, network) * settings.validation * images
-
-    def fitting(self, name: str, settings: Fit, decides: Mapping[str, Any], fit: Callable[[Fit, Told], None]) -> float:
-        """Seconds of a generator's fit and of the images that it draws. fit: starts one, to be timed."""
-        half = settings.model_copy(update={"batch": max(1, settings.batch // 2)})
-        everything = {"width": self.params.auxiliary.width, "batch": settings.batch, **decides}
-        step = 2 * self.unit(name, everything, lambda: [seconds_of_steps(functools.partial(fit, half))])[0]
-        drawn = settings.images + SETTLING * settings.batch
-        return step * settings.steps + drawn * self.drawing()
-
-    def drawing(self) -> float:
-        """Seconds of one image of a generator, stored as PNG sets and arrays are."""
-
-        def measure() -> list[float]:
-            generator = self.generator().to(device()).eval()
-            return [seconds_of(lambda: draw_images(generator, 100)) / 100]
-
-        drawn = self.params.auxiliary
-        key = {"width": drawn.width, "network": drawn.network, "target": drawn.target}
-        return self.unit("drawing", key, measure)[0]
-
-    def generator(self) -> Any:
-        settings = self.params.auxiliary
-        if settings.target == "covariance":
-            return GaussianGenerator(self.cosine.arguments, self.classes, 1 if settings.details else 0)
-        if settings.network == "denoiser":
-            return new_sampled(self.shape, self.classes, settings.width, settings.solver, 0)
-        return new_generator(self.shape, self.classes, settings.latent, settings.width, 0)
-
-    def blank_match(self, features: FourierFeatures) -> Any:
-        return Match(torch.zeros(features.size, self.classes, device=device()), features)
-
-    def network(self) -> Any:
-        channels, resolution, _ = self.shape
-        network = self.params.model.network()
-        return UNet(resolution=resolution, channels=channels, classes=self.classes, **network).to(device())
-
-    # --- the stages ---------------------------------------------------------------------------------------------------
-
-    def central(self) -> float:
-        central = self.params.central
-        each = self.summed("central", {}, lambda: self.by_class(math.prod(self.shape)))
-        return central.repeats * self.drawn(central) * each * (central.bins if central.statistic == "mode" else 1)
-
-    def frequency(self) -> float:
-        size = self.params.frequency.size
-        each = self.alone("frequency", self.frequency_key, lambda: self.fourier)
-        return self.sensitive * (each + self.summed("frequency", {"size": size}, lambda: self.by_class(size)))
-
-    def covariance(self) -> float:
-        key = self.params.covariance.model_dump(exclude={"noise"})
-        each = self.alone("covariance", key, lambda: self.cosine)
-        return self.sensitive * (each + self.summed("covariance", key, lambda: self.by_class(self.cosine.size)))
-
-    def auxiliary(self) -> float:
-        if self.params.auxiliary.target == "covariance":
-            return self.params.auxiliary.images * self.drawing()
-
-        def fit(settings: Fit, told: Told) -> None:
-            fit_generator(self.generator(), [self.blank_match(self.fourier)], settings, self.equal, 0, told)
-
-        return self.fitting("auxiliary", self.params.auxiliary, self.frequency_key, fit)
-
-    def refine(self) -> float:
-
-        def fit(settings: Fit, told: Told) -> None:
-            teacher = self.blank_teacher()
-            matches = [self.blank_match(self.fourier), self.blank_match(self.learned)]
-            fit_generator(self.generator(), matches, settings, self.equal, 0, told, teacher=teacher, agreement=0.01)
-
-        return self.fitting("refine", self.params.refine, self.frequency_key | self.learned_key, fit)
-
-    def classifier(self) -> float:
-        return self.training(self.params.classifier, self.public_images, PUBLIC_CLASSES)
-
-    def votes(self) -> float:
-        """Seconds that the public classifier takes for one sensitive image."""
-        classifier = self.params.classifier
-        network = functools.partial(build_network, classifier.network, self.shape, PUBLIC_CLASSES, classifier.width)
-        return self.alone("votes", {"network": classifier.network, "width": classifier.width}, network)
-
-    def moments(self) -> float:
-        return self.sensitive * self.votes()
-
-    def histogram(self) -> float:
-        return self.drawn(self.params.histogram) * self.votes()
-
-    def teacher(self) -> float:
-        settings = self.params.teacher
-        known = self.params.auxiliary.images if settings.fitted_on == "auxiliary" else self.public_images
-        fitted, (outputs, dimension, _, _) = min(FITTED, known), self.widths()
-        labels, weights = torch.zeros(64, dtype=torch.int64), torch.zeros(dimension, self.classes).double()
-        each = self.summed(
-            "teacher", {"dimension": dimension}, lambda: error_rows(weights, torch.rand(64, dimension), labels)
-        )
-        return (
-            2 * fitted * self.teacher_together()
-            + self.principal(fitted, outputs, dimension)
-            + self.sensitive * self.alone("teacher", self.teacher_key, lambda: self.teacher_features)
-            + settings.steps * self.drawn(settings) * each
-        )
-
-    def embedding(self) -> float:
-        settings, (_, dimension, outputs, kept) = self.params.embedding, self.widths()
-        how = LEARNED.model_copy(update={"steps": settings.learned.steps})
-        images = self.params.auxiliary.images
-        labels = torch.zeros(64, dtype=torch.int64)
-        vectors = torch.rand(64, dimension + kept)
-        fitted = min(FITTED, images)
-        each = self.alone("learned", self.learned_key, lambda: self.learned.to(device()).eval().vectors)
-        each += self.summed(
-            "learned", self.learned_key, lambda: cached_rows(self.learned.cpu(), vectors, labels, self.classes)
-        )
-        return (
-            images * self.teacher_together()
-            + self.training(how, images, self.classes)
-            + fitted * self.together("studied", self.learned_key, lambda: self.studied)
-            + self.principal(fitted, outputs, kept)
-            + self.sensitive * each
-        )
-
-    def select(self) -> float:
-        return self.public_images * self.teacher_together() if self.params.select.by == "teacher" else 0.0
-
-    def pretrain(self) -> float:
-        return sum(
-            phase.steps * self.denoising(phase) * (phase.solver if phase.fits else 1)
-            for phase in self.params.pretrain.phases
-        )
-
-    def denoiser(self) -> float:
-        chosen = self.params.denoiser.model_dump(include={"steps", "batch", "learning_rate"})
-        phase = Phase(sources={"public": 1.0}, **chosen)
-        return phase.steps * self.denoising(phase)
-
-    def denoising(self, phase: Phase) -> float:
-        """Seconds of a step of the warm-up."""
-
-        def measure() -> list[float]:
-            blanks = torch.zeros(4, *self.shape), torch.zeros(4, dtype=torch.int64)
-            sources: dict[str, Any] = dict.fromkeys(map(str, phase.sources), blanks)
-            model, settings = self.network(), self.params.pretrain
-
-            def train(steps: int) -> None:
-                shortened = phase.model_copy(update={"steps": steps})
-                warm_up(model, [shortened], sources, settings, 0, at_a_time=images_kept(model))
-
-            return [seconds_of_further_steps(train)]
-
-        decides = {"model": self.params.model, "batch": phase.batch, "augment": phase.augment, "amp": phase.amp}
-        return self.unit("denoising", {**decides, "sources": len(phase.sources)}, measure)[0]
-
-    def step(self, state: State, settings: Descent) -> list[float]:
-        """Seconds of the clipped gradient of one image, and of the noise and the update of all weights by a sum."""
-        images, labels = self.images(state.chunk), torch.zeros(state.chunk, dtype=torch.int64, device=device())
-
-        def once() -> None:
-            drawn = state.draw(images)
-            bound, chunk = settings.max_grad_norm, state.chunk
-            clipped_gradient_sum(
-                state.model,
-                state.parameters,
-                images,
-                labels,
-                drawn,
-                bound,
-                chunk,
-                state.autocast,
-                None,
-                state.draws_per_pass,
-            )
-
-        noise = NoiseSource()
-        each = seconds_of(once) / state.chunk
-        return [each, seconds_of(lambda: update(state, noise.gaussian((state.size,), 1.0).to(device())))]
-
-    def steps(self, settings: Descent, each: float, step: float) -> float:
-        """Seconds of all steps, of so long an image and so long an update."""
-        return settings.steps * (self.drawn(settings) * each + step)
-
-    def gradient(self, trainable: str, draws: int) -> list[float]:
-        """`step` of the diffusion model."""
-
-        def measure() -> list[float]:
-            settings = self.params.finetune.model_copy(update={"draws": draws})
-            return self.step(State(self.network(), settings, public_batch=float(self.drawn(settings))), settings)
-
-        return self.unit("gradient", {"model": self.params.model, "trainable": trainable, "draws": draws}, measure)
-
-    def adversarial(self) -> float:
-        """A step of the discriminator has its generated images and one step of the generator in its update."""
-        settings = self.params.adversarial
-
-        def measure() -> list[float]:
-            judge = Discriminator(self.shape[1], self.shape[0], self.classes, settings.discriminator).to(device())
-            generator = new_generator(self.shape, self.classes, settings.latent, settings.width, 0)
-            public_batch = float(self.drawn(settings))
-            state = AdversarialState(judge, generator, settings, self.equal, 0, public_batch=public_batch)
-            return self.step(state, settings)
-
-        names = ("discriminator", "width", "fakes", "draws", "every")
-        decides = {name: getattr(settings, name) for name in names}
-        each, step = self.unit("adversarial", decides, measure)
-        return self.steps(settings, each, step) + settings.images * self.drawing()
-
-    def saliency(self) -> float:
-        return self.sensitive * self.gradient("all", self.params.saliency.draws)[0]
-
-    def finetune(self) -> float:
-        settings = self.params.finetune
-        return self.steps(settings, *self.gradient(settings.trainable, settings.draws))
-
-    def synthesize(self) -> float:
-        settings = self.params.synthesize
-        whole = sum(settings.sources.values())
-        found = 0.0
-        for name, weight in settings.sources.items():
-            images = settings.count * weight / whole
-            if name in ("auxiliary", "refine", "adversarial"):
-                found += images * self.drawing()
-            elif name in ("finetune", "pretrain"):
-                found += images * settings.steps * self.sampling()
-        if settings.reads("teacher"):
-            seen = 1 + settings.augmented + settings.distorted + settings.mixed  # a variant is seen before and after
-            found += seen * settings.count * self.teacher_together()
-        return found
-
-    def sampling(self) -> float:
-        """Seconds of one image and one step of the solver."""
-        guidance, strength = self.params.synthesize.guidance, self.params.synthesize.teacher_guidance
-        decides = {"model": self.params.model, "guided": guidance > 0, **(self.teacher_key if strength else {})}
-
-        def measure() -> list[float]:
-            model, labels = self.network(), torch.zeros(32, dtype=torch.int64)
-            random, guide = torch.Generator().manual_seed(0), guide_by(self.blank_teacher(), 1.0) if strength else None
-            return [seconds_of(lambda: model.draw(labels, 3, guidance, random, guide=guide)) / 32 / 3]
-
-        return self.unit("sampling", decides, measure)[0]
-
-    def evaluate(self) -> float:
-        settings, params = self.params.evaluate, self.params
-        sets = [params.synthesize.count, *(settings.images for _ in settings.stages)]
-        sets += [self.sensitive] if settings.bound else []
-        schedules = [(name, schedule_from(settings, name, count)) for name in settings.classifiers for count in sets]
-        found = len(settings.seeds) * sum(self.learning(*pair) for pair in schedules)
-        held_out = self.sensitive * params.data.holdout_fraction / (1 - params.data.holdout_fraction)
-        return found + (held_out * self.teacher_together() if settings.teacher else 0.0)
-
-    def learning(self, name: str, schedule: Schedule) -> float:
-        """Seconds of the training of a classifier that scores the release."""
-
-        decides = {"name": name, "batch": schedule.batch, "size": schedule.size}
-        step = self.unit("learning", decides, lambda: [seconds_per_step(name, schedule, self.shape, self.classes)])[0]
-        return schedule.steps * step
-
-    def seconds(self, name: str) -> float:
-        """Seconds of one stage, from the start of its program to its end."""
-        if not self.params.runs(name):
-            return IDLE
-        work = getattr(self, name, None)
-        return self.start() + (work() if work is not None else 0.0)
+    @property
+    def diffusion(self) -> tuple[Cost, int]:
+        return cost_of_diffusion(self.params.model.model_dump_json(), self.shape, self.classes)
 
 
-def with_directions(features: ProjectedFeatures) -> ProjectedFeatures:
-    """Features that look in random directions, as if they had been fitted: zeros may be quicker than numbers."""
-    features.directions.normal_(generator=torch.Generator().manual_seed(0))
-    return features.to(device())
+def teacher_seconds(work: Work) -> float:
+    settings = work.params.teacher
+    known = work.params.auxiliary.images if settings.fitted_on == "auxiliary" else work.public_images
+    fitted = min(FITTED, known)
+    fit = work.passes(work.teacher_map, 2 * fitted) + work.directions(
+        fitted, work.teacher_map.width, settings.dimension
+    )
+    steps = work.sums(settings.dimension, settings.steps * work.drawn(settings))
+    return fit + work.passes(work.teacher_map, work.sensitive) + steps
+
+
+def embedding_seconds(work: Work) -> float:
+    settings, images = work.params.embedding, work.params.auxiliary.images
+    fitted = min(FITTED, images)
+    how = LEARNED.model_copy(update={"steps": settings.learned.steps})
+    study = work.training(work.studied, how) + work.passes(work.studied, fitted)
+    directions = work.directions(fitted, math.prod(work.shape), DIMENSION)
+    query = work.passes(work.learned, work.sensitive) + work.sums(settings.size, work.sensitive)
+    return work.passes(work.teacher_map, images) + study + directions + query
+
+
+def pretrain_seconds(work: Work) -> float:
+    phases = work.params.pretrain.phases
+    passes = (1 if phase.amp is None else 1 + phase.amp.steps for phase in phases)
+    return sum(n * work.training(work.diffusion[0], phase) for n, phase in zip(passes, phases, strict=True))
+
+
+def finetune_seconds(work: Work) -> float:
+    (cost, weights), settings = work.diffusion, work.params.finetune
+    gradients = PER_IMAGE * work.passes(cost, work.drawn(settings) * settings.draws)
+    return settings.steps * (gradients + work.passes(Cost(NOISE * weights), 1))
+
+
+def synthesize_seconds(work: Work) -> float:
+    settings, found = work.params.synthesize, 0.0
+    evaluations = (2 * settings.steps - 1) * (2 if settings.guidance > 0 else 1)  # of Heun's solver
+    for name, weight in settings.sources.items():
+        images = settings.count * weight / sum(settings.sources.values())
+        if name in ("auxiliary", "refine"):
+            found += work.passes(work.generator, images)
+        elif name in ("finetune", "pretrain"):
+            found += work.passes(work.diffusion[0], images * evaluations)
+    variants = 1 + settings.augmented + settings.distorted + settings.mixed
+    return found + (work.passes(work.teacher_map, variants * settings.count) if settings.reads("teacher") else 0.0)
+
+
+def evaluate_seconds(work: Work) -> float:
+    settings, found = work.params.evaluate, 0.0
+    sets = [work.params.synthesize.count] + [settings.images] * len(settings.stages)
+    for images in sets + [work.sensitive] * settings.bound:
+        for name in settings.classifiers:
+            schedule = schedule_from(settings, name, images)
+            cost = cost_of_map(build_classifier, work.shape, name, work.shape, work.classes, schedule.size)
+            found += len(settings.seeds) * work.training(cost, schedule)
+    return found
+
+
+# seconds of a stage's work; a stage without an entry has no estimate until it ran here
+WORK: dict[str, Callable[[Work], float]] = {
+    "count": lambda work: 0.0,
+    "central": lambda work: work.sums(
+        math.prod(work.shape), work.params.central.repeats * work.drawn(work.params.central)
+    ),
+    "frequency": lambda work: (
+        work.passes(work.fourier, work.sensitive) + work.sums(work.params.frequency.size, work.sensitive)
+    ),
+    "classifier": lambda work: work.training(work.public_network, work.params.classifier),
+    "moments": lambda work: work.passes(work.public_network, work.sensitive),
+    "auxiliary": lambda work: work.fit(work.params.auxiliary, work.fourier),
+    "histogram": lambda work: work.passes(work.public_network, work.drawn(work.params.histogram)),
+    "teacher": teacher_seconds,
+    "embedding": embedding_seconds,
+    "refine": lambda work: work.fit(work.params.refine, work.fourier + work.learned + work.teacher_map),
+    "select": lambda work: (
+        work.passes(work.teacher_map, work.public_images) if work.params.select.by == "teacher" else 0.0
+    ),
+    "pretrain": pretrain_seconds,
+    "saliency": lambda work: PER_IMAGE * work.passes(work.diffusion[0], work.sensitive * work.params.saliency.draws),
+    "finetune": finetune_seconds,
+    "synthesize": synthesize_seconds,
+    "evaluate": evaluate_seconds,
+}
 
 
 def expected_seconds(
-    params: Params, shape: Shape, classes: int, timings: Timings, public_images: int = 0
+    params: Params, shape: Shape, classes: int, state: Path, public_images: int = 0
 ) -> dict[str, float | None]:
-    """Seconds of every stage by name, those of FRAME too; None where nothing is known, as of a public model.
+    """Seconds of each stage and of the commands of FRAME, by name; None if neither an estimate nor a past run is there.
 
-    shape: (C, H, W); public_images: how many there are, where a stage reads them. All is by `privacy.size_hint`, never
-    by a count of private images.
+    shape: (C, H, W); public_images: how many there are, if a stage reads them; state: the private state directory.
+    The number of sensitive images is `privacy.size_hint`, never a private count.
     """
-    blanks = Blanks(params, shape, classes, timings, public_images)
-    unknown = {*UNTIMED}
-    if params.model.directory is not None:
-        unknown |= {"synthesize", *(name for name, stage in STAGES.items() if stage.network)}
-    found = {name: None if name in unknown and params.runs(name) else blanks.seconds(name) for name in STAGES}
-    return {**found, **dict.fromkeys(FRAME, blanks.start())}
+    machine, found = Machine(state), dict[str, float | None]()
+    for name in STAGES:
+        seconds: float | None = OFF
+        if params.runs(name):
+            seconds = corrected(name, Work(params, shape, classes, machine, public_images))
+        found[name] = seconds if seconds is None or not params.runs(name) else machine.start() + seconds
+    return {**found, **dict.fromkeys(FRAME, machine.start())}
+
+
+def corrected(name: str, work: Work) -> float | None:
+    """The estimate of a stage's work, times what its last run took for each second that it was expected to take."""
+    run, then, public = work.machine.content["runs"].get(name), None, work.params.model.directory is not None
+    unknown = name not in WORK or (public and (STAGES[name].network or name == "synthesize"))
+    if run is not None:
+        with suppress(*UNREADABLE):  # of another version
+            settings = STAGES[name].settings.model_validate(run["settings"])
+            privacy = work.params.privacy.model_copy(update={"size_hint": run["size_hint"] or work.params.privacy.size})
+            model = Model.model_validate(run["model"]) if run["model"] else work.params.model
+            params = work.params.model_copy(update={name: settings, "privacy": privacy, "model": model})
+            then = Work(params, tuple(run["shape"]), run["classes"] or work.classes, work.machine, work.public_images)
+    if unknown:
+        return float(run["seconds"]) if then is not None else None
+    seconds = WORK[name](work)
+    before = WORK[name](then) if then is not None else 0.0
+    factor = run["seconds"] / before if before > 1 else 1.0
+    return seconds * factor if 1 / FACTOR < factor < FACTOR else seconds
+
+
+@contextmanager
+def timed(state: Path, plan: StagePlan[Any]) -> Iterator[None]:
+    """Remember how long the work of a stage takes, if it ends well. Of many processes the first one writes."""
+    begun = now()
+    yield
+    if distributed.is_main():
+        with suppress(OSError):
+            remember(state, plan, now() - begun)
+
+
+def remember(state: Path, plan: StagePlan[Any], seconds: float) -> None:
+    """Keep the duration of a run, to two digits, with the settings that decide it, in the private state directory."""
+    machine = Machine(state)
+    machine.content["runs"][plan.stage] = {
+        "seconds": float(f"{seconds:.1e}"),
+        "settings": plan.settings.model_dump(mode="json"),
+        "shape": list(plan.shape),
+        "classes": len(plan.classes),
+        "size_hint": plan.size_hint,
+        "model": plan.model.model_dump(mode="json") if plan.model is not None else None,
+    }
+    machine.write()

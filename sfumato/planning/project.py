@@ -1,4 +1,7 @@
-"""The files of a project of its own, outside a clone: what `stage init` writes beside `params.yaml`."""
+"""The files of a project: what `stage init` writes, and the repository's own `dvc.yaml`.
+
+`python -m sfumato.planning.project` prints the latter.
+"""
 
 from __future__ import annotations
 
@@ -88,9 +91,31 @@ stage ledger show         # what it cost
 
 What becomes public besides: that the dataset exists, its class names, the shape of its images, and `privacy.size_hint`.
 
-After a run: `git add dvc.yaml dvc.lock params.yaml ledger.json`, and commit.
+After a run, and before each push:
+
+```sh
+git add {tracked}
+git commit
+```
+
 `.github/workflows/ledger.yml` then checks the ledger on every push.
 """
+
+
+CLONE_HEADER = """\
+# Written by `make dvc.yaml` from the table sfumato/settings/stages.py. Sensitive and hold-out bytes are neither deps
+# nor outs: DVC would write their size and hash into git. The same holds for numbers measured on real images
+# (metrics.json, evaluation/). `persist` keeps DVC's run cache from restoring an old card, plan or ledger.
+"""
+TRACKED = (
+    ".dvc .dvcignore .github .gitignore README.md params.yaml dvc.yaml dvc.lock ledger.json"  # by git, in a project
+)
+
+
+def dvc_text(*, clone: bool = False) -> str:
+    """The text of `dvc.yaml`."""
+    header = CLONE_HEADER if clone else DVC_HEADER
+    return header + yaml.safe_dump(dvc_content(clone=clone), sort_keys=False, allow_unicode=True, width=120)
 
 
 def dvc_content(*, clone: bool = False) -> dict[str, Any]:
@@ -128,11 +153,15 @@ def params_text(own: Mapping[str, Any], notes: Mapping[str, str]) -> str:
 
 def project_files(own: Mapping[str, Any], notes: Mapping[str, str], minutes: float, version: str) -> dict[str, str]:
     """Every file of the project, by its path."""
-    facts = {**own, **own["data"], **own["privacy"], "minutes": minutes, "version": version}
+    facts = {**own, **own["data"], **own["privacy"], "minutes": minutes, "version": version, "tracked": TRACKED}
     return {
         "params.yaml": params_text(own, notes),
-        "dvc.yaml": DVC_HEADER + yaml.safe_dump(dvc_content(), sort_keys=False, allow_unicode=True, width=120),
+        "dvc.yaml": dvc_text(),
         ".gitignore": "\n".join(IGNORED) + "\n",
         "README.md": README.format(**facts),
         ".github/workflows/ledger.yml": WORKFLOW.format(**facts),
     }
+
+
+if __name__ == "__main__":
+    print(dvc_text(clone=True), end="")

@@ -29,9 +29,9 @@ MALLOC_OPTIONS = ((-1, 2**31 - 1), (-3, 2**25))
 
 
 def device() -> torch.device:
-    """The GPU of this process, or the processor: as `SFUMATO_DEVICE` says, `auto` where it says nothing.
+    """The device of this process: that of `SFUMATO_DEVICE`, which is `auto` by default: a GPU if torch can use one.
 
-    Raises ConfigError for `cuda` where there is none that this torch can use: it does not fall back on the processor.
+    Raises ConfigError for `cuda` if torch cannot use one: it does not fall back on the CPU.
     """
     asked = os.environ.get("SFUMATO_DEVICE") or "auto"
     if asked not in ("auto", "cpu", "cuda"):
@@ -60,7 +60,7 @@ def no_cuda() -> str:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the processor on the device. A GPU fetches it when it gets there, and nobody waits for that."""
+    """Copy a CPU tensor to `device`; asynchronous on CUDA."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 

@@ -281,7 +281,7 @@ def test_adapters_on_another_base_are_refused(saved):
     [
         (lambda content: content.pop("scale"), "cannot be read"),
         (lambda content: content["matrices"].pop(), "does not hold what"),
-        (lambda content: content.update(scale=float("nan")), "which is no number"),
+        (lambda content: content.update(scale=float("nan")), "NaN and infinity"),
         (lambda content: content.update(matrices="middle"), "does not hold what"),
     ],
 )

@@ -222,7 +222,7 @@ def test_phases_share_the_steps_by_their_parts(tmp_path):
         ({"recipe": "feta-prp"}, "feta-pro"),
         ({"profile": "digit"}, "digits"),
         ({"finetune": {"steps": 0}}, "finetune.steps"),
-        ({"finetune": {"chunk": 8}}, r"finetune\.chunk is no parameter any more.*SFUMATO_CHUNK=8"),
+        ({"finetune": {"chunk": 8}}, r"finetune\.chunk was removed.*SFUMATO_CHUNK=8"),
         ({"saliency": {"chunk": 4}}, r"saliency\.chunk.*SFUMATO_CHUNK=4"),
         ({"finetune": {"checkpoint_every": 2}}, "SFUMATO_CHECKPOINT_EVERY=2"),
         ({"privacy": {"spend_again": ["pretrain"]}}, "spend_again.*no query"),
@@ -344,7 +344,7 @@ def test_overlays_merge_by_key_but_mixtures_are_replaced():
 
 def test_a_key_that_stands_twice_is_an_error(tmp_path):
     (tmp_path / "params.yaml").write_text("privacy:\n  epsilon: 1\n  epsilon: 100\n")
-    with pytest.raises(ConfigError, match="'epsilon' stands twice"):
+    with pytest.raises(ConfigError, match="'epsilon' appears twice"):
         load_params(tmp_path / "params.yaml", RECIPES)
 
 

@@ -33,10 +33,9 @@ def write_shapes(root, each=EACH, side=SIDE):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """No step is timed: the tests of the times are elsewhere."""
-    from sfumato.planning import clock, estimate
+    """Nothing is timed: the tests of the times are elsewhere."""
+    from sfumato.planning import estimate
 
-    monkeypatch.setattr(clock, "stretch", lambda: 1.0)
     found = {name: 1.0 for name in estimate.FRAME}
     monkeypatch.setattr(estimate, "expected_seconds", lambda params, *_: {**found, "evaluate": params.evaluate.steps})
 
@@ -224,8 +223,7 @@ def test_from_a_folder_to_a_release_in_the_time_announced(tmp_path):
     again = run("dvc", "repro")
     assert re.findall(r"Running stage '(.+)'", again) == ["plan"]  # which looks for an upgrade of the package
 
-    # On the clock of the processor, which other programs move less; 1.5 is the aim, and no test should hang on a clock
+    # In processor time, which other programs change less. Within a factor of 2 is the aim, of 4 the test: load remains
     announced = float(re.search(r"together\D+([\d.]+)", told.split("minutes on this machine")[1])[1])
-    busy = re.search(r"takes ([\d.]+) times", told)
     used = sum(getattr(after, name) - getattr(before, name) for name in ("ru_utime", "ru_stime")) / 60
-    assert 1 / 3 < used / (announced / (float(busy[1]) if busy else 1)) < 3
+    assert 1 / 4 < used / announced < 4

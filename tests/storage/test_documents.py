@@ -28,12 +28,12 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     ("text", "why"),
     [
         ("", "Expecting value"),
-        ('{"a": 1, "a": 2}', "stands twice"),
+        ('{"a": 1, "a": 2}', "appears twice"),
         ("[" * 100_000, "nested"),
         ("[" * (DEEPEST + 1) + "]" * (DEEPEST + 1), "nested"),
-        ('{"a": NaN}', "no number"),
-        ('{"a": 1e999}', "no number"),
-        ("1" * 5000, "no number"),
+        ('{"a": NaN}', "NaN and infinity"),
+        ('{"a": 1e999}', "NaN and infinity"),
+        ("1" * 5000, "NaN and infinity"),
         ('"\\ud800"', "surrogates"),
     ],
 )
@@ -55,12 +55,13 @@ def test_an_integer_that_no_machine_has_is_never_taken_for_whole():
         ("a: &a [*a]", "alias"),
         ("[" * 100_000, "nested"),
         ("- " * 100_000, "nested"),
-        ("a: 1\nb: 2\na: 3", "stands twice"),
-        (f"a: {10**30}", "larger than any"),
+        ("a: 1\nb: 2\na: 3", "appears twice"),
+        (f"a: {10**30}", "too large"),
+        ("a: 1" + ":59" * 100_000, "too large"),
         ("a: 2026-99-99", "month"),
         ("a: !!python/object:os.system x", "constructor"),
         ("a: !!timestamp x", "groupdict"),
-        ('"\\uD800"', "surrogates"),
+        ('"\\uD800"', "Unicode character escape|surrogates"),
         ("? [a]\n: b", "unhashable"),
         ("\x00", "unacceptable"),
     ],
@@ -74,9 +75,9 @@ def test_yaml_that_is_wrong_is_one_sentence_at_once(text, why):
 
 def test_a_pipe_a_folder_and_a_file_of_any_size_are_not_waited_for(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ValueError, match="no regular file"):
+    with pytest.raises(ValueError, match="not a regular file"):
         read_json(tmp_path / "pipe")
-    with pytest.raises(ValueError, match="no regular file"):
+    with pytest.raises(ValueError, match="not a regular file"):
         read_text(Path("/dev/zero"))
     with pytest.raises(IsADirectoryError):
         read_yaml(tmp_path)
@@ -111,6 +112,6 @@ def test_a_dataset_id_names_one_file_and_no_other(name):
 
 @pytest.mark.parametrize("name", ["", "a\nb", "\x1b[31mred", "\u202egnp.exe", "caf\udce9", "a" * 256])
 def test_a_class_name_can_be_shown_and_saved(name):
-    with pytest.raises(ValueError, match="no name of a class"):
+    with pytest.raises(ValueError, match="not a valid class name"):
         class_name(name)
     assert class_name("<b>=cat & dog") == "<b>=cat & dog"  # where it is shown, it is escaped

@@ -117,7 +117,7 @@ def spoil_class_name(root):
         (spoil_linked_class, "bird", "outside of"),
         (spoil_dead_link, "link.png", "is no file"),
         (spoil_postscript, "1.png", "repair or remove"),
-        (spoil_class_name, "caf", "no name of a class"),
+        (spoil_class_name, "caf", "not a valid class name"),
     ],
 )
 def test_a_folder_that_cannot_be_used_names_the_file_and_the_fix(tmp_path, spoil, named, fix):

@@ -195,5 +195,5 @@ def test_an_encrypted_archive_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["a\nb", "\x1b[2J", "", "\u202egnp"])
 def test_a_class_name_that_cannot_be_shown_is_refused(tmp_path, name):
-    with pytest.raises(DataError, match="no name of a class"):
+    with pytest.raises(DataError, match="not a valid class name"):
         read_source(write_npz(tmp_path, classes=np.array(["a", name])), tmp_path)

@@ -1,0 +1,110 @@
+"""Expected times: in proportion to the work, corrected by past runs, without a look at the images."""
+
+import json
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from sfumato.planning import estimate
+from sfumato.planning.cost import cost_of
+from sfumato.planning.estimate import FILE, FRAME, OFF, WORK, expected_seconds, remember
+from sfumato.privacy.resolved import StagePlan
+from sfumato.settings.recipes import params_of
+from sfumato.settings.stages import STAGES
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = {
+    "recipe": "teacher-generator",
+    "profile": None,
+    "data": {"dataset_id": "set", "source": "imagefolder", "path": "/nowhere"},
+    "privacy": {"epsilon": 1.0, "size_hint": 500},
+    "frequency": {"size": 100},
+    "auxiliary": {"width": 8, "batch": 200, "steps": 600},
+}
+
+
+@pytest.fixture(autouse=True)
+def speed(monkeypatch):
+    monkeypatch.setattr(estimate, "products_per_second", lambda bfloat16: 1e9)
+    monkeypatch.setattr(estimate, "seconds_of_imports", lambda: 1.0)
+
+
+def expected(state, **changes):
+    params = params_of({**SMALL, **changes}, Path("params.yaml"), ROOT / "pipelines")
+    return params, expected_seconds(params, (1, 8, 8), 3, state, public_images=200)
+
+
+def plan_of(params, name):
+    settings = getattr(params, name)
+    return StagePlan(stage=name, enabled=True, shape=(1, 8, 8), classes=("a", "b", "c"), size_hint=500,
+                     settings=settings, digest="")  # fmt: skip
+
+
+def test_the_operations_of_a_network_are_those_of_its_products():
+    cost = cost_of(
+        nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Flatten(), nn.Linear(48, 5)), torch.zeros(1, 2, 4, 4)
+    )
+    assert cost.products == 2 * (16 * 3 * 2 * 9 + 48 * 5) and cost.width == 5
+
+
+def test_every_stage_has_a_time_and_one_that_is_off_hardly_any(tmp_path):
+    params, found = expected(tmp_path)
+    assert set(found) == {*STAGES, *FRAME} and set(WORK) <= set(STAGES)
+    for name, seconds in found.items():
+        assert seconds == OFF if name in STAGES and not params.runs(name) else seconds > OFF, name
+
+
+@pytest.mark.parametrize("recipe", ["full", "sapf-pixel", "teacher-public", "privimage"])
+def test_every_recipe_has_an_estimate(recipe, tmp_path):
+    params, found = expected(tmp_path, recipe=recipe, profile="digits", frequency={}, auxiliary={})
+    assert all(found[name] > OFF for name in params.run)
+
+
+def test_more_work_takes_longer_in_proportion(tmp_path):
+    one, twice, thrice = (
+        expected(tmp_path, auxiliary={**SMALL["auxiliary"], "steps": 600 * times})[1]["auxiliary"]
+        for times in (1, 2, 3)
+    )
+    assert thrice - twice == pytest.approx(twice - one) and twice > one
+    many = expected(tmp_path, privacy={"epsilon": 1.0, "size_hint": 5000})[1]
+    assert many["frequency"] > expected(tmp_path)[1]["frequency"]
+
+
+def test_a_past_run_corrects_the_estimate_of_more_work_too(tmp_path):
+    params, first = expected(tmp_path)
+    work = first["auxiliary"] - first["plan"]
+    remember(tmp_path, plan_of(params, "auxiliary"), 2 * work)
+    more = {"auxiliary": {**SMALL["auxiliary"], "steps": 900}}
+    after, longer = expected(tmp_path)[1], expected(tmp_path, **more)[1]
+    assert after["auxiliary"] - after["plan"] == pytest.approx(2 * work, rel=0.05)  # kept to two digits
+    assert longer["auxiliary"] - longer["plan"] > 1.4 * (after["auxiliary"] - after["plan"])
+    remember(tmp_path, plan_of(params, "auxiliary"), work / 10)  # a run that was resumed at its end
+    assert expected(tmp_path)[1] == first
+
+
+def test_durations_are_private_and_rounded(tmp_path):
+    params, _ = expected(tmp_path)
+    remember(tmp_path, plan_of(params, "frequency"), 123.456)
+    file = tmp_path / FILE
+    assert json.loads(file.read_text())["runs"]["frequency"]["seconds"] == 120.0
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600 and stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+
+
+def test_a_damaged_file_or_one_of_another_machine_is_not_used(tmp_path):
+    _, first = expected(tmp_path)
+    content = json.loads((tmp_path / FILE).read_text())
+    for text in ("[]", "{", '{"machine": 3}', json.dumps({**content, "machine": ["another"], "speed": 1.0})):
+        (tmp_path / FILE).write_text(text)
+        assert expected(tmp_path)[1] == first
+
+
+def test_a_stage_without_an_estimate_has_that_of_its_last_run(tmp_path):
+    changes = {"recipe": "dp-lora", "model": {"directory": "models/none"}, "embedding": {}, "teacher": {}}
+    params, found = expected(tmp_path, **changes)
+    assert found["finetune"] is None and found["pretrain"] is None and found["central"] == OFF
+    remember(tmp_path, replace(plan_of(params, "finetune"), model=params.model), 50.0)
+    assert expected(tmp_path, **changes)[1]["finetune"] == 50.0 + found["plan"]
