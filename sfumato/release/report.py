@@ -17,7 +17,7 @@ from typing import Any
 
 from sfumato.errors import UNREADABLE, BudgetError, DataError, SfumatoError, explained
 from sfumato.privacy.accountant import round_up
-from sfumato.privacy.events import UNITS, ZERO_OUT_ONE, event_from_json
+from sfumato.privacy.events import UNITS, ZERO_OUT_ONE, event_from_json, mechanisms
 from sfumato.privacy.ledger import by_id, check_ledger, compose, read_ledger
 from sfumato.privacy.profile import bound_text, membership_advantage, privacy_profile, true_positive_rate
 from sfumato.release.card import ABOUT, neighbours
@@ -181,9 +181,9 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
     for stage in (name for name in QUERIES if composed["stages"][name]["records"]):
         entry = composed["stages"][stage]
         charges = [
-            {"released": records[key]["released"], "sigma": sigma, "rate": rate, "uses": uses}
+            {"released": records[key]["released"], "sigma": f"{sigma:g}", "rate": f"{q:.4g}", "uses": grouped(uses)}
             for key in entry["records"]
-            for sigma, rate, uses in mechanisms(records[key]["event"])
+            for sigma, q, uses in mechanisms(event_from_json(records[key]["event"]))
         ]
         share = 100 * entry["share"]
         tint = 1 + sum(other["share"] > entry["share"] for other in composed["stages"].values())
@@ -217,22 +217,6 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
         "odometer": ledger["odometer"] | {"epsilon": bound_text(ledger["odometer"]["epsilon"])},
         "charges": len(ledger["records"]),
     }
-
-
-def mechanisms(event: Mapping, rate: float = 1.0, uses: int = 1) -> list[tuple[str, str, str]]:
-    """(noise multiplier, sample rate, releases) of each mechanism in an event's JSON, as text.
-
-    rate, uses: of what the event is part of.
-    """
-    match event["type"]:
-        case "PoissonSampled":
-            return mechanisms(event["event"], event["sampling_probability"], uses)
-        case "SelfComposed":
-            return mechanisms(event["event"], rate, uses * event["count"])
-        case "Composed":
-            return [found for inner in event["events"] for found in mechanisms(inner, rate, uses)]
-        case _:
-            return [(f"{event['noise_multiplier']:g}", f"{rate:.4g}", grouped(uses))]
 
 
 def what_it_means(ledger: Mapping) -> dict[str, Any]:
