@@ -19,8 +19,9 @@ from sfumato.planning.checks import check_consistent, check_public, settings_of
 from sfumato.privacy.accountant import NoiseRequest, calibrate, default_delta, epsilon, shares_of_rdp
 from sfumato.privacy.authorize import SpendingPolicy, check_lifetime
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism, event_from_json
-from sfumato.privacy.ledger import by_id, is_record, record_problems
+from sfumato.privacy.ledger import by_id
 from sfumato.privacy.odometer import ABANDON, CLOSE, OPEN, Odometer
+from sfumato.privacy.record import is_record, record_problems
 from sfumato.privacy.resolved import LINEAGE, Lineage, settings_digest
 from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.fields import REST

@@ -19,8 +19,9 @@ from sfumato.errors import BudgetError, ConfigError, DataError
 from sfumato.planning.resolve import inherited_events, make_plan, policy_of
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.authorize import DAY, SpendingPolicy
+from sfumato.privacy.check import check_ledger
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, SECRET, UNITS, ZERO_OUT_ONE, Mechanism, event_to_json
-from sfumato.privacy.ledger import build_ledger, check_ledger, ledger_text
+from sfumato.privacy.ledger import build_ledger, ledger_text
 from sfumato.privacy.odometer import Odometer
 from sfumato.release.card import dataset_card
 from sfumato.settings.data import GROUP, IMAGE

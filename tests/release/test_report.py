@@ -262,7 +262,7 @@ def test_neither_edition_takes_a_local_release_or_one_that_was_changed(desk, tmp
 def test_a_ledger_that_does_not_hold_or_belongs_elsewhere_is_refused(desk, tmp_path):
     for change, words in (
         (lambda ledger: ledger["epsilon"].update(rdp=0.1), "records come to"),
-        (lambda ledger: ledger["records"][0].update(noise_source="seeded"), "replayed"),
+        (lambda ledger: ledger["records"][0].update(noise_source="seeded"), "seeded noise source"),
     ):
         write_ledger(tmp_path / "ledger.json", change=change)
         with pytest.raises(BudgetError, match=words):
