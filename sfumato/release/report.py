@@ -21,7 +21,7 @@ from sfumato.privacy.check import check_ledger
 from sfumato.privacy.events import UNITS, ZERO_OUT_ONE, event_from_json, mechanisms
 from sfumato.privacy.ledger import by_id, compose, read_ledger
 from sfumato.privacy.profile import bound_text, membership_advantage, privacy_profile, true_positive_rate
-from sfumato.release.card import ABOUT, neighbours
+from sfumato.release.card import ABOUT, neighbours, template
 from sfumato.release.marks import PUBLIC_SOURCE
 from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.stages import QUERIES
@@ -29,7 +29,6 @@ from sfumato.storage.artifacts import PRIVACY, Artifact, read_artifact
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_json
 
-TEMPLATE = Path(__file__).with_suffix(".html")
 FALSE_ALARMS = 0.01
 LARGEST_PICTURE = 1_500_000  # bytes of a PNG in the page; it shrinks larger ones
 WIDEST = 1200  # pixels, of a picture after shrinking
@@ -111,15 +110,11 @@ def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
     again, causes = "run `stage ledger write`, or restore it from git", (*UNREADABLE, OverflowError)
     with explained(BudgetError, lambda error: f"{shown} ({error!r}): {again}", causes=causes):
         cost, proof = what_it_cost(content, spent), what_to_check(artifact, content, ledger)
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    )
-    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     released, attacker = what_was_released(artifact), what_it_means(content)
     fixed = {"trust": TRUST, "not_covered": (PEOPLE[cost["grouped"]], *NOT_COVERED), "words": ABOUT}
-    return template.render(local=local, release=released, cost=cost, attacker=attacker, proof=proof, **fixed)
+    return template("report.html", autoescape=True).render(
+        local=local, release=released, cost=cost, attacker=attacker, proof=proof, **fixed
+    )
 
 
 def checked(release: Path, ledger: Path) -> tuple[Artifact, dict, float]:

@@ -163,6 +163,6 @@ def test_the_card_says_which_images_are_public_and_which_are_no_plain_ones():
 def test_the_card_says_of_gaussians_what_is_not_of_the_sensitive_images():
     of_gaussians = {name: record | {"stage": "covariance"} for name, record in records().items()}
     told = card(sources={"auxiliary": 1200}, records=of_gaussians)
-    assert "in their low frequencies alone" in told and "public images, recoloured" in told
+    assert "in their low frequencies only" in told and "public images, recoloured" in told
     assert "low frequencies" not in card(sources={"auxiliary": 1200})
     assert "low frequencies" not in card(sources={"finetune": 1200}, records=of_gaussians)
