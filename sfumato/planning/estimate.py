@@ -429,7 +429,7 @@ class Blanks:
             elif name in ("finetune", "pretrain"):
                 found += images * settings.steps * self.sampling()
         if settings.reads("teacher"):
-            seen = 1 + settings.augmented + settings.distorted + settings.mixed  # a variant is seen before and after
+            seen = 1 + settings.distorted + settings.mixed  # a variant is seen before and after
             found += seen * settings.count * self.teacher_together()
         return found
 

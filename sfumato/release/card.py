@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 KINDS = {
-    "augmented": "slightly moved, brightened or blurred",
     "distorted": "warped, textured and under another light, to train a classifier on and not to look at",
     "mixed": "blends of two images, to train a classifier on and not to look at",
 }
@@ -61,7 +60,7 @@ def dataset_card(
 ) -> str:
     """The card as Markdown with YAML front matter, byte-deterministic.
 
-    per_class: (M,) number of released images of each label; sources: stage -> images it drew; kinds: plain, augmented,
+    per_class: (M,) number of released images of each label; sources: stage -> images it drew; kinds: plain,
     distorted, mixed -> number of images; records: every charge behind the release, by id. It states Rényi's epsilon at
     the default delta of the plan's `size_hint`.
     """
