@@ -35,8 +35,8 @@ def damage() -> str | None:
         had = read_yaml(COPY)["stages"] if COPY.is_file() else {}
         if lost := [name for name in had if name not in stages]:
             return f"it lacks {lost[0]!r}, which it had"
-        short = [name for name, said in stages.items() if "cmd" not in said or len(had.get(name, ())) > len(said)]
-        return f"it says less of {short[0]!r} than it did" if short else None
+        short = [name for name, one in stages.items() if "cmd" not in one or len(had.get(name, ())) > len(one)]
+        return f"it lacks a part of {short[0]!r}, which it had" if short else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return str(error) or type(error).__name__
 

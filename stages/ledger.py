@@ -46,7 +46,8 @@ def write(
     """Compose the records of the release and of every query into the ledger, and check it."""
     from sfumato.data.lineage import remember
     from sfumato.data.store import read_card
-    from sfumato.privacy.ledger import build_ledger, by_id, check_ledger, ledger_text, read_budget, seen_of
+    from sfumato.privacy.check import check_ledger
+    from sfumato.privacy.ledger import build_ledger, by_id, ledger_text, read_budget, seen_of
     from sfumato.privacy.odometer import Odometer
     from sfumato.storage.journal import REGROUP
 
@@ -62,9 +63,7 @@ def write(
         earlier = seen_in_ledgers(mine)
         named = earlier | seen_of({"records": list(records.values())}, mine)
         if others and records:
-            gap = (
-                f"{odometer.path} also holds charges for {' and '.join(sorted(others))}: together they are no one claim"
-            )
+            gap = f"{odometer.path} mixes privacy units ({', '.join(sorted(others))}), which cannot be composed"
         elif odometer.complete() and not named - odometer.known():
             head = odometer.head()
         elif REGROUP in {entry["kind"] for entry in odometer.entries()}:
@@ -103,8 +102,10 @@ def check(
     lock: Annotated[Path, typer.Option(help="DVC's lock file.")] = Path("dvc.lock"),
 ) -> None:
     """Recompute epsilon from the records alone; exit 3 if anything does not hold. Needs no data and no GPU."""
+    from sfumato.privacy.check import check_ledger, lock_problems
     from sfumato.privacy.events import UNITS
-    from sfumato.privacy.ledger import check_ledger, lock_problems, read_ledger
+    from sfumato.privacy.ledger import read_ledger
+    from sfumato.privacy.opinions import all_opinions, disagreements
 
     for flag, value in (("--epsilon", epsilon), ("--delta", delta)):
         if value is not None and not 0 < value < float("inf"):
@@ -120,12 +121,15 @@ def check(
     if artifacts:
         problems += artifact_problems(content, folder, lock)
     fail(ledger, problems)
+    opinions = all_opinions(content["records"], delta or content["delta"])  # takes seconds: of a ledger that holds
+    fail(ledger, disagreements(opinions, content["accountant"]))
     bound = f" ≤ {epsilon:g}" if epsilon is not None else ""
     typer.echo(
         f"{ledger} holds: ε = {spent:.4f}{bound} at δ = {delta or content['delta']:.3g}, "
         f"{len(content['records'])} charges, {content['adjacency']}"
         f"{''.join(f', for {name}' for name in sorted({record['unit'] for record in content['records']}))}"
     )
+    typer.echo(f"ε by accountant: {', '.join(f'{name} {opinion}' for name, opinion in opinions.items())}")
 
 
 def artifact_problems(ledger: dict, folder: Path, lock: Path) -> list[str]:
@@ -133,7 +137,8 @@ def artifact_problems(ledger: dict, folder: Path, lock: Path) -> list[str]:
 
     An artifact holds the records of every input that its plan reads, a query its own too; the ledger holds them all.
     """
-    from sfumato.privacy.ledger import by_id, lock_outs
+    from sfumato.privacy.check import lock_outs
+    from sfumato.privacy.ledger import by_id
     from sfumato.privacy.resolved import read_stage_plan
 
     paths, known = {path.parent for path in folder.glob("*/privacy.json")}, by_id(ledger)
@@ -183,7 +188,9 @@ def fail(path: Path, problems: list[str]) -> None:
 def show(ledger: LedgerPath = LEDGER) -> None:
     """The ledger as a table."""
 
-    from sfumato.privacy.ledger import by_id, malformed, read_ledger, record_problems
+    from sfumato.privacy.check import malformed
+    from sfumato.privacy.ledger import by_id, read_ledger
+    from sfumato.privacy.record import record_problems
 
     content = read_ledger(ledger)
     fail(
@@ -213,8 +220,9 @@ def show(ledger: LedgerPath = LEDGER) -> None:
 def adopt(folder: Folder = ARTIFACTS, card: CardPath = CARD) -> None:
     """Go on without a journal that was lost: count what can be read of it, and what ledgers and artifacts hold."""
     from sfumato.data.store import read_card
-    from sfumato.privacy.ledger import by_id, record_problems
+    from sfumato.privacy.ledger import by_id
     from sfumato.privacy.odometer import Odometer
+    from sfumato.privacy.record import record_problems
 
     odometer = Odometer(state_dir(), read_card(card).dataset_id)
     mine, records = odometer.dataset_id, dict[str, dict]()

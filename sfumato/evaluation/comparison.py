@@ -19,7 +19,8 @@ from sfumato.errors import DataError, explained
 from sfumato.evaluation.classifiers import NETWORKS
 from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.plots import accuracies
-from sfumato.privacy.ledger import KEYS, check_ledger, folder_md5, md5_of, read_ledger
+from sfumato.privacy.check import check_ledger, folder_md5, md5_of
+from sfumato.privacy.ledger import KEYS, read_ledger
 from sfumato.privacy.resolved import StagePlan
 from sfumato.settings.evaluate import Evaluate
 from sfumato.storage.documents import read_json

@@ -253,7 +253,7 @@ def synthesize_seconds(work: Work) -> float:
             found += work.passes(work.generator, images)
         elif name in ("finetune", "pretrain"):
             found += work.passes(work.diffusion[0], images * evaluations)
-    variants = 1 + settings.augmented + settings.distorted + settings.mixed
+    variants = 1 + settings.distorted + settings.mixed
     return found + (work.passes(work.teacher_map, variants * settings.count) if settings.reads("teacher") else 0.0)
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from sfumato.data.store import Card
 from sfumato.errors import UNREADABLE
 from sfumato.planning.checks import settings_of
-from sfumato.privacy.ledger import by_id, is_record
+from sfumato.privacy.ledger import by_id
 from sfumato.privacy.odometer import ABANDON, CLOSE, OPEN, Odometer
+from sfumato.privacy.record import is_record
 from sfumato.privacy.schema4 import as_now
 from sfumato.settings.params import Params
 from sfumato.settings.stages import QUERIES, STAGES

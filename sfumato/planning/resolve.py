@@ -20,8 +20,8 @@ from sfumato.planning.kept import Spending, holds, kept_releases, repeat_counts,
 from sfumato.privacy.accountant import NoiseRequest, calibrate, default_delta, epsilon, shares_of_rdp
 from sfumato.privacy.authorize import SpendingPolicy, check_lifetime
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism, event_from_json
-from sfumato.privacy.ledger import record_problems
 from sfumato.privacy.odometer import Odometer
+from sfumato.privacy.record import record_problems
 from sfumato.privacy.resolved import LINEAGE, Lineage, settings_digest
 from sfumato.privacy.schema4 import as_then
 from sfumato.settings.data import GROUP, IMAGE

@@ -121,8 +121,7 @@ class Charge:
     def _draw(self, draws: int | None) -> Iterator[Drawn]:
         """One draw in blocks: the indices of its images, (n,); of groups those of all images, with weights.
 
-        With draws, of each group so many indices, (groups, draws). There a group of n < m images, that shall count n/m,
-        enters as much more rarely: never at more than the charged rate.
+        With `draws`: indices (groups, draws). A group of n < m images is sampled at n/m times the charged rate.
         """
         generator, groups = self._noise.generator, self._groups
         if groups is None:
@@ -157,7 +156,7 @@ class Charge:
 
         rows_of: images and labels of a batch of at most `size` -> a row for each image, of that image alone. Rows that
         are not finite are left out, longer ones than `max_norm` scaled to it; the rest as in `release`. The row of a
-        group is the mean of those of its images, so no query has to know of groups. labels_only: as `batches` takes it.
+        group is the mean of those of its images, so queries ignore groups. labels_only: as `batches` takes it.
         """
         blank = rows_of(*self.blank())
         total = bounded_sum(Rows(blank.left[:0], None if blank.right is None else blank.right[:0]), max_norm)
@@ -167,7 +166,7 @@ class Charge:
         return self.release(total.cpu(), max_norm, integer=integer)
 
     def blank(self) -> tuple[Tensor, Tensor]:
-        """A black image with a label of no class: by its row the shape of a sum is known where nothing is drawn."""
+        """A black image with a label of no class: its row gives the shape of a sum if nothing is drawn."""
         images, _ = self._images.batch(np.zeros(0, dtype=np.int64))
         return images.new_zeros(1, *images.shape[1:]), torch.tensor([-1])
 

@@ -47,14 +47,10 @@ class Mechanism:
     @classmethod
     def from_event(cls, event: DpEvent) -> Mechanism:
         """The mechanism whose `event` this is. Raises BudgetError for any other."""
-        uses, rate, one = 1, 1.0, event
-        if isinstance(one, SelfComposedDpEvent):
-            uses, one = one.count, one.event
-        if isinstance(one, PoissonSampledDpEvent):
-            rate, one = one.sampling_probability, one.event
-        if not isinstance(one, GaussianDpEvent):
+        found = [cls(noise_multiplier=sigma, sample_rate=q, uses=uses) for sigma, q, uses in mechanisms(event)]
+        if len(found) != 1 or found[0].event != event:
             raise BudgetError(f"{event} is not the event of one mechanism")
-        return cls(noise_multiplier=one.noise_multiplier, sample_rate=rate, uses=uses)
+        return found[0]
 
     @property
     def event(self) -> DpEvent:
@@ -68,6 +64,23 @@ class Mechanism:
             f"noise_multiplier={self.noise_multiplier:g}, sample_rate={self.sample_rate:.4g}, "
             f"{self.uses} release{'s' * (self.uses > 1)}"
         )
+
+
+def mechanisms(event: DpEvent, rate: float = 1.0, uses: int = 1) -> list[tuple[float, float, int]]:
+    """(noise multiplier, sample rate, releases) of each Gaussian in an event. rate, uses: of what the event is part of.
+
+    Raises: BudgetError for an event outside the closed list.
+    """
+    match event:
+        case GaussianDpEvent():
+            return [(event.noise_multiplier, rate, uses)]
+        case PoissonSampledDpEvent():
+            return mechanisms(event.event, event.sampling_probability, uses)
+        case SelfComposedDpEvent():
+            return mechanisms(event.event, rate, uses * event.count)
+        case ComposedDpEvent():
+            return [found for inner in event.events for found in mechanisms(inner, rate, uses)]
+    raise BudgetError(f"event type {type(event).__name__} is not one that a ledger can hold")
 
 
 def common_adjacency(records: Iterable[Mapping]) -> str:
@@ -87,7 +100,7 @@ def event_to_json(event: DpEvent) -> dict:
         return {"type": "SelfComposed", "count": int(event.count), "event": event_to_json(event.event)}
     if isinstance(event, ComposedDpEvent):
         return {"type": "Composed", "events": [event_to_json(e) for e in event.events]}
-    raise BudgetError(f"event type {type(event).__name__} is not one that the ledger knows")
+    raise BudgetError(f"event type {type(event).__name__} is not one that a ledger can hold")
 
 
 KEYS = {
@@ -102,7 +115,7 @@ def event_from_json(data: object) -> DpEvent:
     """Read back what `event_to_json` wrote. Raises BudgetError for anything else: it guesses and skips nothing."""
     kind = data.get("type") if isinstance(data, dict) else None
     if not isinstance(data, dict) or kind not in KEYS or set(data) != KEYS[kind]:
-        raise BudgetError(f"{str(data)[:120]} is not a mechanism that the ledger knows")
+        raise BudgetError(f"{str(data)[:120]} is not a mechanism that a ledger can hold")
     if kind == "Gaussian":
         return GaussianDpEvent(_number(data["noise_multiplier"], "noise_multiplier"))
     if kind == "PoissonSampled":

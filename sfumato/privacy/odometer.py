@@ -14,7 +14,7 @@ from dp_accounting import DpEvent
 
 from sfumato.errors import BudgetError
 from sfumato.privacy.events import event_from_json
-from sfumato.privacy.ledger import is_record
+from sfumato.privacy.record import is_record
 from sfumato.storage.journal import GENESIS, REGROUP, Journal
 
 OPEN, RESUME, PROGRESS, CLOSE, ABANDON = "open", "resume", "progress", "close", "abandon"

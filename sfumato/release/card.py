@@ -1,9 +1,11 @@
-"""The dataset card of a release: the `README.md` that dataset hubs show. Its first lines say what the images cost."""
+"""The dataset card of a release: the `README.md` that dataset hubs show."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -16,8 +18,10 @@ from sfumato.release.marks import PUBLIC_SOURCE
 from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.release import Synthesize
 
+if TYPE_CHECKING:
+    from jinja2 import Template
+
 KINDS = {
-    "augmented": "slightly moved, brightened or blurred",
     "distorted": "warped, textured and under another light, to train a classifier on and not to look at",
     "mixed": "blends of two images, to train a classifier on and not to look at",
 }
@@ -30,24 +34,6 @@ ABOUT = {
     "sector": "Sector",
     "licence": "Licence",
     "url": "Published at",
-}
-SNIPPET = """import sfumato  # needs NumPy alone
-
-release = sfumato.load_release("path/of/this/folder")  # checks every file against privacy.json
-release.images, release.labels, release.classes        # uint8 (N, H, W, C), int64 (N,), names
-release.to_torch()                                     # a torch Dataset
-{also}"""
-LOADED = {  # by export, how others load it; of several, the first
-    "parquet": """
-import datasets
-
-datasets.load_dataset("path/of/this/folder")["train"]  # or the name of this repository on the Hub
-""",
-    "png": """
-import torchvision
-
-torchvision.datasets.ImageFolder("path/of/this/folder/png")
-""",
 }
 SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"))
 NEIGHBOURS = {
@@ -74,103 +60,93 @@ def dataset_card(
 ) -> str:
     """The card as Markdown with YAML front matter, byte-deterministic.
 
-    per_class: (M,) number of released images of each label; sources: stage -> images it drew; kinds: plain, augmented,
+    per_class: (M,) number of released images of each label; sources: stage -> images it drew; kinds: plain,
     distorted, mixed -> number of images; records: every charge behind the release, by id. It states Rényi's epsilon at
     the default delta of the plan's `size_hint`.
     """
-    dataset_id, classes, export = plan.dataset_id, plan.classes, plan.settings.export
-    count, (channels, height, width) = sum(per_class), plan.shape
-    cost, about = cost_of(plan, records), plan.about
+    settings, cost = plan.settings, cost_of(plan, records)
     unit = next((record["unit"] for record in records.values()), UNITS[IMAGE])
     claims = {record.get("claim", "") for record in records.values()}
-    claim = f" ({', '.join(claims)})" if len(claims) == 1 and claims != {""} else ""
-    people = "" if unit == UNITS[GROUP] else f", several images of one person{claim}"
-    chosen, drawn_by_models = sources.get(PUBLIC_SOURCE, 0), {k: n for k, n in sources.items() if k != PUBLIC_SOURCE}
-    kind = "synthetic" if not chosen else "synthetic and public" if drawn_by_models else "public, privately chosen"
+    chosen, drawn = sources.get(PUBLIC_SOURCE, 0), {k: n for k, n in sources.items() if k != PUBLIC_SOURCE}
+    kind = "synthetic" if not chosen else "synthetic and public" if drawn else "public, privately chosen"
+    count, (channels, height, width) = sum(per_class), plan.shape
+    shape = {"count": count, "height": height, "width": width, "colour": "grey" if channels == 1 else "colour"}
+    numbers = enumerate(zip(plan.classes, per_class, strict=True))
+    return template("card.md", autoescape=False, plain=plain).render(
+        **shape,
+        front=front_matter(plan, kind, count, bool(drawn)),
+        dataset=plan.dataset_id,
+        kind=kind,
+        chosen=chosen,
+        drawn=sorted(drawn.items()),
+        coarse="auxiliary" in sources and any(record["stage"] == "covariance" for record in records.values()),
+        changed=[(KINDS[name], number) for name, number in kinds.items() if name in KINDS],
+        unchanged=kinds.get("plain", 0),
+        epsilon=bound_text(cost.epsilon),
+        delta=bound_text(cost.delta, 3),
+        neighbours=neighbours(unit, cost.adjacency),
+        grouped=unit == UNITS[GROUP],
+        claim=claims.pop() if len(claims) == 1 else "",
+        charges=sorted((record["stage"], record["released"]) for record in records.values()),
+        files=files_of(settings.export, shape, channels, len(plan.classes)),
+        classes=[(str(label), name, str(number)) for label, (name, number) in numbers],
+        about=[(word, plan.about[key]) for key, word in ABOUT.items() if key in plan.about],
+        export=settings.export,
+        relabel=settings.relabel,
+        licensed="licence" in plan.about,
+        table=table,
+    )
+
+
+def template(name: str, **given: Any) -> Template:
+    """A template of this folder. given: `autoescape`, and filters by name."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(
+        autoescape=given.pop("autoescape"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= given
+    return environment.from_string((Path(__file__).parent / name).read_text(encoding="utf-8"))
+
+
+def front_matter(plan: StagePlan[Synthesize], kind: str, count: int, synthetic: bool) -> str:
+    """What dataset hubs read, as YAML."""
+    export = plan.settings.export
     front: dict[str, object] = {
-        "license": about.get("licence", "other"),
-        "pretty_name": f"{dataset_id}, {kind} and differentially private",
+        "license": plan.about.get("licence", "other"),
+        "pretty_name": f"{plan.dataset_id}, {kind} and differentially private",
         "task_categories": ["image-classification"],
         "size_categories": [next((name for bound, name in SIZES if count < bound), "n>10M")],
-        "tags": [*(["synthetic"] if drawn_by_models else []), "differential-privacy"],
+        "tags": [*(["synthetic"] if synthetic else []), "differential-privacy"],
     }
-    form = next((form for form in LOADED if form in export), "")
     if "parquet" in export:
         front["configs"] = [{"config_name": "default", "data_files": PARQUET}]
     elif PNG in export:
         front["configs"] = [{"config_name": "default", "data_dir": PNG}]
+    return yaml.safe_dump(front, sort_keys=False, allow_unicode=True, width=120).rstrip()
+
+
+def files_of(export: Sequence[str], shape: Mapping[str, Any], channels: int, classes: int) -> list[tuple[str, str]]:
+    """The files of a release, each with what it holds."""
+    count = shape["count"]
     files = {
-        "images.npy": f"uint8 ({count}, {height}, {width}, {channels})",
-        "labels.npy": f"int64 ({count},), below {len(classes)}",
+        "images.npy": f"uint8 ({count}, {shape['height']}, {shape['width']}, {channels})",
+        "labels.npy": f"int64 ({count},), below {classes}",
         "grid.png": "ten images of each class, to look at",
         "card.json": "shape, classes, which model drew how many",
         "privacy.json": "every privacy mechanism behind the images, and the sha256 of every file here",
     }
-    if "npz" in export:
-        files[NPZ] = "images, labels and classes in one archive"
-    if "parquet" in export:
-        files[PARQUET] = "one table: image (PNG bytes) and label, as dataset libraries load it"
-    if PNG in export:
-        files[f"{PNG}/"] = f"one PNG an image, a folder a class, {METADATA} with file_name, label, class"
-    drawn = ", ".join(f"{number} by `{name}`" for name, number in sorted(drawn_by_models.items()))
-    origin = (
-        f" {'All' if not chosen else count - chosen} were drawn by generative models that know the sensitive images "
-        f"through noisy releases only ({drawn})."
-        if drawn_by_models
-        else ""
-    )
-    if "auxiliary" in sources and any(record["stage"] == "covariance" for record in records.values()):
-        origin += (
-            " Those of `auxiliary` follow the sensitive images in their low frequencies alone. What is finer comes "
-            "from public images, recoloured, whose licence holds for it too, or from chance."
-        )
-    if chosen:
-        origin += (
-            f" {'All' if not drawn_by_models else chosen} are **public images, privately selected and labelled**: "
-            "their pixels are the public set's, and so is their licence; the guarantee covers which were chosen and "
-            "the label of each, which means that a classifier takes it for that class, not that it shows one."
-        )
-    if changed := {KINDS[name]: number for name, number in kinds.items() if name in KINDS}:
-        origin += f" {kinds['plain']} are as they were drawn" + "".join(f", {n} {what}" for what, n in changed.items())
-        origin += ", those not shown in the picture."
-    named = (
-        "the teacher, a classifier trained under the same guarantee, gave"
-        if plan.settings.relabel
-        else "the models were asked for"
-    )
-    header = yaml.safe_dump(front, sort_keys=False, allow_unicode=True, width=120).rstrip()
-    charges = sorted((record["stage"], record["released"]) for record in records.values())
-    numbers = [(str(i), name, str(n)) for i, (name, n) in enumerate(zip(classes, per_class, strict=True))]
-    return "\n\n".join(
-        [
-            f"---\n{header}\n---",
-            f"# {plain(dataset_id)}, {kind}",
-            f"{count} labelled {'synthetic ' * (not chosen)}{'grey' if channels == 1 else 'colour'} images of "
-            f"{height}×{width} pixels in {len(classes)} classes.{origin}",
-            "![Ten images of each class](grid.png)",
-            "## Privacy",
-            f"The set is (ε, δ)-differentially private with **ε = {bound_text(cost.epsilon)}** at "
-            f"**δ = {bound_text(cost.delta, 3)}** (Rényi accounting; {len(records)}"
-            f" charge{'s' * (len(records) != 1)}).\n"
-            f"Neighbouring sets differ in {neighbours(unit, cost.adjacency)}. `privacy.json` lists the "
-            "mechanisms, so anyone can recompute ε from it at any δ; the project's `ledger.json` composes them with "
-            "everything else that was released.",
-            "Not covered: hold-out images, choices made by looking at numbers from real images, the fact that the "
-            f"sensitive set exists, its class names and image shape{people}.",
-            table(("mechanism of", "released"), charges),
-            "## Files",
-            table(("file", "what"), [(f"`{name}`", what) for name, what in files.items()]),
-            "## Classes",
-            table(("label", "class", "images"), numbers),
-            *([f"## About\n\n{facts(about)}"] if about else []),
-            "## Use",
-            f"```python\n{SNIPPET.format(also=LOADED.get(form, ''))}```",
-            f"The labels are those that {named}; nobody checked them by hand. Accuracy on these images says little "
-            "about accuracy on real ones."
-            + ("" if "licence" in about else " The licence is for whoever publishes the set to name.")
-            + "\n",
-        ]
-    )
+    forms = {
+        "npz": (NPZ, "images, labels and classes in one archive"),
+        "parquet": (PARQUET, "one table: image (PNG bytes) and label, as dataset libraries load it"),
+        "png": (f"{PNG}/", f"one PNG an image, a folder a class, {METADATA} with file_name, label, class"),
+    }
+    files |= dict(forms[form] for form in forms if form in export)
+    return [(f"`{name}`", what) for name, what in files.items()]
 
 
 @dataclass(frozen=True)
@@ -188,11 +164,6 @@ def cost_of(plan: StagePlan[Synthesize], records: Mapping[str, dict]) -> Cost:
     adjacency, delta = common_adjacency(records.values()), default_delta(plan.size_hint)
     spent = epsilon([event_from_json(record["event"]) for record in records.values()], delta, "rdp", adjacency)
     return Cost(spent, delta, adjacency, sorted({record["unit"] for record in records.values()}))
-
-
-def facts(about: Mapping[str, str]) -> str:
-    """What the owner says, one line each."""
-    return "\n".join(f"- {word}: {plain(about[key])}" for key, word in ABOUT.items() if key in about)
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

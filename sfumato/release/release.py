@@ -27,18 +27,18 @@ def save_release(
     records: Mapping[str, dict],
     plan: StagePlan[Synthesize],
 ) -> None:
-    """Write the released set. sources: stage -> images it drew. The picture shows plain images alone.
+    """Write the released set. sources: stage -> images it drew. The picture shows plain images only.
 
-    Raises DataError where a model drew what is no number.
+    Raises DataError if a model drew pixels that are not finite.
     """
     images, labels, plain = varied.images, varied.labels, varied.parts["plain"]
     if not images.isfinite().all():
         raise DataError(f"the models of {', '.join(sources)} drew pixels that are not finite: run these stages again")
     released = ImageSet(as_uint8(images), labels.numpy(), plan.classes)
     save_images(directory, released)
-    mark = mark_of(sources) if plan.settings.marked else None
+    mark = mark_of(sources)
     grid = to_grid(sorted_examples(images[:plain], labels[:plain], len(plan.classes), 10), 10)
-    save_png(directory / "grid.png", grid, mark.xmp if mark else None)
+    save_png(directory / "grid.png", grid, mark.xmp)
     for form in plan.settings.export:
         FORMS[form](directory, released, mark)
     card = {
@@ -50,7 +50,7 @@ def save_release(
         "kinds": varied.parts,
         "labels": "teacher" if plan.settings.relabel else plan.settings.labels,
         "synthetic": PUBLIC_SOURCE not in sources,
-        "digital_source_type": mark_of(sources).source_type,
+        "digital_source_type": mark.source_type,
         **vars(cost_of(plan, records)),
         "about": dict(plan.about),
         "privacy": PRIVACY,

@@ -17,10 +17,11 @@ from typing import Any
 
 from sfumato.errors import UNREADABLE, BudgetError, DataError, SfumatoError, explained
 from sfumato.privacy.accountant import round_up
-from sfumato.privacy.events import UNITS, ZERO_OUT_ONE, event_from_json
-from sfumato.privacy.ledger import by_id, check_ledger, compose, read_ledger
+from sfumato.privacy.check import check_ledger
+from sfumato.privacy.events import UNITS, ZERO_OUT_ONE, event_from_json, mechanisms
+from sfumato.privacy.ledger import by_id, compose, read_ledger
 from sfumato.privacy.profile import bound_text, membership_advantage, privacy_profile, true_positive_rate
-from sfumato.release.card import ABOUT, neighbours
+from sfumato.release.card import ABOUT, neighbours, template
 from sfumato.release.marks import PUBLIC_SOURCE
 from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.stages import QUERIES
@@ -28,7 +29,6 @@ from sfumato.storage.artifacts import PRIVACY, Artifact, read_artifact
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_json
 
-TEMPLATE = Path(__file__).with_suffix(".html")
 FALSE_ALARMS = 0.01
 LARGEST_PICTURE = 1_500_000  # bytes of a PNG in the page; it shrinks larger ones
 WIDEST = 1200  # pixels, of a picture after shrinking
@@ -110,15 +110,11 @@ def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
     again, causes = "run `stage ledger write`, or restore it from git", (*UNREADABLE, OverflowError)
     with explained(BudgetError, lambda error: f"{shown} ({error!r}): {again}", causes=causes):
         cost, proof = what_it_cost(content, spent), what_to_check(artifact, content, ledger)
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    )
-    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     released, attacker = what_was_released(artifact), what_it_means(content)
     fixed = {"trust": TRUST, "not_covered": (PEOPLE[cost["grouped"]], *NOT_COVERED), "words": ABOUT}
-    return template.render(local=local, release=released, cost=cost, attacker=attacker, proof=proof, **fixed)
+    return template("report.html", autoescape=True).render(
+        local=local, release=released, cost=cost, attacker=attacker, proof=proof, **fixed
+    )
 
 
 def checked(release: Path, ledger: Path) -> tuple[Artifact, dict, float]:
@@ -181,9 +177,9 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
     for stage in (name for name in QUERIES if composed["stages"][name]["records"]):
         entry = composed["stages"][stage]
         charges = [
-            {"released": records[key]["released"], "sigma": sigma, "rate": rate, "uses": uses}
+            {"released": records[key]["released"], "sigma": f"{sigma:g}", "rate": f"{q:.4g}", "uses": grouped(uses)}
             for key in entry["records"]
-            for sigma, rate, uses in mechanisms(records[key]["event"])
+            for sigma, q, uses in mechanisms(event_from_json(records[key]["event"]))
         ]
         share = 100 * entry["share"]
         tint = 1 + sum(other["share"] > entry["share"] for other in composed["stages"].values())
@@ -217,22 +213,6 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
         "odometer": ledger["odometer"] | {"epsilon": bound_text(ledger["odometer"]["epsilon"])},
         "charges": len(ledger["records"]),
     }
-
-
-def mechanisms(event: Mapping, rate: float = 1.0, uses: int = 1) -> list[tuple[str, str, str]]:
-    """(noise multiplier, sample rate, releases) of each mechanism in an event's JSON, as text.
-
-    rate, uses: of what the event is part of.
-    """
-    match event["type"]:
-        case "PoissonSampled":
-            return mechanisms(event["event"], event["sampling_probability"], uses)
-        case "SelfComposed":
-            return mechanisms(event["event"], rate, uses * event["count"])
-        case "Composed":
-            return [found for inner in event["events"] for found in mechanisms(inner, rate, uses)]
-        case _:
-            return [(f"{event['noise_multiplier']:g}", f"{rate:.4g}", grouped(uses))]
 
 
 def what_it_means(ledger: Mapping) -> dict[str, Any]:

@@ -1,104 +1,134 @@
-"""Machine-readable statements beside the public report, from the release and the ledger alone."""
+"""Machine-readable statements beside the public report, from the release and the ledger only.
+
+Their texts are the forms of `statements.yaml`. Nothing that the owner writes can change the structure of a statement:
+the forms are parsed before the facts enter them.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
+
+import yaml
 
 import sfumato
 from sfumato.privacy.accountant import round_up
-from sfumato.release.croissant import croissant
-from sfumato.release.registry import ASKED, registry_entry
-from sfumato.release.report import (
-    NOT_COVERED,
-    PEOPLE,
-    TRUST,
-    checked,
-    day_of,
-    mechanisms,
-    what_it_cost,
-    what_was_released,
-)
+from sfumato.privacy.events import event_from_json, mechanisms
+from sfumato.release.exports import PARQUET
+from sfumato.release.report import NOT_COVERED, PEOPLE, TRUST, checked, day_of, what_it_cost, what_was_released
 from sfumato.settings.recipes import as_yaml
 from sfumato.storage.artifacts import PRIVACY, Artifact
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_json
 
 CROISSANT, REGISTRY = "croissant.json", "deployment.yaml"
+FORMS = Path(__file__).with_suffix(".yaml")
+OTHER = "application/octet-stream"  # the format of any other file
+ASKED = ("owner", "owner_type", "purpose", "region")  # what the registry requires and a ledger does not hold
 
 
 def write_statements(release: Path, ledger: Path, directory: Path) -> list[str]:
-    """Write the Croissant record and the registry's entry into `directory`. Returns what the owner has not said yet.
+    """Write the Croissant record and the registry's entry into `directory`. Returns what the owner has not given yet.
 
-    Raises what `sfumato.release.report.checked` raises. Without a charge there is nothing to state.
+    Without a charge nothing is written.
+    Raises: what `sfumato.release.report.checked` raises.
     Guarantee: what is written is a function of the files of `release` and `ledger`, both already released.
     """
     artifact, content, spent = checked(release, ledger)
     if not content["records"]:
         return []
-    facts = facts_of(artifact, content, spent)
-    folder = f"../{release.name}"  # as the pipeline lays them out
-    text = json.dumps(croissant(facts, folder), indent=1, ensure_ascii=False) + "\n"
+    facts, forms = facts_of(artifact, content, spent), yaml.safe_load(FORMS.read_text(encoding="utf-8"))
+    files = read_json(artifact.path / PRIVACY)["files"] | {PRIVACY: digest_of_file(artifact.path / PRIVACY)}
+    base = facts.get("url", f"../{release.name}").rstrip("/")  # as the pipeline lays them out
+    distribution = [
+        {"name": name, "sha256": sha256, "base": base, "format": forms["formats"].get(PurePath(name).suffix, OTHER)}
+        for name, sha256 in sorted(files.items())
+        if not name.startswith("png/")
+    ]
+    record = filled(forms["croissant"], facts | {"distribution": [filled(forms["file"], one) for one in distribution]})
+    if PARQUET in files:
+        record["recordSet"].append(filled(forms["table"], {"parquet": PARQUET}))
+    text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
     (directory / CROISSANT).write_text(text, encoding="utf-8")
-    if missing := [f"release.{key}" for key in ASKED if key not in facts["about"]]:
+    if missing := [f"release.{key}" for key in ASKED if key not in facts]:
         return missing
-    entry = registry_entry(facts).model_dump(exclude_none=True)
-    (directory / REGISTRY).write_text(as_yaml(entry), encoding="utf-8")
+    (directory / REGISTRY).write_text(as_yaml(filled(forms["registry"], facts)), encoding="utf-8")
     return []
 
 
+def filled(form: Any, facts: Mapping[str, Any]) -> Any:
+    """A form with its facts: {name} within a text, the fact itself for a text "=name"; a missing one drops its key."""
+    if isinstance(form, dict):
+        parts = {key: filled(value, facts) for key, value in form.items()}
+        return {key: value for key, value in parts.items() if value is not None}
+    if isinstance(form, list):
+        return [filled(value, facts) for value in form]
+    if not isinstance(form, str):
+        return form
+    return facts.get(form[1:]) if form.startswith("=") else form.format_map(facts)
+
+
 def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any]:
-    """What both statements say, in one place."""
+    """What both statements hold, by the names that the forms use. The owner's words are among them, if given."""
     card = read_json(artifact.path / "card.json")
     shown, cost = what_was_released(artifact), what_it_cost(ledger, spent)
-    listed = read_json(artifact.path / PRIVACY)["files"]
-    charges = [
-        {
-            "stage": record["stage"],
-            "released": record["released"],
-            "sensitivity": record["sensitivity"],
-            "mechanism": "; ".join(
-                f"Gaussian, noise multiplier {sigma}, sample rate {rate}, releases {uses}"
-                for sigma, rate, uses in mechanisms(record["event"])
-            ),
-        }
-        for record in ledger["records"]
-    ]
-    odometer = cost["odometer"]
-    among = "" if odometer["complete"] else "at least "
+    about, odometer, only_public = shown["about"], cost["odometer"], shown["only_public"]
+    day = max(day_of(record) for record in ledger["records"])
+    publisher = about.get("owner", "Its owner")
+    email = {"email": about["contact"]} if "@" in about.get("contact", "") else {}
+    declared = ["the number of images, by the owner's declaration"] if cost["declared"] else []
+    public = ["the fact that the set exists", "its class names and the shape of its images", "all settings", *declared]
     others = ", ".join(f"{value} ({name})" for name, value in cost["accountants"])
-    public = ["the fact that the set exists", "its class names and the shape of its images", "all settings"]
-    return {
+    gaps = (f"The guarantee does not cover {gap}." for gap in (PEOPLE[cost["grouped"]], *NOT_COVERED))
+    by_teacher = card.get("labels") == "teacher" or only_public
+    return about | {
         "dataset": cost["dataset"],
-        "class_count": shown["class_count"],
-        "classes": card["classes"],
-        "public_images": shown["only_public"],
-        "kind": shown["kind"],
         "description": f"{shown['images']} labelled {shown['kind']}, {shown['colour']}, {shown['shape']} pixels, "
         f"in {shown['class_count']} classes.",
-        "about": shown["about"],
-        "files": {**listed, PRIVACY: digest_of_file(artifact.path / PRIVACY)},
-        "day": max(day_of(record) for record in ledger["records"]),
-        "size_hint": ledger["size_hint"],
+        "kind": shown["kind"],
+        "class_count": shown["class_count"],
+        "day": day,
+        "year": day[:4],
+        "short_digest": ledger["digest"][:16],
+        "version": sfumato.__version__,
+        "publisher": publisher,
+        "creator": {"@type": "sc:Organization", "name": publisher, **email} if "owner" in about else None,
+        "slug": re.sub(r"[^a-z0-9]+", "-", f"{publisher} {cost['dataset']} {day[:4]}".lower()).strip("-"),
+        "licence_or_other": about.get("licence", "other"),
+        "use_cases": [about["purpose"]] if "purpose" in about else None,
+        "product": "Dataset" if only_public else "Synthetic data",
+        "collection": "Software Collection" if only_public else "Synthetic data generation",
+        "keywords": ["differential privacy", *([] if only_public else ["synthetic data"])],
+        "class_names": [{"classes/label": i, "classes/name": name} for i, name in enumerate(card["classes"])],
+        "limitations": ["Made to train classifiers; images and labels were not checked by hand.", *gaps],
+        "labels": "Labels were given by a classifier that was trained under the same guarantee."
+        if by_teacher
+        else "Labels are those that the models were asked for.",
+        "measured": f"Made from noisy measurements: {', '.join(row['stage'] for row in cost['stages'])}.",
         "epsilon": round_up(spent, 4),
         "delta": ledger["delta"],
         "unit": cost["unit"],
+        "size_hint": ledger["size_hint"],
         "neighbours": cost["neighbours"],
-        "charges": charges,
         "guarantee": f"(ε, δ)-differentially private with ε = {cost['epsilon']} and δ = {cost['delta']} for "
         f"{cost['unit']}.",
         "accounting": f"All charges ({cost['charges']}) are composed together; ε by method: {others}.",
         "all_time": f"When the ledger was written, the charges opened on the dataset were "
-        f"{among}{odometer['charges']} in all, ε = {odometer['epsilon']} together. Further releases add to it.",
+        f"{'' if odometer['complete'] else 'at least '}{odometer['charges']} in all, ε = {odometer['epsilon']} "
+        "together. Further releases add to it.",
         "trust": " ".join(TRUST),
-        "gaps": [f"The guarantee does not cover {gap}." for gap in (PEOPLE[cost["grouped"]], *NOT_COVERED)],
-        "public": [*public, *(["the number of images, by the owner's declaration"] if cost["declared"] else [])],
-        "measured": f"Made from noisy measurements: {', '.join(row['stage'] for row in cost['stages'])}.",
-        "labels": "Labels were given by a classifier that was trained under the same guarantee."
-        if card.get("labels") == "teacher" or shown["public_images"]
-        else "Labels are those that the models were asked for.",
-        "version": sfumato.__version__,
-        "digest": ledger["digest"],
+        "public": "; ".join(public) + ".",
+        "mechanisms": "\n".join(map(mechanism_line, ledger["records"])),
     }
+
+
+def mechanism_line(record: Mapping) -> str:
+    """A record as one line of a list."""
+    parts = "; ".join(
+        f"Gaussian, noise multiplier {sigma:g}, sample rate {rate:.4g}, releases {uses}"
+        for sigma, rate, uses in mechanisms(event_from_json(record["event"]))
+    )
+    return f"- {record['stage']}: {record['released']}. {parts}; sensitivity {record['sensitivity']}."

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sfumato.privacy.ledger import by_id, check_ledger, read_ledger
+from sfumato.privacy.check import check_ledger
+from sfumato.privacy.ledger import by_id, read_ledger
 from sfumato.privacy.profile import bound_text
 from sfumato.release.report import what_was_released
 from sfumato.storage.artifacts import read_artifact

@@ -1,4 +1,4 @@
-"""Variants of released images: a little changed, distorted, blended with a class easily confused; teacher labels.
+"""Variants of released images: distorted, blended with a class easily confused; teacher labels.
 
 All of it works on what was released, so it is free. What a generator draws covers less than the real images do. A
 teacher that learned from those can label what lies around the drawn ones, and a classifier then learns there too.
@@ -17,7 +17,6 @@ from torch import Tensor
 from sfumato.features.teacher_network import TeacherNetwork, at_shares, probabilities_of, share_offsets
 from sfumato.settings.release import Synthesize
 
-MOVED, BRIGHTER, BLURRED = 0.04, 0.2, 0.5  # largest part of an affine map, of log γ, of the weight of a 3×3 blur
 BLEND = (0.3, 0.7)  # the part of the first image in a blend
 # of a distorted image: largest part of the linear map and of the shift, spread of the warp in half sides, of its grid
 STRETCHED, SHIFTED, WARPED, KNOTS = 0.12, 0.06, 0.1, 5
@@ -42,14 +41,13 @@ def vary(images: Tensor, labels: Tensor, settings: Synthesize, teacher: TeacherN
     None where nothing needs one. It labels the plain images so that classes keep the shares that were asked, and the
     others by the same rule. `seed` fixes the variants; the global generator stays as it was.
     """
-    names = ("augmented", "distorted", "mixed")
+    names = ("distorted", "mixed")
     parts = {name: int(len(images) * part) for name in names if (part := getattr(settings, name))}
     plain = len(images) - sum(parts.values())
     random = torch.Generator().manual_seed(seed)
     sections = dict(zip(("plain", *parts), images.split([plain, *parts.values()]), strict=True))
-    for name, change in (("augmented", augment), ("distorted", distort)):
-        if name in sections:
-            sections[name] = torch.cat([change(part, random) for part in sections[name].split(BATCH)])
+    if "distorted" in sections:
+        sections["distorted"] = torch.cat([distort(part, random) for part in sections["distorted"].split(BATCH)])
     if settings.relabel and teacher is not None:
         seen = probabilities_of(teacher, images)
         offsets = share_offsets(seen[:plain], labels[:plain].bincount(minlength=teacher.classes))
@@ -67,24 +65,10 @@ def uniform(random: torch.Generator, low: float, high: float, *shape: int) -> Te
     return low + (high - low) * torch.rand(shape, generator=random)
 
 
-def augment(images: Tensor, random: torch.Generator) -> Tensor:
-    """Each image under a small affine map, another brightness and a light blur. (B, C, H, W) in [0, 1], and so out."""
-    if not len(images):
-        return images
-    number = len(images)
-    turned = torch.eye(2, 3) + MOVED * uniform(random, -1, 1, number, 2, 3)
-    grid = F.affine_grid(turned, list(images.shape), align_corners=False)
-    moved = F.grid_sample(images, grid, padding_mode="border", align_corners=False)
-    brighter = moved.clamp(0, 1) ** (BRIGHTER * uniform(random, -1, 1, number, 1, 1, 1)).exp()
-    weight = BLURRED * uniform(random, -1, 1, number, 1, 1, 1).abs()
-    return brighter.lerp(F.avg_pool2d(F.pad(brighter, (1, 1, 1, 1), mode="replicate"), 3, 1), weight)
-
-
 def distort(images: Tensor, random: torch.Generator) -> Tensor:
-    """Each image warped, woven through with stripes or spots, and under another light. (B, C, H, W) in [0, 1], and so
-    out.
+    """Each image warped, woven through with stripes or spots, and under another light; (B, C, H, W) in [0, 1].
 
-    The texture multiplies, so a dark ground stays dark. What class such an image is of, only the teacher can say.
+    The texture multiplies, so a dark ground stays dark. Only the teacher can label such an image.
     """
     if not len(images):
         return images

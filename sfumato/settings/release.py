@@ -19,7 +19,7 @@ Line = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\r\n]+$")
 
 
 class Release(Strict):
-    """What the release says of itself, in its owner's words: for its cards and statements, and public like them.
+    """The owner's words on the release: for its cards and statements, and public like them.
 
     No query depends on it, so it may be changed at any time at no cost.
     """
@@ -47,30 +47,26 @@ class Synthesize(Settings):
     steps: Positive = 18  # Heun steps
     guidance: Annotated[float, Field(ge=0)] = 0.0  # 0: none; g: D + g·(D − D_unconditional)
     labels: Literal["prior", "uniform"] = "prior"
-    # PNG and Parquet files say that the images are generated, by IPTC's digital source type; public ones what they are
-    marked: bool = True
     # 0: none; 1: D moves towards its label by Bayes' rule, as the teacher sees it (diffusion models that draw pixels)
     teacher_guidance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     relabel: bool = False  # released with the teacher's labels, not with those asked of the models
-    augmented: Fraction = 0.0  # part of the images that is slightly moved, brightened or blurred
-    distorted: Fraction = 0.0  # part that is warped, textured and under another light; needs `relabel`
+    distorted: Fraction = 0.0  # part of the images that is warped, textured and under another light; needs `relabel`
     mixed: Fraction = 0.0  # part that is blended with images of classes that the teacher confuses with their own
     # further forms beside the arrays: a folder of PNGs a class, one archive, one table
     export: tuple[Literal["png", "npz", "parquet"], ...] = ()
 
     @model_validator(mode="after")
     def some_stay_plain(self) -> Synthesize:
-        if self.augmented + self.distorted + self.mixed >= 1:
+        if self.distorted + self.mixed >= 1:
             raise ValueError(
-                f"augmented={self.augmented:g}, distorted={self.distorted:g} and mixed={self.mixed:g} leave no plain "
-                "image: lower one of them"
+                f"distorted={self.distorted:g} and mixed={self.mixed:g} leave no plain image: lower one of them"
             )
         if (self.mixed > 0 or self.distorted > 0) and not self.relabel:
             raise ValueError("distorted and mixed images have no label but the teacher's: set relabel: true")
         return self
 
     def reads(self, name: str) -> bool:
-        """Adapters of `finetune` need the weights of `pretrain`, a selection the images that it is of."""
+        """Whether it reads this input. LoRA adapters need `pretrain`; `select` needs the public set."""
         if name == "teacher":
             return self.relabel or self.teacher_guidance > 0
         needs = {"pretrain": "finetune", "public": "select"}

@@ -1,8 +1,8 @@
 import pytest
-from dp_accounting import ComposedDpEvent, LaplaceDpEvent
+from dp_accounting import ComposedDpEvent, GaussianDpEvent, LaplaceDpEvent, SelfComposedDpEvent
 
 from sfumato.errors import BudgetError
-from sfumato.privacy.events import Mechanism, event_from_json, event_to_json
+from sfumato.privacy.events import Mechanism, event_from_json, event_to_json, mechanisms
 
 
 @pytest.mark.parametrize(
@@ -68,3 +68,12 @@ def test_a_mechanism_comes_back_from_its_record(rate, uses):
     assert Mechanism.from_event(event_from_json(event_to_json(mechanism.event))) == mechanism
     with pytest.raises(BudgetError, match="not the event of one mechanism"):
         Mechanism.from_event(ComposedDpEvent([mechanism.event]))
+
+
+def test_mechanisms_are_read_through_their_nesting():
+    dpsgd = Mechanism(noise_multiplier=1.5, sample_rate=0.25, uses=2000).event
+    both = ComposedDpEvent([dpsgd, GaussianDpEvent(5.0)])
+    assert mechanisms(both) == [(1.5, 0.25, 2000), (5.0, 1.0, 1)]
+    assert mechanisms(SelfComposedDpEvent(both, 3)) == [(1.5, 0.25, 6000), (5.0, 1.0, 3)]
+    with pytest.raises(BudgetError, match="Laplace"):
+        mechanisms(ComposedDpEvent([LaplaceDpEvent(1.0)]))

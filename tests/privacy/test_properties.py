@@ -14,8 +14,9 @@ from sfumato.data.store import Card
 from sfumato.errors import BudgetError
 from sfumato.planning.resolve import make_plan, plan_texts
 from sfumato.privacy.accountant import default_delta, epsilon
+from sfumato.privacy.check import check_ledger, lock_problems
 from sfumato.privacy.events import SECRET, UNITS, Mechanism, event_to_json
-from sfumato.privacy.ledger import build_ledger, check_ledger, ledger_text, lock_problems, read_ledger
+from sfumato.privacy.ledger import build_ledger, ledger_text, read_ledger
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.resolved import read_lineages, read_stage_plan
 from sfumato.settings.data import IMAGE

@@ -19,9 +19,11 @@ from sfumato.errors import BudgetError, ConfigError, DataError
 from sfumato.planning.resolve import inherited_events, make_plan, policy_of
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.authorize import DAY, SpendingPolicy
+from sfumato.privacy.check import check_ledger
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, SECRET, UNITS, ZERO_OUT_ONE, Mechanism, event_to_json
-from sfumato.privacy.ledger import build_ledger, check_ledger, ledger_text
+from sfumato.privacy.ledger import build_ledger, ledger_text
 from sfumato.privacy.odometer import Odometer
+from sfumato.privacy.opinions import Opinion
 from sfumato.release.card import dataset_card
 from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.release import Synthesize
@@ -395,10 +397,12 @@ def ledger(tmp_path) -> Path:
     return path
 
 
-def test_every_option_of_the_check_is_read(ledger):
+def test_every_option_of_the_check_is_read(ledger, capsys):
     spent, problems = check_ledger(build_ledger(BUDGET, {r["id"]: r for r in (record(1), record(3))}, []))
     assert not problems
     check(ledger)
+    shown = capsys.readouterr().out
+    assert all(f"{name} " in shown for name in ("rdp", "rdp_classic", "pld", "Opacus RDP", "Opacus PRV"))
     check(ledger, epsilon=spent + 0.01)
     with pytest.raises(BudgetError, match="exceeds --epsilon"):
         check(ledger, epsilon=spent - 0.01)
@@ -408,6 +412,13 @@ def test_every_option_of_the_check_is_read(ledger):
         check(ledger, artifacts=True)
     (ledger.parent / "dvc.lock").write_text("stages: {}\n")
     with pytest.raises(BudgetError, match=r"dvc.lock"):
+        check(ledger)
+
+
+def test_the_check_fails_if_another_accountant_of_the_same_kind_refutes_the_declared_one(ledger, monkeypatch):
+    wrong = {"Opacus RDP": Opinion(2.0, "rdp", 1.0), "Opacus PRV": Opinion(None, "pld", 1.0)}
+    monkeypatch.setattr("sfumato.privacy.opinions.all_opinions", lambda *_: wrong)
+    with pytest.raises(BudgetError, match="Opacus RDP comes to epsilon=2"):
         check(ledger)
 
 

@@ -61,11 +61,6 @@ def test_public_images_are_called_that_and_never_generated(digits, tmp_path):
     assert kind.endswith("/compositeWithTrainedAlgorithmicMedia") and "public images" in words
 
 
-def test_the_mark_can_be_left_out(digits, tmp_path):
-    for file in pngs(write_release(tmp_path / "release", digits, export=["png"], marked=False)):
-        assert packet_of(file.read_bytes()) == ""
-
-
 def test_the_pixels_stay_as_they_are(digits, tmp_path):
     from PIL import Image
 

@@ -72,8 +72,8 @@ def test_no_stage_imports_dvc_torchvision_or_opacus_unasked():
     assert done.stdout.strip() == "[]"
 
 
-def test_ledger_check_needs_no_torch():
-    code = "import sys\nimport sfumato.privacy.ledger\nprint('torch' in sys.modules)"
+def test_the_ledger_and_its_check_import_no_torch():
+    code = "import sys\nimport sfumato.privacy.check, sfumato.privacy.opinions\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "False"
 

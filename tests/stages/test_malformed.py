@@ -19,8 +19,9 @@ from sfumato.data.sources import read_source
 from sfumato.data.sources.idx import read_idx
 from sfumato.data.store import read_card
 from sfumato.errors import SfumatoError
+from sfumato.privacy.check import check_ledger
 from sfumato.privacy.events import Mechanism
-from sfumato.privacy.ledger import build_ledger, check_ledger, read_budget, read_ledger
+from sfumato.privacy.ledger import build_ledger, read_budget, read_ledger
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.resolved import read_lineage, read_stage_plan
 from sfumato.settings.data import Data

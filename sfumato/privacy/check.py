@@ -1,0 +1,184 @@
+"""The check of a ledger: every reason why it does not hold, found from git without data.
+
+It trusts no stored number: it computes epsilon again from the records' mechanisms and compares.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sfumato.errors import BudgetError
+from sfumato.privacy.accountant import ACCOUNTANTS, RELATIONS, epsilon
+from sfumato.privacy.events import UNITS, event_from_json
+from sfumato.privacy.ledger import Ledger, by_id, compose, odometer_line
+from sfumato.privacy.record import record_problems
+from sfumato.settings.stages import QUERIES
+from sfumato.storage.artifacts import as_text, empty_content
+from sfumato.storage.digest import digest_of
+from sfumato.storage.documents import read_yaml, validated
+
+HEAD = re.compile("[0-9a-f]{64}")  # of a journal
+TOLERANCE = 1e-6  # relative, between stored and recomputed epsilon
+
+
+def check_ledger(
+    ledger: Mapping, *, limit: float | None = None, delta: float | None = None, unit: str | None = None
+) -> tuple[float, list[str]]:
+    """Compute epsilon again from the records, and list every reason why the ledger does not hold.
+
+    Args:
+        limit: the largest epsilon allowed, beside the ledger's own target.
+        delta: by default the ledger's.
+        unit: "image" or "group", if the ledger must be of that one.
+    Returns: (epsilon by the ledger's accountant at `delta`, the reasons).
+    """
+    if problems := malformed(ledger):
+        return math.inf, problems
+    if digest_of({key: value for key, value in ledger.items() if key != "digest"}) != ledger["digest"]:
+        problems.append("its digest does not fit its content: it was edited")
+    delta = ledger["delta"] if delta is None else delta
+    hint, accountant = ledger["size_hint"], ledger["accountant"]
+    if hint < 1 or not 0 < delta <= 1 / hint:
+        problems.append(f"delta={delta} is above 1/size_hint (size_hint={hint}): it would allow publishing an image")
+        return math.inf, problems
+    if accountant not in ACCOUNTANTS or ledger["adjacency"] not in RELATIONS:
+        problems.append(f"accountant={accountant!r}, adjacency={ledger['adjacency']!r}: unknown")
+    records = ledger["records"]
+    for number, record in enumerate(records):
+        problems += record_problems(f"record {number}", record)
+    if not problems and len(by_id(ledger)) < len(records):
+        problems.append("it lists a record twice")
+    units = {record["unit"] for record in records} if not problems else set()
+    if len(units) > 1:
+        problems.append(f"its records are of different units ({', '.join(sorted(units))}), which cannot be composed")
+    elif unit is not None and units - {UNITS[unit]}:
+        problems.append(f"its privacy unit is {units.pop()}, expected {UNITS[unit]}")
+    if problems:
+        return math.inf, problems
+
+    stored = compose(records, ledger["delta"])
+    for name, found in stored["epsilon"].items():
+        said = ledger["epsilon"].get(name, math.nan)
+        if not abs(said - found) <= TOLERANCE * max(1.0, found):
+            problems.append(f"its epsilon ({name}) is {said}, its records come to {found:.6g}")
+    problems += odometer_problems(ledger)
+    if listed(ledger["stages"]) != listed(stored["stages"]):
+        problems.append("its table of stages does not list the records it holds: one was added or trimmed")
+    events = [event_from_json(record["event"]) for record in records]
+    spent = epsilon(events, delta, accountant, stored["adjacency"])
+    for what, bound, found, at in (
+        ("its own target", ledger["target"], stored["epsilon"][accountant], ledger["delta"]),
+        ("--epsilon", limit, spent, delta),
+    ):
+        if bound is not None and not found <= bound:
+            problems.append(f"epsilon={found:.4f} at delta={at:.3g} exceeds {what} {bound:g}")
+    return spent, problems
+
+
+def odometer_problems(ledger: Mapping) -> list[str]:
+    """What does not hold in the line of everything ever opened, which is computed again from what the ledger lists."""
+    said = ledger["odometer"]
+    try:
+        others = [{"id": None, "event": event} for event in said["others"]]
+        found = odometer_line(ledger["records"], others, ledger["delta"], said["dataset_id"], said["head"])
+    except BudgetError as error:
+        return [f"its odometer cannot be read ({error})"]
+    problems = [
+        f"its odometer's {key} is {said[key]}, what it lists comes to {found[key]:.6g}"
+        for key in ("charges", "epsilon")
+        if not abs(said[key] - found[key]) <= TOLERANCE * max(1.0, found[key])
+    ]
+    if said["complete"] is not found["complete"] or not (said["head"] is None or HEAD.fullmatch(said["head"])):
+        problems.append("its odometer is marked as complete without the head of a journal, or that head is not one")
+    if said["dataset_id"] not in {record["dataset_id"] for record in ledger["records"]} and ledger["records"]:
+        problems.append(f"its odometer is of {said['dataset_id']!r}, of which it holds no record")
+    return problems
+
+
+def malformed(ledger: Mapping) -> list[str]:
+    """Nothing, or one sentence on why this does not have the form of a ledger."""
+    try:
+        validated(Ledger, ledger)
+    except ValueError as error:
+        return [f"it does not have the form of a ledger ({error})"]
+    return []
+
+
+def listed(stages: Mapping) -> dict[str, list[str]]:
+    """The record ids of each stage that has any. An older version's ledger may lack a stage that is switched off."""
+    return {name: entry["records"] for name, entry in stages.items() if entry["records"]}
+
+
+def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
+    """What contradicts the ledger in `dvc.lock`: its md5, and query stages that ran but have no record in it."""
+    try:
+        outs = lock_outs(lock)
+    except (OSError, ValueError) as error:
+        return [f"{lock} cannot be read ({error})"]
+    problems = []
+    md5 = outs.get(ledger_path.name)
+    if md5 is None:
+        problems.append(
+            f"{lock} does not list {ledger_path.name}: the pipeline that wrote it never finished (`dvc repro`)"
+        )
+    elif md5 != md5_of(ledger_path.read_bytes()):
+        problems.append(
+            f"{lock} has another md5 for {ledger_path.name}: one of the two was edited, or belongs to another run"
+        )
+    recorded = {record.get("stage") for record in ledger["records"]}  # a damaged record may have none
+    for path, md5 in outs.items():
+        stage = path.rsplit("/", 1)[-1]
+        unrecorded = path.startswith("artifacts/") and stage in QUERIES and stage not in recorded
+        if unrecorded and md5 != empty_artifact_md5(stage):
+            problems.append(
+                f"stage {stage} ran (it is in {lock}), but the ledger holds no record of it: a record was trimmed"
+            )
+    return problems
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockOut:
+    """A file or a folder that a stage wrote, in `dvc.lock`."""
+
+    path: str
+    md5: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockStage:
+    outs: tuple[LockOut, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lock:
+    """The part of `dvc.lock` that is read."""
+
+    stages: dict[str, LockStage]
+
+
+def lock_outs(lock: Path) -> dict[str, str]:
+    """Path -> md5 of everything that `dvc.lock` lists as written. Raises OSError or ValueError if it is not a lock."""
+    stages = validated(Lock, read_yaml(lock)).stages.values()
+    return {out.path: out.md5 for stage in stages for out in stage.outs}
+
+
+def empty_artifact_md5(stage: str) -> str:
+    """DVC's hash of the artifact of a stage that is switched off."""
+    return folder_md5({"privacy.json": md5_of(as_text(empty_content(stage)).encode())})
+
+
+def md5_of(content: bytes) -> str:
+    """DVC's hash of a file."""
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
+def folder_md5(files: Mapping[str, str]) -> str:
+    """DVC 3's hash of a folder: md5 over the path and the md5 of each file, and ".dir"."""
+    entries = [{"md5": md5, "relpath": name} for name, md5 in sorted(files.items())]
+    return md5_of(json.dumps(entries, sort_keys=True).encode()) + ".dir"

@@ -1,0 +1,112 @@
+"""Further opinions on what a ledger cost, by Opacus' accountants: a mistake in one library does not go unseen.
+
+Every accountant gives an upper bound on the same ε, so a larger one is only looser, and the budget is held by the
+ledger's declared accountant. What would refute it is another computation of the same kind that comes out larger by more
+than its own error: then one of the two is wrong, and a check has to fail.
+- RDP: Opacus' curve, with the same conversion, against ours over the orders that Opacus computes.
+- PLD: Opacus' PRV accountant, an upper bound that is at most twice its `eps_error` above a lower one.
+Opacus takes seconds to import, so nothing but `stage ledger check` asks for it.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+from dp_accounting import ComposedDpEvent, DpEvent
+
+from sfumato.privacy.accountant import ACCOUNTANTS, LARGEST_PLD, ORDERS, epsilon, epsilon_and_order, rdp_curve
+from sfumato.privacy.events import common_adjacency, event_from_json, mechanisms
+
+AGREEMENT = 0.01  # relative, beyond an opinion's own error
+# Opacus sums long series below order 2, and its binomial coefficients overflow beyond 1024
+OPACUS_ORDERS = (2, 1024)
+LARGEST_GRID = 2**20  # points of a discretized privacy loss: about a second for each mechanism
+LARGEST_ERROR = 0.1  # of epsilon: a grid that is coarser has no opinion
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """What one accountant makes of a composition.
+
+    epsilon: None if it cannot express it; kind: the accountant of the ledger that it bears on; ours: the bound of that
+    kind by the ledger's own code; error: the most by which `epsilon` exceeds the true value of its kind.
+    """
+
+    epsilon: float | None
+    kind: str
+    ours: float
+    error: float = 0.0
+
+    @property
+    def disagrees(self) -> bool:
+        return self.epsilon is not None and not self.epsilon - self.error <= (1 + AGREEMENT) * self.ours
+
+    def __str__(self) -> str:
+        return "n/a" if self.epsilon is None else f"{self.epsilon:.4f}"
+
+
+def all_opinions(records: Sequence[Mapping], delta: float) -> dict[str, Opinion]:
+    """Epsilon of the records at `delta` by every accountant: our own three, then Opacus' two."""
+    events, adjacency = [event_from_json(record["event"]) for record in records], common_adjacency(records)
+    found = {name: epsilon(events, delta, name, adjacency) for name in ACCOUNTANTS}
+    own = {name: Opinion(value, name, value) for name, value in found.items()}
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")  # of orders at the end of a list
+        return own | {"Opacus RDP": opacus_rdp(events, delta), "Opacus PRV": opacus_prv(events, delta, found["pld"])}
+
+
+def disagreements(opinions: Mapping[str, Opinion], accountant: str) -> list[str]:
+    """What refutes the bound of a ledger's declared accountant, one sentence each. rdp_classic rests on rdp's curve."""
+    kind = "pld" if accountant == "pld" else "rdp"
+    return [
+        f"{name} comes to epsilon={opinion}, where {kind} comes to {opinion.ours:.4f}: one of the two is wrong"
+        for name, opinion in opinions.items()
+        if opinion.kind == kind and opinion.disagrees
+    ]
+
+
+def opacus_rdp(events: Sequence[DpEvent], delta: float) -> Opinion:
+    """By Opacus' Rényi curves; `ours` is taken over the orders for which it gives a number."""
+    from opacus.accountants.analysis.rdp import compute_rdp
+
+    whole = ComposedDpEvent(list(events))
+    theirs, parts = np.full(len(ORDERS), np.inf), mechanisms(whole)
+    for i, order in enumerate(ORDERS):
+        if OPACUS_ORDERS[0] <= order <= OPACUS_ORDERS[1]:
+            with suppress(ValueError, OverflowError):  # of a series that its floats cannot hold
+                theirs[i] = sum(
+                    compute_rdp(q=rate, noise_multiplier=sigma, steps=uses, orders=float(order))
+                    for sigma, rate, uses in parts
+                )
+    known = np.isfinite(theirs)
+    if not known.any():
+        return Opinion(None, "rdp", math.inf)
+    curves = (np.where(known, curve, np.inf) for curve in (theirs, rdp_curve(whole)))
+    spent, ours = (epsilon_and_order(curve, delta)[0] for curve in curves)
+    return Opinion(spent, "rdp", ours)
+
+
+def opacus_prv(events: Sequence[DpEvent], delta: float, pld: float) -> Opinion:
+    """By Opacus' PRV accountant, which discretizes the privacy loss. pld: epsilon by the ledger's own distribution."""
+    from opacus.accountants import PRVAccountant
+
+    parts = mechanisms(ComposedDpEvent(list(events)))
+    if not parts or not pld <= LARGEST_PLD:
+        return Opinion(None, "pld", pld)
+    # The accountant's grid spans twice this, in steps of error / sqrt(uses · ln(12 / delta_error) / 2).
+    span, uses = epsilon(events, delta / 4000) + 3, sum(uses for *_, uses in parts)
+    coarsest = 2 * span * math.sqrt(uses * math.log(12_000 / delta) / 2) / LARGEST_GRID
+    error = max(pld / 1000, coarsest)
+    if error > LARGEST_ERROR:
+        return Opinion(None, "pld", pld)
+    accountant = PRVAccountant()
+    accountant.history = list(parts)
+    try:
+        return Opinion(float(accountant.get_epsilon(delta, eps_error=error)), "pld", pld, 2 * error)
+    except (ValueError, RuntimeError):  # a grid that it finds too coarse
+        return Opinion(None, "pld", pld)

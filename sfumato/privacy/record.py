@@ -1,0 +1,85 @@
+"""A record of the ledger: its form, and the reasons not to trust one."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, Field
+
+from sfumato.errors import BudgetError
+from sfumato.privacy.accountant import RELATIONS
+from sfumato.privacy.events import SECRET, UNITS, event_from_json
+from sfumato.settings.data import GROUP, DatasetId
+from sfumato.settings.fields import Positive
+from sfumato.settings.stages import QUERIES
+from sfumato.storage.documents import EXACT, second, validated
+
+RECORD_ID = re.compile("[0-9a-f]{32}")  # it also names a directory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """The form of a record."""
+
+    __pydantic_config__: ClassVar = EXACT
+
+    id: str
+    stage: str
+    dataset_id: DatasetId
+    data_version: str
+    unit: str
+    adjacency: str
+    event: dict[str, Any]
+    released: str
+    sensitivity: str
+    noise_source: str
+    max_norm: float
+    plan: str
+    settings: str
+    again: Annotated[int, Field(ge=0)]
+    versions: dict[str, str]
+    time: Annotated[int, AfterValidator(second)]
+    revision: Positive = 1
+    code: dict[str, str] = field(default_factory=dict)  # of schema 4
+    group_weight: str = ""  # how a group counts, if the unit is one
+    claim: str = ""  # the owner's statement on a unit of one image
+
+
+def is_record(content: object) -> bool:
+    """Whether this has the form of a record."""
+    try:
+        validated(Record, content)
+    except ValueError:
+        return False
+    return True
+
+
+def record_problems(place: str, record: object) -> list[str]:
+    """The reasons not to trust a record, one sentence each. place: its name until its id is known."""
+    if isinstance(record, dict) and not RECORD_ID.fullmatch(str(record.get("id"))):
+        return [f"{place} has no id of 32 hexadecimal digits"]
+    try:
+        validated(Record, record)
+    except ValueError as error:
+        return [f"{place} is not a whole record ({error})"]
+    assert isinstance(record, dict)
+    name = f"record {record['id'][:8]}"
+    problems = []
+    if record["stage"] not in QUERIES:
+        problems.append(f"{name} is of stage {record['stage']!r}, which is not a query")
+    if record["adjacency"] not in RELATIONS:
+        problems.append(f"{name} has adjacency {record['adjacency']!r}, which is unknown")
+    grouped = record["unit"] == UNITS[GROUP]
+    if record["unit"] not in UNITS.values() or grouped != ("group_weight" in record) or (grouped and "claim" in record):
+        problems.append(f"{name} has the unit {record['unit']!r}, which is unknown or contradicts its other fields")
+    if record["noise_source"] != SECRET:
+        problems.append(
+            f"{name} ({record['stage']}) used a seeded noise source ({record['noise_source']}): no privacy guarantee"
+        )
+    try:
+        event_from_json(record["event"])
+    except BudgetError as error:
+        problems.append(f"{name} ({record['stage']}): {error}")
+    return problems
