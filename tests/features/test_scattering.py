@@ -51,6 +51,6 @@ def test_frequencies_are_converted_once_and_are_the_same_in_every_precision():
         assert all(features.omega(index, images) is part for index, part in enumerate(kept))
     assert [part.dtype for part in kept] == [torch.bfloat16] * 2
     assert torch.allclose(half.float(), rows, atol=2e-2)
-    assert torch.allclose(features.of_vectors(features.vectors(images).double()).float(), rows, atol=1e-5)
+    assert torch.allclose(features.from_maps(features.vectors(images).double()).float(), rows, atol=1e-5)
     assert torch.equal(features(images), rows) and features.omega(0, images) is features.omega_0
     assert features.state_dict() == {}
