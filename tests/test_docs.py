@@ -12,8 +12,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
-GENERATED = {"index.md", "changelog.md"}
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+GENERATED = {"index.md", "changelog.md", "contributing.md", "security.md", "notes/index.md"}
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_every_link_of_the_site_leads_somewhere_and_nothing_is_loaded_from_elsew
 def test_a_link_that_leads_nowhere_is_seen(tmp_path):
     """The strict build, on a copy with one bad link and one bad anchor."""
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
-    for name in ("README.md", "LICENSE", "mkdocs.yml"):
+    for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "mkdocs.yml"):
         shutil.copy(ROOT / name, tmp_path / name)
     for name in ("sfumato", "benchmarks"):
         (tmp_path / name).symlink_to(ROOT / name)
