@@ -194,7 +194,8 @@ def parameters() -> str:
 
 
 def docstring(kind: type) -> str:
-    paragraphs = inspect.cleandoc(kind.__doc__ or "").split("\n\n")
+    text = re.sub(r"\s*\(METHODS [^)]*\)|[,;] METHODS [^).]*", "", inspect.cleandoc(kind.__doc__ or ""))
+    paragraphs = text.split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
@@ -204,7 +205,13 @@ def settings_table(rows: list[tuple[str, str, str, str]]) -> str:
 
 def table(head: tuple[str, ...], rows: Any) -> str:
     lines = [head, ("---",) * len(head), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(cell(str(value)) for value in line) + " |" for line in lines)
+
+
+def cell(text: str) -> str:
+    """Text for a cell of a table: "<stage>" outside of code is not HTML."""
+    parts = text.replace("|", "\\|").split("`")
+    return "`".join(part if i % 2 else part.replace("<", "&lt;") for i, part in enumerate(parts))
 
 
 # --- commands, recipes, exit codes ------------------------------------------------------------------------------------
@@ -286,7 +293,7 @@ def profiles() -> str:
 
 
 def overlays(folder: str) -> Iterator[tuple[Path, dict[str, Any]]]:
-    for path in sorted((ROOT / folder).glob("*.yaml")):
+    for path in sorted((ROOT / folder).glob("*.yaml"), key=lambda path: path.stem):
         yield path, {"description": ""} | yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
