@@ -193,6 +193,16 @@ def parameters() -> str:
     return "\n\n".join(parts)
 
 
+def machine() -> str:
+    """The machine settings that fields of sections stand for."""
+    rows = {}
+    for kind in sections().values():
+        for key in MACHINE.keys() & kind.model_fields.keys():
+            meaning = description(kind, key)
+            rows.setdefault(key, (f"`{MACHINE[key]}`", default_of(kind.model_fields[key]), meaning))
+    return table(("variable", "default", "meaning"), [rows[key] for key in MACHINE])
+
+
 def docstring(kind: type) -> str:
     text = re.sub(r"\s*\(METHODS [^)]*\)|[,;] METHODS [^).]*", "", inspect.cleandoc(kind.__doc__ or ""))
     paragraphs = text.split("\n\n")
@@ -308,6 +318,7 @@ PARTS = {
     "exit-codes": exit_codes,
     "recipes": recipes,
     "profiles": profiles,
+    "machine": machine,
     "parameters": parameters,
 }
 

@@ -25,7 +25,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Strength = Annotated[float, Field(gt=0, lt=1)]
 
 
-# Machine settings change speed only, so no plan holds them: a stage reads them from environment variables.
+# Machine settings: they change speed alone, so no plan holds them. A stage reads them from its environment.
 MACHINE = {"chunk": "SFUMATO_CHUNK", "checkpoint_every": "SFUMATO_CHECKPOINT_EVERY"}
 
 
@@ -49,7 +49,7 @@ class Settings(Strict):
     chooser: ClassVar[str] = ""  # the key that decides which inputs are read, if one does
 
     def on_this_machine(self) -> Self:
-        """With the machine settings from the environment. Raises ConfigError for a value that is not a number."""
+        """With the machine settings that the environment gives. Raises ConfigError for one that is no number."""
         found = {}
         for key, variable in MACHINE.items():
             if key in type(self).model_fields and (text := os.environ.get(variable)):

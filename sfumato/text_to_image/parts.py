@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfumato.errors import DataError, explained
-from sfumato.text_to_image.directory import AGAIN, ModelDirectory, reason_of, require_library, variant_of
+from sfumato.text_to_image.directory import AGAIN, ModelDirectory, reason_of, require_library, weights_of
 from sfumato.text_to_image.prompts import NO_LABEL
 
 UNSUPPORTED = ("group_norm", "spatial_norm", "norm_q", "norm_k", "norm_cross", "add_k_proj")  # in an attention
@@ -42,8 +42,8 @@ def load_part(model: ModelDirectory, part: str) -> Any:
     options: dict[str, Any] = {"local_files_only": True}
     if part not in ("tokenizer", "scheduler"):
         options |= {"use_safetensors": True, "torch_dtype": torch.float32}
-        if variant := variant_of(model.path, part):
-            options["variant"] = variant.removeprefix(".")
+        if (weights := weights_of(model.path, part)) and weights[1]:
+            options["variant"] = weights[1].removeprefix(".")
     failed = f"{model.path / part} cannot be loaded as {model.classes[part]}"
     # the type depends on what is wrong with the files
     with explained(DataError, lambda error: f"{failed} ({reason_of(error)}): {AGAIN}", causes=(Exception,)):
