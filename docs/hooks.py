@@ -1,7 +1,7 @@
-"""What the site needs beside the pages of `docs/`: README and changelog as pages, notebooks as pages, files they name.
+"""What the site needs beside the pages of `docs/`: root pages, notes of the benchmarks, notebooks, files they link to.
 
-The links in `docs/` are those of a clone, so that they work there too. On the site, a link to a file of the repository
-that is no page leads to a copy of that file.
+The links in `docs/` are those of a clone, so that they work there too. On the site, a link to another file of the
+repository leads to a copy of that file, and a link to a folder becomes plain text.
 """
 
 from __future__ import annotations
@@ -15,9 +15,17 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md"}  # by their paths in the repository and on the site
+ROOT_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+NOTES = "benchmarks/notes"
+PAGES = {  # paths in the repository -> paths on the site
+    "README.md": "index.md",
+    f"{NOTES}/README.md": "notes/index.md",
+    **{name: name.lower() for name in ROOT_PAGES},
+    **{f"{NOTES}/{path.name}": f"notes/{path.name}" for path in sorted((ROOT / NOTES).glob("[!R]*.md"))},
+}
 COPIES = "source"  # folder of the site for files of the repository
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#|/)([^)#\s]+)")
+FOLDER_LINK = re.compile(r"\[([^\]]*)\]\((?!\w+:|#|/)([^)#\s]+)\)")
 
 
 def notebook_page(text: str) -> str:
@@ -48,11 +56,17 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     origin = {page: path for path, page in PAGES.items()}.get(page.file.src_uri, f"docs/{page.file.src_uri}")
     here = Path(page.file.src_uri).parent
 
+    def in_the_repository(link: str) -> str:
+        return os.path.normpath(Path(origin).parent / link)
+
+    def without_folder(link: re.Match[str]) -> str:
+        return link[1] if (ROOT / in_the_repository(link[2])).is_dir() else link[0]
+
     def on_the_site(link: re.Match[str]) -> str:
-        path = os.path.normpath(Path(origin).parent / link[1])
+        path = in_the_repository(link[1])
         target = PAGES.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else f"{COPIES}/{path}")
         if target.startswith(f"{COPIES}/") and files.get_file_from_path(target) is None and (ROOT / path).is_file():
             files.append(File.generated(config, target, abs_src_path=str(ROOT / path)))
         return os.path.relpath(target, here)
 
-    return LINK.sub(on_the_site, markdown)
+    return LINK.sub(on_the_site, FOLDER_LINK.sub(without_folder, markdown))

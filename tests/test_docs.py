@@ -1,5 +1,6 @@
-"""The site made of `docs/`: it builds, names every page, its links are whole, and its commands exist."""
+"""The site made of `docs/`: it builds and names every page; its links, commands and generated tables are right."""
 
+import importlib.util
 import re
 import shlex
 import shutil
@@ -10,10 +11,19 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from pydantic import BaseModel
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
-GENERATED = {"index.md", "changelog.md"}
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+GENERATED = {"index.md", "changelog.md", "contributing.md", "security.md", "notes/index.md"}
+
+
+@pytest.fixture(scope="module")
+def generate():
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +91,7 @@ def test_every_link_of_the_site_leads_somewhere_and_nothing_is_loaded_from_elsew
 def test_a_link_that_leads_nowhere_is_seen(tmp_path):
     """The strict build, on a copy with one bad link and one bad anchor."""
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
-    for name in ("README.md", "LICENSE", "mkdocs.yml"):
+    for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "mkdocs.yml"):
         shutil.copy(ROOT / name, tmp_path / name)
     for name in ("sfumato", "benchmarks"):
         (tmp_path / name).symlink_to(ROOT / name)
@@ -121,3 +131,30 @@ def test_every_command_in_the_docs_exists_with_its_options():
             if command is None or unknown:
                 wrong.append((page.name, words, unknown))
     assert seen > 20 and not wrong, wrong
+
+
+def test_the_generated_parts_of_the_reference_are_those_of_the_code(generate):
+    page = generate.REFERENCE.read_text(encoding="utf-8")
+    assert generate.generated(page) == page, "run python docs/generate.py"
+
+
+def test_every_setting_and_every_section_has_a_description(generate):
+    assert [row[0] for row in generate.all_rows() if not row[3]] == []
+    assert [name for name, kind in generate.sections().items() if not generate.docstring(kind)] == []
+
+
+class Parent(BaseModel):
+    size: int = 1  # height and width
+
+
+class Child(Parent):
+    size: int = 2
+    # how many;
+    # None: all
+    count: int | None = None
+
+
+def test_a_description_is_the_comment_on_the_line_or_above_it_or_inherited(generate):
+    assert generate.description(Child, "size") == "height and width"
+    assert generate.description(Child, "count") == "how many; `null`: all"
+    assert list(generate.rows_of(Child, ""))[1][1:3] == ("integer or `null`", "`null`")

@@ -114,9 +114,8 @@ def ids_of_table(table: Path, files: Sequence[Path], root: Path) -> Ids:
         found[index] = row[column]
     missing = next((i for i in range(len(files)) if i not in found), None)
     if missing is not None:
-        raise DataError(
-            f"data.groups.csv={table} lacks {name_of(missing, files, root)}, and perhaps others: give each file a row"
-        )
+        what = name_of(missing, files, root)
+        raise DataError(f"data.groups.csv={table} lacks {what}, and perhaps others: give each file a row")
     return [found[i] for i in range(len(files))]
 
 

@@ -1,7 +1,7 @@
-"""What an input from outside brings along: the records of the release that it is, lies in, or was copied from.
+"""Records inherited from public inputs that were derived from an earlier release.
 
-Public images and public models cost nothing, unless they were made from sensitive images. Then their `privacy.json`
-says so; and without it the state directory recognises what was released from here, by its bytes.
+Public images and models cost nothing, unless they were made from sensitive images. Their `privacy.json` holds the
+records then; without it, the state directory recognises by their bytes the files that were released from here.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ FRESH = 2.0  # seconds: a file that changed so shortly before may change again w
 
 
 def listing_of(data: Data, key: bytes) -> str | None:
-    """A keyed digest of what decides a prepared set: its settings, the code, and every file at or below what they name.
+    """A keyed digest of what decides a prepared set: settings, PREPARE_REVISION, and every file that they name or hold.
 
     A file counts by name, size, inode and the times of its last change: that of its content, and that of its status,
     which no program can set back. None where nothing can be said: without a path, where a file changed just now, or
@@ -29,8 +29,8 @@ def listing_of(data: Data, key: bytes) -> str | None:
     path = Path(data.path).expanduser() if data.path is not None else None
     if path is None or not path.exists():
         return None
-    mac = hmac.new(key, canonical({"data": data.model_dump(mode="json"), "path": str(path.resolve())}), "sha256")
-    mac.update(f"revision {PREPARE_REVISION}".encode())
+    decides = {"data": data.model_dump(mode="json"), "path": str(path.resolve()), "revision": PREPARE_REVISION}
+    mac = hmac.new(key, canonical(decides), "sha256")
     latest = time.time_ns() - int(FRESH * 1e9)
     for name, status in chain.from_iterable(statuses(found) for found in named(data.model_dump(mode="json"))):
         if stat.S_ISLNK(status.st_mode) or max(status.st_ctime_ns, status.st_mtime_ns) > latest:

@@ -3,8 +3,8 @@
 A public card stands for the sensitive images. Layout of the private part: `<state>/keys/<dataset_id>` (the secret key)
 and `<state>/data/<dataset_id>/{sensitive,holdout,card.json,origin.json}`. Directories have mode 0700, files mode 0600.
 Guarantee: what is done to an image, and which part it goes to, depends on that image (where there are groups, the id of
-its group), the key and `config.Data` alone; the card does not depend on the images, but for their shape where
-`config.Data` names none.
+its group), the key and the section `data` alone; the card does not depend on the images, but for their shape where
+`data` names none.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ import hmac
 import json
 import os
 import secrets
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -37,7 +35,7 @@ from sfumato.errors import ConfigError, DataError, explained
 from sfumato.settings.data import GROUP, IMAGE, OF_THE_OWNER, Data, Public
 from sfumato.storage.artifacts import Artifact, writing
 from sfumato.storage.documents import read_json
-from sfumato.storage.files import open_private, replace_file
+from sfumato.storage.files import open_private, replace_file, replacing_directory
 from sfumato.storage.journal import REGROUP, Journal
 from sfumato.storage.png import save_png, to_grid
 
@@ -78,7 +76,7 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
         if listing is not None and (known := prepared_from(home, listing, state)) is not None:
             replace_file(card, known)
             return json.loads(known)  # type: ignore[no-any-return]
-        fresh = stack.enter_context(replacing(home))
+        fresh = stack.enter_context(replacing_directory(home, private=True))
         source = read_source(data, raw)
         image_set = split(source, key, data.holdout_fraction, fresh)
         public = Card(
@@ -344,31 +342,6 @@ def fingerprint(image_set: ImageSet, key: bytes) -> str:
         for start in range(0, len(array), 4096):
             mac.update(np.ascontiguousarray(array[start : start + 4096]).tobytes())
     return mac.hexdigest()
-
-
-@contextmanager
-def replacing(directory: Path) -> Iterator[Path]:
-    """A new directory (mode 0700) that takes the place of `directory` on success and vanishes on an exception.
-
-    A kill leaves the old directory, the new one, or the old one set aside, which the next call puts back. The caller
-    holds a lock.
-    """
-    aside = directory.with_name(f".{directory.name}.old")
-    if aside.exists() and not directory.exists():
-        aside.rename(directory)
-    for leftover in directory.parent.glob(f".{directory.name}.new.*"):  # of a killed run; dataset ids start with no dot
-        shutil.rmtree(leftover)
-    shutil.rmtree(aside, ignore_errors=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{directory.name}.new.", dir=directory.parent))
-    try:
-        yield fresh
-        if directory.exists():
-            directory.rename(aside)
-        fresh.rename(directory)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-        if directory.exists():
-            shutil.rmtree(aside, ignore_errors=True)
 
 
 def progress(items: Iterable, total: int) -> Iterator:

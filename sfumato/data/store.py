@@ -8,7 +8,6 @@ images: never in an artifact, never tracked by DVC, under the state directory wi
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -27,7 +26,7 @@ from sfumato.errors import DataError, explained
 from sfumato.settings.data import GROUP, IMAGE, DatasetId
 from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import EXACT, class_name, read_json, validated
-from sfumato.storage.files import open_private
+from sfumato.storage.files import open_private, replacing_directory
 
 SENSITIVE, HOLDOUT, CARD = "sensitive", "holdout", "card.json"
 AGAIN = "run `stage prepare sensitive`"
@@ -38,7 +37,6 @@ CHUNK = 64  # images in memory at a time
 Side = Annotated[int, Field(gt=0, lt=2**16)]  # pixels, or channels
 ClassName = Annotated[str, AfterValidator(class_name)]
 Encode = Callable[[Tensor], Tensor]  # (B, C, H, W) float32 in [0, 1] -> (B, c, h, w), row by row
-Progress = Callable[[int, int], None]  # done, of how many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +185,9 @@ def have_latents(state: Path, card: Card, key: str) -> bool:
     return (latents_directory(state, card, key) / META).is_file()
 
 
-def write_latents(state: Path, card: Card, key: str, encode: Encode, progress: Progress | None = None) -> None:
+def write_latents(
+    state: Path, card: Card, key: str, encode: Encode, progress: Callable[[int, int], None] | None = None
+) -> None:
     """Encode all sensitive images and keep the latents under `key`.
 
     Latents of other encoders, or of other images of this dataset, are removed. This is local work: the caller journals
@@ -203,10 +203,8 @@ def write_latents(state: Path, card: Card, key: str, encode: Encode, progress: P
                 shutil.rmtree(other)
         if home.exists():
             return
-        fresh = home.with_name(f".new.{home.name}")
-        fresh.mkdir(mode=0o700)
-        try:
-            shape, told = None, 0
+        with replacing_directory(home, private=True) as fresh:
+            shape, shown = None, 0
             with open_private(fresh / LATENTS) as file:
                 for start in range(0, len(images), CHUNK):
                     batch, _ = images.batch(np.arange(start, min(start + CHUNK, len(images))))
@@ -215,15 +213,12 @@ def write_latents(state: Path, card: Card, key: str, encode: Encode, progress: P
                         shape = rows.shape[1:]
                         write_header(file, rows.dtype, (len(images), *shape))
                     file.write(np.ascontiguousarray(rows).tobytes())
-                    while told < 100 * (start + len(rows)) // len(images):
-                        told += 1
+                    while shown < 100 * (start + len(rows)) // len(images):
+                        shown += 1
                         if progress:
-                            progress(told, 100)
+                            progress(shown, 100)
             with open_private(fresh / META) as file:
                 file.write(json.dumps({"key": key, "version": card.version, "shape": list(shape or ())}).encode())
-            os.rename(fresh, home)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
 
 
 def load_latents(state: Path, card: Card, key: str) -> LatentSet:

@@ -16,27 +16,18 @@ DatasetId = Annotated[str, AfterValidator(dataset_name)]
 
 # units of privacy: one image with its label, or all images of one person
 IMAGE: Literal["image"] = "image"
-
-
 GROUP: Literal["group"] = "group"
-
-
 OF_THE_OWNER = ("imagefolder", "npz")  # sources that hold whatever their owner put there
 
 
 class Groups(Strict):
-    """Where the id of each image's person is found, one way of four. The ids are private: they are never written.
+    """Where the id of each image's person is found: one of csv, pattern, folder, array. Ids are never written."""
 
-    csv: a file with the columns file (its path below data.path) and group (the id); pattern: a regular expression whose
-    one group is the id in a file's name; folder: pictures lie in <class>/<id>/; array: groups.npy in the folder, or
-    `groups` in the archive, has an id for each image, in their order.
-    """
-
-    csv: str | None = None
-    pattern: str | None = None
-    folder: bool = False
-    array: bool = False
-    alone: bool = False  # the owner's word that an image without an id is the only one of its person
+    csv: str | None = None  # a table with the columns file (the path below data.path) and group (the id)
+    pattern: str | None = None  # a regular expression for file names; its one group is the id
+    folder: bool = False  # pictures lie in <class>/<id>/
+    array: bool = False  # groups.npy in the folder, or `groups` in the archive: one id per image, in their order
+    alone: bool = False  # owner's confirmation: each image without an id is the only one of its person; else refused
 
     @model_validator(mode="after")
     def one_way(self) -> Groups:
@@ -51,28 +42,30 @@ class Groups(Strict):
         try:
             found = 1 if value is None else re.compile(value).groups
         except re.error as error:
-            raise ValueError(f"it is no regular expression ({error})") from error
+            raise ValueError(f"it is not a regular expression ({error})") from error
         if found != 1:
             raise ValueError(f"it has {found} groups in parentheses: expected one, around the id, as in '^(P\\d+)_'")
         return value
 
 
 class Data(Strict):
-    """Where the sensitive images come from. Everything here is public."""
+    """Where the sensitive images come from. Every value in this section is public."""
 
-    # None: as the source is called
+    # name that the odometer counts by, at most 64 of A-Z a-z 0-9 . _ -; None: the source's name. Required for
+    # imagefolder and npz
     dataset_id: DatasetId | None = None
-    source: str = "digits"  # one of SOURCES (sfumato/data/sources)
-    path: str | None = None
-    size: Positive | None = None  # height and width after resizing; None: as the source has them
-    channels: Literal[1, 3] | None = None  # None: as the source has them
-    # a public name of this state of the images: where they change, another one; None: drawn when first prepared
+    source: str = "digits"  # one of SOURCES (sfumato/data/sources): digits, fashion-mnist, cifar10, imagefolder, …
+    path: str | None = None  # folder or file; required for imagefolder and npz
+    size: Positive | None = None  # height and width after resizing; None: as in the source
+    channels: Literal[1, 3] | None = None  # 1 grey, 3 colour; None: as in the source
+    # public name of this state of the images; a new one makes every query run, and spend, again. None: a random one,
+    # drawn at the first preparation and kept
     version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
-    holdout_fraction: Fraction = 0.2  # ignored where the source has an official test split
-    # said by the owner where images or a folder of another dataset_id come again under this one
+    holdout_fraction: Fraction = 0.2  # share of the images kept for evaluation; ignored if the source has a test split
+    # owner's confirmation: images (or a folder) already counted under another id show other people
     different_people: bool = False
-    groups: Groups | None = None  # which images are of one person, for privacy.unit: group
-    # said by the owner where images on which something was spent come again in other groups
+    groups: Groups | None = None  # which images are of one person, for privacy.unit: group; imagefolder and npz only
+    # owner's confirmation: images that were already charged are regrouped. The odometer is then incomplete
     other_groups: bool = False
 
     @model_validator(mode="after")
@@ -95,11 +88,13 @@ class Data(Strict):
 
 
 class Public(Strict):
-    """Labelled public images: free to use, and without any guarantee of their own (METHODS §5)."""
+    """Labelled public images: free to use, and without any guarantee of their own.
 
-    source: str = "glyphs"  # one of SOURCES (sfumato/data/sources)
-    path: str | None = None
-    per_class: Positive = 300  # images of each class, for the sources that are drawn: glyphs, procedural, photos
-    fonts: Literal["matplotlib", "system"] = "matplotlib"  # glyphs only: which fonts are drawn
-    # said by the owner of images that carry no privacy.json: none was made from sensitive images
+    They are prepared if a stage in `run` reads them.
+    """
+
+    source: str = "glyphs"  # one of SOURCES (sfumato/data/sources): glyphs, procedural, photos, cifar10, imagefolder, …
+    path: str | None = None  # folder or file; required for imagenet32, imagefolder and npz
+    per_class: Positive = 300  # images of each class, for the drawn sources: glyphs, procedural, photos
+    # owner's confirmation: images without privacy.json (imagefolder, npz) were not made from sensitive ones
     declared_public: bool = False

@@ -19,12 +19,10 @@ def is_positive(value: object) -> TypeGuard[float]:
 
 
 Positive = Annotated[int, Field(gt=0, le=10**9)]
-
-
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Strength = Annotated[float, Field(gt=0, lt=1)]
 
 
 # Machine settings: they change speed alone, so no plan holds them. A stage reads them from its environment.
@@ -41,9 +39,9 @@ class Strict(BaseModel):
 
 
 class Settings(Strict):
-    """The parameters of one stage, which `sfumato.settings.stages` lists. A stage runs where `Params.run` names it."""
+    """The parameters of one stage, which `sfumato.settings.stages` lists. A stage runs if `Params.run` names it."""
 
-    chooser: ClassVar[str] = ""  # the key that decides which inputs are read, where one does
+    chooser: ClassVar[str] = ""  # the key that decides which inputs are read, if one does
 
     def on_this_machine(self) -> Self:
         """With the machine settings that the environment gives. Raises ConfigError for one that is no number."""
@@ -58,9 +56,3 @@ class Settings(Strict):
     def reads(self, name: str) -> bool:
         """Whether the stage reads its input `name` under these settings."""
         return True
-
-
-Share = Annotated[float, Field(gt=0, le=1)]
-
-
-Strength = Annotated[float, Field(gt=0, lt=1)]

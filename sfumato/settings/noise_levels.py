@@ -24,16 +24,16 @@ class LogNormal(NoiseLaw):
     """ln σ ~ N(mean, std²) (EDM)."""
 
     law: Literal["log-normal"] = "log-normal"
-    mean: float = -1.2
-    std: PositiveFloat = 1.2
+    mean: float = -1.2  # of ln σ
+    std: PositiveFloat = 1.2  # of ln σ
 
 
 class TimestepMixture(NoiseLaw):
     """t from Σ wᵢ U{lᵢ..uᵢ} over T = 1000 linear steps, mapped to σ (DP-Diffusion §3.3)."""
 
     law: Literal["timesteps"] = "timesteps"
-    weights: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (0.05, 0.9, 0.05)
-    bounds: Annotated[tuple[int, ...], Field(min_length=2)] = (0, 200, 800, 1000)
+    weights: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (0.05, 0.9, 0.05)  # wᵢ, of each range
+    bounds: Annotated[tuple[int, ...], Field(min_length=2)] = (0, 200, 800, 1000)  # ends of the ranges
 
     @model_validator(mode="after")
     def one_more_bound_than_weights(self) -> TimestepMixture:

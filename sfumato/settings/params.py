@@ -1,4 +1,4 @@
-"""All parameters: the sections of `params.yaml`, after the recipe and the defaults have filled them in."""
+"""All parameters: the sections of `params.yaml`, filled in by defaults, profile and recipe."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from sfumato.settings.training import Auxiliary, Classifier, Model, Pretrain, Re
 
 
 class Params(Strict):
-    """All of `params.yaml`, after the recipe and the defaults have filled it in."""
+    """`params.yaml`, after the defaults, the profile and the recipe have filled it in."""
 
-    recipe: str = "full"
-    profile: str | None = "digits"  # the scale of data and compute: pipelines/profiles/<profile>.yaml
-    run: tuple[str, ...] = ()  # the stages that are switched on
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    recipe: str = "full"  # the method: a file of pipelines/
+    profile: str | None = "digits"  # data and size of the machine: a file of pipelines/profiles/; None: none
+    run: tuple[str, ...] = ()  # the stages that run; every recipe has its own list, which a list here replaces whole
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0  # of initialisation, augmentation and sampling; never of the noise
     data: Data = Data()
     privacy: Privacy = Privacy()
     release: Release = Release()
@@ -55,7 +55,7 @@ class Params(Strict):
     @model_validator(mode="before")
     @classmethod
     def by_epsilon(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """What is left to ε: constants of the teacher, shares and weights by ε. Other mistakes are found afterwards."""
+        """Resolve what depends on ε: constants of the teacher, shares and weights. Fields are validated afterwards."""
         teacher, privacy = values.get("teacher", {}), values.get("privacy", {})
         epsilon = privacy.get("epsilon", Privacy().epsilon) if isinstance(privacy, dict) else None
         if not is_positive(epsilon):
@@ -85,12 +85,12 @@ class Params(Strict):
         for name in self.privacy.spend_again:
             kind = self.settings_of(name)
             if kind is None or not issubclass(kind, QuerySettings):
-                raise ValueError(f"privacy.spend_again names {name!r}, which is no query: only queries spend")
+                raise ValueError(f"privacy.spend_again names {name!r}, which is not a query: only queries spend")
         return self
 
     @classmethod
     def settings_of(cls, stage: str) -> type[Settings] | None:
-        """The parameters of a stage by its name; None where `stage` is another section."""
+        """The parameters of a stage by its name; None if `stage` is another section."""
         kind = cls.model_fields[stage].annotation if stage in cls.model_fields else None
         return kind if isinstance(kind, type) and issubclass(kind, Settings) else None
 

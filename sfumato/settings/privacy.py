@@ -24,20 +24,24 @@ Lifetime = Annotated[float | str | None, BeforeValidator(parse_lifetime)]
 
 
 class Privacy(Strict):
-    epsilon: PositiveFloat = 10.0
-    delta: Annotated[float, Field(gt=0, lt=1)] | None = None  # None: 1 / (size_hint · ln size_hint)
-    # what is protected: an image with its label, or all images of one person (data.groups). "image" where it is written
-    # is the owner's word that no two images are of one person; None: nobody said
+    """What is protected, how strongly, and what may be spent on the images in all."""
+
+    epsilon: PositiveFloat = 10.0  # target ε of one release
+    # target δ, at most 1 / size_hint; None: 1 / (size_hint · ln size_hint)
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    # unit of privacy: an image with its label (writing `image` confirms that no two images are of one person), or all
+    # images of one person (data.groups); None: an image, without that confirmation
     unit: Literal["image", "group"] | None = None
-    group_weight: Literal["mean", "capped"] = "mean"  # all groups count alike, or by their images up to group_cap
-    group_cap: Annotated[int, Field(ge=2)] | None = None  # m, public: a group of n images counts min(n, m)/m
-    # a public, rounded idea of how many units there are: fixes q, T, σ and δ; must be given
+    group_weight: Literal["mean", "capped"] = "mean"  # all groups count alike, or a group of n images as min(n, m)/m
+    group_cap: Annotated[int, Field(ge=2)] | None = None  # m, a public number of images; with `capped` only
+    # public, rounded number of units (images, or persons with unit: group); fixes sample rate, steps, σ and δ; required
     size_hint: Annotated[int, Field(ge=3)] | None = None
-    declared_size: bool = False  # N is exactly size_hint and public: records then say zero-out-one
-    accountant: Literal["rdp", "pld"] = "rdp"
+    declared_size: bool = False  # the number of units is exactly size_hint and public; records then use zero-out-one
+    accountant: Literal["rdp", "pld"] = "rdp"  # how mechanisms are composed: Rényi DP, or privacy loss distributions
     # queries to pay for again, with those that depend on them, and how often in all: {count: 1}; [count] means the same
     spend_again: dict[str, Annotated[int, Field(ge=1)]] = Field(default={})
-    # of everything ever opened on the dataset; None: `epsilon`. Public images may have "unlimited"
+    # limit on everything ever charged to the dataset; None: `epsilon`. `unlimited` is for public images; a profile's
+    # holds for the profile's own images only
     lifetime_epsilon: Lifetime = None
 
     @field_validator("spend_again", mode="before")

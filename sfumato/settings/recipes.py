@@ -18,10 +18,16 @@ from sfumato.storage import documents
 
 RECIPES = Path("pipelines")
 WHOLE = {"sources", "noise_levels"}  # replaced whole by an overlay, not merged key by key
+REMOVED = {  # keys of earlier versions -> what to know about them
+    "model.label_dropout": "it is always 0.1",
+    "model.sigma_data": "it is always 0.5",
+    "public.enabled": "public images are prepared if `run` names a stage that reads them, such as classifier or select",
+    "public.fonts": "glyphs are drawn with matplotlib's fonts",
+}
 
 
 def recipes_at(folder: Path) -> Path:
-    """`folder`; where it is the default one and not there, the recipes that came with the package."""
+    """`folder`, or the recipes of the package if `folder` is the default and does not exist."""
     if folder != RECIPES or folder.is_dir():
         return folder
     package = Path(__file__).resolve().parents[1]
@@ -32,9 +38,10 @@ def recipes_at(folder: Path) -> Path:
 def load_params(path: Path, recipes: Path, recipe: str | None = None) -> Params:
     """Merge and validate.
 
-    recipes: the folder of recipes, of which `recipes_at` says what the default stands for; recipe: instead of the one
-    that `path` names. Raises ConfigError, which names the key, its value and, for an unknown
-    key, the nearest one that exists.
+    Args:
+        recipes: folder of the recipes (see `recipes_at`).
+        recipe: use this one instead of the one that `path` names.
+    Raises: ConfigError, which names the key, its value and, for an unknown key, the nearest known one.
     """
     own = read_yaml(path)
     if recipe is not None:
@@ -52,14 +59,14 @@ def params_of(own: dict[str, Any], path: Path, recipes: Path = RECIPES) -> Param
             validate(overlay, folder / f"{name}.yaml")
             merged = overlaid(merged, overlay)
     validate({key: value for key, value in own.items() if key not in ("recipe", "profile")}, path)
-    return validate(keep_the_rest(merged, overlaid(of_its_own_images(merged, own), own)), path)
+    return validate(restore_rest(merged, overlaid(drop_unlimited_lifetime(merged, own), own)), path)
 
 
-def keep_the_rest(recipe: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """`values`, where the one stage to which the recipe gives the rest of the budget has it again. Both are valid.
+def restore_rest(recipe: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """`values`, with the rest of the budget for the stage that has it in the recipe. Both are valid.
 
-    A `params.yaml` may hold shares that were meant for another recipe. A share then gives way where it would leave the
-    recipe without a stage that takes the rest; a noise multiplier, which is a number, does not.
+    A `params.yaml` may hold a share that was meant for another recipe. If it would leave the recipe without a stage
+    that takes the rest, the share gives way; a noise multiplier does not.
     """
 
     def resting(content: Mapping[str, Any]) -> list[str]:
@@ -73,8 +80,8 @@ def keep_the_rest(recipe: Mapping[str, Any], values: dict[str, Any]) -> dict[str
     return {**values, named[0]: {**section, "noise": REST}}
 
 
-def of_its_own_images(merged: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """`merged` without an unlimited lifetime budget, where `own` names other images than the profile gives it to."""
+def drop_unlimited_lifetime(merged: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """`merged` without an unlimited lifetime budget, if `own` names other images than the profile gives it to."""
     data, named, privacy = merged.get("data", {}), own.get("data", {}), merged.get("privacy", {})
     same = all(named.get(key, data.get(key)) == data.get(key) for key in ("source", "path"))
     if same or privacy.get("lifetime_epsilon") != UNLIMITED:
@@ -115,23 +122,21 @@ def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
 
 def validate(values: dict, path: Path) -> Params:
     for stage, section in values.items():
-        for key in MACHINE.keys() & section.keys() if isinstance(section, dict) else ():
+        for key in {*MACHINE, "chunk"} & section.keys() if isinstance(section, dict) else ():
             raise ConfigError(
-                f"{path}: {stage}.{key} was removed (it affects only speed): delete it and set the environment "
-                f"variable {MACHINE[key]}={section[key]} if it is needed"
+                f"{path}: {stage}.{key} was removed (it affects only speed): delete it and set "
+                f"the environment variable {MACHINE.get(key, 'SFUMATO_MICROBATCH')}={section[key]} if you need it"
             )
     try:
         return Params.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        if key == "public.enabled":
-            which = "public images are prepared where the list `run` names a stage that reads them"
-            problem = f"{key} is not a parameter: {which}, such as classifier or select"
+        if key in REMOVED:
+            problem = f"{key} was removed: delete it; {REMOVED[key]}"
         elif key.endswith(".enabled"):
             stage = key.removesuffix(".enabled")
-            which = "the list `run` names the stages that are switched on"
-            problem = f"{key} is not a parameter: {which}, so put {stage} into it or take it out"
+            problem = f"{key} was removed: put {stage} into the list `run` to switch the stage on, or take it out"
         elif first["type"] == "extra_forbidden":
             problem = f"unknown key {key!r}{nearest_key(key)}"
         else:

@@ -24,15 +24,15 @@ class Classifier(Settings):
 class Select(Settings):
     """Which public images the warm-up sees, or the release holds.
 
-    By votes: all images of the classes with the most of them (RPGen stage 1, PrivImage). By the teacher: of each
-    sensitive class, the images that the teacher is surest of (METHODS §9c).
+    By votes: all images of the classes with the most votes (RPGen stage 1, PrivImage). By the teacher: of each
+    sensitive class, the images that the teacher is surest of.
     """
 
     chooser: ClassVar[str] = "by"
-    by: Literal["votes", "teacher"] = "votes"
-    ratio: Share = 0.05  # by votes: part of the public classes to keep
-    count: Positive | None = None  # by votes: so many public classes instead
-    images: Positive = 20_000  # by the teacher: of all classes together, equally many of each
+    by: Literal["votes", "teacher"] = "votes"  # votes of `histogram` for public classes, or labels of `teacher`
+    ratio: Share = 0.05  # by votes: share of the public classes to keep; 1 needs no histogram
+    count: Positive | None = None  # by votes: number of public classes to keep; None: by `ratio`
+    images: Positive = 20_000  # by the teacher: images of all classes together, equally many of each
 
     def reads(self, name: str) -> bool:
         return name == "public" or name == {"votes": "histogram", "teacher": "teacher"}[self.by]
@@ -80,33 +80,33 @@ class Refine(Fit):
 
 
 class Model(Strict):
-    """The class-conditional U-Net (reference sizes: METHODS §8), or a public text-to-image model in its place.
+    """The class-conditional U-Net, or a public text-to-image model.
 
-    With `directory`, the keys of our own network say nothing, and the model's own files say what it is.
+    `directory` selects a public model; `width` to `unshuffle` then have no effect.
     """
 
-    width: Positive = 32
-    multipliers: Annotated[tuple[Positive, ...], Field(min_length=1)] = (2, 2)
-    attention: tuple[int, ...] = (1,)  # levels (0 is the finest) that get self-attention
+    label_dropout: ClassVar[float] = 0.1  # share of images shown without label in training
+
+    width: Positive = 32  # base channels, a multiple of 4
+    multipliers: Annotated[tuple[Positive, ...], Field(min_length=1)] = (2, 2)  # channels of each level, times width
+    attention: tuple[int, ...] = (1,)  # levels with self-attention; 0 is the finest
     blocks: Positive = 1  # residual blocks per level
     unshuffle: Literal[1, 2, 4] = 1  # pixel-unshuffle stem: train at resolution / unshuffle
-    sigma_data: PositiveFloat = 0.5
-    label_dropout: Fraction = 0.1
-    # a latent diffusion model as diffusers lays it out, or hub:owner/name[@revision]; None: our own network
+    # a latent diffusion model in the layout of diffusers: a folder, or hub:owner/name[@revision]; None: our own network
     directory: str | None = None
-    # of that model, as `stage pretrain` prints it
+    # expected sha256 of that model, as `stage pretrain` prints it; None: not checked
     sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = None
-    # side that images are resized to before they are encoded; None: what the model was trained at
+    # side that images are resized to before they are encoded; None: the model's own
     image_size: Positive | None = None
-    # the class prompts' template, with {class}, {article} or {number}; None: by data.dataset_id
+    # template of the class prompts, with {class}, {article} or {number}; None: by data.dataset_id
     prompt: str | None = None
     prompts: dict[str, str] = Field(default={})  # class name -> its whole prompt, instead of the template
-    # said by the owner of a model that carries no privacy.json: it was not made from sensitive images
+    # owner's confirmation: a model without privacy.json was not made from sensitive images
     declared_public: bool = False
 
     def network(self) -> dict[str, Any]:
         """The arguments of our own U-Net."""
-        return self.model_dump(mode="json", exclude={"label_dropout", "declared_public", *PUBLIC_MODEL})
+        return self.model_dump(mode="json", exclude={"declared_public", *PUBLIC_MODEL})
 
     def non_default(self) -> dict[str, Any]:
         """What a plan holds: the keys of the network in use that differ from their defaults."""
@@ -116,9 +116,7 @@ class Model(Strict):
 
     def resolved(self) -> dict[str, Any]:
         """What the stages that train may depend on: the keys of the network in use, and no others."""
-        if self.directory:
-            return self.model_dump(mode="json", include={"label_dropout", *PUBLIC_MODEL})
-        return self.network() | {"label_dropout": self.label_dropout}
+        return self.model_dump(mode="json", include={*PUBLIC_MODEL}) if self.directory else self.network()
 
 
 PUBLIC_MODEL = ("directory", "sha256", "image_size", "prompt", "prompts")  # the keys of a public model

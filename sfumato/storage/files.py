@@ -78,25 +78,32 @@ def cell(value: Any, form: str) -> str:
 
 
 @contextmanager
-def replacing_directory(path: Path) -> Iterator[Path]:
-    """An empty directory to write into. Flushed to disk, it takes the place of `path` when the block ends well.
+def replacing_directory(path: Path, *, private: bool = False) -> Iterator[Path]:
+    """An empty directory to write into. Flushed to disk, it replaces `path` when the block ends well.
 
-    Otherwise it vanishes, and `path` stays as it is.
+    Otherwise it vanishes, and `path` stays as it is. If a kill falls between the two renames, the next call restores
+    the old directory. private: only the owner may enter it (mode 0700).
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     sweep(path)
-    temporary = temporary_name(path)
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
+    aside, temporary = path.with_name(f".{path.name}.old"), temporary_name(path)
+    if aside.exists() and not path.exists():
+        aside.rename(path)
+    for leftover in (aside, temporary):
+        shutil.rmtree(leftover, ignore_errors=True)
+    temporary.mkdir(mode=0o700 if private else 0o777)
     try:
         yield temporary
         for written in [*temporary.rglob("*"), temporary]:
             sync(written)
-        shutil.rmtree(path, ignore_errors=True)
+        if path.is_dir() and not path.is_symlink():
+            path.rename(aside)
         os.replace(temporary, path)
         sync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        if path.exists():
+            shutil.rmtree(aside, ignore_errors=True)
 
 
 def sweep(path: Path) -> None:

@@ -23,6 +23,7 @@ KNOWN = {  # the classes that this package can load, by part
     "unet": ("UNet2DConditionModel",),
     "transformer": ("PixArtTransformer2DModel",),
 }
+PARTS = (*KNOWN, "scheduler")
 CONFIG_OF = {"tokenizer": "tokenizer_config.json", "scheduler": "scheduler_config.json"}  # the others: config.json
 WEIGHTS_OF = {"text_encoder": "model"} | dict.fromkeys(("vae", "unet", "transformer"), "diffusion_pytorch_model")
 VARIANTS = ("", ".fp16")  # half-precision files only if there are no others
@@ -83,10 +84,9 @@ def require_library() -> None:
 
 
 def locate(directory: str) -> Path:
-    """The local directory of `model.directory`.
+    """The local directory of `model.directory`; `hub:owner/name[@revision]` is looked up in the cache or downloaded.
 
-    It looks up `hub:owner/name[@revision]` in the hub's local cache, and downloads it where it is missing.
-    Raises ConfigError where there is none.
+    Raises ConfigError if there is none.
     """
     if not directory.startswith(HUB):
         path = Path(directory).expanduser()
@@ -109,22 +109,17 @@ def locate(directory: str) -> Path:
         )
     from huggingface_hub import snapshot_download
 
-    parts = [
-        INDEX,
-        *(f"{part}/*.json" for part in (*KNOWN, "scheduler")),
-        *(f"{part}/*.safetensors" for part in WEIGHTS_OF),
-        "tokenizer/*.txt",
-        "tokenizer/*.model",
-    ]
+    configs, weights = [f"{part}/*.json" for part in PARTS], [f"{part}/*.safetensors" for part in WEIGHTS_OF]
+    parts = [INDEX, *configs, *weights, "tokenizer/*.txt", "tokenizer/*.model"]
     failed = f"model.directory={directory} cannot be downloaded from the hub"
     fix = "download it elsewhere and name the directory"
-    # the type depends on what fails: network, name, permission
+    # the type of the error depends on what fails: network, name, permission
     with explained(ConfigError, lambda error: f"{failed} ({reason_of(error)}): {fix}", causes=(Exception,)):
         return Path(snapshot_download(found[1], revision=found[2], allow_patterns=parts))
 
 
 def reason_of(error: Exception) -> str:
-    """The first line of what a library says, or the kind of error where it says nothing."""
+    """The first line of a library's error message, or the type of the error if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -134,11 +129,8 @@ def read_model_directory(directory: str) -> ModelDirectory:
     Raises ConfigError where there is no directory, DataError where a part is missing or not supported.
     """
     path = locate(directory)
-    index = read_json(path / INDEX)
-    classes = {}
-    for part, value in index.items():
-        if part in (*KNOWN, "scheduler") and isinstance(value, list) and len(value) == 2 and value[1]:
-            classes[part] = str(value[1])
+    named = {part: value for part, value in read_json(path / INDEX).items() if part in PARTS}
+    classes = {k: str(v[1]) for k, v in named.items() if isinstance(v, list) and len(v) == 2 and v[1]}
     if ("unet" in classes) == ("transformer" in classes):
         raise DataError(f"{path / INDEX} names no denoising network: {LAYOUT}")
     for part in ("tokenizer", "text_encoder", "vae", "scheduler"):
@@ -173,39 +165,33 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def variant_of(path: Path, part: str) -> str | None:
-    """The variant of a part's weight files to use: "" or ".fp16"; None where there are no safetensors."""
+def weights_of(path: Path, part: str) -> tuple[Path, str] | None:
+    """The weight file of a part, or the index of its shards, and its variant, "" or ".fp16"; None if there is none."""
     stem = WEIGHTS_OF[part]
     for variant in VARIANTS:
-        names = f"{stem}{variant}.safetensors", f"{stem}.safetensors.index{variant}.json"
-        if any((path / part / name).is_file() for name in names):
-            return variant
+        for name in (f"{stem}{variant}.safetensors", f"{stem}.safetensors.index{variant}.json"):
+            if (path / part / name).is_file():
+                return path / part / name, variant
     return None
 
 
 def part_files(path: Path, part: str) -> list[Path]:
-    """The files of a part that are read, by name. Raises DataError where one is missing or all weights are pickles."""
+    """The files of a part that are read, by name. Raises DataError if one is missing or all weights are pickles."""
     directory = path / part
     files = {directory / CONFIG_OF.get(part, "config.json")}
     if part == "tokenizer":
         files |= {file for file in directory.iterdir() if file.suffix in (".json", ".txt", ".model")}
     if part in WEIGHTS_OF:
-        variant, stem = variant_of(path, part), WEIGHTS_OF[part]
-        if variant is None:
-            pickles = sorted(file.name for file in directory.iterdir() if file.suffix in PICKLED)
-            if pickles:
+        if (weights := weights_of(path, part)) is None:
+            if pickles := sorted(file.name for file in directory.iterdir() if file.suffix in PICKLED):
                 raise DataError(
                     f"{directory} holds its weights only as {pickles[0]}, a pickle, which may run any program: "
                     "take the model's safetensors files, or convert them"
                 )
-            raise DataError(f"{directory} holds no weights: {stem}.safetensors is missing; {AGAIN}")
-        whole, index = directory / f"{stem}{variant}.safetensors", directory / f"{stem}.safetensors.index{variant}.json"
-        if whole.is_file():
-            files.add(whole)
-        else:
-            named = read_json(index).get("weight_map")
-            parts = named.values() if isinstance(named, dict) else ()
-            files |= {index, *(directory / Path(str(name)).name for name in parts)}
+            raise DataError(f"{directory} holds no weights: {WEIGHTS_OF[part]}.safetensors is missing; {AGAIN}")
+        files.add(weights[0])
+        shards = read_json(weights[0]).get("weight_map") if weights[0].suffix == ".json" else None
+        files |= {directory / Path(str(name)).name for name in shards.values()} if isinstance(shards, dict) else set()
     for file in sorted(files):
         if not file.is_file():
             raise DataError(f"{file} is missing: {AGAIN}")

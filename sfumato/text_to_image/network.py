@@ -6,6 +6,7 @@ come as latents.
 
 from __future__ import annotations
 
+import inspect
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from sfumato.diffusion.denoiser import Denoiser, Network, Sampler
 from sfumato.diffusion.noise_levels import TIMESTEPS, draw_noise_levels, draw_timesteps
-from sfumato.diffusion.sampler import Guide
+from sfumato.diffusion.sampler import Guide, with_guidance
 from sfumato.errors import DataError
 from sfumato.runtime.compute import is_faster
 from sfumato.settings.noise_levels import NoiseLevels, TimestepMixture
@@ -33,7 +34,6 @@ from sfumato.text_to_image.reference import (
     readable,
     referred,
 )
-from sfumato.text_to_image.sampler import sample_latents
 
 TRAINED = "trained.safetensors"
 
@@ -137,15 +137,48 @@ class LatentDiffusion(Denoiser):
 
         def step(autocast: bool) -> Tensor:
             blank = torch.zeros(self.at_a_time, dtype=torch.int64)
-            return sample_latents(self, scheduler, blank, 1, guidance, torch.Generator().manual_seed(0), autocast)
+            return self.sample_latents(scheduler, blank, 1, guidance, torch.Generator().manual_seed(0), autocast)
 
         half = device.type == "cuda" and is_faster(step, ("latent sampling", self.resolution), device)
 
         def drawn(labels: Tensor) -> Tensor:
-            latents = sample_latents(self, scheduler, labels, steps, guidance, generator, half)
+            latents = self.sample_latents(scheduler, labels, steps, guidance, generator, half)
             return codec.decode(latents, (channels, height, width))
 
         return drawn
+
+    @torch.no_grad()
+    def sample_latents(
+        self,
+        scheduler: Any,
+        labels: Tensor,
+        steps: int,
+        guidance: float,
+        generator: torch.Generator,
+        autocast: bool = False,
+    ) -> Tensor:
+        """One latent for each label, by a scheduler of `diffusers`: (B, c, h, w) float32 on the model's device.
+
+        labels: (B,) int64; guidance: g in ε + g·(ε − ε_no label), the library's guidance_scale − 1; generator: a CPU
+        one, which fixes the latents; autocast: run the network in bfloat16.
+        """
+        device = next(self.parameters()).device
+        labels = labels.to(device)
+        scheduler.set_timesteps(steps, device=device)
+        # one at a time, so that the k-th latent does not depend on the batch size
+        shape = (self.channels, self.resolution, self.resolution)
+        start = torch.stack([torch.randn(shape, generator=generator) for _ in labels])
+        x = start.to(device) * float(scheduler.init_noise_sigma)
+        own = {"generator": generator} if "generator" in inspect.signature(scheduler.step).parameters else {}
+        for t in scheduler.timesteps:
+
+            def predict(x: Tensor, labels: Tensor, t: Tensor = t) -> Tensor:
+                return self(x, t.expand(len(x)), labels)
+
+            with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+                output = with_guidance(predict, scheduler.scale_model_input(x, t), labels, self.classes, guidance)
+            x = scheduler.step(output.float(), t, x, return_dict=False, **own)[0]
+        return x
 
     def save(self, directory: Path, trained: Sequence[str]) -> None:
         """Write the trained parameters, and the reference that they belong to. Other changes of the model are lost."""

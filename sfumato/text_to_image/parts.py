@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfumato.errors import DataError, explained
-from sfumato.text_to_image.directory import AGAIN, ModelDirectory, reason_of, require_library, variant_of
+from sfumato.text_to_image.directory import AGAIN, ModelDirectory, reason_of, require_library, weights_of
 from sfumato.text_to_image.prompts import NO_LABEL
 
 UNSUPPORTED = ("group_norm", "spatial_norm", "norm_q", "norm_k", "norm_cross", "add_k_proj")  # in an attention
@@ -23,10 +23,9 @@ def class_named(name: str) -> Any:
     import diffusers
     import transformers
 
-    diffusers.utils.logging.set_verbosity_error()
-    diffusers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    for library in (diffusers, transformers):
+        library.utils.logging.set_verbosity_error()
+        library.utils.logging.disable_progress_bar()
     found = getattr(diffusers, name, None) or getattr(transformers, name, None)
     if found is None:
         raise DataError(f"the installed diffusers and transformers have no {name}, which the model needs: update them")
@@ -34,18 +33,15 @@ def class_named(name: str) -> Any:
 
 
 def load_part(model: ModelDirectory, part: str) -> Any:
-    """A part with its weights: float32, frozen, in evaluation mode.
-
-    Raises DataError where its files do not fit together.
-    """
+    """A part with its weights: float32, frozen, in evaluation mode. Raises DataError if its files do not fit."""
     kind = class_named(model.classes[part])
     options: dict[str, Any] = {"local_files_only": True}
     if part not in ("tokenizer", "scheduler"):
         options |= {"use_safetensors": True, "torch_dtype": torch.float32}
-        if variant := variant_of(model.path, part):
-            options["variant"] = variant.removeprefix(".")
+        if (weights := weights_of(model.path, part)) and weights[1]:
+            options["variant"] = weights[1].removeprefix(".")
     failed = f"{model.path / part} cannot be loaded as {model.classes[part]}"
-    # the type depends on what is wrong with the files
+    # the type of the error depends on what is wrong with the files
     with explained(DataError, lambda error: f"{failed} ({reason_of(error)}): {AGAIN}", causes=(Exception,)):
         loaded = kind.from_pretrained(str(model.path / part), **options)
     if isinstance(loaded, nn.Module):
@@ -152,10 +148,7 @@ def build_network(model: ModelDirectory) -> nn.Module:
 
 
 def make_differentiable(network: Any) -> None:
-    """Make the network work under `vmap(grad)`, in place: same weights, same names, same numbers.
-
-    Raises DataError where it cannot.
-    """
+    """Make the network work under `vmap(grad)`, in place: same weights, names and numbers. Raises DataError if not."""
     for path, module in network.named_modules():
         if hasattr(module, "to_q") and hasattr(module, "processor"):
             odd = [name for name in UNSUPPORTED if getattr(module, name, None)]
@@ -171,9 +164,7 @@ def make_differentiable(network: Any) -> None:
             cheap.weight, cheap.bias = module.weight, module.bias
             network.set_submodule(path, cheap)
         elif type(module) is nn.LayerNorm:
-            wide = LayerNorm(
-                module.normalized_shape, module.eps, module.elementwise_affine, module.bias is not None, device="meta"
-            )
+            wide = LayerNorm(module.normalized_shape, module.eps, device="meta")
             wide.weight, wide.bias = module.weight, module.bias
             network.set_submodule(path, wide)
         elif type(module) is nn.SiLU:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-import string
 from collections.abc import Sequence
 
-from sfumato.errors import ConfigError, explained, nearest
+from sfumato.errors import ConfigError, nearest
 from sfumato.settings.training import Model
 
 TEMPLATE = "An image of {article} {class}"
@@ -17,7 +16,7 @@ OF_DATASET: dict[str, str | dict[str, str]] = {
     "camelyon": {"normal": "A normal lymph node image", "tumor": "A lymph node histopathology image"},
     "octmnist": "An optical coherence tomography (OCT) image for retinal disease {number}",
 }
-FIELDS = ("class", "article", "number")
+FIELDS = ("{class}", "{article}", "{number}")
 NO_LABEL = ""  # the prompt for guidance and for dropped labels
 
 
@@ -25,9 +24,8 @@ def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list
     """One prompt for each class, in their order.
 
     The first of: `model.prompts` for this class, `model.prompt`, the paper's for `dataset_id`, "An image of a {class}".
-    In a template, {class} is the name with spaces for underscores, {article} "a" or "an", {number} the class counted
-    from 1.
-    Raises ConfigError: an unknown field, a prompt for a class that is not there, two classes with the same prompt.
+    In a template, {class} is the name with spaces for underscores, {article} "a" or "an", {number} counts from 1.
+    Raises ConfigError: an unknown field, a prompt for an unknown class, two classes with the same prompt.
     """
     for name in model.prompts:
         if name not in classes:
@@ -39,9 +37,9 @@ def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list
     check_template(template)
     prompts = []
     for number, name in enumerate(classes, start=1):
-        said = re.sub(r"[_\s]+", " ", name).strip()
-        article = "an" if said[:1].lower() in ("a", "e", "i", "o", "u") else "a"
-        fields = {"class": said, "article": article, "number": str(number)}
+        words = re.sub(r"[_\s]+", " ", name).strip()
+        article = "an" if re.match("[aeiou]", words, re.IGNORECASE) else "a"
+        fields = {"class": words, "article": article, "number": str(number)}
         prompts.append(model.prompts.get(name) or whole.get(name) or template.format(**fields))
     if len(classes) > 1 and (same := [prompt for prompt in prompts if prompts.count(prompt) > 1]):
         raise ConfigError(
@@ -52,12 +50,8 @@ def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list
 
 
 def check_template(template: str) -> None:
-    wrong = f"model.prompt={template!r} is not a template"
-    with explained(ConfigError, lambda error: f"{wrong} ({error}): write it as {TEMPLATE!r}"):
-        parsed = list(string.Formatter().parse(template))
-    for _, field, form, convert in parsed:
-        if field is not None and (field not in FIELDS or form or convert):
-            raise ConfigError(
-                f"model.prompt={template!r} has the field {{{field}}}: "
-                f"known are {', '.join(f'{{{name}}}' for name in FIELDS)}"
-            )
+    for field in re.findall(r"\{[^{}]*\}", template):
+        if field not in FIELDS:
+            raise ConfigError(f"model.prompt={template!r} has the field {field}: known are {', '.join(FIELDS)}")
+    if re.search(r"[{}]", re.sub(r"\{[^{}]*\}", "", template)):
+        raise ConfigError(f"model.prompt={template!r} is not a template: write it as {TEMPLATE!r}")

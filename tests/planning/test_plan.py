@@ -225,7 +225,7 @@ def test_phases_share_the_steps_by_their_parts(tmp_path):
         ({"finetune": {"chunk": 8}}, r"finetune\.chunk was removed.*SFUMATO_CHUNK=8"),
         ({"saliency": {"chunk": 4}}, r"saliency\.chunk.*SFUMATO_CHUNK=4"),
         ({"finetune": {"checkpoint_every": 2}}, "SFUMATO_CHECKPOINT_EVERY=2"),
-        ({"privacy": {"spend_again": ["pretrain"]}}, "spend_again.*no query"),
+        ({"privacy": {"spend_again": ["pretrain"]}}, "spend_again.*not a query"),
         ({"pretrain": {"phases": [{"sources": {"central": 1}}], "steps": "ab"}}, r"pretrain\.steps='ab'.*positive"),
         ({"pretrain": {"phases": [{"sources": {"central": 1}, "part": "x"}]}}, "part='x'.*positive"),
         (
@@ -237,7 +237,7 @@ def test_phases_share_the_steps_by_their_parts(tmp_path):
         ({"frequency": {"noise": "rest"}}, "exactly one stage"),
         ({"run": ["count", "auxiliary", "pretrain", "finetune", "synthesize"]}, "auxiliary needs frequency"),
         ({"run": ["count", "frequency", "central", "pretrain", "finetune", "synthesize"]}, "pretrain needs auxiliary"),
-        ({"recipe": "full", "public": {"enabled": False}}, r"public\.enabled is not a parameter: .*run"),
+        ({"recipe": "full", "public": {"enabled": False}}, r"public\.enabled was removed: .*run"),
         ({"recipe": "full", "select": {"by": "votes"}}, "select.ratio below 1 needs histogram"),
         ({"recipe": "full", "run": without("teacher")}, r"select\.by=teacher needs teacher"),
         ({"recipe": "full", "run": without("select")}, "pretrain needs select"),

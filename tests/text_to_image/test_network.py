@@ -114,14 +114,12 @@ def test_guided_samples_are_the_pipelines(models, kind):
     import diffusers
 
     from sfumato.text_to_image.reference import load_scheduler
-    from sfumato.text_to_image.sampler import sample_latents
 
     model, codec = load_latent(reference(models, kind)), load_codec(reference(models, kind), CPU)
     generator = torch.Generator().manual_seed(3)
     start = torch.stack([torch.randn(4, 8, 8, generator=generator) for _ in range(2)])
-    drawn = sample_latents(
-        model, load_scheduler(reference(models, kind)), torch.tensor([1, 2]), 6, 1.5, torch.Generator().manual_seed(3)
-    )
+    scheduler, again = load_scheduler(reference(models, kind)), torch.Generator().manual_seed(3)
+    drawn = model.sample_latents(scheduler, torch.tensor([1, 2]), 6, 1.5, again)
     pipe = diffusers.StableDiffusionPipeline.from_pretrained(models / kind, safety_checker=None)
     pipe.set_progress_bar_config(disable=True)
     texts = [read_reference(reference(models, kind))["prompts"][name] for name in CLASSES[1:]]

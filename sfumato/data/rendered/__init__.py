@@ -7,7 +7,6 @@ Classes take turns, so every prefix is balanced.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Literal
 
 import numpy as np
 
@@ -17,25 +16,24 @@ from sfumato.data.rendered.photos import PHOTOGRAPHS, photo_drawer
 from sfumato.data.rendered.procedural import FAMILIES, procedural_drawer
 from sfumato.errors import ConfigError
 
-Fonts = Literal["matplotlib", "system"]
 Draw = Callable[[np.random.Generator, int], np.ndarray]  # (random stream, label) -> (H, W, C) uint8
 Drawing = tuple[tuple[str, ...], Draw]  # class names, and what draws one image
 
-DRAWN: dict[str, Callable[[Shape, Fonts], Drawing]] = {
-    "glyphs": lambda shape, fonts: (CHARACTERS, glyph_drawer(shape, fonts)),
-    "procedural": lambda shape, fonts: (tuple(FAMILIES), procedural_drawer(shape)),
-    "photos": lambda shape, fonts: (PHOTOGRAPHS, photo_drawer(shape)),
+DRAWN: dict[str, Callable[[Shape], Drawing]] = {
+    "glyphs": lambda shape: (CHARACTERS, glyph_drawer(shape)),
+    "procedural": lambda shape: (tuple(FAMILIES), procedural_drawer(shape)),
+    "photos": lambda shape: (PHOTOGRAPHS, photo_drawer(shape)),
 }
 
 
-def drawing(source: str, shape: Shape, fonts: Fonts = "matplotlib") -> Drawing:
+def drawing(source: str, shape: Shape) -> Drawing:
     """The class names of a source in DRAWN, and the function that draws one image of `shape` (C, H, W).
 
-    `fonts`: for glyphs only. Raises ConfigError for another source.
+    Raises ConfigError for another source.
     """
     if source not in DRAWN:
         raise ConfigError(f"{source!r} is not drawn: choose from {', '.join(DRAWN)}.")
-    return DRAWN[source](shape, fonts)
+    return DRAWN[source](shape)
 
 
 def draw_all(draw: Draw, classes: int, per_class: int, seed: int) -> Iterator[tuple[np.ndarray, int]]:
@@ -45,8 +43,8 @@ def draw_all(draw: Draw, classes: int, per_class: int, seed: int) -> Iterator[tu
             yield draw(np.random.default_rng((seed, label, number)), label), label
 
 
-def drawn_set(source: str, shape: Shape, per_class: int, seed: int = 0, fonts: Fonts = "matplotlib") -> ImageSet:
+def drawn_set(source: str, shape: Shape, per_class: int, seed: int = 0) -> ImageSet:
     """A drawn source in memory: `per_class` images of shape (C, H, W) of each class."""
-    classes, draw = drawing(source, shape, fonts)
+    classes, draw = drawing(source, shape)
     images, labels = zip(*draw_all(draw, len(classes), per_class, seed), strict=True)
     return ImageSet(np.stack(images), np.array(labels, dtype=np.int64), classes)

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from sfumato.data.images import Shape
-from sfumato.data.rendered import Fonts, drawing
+from sfumato.data.rendered import drawing
 
 MEASURED, LONGEST = 8, 8192  # images of each class by which the number of genes is found, and the most there may be
 
@@ -58,8 +58,8 @@ class DrawnByGenes:
     its classes was seen to read, and LONGEST at most.
     """
 
-    def __init__(self, source: str, shape: Shape, fonts: Fonts = "matplotlib") -> None:
-        self.classes, self.draw = drawing(source, shape, fonts)
+    def __init__(self, source: str, shape: Shape) -> None:
+        self.classes, self.draw = drawing(source, shape)
         self.length = 1
         for label in range(len(self.classes)):
             for number in range(MEASURED):

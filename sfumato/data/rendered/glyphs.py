@@ -9,7 +9,7 @@ import math
 import string
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,17 +27,15 @@ FONT_SIZE = 96  # pixels at which a glyph is drawn before it is transformed
 CONTRAST = 110.0  # least distance of foreground and ground, in units of 1/255
 
 
-def glyph_drawer(
-    shape: tuple[int, int, int], fonts: Literal["matplotlib", "system"]
-) -> Callable[[np.random.Generator, int], np.ndarray]:
+def glyph_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, int], np.ndarray]:
     """A function (random stream, label) -> one glyph, (H, W, C) uint8, of a random font.
 
-    Deterministic as long as the fonts and the font renderer are the same; "system" fonts differ between machines.
+    Deterministic as long as matplotlib's fonts and the font renderer are the same.
     """
     from PIL import ImageFont
 
     basic = ImageFont.Layout.BASIC
-    faces = [ImageFont.truetype(str(path), FONT_SIZE, layout_engine=basic) for path in font_files(fonts)]
+    faces = [ImageFont.truetype(str(path), FONT_SIZE, layout_engine=basic) for path in font_files()]
     thinnest = max(-1.0, 48 / min(shape[1:]) - 3)  # a stroke should not be much finer than a pixel
 
     def draw(random: np.random.Generator, label: int) -> np.ndarray:
@@ -48,20 +46,14 @@ def glyph_drawer(
     return draw
 
 
-def font_files(fonts: Literal["matplotlib", "system"]) -> list[Path]:
-    """Fonts that show every character, in the order of their names. "system": those of matplotlib and of the system."""
+def font_files() -> list[Path]:
+    """The fonts of matplotlib that show every character, in the order of their names."""
     import matplotlib
-    from matplotlib import font_manager
 
     shipped = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
-    files = {path.name: path for path in shipped.glob("*.ttf")}
-    if fonts == "system":
-        files = {Path(name).name: Path(name) for name in font_manager.findSystemFonts()} | files
-    usable = [path for _, path in sorted(files.items()) if shows_all_characters(path)]
+    usable = [path for path in sorted(shipped.glob("*.ttf")) if shows_all_characters(path)]
     if not usable:
-        raise DataError(
-            f"public.fonts={fonts}: no font under {shipped} shows {''.join(CHARACTERS)}. Install matplotlib again."
-        )
+        raise DataError(f"no font under {shipped} shows {''.join(CHARACTERS)}. Install matplotlib again.")
     return usable
 
 

@@ -70,7 +70,7 @@ def read_public(public: Public, shape: Shape, raw: Path, seed: int) -> Source:
     Raises as `read_source` does.
     """
     channels, height, width = shape
-    asked = public.model_dump(include={"path", "per_class", "fonts"})
+    asked = public.model_dump(include={"path", "per_class"})
     request = Request(section="public", name=public.source, size=(height, width), channels=channels, seed=seed, **asked)
     return open_source(request, raw)
 

@@ -38,15 +38,12 @@ class Cifar:
 
 PARTS = tuple(f"data_batch_{i}.bin" for i in range(1, 6))
 FINE = tuple(CIFAR100_NAMES.split())
-CIFAR10 = Cifar(
-    "CIFAR10", "cifar-10-binary.tar.gz", "cifar-10-batches-bin", PARTS, "test_batch.bin", CIFAR10_CLASSES, label_bytes=1
-)
-CIFAR100 = Cifar(
-    "CIFAR100", "cifar-100-binary.tar.gz", "cifar-100-binary", ("train.bin",), "test.bin", FINE, label_bytes=2
-)
-
-
-CIFARS = {"cifar10": CIFAR10, "cifar100": CIFAR100}
+CIFARS = {
+    "cifar10": Cifar(
+        "CIFAR10", "cifar-10-binary.tar.gz", "cifar-10-batches-bin", PARTS, "test_batch.bin", CIFAR10_CLASSES, 1
+    ),
+    "cifar100": Cifar("CIFAR100", "cifar-100-binary.tar.gz", "cifar-100-binary", ("train.bin",), "test.bin", FINE, 2),
+}
 
 
 def read_cifar(request: Request, raw: Path) -> Source:

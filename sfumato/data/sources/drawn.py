@@ -18,6 +18,6 @@ def read_drawn(request: Request, raw: Path) -> Source:
         )
     if request.size is None or request.channels is None:
         raise ConfigError(f"{request.section}.source={request.name} is drawn: it needs a size and channels.")
-    classes, draw = drawing(request.name, (request.channels, *request.size), request.fonts)
+    classes, draw = drawing(request.name, (request.channels, *request.size))
     count = len(classes) * request.per_class
     return Source(classes, draw_all(draw, len(classes), request.per_class, request.seed), None, count)

@@ -63,7 +63,7 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
 
 
 def list_folder(path: Path, option: str = "data.path", groups: Groups | None = None) -> Listing:
-    """The pictures of a folder by class and split. Raises DataError where there is no class at all."""
+    """The pictures of a folder by class and split. Raises DataError if it has no class."""
     if not path.is_dir():
         raise DataError(f"{option}={path} is not a folder: expected one folder of pictures per class.")
     if has_splits(path):
@@ -74,12 +74,11 @@ def list_folder(path: Path, option: str = "data.path", groups: Groups | None = N
         raise DataError(f"{option}={path} is empty: expected one folder of pictures per class.")
     if test is None:
         return train
-    strange = sorted({*test.classes} - {*train.classes})
     problems = [
         f"{path / TEST / name} is a class that {path / TRAIN} does not have: add it there, or remove it."
-        for name in strange
+        for name in sorted({*test.classes} - {*train.classes})
     ]
-    labels = {i: train.classes.index(name) for i, name in enumerate(test.classes) if name not in strange}
+    labels = {i: train.classes.index(name) for i, name in enumerate(test.classes) if name in train.classes}
     held_out = [(file, labels[label]) for file, label in test.train if label in labels]
     return Listing(train.classes, train.train, held_out, [*train.problems, *test.problems, *problems])
 
@@ -146,10 +145,9 @@ def groups_shown(path: Path) -> Groups | None:
 
 def has_splits(path: Path) -> bool:
     """Whether a folder holds `train/` and `test/` and no other folder, and in them folders instead of pictures."""
-    folders = {entry.name: entry for entry in visible(path) if entry.is_dir()}
-    return set(folders) == {TRAIN, TEST} and all(
-        any(entry.is_dir() for entry in visible(folder)) for folder in folders.values()
-    )
+    folders = [entry for entry in visible(path) if entry.is_dir()]
+    inner = (any(entry.is_dir() for entry in visible(folder)) for folder in folders)
+    return {folder.name for folder in folders} == {TRAIN, TEST} and all(inner)
 
 
 def list_classes(path: Path, root: Path, groups: Groups | None = None) -> Listing:
@@ -183,15 +181,12 @@ def list_classes(path: Path, root: Path, groups: Groups | None = None) -> Listin
 
 
 def misplaced(entry: Path, root: Path, name: str) -> str | None:
-    """Why an entry of the folder `root` is not taken: it is no file, or a link to what lies elsewhere.
-
-    name: what the message calls it.
-    """
+    """Why an entry of the folder `root` is refused: not a file, or a link out of `root`. name: for the message."""
     if entry.is_symlink() and not entry.resolve().is_relative_to(root.resolve()):
         target = entry.resolve() if name == str(entry) else "a file"
         return f"{name} is a link to {target}, outside of {root}: copy what it links to in its place."
     if not entry.is_file() and not entry.is_dir():
-        return f"{name} is no file (a pipe, a device, or a link to nothing): remove it."
+        return f"{name} is not a file (a pipe, a device, or a link to nothing): remove it."
     return None
 
 
@@ -213,12 +208,8 @@ def called(path: Path, request: Request) -> str:
 
 def visible(folder: Path) -> list[Path]:
     """What the owner put into a folder, by name: without hidden files and what operating systems leave there."""
-    entries = (
-        entry
-        for entry in folder.iterdir()
-        if not entry.name.startswith(".") and entry.name.lower() not in LEFT_BY_SYSTEMS
-    )
-    return sorted(entries, key=lambda entry: entry.name)
+    entries = sorted(folder.iterdir(), key=lambda entry: entry.name)
+    return [e for e in entries if not e.name.startswith(".") and e.name.lower() not in LEFT_BY_SYSTEMS]
 
 
 def is_picture(path: Path) -> bool:

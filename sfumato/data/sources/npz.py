@@ -45,19 +45,16 @@ def read_npz(request: Request, raw: Path) -> Source:
     with unzipped(path, "cannot be read as .npz without pickle", PLAIN):
         check_members(path)
         with np.load(path, allow_pickle=False) as archive:
-            names = set(archive.files)
-            given = archive["classes"] if "classes" in names else None
-            groups = archive["groups"] if request.groups is not None and "groups" in names else None
-        headers = {name: npy_header(path, name) for name in ("images", "labels") if name in names}
-    if missing := [key for key in ("images", "labels", "classes") if key not in names]:
-        raise DataError(
-            f"{path} has no array named {', '.join(missing)}: "
-            "write it with np.savez(path, images=…, labels=…, classes=…)."
-        )
-    assert given is not None
-    if request.sensitive and "groups" in names and request.groups is None:
+            if missing := [key for key in ("images", "labels", "classes") if key not in archive]:
+                raise DataError(
+                    f"{path} has no array named {', '.join(missing)}: "
+                    "write it with np.savez(path, images=…, labels=…, classes=…)."
+                )
+            given, grouped = archive["classes"], "groups" in archive
+            groups = archive["groups"] if request.groups is not None and grouped else None
+        (shape, _, dtype), (labels_shape, _, labels_dtype) = npy_header(path, "images"), npy_header(path, "labels")
+    if request.sensitive and grouped and request.groups is None:
         raise DataError(f"{path}: `groups` {GROUPS_REFUSED}.")
-    (shape, _, dtype), (labels_shape, _, labels_dtype) = headers["images"], headers["labels"]
     if dtype != np.uint8 or len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3)):
         raise DataError(f"{path}: images are {dtype} {shape}, expected uint8 (N, H, W) or (N, H, W, C) with C 1 or 3.")
     if labels_dtype.kind not in "iu" or labels_shape != shape[:1]:
@@ -112,17 +109,15 @@ def npy_rows(path: Path, name: str, fix: str = PLAIN) -> Iterator[np.ndarray]:
 def read_imagenet32(request: Request, raw: Path) -> Source:
     """The downsampled ImageNet: `train_data_batch_<n>.npz` with `data` (N, 3072) uint8 and `labels` (N,) in 1..1000.
 
-    Reads every batch it finds, in order and in pieces, so that memory does not grow with them. The names of the classes
-    come from `map_clsloc.txt` (from the same place) where it lies beside them. Source: Chrabaszcz, Loshchilov, Hutter
-    2017.
+    Reads every batch, in order and in pieces: memory does not grow with their number. `map_clsloc.txt` beside them, if
+    there, names the classes. Source: Chrabaszcz, Loshchilov, Hutter 2017.
     """
     place = raw / "imagenet32" if request.path is None else request.required_path()
     files = sorted(place.glob("train_data_batch_*.npz"), key=lambda path: (len(path.name), path.name))
     if not files:
         raise DataError(
-            f"{place} holds no train_data_batch_*.npz: "
-            "unpack ImageNet's 32×32 version for NumPy (image-net.org, after registration) there, "
-            f"or name its folder by {request.section}.path."
+            f"{place} holds no train_data_batch_*.npz: unpack ImageNet's 32×32 version for NumPy (image-net.org, after "
+            f"registration) there, or name its folder by {request.section}.path."
         )
     labels = [read_imagenet_labels(path) for path in files]
     return Source(imagenet_names(place), imagenet_examples(files, labels, request), None, sum(map(len, labels)))

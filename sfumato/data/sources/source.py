@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -47,7 +47,6 @@ class Request:
     channels: int | None = None  # None: as the source has them
     per_class: int = 0  # images of each class, of the sources that are drawn
     seed: int = 0  # of what is drawn
-    fonts: Literal["matplotlib", "system"] = "matplotlib"
     groups: Groups | None = None  # where ids are found, of sensitive images
 
     @property

@@ -5,7 +5,7 @@ import pytest
 from writers import read_all, read_all_public
 
 from sfumato.data.sources import read_public, read_source
-from sfumato.data.sources.cifar import CIFAR10, CIFAR100
+from sfumato.data.sources.cifar import CIFARS
 from sfumato.errors import DataError
 from sfumato.settings.data import Data, Public
 
@@ -18,7 +18,7 @@ def test_cifar10_binary_files_come_out_as_rows_of_rgb(tmp_path):
     rows = np.concatenate(
         [np.arange(12, dtype=np.uint8)[:, None] % 10, images.transpose(0, 3, 1, 2).reshape(12, -1)], axis=1
     )
-    for i, name in enumerate((*CIFAR10.train, "test_batch.bin")):
+    for i, name in enumerate((*CIFARS["cifar10"].train, "test_batch.bin")):
         rows[2 * i : 2 * i + 2].tofile(folder / name)
     source, train, labels = read_all(Data(source="cifar10"), tmp_path)
     assert np.array_equal(np.stack(train), images[:10]) and labels == list(range(10))
@@ -28,7 +28,7 @@ def test_cifar10_binary_files_come_out_as_rows_of_rgb(tmp_path):
         read_source(Data(source="cifar10"), tmp_path)
 
 
-@pytest.mark.parametrize(("known", "name"), [(CIFAR10, "cifar10"), (CIFAR100, "cifar100")])
+@pytest.mark.parametrize(("known", "name"), [(CIFARS[name], name) for name in CIFARS])
 def test_public_cifar_takes_the_finest_label_of_the_training_rows(tmp_path, known, name):
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (10, 32, 32, 3), dtype=np.uint8)

@@ -1,0 +1,351 @@
+"""Write the generated parts of docs/reference.md, between the marks `<!-- NAME -->` and `<!-- /NAME -->`.
+
+Everything comes from the code: the table of stages, the Typer app, the exit codes of `sfumato.errors`, the recipes in
+`pipelines/` and the settings. The description of a setting is the comment at the end of its line, or the comment lines
+directly above it, or that of the class it inherits from, or an entry of EVERYWHERE; the description of a section is the
+docstring of its class.
+
+    python docs/generate.py            # write
+    python docs/generate.py --check    # exit 1 if the page differs from the code
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import io
+import re
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from sfumato import errors
+from sfumato.settings.fields import MACHINE
+from sfumato.settings.noise_levels import NoiseLevels
+from sfumato.settings.params import Params
+from sfumato.settings.stages import STAGES, stages_table
+
+ROOT = Path(__file__).resolve().parents[1]
+REFERENCE = ROOT / "docs" / "reference.md"
+SHARED = 4  # an option of so many commands is described once
+BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
+HUGE = 10**9  # bounds from here on guard against overflow and are not shown
+EVERYWHERE = {  # keys that mean the same in every section, unless a comment says more
+    "noise": "how much noise, for all releases of the query together",
+    "steps": "training steps",
+    "batch": "images per step",
+    "learning_rate": "learning rate of the optimiser",
+    "ema": "decay of the average of the weights; 0 for none",
+    "width": "channels of the first block",
+    "latent": "numbers in the noise that the generator starts from",
+    "labels": "labels of the drawn images: equally many of each class, or as the noisy counts",
+    "flip": "mirror images at random",
+    "noise_levels": "law of the noise levels in training",
+    "seeds": "one run for each",
+    "epochs": "passes over the training images",
+}
+# types that have their own paragraph in the reference: their name, by the union they are
+NAMED = {float | str: "[noise](#noise)", get_args(NoiseLevels)[0]: "[noise levels](#noise-levels)"}
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def comments_of(kind: type) -> dict[str, str]:
+    """The comment of each annotated field in the body of a class: trailing, or directly above."""
+    source = Path(inspect.getsourcefile(kind) or "").read_text(encoding="utf-8")
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = {token.start[0]: token for token in tokens if token.type == tokenize.COMMENT}
+    text = {line: token.string.lstrip("# ") for line, token in comments.items()}
+    whole = {line for line, token in comments.items() if not token.line[: token.start[1]].strip()}
+    classes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef))
+    found = {}
+    for node in next(node for node in classes if node.name == kind.__name__).body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            words = [text[line] for line in range(node.lineno, (node.end_lineno or 0) + 1) if line in text]
+            if not words:
+                line = node.lineno - 1
+                while line in whole:
+                    words.insert(0, text[line])
+                    line -= 1
+            found[node.target.id] = " ".join(words)
+    return found
+
+
+def description(kind: type[BaseModel], name: str) -> str:
+    """The comment of a field, its own or inherited, or an entry of EVERYWHERE; "" if there is none."""
+    parents = (parent for parent in kind.__mro__ if issubclass(parent, BaseModel) and parent is not BaseModel)
+    text = next((text for parent in parents if (text := comments_of(parent).get(name))), EVERYWHERE.get(name, ""))
+    return re.sub(r"(?<!`)\bNone\b(?!`)", "`null`", text)
+
+
+def type_of(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
+    """A type and its bounds in plain words."""
+    if get_origin(annotation) is Annotated:
+        inner, *rest = get_args(annotation)
+        flat = [part for item in rest for part in (item.metadata if isinstance(item, FieldInfo) else [item])]
+        return type_of(inner, (*metadata, *flat))
+    if annotation in NAMED:
+        return NAMED[annotation]
+    origin, inside = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        return " or ".join([type_of(part, metadata) for part in inside if part is not NoneType] + ["`null`"])
+    if origin is Literal:
+        return ", ".join(f"`{value}`" for value in inside)
+    if origin is tuple:
+        if inside[-1] is Ellipsis:
+            return f"list of {type_of(inside[0])}"
+        return f"list of {len(inside)}: {type_of(inside[0])}"
+    if origin is dict:
+        return f"mapping of {type_of(inside[0])} to {type_of(inside[1])}"
+    if annotation is bool:
+        return "`true`, `false`"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "keys below"
+    words = {int: "integer", float: "number", str: "text"}.get(annotation, "any")
+    return " ".join([words, *bounds(metadata)]) if annotation in (int, float) else words
+
+
+def bounds(metadata: tuple[Any, ...]) -> Iterator[str]:
+    limits = {key: getattr(item, key) for item in metadata for key in BOUNDS if getattr(item, key, None) is not None}
+    shown = [f"{BOUNDS[key]} {value:g}" for key, value in limits.items() if abs(value) < HUGE]
+    if shown:
+        yield " and ".join(shown)
+    yield from (f"(a multiple of {item.multiple_of})" for item in metadata if hasattr(item, "multiple_of"))
+
+
+def default_of(field: FieldInfo) -> str:
+    if field.default is PydanticUndefined:
+        return "required"
+    value = field.default.model_dump(mode="json") if isinstance(field.default, BaseModel) else field.default
+    if isinstance(value, tuple):
+        value = [part.model_dump(mode="json") if isinstance(part, BaseModel) else part for part in value]
+    if isinstance(value, (dict, list)) and any(isinstance(part, (dict, list)) for part in value):
+        return "one entry, as below"
+    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=HUGE, sort_keys=False)
+    shown = text.strip().removesuffix("...").strip()
+    return f"`{shown}`"
+
+
+def inner_models(annotation: Any) -> Iterator[tuple[type[BaseModel], str]]:
+    """The models within a type, and what stands between the field's name and theirs: "[]" within a list."""
+    if annotation in NAMED:
+        return
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation, ""
+    for part in get_args(annotation):
+        for kind, _ in inner_models(part):
+            yield kind, "[]" if get_origin(annotation) is tuple else ""
+
+
+def rows_of(kind: type[BaseModel], prefix: str, seen: set[type] | None = None) -> Iterator[tuple[str, str, str, str]]:
+    """(key, type, default, description) of every field of a model, and of the models within it, each model once."""
+    seen = set() if seen is None else seen
+    for name, field in kind.model_fields.items():
+        if name in MACHINE:
+            continue
+        models = list(inner_models(field.annotation))
+        default = "" if models and isinstance(field.default, BaseModel) else default_of(field)
+        yield f"{prefix}{name}", type_of(field.annotation, tuple(field.metadata)), default, description(kind, name)
+        for model, between in models:
+            if model not in seen:
+                seen.add(model)
+                yield from rows_of(model, f"{prefix}{name}{between}.", seen)
+
+
+def sections() -> dict[str, type[BaseModel]]:
+    """The sections of params.yaml: name -> class."""
+    kinds = {name: field.annotation for name, field in Params.model_fields.items()}
+    return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, BaseModel)}
+
+
+def all_rows() -> Iterator[tuple[str, str, str, str]]:
+    """Every setting, the top level first."""
+    for name, field in Params.model_fields.items():
+        if name not in sections():
+            yield name, type_of(field.annotation, tuple(field.metadata)), default_of(field), description(Params, name)
+    for name, kind in sections().items():
+        yield from rows_of(kind, f"{name}.")
+
+
+def parameters() -> str:
+    """A table for each section."""
+    rows, parts = list(all_rows()), []
+    top = [row for row in rows if "." not in row[0]]
+    parts.append("### Top level\n\n" + settings_table(top))
+    for name, kind in sections().items():
+        own = [row for row in rows if row[0].startswith(f"{name}.")]
+        parts.append(f"### `{name}`\n\n{docstring(kind)}\n\n{settings_table(own)}")
+    laws = [(law, row) for law in get_args(get_args(NoiseLevels)[0]) for row in rows_of(law, "")]
+    lines = [(f"`{law.model_fields['law'].default}`", row[0], *row[1:]) for law, row in laws if row[0] != "law"]
+    parts.append("### Noise levels\n\n" + table(("law", "key", "type", "default", "meaning"), lines))
+    return "\n\n".join(parts)
+
+
+def machine() -> str:
+    """The machine settings that fields of sections stand for."""
+    rows = {}
+    for kind in sections().values():
+        for key in MACHINE.keys() & kind.model_fields.keys():
+            meaning = description(kind, key)
+            rows.setdefault(key, (f"`{MACHINE[key]}`", default_of(kind.model_fields[key]), meaning))
+    return table(("variable", "default", "meaning"), [rows[key] for key in MACHINE])
+
+
+def docstring(kind: type) -> str:
+    text = re.sub(r"\s*\(METHODS [^)]*\)|[,;] METHODS [^).]*", "", inspect.cleandoc(kind.__doc__ or ""))
+    paragraphs = text.split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+def settings_table(rows: list[tuple[str, str, str, str]]) -> str:
+    return table(("key", "type", "default", "meaning"), [(f"`{key}`", *rest) for key, *rest in rows])
+
+
+def table(head: tuple[str, ...], rows: Any) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell(str(value)) for value in line) + " |" for line in lines)
+
+
+def cell(text: str) -> str:
+    """Text for a cell of a table: "<stage>" outside of code is not HTML."""
+    parts = text.replace("|", "\\|").split("`")
+    return "`".join(part if i % 2 else part.replace("<", "&lt;") for i, part in enumerate(parts))
+
+
+# --- commands, recipes, exit codes ------------------------------------------------------------------------------------
+
+
+def commands_below(command: Any, *names: str) -> Iterator[tuple[str, Any]]:
+    if hasattr(command, "commands"):
+        for name, below in command.commands.items():
+            yield from commands_below(below, *names, name)
+    else:
+        yield " ".join(names), command
+
+
+@functools.cache
+def known_commands() -> dict[str, Any]:
+    from typer.main import get_command
+
+    from stages.cli import app
+
+    return dict(commands_below(get_command(app)))
+
+
+def option_row(param: Any) -> tuple[str, str, str]:
+    """(name, default, meaning); the artifacts of all stages are one option."""
+    help_text = param.help or ""
+    if help_text.startswith("Artifact of `stage ") and str(param.default).startswith("artifacts/"):
+        return "`--<stage>`", "`artifacts/<stage>`", "The artifact of an earlier stage."
+    default = "" if param.default is None or getattr(param, "is_flag", False) else f"`{param.default}`"
+    return f"`{', '.join(param.opts)}`", default, help_text
+
+
+def shared_options() -> list[tuple[str, str, str]]:
+    """The options of SHARED commands or more."""
+    times = Counter(
+        row
+        for command in known_commands().values()
+        for row in {option_row(param) for param in command.params if param.param_type_name == "option"}
+    )
+    return [row for row, number in times.items() if number >= SHARED]
+
+
+def options() -> str:
+    return table(("option", "default", "meaning"), sorted(shared_options()))
+
+
+def commands() -> str:
+    """The commands beside the stages of the plan, and the options that few commands have."""
+    shared, lines = shared_options(), []
+    for name, command in known_commands().items():
+        arguments = [param for param in command.params if param.param_type_name == "argument"]
+        own = {option_row(param): None for param in command.params if param not in arguments}
+        own = {row: None for row in own if row not in shared}
+        if name in STAGES and not own:
+            continue
+        words = " ".join(["stage", name, *(param.name.upper() for param in arguments)])
+        lines.append((f"**`{words}`**", "", " ".join((command.help or "").split())))
+        lines += [(param.name.upper(), "", param.help or "") for param in arguments]
+        lines += list(own)
+    return table(("command, its own options", "default", "meaning"), lines)
+
+
+def exit_codes() -> str:
+    kinds = sorted(errors.SfumatoError.__subclasses__(), key=lambda kind: kind.exit_code)
+    known = [(kind.exit_code, docstring(kind)) for kind in kinds]
+    return table(("code", "meaning"), [(0, "Done."), (1, "An error that is a bug."), *known, (130, "Interrupted.")])
+
+
+def recipes() -> str:
+    rows = [(f"`{path.stem}`", content["description"], of_run(content)) for path, content in overlays("pipelines")]
+    return table(("recipe", "method", "stages"), rows)
+
+
+def profiles() -> str:
+    rows = [
+        (f"`{path.stem}`", content["description"], content.get("privacy", {}).get("size_hint", ""))
+        for path, content in overlays("pipelines/profiles")
+    ]
+    return table(("profile", "data and machine", "`privacy.size_hint`"), rows)
+
+
+def overlays(folder: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    for path in sorted((ROOT / folder).glob("*.yaml"), key=lambda path: path.stem):
+        yield path, {"description": ""} | yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def of_run(content: dict[str, Any]) -> str:
+    return ", ".join(f"`{name}`" for name in content.get("run", ()))
+
+
+PARTS = {
+    "stages": stages_table,
+    "commands": commands,
+    "options": options,
+    "exit-codes": exit_codes,
+    "recipes": recipes,
+    "profiles": profiles,
+    "machine": machine,
+    "parameters": parameters,
+}
+
+
+def generated(page: str) -> str:
+    """The page with each part of PARTS made new. Raises ValueError if the page lacks the marks of one."""
+    for name, make in PARTS.items():
+        marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        page, times = marks.subn(lambda found, text=make(): f"{found[1]}\n{text}\n\n{found[2]}", page)
+        if times != 1:
+            raise ValueError(f"{REFERENCE}: the marks of the part {name} stand there {times} times, expected once")
+    return page
+
+
+def main() -> int:
+    """Write or check; returns the exit code."""
+    page = REFERENCE.read_text(encoding="utf-8")
+    fresh = generated(page)
+    if lacking := [row[0] for row in all_rows() if not row[3]]:
+        print(f"settings without a description: {', '.join(lacking)}", file=sys.stderr)
+    if "--check" not in sys.argv:
+        REFERENCE.write_text(fresh, encoding="utf-8")
+        return 0
+    if fresh != page:
+        print(f"{REFERENCE} differs from the code: run python docs/generate.py", file=sys.stderr)
+    return int(fresh != page or bool(lacking))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
