@@ -457,7 +457,7 @@ class Blanks:
     def learning(self, name: str, schedule: Schedule) -> float:
         """Seconds of the training of a classifier that scores the release."""
 
-        decides = {"name": name, "batch": schedule.batch, "size": schedule.size}
+        decides = {"name": name, "batch": schedule.batch}
         step = self.unit("learning", decides, lambda: [seconds_per_step(name, schedule, self.shape, self.classes)])[0]
         return schedule.steps * step
 
