@@ -540,9 +540,9 @@ def classifiers(found: Found, setting: Setting, shape: tuple[int, int, int]) -> 
 
     channels, side, _ = shape
     pixels = np.random.default_rng(0).integers(0, 256, (512, side, side, channels), dtype=np.uint8)
-    labels, kind, steps = np.arange(512) % 10, "light" if found.small else "paper", 2 if found.small else 20
+    labels, steps = np.arange(512) % 10, 2 if found.small else 20
     for name in ("lr", "cnn") if found.small else CLASSIFIERS:
-        schedule = schedule_of(name, len(pixels), 1, kind, steps=steps)
+        schedule = schedule_of(name, len(pixels), 1, steps=steps)
         took = found.seconds(lambda name=name, own=schedule: fit(name, pixels, labels, 10, own, 0), 1)  # type: ignore[misc]
         found.row("others", f"{name}, batches of {schedule.batch}", steps / took, "steps/s")
 

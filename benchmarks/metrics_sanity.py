@@ -86,7 +86,13 @@ def main(
         start = time.perf_counter()
         features = extractor(array)
         found = fidelity(
-            name, features, holdout_features, (features, train_features, holdout_features), extractor, Evaluate(), print
+            name,
+            features,
+            holdout_features,
+            (features, train_features, holdout_features),
+            extractor,
+            Evaluate().metrics,
+            print,
         )
         table.add_row(name, *(f"{found[key]:.3g}" for key in SHOWN), f"{time.perf_counter() - start:.0f}")
         if plots and name.startswith("half"):

@@ -28,8 +28,9 @@ import yaml
 from sfumato import load_release
 from sfumato.data.images import ImageSet
 from sfumato.data.sources.idx import DEBIAN_FASHION_MNIST, read_idx
-from sfumato.evaluation.downstream import accuracy, train_classifier
+from sfumato.evaluation.downstream import train_classifier
 from sfumato.settings.stages import QUERIES
+from sfumato.training.supervised import accuracy
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "patients.csv"

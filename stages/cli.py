@@ -11,7 +11,6 @@ from sfumato.errors import DataError, SfumatoError
 from sfumato.settings.stages import STAGES
 from sfumato.storage.documents import HIDDEN
 from stages import ledger, prepare, recipe
-from stages.audit import audit
 from stages.compare import compare
 from stages.doctor import doctor
 from stages.evaluate import evaluate
@@ -20,7 +19,6 @@ from stages.launch import leave
 from stages.plan import plan
 from stages.report import report
 from stages.runner import command, with_paths
-from stages.utility import utility
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "Cannot allocate memory")
@@ -40,8 +38,7 @@ app.add_typer(prepare.app, name="prepare")
 app.command()(plan)
 for name, stage in STAGES.items():
     app.command()(OWN.get(name) or command(stage))
-for function in (utility, compare, audit):
-    app.command()(function)
+app.command()(compare)
 app.add_typer(ledger.app, name="ledger")
 app.command()(report)
 app.add_typer(recipe.app, name="recipe")

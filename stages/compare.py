@@ -15,7 +15,7 @@ from sfumato.storage.files import replace_file
 from stages.runner import EVALUATION, DryRun, check_local, show_local, state_dir
 
 if TYPE_CHECKING:
-    from sfumato.evaluation.comparison import Run
+    import pandas as pd
 
 DVC_HELP = "Also the experiments of this repository, as `dvc exp show` lists them."
 REVISION_HELP = "With --dvc: experiments of this commit, branch or tag. May be repeated."
@@ -44,8 +44,9 @@ def compare(
             typer.echo(f"reads   `{' '.join(dvc_command(revisions or [], every))}`, {state_dir() / 'evaluations'}")
         typer.echo(f"writes  {out / 'comparison.csv'}, {out / 'comparison.png'} (local)\ncharges nothing")
         return
-    from sfumato.evaluation.comparison import classifiers_of, comparison_csv, comparison_rows, marked, read_run
+    from sfumato.evaluation.comparison import classifiers_of, compared, read_run
     from sfumato.evaluation.plots import plot_comparison
+    from sfumato.evaluation.tables import csv_of
 
     check_local("--out", out / "comparison.csv")
     found = [read_run(folder) for folder in folders] + (experiments(revisions or [], every) if dvc else [])
@@ -53,14 +54,14 @@ def compare(
         raise DataError(
             "no run is left to compare: run `stage evaluate` in one (`dvc repro`, `dvc exp run`) and try again"
         )
-    found, warnings = marked(found)
-    rows, names = comparison_rows(found), classifiers_of(found)
+    table, warnings = compared(found)
+    names = classifiers_of(table)
     chosen = classifier or ("cnn" if "cnn" in names else names[0])
     if chosen not in names:
         raise ConfigError(f"--classifier {chosen}: no run has it, they have {', '.join(names)}")
-    replace_file(out / "comparison.csv", comparison_csv(rows).encode())
-    plot_comparison(rows, chosen, out / "comparison.png")
-    show_local([table_of(rows, names)], out / "comparison.csv")
+    replace_file(out / "comparison.csv", csv_of(table, "%.6g").encode())
+    plot_comparison(table, chosen, out / "comparison.png")
+    show_local([screen_table(table, names)], out / "comparison.csv")
     for warning in warnings:
         typer.echo(f"warning: {warning}", err=True)
     typer.echo(f"{out / 'comparison.csv'}, {out / 'comparison.png'}: local, not to be shared", err=True)
@@ -71,51 +72,39 @@ def dvc_command(revisions: list[str], every: bool) -> list[str]:
     return ["dvc", "exp", "show", "--json", *(["--all-commits"] if every else []), *named]
 
 
-def experiments(revisions: list[str], every: bool) -> list[Run]:
-    """The experiments that `dvc exp show` lists, joined with the local numbers of the state directory."""
+def experiments(revisions: list[str], every: bool) -> list[dict]:
+    """The experiments that `dvc exp show` lists, as rows, joined with the local numbers of the state directory."""
     import subprocess
     import sys
 
-    from sfumato.evaluation.comparison import runs_of_experiments
+    from sfumato.evaluation.comparison import rows_of_experiments
 
     command = dvc_command(revisions, every)
-    # the dvc of this installation first
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PATH": path}, check=False)
-    except OSError as error:
-        raise ConfigError(
-            f"--dvc: the program dvc cannot be run ({error.strerror}): pip install dvc, "
-            "or name the folders of the runs instead"
-        ) from error
+    # the dvc of this installation, whatever modules lie in the current folder
+    done = subprocess.run([sys.executable, "-P", "-m", *command], capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[0].removeprefix("ERROR: ")
         raise ConfigError(f"`{' '.join(command)}` failed ({reason}): run it in the repository of the experiments")
     printed = f"`{' '.join(command)}` printed no JSON"
     with explained(ConfigError, lambda error: f"{printed} ({error}): another version of dvc may be needed"):
         shown = json.loads(done.stdout)
-    runs, left_out = runs_of_experiments(shown, state_dir())
+    rows, left_out = rows_of_experiments(shown, state_dir())
     for reason in left_out:
         typer.echo(f"left out: {reason}", err=True)
-    return runs
+    return rows
 
 
-def table_of(rows: list[dict], classifiers: list[str]) -> Table:
-
-    from sfumato.evaluation.tables import percent
+def screen_table(runs: pd.DataFrame, classifiers: list[str]) -> Table:
+    from sfumato.evaluation.tables import number, percent
 
     table = Table(title="Runs (local). Accuracy on the real hold-out, %", title_justify="left")
     words = ("run", "recipe", "differs in")
     for heading in ("run", "recipe", "target", "ε", *classifiers, "distance", "differs in"):
         table.add_column(heading, justify="left" if heading in words else "right", overflow="fold")
-    for row, name in zip(rows, short_names([row["run"] for row in rows]), strict=True):
-        accuracies = [
-            percent({"mean": row[key], "std": row[f"{key}_std"]}) if row[key] is not None else "–"
-            for key in classifiers
-        ]
-        distance = f"{row['distance']:.4g}" if row["distance"] is not None else "–"
+    for name, row in zip(short_names(list(runs["run"])), runs.to_dict("records"), strict=True):
+        accuracies = [percent({"mean": row[key], "std": row[f"{key}_std"]}) for key in classifiers]
         cost = f"{row['target']:g}", f"{row['epsilon']:.4g}"
-        table.add_row(name, row["recipe"], *cost, *accuracies, distance, row["differs"])
+        table.add_row(name, row["recipe"], *cost, *accuracies, number(row["distance"]), row["differs"])
     return table
 
 

@@ -1,4 +1,4 @@
-"""`stage evaluate`: how useful and how faithful the release is. Local: measured on real images, never to be shared."""
+"""`stage evaluate`: how useful and how faithful the release is. Local: measured on real images, not to be shared."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 LEDGER_HELP = "Ledger of the release, by which `stage compare` finds these numbers again."
 COMPLEXITY_HELP = "Also entropy and texture of central, auxiliary, released and real images."
+MEMBERSHIP_HELP = "Also attack the release: can members of the sensitive set be told from the hold-out?"
 
 
 def evaluate(
@@ -44,6 +45,7 @@ def evaluate(
     card: CardPath = CARD,
     ledger: Annotated[Path, typer.Option(help=LEDGER_HELP)] = LEDGER,
     complexity: Annotated[bool, typer.Option("--complexity", help=COMPLEXITY_HELP)] = False,
+    membership: Annotated[bool, typer.Option("--membership", help=MEMBERSHIP_HELP)] = False,
     dry_run: DryRun = False,
     **paths: Path,
 ) -> None:
@@ -63,15 +65,18 @@ def evaluate(
 
     if launch.asked() and not distributed.launched():
         raise SystemExit(launch.again())
+    import pandas as pd
+
     from sfumato.data.images import load_images
     from sfumato.data.prepare import secret_key
     from sfumato.data.store import read_card
+    from sfumato.evaluation import membership as attacks
     from sfumato.evaluation.comparison import identity
-    from sfumato.evaluation.feature_space import feature_space
+    from sfumato.evaluation.extractors import build_extractor
     from sfumato.evaluation.metrics.complexity import complexity_by_step
     from sfumato.evaluation.plots import plot_accuracy, plot_features
     from sfumato.evaluation.scores import evaluate_release, teacher_accuracy
-    from sfumato.evaluation.tables import accuracy_table, class_table, screen_tables
+    from sfumato.evaluation.tables import accuracy_table, class_table, csv_of, screen_tables
     from sfumato.evaluation.verdict import verdict
     from sfumato.features.teacher_network import load_teacher
     from sfumato.privacy.authorize import open_local
@@ -82,14 +87,14 @@ def evaluate(
     synthesize, teacher = paths["synthesize"], paths["teacher"]
     read_artifact(synthesize, "synthesize")
     synthetic = {"release": load_images(synthesize, plan.classes)}
-    extractor = feature_space(plan.settings, plan.shape, told)  # before anything slow: a weights file may be missing
+    extractor = build_extractor(plan.settings, plan.shape, log)  # before anything slow: a weights file may be missing
     for name in plan.settings.stages:
         read_artifact(paths[name], name)
-        synthetic[name] = draw_alone(plan, name, paths)
+        synthetic[name] = draw_from_model(plan, name, paths)
     train, holdout = open_local(state_dir(), read_card(card), "evaluate", everywhere=True)
     cache, key = state_dir() / "cache" / "features", secret_key(state_dir(), plan.dataset_id)
 
-    found = evaluate_release(synthetic, train, holdout, plan.settings, extractor, cache, told)
+    found = evaluate_release(synthetic, train, holdout, plan.settings, extractor, cache, log)
     leads = distributed.is_main()
     distributed.leave()
     if not leads:
@@ -97,37 +102,43 @@ def evaluate(
     found["identity"] = identity(plan, key, read_card(card).version, train, holdout, extractor, synthesize)
     if plan.settings.teacher:
         read_artifact(teacher, "teacher")
-        told("teacher")
+        log("teacher")
         found["teacher"] = teacher_accuracy(load_teacher(teacher).to(device()), holdout)
     found["verdict"] = verdict(found, holdout.labels, len(plan.classes))
     if complexity:
         steps = (read_artifact(paths[name], name) for name in ("central", "auxiliary"))
         found["complexity"] = complexity_by_step(synthetic["release"], train, *steps)
+    tables = {"accuracy.csv": accuracy_table(found), "per_class.csv": class_table(found)}
+    attacked = []
+    if membership:
+        log("membership inference")
+        attacked = attacks.membership(synthetic["release"], train, holdout)
+        tables["membership.csv"] = pd.DataFrame(map(vars, attacked))
     keep_private(out)
     plot_accuracy(found, out / "accuracy.png")
     if extractor is not None:
-        told("plots")
+        log("plots")
         plot_features(extractor, synthetic["release"], train, cache, out)
-    replace_file(out / "accuracy.csv", accuracy_table(found).encode())
-    replace_file(out / "per_class.csv", class_table(found).encode())
+    for name, table in tables.items():
+        replace_file(out / name, csv_of(table).encode())
     write_json(metrics, found)
     metrics.chmod(0o600)
     keep_private(out)
     keep(found, ledger)
-    if found["warnings"] and not sys.stderr.isatty():  # they name numbers of real images
+    if found["warnings"] and not sys.stderr.isatty():  # they hold numbers of real images
         say(f"evaluate: there are warnings, in {metrics}")
     else:
         for warning in found["warnings"]:
             say(f"warning: {warning}")
-    show_local(screen_tables(found), metrics)
+    show_local(screen_tables(found, attacked), metrics)
 
 
-def told(what: str) -> None:
+def log(what: str) -> None:
     say(f"evaluate: {what}")
 
 
-def draw_alone(plan: StagePlan[Any], name: str, paths: dict[str, Path]) -> ImageSet:
-    """Images of one model alone, drawn as the release draws them: they show what each stage contributes."""
+def draw_from_model(plan: StagePlan[Any], name: str, paths: dict[str, Path]) -> ImageSet:
+    """Images of a single model, drawn as the release draws them: they show what each stage contributes."""
     from sfumato.data.images import ImageSet, as_uint8
     from sfumato.queries.count import read_counts
     from sfumato.release.synthesis import draw_from

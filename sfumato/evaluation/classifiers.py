@@ -1,14 +1,14 @@
-"""The classifiers that score synthetic images: a linear one, a perceptron, two small CNNs and three deep networks.
+"""The classifiers that score synthetic images: a linear one, a perceptron, three small CNNs and three deep networks.
 
 All take (B, C, H, W) float32 in [0, 1] and return (B, classes) logits; `features` returns the input of the last layer.
-`wrn`, `resnet` and `resnext` are the networks of DPImageBench in the size "paper", and smaller ones of the same
-families, for a CPU, in the size "light". A new classifier is one entry of CLASSIFIERS.
+`wrn`, `resnet` and `resnext` are small networks of the families that DPImageBench scores with. A new classifier is one
+entry of CLASSIFIERS.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
@@ -23,67 +23,60 @@ Body = tuple[nn.Module, int]  # images (B, C, H, W) in [-1, 1] -> (B, width), an
 class Spec:
     """One classifier.
 
-    light, paper: (channels, height, width) of the images -> body, by size; without `paper`, both sizes use `light`.
-    peak_learning_rate, weight_decay: of the light schedule.
-    networks: the network's name by size, "light" and "paper", of a deep classifier; empty for the others.
-    moved: training images are shifted a little, and colour ones mirrored.
+    body: (channels, height, width) of the images -> body; network: the name of a deep network, "" for the others;
+    augment: training images are shifted a little, and colour ones mirrored.
     """
 
-    light: Callable[[int, int, int], Body]
-    paper: Callable[[int, int, int], Body] | None = None
+    body: Callable[[int, int, int], Body]
     peak_learning_rate: float
     weight_decay: float
-    networks: Mapping[str, str] = field(default_factory=dict)
-    moved: bool = False
+    network: str = ""
+    augment: bool = False
 
 
 CLASSIFIERS: dict[str, Spec] = {
     "lr": Spec(
-        light=lambda channels, height, width: (nn.Flatten(), channels * height * width),
+        body=lambda channels, height, width: (nn.Flatten(), channels * height * width),
         peak_learning_rate=1e-2,
         weight_decay=1e-4,
     ),
     "mlp": Spec(
-        light=lambda channels, height, width: (perceptron(channels * height * width), FEATURES),
+        body=lambda channels, height, width: (perceptron(channels * height * width), FEATURES),
         peak_learning_rate=2e-3,
         weight_decay=1e-4,
     ),
     "cnn": Spec(
-        light=lambda channels, height, width: (convolutions(channels, height, width), FEATURES),
+        body=lambda channels, height, width: (convolutions(channels, height, width), FEATURES),
         peak_learning_rate=4e-3,
         weight_decay=1e-2,
     ),
     "student": Spec(
-        light=lambda channels, height, width: pooled_convolutions(channels, height, width),
+        body=lambda channels, height, width: pooled_convolutions(channels, height, width),
         peak_learning_rate=4e-3,
         weight_decay=1e-2,
-        moved=True,
+        augment=True,
     ),
     "wrn": Spec(
-        light=lambda channels, height, width: wide_resnet(channels, 16, 2, stem_stride(height, width)),
-        paper=lambda channels, height, width: wide_resnet(channels, 40, 4),
+        body=lambda channels, height, width: wide_resnet(channels, 16, 2, stem_stride(height, width)),
         peak_learning_rate=4e-3,
         weight_decay=1e-2,
-        networks={"light": "WRN-16-2", "paper": "WRN-40-4"},
+        network="WRN-16-2",
     ),
     "resnet": Spec(
-        light=lambda channels, height, width: plain_resnet(channels, 20, stem_stride(height, width)),
-        paper=lambda channels, height, width: plain_resnet(channels, 110),
+        body=lambda channels, height, width: plain_resnet(channels, 20, stem_stride(height, width)),
         peak_learning_rate=4e-3,
         weight_decay=1e-2,
-        networks={"light": "ResNet-20", "paper": "ResNet-110"},
+        network="ResNet-20",
     ),
     "resnext": Spec(
-        light=lambda channels, height, width: resnext(channels, 20, 4, 16, stem_stride(height, width)),
-        paper=lambda channels, height, width: resnext(channels, 29, 8, 64),
+        body=lambda channels, height, width: resnext(channels, 20, 4, 16, stem_stride(height, width)),
         peak_learning_rate=2e-3,
         weight_decay=1e-2,
-        networks={"light": "ResNeXt-20, 4×16d", "paper": "ResNeXt-29, 8×64d"},
+        network="ResNeXt-20, 4×16d",
     ),
 }
 NAMES = tuple(CLASSIFIERS)
-DEEP = tuple(name for name, spec in CLASSIFIERS.items() if spec.networks)
-NETWORKS = {size: {name: CLASSIFIERS[name].networks[size] for name in DEEP} for size in ("paper", "light")}
+DEEP = tuple(name for name, spec in CLASSIFIERS.items() if spec.network)
 
 
 class Classifier(nn.Module):
@@ -102,20 +95,16 @@ class Classifier(nn.Module):
         return self.head(self.features(images))
 
 
-def build_classifier(name: str, shape: tuple[int, int, int], classes: int, size: str = "light") -> Classifier:
-    """A freshly initialised classifier for images of `shape` (C, H, W).
-
-    `name`: one of NAMES; `size`: "light" or "paper". Raises ValueError for another name.
-    """
+def build_classifier(name: str, shape: tuple[int, int, int], classes: int) -> Classifier:
+    """A freshly initialised classifier, one of NAMES, for images of `shape` (C, H, W)."""
     if name not in CLASSIFIERS:
         raise ValueError(f"no classifier named {name!r}: use one of {', '.join(NAMES)}")
-    spec = CLASSIFIERS[name]
-    body, width = (spec.paper if spec.paper and size == "paper" else spec.light)(*shape)
+    body, width = CLASSIFIERS[name].body(*shape)
     return Classifier(body, width, classes)
 
 
 def stem_stride(height: int, width: int) -> int:
-    """A light deep network reads images of 16 pixels a side and more at half resolution."""
+    """Deep networks read images of 16 pixels a side and more at half resolution."""
     return 2 if min(height, width) >= 16 else 1
 
 

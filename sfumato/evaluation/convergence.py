@@ -1,7 +1,7 @@
 """How near a small sample comes to real images while DP-SGD runs (FETA-Pro Figure 4). Local: computed from real images.
 
-The training does not use these numbers. The fine-tuned model that comes with a curve is marked local, because whoever
-watches a run may choose by what they see: `synthesize`, the ledger and the public report refuse it.
+The training does not use these numbers. A fine-tuned model with a curve is marked local, because whoever watches a run
+may choose by it: `synthesize`, the ledger and the public report refuse it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -20,16 +21,16 @@ from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.ema import ema_model
 from sfumato.errors import ConfigError
 from sfumato.evaluation.cache import features_of
-from sfumato.evaluation.extractors import Extractor
-from sfumato.evaluation.feature_space import feature_space
+from sfumato.evaluation.extractors import Extractor, build_extractor
 from sfumato.evaluation.metrics.frechet import frechet_distance
-from sfumato.evaluation.scores import some
+from sfumato.evaluation.scores import subsample
+from sfumato.evaluation.tables import csv_of
 from sfumato.privacy.authorize import open_local
 from sfumato.privacy.resolved import StagePlan
 from sfumato.settings.evaluate import Evaluate
 from sfumato.settings.training import Model
 from sfumato.storage.documents import read_json
-from sfumato.storage.files import csv_text, write_json
+from sfumato.storage.files import write_json
 
 IMAGES = 500  # drawn at a time
 SOLVER_STEPS = 12
@@ -64,28 +65,27 @@ class Convergence:
 
     def text(self) -> str:
         """The curve as CSV."""
-        return csv_text(self.rows, {"step": "", "frechet": ".6g", "images": "", "space": ""})
+        return csv_of(pd.DataFrame(self.rows), "%.6g")
 
 
 def open_curve(
-    plan: StagePlan[Evaluate], network: Model, state: Path, card: Card, say: Callable[[str], None]
+    plan: StagePlan[Evaluate], network: Model, state: Path, card: Card, log: Callable[[str], None]
 ) -> Convergence:
-    """Real features in the space that `evaluate` compares in, of the hold-out or of training images as it says.
+    """Features of the hold-out in the space that `evaluate` compares in.
 
-    plan: of `evaluate`; network: that is fine-tuned. Journalled as local.
+    plan: of `evaluate`; network: the one that is fine-tuned. Journalled as local.
     """
     if network.directory:
         raise ConfigError(
             "finetune.convergence is for our own network, and model.directory names a public model: "
             "take one of them out"
         )
-    extractor = feature_space(plan.settings, plan.shape, say)
+    extractor = build_extractor(plan.settings, plan.shape, log)
     if extractor is None:
         raise ConfigError(
             "finetune.convergence needs a feature space, and evaluate.fidelity is empty: set it to null, "
             "or take finetune.convergence out"
         )
-    train, holdout = open_local(state, card, "convergence")
-    compared = some(holdout if plan.settings.reference == "holdout" else train)
-    say("finetune: convergence is measured on real images: this run is local, and nothing of it can be released")
-    return Convergence(extractor, features_of(extractor, compared.images, state / "cache" / "features"))
+    _, holdout = open_local(state, card, "convergence")
+    log("finetune: convergence is measured on real images: this run is local, and nothing of it can be released")
+    return Convergence(extractor, features_of(extractor, subsample(holdout).images, state / "cache" / "features"))

@@ -44,8 +44,8 @@ class Residual(nn.Module):
             layers += normed(depth, out, step, kernel, groups)
             depth = out
         self.layers = nn.Sequential(*layers[:-1])
-        moved = inputs != depth or stride > 1
-        self.shortcut = nn.Sequential(*normed(inputs, depth, stride, kernel=1)[:-1]) if moved else None
+        resized = inputs != depth or stride > 1
+        self.shortcut = nn.Sequential(*normed(inputs, depth, stride, kernel=1)[:-1]) if resized else None
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.layers(x) + (x if self.shortcut is None else self.shortcut(x)))

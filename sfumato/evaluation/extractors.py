@@ -1,35 +1,36 @@
 """Feature spaces for comparing image sets, behind one interface: images in, features out.
 
-`inception` is the space of published FIDs. `embedded` needs no download: a small network is trained here on drawn
-images. `torchvision` and `torchscript` take a file of the user. Weights are read from local files, as tensors alone.
-Every cache key holds their sha256.
+`embedded` needs no download: a small network is trained here on drawn images. `inception` is the space of published
+FIDs; its weights are read from a local file, as tensors only. Every cache key holds the sha256 of the weights.
 """
 
 from __future__ import annotations
 
 import hashlib
 import threading
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 from scipy.special import softmax
-from torch import Tensor, nn
+from torch import Tensor
 
-from sfumato.data.images import ImageSet
-from sfumato.errors import ConfigError, DataError, nearest
+from sfumato.data.images import ImageSet, Shape
+from sfumato.data.rendered import drawn_set
+from sfumato.errors import ConfigError, DataError
 from sfumato.evaluation.classifiers import FEATURES
-from sfumato.evaluation.downstream import apply, train_classifier
+from sfumato.evaluation.downstream import train_classifier
 from sfumato.runtime import compute
 from sfumato.settings.evaluate import Evaluate
 from sfumato.storage.digest import digest_of_file
+from sfumato.training.supervised import apply
 
 PUBLISHED = "6726825d"  # start of the sha256 of pytorch-fid's Inception weights, as in its file name
 EPOCHS = 4  # over the drawn images; at least downstream.MIN_STEPS steps
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+DRAWN_PER_CLASS = {"glyphs": 200, "procedural": 2000}  # what the embedded feature network is trained on
 PATCHING = threading.Lock()
 
 
@@ -37,9 +38,9 @@ PATCHING = threading.Lock()
 class Extractor:
     """A feature space.
 
-    `embed`: (B, C, H, W) float32 in [0, 1] on `device` -> (B, dimension). `digest`: sha256 of the weights and of how
-    images are fed to them. `head`: (classes, dimension) weights from features to logits, where class probabilities mean
-    something. `published`: it is Inception with its published weights; only then are distances called FID and KID.
+    embed: (B, C, H, W) float32 in [0, 1] on `device` -> (B, dimension); digest: sha256 of the weights and of how images
+    are fed to them; head: (classes, dimension) weights from features to logits, None without classes; published:
+    Inception with its published weights. Only with these are distances called FID and KID.
     """
 
     name: str
@@ -75,32 +76,26 @@ class Extractor:
         return np.asarray(softmax(features.astype(np.float64) @ self.head.T.astype(np.float64), axis=1))
 
 
-def build_extractor(
-    config: Evaluate, shape: tuple[int, int, int], public: Callable[[], tuple[ImageSet, str]]
-) -> Extractor:
-    """The extractor that `config` names, for images of `shape` (C, H, W).
+def build_extractor(config: Evaluate, shape: Shape, log: Callable[[str], None]) -> Extractor | None:
+    """The feature space that `config` names, for images of `shape` (C, H, W); None if no fidelity is asked for.
 
-    `public` returns the images that train `embedded`, and their name; it is called for `embedded` only.
-    Raises ConfigError for an unknown model, DataError for weights that are missing, damaged or do not match `sha256`.
+    log: told of a network to be trained. Raises DataError for weights that are missing, damaged or other than `sha256`.
     """
-    path = Path(config.weights) if config.weights else None
+    if not config.metrics:
+        return None
     if config.extractor == "inception":
-        return inception_extractor(path, config.sha256)
-    if config.extractor == "torchvision":
-        assert path is not None and config.model is not None
-        return torchvision_extractor(config.model, path, config.sha256)
-    if config.extractor == "torchscript":
-        assert path is not None
-        return torchscript_extractor(path, config.sha256, shape)
-    return embedded_extractor(*public())
+        return inception_extractor(Path(config.weights) if config.weights else None, config.sha256)
+    source: Literal["glyphs", "procedural"] = "glyphs" if shape[0] == 1 else "procedural"
+    log(f"feature network on drawn images ({source})")
+    return embedded_extractor(drawn_set(source, shape, DRAWN_PER_CLASS[source]), source)
 
 
 def embedded_extractor(public: ImageSet, name: str) -> Extractor:
     """`cnn-<name>-128`: the input of the last layer of a small CNN, trained to tell the classes of `public` apart.
 
-    It uses no sensitive image, so it is comparable across recipes; across machines it is where their arithmetic agrees
-    (`digest` tells). A fixed seed makes it deterministic on one machine. Features are in units of their root mean
-    square on `public`.
+    It uses no sensitive image, so it is comparable across recipes; across machines if their arithmetic agrees (equal
+    `digest`). A fixed seed makes it deterministic on one machine. Features are in units of their root mean square on
+    `public`.
     """
     if len(public) < 2 or len(public.classes) < 2:
         raise ConfigError(
@@ -160,102 +155,21 @@ def inception_extractor(path: Path | None = None, sha256: str | None = None) -> 
     published = digest.startswith(PUBLISHED)
     return Extractor(
         name="inception-2015-12-05" if published else f"inception-{digest[:8]}",
-        digest=digest_with(digest, "inception pool3, bilinear 299"),
+        digest=hashlib.sha256(f"{digest} inception pool3, bilinear 299".encode()).hexdigest(),
         dimension=2048,
-        embed=lambda images: network(three_channels(images))[0].flatten(1),
+        embed=lambda images: network(images.expand(-1, 3, -1, -1))[0].flatten(1),  # grey is repeated
         device=device,
         head=state["fc.weight"].float().numpy(),
         published=published,
     )
 
 
-def torchvision_extractor(model: str, path: Path, sha256: str | None = None) -> Extractor:
-    """The input of the last linear layer of a torchvision classifier.
-
-    Images are resized to 224×224 (299 for inception_v3) and normalised as for ImageNet.
-    path: a state dict of that model, as torchvision publishes them.
-    """
-    import torchvision
-    from torchvision.transforms import functional
-
-    known = torchvision.models.list_models(module=torchvision.models)
-    if model not in known:
-        hint = nearest(model, known, "see torchvision.models")
-        raise ConfigError(f"evaluate.model={model!r} is not a classifier of torchvision: {hint}")
-    digest = check_weights(path, sha256)
-    state = read_state(path)
-    own = {"init_weights": False} if model in ("inception_v3", "googlenet") else {}
-    network = torchvision.models.get_model(model, weights=None, **own)
-    try:
-        network.load_state_dict(state)
-    except RuntimeError as error:
-        raise DataError(
-            f"{path} does not hold the weights of {model}: "
-            "download those that torchvision publishes, or name another evaluate.model."
-        ) from error
-    linear = [
-        (name, module)
-        for name, module in network.named_modules()
-        if isinstance(module, nn.Linear) and not name.startswith(("aux", "Aux"))
-    ]
-    if not linear:
-        raise ConfigError(
-            f"evaluate.model={model!r} has no linear layer to cut off: name another classifier, such as resnet50"
-        )
-    name, last = linear[-1]
-    network.set_submodule(name, nn.Identity())
-    side = 299 if model == "inception_v3" else 224
-    device = compute.device().type
-    network = network.eval().requires_grad_(False).to(device)
-
-    def embed(images: Tensor) -> Tensor:
-        larger = functional.resize(three_channels(images), [side, side], antialias=True)
-        return network(functional.normalize(larger, IMAGENET_MEAN, IMAGENET_STD)).flatten(1)
-
-    digest = digest_with(digest, f"{model} before {name}, bilinear {side}")
-    return Extractor(
-        name=f"{model}-{last.in_features}", digest=digest, dimension=last.in_features, embed=embed, device=device
-    )
-
-
-def torchscript_extractor(path: Path, sha256: str | None, shape: tuple[int, int, int]) -> Extractor:
-    """The flattened output of a TorchScript file for (B, 3, H, W) float32 in [0, 1].
-
-    The file itself resizes and normalises. It is a program, so it runs only if `sha256` is given and matches.
-    """
-    if sha256 is None:
-        raise ConfigError(f"evaluate.sha256 is missing: {path} is a program, and only the one that is meant may run")
-    digest = check_weights(path, sha256)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # TorchScript is deprecated
-            network = torch.jit.load(str(path), map_location="cpu").eval()
-        with torch.no_grad():
-            dimension = network(torch.zeros(2, 3, *shape[1:])).flatten(1).shape[1]
-    except (RuntimeError, AttributeError, TypeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-        raise DataError(
-            f"{path} cannot be used as TorchScript on images of 3×{shape[1]}×{shape[2]}: {reason}."
-        ) from error
-    return Extractor(
-        name=f"{path.stem}-{dimension}",
-        digest=digest_with(digest, "torchscript [0, 1]"),
-        dimension=dimension,
-        embed=lambda images: network(three_channels(images)).flatten(1),
-    )
-
-
-def three_channels(images: Tensor) -> Tensor:
-    """(B, 1 or 3, H, W) -> (B, 3, H, W), grey repeated."""
-    return images.expand(-1, 3, -1, -1)
-
-
-def check_weights(path: Path, expected: str | None) -> str:
-    """The sha256 of a weights file. Raises DataError where it is missing or does not begin with `expected`."""
+def check_weights(path: Path, expected: str) -> str:
+    """The sha256 of a weights file. Raises DataError if it is missing or does not begin with `expected`."""
     if not path.is_file():
         raise DataError(f"evaluate.weights={path} does not exist: name a local weights file.")
     found = digest_of_file(path)
-    if expected is not None and not found.startswith(expected.lower()):
+    if not found.startswith(expected.lower()):
         raise DataError(
             f"{path} has sha256 {found}, expected {expected}{'…' if len(expected) < 64 else ''}: "
             "it is another file, or damaged."
@@ -264,16 +178,11 @@ def check_weights(path: Path, expected: str | None) -> str:
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """A state dict, tensors alone. Raises DataError for anything else: a file that would run code is not loaded."""
+    """A state dict of tensors. Raises DataError for anything else: a file that would run code is not loaded."""
     from pickle import UnpicklingError  # torch.load(weights_only=True) raises it
 
     try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            state = load_file(path)
-        else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, ValueError, UnpicklingError) as error:
         raise DataError(
             f"{path} is not a plain file of weights ({type(error).__name__}): a state dict of tensors is expected."
@@ -281,7 +190,3 @@ def read_state(path: Path) -> dict[str, Tensor]:
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise DataError(f"{path} is not a state dict of tensors: save `model.state_dict()`.")
     return state
-
-
-def digest_with(digest: str, feeding: str) -> str:
-    return hashlib.sha256(f"{digest} {feeding}".encode()).hexdigest()

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from sfumato.data.images import ImageSet
 from sfumato.evaluation.cache import features_of
 from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.metrics.neighbours import nearest
-from sfumato.evaluation.scores import SEARCHED, some
+from sfumato.evaluation.scores import SEARCHED, subsample
 
 LOCAL = "local: not for release"
 SYNTHETIC, REAL = (37, 99, 168), (224, 122, 31)  # the frames of the images, and their names in the title
 ACCURACY = "accuracy on real hold-out, %"
 MOST_CLASSES = 20
-COLOURS = ("#253d5b", "#e07a1f", "#5c9e6b", "#9b59b6", "#9db4c0", "#c0392b")
 LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 8}
 Array = np.ndarray
 
@@ -37,7 +37,7 @@ def scored(metrics: Mapping) -> dict[str, dict]:
 def plot_accuracy(metrics: dict, path: Path) -> None:
     """Draw the accuracies of `evaluate_release`: a group per set, a bar per classifier, ± one standard deviation.
 
-    A dotted line is the teacher's own accuracy, where it was measured.
+    A dotted line is the teacher's own accuracy, if it was measured.
     """
     sets = scored(metrics)
     classifiers = list(next(iter(sets.values())))
@@ -55,94 +55,43 @@ def plot_accuracy(metrics: dict, path: Path) -> None:
     axes.set_title(f"Classifiers by what they were trained on ({LOCAL})", fontsize=10)
     if "teacher" in metrics:
         share = 100 * metrics["teacher"]["accuracy"]
-        axes.axhline(share, color="#444444", linestyle=":", linewidth=1.2, label=f"the teacher alone, {share:.1f}")
+        axes.axhline(share, color="#444444", linestyle=":", linewidth=1.2, label=f"the teacher itself, {share:.1f}")
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=len(classifiers) + 1, frameon=False)
     save(figure, path)
 
 
-def plot_comparison(rows: Sequence[Mapping], classifier: str, path: Path) -> None:
+def plot_comparison(runs: pd.DataFrame, classifier: str, path: Path) -> None:
     """Accuracy of one classifier against ε, one line per recipe.
 
     A point is the mean of the runs at one target, ± their standard deviation; for a single run, that over its seeds.
-    rows: from `sfumato.evaluation.comparison.comparison_rows`; those without that accuracy are left out. A run that is
-    marked as not comparable is drawn hollow, apart from the lines.
+    runs: from `sfumato.evaluation.comparison.compared`; those without that accuracy are left out. A run that is marked
+    as not comparable is drawn hollow, apart from the lines.
     """
     from matplotlib import colormaps
 
-    rows = [row for row in rows if row.get(classifier) is not None]
-    recipes = list(dict.fromkeys(row["recipe"] for row in rows))
+    runs = runs.dropna(subset=[classifier])
+    groups = runs.groupby("recipe", sort=False)
     figure = new_figure(7.5, 4.4)
     axes = figure.subplots()
-    for i, recipe in enumerate(recipes):
-        colour = colormaps["tab10" if len(recipes) <= 10 else "tab20"](i % 20)
+    for i, (recipe, own) in enumerate(groups):
+        colour = colormaps["tab10" if len(groups) <= 10 else "tab20"](i % 20)
         style = {"marker": "osD^vP*X"[i % 8], "color": colour}
-        own = [row for row in rows if row["recipe"] == recipe]
-        for row in (row for row in own if row["differs"]):
-            hollow = {"markerfacecolor": "white", "linestyle": "none", "markersize": 7}
-            axes.errorbar(row["epsilon"], 100 * row[classifier], **style, **hollow)
-        points = [
-            mean_point([row for row in own if row["target"] == target and not row["differs"]], classifier)
-            for target in sorted({row["target"] for row in own if not row["differs"]})
-        ]
-        places, heights, spreads = np.array(points).reshape(-1, 3).T
-        axes.errorbar(places, heights, yerr=spreads, capsize=3, linewidth=1.3, markersize=6, label=recipe, **style)
-    log_ticks(axes, {round(row["target"], 6): f"{row['target']:g}" for row in rows})
+        odd = own[own["differs"] != ""]
+        hollow = {"markerfacecolor": "white", "linestyle": "none", "markersize": 7}
+        axes.errorbar(odd["epsilon"], 100 * odd[classifier], **style, **hollow)
+        targets = own[own["differs"] == ""].groupby("target")
+        means, over_seeds = targets[classifier].mean(), targets[f"{classifier}_std"].first()
+        spreads = targets[classifier].std().fillna(over_seeds).fillna(0.0)
+        line = {"capsize": 3, "linewidth": 1.3, "markersize": 6, "label": recipe}
+        axes.errorbar(targets["epsilon"].mean(), 100 * means, yerr=100 * spreads, **line, **style)
+    log_ticks(axes, {round(target, 6): f"{target:g}" for target in runs["target"]})
     axes.set(xlabel="ε, log scale", ylabel=f"accuracy of {classifier} on real hold-out, %")
     on_a_grid(axes, "y")
     axes.set_title(f"Accuracy against privacy, by recipe ({LOCAL})", fontsize=10)
-    title = "hollow: not comparable" if any(row["differs"] for row in rows) else None
+    title = "hollow: not comparable" if (runs["differs"] != "").any() else None
     figure.legend(loc="outside right upper", title=title, title_fontsize=8, **LEGEND)
     save(figure, path)
-
-
-def mean_point(rows: Sequence[Mapping], classifier: str) -> tuple[float, float, float]:
-    """Mean ε, mean accuracy in %, and its standard deviation over the runs, or over the seeds of a single one."""
-    values = [100 * row[classifier] for row in rows]
-    spread = np.std(values, ddof=1) if len(values) > 1 else 100 * (rows[0].get(f"{classifier}_std") or 0.0)
-    return float(np.mean([row["epsilon"] for row in rows])), float(np.mean(values)), float(spread)
-
-
-def plot_protocol(found: Mapping, path: Path) -> None:
-    """Draw what `stage utility` measured.
-
-    Panels: accuracy against the number of images, with ensembles; real against synthetic scores of a grid of settings.
-    """
-    panels = [draw for name, draw in (("sizes", draw_sizes), ("selection", draw_selection)) if found.get(name)]
-    figure = new_figure(5.2 * len(panels), 4.2)
-    for draw, axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
-        draw(axes, found)
-        axes.legend(**LEGEND)
-        on_a_grid(axes, "both")
-    figure.suptitle(LOCAL, fontsize=9, color="#666666")
-    save(figure, path)
-
-
-def draw_sizes(axes, found: Mapping) -> None:
-    for i, (name, rows) in enumerate(found["sizes"].items()):
-        counts, means, spreads = np.array(
-            [(row["images"], 100 * row["mean"], 100 * (row["std"] or 0)) for row in rows]
-        ).T
-        colour = COLOURS[i % 6]
-        axes.errorbar(counts, means, yerr=spreads, marker="o", capsize=3, color=colour, label=name)
-        if together := found.get("ensemble", {}).get(name):
-            star = {"marker": "*", "markersize": 12, "linestyle": "none", "color": colour}
-            label = f"{name}, ensemble of {together['members']}"
-            axes.plot(together["images"], 100 * together["accuracy"], label=label, **star)
-    every = {row["images"] for rows in found["sizes"].values() for row in rows}
-    log_ticks(axes, {count: f"{count / 1000:g} K" if count >= 1000 else str(count) for count in every})
-    axes.set(xlabel="synthetic images, log scale", ylabel=ACCURACY)
-    axes.set_title("Accuracy against the number of images", fontsize=10)
-
-
-def draw_selection(axes, found: Mapping) -> None:
-    settings = found["selection"]["settings"]
-    for i, name in enumerate(dict.fromkeys(row["classifier"] for row in settings)):
-        own = [row for row in settings if row["classifier"] == name]
-        synthetic, real = ([100 * row[key] for row in own] for key in ("synthetic", "real"))
-        axes.scatter(synthetic, real, color=COLOURS[i % 6], s=28, label=name)
-    axes.set(xlabel="accuracy on synthetic images kept apart, %", ylabel=ACCURACY)
-    axes.set_title(f"Model selection: rank correlation {found['selection']['spearman']:.2f}", fontsize=10)
 
 
 def plot_neighbours(
@@ -187,7 +136,7 @@ def plot_neighbours(
 
 def plot_features(extractor: Extractor, release: ImageSet, train: ImageSet, cache: Path, out: Path) -> None:
     """Draw what lies nearest to some released images, and both sets in the plane, into `out`. cache: of features."""
-    shown, searched = some(release), some(train, SEARCHED)
+    shown, searched = subsample(release), subsample(train, SEARCHED)
     features, real = features_of(extractor, shown.images, cache), features_of(extractor, searched.images, cache)
     plot_neighbours(shown, searched, features, real, out / "neighbours.png")
     plot_embedding(shown, searched, features, real, out / "embedding.png", extractor.name)
@@ -248,7 +197,7 @@ def new_figure(width: float, height: float):
 
 
 def log_ticks(axes, ticks: Mapping[float, str]) -> None:
-    """A logarithmic x axis that is marked at `ticks` alone."""
+    """A logarithmic x axis with marks only at `ticks`."""
     axes.set_xscale("log")
     axes.set_xticks(list(ticks), list(ticks.values()))
     axes.minorticks_off()

@@ -12,12 +12,13 @@ import numpy as np
 from sfumato.data.images import ImageSet
 from sfumato.errors import DataError
 from sfumato.evaluation.cache import features_of
-from sfumato.evaluation.downstream import Judged, Schedule, judge, schedule_of, summed_up
+from sfumato.evaluation.downstream import Scored, aggregate, evaluate_classifier, schedule_of
 from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.metrics.fidelity import fidelity
 from sfumato.features.teacher_network import TeacherNetwork, classify
 from sfumato.runtime import distributed
 from sfumato.settings.evaluate import Evaluate
+from sfumato.training.supervised import Schedule
 
 COMPARED = 10_000  # at most this many images on each side of a distance
 SEARCHED = 30_000  # at most this many training images are searched for copies
@@ -34,15 +35,18 @@ def evaluate_release(
 ) -> dict:
     """Downstream accuracy and fidelity of each synthetic set, and of the real one as the bound.
 
-    synthetic: sets by name ("release", "auxiliary", …), of the classes and shape of `train`; the name "real" is taken.
-    `extractor`: the feature space; None only where `config` asks for no fidelity. `cache`: directory of features.
-    `progress` is told what comes next.
-    Returns {"scope": "local", "warnings": […], name: {"lr": {"mean", "std", "per_seed", …}, …, "fidelity": {…}}}:
-    accuracies on `holdout` in [0, 1], fidelity (`sfumato.evaluation.metrics.fidelity`) against `config.reference`.
-    Of many processes each trains a part of the classifiers, and the first alone goes on to fidelity: a collective call.
-    "real" compares real images with other real images: the values to aim for. A synthetic set that lacks a class, as
-    noisy counts may make one, is judged as it is, with a warning. Raises DataError where a set is empty or of another
-    shape.
+    A collective call: each process trains a part of the classifiers, and only the first goes on to fidelity. "real"
+    compares real images with other real images: the values to aim for. A synthetic set may lack a class (noisy counts):
+    it is scored all the same, with a warning.
+
+    Args:
+        synthetic: sets by name ("release", "auxiliary", …), of the classes and shape of `train`; "real" is taken.
+        extractor: the feature space; None only if `config` asks for no fidelity.
+        cache: directory of features.
+        progress: told what comes next.
+    Returns: {"scope": "local", "warnings": […], name: {"lr": {"mean", "std", "per_seed", …}, …, "fidelity": {…}}}:
+        accuracies on `holdout` in [0, 1], fidelity to it (`sfumato.evaluation.metrics.fidelity`).
+    Raises: DataError if a set is empty or of another shape.
     """
     for name, image_set in {**synthetic, "real training": train, "hold-out": holdout}.items():
         check_fits(name, image_set, train)
@@ -64,22 +68,20 @@ def evaluate_release(
     if absent:
         names = ", ".join(repr(train.classes[label]) for label in absent[:5])
         others = " and others" if len(absent) > 5 else ""
-        warn(f"the hold-out has no image of {names}{others}: no number speaks for these classes")
+        warn(f"the hold-out has no image of {names}{others}: nothing is measured for these classes")
     progress(f"real: features in {extractor.name}")
-    searched = features_of(extractor, some(train, SEARCHED).images, cache)
-    fresh = features_of(extractor, some(holdout).images, cache)
-    known = searched[spread(len(searched), COMPARED)]
-    reference = {"holdout": fresh, "train": known}[config.reference]
-    compare = functools.partial(fidelity, reference=reference, extractor=extractor, config=config, warn=warn)
+    searched = features_of(extractor, subsample(train, SEARCHED).images, cache)
+    fresh = features_of(extractor, subsample(holdout).images, cache)
+    compare = functools.partial(fidelity, reference=fresh, extractor=extractor, metrics=config.metrics, warn=warn)
     for name, image_set in synthetic.items():
         progress(f"{name}: features and fidelity")
-        features = features_of(extractor, some(image_set).images, cache)
+        features = features_of(extractor, subsample(image_set).images, cache)
         metrics[name]["fidelity"] = compare(name, features, novel=(features, searched, fresh))
     if config.bound:
         progress("real: fidelity")
         order = np.random.default_rng(0).permutation(len(searched))
         halves = searched[order[::2]], searched[order[1::2]]
-        compared = known if config.reference == "holdout" else fresh
+        compared = searched[subsample_indices(len(searched), COMPARED)]
         # one half of the training images against the other: a set without copies
         metrics["real"]["fidelity"] = compare("real", compared, novel=(*halves, fresh))
     return metrics
@@ -88,32 +90,29 @@ def evaluate_release(
 def accuracies(
     trained_on: Mapping[str, ImageSet], holdout: ImageSet, config: Evaluate, progress: Callable[[str], None]
 ) -> Iterator[tuple[str, str, dict]]:
-    """(set, classifier, accuracies over the seeds) of each. The trainings are dealt out: a collective call."""
+    """(set, classifier, accuracies over the seeds) of each. A collective call: the processes share the trainings."""
     schedules = {
         (name, classifier): schedule_from(config, classifier, len(image_set))
         for name, image_set in trained_on.items()
         for classifier in config.classifiers
     }
-    told = set()
+    announced = set()
 
-    def train(task: tuple[str, str, int]) -> Judged:
+    def train(task: tuple[str, str, int]) -> Scored:
         name, classifier, seed = task
-        if task[:2] not in told:
-            told.add(task[:2])
+        if task[:2] not in announced:
+            announced.add(task[:2])
             progress(f"{name}: {classifier}")
-        return judge(classifier, trained_on[name], holdout, schedules[task[:2]], seed)
+        return evaluate_classifier(classifier, trained_on[name], holdout, schedules[task[:2]], seed)
 
-    judged = iter(distributed.map_sharded([(*what, seed) for what in schedules for seed in config.seeds], train))
+    scored = iter(distributed.map_sharded([(*what, seed) for what in schedules for seed in config.seeds], train))
     for (name, classifier), schedule in schedules.items():
-        own = list(itertools.islice(judged, len(config.seeds)))
-        yield name, classifier, summed_up(own, trained_on[name].classes, schedule)
+        own = list(itertools.islice(scored, len(config.seeds)))
+        yield name, classifier, aggregate(own, trained_on[name].classes, schedule)
 
 
 def teacher_accuracy(teacher: TeacherNetwork, holdout: ImageSet) -> dict[str, float]:
-    """Accuracy of the teacher on the hold-out, and its mean over the classes, in [0, 1]: the baseline of a release.
-
-    Who needs no more than a classifier may release the teacher alone.
-    """
+    """Accuracy of the teacher on the hold-out, and its mean over the classes, in [0, 1]: the baseline of a release."""
     right = classify(teacher, holdout).argmax(dim=1).numpy() == holdout.labels
     classes = [right[holdout.labels == label] for label in np.unique(holdout.labels)]
     return {"accuracy": float(right.mean()), "balanced_accuracy": float(np.mean([part.mean() for part in classes]))}
@@ -121,8 +120,7 @@ def teacher_accuracy(teacher: TeacherNetwork, holdout: ImageSet) -> dict[str, fl
 
 def schedule_from(config: Evaluate, classifier: str, count: int) -> Schedule:
     """The schedule that `config` asks for, for a classifier trained on `count` images."""
-    kept = config.kept if config.choice == "synthetic" else 0.0
-    return schedule_of(classifier, count, config.epochs, config.schedule, config.steps, kept)
+    return schedule_of(classifier, count, config.epochs, config.steps)
 
 
 def check_fits(name: str, image_set: ImageSet, train: ImageSet) -> None:
@@ -148,14 +146,8 @@ def check_fits(name: str, image_set: ImageSet, train: ImageSet) -> None:
         )
 
 
-def check_classes(name: str, image_set: ImageSet) -> None:
-    """Raise DataError where a synthetic set has no image of some class."""
-    for problem in absent_classes(name, image_set):
-        raise DataError(problem)
-
-
 def absent_classes(name: str, image_set: ImageSet) -> Iterator[str]:
-    """A warning where a synthetic set has no image of some class: no classifier can learn it."""
+    """A warning if a synthetic set has no image of some class: no classifier can learn it."""
     absent = np.flatnonzero(np.bincount(image_set.labels, minlength=len(image_set.classes)) == 0)
     if len(absent):
         more = f" and of {len(absent) - 1} others" if len(absent) > 1 else ""
@@ -165,12 +157,12 @@ def absent_classes(name: str, image_set: ImageSet) -> Iterator[str]:
         )
 
 
-def spread(count: int, most: int) -> np.ndarray:
+def subsample_indices(count: int, most: int) -> np.ndarray:
     """Indices of all, or of `most` drawn with a fixed seed, in rising order."""
     return np.arange(count) if count <= most else np.sort(np.random.default_rng(0).choice(count, most, replace=False))
 
 
-def some(image_set: ImageSet, most: int | None = None) -> ImageSet:
+def subsample(image_set: ImageSet, most: int | None = None) -> ImageSet:
     """The set, or `most` (COMPARED) of it drawn with a fixed seed."""
     most = COMPARED if most is None else most
-    return image_set if len(image_set) <= most else image_set.take(spread(len(image_set), most))
+    return image_set if len(image_set) <= most else image_set.take(subsample_indices(len(image_set), most))

@@ -2,71 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import pandas as pd
 from rich.table import Table
 
+from sfumato.evaluation.membership import Attack
 from sfumato.evaluation.plots import scored
-from sfumato.storage.files import csv_text
+from sfumato.storage.files import FORMULA
+
+COMPLEXITY = ("entropy", "texture_complexity")
 
 
-def accuracy_table(found: dict) -> str:
-    rows = (
+def csv_of(table: pd.DataFrame, numbers: str = "%.4f") -> str:
+    """CSV with a header; a missing value stays empty. numbers: format of floats.
+
+    A text that a spreadsheet would take for a formula gets a ' before it, by which it is shown and not computed.
+    """
+    safe = table.map(lambda value: f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value)
+    return safe.to_csv(index=False, float_format=numbers, lineterminator="\n")
+
+
+def accuracy_table(found: dict) -> pd.DataFrame:
+    rows = [
         {"model": f"{name}: {model}", "trained_on": name, "accuracy": row["mean"], "std": row["std"]}
         for name, values in scored(found).items()
         for model, row in values.items()
-    )
-    return csv_text(rows, {"model": "", "trained_on": "", "accuracy": ".4f", "std": ".4f"})
+    ]
+    return pd.DataFrame(rows)
 
 
-def class_table(found: dict) -> str:
-    rows = (
-        {"trained_on": name, "classifier": model, "accuracy": one["mean"]} | one
+def class_table(found: dict) -> pd.DataFrame:
+    rows = [
+        {"trained_on": name, "classifier": model, **one}
         for name, values in scored(found).items()
         for model, row in values.items()
         for one in row["per_class"]
-    )
-    return csv_text(rows, {"trained_on": "", "classifier": "", "class": "", "accuracy": ".4f", "std": ".4f"})
+    ]
+    return pd.DataFrame(rows).rename(columns={"mean": "accuracy"})
 
 
-def screen_tables(found: dict) -> Iterator[Table | str]:
-    """What the terminal shows: accuracy by training set and by class, fidelity, complexity, the verdict."""
+def screen_tables(found: dict, attacks: Sequence[Attack] = ()) -> Iterator[Table | str]:
+    """What the terminal shows: accuracy by training set and by class, fidelity, complexity, membership, the verdict."""
     sets = scored(found)
-    classifiers = list(next(iter(sets.values())))
-    table = Table("trained on", *classifiers, title="Accuracy on the real hold-out, % (local)")
-    for name, values in sets.items():
-        table.add_row(name, *(percent(values[c]) for c in classifiers))
+    names = list(next(iter(sets.values())))
+    rows = ([name, *(percent(values[c]) for c in names)] for name, values in sets.items())
+    table = table_of("Accuracy on the real hold-out, % (local)", ["trained on", *names], rows)
     if "teacher" in found:
         share = f"{100 * found['teacher']['accuracy']:.1f}"
         table.caption = f"The teacher, a classifier that was released itself, has {share} %."
     yield table
-    table = Table("class", *classifiers, title="The release, class by class, % (local)")
-    for rows in zip(*(sets["release"][name]["per_class"] for name in classifiers), strict=True):
-        table.add_row(rows[0]["class"], *(percent(row) for row in rows))
-    yield table
-    compared = {name: found[name]["fidelity"] for name in sets if "fidelity" in found[name]}
-    if compared:
-        first = next(iter(compared.values()))
-        shown = [key for key, value in first.items() if isinstance(value, float) and not key.endswith("_std")]
+    by_class = zip(*(sets["release"][name]["per_class"] for name in names), strict=True)
+    rows = ([own[0]["class"], *map(percent, own)] for own in by_class)
+    yield table_of("The release, class by class, % (local)", ["class", *names], rows)
+    compared = pd.DataFrame({name: found[name]["fidelity"] for name in sets if "fidelity" in found[name]})
+    if len(compared.columns):
+        first = compared.iloc[:, 0]
         title = f"Fidelity to the real {first['reference']} images in {first['space']} (local)"
-        table = Table("metric", *compared, title=title)
-        for key in shown:
-            numbers = (f"{values[key]:.4g}" if key in values else "–" for values in compared.values())
-            table.add_row(key.replace("_", " "), *numbers)
-        yield table
+        keys = [key for key in map(str, first.index) if isinstance(first[key], float) and not key.endswith("_std")]
+        rows = ([key.replace("_", " "), *map(number, compared.loc[key])] for key in keys)
+        yield table_of(title, ["metric", *compared.columns], rows)
     if "complexity" in found:
-        table = Table("images", "entropy", "texture complexity", title="Complexity, nats (local)")
-        for name, row in found["complexity"].items():
-            table.add_row(name, f"{row['entropy']:.3f}", f"{row['texture_complexity']:.3f}")
-        yield table
-    verdict = found["verdict"]
-    table = Table("what is used", "accuracy", "mean over classes", title="What a classifier can do, % (local)")
-    for name, share in verdict["accuracy"].items():
-        table.add_row(name, f"{100 * share:.1f}", f"{100 * verdict['balanced_accuracy'][name]:.1f}")
-    yield table
-    yield f"Verdict: {verdict['sentence']}"
+        rows = ([name, *(f"{row[key]:.3f}" for key in COMPLEXITY)] for name, row in found["complexity"].items())
+        yield table_of("Complexity, nats (local)", ["images", *(key.replace("_", " ") for key in COMPLEXITY)], rows)
+    if attacks:
+        rows = (
+            [one.name, f"{one.auc:.3f}", f"{one.low:.3f} to {one.high:.3f}", f"{100 * one.hits:.1f} %", one.outcome]
+            for one in attacks
+        )
+        columns = ["attack", "AUC", "interval, 95 %", "found at 1 % false", ""]
+        yield table_of("Membership inference (local)", columns, rows)
+    shares, balanced = (found["verdict"][key] for key in ("accuracy", "balanced_accuracy"))
+    rows = ([name, f"{100 * share:.1f}", f"{100 * balanced[name]:.1f}"] for name, share in shares.items())
+    yield table_of("What a classifier can do, % (local)", ["what is used", "accuracy", "mean over classes"], rows)
+    yield f"Verdict: {found['verdict']['sentence']}"
 
 
-def percent(row: dict) -> str:
-    """Mean ± standard deviation in per cent; the mean alone of a single seed."""
-    return f"{100 * row['mean']:.1f}" + (f" ± {100 * row['std']:.1f}" if row["std"] is not None else "")
+def table_of(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
+    table = Table(*columns, title=title)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def number(value: float | None) -> str:
+    return "–" if pd.isna(value) else f"{value:.4g}"
+
+
+def percent(row: Mapping) -> str:
+    """Mean ± standard deviation in per cent; only the mean of a single seed."""
+    if pd.isna(row["mean"]):
+        return "–"
+    return f"{100 * row['mean']:.1f}" + ("" if pd.isna(row["std"]) else f" ± {100 * row['std']:.1f}")

@@ -263,7 +263,7 @@ def evaluate_seconds(work: Work) -> float:
     for images in sets + [work.sensitive] * settings.bound:
         for name in settings.classifiers:
             schedule = schedule_from(settings, name, images)
-            cost = cost_of_map(build_classifier, work.shape, name, work.shape, work.classes, schedule.size)
+            cost = cost_of_map(build_classifier, work.shape, name, work.shape, work.classes)
             found += len(settings.seeds) * work.training(cost, schedule)
     return found
 

@@ -16,46 +16,29 @@ class Evaluate(Settings):
     """The release measured on real images: local, outside the guarantee (METHODS §9)."""
 
     chooser: ClassVar[str] = "stages"
-    # some of CLASSIFIERS (sfumato/evaluation/classifiers.py)
+    # what is trained on synthetic images and tested on the hold-out: lr, mlp, cnn, student, wrn, resnet, resnext
     classifiers: Annotated[tuple[str, ...], Field(min_length=1)] = ("lr", "mlp", "cnn")
-    seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0, 1, 2)
-    stages: tuple[Drawable, ...] = ()  # also score these models, each alone
-    images: Positive = 10_000  # drawn per model scored alone
-    epochs: Positive = 12
-    steps: Positive | None = None  # gradient steps of every training, instead of epochs
-    # of wrn, resnet, resnext: small networks for a CPU, or DPImageBench's for a GPU
-    schedule: Literal["light", "paper"] = "light"
-    # the epoch: the last, or the best on a part of the training images kept apart; never on real ones
-    choice: Literal["last", "synthetic"] = "last"
-    kept: Annotated[float, Field(gt=0, le=0.5)] = 0.1  # that part
-    bound: bool = True  # also train on real images: the upper bound
-    # the feature space of all fidelity metrics
-    extractor: Literal["embedded", "inception", "torchvision", "torchscript"] = "embedded"
-    weights: str | None = None  # local weights file; inception: None for pytorch-fid's own download
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = None  # of that file
-    model: str | None = None  # torchvision only: the model's name
-    reference: Literal["holdout", "train"] = "holdout"  # the real images that synthetic ones are compared with
-    fidelity: tuple[Fidelity, ...] | None = None  # None: all that the extractor has; []: no features at all
-    neighbours: Positive = 5  # k of precision, recall, density, coverage
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0, 1, 2)  # each classifier is trained once per seed
+    stages: tuple[Drawable, ...] = ()  # models that are also scored on their own, by images drawn from each
+    images: Positive = 10_000  # drawn from each of these models
+    epochs: Positive = 12  # passes of a training over its images; at least 600 gradient steps
+    steps: Positive | None = None  # gradient steps of every training; None: by epochs
+    bound: bool = True  # also train on the real training images: the upper bound
+    # feature space of the fidelity metrics: a small network trained on drawn images, or Inception, which is downloaded
+    extractor: Literal["embedded", "inception"] = "embedded"
+    weights: str | None = None  # local weights file of Inception; None: pytorch-fid's own download
+    # hex sha256 of that file; None: that of the published weights, the only ones with which a distance is called FID
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = None
+    fidelity: tuple[Fidelity, ...] | None = None  # metrics to compute; None: all that the extractor has; []: none
+    teacher: bool = False  # also the accuracy of the released teacher, the baseline of a release
 
     @model_validator(mode="after")
     def extractor_has_what_it_needs(self) -> Evaluate:
         named = f"evaluate.extractor: {self.extractor}"
-        if self.extractor in ("torchvision", "torchscript") and self.weights is None:
-            raise ValueError(f"{named} needs evaluate.weights, the path of a local weights file")
-        if self.extractor == "torchscript" and self.sha256 is None:
-            raise ValueError(
-                f"{named} needs evaluate.sha256: such a file is a program, and only the one that is meant may run"
-            )
         if self.extractor == "embedded" and (self.weights or self.sha256):
             raise ValueError(
                 f"{named} has no weights file: leave out evaluate.weights and evaluate.sha256, "
-                "or name another extractor"
-            )
-        if (self.model is not None) != (self.extractor == "torchvision"):
-            raise ValueError(
-                f"evaluate.model={self.model!r} and {named} do not fit: "
-                "torchvision needs a model's name, the others have none"
+                "or set evaluate.extractor to inception"
             )
         if self.fidelity and "inception_score" in self.fidelity and self.extractor != "inception":
             raise ValueError(
@@ -63,8 +46,6 @@ class Evaluate(Settings):
                 "set it to inception, or take the score out"
             )
         return self
-
-    teacher: bool = False  # also the accuracy of the teacher, which is the baseline of a release
 
     def reads(self, name: str) -> bool:
         if name == "teacher":

@@ -13,12 +13,14 @@ from sfumato.settings.noise_levels import LogNormal, NoiseLevels
 class Classifier(Settings):
     """A network trained to classify the public set, and on nothing else (METHODS §5, §9c)."""
 
+    validation: ClassVar[float] = 0.1  # part of the public images on which its accuracy is measured
+
+    # a ResNet, or a network of unpadded convolutions whose first layer whitens patches, which trains faster
     network: Literal["residual", "whitened"] = "residual"
-    width: Positive = 32
-    steps: Positive = 1500
-    batch: Positive = 128
+    width: Positive = 32  # channels of the first layer; later ones have more
+    steps: Positive = 1500  # gradient steps
+    batch: Positive = 128  # images in a step
     learning_rate: PositiveFloat = 0.01  # peak of a one-cycle schedule; 0.1 suits the whitened network
-    validation: Annotated[float, Field(gt=0, lt=1)] = 0.1  # part of the public images kept for its accuracy
 
 
 class Select(Settings):

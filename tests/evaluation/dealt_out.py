@@ -20,13 +20,13 @@ def main(folder: Path) -> None:
     distributed.join()
     card = read_card(folder / "card.json")
     train, holdout = open_local(folder / "state", card, "evaluate", everywhere=True)
-    trained, inner = [], scores.judge
+    trained, inner = [], scores.evaluate_classifier
 
-    def judge(name, *rest):
+    def noted(name, *rest):
         trained.append([name, rest[-1]])
         return inner(name, *rest)
 
-    scores.judge = judge
+    scores.evaluate_classifier = noted
     half = ImageSet(np.array(train.images[::2]), np.array(train.labels[::2]), train.classes)
     found = scores.evaluate_release({"release": half}, train, holdout, SETTINGS)
     content = {"found": found, "trained": trained}

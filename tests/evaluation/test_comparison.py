@@ -9,21 +9,22 @@ import sys
 from io import StringIO
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from sfumato.errors import BudgetError, DataError
 from sfumato.evaluation.comparison import (
-    comparison_csv,
-    comparison_rows,
+    classifiers_of,
+    compared,
     directory_hash,
     experiments,
     find_evaluation,
     keep_evaluation,
-    marked,
     read_run,
-    runs_of_experiments,
+    rows_of_experiments,
 )
 from sfumato.evaluation.plots import plot_comparison
+from sfumato.evaluation.tables import csv_of
 from sfumato.privacy.events import Mechanism, event_to_json
 from sfumato.privacy.ledger import build_ledger, ledger_text
 from stages.cli import main
@@ -131,14 +132,16 @@ def test_runs_of_another_hold_out_or_extractor_are_marked_and_drawn_hollow(desk)
         write_run(desk / "c", "full", 10, 0.9, holdout="x" * 64),
     ]
     folders.append(write_run(desk / "d", "rpgen", 10, 0.9, extractor="y" * 64, training="paper, 50 epochs, last epoch"))
-    runs, warnings = marked([read_run(folder) for folder in folders])
-    assert [run.marks for run in runs] == [(), (), ("hold-out",), ("extractor", "schedule")]
+    rows = [read_run(folder) for folder in folders]
+    runs, warnings = compared(rows)
+    marks = dict(zip(runs["run"].str[-1], runs["differs"], strict=True))
+    assert marks == {"a": "", "b": "", "c": "hold-out", "d": "extractor, schedule"}
     assert [warning.partition(": ")[2] for warning in warnings] == [
-        f"another {what} than the others: do not compare its numbers with theirs"
+        f"another {what} than the others, or an unknown one: do not compare its numbers with theirs"
         for what in ("hold-out", "extractor", "schedule")
     ]
-    plot_comparison(comparison_rows(runs), "cnn", desk / "plot.svg")
-    plot_comparison(comparison_rows(runs[:2]), "cnn", desk / "clean.svg")
+    plot_comparison(runs, "cnn", desk / "plot.svg")
+    plot_comparison(compared(rows[:2])[0], "cnn", desk / "clean.svg")
     assert "hollow" in (desk / "plot.svg").read_text() and "hollow" not in (desk / "clean.svg").read_text()
     assert "local: not for release" in (desk / "plot.svg").read_text()
     code, text = call("compare", *map(str, folders))
@@ -150,10 +153,10 @@ def test_an_evaluation_that_does_not_say_what_it_is_of_is_marked(desk):
     content = json.loads((folder / "metrics.json").read_text())
     del content["identity"]
     (folder / "metrics.json").write_text(json.dumps(content))
-    runs, warnings = marked([read_run(folder), read_run(write_run(desk / "new", "full", 1, 0.8))])
-    assert "hold-out unknown" in runs[0].marks and "data unknown" in runs[0].marks and not runs[1].marks
-    assert "data set unknown" not in runs[0].marks  # its records name that
-    assert any(warning.startswith(f"{folder}: the hold-out of its evaluation is not known") for warning in warnings)
+    runs, warnings = compared([read_run(folder), read_run(write_run(desk / "new", "full", 1, 0.8))])
+    old, new = (part.split(", ") for part in runs["differs"])
+    assert {"hold-out", "data"} <= {*old} and new == [""] and "data set" not in old  # its records name that
+    assert any(warning.startswith(f"{folder}: another hold-out than the others, or an unknown") for warning in warnings)
 
 
 def test_a_ledger_that_was_edited_or_is_of_other_data_is_marked(desk):
@@ -161,8 +164,9 @@ def test_a_ledger_that_was_edited_or_is_of_other_data_is_marked(desk):
     edited = json.loads((folders[0] / "ledger.json").read_text()) | {"target": 2.0}
     (folders[0] / "ledger.json").write_text(json.dumps(edited))
     (folders[1] / "metrics.json").write_text(json.dumps(metrics_of(0.8, version="another")))
-    runs, warnings = marked([read_run(folder) for folder in folders])
-    assert "ledger" in runs[0].marks and runs[1].marks == ("ledger",) and not runs[2].marks
+    runs, warnings = compared([read_run(folder) for folder in folders])
+    a, b, c = runs["differs"].sort_index()
+    assert "ledger" in a.split(", ") and b == "ledger" and c == ""
     assert any("edited" in warning for warning in warnings) and any(
         "other data than its evaluation" in warning for warning in warnings
     )
@@ -187,13 +191,7 @@ def test_what_is_missing_or_broken_is_one_sentence(desk):
     assert call("compare", str(folder), "--classifier", "wrn")[0] == 2
 
 
-def test_without_dvc_the_user_is_told(desk, monkeypatch):
-    def refuse(*_, **__):
-        raise FileNotFoundError(2, "No such file or directory")
-
-    monkeypatch.setattr(subprocess, "run", refuse)
-    code, text = call("compare", "--dvc")
-    assert code == 2 and "dvc cannot be run" in text and "pip install dvc" in text and "Traceback" not in text
+def test_outside_of_a_repository_the_user_is_told(desk, monkeypatch):
     monkeypatch.setattr(
         subprocess,
         "run",
@@ -249,14 +247,12 @@ def test_experiments_are_joined_with_the_numbers_that_were_kept_of_their_release
         ("red-fox", "b" * 40, two, "two.dir"),
         ("new", "e" * 40, other, "three.dir"),
     )
-    assert [name for name, _ in experiments(rows)] == ["main", "calm-sea", "red-fox", "new", "workspace"]
-    runs, left_out = runs_of_experiments(rows, tmp_path)
-    assert [(run.name, run.accuracy["cnn"]["mean"]) for run in runs] == [("calm-sea", 0.8), ("red-fox", 0.9)]
-    assert not any(run.problems for run in runs) and 0.3 < runs[0].epsilon < 0.6
+    assert list(experiments(rows)["name"]) == ["main", "calm-sea", "red-fox", "new", "workspace"]
+    runs, left_out = rows_of_experiments(rows, tmp_path)
+    assert [(run["run"], run["cnn"]) for run in runs] == [("calm-sea", 0.8), ("red-fox", 0.9)]
+    assert not any(run["problems"] for run in runs) and 0.3 < runs[0]["epsilon"] < 0.6
     assert [line.split(":")[0] for line in left_out] == ["main", "new"]
-    assert runs_of_experiments("nonsense", tmp_path) == ([], []) and runs_of_experiments(
-        [{"data": 3}, 4], tmp_path
-    ) == ([], [])
+    assert all(rows_of_experiments(odd, tmp_path) == ([], []) for odd in ("nonsense", [{"data": 3}, 4], []))
 
 
 def test_the_same_queries_released_twice_are_two_runs(tmp_path):
@@ -264,10 +260,10 @@ def test_the_same_queries_released_twice_are_two_runs(tmp_path):
     ledger = ledger_of("feta-pro", 1, 10)
     for release, accuracy in (("one.dir", 0.8), ("two.dir", 0.9)):
         keep_evaluation(tmp_path, metrics_of(accuracy, release) | {"ledger": ledger})
-    runs, _ = runs_of_experiments(
+    runs, _ = rows_of_experiments(
         shown((None, "workspace", ledger, "two.dir"), ("x", "a" * 40, ledger, "one.dir")), tmp_path
     )
-    assert [run.accuracy["cnn"]["mean"] for run in runs] == [0.8, 0.9]
+    assert [run["cnn"] for run in runs] == [0.8, 0.9]
 
 
 def test_kept_numbers_are_the_owners_alone(tmp_path):
@@ -289,9 +285,13 @@ def test_a_table_keeps_its_gaps(tmp_path):
     content = json.loads((b / "metrics.json").read_text())
     del content["release"]["cnn"], content["release"]["fidelity"]
     (b / "metrics.json").write_text(json.dumps(content))
-    rows = comparison_rows([read_run(tmp_path / "a"), read_run(b)])
-    assert rows[0]["recipe"] == "dpdm" and rows[0]["cnn"] is None and rows[0]["distance"] is None
-    assert ",,," in comparison_csv(rows).splitlines()[1]
+    runs, _ = compared([read_run(tmp_path / "a"), read_run(b)])
+    assert classifiers_of(runs) == ["lr", "cnn"] and list(runs["recipe"]) == ["dpdm", "full"]
+    assert runs[["cnn", "distance"]].isna().iloc[0].all() and ",,," in csv_of(runs).splitlines()[1]
+
+
+def test_a_text_that_a_spreadsheet_would_compute_is_shown_instead():
+    assert csv_of(pd.DataFrame([{"class": "=1+1", "share": -0.5}])) == "class,share\n'=1+1,-0.5000\n"
 
 
 @pytest.mark.skipif(not (Path(sys.executable).parent / "dvc").exists(), reason="needs dvc beside the interpreter")
@@ -316,7 +316,7 @@ def test_a_folder_has_the_hash_that_dvc_gives_it(tmp_path):
 
 
 def test_the_table_shows_folders_as_they_are_named_without_what_all_share(capsys, monkeypatch):
-    from stages.compare import short_names, table_of
+    from stages.compare import screen_table, short_names
     from stages.runner import show_local
 
     monkeypatch.setenv("COLUMNS", "160")
@@ -324,7 +324,7 @@ def test_the_table_shows_folders_as_they_are_named_without_what_all_share(capsys
     assert short_names(["/a/one", "/a"]) == ["one", "/a"]
     assert short_names(["/a/b"]) == ["/a/b"] and short_names(["/a", "a"]) == ["/a", "a"]
     row = {"recipe": "full", "target": 1.0, "epsilon": 1.0, "distance": None, "differs": ""}
-    table = table_of([row | {"run": "/runs/steps=[40]"}, row | {"run": "/runs/[red]"}], [])
+    table = screen_table(pd.DataFrame([row | {"run": "/runs/steps=[40]"}, row | {"run": "/runs/[red]"}]), [])
     show_local([table], Path("comparison.csv"))
     assert "steps" not in (text := capsys.readouterr().out) and "comparison.csv: local" in text  # no terminal
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)

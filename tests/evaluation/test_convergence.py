@@ -13,7 +13,7 @@ import yaml
 from sfumato.data.images import save_images
 from sfumato.diffusion.unet import UNet
 from sfumato.errors import ConfigError, DataError
-from sfumato.evaluation import convergence, downstream, feature_space
+from sfumato.evaluation import convergence, downstream, extractors
 from sfumato.evaluation.convergence import ROWS, Convergence
 from sfumato.evaluation.extractors import Extractor
 from sfumato.privacy.ledger import build_ledger, ledger_text
@@ -84,7 +84,7 @@ def desk(tmp_path, monkeypatch, digits):
     monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
     monkeypatch.setenv("SFUMATO_CHECKPOINT_EVERY", "1")
     monkeypatch.setattr(downstream, "MIN_STEPS", 5)
-    monkeypatch.setattr(feature_space, "DRAWN_PER_CLASS", {"glyphs": 4, "procedural": 4})
+    monkeypatch.setattr(extractors, "DRAWN_PER_CLASS", {"glyphs": 4, "procedural": 4})
     monkeypatch.setattr(convergence, "SOLVER_STEPS", 2)
     Path("pipelines").symlink_to(ROOT / "pipelines")
     np.savez(

@@ -9,7 +9,7 @@ import pytest
 
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.privacy.odometer import LOCAL, Odometer
-from sfumato.runtime.distributed import dealt
+from sfumato.runtime.distributed import map_sharded
 from sfumato.settings.data import Data
 
 SCRIPT = Path(__file__).with_name("dealt_out.py")
@@ -49,4 +49,4 @@ def test_two_processes_find_what_one_finds_and_train_each_classifier_once(folder
 
 def test_one_process_does_all_tasks_in_order():
     done = []
-    assert dealt([3, 1, 2], lambda task: done.append(task) or -task) == [-3, -1, -2] and done == [3, 1, 2]
+    assert map_sharded([3, 1, 2], lambda task: done.append(task) or -task) == [-3, -1, -2] and done == [3, 1, 2]

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from sfumato.evaluation.classifiers import DEEP, NETWORKS, build_classifier
+from sfumato.evaluation.classifiers import CLASSIFIERS, DEEP, build_classifier
 from sfumato.evaluation.deep_classifiers import plain_resnet, resnext, wide_resnet
 
 
@@ -21,20 +21,16 @@ def test_the_networks_of_the_papers_have_their_published_size(network, millions)
 
 
 @pytest.mark.parametrize("name", DEEP)
-@pytest.mark.parametrize(
-    ("size", "expected"),
-    [("paper", {"wrn": 40, "resnet": 110, "resnext": 29}), ("light", {"wrn": 16, "resnet": 20, "resnext": 20})],
-)
-def test_a_network_is_as_deep_as_its_name_says(name, size, expected):
+def test_a_network_is_as_deep_as_its_name_says(name):
     """Depth counts the convolutions in a row and the head.
 
     1×1 shortcuts do not count, except in WRN, which counts 4 of stem, shortcuts and head (6n + 4).
     """
-    model = build_classifier(name, (1, 8, 8), 10, size)
+    model, expected = build_classifier(name, (1, 8, 8), 10), {"wrn": 16, "resnet": 20, "resnext": 20}
     beside = {id(m) for part in model.modules() for m in (getattr(part, "shortcut", None) or nn.Identity()).modules()}
     depth = 1 + sum(isinstance(m, nn.Conv2d) and id(m) not in beside for m in model.modules())
     assert depth + (2 if name == "wrn" else 0) == expected[name]
-    assert str(expected[name]) in NETWORKS[size][name]
+    assert str(expected[name]) in CLASSIFIERS[name].network
 
 
 @pytest.mark.parametrize("name", DEEP)

@@ -3,18 +3,11 @@ import hashlib
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from sfumato.data.images import ImageSet
 from sfumato.errors import ConfigError, DataError
 from sfumato.evaluation import downstream, extractors
-from sfumato.evaluation.extractors import (
-    build_extractor,
-    embedded_extractor,
-    inception_extractor,
-    torchscript_extractor,
-    torchvision_extractor,
-)
+from sfumato.evaluation.extractors import Extractor, build_extractor, embedded_extractor, inception_extractor
 from sfumato.settings.evaluate import Evaluate
 
 RNG = np.random.default_rng(0)
@@ -26,10 +19,6 @@ GREY, COLOUR = (
 
 def sha256(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def no_public():
-    raise AssertionError("images were drawn that nobody needs")
 
 
 @pytest.fixture(scope="module")
@@ -117,57 +106,8 @@ def test_a_file_that_would_run_code_is_not_loaded(tmp_path, capsys):
     path = tmp_path / "evil.pth"
     torch.save({"fc.weight": Calls()}, path)
     with pytest.raises(DataError, match="not a plain file of weights"):
-        torchvision_extractor("resnet18", path)
+        inception_extractor(path, sha256(path))
     assert "code ran" not in capsys.readouterr().out
-
-
-def test_torchvision_gives_what_the_last_linear_layer_sees(tmp_path):
-    import torchvision
-
-    torch.manual_seed(0)
-    network = torchvision.models.resnet18().eval()
-    path = tmp_path / "resnet18.pth"
-    torch.save(network.state_dict(), path)
-    extractor = torchvision_extractor("resnet18", path, sha256(path))
-    assert extractor.name == "resnet18-512" and extractor.head is None and not extractor.published
-    found = extractor(COLOUR)
-    seen = []
-    network.fc.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    as_published = torchvision.models.ResNet18_Weights.DEFAULT.transforms(resize_size=224, crop_size=224)
-    network(as_published(torch.from_numpy(COLOUR).permute(0, 3, 1, 2)))
-    assert found.shape == (5, 512) and np.allclose(
-        found, seen[0].detach().numpy(), atol=0.02
-    )  # theirs resizes in 8 bits
-    with pytest.raises(DataError, match="does not hold the weights of resnet34"):
-        torchvision_extractor("resnet34", path)
-    with pytest.raises(ConfigError, match="did you mean 'resnet18'"):
-        torchvision_extractor("resnet81", path)
-
-
-@pytest.mark.parametrize(("model", "dimension"), [("mobilenet_v3_small", 1024), ("squeezenet1_1", None)])
-def test_other_families_are_cut_before_their_last_linear_layer(tmp_path, model, dimension):
-    import torchvision
-
-    path = tmp_path / "weights.pth"
-    torch.save(torchvision.models.get_model(model).state_dict(), path)
-    if dimension is None:
-        with pytest.raises(ConfigError, match="no linear layer"):
-            torchvision_extractor(model, path)
-    else:
-        assert torchvision_extractor(model, path)(GREY[:2]).shape == (2, dimension)
-
-
-def test_torchscript_gives_its_flattened_output(tmp_path):
-    path = tmp_path / "pooled.pt"
-    torch.jit.trace(nn.AvgPool2d(6), torch.zeros(2, 3, 12, 12)).save(str(path))
-    extractor = torchscript_extractor(path, sha256(path), (3, 12, 12))
-    assert extractor.name == "pooled-12"
-    expected = COLOUR.reshape(5, 2, 6, 2, 6, 3).mean(axis=(2, 4)).transpose(0, 3, 1, 2).reshape(5, 12) / 255
-    assert np.allclose(extractor(COLOUR), expected, atol=1e-6)
-    with pytest.raises(ConfigError, match="sha256 is missing"):
-        torchscript_extractor(path, None, (3, 12, 12))
-    with pytest.raises(DataError, match="3×4×4"):
-        torchscript_extractor(path, sha256(path), (3, 4, 4))
 
 
 @pytest.fixture(scope="module")
@@ -216,39 +156,34 @@ def test_images_that_are_none_are_refused(embedded):
         extractor.probabilities(np.zeros((2, 128)))
 
 
-def test_features_that_are_not_finite_are_refused(tmp_path):
-    path = tmp_path / "broken.pt"
-
-    class Broken(nn.Module):
-        def forward(self, images):
-            return images.flatten(1) / 0.0
-
-    torch.jit.script(Broken()).save(str(path))
+def test_features_that_are_not_finite_are_refused():
+    broken = Extractor(name="broken", digest="", dimension=432, embed=lambda images: images.flatten(1) / 0.0)
     with pytest.raises(DataError, match="not finite"):
-        torchscript_extractor(path, sha256(path), (3, 12, 12))(COLOUR)
+        broken(COLOUR)
 
 
-def test_the_configured_extractor_is_built_and_draws_only_if_it_must(tmp_path, monkeypatch):
-    path = tmp_path / "pooled.pt"
-    torch.jit.trace(nn.AvgPool2d(6), torch.zeros(2, 3, 12, 12)).save(str(path))
-    config = Evaluate(extractor="torchscript", weights=str(path), sha256=sha256(path))
-    assert build_extractor(config, (1, 12, 12), no_public).name == "pooled-12"
+def test_the_configured_extractor_is_built_and_draws_only_if_it_must(inception_file, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(extractors, "DRAWN_PER_CLASS", {"glyphs": 1, "procedural": 1})
+    monkeypatch.setattr(extractors, "embedded_extractor", lambda public, name: drawn.append((name, public.shape)))
+    assert build_extractor(Evaluate(fidelity=()), (1, 12, 12), print) is None
+    config = Evaluate(extractor="inception", weights=str(inception_file), sha256=sha256(inception_file))
+    assert build_extractor(config, (1, 12, 12), print).dimension == 2048 and drawn == []
+    for channels, source in ((1, "glyphs"), (3, "procedural")):
+        build_extractor(Evaluate(), (channels, 12, 12), print)
+        assert drawn.pop() == (source, (channels, 12, 12))
     with pytest.raises(ConfigError, match="two or more of each"):
-        build_extractor(Evaluate(), (1, 12, 12), lambda: (ImageSet(GREY, np.zeros(5, dtype=np.int64), ("a",)), "one"))
+        embedded_extractor(ImageSet(GREY, np.zeros(5, dtype=np.int64), ("a",)), "one")
 
 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"extractor": "torchvision", "model": "resnet18"}, "needs evaluate.weights"),
-        ({"extractor": "torchvision", "weights": "w.pth"}, "evaluate.model=None"),
-        ({"extractor": "torchscript", "weights": "w.pt"}, "needs evaluate.sha256"),
+        ({"extractor": "torchvision"}, "embedded"),
         ({"weights": "w.pth"}, "no weights file"),
-        ({"model": "resnet18"}, "do not fit"),
         ({"fidelity": ["inception_score"]}, "does not have"),
         ({"fidelity": ["fid"]}, "frechet"),
         ({"sha256": "abc"}, "pattern"),
-        ({"neighbours": 0}, "greater than 0"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(values, words):

@@ -42,7 +42,7 @@ def own(**data) -> dict:
 
 
 def test_every_command_explains_itself_without_reading_anything(desk):
-    for command in (*STAGES, "plan", "report", "utility", "compare", "prepare", "ledger", "recipe", "doctor"):
+    for command in (*STAGES, "plan", "report", "compare", "prepare", "ledger", "recipe", "doctor"):
         code, text = desk(command, "--help")
         assert code == 0 and "Usage" in text
 

@@ -14,9 +14,8 @@ import yaml
 
 from sfumato.data.images import ImageSet, save_images
 from sfumato.data.store import read_card
-from sfumato.evaluation import downstream, extractors, feature_space
+from sfumato.evaluation import downstream, extractors
 from sfumato.privacy.ledger import build_ledger, ledger_text
-from sfumato.privacy.resolved import read_stage_plan
 from sfumato.storage.artifacts import write_empty, writing
 from stages.cli import main
 from stages.runner import in_git
@@ -40,7 +39,7 @@ def desk(tmp_path, monkeypatch, digits):
     monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
     monkeypatch.setattr(downstream, "MIN_STEPS", 20)
     monkeypatch.setattr(extractors, "EPOCHS", 1)
-    monkeypatch.setattr(feature_space, "DRAWN_PER_CLASS", {"glyphs": 4, "procedural": 4})
+    monkeypatch.setattr(extractors, "DRAWN_PER_CLASS", {"glyphs": 4, "procedural": 4})
     np.savez(
         "source.npz", images=digits.images[:500, ..., 0], labels=digits.labels[:500], classes=np.array(digits.classes)
     )
@@ -201,6 +200,14 @@ def test_complexity_is_a_table_of_the_steps_that_are_on(desk, digits, monkeypatc
     )
 
 
+def test_membership_inference_is_a_table_where_asked_for(desk, monkeypatch):
+    monkeypatch.setattr(Screen, "terminal", True)
+    code, text = desk("--membership", fidelity=[])
+    assert code == 0 and "Membership inference" in text and "finds nothing" in text, text
+    lines = Path("evaluation/membership.csv").read_text().splitlines()
+    assert lines[0] == "name,auc,low,high,hits,members,others" and len(lines) == 3
+
+
 def test_a_release_that_lacks_a_class_is_judged_as_it_is(desk, digits, monkeypatch):
     """Noisy counts at a small ε leave classes out: the owner needs the verdict then more than ever."""
     monkeypatch.setattr(Screen, "terminal", True)
@@ -233,17 +240,6 @@ def test_a_missing_or_other_weights_file_exits_4_before_real_images_are_read(des
     assert journalled() == []
 
 
-def test_settings_that_do_not_fit_exit_2(desk):
-    code, text = desk(extractor="torchscript", weights="w.pt")
-    assert code == 2 and "evaluate.sha256" in text and "Traceback" not in text
-
-
-def test_the_plan_reads_back_what_was_asked(desk):
-    desk(fidelity=["fld"], reference="train", neighbours=3)
-    settings = read_stage_plan(Path("evaluate.yaml"), "evaluate").settings
-    assert settings.metrics == ("fld",) and settings.reference == "train" and settings.neighbours == 3
-
-
 def test_the_numbers_say_what_they_belong_to_and_no_digest_of_real_images_is_without_a_key(desk, digits):
     assert desk(fidelity=[])[0] == 0
     first = json.loads(Path("metrics.json").read_text())["identity"]
@@ -260,7 +256,7 @@ def test_the_numbers_say_what_they_belong_to_and_no_digest_of_real_images_is_wit
     }
     assert first["holdout"] not in plain
     np.save("state/data/digits/holdout/labels.npy", labels[::-1].copy())
-    assert desk(fidelity=[], steps=5, choice="synthetic", classifiers=["lr", "resnet"])[0] == 0
+    assert desk(fidelity=[], steps=5, classifiers=["lr", "resnet"])[0] == 0
     second = json.loads(Path("metrics.json").read_text())["identity"]
     assert {key for key in first if first[key] != second[key]} == {
         "holdout",

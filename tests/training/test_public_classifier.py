@@ -5,7 +5,8 @@ import torch
 from sfumato.data.images import ImageSet, load_images, save_images
 from sfumato.errors import DataError
 from sfumato.settings.training import Classifier
-from sfumato.training.public_classifier import SHIFT, augment, shuffled, train_public_classifier
+from sfumato.training.public_classifier import shuffled, train_public_classifier
+from sfumato.training.supervised import SHIFT, shift_and_mirror
 
 SETTINGS = Classifier(width=8, steps=120)
 
@@ -67,7 +68,7 @@ def test_augmentation_shifts_by_up_to_an_eighth_and_mirrors_only_if_asked():
     images = torch.zeros(400, 1, 16, 16)
     images[:, 0, 8, 5] = 1.0
     for flip in (False, True):
-        places = augment(images, flip)[:, 0].nonzero()
+        places = shift_and_mirror(images, flip)[:, 0].nonzero()
         assert len(places) == 400
         rows, columns = places[:, 1], places[:, 2]
         assert set(rows.tolist()) == set(range(8 - 16 // SHIFT, 8 + 16 // SHIFT + 1))
@@ -78,7 +79,7 @@ def test_augmentation_shifts_by_up_to_an_eighth_and_mirrors_only_if_asked():
 @pytest.mark.parametrize("shape", [(8, 8, 1), (8, 8, 3)])
 def test_edges_are_repeated(shape):
     flat = torch.full((20, shape[2], 8, 8), 0.7)
-    assert torch.equal(augment(flat, flip=shape[2] == 3), flat)
+    assert torch.equal(shift_and_mirror(flat, mirror=shape[2] == 3), flat)
 
 
 def test_a_set_too_small_to_split_is_refused(digits):

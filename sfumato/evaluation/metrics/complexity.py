@@ -9,11 +9,11 @@ import numpy as np
 from scipy import stats
 
 from sfumato.data.images import ImageSet, as_uint8, load_images
-from sfumato.evaluation.scores import some
+from sfumato.evaluation.scores import subsample
 from sfumato.storage.artifacts import Artifact
 from sfumato.training.central_images import load_central
 
-AROUND = ((-1, -1), (-1, 0), (-1, 1), (0, 1), (1, 1), (1, 0), (1, -1), (0, -1))  # the eight neighbours, in a circle
+CIRCLE = ((-1, -1), (-1, 0), (-1, 1), (0, 1), (1, 1), (1, 0), (1, -1), (0, -1))  # the eight neighbours, in a circle
 
 
 def grey(images: np.ndarray) -> np.ndarray:
@@ -31,7 +31,7 @@ def entropy(images: np.ndarray) -> np.ndarray:
 def texture_complexity(images: np.ndarray) -> np.ndarray:
     """(N, H, W, C) uint8 -> (N,) Shannon entropy of each image's local binary patterns, in nats, at most ln 10.
 
-    A pattern says which of the eight neighbours are at least as bright as a pixel, up to rotation. Patterns with more
+    A pattern is which of the eight neighbours are at least as bright as a pixel, up to rotation. Patterns with more
     than two changes around the circle count as one (Ojala et al. 2002: P = 8, R = 1, uniform). The paper gives no
     formula: compare values within a table only. Raises ValueError for images below three pixels a side.
     """
@@ -41,7 +41,7 @@ def texture_complexity(images: np.ndarray) -> np.ndarray:
         raise ValueError(f"images of {height}×{width} have no local patterns: three pixels a side are needed")
     centre = plane[:, 1:-1, 1:-1]
     # (8, N, H-2, W-2)
-    above = np.stack([plane[:, 1 + i : height - 1 + i, 1 + j : width - 1 + j] >= centre for i, j in AROUND])
+    above = np.stack([plane[:, 1 + i : height - 1 + i, 1 + j : width - 1 + j] >= centre for i, j in CIRCLE])
     changes = (above != np.roll(above, 1, axis=0)).sum(axis=0)
     patterns = np.where(changes <= 2, above.sum(axis=0), 9)
     return entropies(patterns, 10)
@@ -70,6 +70,6 @@ def complexity_by_step(
     if central.enabled:
         images["central"] = as_uint8(load_central(central.path, real.shape, 0)[0])
     if auxiliary.enabled:
-        images["auxiliary"] = some(load_images(auxiliary.path, real.classes)).images
-    images |= {"release": some(release).images, "real": some(real).images}
+        images["auxiliary"] = subsample(load_images(auxiliary.path, real.classes)).images
+    images |= {"release": subsample(release).images, "real": subsample(real).images}
     return {name: complexity(array) for name, array in images.items()}

@@ -1,8 +1,8 @@
-"""How near a set of images comes to another, in one feature space: all metrics of `evaluate.fidelity` for one set."""
+"""How near a set of images comes to another, in one feature space: the metrics of `evaluate.fidelity` for one set."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 
@@ -12,8 +12,8 @@ from sfumato.evaluation.metrics.frechet import frechet_distance
 from sfumato.evaluation.metrics.inception_score import inception_score
 from sfumato.evaluation.metrics.kid import kernel_distance
 from sfumato.evaluation.metrics.neighbours import authenticity, precision_recall
-from sfumato.settings.evaluate import Evaluate
 
+NEIGHBOURS = 5  # k of precision, recall, density, coverage
 MEMORISED = -20.0  # a generalisation gap below this looks like copies
 
 
@@ -23,22 +23,24 @@ def fidelity(
     reference: np.ndarray,
     novel: tuple[np.ndarray, np.ndarray, np.ndarray],
     extractor: Extractor,
-    config: Evaluate,
+    metrics: Collection[str],
     warn: Callable[[str], None],
 ) -> dict:
-    """The metrics that `config` asks for, of the set called `name`.
+    """The metrics of the set called `name`.
 
-    compared, reference: (N, D) and (M, D) features; `novel`: (features to test for copies, training, hold-out).
-    Returns {"space", "reference", "images", "reference_images", "frechet", "mmd", "mmd_std", "precision", …}. Distances
-    are called "fid", "kid", "kid_std" only where the extractor is Inception with its published weights. `warn` is told
-    what limits a number.
+    Args:
+        compared, reference: (N, D) and (M, D) features, of the set and of the hold-out.
+        novel: (features to test for copies, training, hold-out).
+        metrics: some of those of `evaluate.fidelity`.
+        warn: told what limits a number.
+    Returns: {"space", "reference", "images", "reference_images", "frechet", "mmd", "mmd_std", "precision", …}.
+        Distances are called "fid", "kid", "kid_std" only if the extractor is Inception with its published weights.
     """
-    wanted = config.metrics
-    found: dict = {"space": extractor.name, "reference": config.reference}
+    found: dict = {"space": extractor.name, "reference": "holdout"}
     found |= {"images": len(compared), "reference_images": len(reference)}
     frechet, mmd = ("fid", "kid") if extractor.published else ("frechet", "mmd")
     fewest = min(len(compared), len(reference))
-    if "frechet" in wanted:
+    if "frechet" in metrics:
         found[frechet] = frechet_distance(compared, reference)
         if fewest <= extractor.dimension:
             warn(
@@ -46,20 +48,17 @@ def fidelity(
                 "their covariance is rank-deficient and the Fréchet distance too large. "
                 f"Compare it with distances of equally many images only; {mmd} has no such bias"
             )
-    if "mmd" in wanted:
+    if "mmd" in metrics:
         found[mmd], found[f"{mmd}_std"] = kernel_distance(compared, reference)
-    if "inception_score" in wanted:
+    if "inception_score" in metrics:
         score = "inception_score" if extractor.published else "class_score"
         found[score], found[f"{score}_std"] = inception_score(extractor.probabilities(compared))
-    if "precision_recall" in wanted:
-        k = min(config.neighbours, fewest - 1)
-        if k < config.neighbours:
-            warn(
-                f"{name}: precision and recall take {k} neighbours, not evaluate.neighbours={config.neighbours}: "
-                f"there are only {fewest} images"
-            )
+    if "precision_recall" in metrics:
+        k = min(NEIGHBOURS, fewest - 1)
+        if k < NEIGHBOURS:
+            warn(f"{name}: precision and recall take {k} neighbours, not {NEIGHBOURS}: there are only {fewest} images")
         found |= precision_recall(compared, reference, k) | {"neighbours": k}
-    if "fld" in wanted:
+    if "fld" in metrics:
         if min(map(len, novel)) < 4:
             warn(f"{name}: no feature likelihood: it needs 4 images or more of each kind")
         else:
@@ -69,6 +68,6 @@ def fidelity(
                     f"{name}: training images are likelier than hold-out images by {-found['generalisation_gap']:.0f} "
                     "hundredths of a nat per dimension, as when images were copied. Look at neighbours.png"
                 )
-    if "authenticity" in wanted:
+    if "authenticity" in metrics:
         found |= authenticity(*novel)
     return found

@@ -1,19 +1,24 @@
 """The audit finds planted bugs and raises no alarm where there is none; its bounds are those of closed forms."""
 
-import csv
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+import typer
 from scipy.stats import norm
 
-from sfumato.data.images import ImageSet
-from sfumato.evaluation.audit.bounds import clopper_pearson, gaussian_bounds, guess, one_run_epsilon, one_run_p_value
-from sfumato.evaluation.audit.canaries import one_run
-from sfumato.evaluation.audit.membership import membership
-from sfumato.evaluation.audit.repeated import audit
-from sfumato.evaluation.audit.subjects import CLIP, NoiseOfTheFirstProcess, Subject, planted, subjects
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from audit import run
+from audit.bounds import clopper_pearson, gaussian_bounds, guess, one_run_epsilon, one_run_p_value
+from audit.canaries import one_run
+from audit.repeated import audit
+from audit.subjects import CLIP, NoiseOfTheFirstProcess, Subject, planted, subjects
+
 from sfumato.queries.count import query_count
-from stages import audit as stage
 
 KNOWN = {subject.name: subject for subject in subjects()}
 SURE = 0.99999  # one false alarm in 100 000 audits
@@ -93,38 +98,16 @@ def test_one_run_proves_no_more_than_is_true_and_finds_missing_noise():
     assert found.right > honest.right and found.low > honest.low + 0.5
 
 
-def sets(seed: int, copied: int) -> tuple[ImageSet, ImageSet, ImageSet]:
-    """A release, of which so many images are copies of sensitive ones, the sensitive set and the hold-out."""
-    random, classes = np.random.default_rng(seed), ("a", "b")
-    images = [random.integers(0, 256, (300, 6, 6, 1), dtype=np.uint8) for _ in range(3)]
-    labels = [random.integers(0, 2, 300) for _ in range(3)]
-    images[0][:copied], labels[0][:copied] = images[1][:copied], labels[1][:copied]
-    return tuple(ImageSet(i, y, classes) for i, y in zip(images, labels, strict=True))  # type: ignore[return-value]
-
-
-def test_membership_is_found_where_images_were_copied_and_not_where_they_were_drawn_alike():
-    copied = membership(*sets(0, 150))
-    assert copied[0].low > 0.6 and copied[0].hits > 0.4 and "tells" in copied[0].says
-    alike = membership(*sets(1, 0))  # fixed seed
-    assert [attack.says for attack in alike] == ["finds nothing"] * 2 and all(a.low < 0.5 < a.high for a in alike)
-
-
-def test_a_class_that_the_release_lacks_stops_no_attack():
-    release, sensitive, holdout = sets(2, 0)
-    keep = release.labels == 0
-    only = ImageSet(release.images[keep], release.labels[keep], release.classes)
-    assert all(np.isfinite(attack.auc) for attack in membership(only, sensitive, holdout))
-
-
-def test_the_command_writes_a_table_and_a_plot_and_fails_where_a_claim_is_refuted(tmp_path, monkeypatch):
-    from sfumato.errors import BudgetError
-
-    monkeypatch.chdir(tmp_path)
-    assert stage.repeated(400, 0.99, "half the noise", tmp_path) == []  # planted, and found
-    with (tmp_path / "audit.csv").open() as file:
-        (row,) = csv.DictReader(file)
-    assert row["verdict"] == "planted, found" and float(row["low"]) > 2
-    assert (tmp_path / "audit" / "audit.png").stat().st_size > 1000
-    monkeypatch.setattr(stage, "repeated", lambda *_: ["count: REFUTED"])
-    with pytest.raises(BudgetError, match="refutes what is claimed: count"):
-        stage.audit(parts="repeated", runs=100, confidence=SURE, only=None, config=None, out=tmp_path, dry_run=False)
+def test_the_script_writes_a_table_and_a_plot_and_fails_if_a_claim_is_refuted(tmp_path, monkeypatch):
+    assert run.repeated(400, 0.99, "half the noise", tmp_path) == []  # planted, and found
+    row = pd.read_csv(tmp_path / "audit.csv").iloc[0]
+    assert row["verdict"] == "planted, found" and row["low"] > 2
+    assert (tmp_path / "audit.png").stat().st_size > 1000
+    words = ["--runs", "100", "--only", "half the noise", "--confidence", "0.9", "--parts", "repeated"]
+    script = Path(run.__file__)
+    done = subprocess.run([sys.executable, script, *words, "--out", tmp_path], capture_output=True, text=True)
+    assert done.returncode == 0 and "planted" in done.stdout, done.stderr
+    monkeypatch.setattr(run, "repeated", lambda *_: ["count: REFUTED"])
+    with pytest.raises(typer.Exit) as end:
+        run.main(parts="repeated", out=tmp_path)
+    assert end.value.exit_code == 3

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from audit.bounds import guess, one_run_epsilon
+from audit.repeated import Watched, opened
+from audit.subjects import CLIP, Subject, trainer
 from sfumato.dpsgd.run import step
-from sfumato.evaluation.audit.bounds import guess, one_run_epsilon
-from sfumato.evaluation.audit.repeated import Watched, opened
-from sfumato.evaluation.audit.subjects import CLIP, Subject, trainer
 from sfumato.privacy.accountant import epsilon, round_up, smallest_noise
 from sfumato.privacy.events import Mechanism
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
 from rich.table import Table
 
-from sfumato.evaluation.audit.canaries import OneRun
-from sfumato.evaluation.audit.membership import Attack
-from sfumato.evaluation.audit.repeated import Verdict
+from audit.canaries import OneRun
+from audit.repeated import Verdict
 from sfumato.evaluation.plots import new_figure, on_a_grid, save
-from sfumato.storage.files import csv_text
+from sfumato.evaluation.tables import csv_of
 
 
 def verdict_of(row: Verdict) -> str:
@@ -21,18 +21,12 @@ def verdict_of(row: Verdict) -> str:
 
 
 def verdicts_csv(rows: Sequence[Verdict]) -> str:
-    columns = {"name": "", "mu": "g", "low": ".4f", "high": ".4f", "low_bits": ".4f", "off_grid": "", "runs": ""}
-    return csv_text(({**vars(row), "verdict": verdict_of(row)} for row in rows), {**columns, "verdict": ""})
+    table = pd.DataFrame([{**vars(row), "verdict": verdict_of(row)} for row in rows])
+    return csv_of(table.drop(columns="planted"))
 
 
 def runs_csv(rows: Sequence[OneRun]) -> str:
-    columns = {"epsilon": "g", "low": ".4f", "right": ".4f", "canaries": "", "noise_multiplier": "g", "confidence": "g"}
-    return csv_text((vars(row) for row in rows), columns)
-
-
-def attacks_csv(rows: Sequence[Attack]) -> str:
-    columns = {"name": "", "auc": ".4f", "low": ".4f", "high": ".4f", "hits": ".4f", "members": "", "others": ""}
-    return csv_text((vars(row) for row in rows), columns)
+    return csv_of(pd.DataFrame(map(vars, rows)))
 
 
 def verdict_table(rows: Sequence[Verdict], confidence: float) -> Table:
@@ -50,14 +44,6 @@ def run_table(rows: Sequence[OneRun]) -> Table:
     for row in rows:
         numbers = (f"{row.epsilon:g}", f"{row.low:.3f}", f"{100 * row.right:.1f} %", f"{row.noise_multiplier:g}")
         table.add_row(*numbers, "REFUTED" if row.alarm else "holds")
-    return table
-
-
-def attack_table(rows: Sequence[Attack]) -> Table:
-    table = Table("attack", "AUC", "interval, 95 %", "found at 1 % false", "", title="Membership inference (local)")
-    for row in rows:
-        numbers = (f"{row.auc:.3f}", f"{row.low:.3f} to {row.high:.3f}", f"{100 * row.hits:.1f} %")
-        table.add_row(row.name, *numbers, row.says)
     return table
 
 

@@ -1,25 +1,27 @@
 """The longer utility protocol of DP-Diffusion (§5.6, §6): accuracy by number of images, ensembles, model selection.
 
-All of it is local. Within a part, every training takes the same number of gradient steps: a curve then shows the effect
-of more images, not of more training.
+All of it is local. Within a part, every training takes the same number of gradient steps, so that a curve shows the
+effect of more images, not of more training.
 """
 
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from sfumato.data.images import ImageSet
-from sfumato.errors import ConfigError
-from sfumato.evaluation.downstream import Schedule, fit, logits, predict, score, summary
+from sfumato.evaluation.downstream import fit, score, summary
+from sfumato.evaluation.plots import ACCURACY, LEGEND, LOCAL, log_ticks, new_figure, on_a_grid, save
+from sfumato.training.supervised import Schedule, accuracy, logits
 
 KEPT = 0.1  # part of the synthetic images by which a third party would rank models
 SCORED = 5000  # at most this many of them
+COLOURS = ("#253d5b", "#e07a1f", "#5c9e6b", "#9b59b6", "#9db4c0", "#c0392b")
 Progress = Callable[[str], None]
 
 
@@ -37,8 +39,8 @@ class Setting:
     def accuracies(self, schedule: Schedule, trained: ImageSet, scored: Sequence[ImageSet]) -> list[float]:
         """On each of `scored`, after training on `trained` by this choice of `schedule`."""
         own = self.schedule(schedule)
-        model, _ = fit(self.classifier, trained.images, trained.labels, len(trained.classes), own, seed=0)
-        return [float((predict(model, part.images) == part.labels).mean()) for part in scored]
+        model = fit(self.classifier, trained.images, trained.labels, len(trained.classes), own, seed=0)
+        return [accuracy(model, part) for part in scored]
 
 
 def grid(classifiers: Sequence[str], rates: Sequence[float], decays: Sequence[float]) -> list[Setting]:
@@ -89,12 +91,12 @@ def ensemble(
     alone = []
     for seed in range(members):
         progress(f"{name}: member {seed + 1} of {members}")
-        model, _ = fit(name, synthetic.images, synthetic.labels, len(synthetic.classes), schedule, seed)
+        model = fit(name, synthetic.images, synthetic.labels, len(synthetic.classes), schedule, seed)
         probabilities = torch.softmax(torch.from_numpy(logits(model, holdout.images)).double(), dim=1).numpy()
         alone.append(float((probabilities.argmax(axis=1) == holdout.labels).mean()))
         whole += probabilities
-    accuracy = float((whole.argmax(axis=1) == holdout.labels).mean())
-    return {"members": members, "images": len(synthetic), "accuracy": accuracy, "alone": summary(alone)}
+    right = float((whole.argmax(axis=1) == holdout.labels).mean())
+    return {"members": members, "images": len(synthetic), "accuracy": right, "alone": summary(alone)}
 
 
 def model_selection(
@@ -151,46 +153,43 @@ def agreement(rows: Sequence[dict], measure: str) -> dict:
     }
 
 
-# --- how long it will take --------------------------------------------------------------------------------------------
+def plot_protocol(found: Mapping, path: Path) -> None:
+    """Draw what `benchmarks/utility.py` measured.
 
-
-def check_time(
-    trainings: Sequence[tuple[str, Schedule, int]], shape: tuple[int, int, int], classes: int, minutes: float
-) -> float:
-    """The minutes that the trainings should take; each is (classifier, schedule, how many times).
-
-    Timed on blank images, so it needs no data. Scoring, a few per cent, is not counted. Raises ConfigError above
-    `minutes`.
+    Panels: accuracy against the number of images, with ensembles; real against synthetic scores of a grid of settings.
     """
-    kinds = {timed(name, schedule): schedule for name, schedule, _ in trainings}
-    step = {key: seconds_per_step(key[0], schedule, shape, classes) for key, schedule in kinds.items()}
-    expected = sum(step[timed(name, schedule)] * schedule.steps * times for name, schedule, times in trainings) / 60
-    if expected > minutes:
-        runs = sum(times for _, _, times in trainings)
-        raise ConfigError(
-            f"--minutes {minutes:g} is too little: {runs} trainings would take about {expected:.0f} minutes "
-            "on this machine. Raise it, or lower --steps, or name fewer sizes, classifiers or settings"
-        )
-    return expected
+    panels = [draw for name, draw in (("sizes", draw_sizes), ("selection", draw_selection)) if found.get(name)]
+    figure = new_figure(5.2 * len(panels), 4.2)
+    for draw, axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
+        draw(axes, found)
+        axes.legend(**LEGEND)
+        on_a_grid(axes, "both")
+    figure.suptitle(LOCAL, fontsize=9, color="#666666")
+    save(figure, path)
 
 
-def timed(name: str, schedule: Schedule) -> tuple[str, int, str]:
-    """What the time of a step depends on."""
-    return name, schedule.batch, schedule.size
+def draw_sizes(axes, found: Mapping) -> None:
+    for i, (name, rows) in enumerate(found["sizes"].items()):
+        counts, means, spreads = np.array(
+            [(row["images"], 100 * row["mean"], 100 * (row["std"] or 0)) for row in rows]
+        ).T
+        colour = COLOURS[i % 6]
+        axes.errorbar(counts, means, yerr=spreads, marker="o", capsize=3, color=colour, label=name)
+        if together := found.get("ensemble", {}).get(name):
+            star = {"marker": "*", "markersize": 12, "linestyle": "none", "color": colour}
+            label = f"{name}, ensemble of {together['members']}"
+            axes.plot(together["images"], 100 * together["accuracy"], label=label, **star)
+    every = {row["images"] for rows in found["sizes"].values() for row in rows}
+    log_ticks(axes, {count: f"{count / 1000:g} K" if count >= 1000 else str(count) for count in every})
+    axes.set(xlabel="synthetic images, log scale", ylabel=ACCURACY)
+    axes.set_title("Accuracy against the number of images", fontsize=10)
 
 
-def seconds_per_step(name: str, schedule: Schedule, shape: tuple[int, int, int], classes: int) -> float:
-    """Seconds of one gradient step of a classifier's training, on blank images."""
-    channels, height, width = shape
-    blank = np.zeros((2 * schedule.batch, height, width, channels), dtype=np.uint8)
-    labels = np.arange(len(blank)) % classes
-
-    def train(steps: int) -> None:
-        fit(name, blank, labels, classes, replace(schedule, steps=steps, kept=0.0), seed=0)
-
-    took = []
-    for steps in (1, 1, 3):  # the first is not counted
-        start = time.process_time()
-        train(steps)
-        took.append(time.process_time() - start)
-    return max(took[2] - took[1], 1e-6) / 2
+def draw_selection(axes, found: Mapping) -> None:
+    settings = found["selection"]["settings"]
+    for i, name in enumerate(dict.fromkeys(row["classifier"] for row in settings)):
+        own = [row for row in settings if row["classifier"] == name]
+        synthetic, real = ([100 * row[key] for row in own] for key in ("synthetic", "real"))
+        axes.scatter(synthetic, real, color=COLOURS[i % 6], s=28, label=name)
+    axes.set(xlabel="accuracy on synthetic images kept apart, %", ylabel=ACCURACY)
+    axes.set_title(f"Model selection: rank correlation {found['selection']['spearman']:.2f}", fontsize=10)

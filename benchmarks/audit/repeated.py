@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from audit.bounds import gaussian_bounds
+from audit.subjects import Subject, made_images, noise_of
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import latents_key, read_card, write_latents
-from sfumato.evaluation.audit.bounds import gaussian_bounds
-from sfumato.evaluation.audit.subjects import Subject, made_images, noise_of
 from sfumato.privacy.authorize import ChargeRequest, SpendingPolicy, open_charge
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import Mechanism
@@ -60,8 +60,8 @@ class Watched:
         self.look(released)
         return released
 
-    def release(self, total: Tensor, max_norm: float, *, whole: bool = False) -> Tensor:
-        released: Tensor = self.charge.release(total, max_norm, whole=whole)
+    def release(self, total: Tensor, max_norm: float, *, integer: bool = False) -> Tensor:
+        released: Tensor = self.charge.release(total, max_norm, integer=integer)
         self.look(released)
         return released
 
@@ -84,8 +84,8 @@ class Bare:
     def blank(self) -> tuple[Tensor, Tensor]:
         return torch.zeros(1, *self.images.shape[1:]), torch.tensor([-1])
 
-    def release(self, total: Tensor, max_norm: float, *, whole: bool = False) -> Tensor:
-        self.released.append((total.double(), whole))
+    def release(self, total: Tensor, max_norm: float, *, integer: bool = False) -> Tensor:
+        self.released.append((total.double(), integer))
         return total
 
 
@@ -141,12 +141,12 @@ def audit(
         bare = Bare(seen[:count], labels[:count])
         subject.spend(bare)
         totals.append(bare.released[0])
-    (whole_set, whole), (rest, _) = totals
+    (whole_set, integer), (rest, _) = totals
     direction = whole_set - rest
     length = float(direction.norm())
     entry = int(direction.abs().argmax())
     std = noise_of(mu) * subject.max_norm
-    grid = 1.0 if whole else public_grid(std)
+    grid = 1.0 if integer else public_grid(std)
     said, odd, off_grid = [0, 0], [0, 0], 0
     mechanism = Mechanism(noise_multiplier=noise_of(mu), uses=runs)
     for without, count in enumerate((len(images), len(images) - 1)):

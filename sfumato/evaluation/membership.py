@@ -1,7 +1,7 @@
-"""Membership inference on a release: can it be told which real images were in the set? Local, for the owner.
+"""Membership inference on a release: can an attacker tell which real images were in the set? Local, for the owner.
 
-Members are the sensitive images, and the hold-out, which nothing released ever saw, are those that are not. An attack
-that finds nothing proves nothing; one that finds something beyond the guarantee would refute it.
+Members are the sensitive images. The others are the hold-out, which nothing released depends on. An attack that finds
+nothing proves nothing; one that finds more than the guarantee allows would refute it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from scipy.stats import norm
 
 from sfumato.data.images import ImageSet
 from sfumato.evaluation.metrics.neighbours import nearest
-from sfumato.evaluation.protocol import subset
 
 MOST = 5000  # images of each kind
 TRAINED = 20_000  # released images that the attacker's classifier learns from, at most
@@ -23,7 +22,7 @@ TRAINED = 20_000  # released images that the attacker's classifier learns from, 
 class Attack:
     """auc: how often a member scores above another image, 1/2 by chance; low, high: its interval at 95 %.
 
-    hits: the share of members found with 1 % of the others taken for members.
+    hits: the share of members found if 1 % of the others are taken for members.
     """
 
     name: str
@@ -35,13 +34,13 @@ class Attack:
     others: int
 
     @property
-    def says(self) -> str:
+    def outcome(self) -> str:
         return "tells members from others" if self.low > 0.5 else "finds nothing"
 
 
-def some(image_set: ImageSet, count: int) -> tuple[np.ndarray, np.ndarray]:
+def pixels_of(image_set: ImageSet, count: int) -> tuple[np.ndarray, np.ndarray]:
     """At most so many images, by a fixed public seed: (n, d) pixels, (n,) labels."""
-    part = subset(image_set, count)
+    part = image_set.take(np.sort(np.random.default_rng(0).permutation(len(image_set))[:count]))
     return part.images.reshape(len(part), -1).astype(np.float32) / 255, part.labels
 
 
@@ -54,13 +53,12 @@ def score(name: str, members: np.ndarray, others: np.ndarray) -> Attack:
     one, two = auc / (2 - auc), 2 * auc**2 / (1 + auc)
     spread = auc * (1 - auc) + (len(members) - 1) * (one - auc**2) + (len(others) - 1) * (two - auc**2)
     error = float(norm.ppf(0.975)) * float(np.sqrt(max(spread, 0.0) / (len(members) * len(others))))
-    hits = float((members > np.quantile(others, 0.99)).mean())
     return Attack(
         name=name,
         auc=auc,
         low=max(0.0, auc - error),
         high=min(1.0, auc + error),
-        hits=hits,
+        hits=float((members > np.quantile(others, 0.99)).mean()),
         members=len(members),
         others=len(others),
     )
@@ -74,8 +72,8 @@ def membership(release: ImageSet, sensitive: ImageSet, holdout: ImageSet) -> lis
     """
     from sklearn.linear_model import LogisticRegression
 
-    sets = [some(sensitive, MOST), some(holdout, MOST)]
-    known, labels = some(release, TRAINED)
+    sets = [pixels_of(sensitive, MOST), pixels_of(holdout, MOST)]
+    known, labels = pixels_of(release, TRAINED)
     near = []
     for pixels, own in sets:
         found = np.full(len(pixels), -np.inf)

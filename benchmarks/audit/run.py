@@ -1,0 +1,83 @@
+"""The audit laboratory: attacks on the queries and on DP-SGD, on made images, through the code that guards real ones.
+
+    OMP_NUM_THREADS=1 python benchmarks/audit/run.py [--parts repeated,run] [--runs 10000] [--only count] [--out DIR]
+
+`repeated` tells releases with one image from releases without it; `run` guesses the canaries of one run of DP-SGD.
+Exits with 3 if a claim is refuted, or a planted mistake is not found.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # of the package `audit`
+
+from audit import repeated as audits
+from audit.canaries import one_run
+from audit.subjects import planted, subjects
+from audit.tables import plot_verdicts, run_table, runs_csv, verdict_of, verdict_table, verdicts_csv
+from sfumato.runtime.compute import configure_processor
+from sfumato.storage.files import replace_file
+from stages.runner import progress, table_console
+
+PARTS = ("repeated", "run")
+CLAIMED = 2.0  # μ of every audited release
+RUN_EPSILONS = (1.0, 3.0, 10.0)
+
+RUNS_HELP = "Releases with the image, and as many without it. Fewer find less."
+CONFIDENCE_HELP = "Of each repeated audit: it raises a false alarm in at most 1 of 1/(1 − confidence)."
+
+
+def main(
+    parts: Annotated[str, typer.Option(help="Which of repeated, run.")] = ",".join(PARTS),
+    runs: Annotated[int, typer.Option(min=100, help=RUNS_HELP)] = 10_000,
+    confidence: Annotated[float, typer.Option(min=0.5, max=0.999999, help=CONFIDENCE_HELP)] = 0.999,
+    only: Annotated[str, typer.Option(help="Only the repeated audits with this in their name.")] = "",
+    out: Annotated[Path, typer.Option(help="Directory for audit.csv, audit-run.csv and audit.png.")] = Path(
+        "evaluation/audit"
+    ),
+) -> None:
+    """Lower bounds on privacy by attack."""
+    wanted = parts.split(",")
+    if not set(wanted) <= set(PARTS):
+        raise typer.BadParameter(f"--parts {parts}: expected some of {', '.join(PARTS)}")
+    configure_processor()
+    refuted = repeated(runs, confidence, only, out) if "repeated" in wanted else []
+    refuted += one_runs(out) if "run" in wanted else []
+    if refuted:
+        print(f"the audit refutes what is claimed: {'; '.join(refuted)}", file=sys.stderr)
+        raise typer.Exit(3)
+
+
+def repeated(runs: int, confidence: float, only: str, out: Path) -> list[str]:
+    """Audit every query, the step of DP-SGD, and the planted mistakes. Returns what does not hold."""
+    known = subjects()
+    every = [s for s in [*known, *planted({s.name: s for s in known})] if only in s.name]
+    if not every:
+        raise typer.BadParameter(f"--only {only}: expected a part of one of {', '.join(s.name for s in known)}")
+    found = []
+    for subject in every:
+        with progress(f"audit of {subject.name}") as report:
+            found.append(audits.audit(subject, runs, CLAIMED, confidence, report))
+    replace_file(out / "audit.csv", verdicts_csv(found).encode())
+    plot_verdicts(found, out / "audit.png")
+    table_console().print(verdict_table(found, confidence))
+    alarms = 1 - confidence ** sum(not row.planted for row in found)
+    print(f"False alarm of any of these audits if all claims hold: at most {100 * alarms:.2g} %.")
+    return [f"{row.name}: {verdict_of(row)}" for row in found if row.alarm != row.planted]
+
+
+def one_runs(out: Path) -> list[str]:
+    """DP-SGD with canaries at some ε. Returns what does not hold."""
+    found = [one_run(target) for target in RUN_EPSILONS]
+    replace_file(out / "audit-run.csv", runs_csv(found).encode())
+    table_console().print(run_table(found))
+    return [f"DP-SGD at ε = {row.epsilon:g}: at least {row.low:.3g}" for row in found if row.alarm]
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,95 @@
+"""The utility protocol of DP-Diffusion (§5.6, §6) on a release: accuracy by number of images, ensembles, model ranking.
+
+    OMP_NUM_THREADS=1 python benchmarks/utility.py --classifiers cnn --sizes 1000,5000 [--parts sizes,ensemble]
+
+Run in the folder of a project whose release was made. Local: the numbers are of real images, whose opening is
+journalled. `--parts selection` asks whether a third party who has only the release would choose the right model.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import pandas as pd
+import typer
+from protocol import accuracy_by_size, ensemble, grid, model_selection, plot_protocol, subset
+
+from sfumato.data.images import load_images
+from sfumato.data.prepare import secret_key
+from sfumato.data.store import read_card
+from sfumato.evaluation.comparison import identity
+from sfumato.evaluation.downstream import schedule_of
+from sfumato.evaluation.scores import check_fits
+from sfumato.evaluation.tables import csv_of
+from sfumato.privacy.authorize import open_local
+from sfumato.runtime.compute import configure_processor
+from sfumato.storage.artifacts import read_artifact
+from sfumato.storage.files import replace_file, write_json
+from stages.runner import ARTIFACTS, CARD, EVALUATION, check_local, load_plan, state_dir
+
+PARTS = ("sizes", "ensemble", "selection")
+SIZES = (1000, 5000, 20_000, 60_000)
+
+SIZES_HELP = "Numbers of synthetic images. Default: those of 1000, 5000, 20000, 60000 that there are."
+
+
+def main(
+    config: Annotated[Path | None, typer.Option(help="Resolved configuration of `evaluate`.")] = None,
+    out: Annotated[Path, typer.Option(help="Directory for utility.json, two tables and utility.png.")] = EVALUATION,
+    parts: Annotated[str, typer.Option(help="Which of sizes, ensemble, selection.")] = ",".join(PARTS),
+    classifiers: Annotated[str, typer.Option(help="Classifiers of the curve and the ensembles.")] = "cnn",
+    sizes: Annotated[str, typer.Option(help=SIZES_HELP)] = "",
+    members: Annotated[int, typer.Option("--ensemble", min=2, help="Classifiers in an ensemble.")] = 5,
+    grid_classifiers: Annotated[str, typer.Option(help="Classifiers of the grid.")] = "lr,mlp,cnn",
+    rates: Annotated[str, typer.Option(help="Factors on their learning rates.")] = "0.01,0.1,0.3,1,3",
+    decays: Annotated[str, typer.Option("--weight-decays", help="Their weight decays.")] = "0,0.1",
+    retrain: Annotated[bool, typer.Option("--retrain", help="Also train the grid on real images.")] = False,
+    steps: Annotated[int | None, typer.Option(min=1, help="Gradient steps of every training.")] = None,
+) -> None:
+    """Local: accuracy by number of images, ensembles, and whether models rank alike on synthetic and real images."""
+    plan, synthesize = load_plan("evaluate", config), ARTIFACTS / "synthesize"
+    check_local("--out", out / "utility.json")
+    configure_processor()
+    read_artifact(synthesize, "synthesize")
+    release, seeds = load_images(synthesize, plan.classes), plan.settings.seeds
+    counts = sorted(map(int, sizes.split(","))) if sizes else [n for n in SIZES if n <= len(release)] or [len(release)]
+    names, gridded, wanted = (text.split(",") for text in (classifiers, grid_classifiers, parts))
+    settings = grid(gridded, [float(text) for text in rates.split(",")], [float(text) for text in decays.split(",")])
+    epochs, asked = plan.settings.epochs, steps or plan.settings.steps
+    schedules = {name: schedule_of(name, counts[-1], epochs, asked) for name in dict.fromkeys([*names, *gridded])}
+
+    train, holdout = open_local(state_dir(), read_card(CARD), "utility")
+    for name, image_set in {"release": release, "real training": train, "hold-out": holdout}.items():
+        check_fits(name, image_set, train)
+    key, version = secret_key(state_dir(), plan.dataset_id), read_card(CARD).version
+    found: dict = {"scope": "local", "identity": identity(plan, key, version, train, holdout, None, synthesize)}
+    found["steps"] = {name: schedule.steps for name, schedule in schedules.items()}
+    largest = subset(release, counts[-1])
+    for name in names:
+        if "sizes" in wanted:
+            rows = accuracy_by_size(name, release, holdout, counts, schedules[name], seeds, print)
+            found.setdefault("sizes", {})[name] = rows
+        if "ensemble" in wanted:
+            whole = ensemble(name, largest, holdout, schedules[name], members, print)
+            found.setdefault("ensemble", {})[name] = whole
+    if "selection" in wanted:
+        bases = [schedules[setting.classifier] for setting in settings]
+        found["selection"] = model_selection(settings, bases, largest, holdout, train if retrain else None, print)
+
+    write_json(out / "utility.json", found)
+    curves = [(name, row) for name, rows in found.get("sizes", {}).items() for row in rows]
+    sized = [{"classifier": name, "members": 1, "accuracy": row["mean"]} | row for name, row in curves]
+    sized += [{"classifier": name} | row for name, row in found.get("ensemble", {}).items()]
+    if sized:
+        table = pd.DataFrame(sized).reindex(columns=["classifier", "images", "members", "accuracy", "std"])
+        replace_file(out / "utility.csv", csv_of(table).encode())
+    if "selection" in found:
+        replace_file(out / "selection.csv", csv_of(pd.DataFrame(found["selection"]["settings"])).encode())
+    if found.keys() & {"sizes", "selection"}:
+        plot_protocol(found, out / "utility.png")
+    print(f"{out / 'utility.json'}: local, not to be shared")
+
+
+if __name__ == "__main__":
+    typer.run(main)

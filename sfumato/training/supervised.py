@@ -1,0 +1,133 @@
+"""Supervised training of an image classifier: the one loop, its schedule, and the accuracy afterwards."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sfumato.data.images import ImageSet
+from sfumato.runtime.compute import fast_bfloat16
+
+RISE = 0.2  # share of the steps in which the learning rate rises
+SHIFT = 8  # an image moves by at most its side / SHIFT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How a classifier is trained: cross-entropy under a one-cycle learning rate, by AdamW or SGD."""
+
+    steps: int
+    learning_rate: float  # its peak
+    weight_decay: float
+    batch: int = 128
+    decay_vectors: bool = True  # scales and offsets decay too, not only weight matrices
+    sgd: bool = False  # with Nesterov momentum; otherwise AdamW
+    label_smoothing: float = 0.0
+    augment: bool = False  # shift images a little, and mirror colour ones (a mirrored letter is another letter)
+
+
+def train_supervised(
+    model: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    schedule: Schedule,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Train `model` in place, on its device. It ends in evaluation mode.
+
+    Args:
+        batches: (images (B, C, H, W) float32 in [0, 1], labels (B,) int64); one is taken for each step.
+        progress: called with (steps done, steps).
+    """
+    device = next(model.parameters()).device
+    optimizer = optimizer_of(model, schedule)
+    rates = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer,
+        max_lr=schedule.learning_rate,
+        total_steps=schedule.steps + (schedule.steps == 1 / RISE),  # it divides by zero if one step is the whole rise
+        pct_start=RISE,
+        cycle_momentum=not schedule.sgd,
+    )
+    model.train()
+    for step, (images, labels) in enumerate(itertools.islice(batches, schedule.steps), start=1):
+        if schedule.augment:
+            images = shift_and_mirror(images, mirror=images.shape[1] == 3)
+        with torch.autocast(device.type, torch.bfloat16, enabled=fast_bfloat16(device.type)):
+            logits = model(images.to(device))
+            loss = F.cross_entropy(logits, labels.to(device), label_smoothing=schedule.label_smoothing)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        rates.step()
+        progress(step, schedule.steps)
+    model.eval()
+
+
+def optimizer_of(model: nn.Module, schedule: Schedule) -> torch.optim.Optimizer:
+    matrices = [value for value in model.parameters() if value.ndim > 1]
+    vectors = [value for value in model.parameters() if value.ndim <= 1]
+    decay = schedule.weight_decay
+    groups = [
+        {"params": matrices, "weight_decay": decay},
+        {"params": vectors, "weight_decay": decay if schedule.decay_vectors else 0.0},
+    ]
+    if schedule.sgd:
+        return torch.optim.SGD(groups, lr=schedule.learning_rate, momentum=0.9, nesterov=True)
+    return torch.optim.AdamW(groups, lr=schedule.learning_rate)
+
+
+def shift_and_mirror(images: Tensor, mirror: bool) -> Tensor:
+    """Shift each image of (B, C, H, W) by up to 1/SHIFT of its side, with edges repeated.
+
+    mirror: also mirror each image with probability 1/2.
+    """
+    count, _, height, width = images.shape
+    rows, columns = (  # (B, H), (B, W): where each pixel comes from
+        (torch.arange(size) - torch.randint(-(size // SHIFT), size // SHIFT + 1, (count, 1))).clamp(0, size - 1)
+        for size in (height, width)
+    )
+    if mirror:
+        columns = torch.where(torch.rand(count, 1) < 0.5, columns.flip(1), columns)
+    rows, columns = rows.to(images.device), columns.to(images.device)
+    shifted = images.gather(2, rows[:, None, :, None].expand(images.shape))
+    return shifted.gather(3, columns[:, None, None, :].expand(images.shape))
+
+
+def to_tensor(images: np.ndarray, device: str) -> Tensor:
+    """(B, H, W, C) uint8 -> (B, C, H, W) float32 in [0, 1]; stays channels-last in memory."""
+    tensor = torch.from_numpy(np.array(images, order="C")).to(device).permute(0, 3, 1, 2)
+    return tensor.float().div_(255)
+
+
+@torch.no_grad()
+def apply(function: Callable[[Tensor], Tensor], images: np.ndarray, device: str, size: int = 1000) -> np.ndarray:
+    """`function` over (N, H, W, C) uint8 images in batches; returns its rows as one float32 array."""
+    parts = [images[start : start + size] for start in range(0, len(images), size)]
+    return np.concatenate([function(to_tensor(part, device)).float().cpu().numpy() for part in parts])
+
+
+def logits(model: nn.Module, images: np.ndarray) -> np.ndarray:
+    """(N, H, W, C) uint8 -> (N, classes) float32, in evaluation mode; the mode of the model does not change."""
+    training = model.training
+    try:
+        return apply(model.eval(), images, next(model.parameters()).device.type)
+    finally:
+        model.train(training)
+
+
+def predict(model: nn.Module, images: np.ndarray) -> np.ndarray:
+    """(N, H, W, C) uint8 -> (N,) int64, the most likely label of each image."""
+    return logits(model, images).argmax(axis=1)
+
+
+def accuracy(model: nn.Module, image_set: ImageSet, indices: np.ndarray | None = None) -> float:
+    """Share of the images, or of those at `indices`, that the model labels right, in [0, 1]. Reads them in batches."""
+    chosen = np.arange(len(image_set)) if indices is None else indices
+    parts = np.split(chosen, range(1000, len(chosen), 1000))
+    right = sum(int((predict(model, image_set.images[rows]) == image_set.labels[rows]).sum()) for rows in parts)
+    return right / len(chosen)
