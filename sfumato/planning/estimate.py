@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.baselines.discriminator import Discriminator
-from sfumato.baselines.dp_gan import AdversarialState
+from sfumato.baselines.dp_gan import FEATURES, LATENT, WIDTH, AdversarialState
+from sfumato.baselines.feta_sampler import STEPS, new_sampled
 from sfumato.data.images import ImageSet, Shape
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.gradients import clipped_gradient_sum
-from sfumato.dpsgd.memory import images_kept
 from sfumato.dpsgd.run import State, update
 from sfumato.evaluation.downstream import Schedule
 from sfumato.evaluation.protocol import seconds_per_step
@@ -31,7 +31,7 @@ from sfumato.features.fourier import FourierFeatures
 from sfumato.features.projection import CELLS, CLASSIFIER, ProjectedFeatures
 from sfumato.features.public_network import arguments_of, build_network
 from sfumato.generators.gaussian import GaussianGenerator
-from sfumato.generators.one_step import SETTLING, Match, draw_images, fit_generator, new_generator, new_sampled
+from sfumato.generators.one_step import SETTLING, Match, draw_images, fit_generator, new_generator
 from sfumato.planning.clock import (
     Timings,
     Told,
@@ -47,7 +47,7 @@ from sfumato.queries.covariance import cosine_moments
 from sfumato.queries.embedding import embedding_rows, learned_features
 from sfumato.queries.teacher import FITTED, TeacherNetwork, error_rows, guide_by
 from sfumato.runtime.compute import device
-from sfumato.settings.dpsgd import Descent
+from sfumato.settings.dpsgd import Finetune
 from sfumato.settings.params import Params
 from sfumato.settings.stages import STAGES
 from sfumato.settings.training import Classifier, Fit, Phase
@@ -232,7 +232,7 @@ class Blanks:
         if settings.target == "covariance":
             return GaussianGenerator(self.cosine.arguments, self.classes, 1 if settings.details else 0)
         if settings.network == "denoiser":
-            return new_sampled(self.shape, self.classes, settings.width, settings.solver, 0)
+            return new_sampled(self.shape, self.classes, settings.width, 0)
         return new_generator(self.shape, self.classes, settings.latent, settings.width, 0)
 
     def blank_match(self, features: FourierFeatures) -> Any:
@@ -332,14 +332,8 @@ class Blanks:
 
     def pretrain(self) -> float:
         return sum(
-            phase.steps * self.denoising(phase) * (phase.solver if phase.fits else 1)
-            for phase in self.params.pretrain.phases
+            phase.steps * self.denoising(phase) * (STEPS if phase.fits else 1) for phase in self.params.pretrain.phases
         )
-
-    def denoiser(self) -> float:
-        chosen = self.params.denoiser.model_dump(include={"steps", "batch", "learning_rate"})
-        phase = Phase(sources={"public": 1.0}, **chosen)
-        return phase.steps * self.denoising(phase)
 
     def denoising(self, phase: Phase) -> float:
         """Seconds of a step of the warm-up."""
@@ -351,20 +345,23 @@ class Blanks:
 
             def train(steps: int) -> None:
                 shortened = phase.model_copy(update={"steps": steps})
-                warm_up(model, [shortened], sources, settings, 0, at_a_time=images_kept(model))
+                warm_up(model, [shortened], sources, settings, 0)
 
             return [seconds_of_further_steps(train)]
 
         decides = {"model": self.params.model, "batch": phase.batch, "augment": phase.augment, "amp": phase.amp}
         return self.unit("denoising", {**decides, "sources": len(phase.sources)}, measure)[0]
 
-    def step(self, state: State, settings: Descent) -> list[float]:
+    def step(self, state: State, settings: Finetune) -> list[float]:
         """Seconds of the clipped gradient of one image, and of the noise and the update of all weights by a sum."""
-        images, labels = self.images(state.chunk), torch.zeros(state.chunk, dtype=torch.int64, device=device())
+        images, labels = (
+            self.images(state.microbatch_size),
+            torch.zeros(state.microbatch_size, dtype=torch.int64, device=device()),
+        )
 
         def once() -> None:
             drawn = state.draw(images)
-            bound, chunk = settings.max_grad_norm, state.chunk
+            bound, chunk = settings.max_grad_norm, state.microbatch_size
             clipped_gradient_sum(
                 state.model,
                 state.parameters,
@@ -379,10 +376,10 @@ class Blanks:
             )
 
         noise = NoiseSource()
-        each = seconds_of(once) / state.chunk
+        each = seconds_of(once) / state.microbatch_size
         return [each, seconds_of(lambda: update(state, noise.gaussian((state.size,), 1.0).to(device())))]
 
-    def steps(self, settings: Descent, each: float, step: float) -> float:
+    def steps(self, settings: Finetune, each: float, step: float) -> float:
         """Seconds of all steps, of so long an image and so long an update."""
         return settings.steps * (self.drawn(settings) * each + step)
 
@@ -396,20 +393,30 @@ class Blanks:
         return self.unit("gradient", {"model": self.params.model, "trainable": trainable, "draws": draws}, measure)
 
     def adversarial(self) -> float:
-        """A step of the discriminator has its generated images and one step of the generator in its update."""
+        """A step of the discriminator, and as much again for generated images and the generator."""
         settings = self.params.adversarial
 
         def measure() -> list[float]:
-            judge = Discriminator(self.shape[1], self.shape[0], self.classes, settings.discriminator).to(device())
-            generator = new_generator(self.shape, self.classes, settings.latent, settings.width, 0)
+            judge = Discriminator(self.shape[1], self.shape[0], self.classes, FEATURES).to(device())
+            generator = new_generator(self.shape, self.classes, LATENT, WIDTH, 0)
             public_batch = float(self.drawn(settings))
             state = AdversarialState(judge, generator, settings, self.equal, 0, public_batch=public_batch)
-            return self.step(state, settings)
+            noise, released = NoiseSource(), state.judge.size
+            each, _ = self.step(state.judge, state.judge.config)
 
-        names = ("discriminator", "width", "fakes", "draws", "every")
-        decides = {name: getattr(settings, name) for name in names}
-        each, step = self.unit("adversarial", decides, measure)
-        return self.steps(settings, each, step) + settings.images * self.drawing()
+            class Blank:
+                def batches(self, size: int, draws: int) -> tuple[()]:
+                    return ()
+
+                def release(self, total: Tensor, bound: float) -> Tensor:
+                    return noise.gaussian((released,), 1.0).to(device())
+
+            charge: Any = Blank()
+            return [each, seconds_of(lambda: state.step(charge))]
+
+        each, step = self.unit("adversarial", {}, measure)
+        drawn = settings.steps * (self.drawn(settings) * each + step)
+        return drawn + settings.images * self.drawing()
 
     def saliency(self) -> float:
         return self.sensitive * self.gradient("all", self.params.saliency.draws)[0]

@@ -115,10 +115,10 @@ def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
 
 def validate(values: dict, path: Path) -> Params:
     for stage, section in values.items():
-        for key in MACHINE.keys() & section.keys() if isinstance(section, dict) else ():
+        for key in {*MACHINE, "chunk"} & section.keys() if isinstance(section, dict) else ():
             raise ConfigError(
-                f"{path}: {stage}.{key} is no parameter any more, since it changes speed alone: take it out, and set "
-                f"the environment variable {MACHINE[key]}={section[key]} where it is needed"
+                f"{path}: {stage}.{key} was removed (it affects only speed): delete it and set "
+                f"the environment variable {MACHINE.get(key, 'SFUMATO_MICROBATCH')}={section[key]} if you need it"
             )
     try:
         return Params.model_validate(values)

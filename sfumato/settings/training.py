@@ -56,9 +56,8 @@ class Auxiliary(Fit):
     # the release that its images shall match; that of covariances has Gaussians in the place of a network
     target: Literal["frequency", "moments", "covariance"] = unwritten("frequency")
     details: bool = unwritten(False)  # what is finer than the Gaussians are is taken from the public images
-    # what draws: one step of a generator, or `solver` steps of a diffusion model of this width
+    # what draws: one step of a generator, or some of a diffusion model of this width (`baselines/feta_sampler.py`)
     network: Literal["generator", "denoiser"] = unwritten("generator")
-    solver: Positive = unwritten(4)
 
     def reads(self, name: str) -> bool:
         if name == "public":
@@ -82,18 +81,18 @@ class Refine(Fit):
 
 
 class Model(Strict):
-    """The class-conditional U-Net (reference sizes: METHODS §8), or a public text-to-image model in its place.
+    """The class-conditional U-Net (reference sizes: METHODS §8), or a public text-to-image model instead.
 
-    With `directory`, the keys of our own network say nothing, and the model's own files say what it is.
+    With `directory`, the model's own files define it, and the keys of our own network are not read.
     """
 
-    width: Positive = 32
-    multipliers: Annotated[tuple[Positive, ...], Field(min_length=1)] = (2, 2)
+    width: Positive = 32  # channels, before a level's multiplier
+    multipliers: Annotated[tuple[Positive, ...], Field(min_length=1)] = (2, 2)  # one per level, the finest first
     attention: tuple[int, ...] = (1,)  # levels (0 is the finest) that get self-attention
     blocks: Positive = 1  # residual blocks per level
     unshuffle: Literal[1, 2, 4] = 1  # pixel-unshuffle stem: train at resolution / unshuffle
-    sigma_data: PositiveFloat = 0.5
-    label_dropout: Fraction = 0.1
+    sigma_data: PositiveFloat = 0.5  # of the preconditioning: standard deviation of the images in [-1, 1]
+    label_dropout: Fraction = 0.1  # share of images trained on without label
     # a latent diffusion model as diffusers lays it out, or hub:owner/name[@revision]; None: our own network
     directory: str | None = None
     # of that model, as `stage pretrain` prints it
@@ -103,7 +102,7 @@ class Model(Strict):
     # the class prompts' template, with {class}, {article} or {number}; None: by data.dataset_id
     prompt: str | None = None
     prompts: dict[str, str] = Field(default={})  # class name -> its whole prompt, instead of the template
-    # said by the owner of a model that carries no privacy.json: it was not made from sensitive images
+    # a model without privacy.json is declared by its owner as not made from sensitive images
     declared_public: bool = False
 
     def network(self) -> dict[str, Any]:
@@ -111,7 +110,7 @@ class Model(Strict):
         return self.model_dump(mode="json", exclude={"label_dropout", "declared_public", *PUBLIC_MODEL})
 
     def resolved(self) -> dict[str, Any]:
-        """What the stages that train may depend on: the keys of the network in use, and no others."""
+        """The keys of the network in use: training stages depend on no others."""
         if self.directory:
             return self.model_dump(mode="json", include={"label_dropout", *PUBLIC_MODEL})
         return self.network() | {"label_dropout": self.label_dropout}
@@ -131,21 +130,20 @@ class Amp(Strict):
 class Phase(Strict):
     """One phase of the warm-up: denoising training on released or public images.
 
-    With "frequency" as its source, which has no images, the model itself is fitted to that release, as the auxiliary
-    generator is, through `solver` steps of its sampler.
+    With "frequency" as its source, which has no images, the model itself is fitted to that release through its sampler,
+    like the auxiliary generator (`baselines/feta_sampler.py`).
     """
 
-    # name -> weight
+    # stage whose images are drawn -> weight
     sources: Annotated[
         dict[Literal["central", "frequency", "auxiliary", "refine", "evolve", "public"], PositiveFloat],
         Field(min_length=1),
     ]
-    steps: Positive
-    batch: Positive = 64
-    learning_rate: PositiveFloat = 3e-4
+    steps: Positive  # of Adam; a recipe gives `part` instead, its part of those of all phases
+    batch: Positive = 64  # images per step
+    learning_rate: PositiveFloat = 3e-4  # of Adam
     augment: Annotated[int, Field(ge=0, le=14)] = 0  # RandAugment operations per image
     amp: Amp | None = None  # `amp: true` in a recipe stands for that of all phases
-    solver: Positive = unwritten(4)  # of "frequency"
 
     @property
     def fits(self) -> bool:
@@ -169,19 +167,19 @@ class Pretrain(Settings):
     """
 
     chooser: ClassVar[str] = "phases"
-    phases: tuple[Phase, ...] = ()
+    phases: tuple[Phase, ...] = ()  # the phases in order
     steps: Positive = 2000  # of all phases together
-    batch: Positive = 64
-    learning_rate: PositiveFloat = 3e-4
+    batch: Positive = 64  # images per step
+    learning_rate: PositiveFloat = 3e-4  # of Adam
     median: Annotated[int, Field(ge=0)] = 3  # median blur of central images (0: none)
-    ema: Fraction = 0.999
-    noise_levels: NoiseLevels = LogNormal()
+    ema: Fraction = 0.999  # decay of the average of the weights
+    noise_levels: NoiseLevels = LogNormal()  # the law of the noise levels
     amp: Amp = Amp()  # of the phases that ask for it
 
     @model_validator(mode="before")
     @classmethod
     def fill_phases(cls, values: Any) -> Any:
-        """Give each phase its steps, batch and learning rate, so that what is resolved says all."""
+        """Give each phase its steps, batch and learning rate, so that the resolved plan is complete."""
         phases = values.get("phases") if isinstance(values, dict) else None
         if not isinstance(phases, (list, tuple)) or not all(isinstance(phase, dict) for phase in phases):
             return values

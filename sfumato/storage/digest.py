@@ -21,7 +21,7 @@ NOT_PART_OF_A_RESULT = {
     "sfumato.storage.digest",
     "sfumato.storage.documents",
     "sfumato.privacy.checkpoint",
-    "sfumato.dpsgd.memory",
+    "sfumato.dpsgd.microbatch",
     "sfumato.errors",
     "sfumato.storage.files",
     "sfumato.storage.journal",

@@ -28,7 +28,7 @@ def network(attention: tuple[int, ...] = (0, 1)) -> UNet:
 
 
 def settings(trainable: str, **more) -> Finetune:
-    return Finetune(trainable=trainable, lora=Lora(rank=2), chunk=4, draws=1, learning_rate=1e-3, **more)
+    return Finetune(trainable=trainable, lora=Lora(rank=2), microbatch_size=4, draws=1, learning_rate=1e-3, **more)
 
 
 def adapters(names: list[str]) -> list[str]:

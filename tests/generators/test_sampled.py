@@ -2,16 +2,16 @@
 
 import pytest
 import torch
+from sfumato.generators.sampled import SampledGenerator
+from sfumato.training.phases import through_phases
 
 from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.unet import UNet
 from sfumato.features.fourier import FourierFeatures
 from sfumato.generators.one_step import Match, draw_images, fit_generator, load_generator, new_sampled, save_generator
-from sfumato.generators.sampled import SampledGenerator
 from sfumato.settings.queries import FeatureMap
 from sfumato.settings.training import Fit, Phase, Pretrain
 from sfumato.training.curriculum import warm_up
-from sfumato.training.phases import through_phases
 
 SHAPE, CLASSES = (1, 4, 4), 2
 PRIORS = torch.full((CLASSES,), 0.5)

@@ -66,7 +66,7 @@ def charge_on(images: ImageSet | LatentSet, max_norm: float) -> Charge:
 
 def gradients(images: ImageSet, draws: int) -> Tensor:
     model = made_model()
-    state = State(model, Finetune(draws=draws, max_grad_norm=C, chunk=4), public_batch=16.0, autocast=False)
+    state = State(model, Finetune(draws=draws, max_grad_norm=C, microbatch_size=4), public_batch=16.0, autocast=False)
     state.draw = lambda drawn: seeded_draws(model, drawn, draws)  # type: ignore[method-assign]
     charge = charge_on(images, C)
     return charge.release(gradient_sum(state, charge), C)

@@ -39,7 +39,7 @@ def discriminator(resolution: int = 8, channels: int = 1) -> Discriminator:
 
 
 def trainer(seed: int = 0, **options) -> AdversarialState:
-    keys = {"max_grad_norm": C, "chunk": 4, "fakes": 8, "width": 8, "latent": 4, **options}
+    keys = {"max_grad_norm": C, "microbatch_size": 4, "fakes": 8, "width": 8, "latent": 4, **options}
     config = Adversarial(**keys)
     network = new_generator((1, 8, 8), CLASSES, config.latent, config.width, 0)
     random = torch.Generator().manual_seed(seed)
@@ -81,7 +81,7 @@ def test_an_image_s_gradient_is_that_of_a_loop_and_sees_no_other_image():
     rows = per_image_gradients(model, dict(model.named_parameters()), shown, labels, drawn)
     for i in range(B):
         twice, own = shown[i].expand(2, -1, -1, -1), labels[i].expand(2)
-        loss = model.per_image_loss(model, twice, own, drawn.levels[i], drawn.noise[i]).mean()
+        loss = model.per_image_loss(twice, own, drawn.levels[i], drawn.noise[i]).mean()
         for part, expected in zip(rows.values(), torch.autograd.grad(loss, list(model.parameters())), strict=True):
             assert torch.allclose(part[i], expected, atol=1e-6)
 
@@ -166,7 +166,7 @@ def test_a_killed_run_goes_on_and_is_charged_once(owner):
 def test_without_noise_the_generator_draws_what_the_images_show():
     """Two kinds of images, bright above or below: after some steps the generated ones are far nearer than grey."""
     options = {"learning_rate": 5e-3, "generator_rate": 5e-3, "ema": 0.9, "discriminator": 8, "max_grad_norm": 1.0}
-    state = trainer(fakes=40, chunk=32, **options)
+    state = trainer(fakes=40, microbatch_size=32, **options)
     random = torch.Generator().manual_seed(0)
     labels = torch.arange(40) % CLASSES
     above = (torch.arange(8) < 4).float()[:, None].expand(8, 8)

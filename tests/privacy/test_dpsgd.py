@@ -72,7 +72,7 @@ def test_the_draws_of_an_image_are_averaged_before_the_clip(model):
             dataclasses.replace(drawn, **{n: v[:, k : k + 1] for n, v in drawn.tensors().items()}) for k in range(8)
         )
     ]
-    total = clipped_gradient_sum(model, names(model), images, labels, drawn, C, chunk=4)
+    total = clipped_gradient_sum(model, names(model), images, labels, drawn, C, microbatch_size=4)
     averaged_first = summed(torch.stack(each).mean(0), C)
     clipped_first = sum(summed(rows, C) for rows in each)
     assert torch.allclose(total, averaged_first, atol=1e-4 * C)
@@ -234,7 +234,7 @@ class FakeCharge:
 def trainer(seed: int = 0, **options) -> State:
     torch.manual_seed(seed)
     model = UNet(8, 1, 4, width=8, multipliers=(1,), attention=(0,))
-    config = Finetune(**{"draws": 2, "max_grad_norm": C, "learning_rate": 1e-3, "chunk": 4, **options})
+    config = Finetune(**{"draws": 2, "max_grad_norm": C, "learning_rate": 1e-3, "microbatch_size": 4, **options})
     return State(model, config, public_batch=16.0, autocast=False, generator=torch.Generator().manual_seed(seed))
 
 
@@ -336,7 +336,10 @@ def test_draws_are_secret():
     for _ in range(2):
         torch.manual_seed(0)
         run = State(
-            UNet(8, 1, 4, width=8, multipliers=(1,), attention=()), Finetune(chunk=4), public_batch=16.0, autocast=False
+            UNet(8, 1, 4, width=8, multipliers=(1,), attention=()),
+            Finetune(microbatch_size=4),
+            public_batch=16.0,
+            autocast=False,
         )
         states.append(run.generator.get_state())
     assert not torch.equal(states[0], states[1])
@@ -349,7 +352,7 @@ def test_frozen_parameters_stay_out():
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("attention" in name)
     before = {name: value.clone() for name, value in model.named_parameters()}
-    run = State(model, Finetune(chunk=4, draws=2), public_batch=16.0, autocast=False)
+    run = State(model, Finetune(microbatch_size=4, draws=2), public_batch=16.0, autocast=False)
     update(run, torch.ones(run.size))
     changed = {name for name, value in model.named_parameters() if not torch.equal(value, before[name])}
     assert changed == set(run.parameters) == set(run.ema.average)

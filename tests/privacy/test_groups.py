@@ -395,7 +395,7 @@ def fixed_picks(monkeypatch):
 
 @pytest.mark.parametrize("draws", [1, 8])
 def test_one_group_moves_the_sum_of_gradients_by_at_most_the_clip(draws, patients, model, fixed_picks, monkeypatch):
-    config = Finetune(draws=draws, max_grad_norm=C, chunk=4)
+    config = Finetune(draws=draws, max_grad_norm=C, microbatch_size=4)
     state = State(model, config, public_batch=16.0, autocast=False)
     monkeypatch.setattr(state, "draw", lambda images: seeded_draws(model, images, draws))
     few = part(patients, patients.groups < 9)
@@ -407,7 +407,7 @@ def test_one_group_moves_the_sum_of_gradients_by_at_most_the_clip(draws, patient
 
 @pytest.mark.parametrize("draws", [1, 8])
 def test_one_group_moves_the_saliency_by_at_most_the_clip(draws, patients, model, fixed_picks, monkeypatch):
-    settings = Saliency(draws=draws, max_norm=C, chunk=4)
+    settings = Saliency(draws=draws, max_norm=C, microbatch_size=4)
     monkeypatch.setattr(saliency, "draw", seeded_draws)
     few = part(patients, patients.groups < 9)
 

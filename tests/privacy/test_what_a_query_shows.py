@@ -102,7 +102,7 @@ def teacher(charge: GivenCharge, **keys) -> Tensor:
 
 
 def saliency(charge: GivenCharge, **keys) -> dict[str, Tensor]:
-    model, settings = network(), Saliency(**{"chunk": 4, **keys})
+    model, settings = network(), Saliency(**{"microbatch_size": 4, **keys})
     random = torch.Generator().manual_seed(1)
     return query_saliency(charge, model, candidates(model, settings.candidates), settings, 50.0, generator=random)
 
@@ -262,7 +262,7 @@ def test_the_mean_is_of_pixels_pooled_before_the_clip():
 def test_every_key_of_dpsgd_reaches_its_steps(keys):
     def after(**given) -> list[Tensor]:
         random = torch.Generator().manual_seed(3)
-        settings = Finetune(**{"draws": 2, "chunk": 4, **given})
+        settings = Finetune(**{"draws": 2, "microbatch_size": 4, **given})
         state = State(network(), settings, public_batch=16.0, autocast=False, generator=random)
         charge = GivenCharge(images(6, 0))
         for _ in range(3):

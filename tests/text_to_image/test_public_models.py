@@ -65,7 +65,7 @@ def repository(tmp_path, monkeypatch) -> Path:
     """Sixty grey images of 8×8 in three classes, and an empty project."""
     monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
     monkeypatch.setenv("SFUMATO_CHECKPOINT_EVERY", "1")
-    monkeypatch.setenv("SFUMATO_CHUNK", "4")
+    monkeypatch.setenv("SFUMATO_MICROBATCH", "4")
     rng = np.random.default_rng(0)
     np.savez(
         tmp_path / "source.npz",

@@ -3,6 +3,7 @@ import math
 
 import pytest
 import torch
+from sfumato.training.phases import through_phases
 from torch import Tensor
 
 from sfumato.diffusion.unet import UNet
@@ -10,7 +11,6 @@ from sfumato.settings.training import Amp, Phase, Pretrain
 from sfumato.training import phases
 from sfumato.training.amp import amp_gradient, ascend
 from sfumato.training.curriculum import losses_of_parts, warm_up
-from sfumato.training.phases import through_phases
 
 CURVATURE = torch.tensor([1.0, 4.0])  # L(θ) = Σ c·θ²/2, so ∇L = c·θ
 START = torch.tensor([0.3, -0.2])

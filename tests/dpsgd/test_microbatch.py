@@ -3,6 +3,17 @@
 import pytest
 import torch
 from peak_memory import peak_memory
+from sfumato.dpsgd.memory import (
+    STEP_COPIES,
+    Memory,
+    choose_microbatch,
+    estimate,
+    gradient_memory,
+    images_kept,
+    kept_bytes,
+    largest_microbatch,
+    on_meta,
+)
 from torch import Tensor
 
 from sfumato.diffusion.unet import UNet
@@ -15,17 +26,6 @@ from sfumato.dpsgd.gradients import (
     draw,
     mean_gradients,
     per_image_gradients,
-)
-from sfumato.dpsgd.memory import (
-    STEP_COPIES,
-    Memory,
-    choose_microbatch,
-    estimate,
-    gradient_memory,
-    images_kept,
-    kept_bytes,
-    largest_microbatch,
-    on_meta,
 )
 from sfumato.dpsgd.run import State, gradient_sum
 from sfumato.settings.dpsgd import Finetune
@@ -147,11 +147,11 @@ def linear(images: int, draws: int) -> Memory:
 def test_what_fits_is_within_the_budget_and_twice_as_much_is_not(budget, draws):
     found = largest_microbatch(linear, draws, budget, 64)
     assert 1 <= found.chunk <= 64 and 1 <= found.draws <= draws
-    assert found.peak <= budget or (found.chunk, found.draws) == (1, 1)
+    assert found.peak <= budget or (found.microbatch_size, found.draws) == (1, 1)
     if found.draws < draws:  # only where one image with all of its draws is too much
         assert found.chunk == 1 and linear(1, draws).peak > budget
     elif found.chunk < 64:
-        assert linear(2 * found.chunk, draws).peak > budget
+        assert linear(2 * found.microbatch_size, draws).peak > budget
 
 
 def test_on_a_cpu_our_own_network_takes_what_is_fast_and_on_a_gpu_what_fits(monkeypatch):
@@ -159,8 +159,8 @@ def test_on_a_cpu_our_own_network_takes_what_is_fast_and_on_a_gpu_what_fits(monk
     parameters = dict(model.named_parameters())
     size = sum(value.numel() for value in parameters.values())
     assert choose_microbatch(model, parameters, 8, batch=64.0, copies=0) == (choose_chunk(size, 8), 8)
-    assert choose_microbatch(model, parameters, 8, batch=64.0, copies=0, chunk=5) == (5, 8)
-    monkeypatch.setattr(model, "splits_by_image", False)  # as a GPU would: by its memory
+    assert choose_microbatch(model, parameters, 8, batch=64.0, copies=0, microbatch_size=5) == (5, 8)
+    monkeypatch.setattr(model, "supports_ghost_layers", False)  # as a GPU would: by its memory
     shapes = on_meta(model)
     one = gradient_memory(shapes, dict(shapes.named_parameters()), 1, 8, 0).peak
     chosen = {}
@@ -191,7 +191,7 @@ def test_on_a_cpu_images_and_draws_are_fewer_where_activations_need_more_than_th
     monkeypatch.setattr(memory, "KEPT_BYTES", int((passes + 0.5) * kept_bytes(model, parameters)))
     assert choose_microbatch(model, parameters, 8, batch=64.0, copies=0) == expected
     told = estimate(on_meta(model), Finetune(draws=8), 64.0)  # what a dry run says of it
-    assert (told.chunk, told.draws, told.split) == (*expected, expected[1] < 8)
+    assert (told.microbatch_size, told.draws, told.split) == (*expected, expected[1] < 8)
 
 
 @pytest.mark.parametrize(("room", "expected"), [(0.5, 1), (5.5, 5), (100.5, 100)])
@@ -222,14 +222,14 @@ def test_a_run_goes_on_with_another_chunk(model):
     drawn = torch.rand(9, 1, 8, 8), torch.arange(9) % 4
 
     def state(**options) -> State:
-        config = Finetune(draws=4, max_grad_norm=C, chunk=16)
+        config = Finetune(draws=4, max_grad_norm=C, microbatch_size=16)
         state = State(network(), config, public_batch=16.0, autocast=False)
         state.generator = torch.Generator().manual_seed(3)  # 16 · 4 images: all in one piece, drawn alike
         for name, value in options.items():
             setattr(state, name, value)
         return state
 
-    whole, parts = state(), state(chunk=4, draws_per_pass=3)
+    whole, parts = state(), state(microbatch_size=4, draws_per_pass=3)
     parts.load(whole.tensors())
     assert whole.tensors().keys() == parts.tensors().keys()
     assert not any("chunk" in name or "draws_per_pass" in name for name in whole.tensors())
@@ -255,4 +255,4 @@ def test_the_precision_is_what_was_said_or_what_blanks_show(model, monkeypatch, 
     answer = choose_precision(model, dict(model.named_parameters()), 4, lambda images: drawn.rows(slice(4)), 3, said)
     assert answer == (faster if said is None else said)
     assert tried == ([(True, 4, 3, False), (False, 4, 3, False)] if said is None else [])
-    assert model.unfolds is False  # of a CPU
+    assert model.use_unfold is False  # of a CPU
