@@ -39,7 +39,7 @@ def choose_microbatch(
         batch: expected images of a step, or of the set.
         wanted: images at a time, as the user asked; None to choose.
     """
-    device = next(iter(parameters.values())).device
+    device = device_of(parameters)
     if wanted is not None:
         return distributed.all_min(wanted), draws
     images, some = fitting(model, parameters, draws, batch, device)
@@ -82,8 +82,12 @@ def needed(
 def plain_microbatch(model: Denoiser) -> int:
     """Images whose activations a step of ordinary training holds at a time on this machine; at least one."""
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    room = room_on(next(iter(parameters.values())).device, parameters)
+    room = room_on(device_of(parameters), parameters)
     return max(1, int(room / activation_bytes(model, parameters)))
+
+
+def device_of(parameters: Mapping[str, Tensor]) -> torch.device:
+    return next(iter(parameters.values())).device
 
 
 def room_on(device: torch.device, parameters: Mapping[str, Tensor]) -> float:
@@ -126,7 +130,7 @@ def fits(model: Denoiser, parameters: Mapping[str, Tensor], images: int, draws: 
 
 def blanks(model: Denoiser, parameters: Mapping[str, Tensor], images: int, draws: int) -> tuple[Tensor, Tensor, Draws]:
     """Black images, labels and draws, as `per_image_gradients` takes them."""
-    device = next(iter(parameters.values())).device
+    device = device_of(parameters)
     black = torch.zeros(images, model.channels, model.resolution, model.resolution, device=device)
     levels = torch.ones(images, draws, dtype=torch.int64, device=device)
     noise = torch.zeros(images, draws, *black.shape[1:], device=device)

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.unet import UNet
-from sfumato.dpsgd import gradients
 from sfumato.dpsgd.clip import clipped_sum, flatten, squared_norms, unflatten
-from sfumato.dpsgd.gradients import augment, choose_chunk, clipped_gradient_sum, draw, per_image_gradients
+from sfumato.dpsgd.gradients import augment, clipped_gradient_sum, draw, per_image_gradients
 from sfumato.dpsgd.run import State, fine_tune, step, step_noise, update
 from sfumato.privacy.events import Mechanism
 from sfumato.settings.dpsgd import Finetune
@@ -206,14 +205,6 @@ def test_only_the_parameters_given_are_differentiated(model):
     everything = matrix(model, names(model), images, labels, drawn)
     for name, part in unflatten(rows[3], chosen).items():
         assert torch.allclose(part, unflatten(everything[3], names(model))[name], rtol=1e-3, atol=1e-6)
-
-
-@pytest.mark.parametrize("count", [1, 500_000, 40_000_000, 10**9])
-@pytest.mark.parametrize("draws", [1, 8, 128])
-def test_a_chunk_fits_in_memory(count, draws):
-    chunk = choose_chunk(count, draws)
-    assert chunk >= 1
-    assert chunk == 1 or chunk * count * 4 <= gradients.GRADIENT_MEMORY
 
 
 class FakeCharge:

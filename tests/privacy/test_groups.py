@@ -205,39 +205,37 @@ def test_one_group_moves_the_moments_of_a_network_by_at_most_one(squares, patien
 
 @pytest.fixture(scope="module")
 def votes_of(patients):
-    """(rows, query): the votes that one round of Private Evolution releases, with and without classes of candidates."""
+    """(rows, query): the votes that one round of Private Evolution releases."""
     generator = RendererGenerator("glyphs", (1, 8, 8))
-    settings = Evolve(feature="scattering", dimension=32, population=124, images=20, rounds=1)
+    settings = Evolve(feature="scattering", population=124, images=20, rounds=1)
     embedding = embedding_of(settings, (1, 8, 8), None, generator, seed=0)
     even = torch.full((10,), 0.1)
 
-    def query(images: LatentSet, cap: int, within: bool = True) -> tuple[Tensor, float]:
+    def query(images: LatentSet, cap: int) -> tuple[Tensor, float]:
         charge, released = opened(images, 1.0, cap=cap), []
         release = charge.release
         charge.release = lambda *given, **more: released.append(release(*given, **more)) or released[-1]
-        chosen = settings.model_copy(update={"within_class": within})
         with pytest.MonkeyPatch.context() as patch:  # a charge in memory has no journal to go on from
             patch.setattr(private_evolution, "resume", lambda open_charge, *_: (open_charge(), None, []))
             patch.setattr(private_evolution, "make_durable", lambda *_: None)
-            query_evolve(lambda: charge, chosen, generator, embedding, even, seed=0)
+            query_evolve(lambda: charge, settings, generator, embedding, even, seed=0)
         return released[0], 1.0
 
     return as_rows(embedding, patients), query
 
 
-@pytest.mark.parametrize("within", [True, False])
-def test_one_group_has_one_vote_in_a_round_of_evolution(within, votes_of):
+def test_one_group_has_one_vote_in_a_round_of_evolution(votes_of):
     rows, query = votes_of
     index = GroupIndex(rows.groups)
-    whole, _ = query(rows, 1, within)
+    whole, _ = query(rows, 1)
     assert float(whole.sum()) == pytest.approx(len(index), abs=1e-4)
     for group in range(3):
-        rest, _ = query(part(rows, rows.groups != group), 1, within)
+        rest, _ = query(part(rows, rows.groups != group), 1)
         assert 0.01 < float((whole - rest).norm()) <= 1 + 1e-5
         assert float((whole - rest).sum()) == pytest.approx(1, abs=1e-4)
     singly = LatentSet(rows.latents, rows.labels)  # the mistake that this must catch: each image of a group has a vote
     rest = part(rows, rows.groups != 2)
-    assert float((query(singly, 1, within)[0] - query(LatentSet(rest.latents, rest.labels), 1, within)[0]).norm()) > 10
+    assert float((query(singly, 1)[0] - query(LatentSet(rest.latents, rest.labels), 1)[0]).norm()) > 10
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])

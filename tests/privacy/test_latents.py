@@ -73,9 +73,7 @@ def test_per_image_gradients_are_those_of_a_plain_loop(models, kind, trainable):
     for i in range(B):
         label = int(labels[i]) if 0 <= int(labels[i]) < 3 else 3  # out of range: no label
         said = torch.where(drawn.drop[i], 3, torch.tensor([label, label]))
-        loss = model.per_image_loss(
-            model, latents[i].expand(2, -1, -1, -1), said, drawn.levels[i], drawn.noise[i]
-        ).mean()
+        loss = model.per_image_loss(latents[i].expand(2, -1, -1, -1), said, drawn.levels[i], drawn.noise[i]).mean()
         alone = torch.autograd.grad(loss, list(parameters.values()))
         for name, gradient in zip(parameters, alone, strict=True):
             torch.testing.assert_close(

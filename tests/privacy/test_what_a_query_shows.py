@@ -124,9 +124,9 @@ def renderer() -> RendererGenerator:
 
 
 def evolve(charge: GivenCharge) -> dict[str, Tensor]:
-    settings = Evolve(rounds=3, population=40, images=30, dimension=8)
-    charge.images = charge.images.flatten(1)[:, :8]
+    settings = Evolve(rounds=3, population=40, images=30)
     embedding = embedding_of(settings, (1, 8, 8), None, renderer(), seed=0)
+    charge.images = charge.images.flatten(1)[:, : embedding.dimension]
     priors = torch.full((CLASSES,), 1 / CLASSES)
     _, population, best, _ = query_evolve(lambda: charge, settings, renderer(), embedding, priors, 0, say=print)
     return {**population.tensors(), "best": best}

@@ -113,7 +113,7 @@ def test_the_whole_pipeline_ends_in_labelled_images_with_a_ledger(models, reposi
     stage(repository, "prepare", "public")
     if recipe == "dp-sapf":
         said = stage(repository, "plan", "--dry-run")
-        assert "finetune: memory about" in said and "per-image gradients of" in said
+        assert "finetune: memory about" in said
     stage(repository, "plan")
     if recipe == "dp-sapf":
         assert "memory  about" in stage(repository, "finetune", "--dry-run")
