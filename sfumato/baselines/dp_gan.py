@@ -22,7 +22,7 @@ from sfumato.dpsgd.clip import flatten
 from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw
 from sfumato.dpsgd.run import State, Trained, gradient_sum
 from sfumato.generators.network import Generator
-from sfumato.generators.one_step import balanced_labels, settle
+from sfumato.generators.one_step import balanced_labels, recompute_batch_norm
 from sfumato.privacy.checkpoint import make_durable, resume
 from sfumato.settings.baselines import Adversarial
 from sfumato.settings.dpsgd import Finetune
@@ -134,7 +134,7 @@ class AdversarialState:
         """The generator with the average of its weights, and the statistics of its normalisations recomputed."""
         found = ema_model(copy.deepcopy(self.network), self.pupil.ema.average)
         assert isinstance(found, Generator)
-        settle(found, FAKES, self.priors, torch.Generator().manual_seed(self.seed))
+        recompute_batch_norm(found, FAKES, self.priors, torch.Generator().manual_seed(self.seed))
         return found.eval()
 
 

@@ -1,7 +1,6 @@
-"""How many images a step takes at a time: a setting of the machine, of which nothing that is released depends.
+"""How many images a step takes at a time: a setting of the machine, from public numbers and one pass of a blank image.
 
-It follows from public numbers: the trained parameters, the activations that one pass of a blank image keeps, the
-expected batch, and the memory of the machine. A run may be resumed under another number.
+No release depends on it, and a run may be resumed under another number.
 """
 
 from __future__ import annotations
@@ -28,16 +27,10 @@ VMAP_IMAGES = 32  # for a network without ghost layers
 def choose_microbatch(
     model: Denoiser, parameters: Mapping[str, Tensor], draws: int, batch: float, wanted: int | None = None
 ) -> tuple[int, int]:
-    """Images whose gradients are taken at a time, and how many of the K draws of each at a time.
+    """Images whose gradients are taken at a time, and how many of the K draws of each. Call it before a charge opens.
 
-    The same for all processes: a collective call, before a charge is opened. On a GPU the choice is tried on blank
-    images, and halved while memory does not suffice.
-
-    Args:
-        parameters: the trained ones by name.
-        draws: K.
-        batch: expected images of a step, or of the set.
-        wanted: images at a time, as the user asked; None to choose.
+    On a GPU the choice is tried on blank images, and halved while memory does not suffice. A collective call: the same
+    for all processes. batch: expected images of a step; wanted: images at a time, as the user asked.
     """
     device = device_of(parameters)
     if wanted is not None:

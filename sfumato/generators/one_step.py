@@ -103,7 +103,7 @@ def fit_generator(
         follow(average, generator, min(EMA, (step + 1) / (step + 10)))
         progress(step + 1, config.steps)
     generator.load_state_dict(average.state_dict())
-    settle(generator, config.batch, drawn, random)
+    recompute_batch_norm(generator, config.batch, drawn, random)
     return generator.eval()
 
 
@@ -141,8 +141,8 @@ def follow(average: nn.Module, generator: nn.Module, decay: float) -> None:
 
 
 @torch.no_grad()
-def settle(generator: OneStep, batch: int, priors: Tensor | None, random: torch.Generator) -> None:
-    """Compute the statistics of the normalisations anew, for the weights as they are: means over SETTLING batches."""
+def recompute_batch_norm(generator: OneStep, batch: int, priors: Tensor | None, random: torch.Generator) -> None:
+    """Recompute the statistics of the batch normalisations for the current weights: means over SETTLING batches."""
     device = next(generator.parameters()).device
     norms = [module for module in generator.modules() if isinstance(module, nn.BatchNorm2d)]
     if not norms:
