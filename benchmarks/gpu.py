@@ -37,11 +37,12 @@ import torch
 from gradient_variants import CLIP, Setting, opacus, ours, plain
 from torch import Tensor
 
+from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd import clip
 from sfumato.dpsgd.clip import clipped_sum
 from sfumato.dpsgd.gradients import Draws, augment, choose_precision, clipped_gradient_sum, draw, per_image_gradients
-from sfumato.dpsgd.memory import choose_microbatch, gradient_memory, on_meta, readable
+from sfumato.dpsgd.microbatch import choose_microbatch
 from sfumato.settings.dpsgd import Finetune
 from sfumato.settings.noise_levels import LogNormal
 
@@ -117,7 +118,14 @@ def in_float64(model: UNet, images: Tensor, labels: Tensor, drawn: Draws) -> Ten
     rows = []
     for i, copies in enumerate(augment(images.double(), drawn)):
         shown = torch.where(drawn.drop[i], model.classes, labels[i])
-        loss = exact.per_image_loss(Exact(exact), copies, shown, drawn.levels[i].double(), drawn.noise[i].double())
+        loss = per_image_loss(
+            Exact(exact),
+            copies,
+            shown,
+            drawn.levels[i].double(),
+            drawn.noise[i].double(),
+            exact.sigma_data,  # type: ignore[arg-type]
+        )
         parts = torch.autograd.grad(loss.mean(), list(exact.parameters()))
         rows.append(torch.cat([part.flatten() for part in parts]))
     model.float()
@@ -279,7 +287,7 @@ def speed(found: Found) -> None:
 def chunk_of(setting: Setting, draws: int, model: UNet) -> int:
     """Images at a time that the machine chooses, where so many are drawn."""
     images = setting.passes // draws
-    chunk, _ = choose_microbatch(model, dict(model.named_parameters()), draws, batch=2.0 * images, copies=5)
+    chunk, _ = choose_microbatch(model, dict(model.named_parameters()), draws, 2.0 * images)
     return min(chunk, images)
 
 
@@ -349,12 +357,9 @@ def busy(found: Found) -> None:
         chunk = chunk_of(setting, draws, model)
         fresh = partial(drawn_for, model, draws, torch.Generator(found.device).manual_seed(0))
         choose_precision(model, parameters, chunk, fresh, autocast=True)
-        unfolds = model.unfolds
+        unfolds = model.use_unfold
         found.row("device", f"K={draws}, chunk {chunk}: the machine unfolds images", unfolds, "")
         step = ours(setting, draws, True, found.device, chunk, draws, unfolds)
-        shapes: Any = on_meta(model)
-        told = gradient_memory(shapes, dict(shapes.named_parameters()), chunk, draws, 0)
-        found.row("device", f"K={draws}, chunk {chunk}: memory, as estimated", told.peak / 2**30, "GiB")
         step()
         if found.device != "cuda":
             continue
@@ -365,9 +370,8 @@ def busy(found: Found) -> None:
         with_float32()
         peak = torch.cuda.max_memory_allocated() - before
         found.row("device", f"K={draws}, chunk {chunk}: memory, as measured", peak / 2**30, "GiB")
-        found.check(
-            f"memory at K={draws} is as estimated", peak < 1.25 * told.peak, f"{readable(peak)} of {told.peak:,}"
-        )
+        free, _ = torch.cuda.mem_get_info()
+        found.check(f"memory at K={draws} suffices", peak < free, f"{peak:,} of {free:,}")
         try:
             torch.cuda.set_sync_debug_mode("error")
             step()

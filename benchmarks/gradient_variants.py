@@ -16,7 +16,7 @@ from sfumato.diffusion.noise_levels import draw_noise_levels
 from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.unet import GroupNorm, UNet
 from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
-from sfumato.dpsgd.memory import choose_microbatch
+from sfumato.dpsgd.microbatch import choose_microbatch
 from sfumato.settings.noise_levels import LogNormal
 
 CLIP = 1e-3
@@ -81,9 +81,9 @@ def ours(
     """
     model, generator = setting.network(device), torch.Generator(device).manual_seed(0)
     images, labels = setting.data(setting.passes // draws, device)
-    parameters, model.unfolds = dict(model.named_parameters()), unfolds
+    parameters, model.use_unfold = dict(model.named_parameters()), unfolds
     if chunk is None:
-        chunk, draws_per_pass = choose_microbatch(model, parameters, draws, batch=2.0 * len(images), copies=0)
+        chunk, draws_per_pass = choose_microbatch(model, parameters, draws, 2.0 * len(images))
 
     def step() -> object:
         drawn = draw(model, images, draws, LogNormal(), generator)

@@ -7,8 +7,8 @@ from functools import partial
 import torch
 
 from sfumato.baselines.discriminator import Discriminator
-from sfumato.baselines.dp_gan import AdversarialState
-from sfumato.dpsgd.run import epsilon_by_step, fine_tune, save_log
+from sfumato.baselines.dp_gan import FEATURES, LATENT, WIDTH, AdversarialState, train_dp_gan
+from sfumato.dpsgd.run import epsilon_by_step, save_log
 from sfumato.generators.one_step import new_generator, save_drawing
 from sfumato.privacy.checkpoint import drop_checkpoints
 from sfumato.queries.count import read_counts
@@ -20,18 +20,16 @@ from stages.runner import QueryRun, progress, say
 def adversarial(run: QueryRun[Adversarial]) -> None:
     plan, settings = run.plan, run.settings.on_this_machine()
     counts = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes))
-    generator = new_generator(plan.shape, len(plan.classes), settings.latent, settings.width, plan.seed)
+    generator = new_generator(plan.shape, len(plan.classes), LATENT, WIDTH, plan.seed)
     torch.manual_seed(plan.seed)
-    judge = Discriminator(plan.shape[1], plan.shape[0], len(plan.classes), settings.discriminator).to(device())
+    judge = Discriminator(plan.shape[1], plan.shape[0], len(plan.classes), FEATURES).to(device())
     public_batch = plan.mechanism.sample_rate * counts.total
     state = AdversarialState(judge, generator, settings, counts.priors, plan.seed, public_batch=public_batch)
     released, sensitivity = f"{settings.steps} steps of DP-SGD", "max_grad_norm: the clipped gradient of one image"
     open_charge = partial(run.open_charge, released, sensitivity, settings.max_grad_norm)
     epsilon_after = epsilon_by_step(plan.mechanism, plan.delta)
     with progress("adversarial", clock=False) as report:
-        charge, log = fine_tune(
-            state, open_charge, epsilon_after=epsilon_after, report=report, say=say, stage="adversarial"
-        )
+        charge, log = train_dp_gan(state, open_charge, epsilon_after=epsilon_after, report=report, say=say)
     with run.releasing(charge) as directory:
         save_drawing(state.result(), settings.images, counts.priors, plan.classes, plan.seed + 1, directory)
         save_log(log, directory / "log.csv")

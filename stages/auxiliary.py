@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
+from sfumato.baselines.feta_sampler import new_sampled
 from sfumato.generators.gaussian import fit_gaussians, public_details
-from sfumato.generators.one_step import Match, OneStep, fit_generator, new_generator, new_sampled, save_drawing
+from sfumato.generators.one_step import Match, OneStep, fit_generator, new_generator, save_drawing
 from sfumato.queries.count import read_counts
 from sfumato.queries.feature_means import load_means
 from sfumato.runtime.compute import device
@@ -30,7 +33,7 @@ def fitted(run: StageRun[Auxiliary], priors: Tensor) -> OneStep:
     means = load_means(settings.target, run.path(settings.target))
     match = Match(means.table.to(device()), means.features)
     if settings.network == "denoiser":
-        generator: OneStep = new_sampled(plan.shape, len(plan.classes), settings.width, settings.solver, plan.seed)
+        generator: Any = new_sampled(plan.shape, len(plan.classes), settings.width, plan.seed)
     else:
         generator = new_generator(plan.shape, len(plan.classes), settings.latent, settings.width, plan.seed)
     with progress("auxiliary") as report:

@@ -86,7 +86,7 @@ def beyond_the_machine(error: BaseException) -> str | None:
     if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
         return (
             "the memory of this machine does not suffice. Take fewer or smaller images, a smaller model or batch, or "
-            "SFUMATO_CHUNK=1; or a machine with more"
+            "SFUMATO_MICROBATCH=1; or a machine with more"
         )
     return None
 

@@ -1,13 +1,12 @@
-"""`stage evolve`: votes of the sensitive images for what a public generator proposes, round by round."""
+"""`stage evolve`: votes of the sensitive images for the candidates of a public renderer, round by round."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from sfumato.baselines.evolution import NetworkGenerator, PublicGenerator, RendererGenerator
+from sfumato.baselines.evolution import RendererGenerator
 from sfumato.baselines.private_evolution import embedding_of, query_evolve, save_population
 from sfumato.data.store import read_card
-from sfumato.diffusion.unet import load_model
 from sfumato.features.projection import CLASSIFIER
 from sfumato.features.public_network import load_classifier
 from sfumato.privacy.checkpoint import drop_checkpoints
@@ -21,7 +20,7 @@ from stages.runner import QueryRun, progress, say, state_dir
 
 def evolve(run: QueryRun[Evolve]) -> None:
     plan, settings = run.plan, run.settings
-    generator = generator_of(run)
+    generator = RendererGenerator(settings.generator, plan.shape)
     network = load_classifier(run.path("classifier")) if settings.feature == CLASSIFIER else None
     embedding = distributed.broadcast_state(
         embedding_of(settings, plan.shape, network, generator, plan.seed).to(device())
@@ -39,10 +38,3 @@ def evolve(run: QueryRun[Evolve]) -> None:
     with run.releasing(charge) as directory:
         save_population(generator, population, best, log, plan.classes, directory)
     drop_checkpoints(charge.run)
-
-
-def generator_of(run: QueryRun[Evolve]) -> PublicGenerator:
-    settings = run.settings
-    if settings.generator != "denoiser":
-        return RendererGenerator(settings.generator, run.plan.shape)
-    return NetworkGenerator(load_model(run.path("denoiser")).to(device()).eval(), settings.steps, settings.guidance)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from sfumato.baselines.selectors import public_ranking, randomise_unselected
 from sfumato.data.store import read_card
 from sfumato.diffusion.ema import ema_model
 from sfumato.dpsgd.run import State, epsilon_by_step, fine_tune, save_log
@@ -28,18 +29,23 @@ def finetune(run: QueryRun[Finetune]) -> None:
     model = load_start(pretrain)
     encoding = partial(progress, "encoding the images, once", clock=False)
     latents = ensure_latents(model, state_dir(), card, pretrain, encoding)
-    ranking = read_ranking(run.inputs["saliency"], settings.debias) if "saliency" in run.inputs else None
+    if "saliency" in run.inputs:
+        ranking = read_ranking(run.inputs["saliency"], settings.debias)
+    else:
+        ranking = public_ranking(model, settings.trainable, plan.seed)
     names = choose_trainable(model.to(device()), settings, ranking, plan.seed)
+    if settings.trainable == "noisy" and ranking:
+        randomise_unselected(model, ranking, settings.ratio, plan.seed)
     before = {name: value.to("cpu", copy=True) for name, value in model.state_dict().items()}
     counts = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes))
     public_batch = plan.mechanism.sample_rate * counts.total
     state = State(model, settings, public_batch=public_batch, label_dropout=plan.network.label_dropout)
 
-    # a curve compares with real images: only where it is asked for, and then the run is local
+    # a curve compares with real images: only if asked for, and then the run is local
     curve = None
     if settings.convergence:
         if distributed.world_size() > 1:
-            raise ConfigError("finetune.convergence is measured by one process alone: run it without SFUMATO_LAUNCH")
+            raise ConfigError("finetune.convergence needs a single process: run it without SFUMATO_LAUNCH")
         from sfumato.evaluation.convergence import open_curve
 
         curve = open_curve(load_plan("evaluate"), plan.network, state_dir(), card, say)

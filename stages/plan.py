@@ -186,17 +186,17 @@ def show_step_noise(made: Plan) -> None:
     params, mechanism = made.params, made.mechanisms.get("finetune")
     if mechanism is None:
         return
-    from sfumato.dpsgd.memory import trained_parameters
     from sfumato.dpsgd.run import step_noise
+    from sfumato.dpsgd.trainable import trained_parameters
     from sfumato.release.synthesizer import outline
-    from sfumato.settings.dpsgd import SALIENT
+    from sfumato.settings.dpsgd import RANKED
 
     file = made.files["finetune"]
     model = outline(params.model, tuple(file["shape"]), len(file["classes"]))
     parameters = trained_parameters(model, params.finetune, params.seed, params.saliency.candidates)
     weights = sum(value.numel() for value in parameters.values())
     length = step_noise(mechanism.noise_multiplier, weights, mechanism.sample_rate * file["size_hint"])
-    about = "about " if params.finetune.trainable in SALIENT else ""
+    about = "about " if params.finetune.trainable in RANKED else ""
     hint = ": mostly noise. A larger share or ε, a larger batch or fewer trained weights shorten it"
     typer.echo(
         f"finetune: the noise of a step is {length:.2g} times as long as its signal can be, "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from sfumato.baselines.feta_sampler import fit_phases
+from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.unet import UNet, drop_extra_classes
 from sfumato.generators.one_step import Match
 from sfumato.queries.count import read_counts
@@ -12,7 +14,7 @@ from sfumato.runtime.compute import device
 from sfumato.settings.training import Pretrain
 from sfumato.storage.png import save_png
 from sfumato.text_to_image.reference import save_reference
-from sfumato.training.phases import through_phases
+from sfumato.training.curriculum import warm_up
 from sfumato.training.training_sets import training_sets
 from stages.runner import StageRun, lineage_of_model, progress, say
 
@@ -26,16 +28,16 @@ def pretrain(run: StageRun[Pretrain]) -> None:
     torch.manual_seed(plan.seed)
     network = plan.network.network() | {"extra_classes": sets.extra_classes}
     model = UNet(resolution=plan.shape[1], channels=plan.shape[0], classes=len(classes), **network).to(device())
-    match = priors = None
-    if "frequency" in run.inputs:  # a phase fits the model to it
-        priors = read_counts(run.inputs["count"], plan.size_hint, len(classes)).priors
-        means = load_means("frequency", run.path("frequency"))
-        match = Match(means.table.to(device()), means.features)
-    dropout = plan.network.label_dropout
+    settings, dropout = run.settings, plan.network.label_dropout
     with progress("pretrain") as report:
-        through_phases(
-            model, run.settings, sets.sources, plan.seed, report, match=match, priors=priors, label_dropout=dropout
-        )
+        if "frequency" in run.inputs:  # FETA-Pro without a generator: a phase fits the model to this release
+            priors = read_counts(run.inputs["count"], plan.size_hint, len(classes)).priors
+            means = load_means("frequency", run.path("frequency"))
+            match = Match(means.table.to(device()), means.features)
+            fit_phases(model, settings, sets.sources, match, priors, plan.seed, report, label_dropout=dropout)
+        else:
+            average = warm_up(model, settings.phases, sets.sources, settings, plan.seed, report, label_dropout=dropout)
+            ema_model(model, average)
     with run.writing() as directory:
         drop_extra_classes(model).save(directory)
         for name, grid in sets.pictures.items():
@@ -43,7 +45,7 @@ def pretrain(run: StageRun[Pretrain]) -> None:
 
 
 def refer_to_public_model(run: StageRun[Pretrain]) -> None:
-    """Write what stands for a public text-to-image model: where it is, its sha256, the class prompts as embeddings."""
+    """Write a reference to a public text-to-image model: its place, its sha256, the class prompts as embeddings."""
     plan = run.plan
     with run.writing(lineage_of_model(plan.network, check_declared=False)) as directory:
         found = save_reference(plan.network, plan.dataset_id, plan.classes, directory, device())

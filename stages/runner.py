@@ -280,13 +280,15 @@ def describe(plan: StagePlan[Any], reads: Mapping[str, Path], out: Path) -> None
 
 
 def memory_line(network: Any, shape: tuple[int, int, int], classes: int, settings: Any, size_hint: int) -> str:
-    """What a stage that takes per-image gradients of the network will need, or why that cannot be said here."""
-    from sfumato.dpsgd.memory import estimate
+    """Memory for per-image gradients of the network, by the rule for microbatches; or why it is not known here."""
+    from sfumato.dpsgd.microbatch import needed
+    from sfumato.dpsgd.trainable import trained_parameters
     from sfumato.release.synthesizer import outline
 
     try:
-        batch = settings.sampling(size_hint)[0] * size_hint
-        return str(estimate(outline(network, shape, classes), settings, batch))
+        model, batch = outline(network, shape, classes), settings.sampling(size_hint)[0] * size_hint
+        parameters = trained_parameters(model, settings, 0, "qkv")
+        return needed(model, parameters, settings.draws, batch, settings.on_this_machine().microbatch_size)
     except SfumatoError as error:
         return f"not known here: {error}"
 

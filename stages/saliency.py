@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from sfumato.data.store import read_card
-from sfumato.dpsgd.trainable import candidates
+from sfumato.dpsgd.microbatch import choose_microbatch
+from sfumato.dpsgd.trainable import candidates, flat
 from sfumato.queries.count import read_counts
 from sfumato.queries.saliency import query_saliency, rank_candidates, save_ranking
 from sfumato.release.synthesizer import ensure_latents, load_start
@@ -25,9 +26,13 @@ def saliency(run: QueryRun[Saliency]) -> None:
     public_size = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes)).total
     released = f"gradient of {len(pool)} candidates ({settings.candidates}, score {settings.score})"
     sensitivity = "max_norm: the jointly clipped gradient of one image"
+    trained = {name: model.get_parameter(name) for name in flat(pool)}
+    microbatch = choose_microbatch(model, trained, settings.draws, public_size, settings.microbatch_size)
     charge = run.open_charge(released, sensitivity, settings.max_norm, latents=latents)
     dropout, autocast = plan.network.label_dropout, None if latents else False
-    vectors = query_saliency(charge, model, pool, settings, public_size, label_dropout=dropout, autocast=autocast)
+    vectors = query_saliency(
+        charge, model, pool, settings, public_size, label_dropout=dropout, autocast=autocast, microbatch=microbatch
+    )
     # public, as the multiplier is; the charge has added the noise itself
     noise_std = charge.noise_multiplier * settings.max_norm / public_size
     rows = rank_candidates(vectors, noise_std)

@@ -239,7 +239,6 @@ MADE: dict[str, Maker] = {
     "covariance": made_covariance,
     "public": made_public,
     **{name: functools.partial(made_drawing, kind=name) for name in ("auxiliary", "refine", "adversarial", "evolve")},
-    "denoiser": functools.partial(made_unet, classes=5),
     "histogram": made_histogram,
     "teacher": made_teacher,
     "embedding": made_embedding,
@@ -292,7 +291,7 @@ def maps(*names: str, **more: Any) -> list[dict]:
 
 # tolerances: of sums of a float32 feature, of a gradient through a network, of what principal directions are in
 FEATURE, GRADIENT, DIRECTIONS = 1e-5, 5e-5, 5e-4
-DESCENT = {"tolerance": GRADIENT, "steps": 3, "batch": 12, "chunk": 8, "learning_rate": 1e-3}
+DESCENT = {"tolerance": GRADIENT, "steps": 3, "batch": 12, "microbatch_size": 8, "learning_rate": 1e-3}
 FITTED = {"tolerance": GRADIENT, "steps": 2, "batch": 16, "width": 8}
 GENERATOR = FITTED | {"images": 10, "latent": 4}
 REFIT = {key: value for key, value in FITTED.items() if key != "width"}
@@ -333,55 +332,12 @@ CASES: dict[str, Case] = {
     "moments of groups": case("moments", grouped=True, tolerance=FEATURE),
     "covariance": case("covariance"),
     "covariance, mirrored": case("covariance", flip=True, colour=True),
-    "evolve": case(
-        "evolve",
-        rounds=2,
-        population=24,
-        images=12,
-        generator="procedural",
-        dimension=16,
-        variation=[0.3, 0.1],
-        batch=12,
+    "evolve": case("evolve", rounds=2, population=24, images=12, generator="procedural", **({"feature": "pixels"})),
+    "evolve by a classifier": case(
+        "evolve", rounds=2, population=24, images=12, generator="photos", feature="classifier", colour=True
     ),
-    "evolve of all classes": case(
-        "evolve",
-        rounds=2,
-        population=24,
-        images=12,
-        generator="photos",
-        dimension=6,
-        feature="classifier",
-        power=0.5,
-        within_class=False,
-        lookahead=1,
-        threshold=1500.0,
-        colour=True,
-    ),
-    "evolve by a denoiser": case(
-        "evolve",
-        rounds=2,
-        population=12,
-        images=8,
-        generator="denoiser",
-        dimension=6,
-        steps=2,
-        guidance=0.5,
-        tolerance=1e-3,
-    ),
-    "adversarial": case("adversarial", **DESCENT, latent=4, width=8, discriminator=4, fakes=8, images=10),
-    "adversarial of groups": case(
-        "adversarial",
-        **DESCENT | {"steps": 2},
-        draws=2,
-        every=2,
-        latent=4,
-        width=8,
-        discriminator=4,
-        fakes=8,
-        images=10,
-        colour=True,
-        grouped=True,
-    ),
+    "adversarial": case("adversarial", **DESCENT, images=10),
+    "adversarial of groups": case("adversarial", **DESCENT | {"steps": 2}, images=10, colour=True, grouped=True),
     "histogram": case("histogram"),
     "histogram by class": case("histogram", per_class=True, votes=2, batch=10, colour=True),
     "histogram of groups": case("histogram", votes=2, grouped=True),
@@ -403,16 +359,16 @@ CASES: dict[str, Case] = {
         colour=True,
     ),
     "embedding": case("embedding", size=20, learned={"steps": 2}, tolerance=DIRECTIONS),
-    "saliency": case("saliency", chunk=8, tolerance=GRADIENT),
+    "saliency": case("saliency", microbatch_size=8, tolerance=GRADIENT),
     "saliency of snip": case(
-        "saliency", score="snip", candidates="layers", draws=2, max_norm=0.1, chunk=8, tolerance=GRADIENT
+        "saliency", score="snip", candidates="layers", draws=2, max_norm=0.1, microbatch_size=8, tolerance=GRADIENT
     ),
     "saliency of groups": case(
         "saliency",
         candidates="matrices",
         draws=2,
         noise_levels=TIMESTEPS,
-        chunk=8,
+        microbatch_size=8,
         grouped=True,
         colour=True,
         tolerance=GRADIENT,
@@ -435,7 +391,7 @@ CASES: dict[str, Case] = {
     "classifier, whitened": case("classifier", **FITTED, network="whitened", learning_rate=0.1, colour=True),
     "auxiliary": case("auxiliary", **GENERATOR),
     "auxiliary by priors": case("auxiliary", **GENERATOR, labels="prior", colour=True),
-    "auxiliary of a diffusion model": case("auxiliary", **GENERATOR, network="denoiser", solver=2),
+    "auxiliary of a diffusion model": case("auxiliary", **GENERATOR, network="denoiser"),
     "auxiliary of moments": case("auxiliary", **GENERATOR, target="moments", colour=True),
     "auxiliary of covariances": case("auxiliary", target="covariance", images=10, tolerance=FEATURE),
     "auxiliary of covariances and details": case(
@@ -447,7 +403,6 @@ CASES: dict[str, Case] = {
         given={"covariance": functools.partial(made_covariance, flip=True)},
         tolerance=FEATURE,
     ),
-    "denoiser": case("denoiser", **WARM_UP),
     "refine": case("refine", **REFIT, images=10),
     "refine by priors": case("refine", **REFIT, images=10, labels="prior", colour=True),
     "select by votes": case("select", count=3),
@@ -484,7 +439,7 @@ CASES: dict[str, Case] = {
         ],
     ),
     "pretrain on frequencies": case(
-        "pretrain", **WARM_UP, phases=[{"sources": {"frequency": 1.0}, "solver": 2}, {"sources": {"central": 1.0}}]
+        "pretrain", **WARM_UP, phases=[{"sources": {"frequency": 1.0}}, {"sources": {"central": 1.0}}]
     ),
     **{
         f"synthesize from {name}": case("synthesize", count=8, steps=3, sources={name: 1.0}, tolerance=GRADIENT)
@@ -504,7 +459,6 @@ CASES: dict[str, Case] = {
         count=30,
         sources={"auxiliary": 2.0, "refine": 1.0},
         relabel=True,
-        augmented=0.2,
         distorted=0.3,
         mixed=0.2,
         colour=True,
@@ -515,7 +469,6 @@ CASES: dict[str, Case] = {
         count=20,
         sources={"evolve": 1.0},
         relabel=True,
-        augmented=0.3,
         distorted=0.3,
         mixed=0.3,
         tolerance=GRADIENT,

@@ -7,10 +7,9 @@ allows, so that the audit meets the noise at its weakest.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.baselines.private_evolution import query_votes
-from sfumato.diffusion.denoiser import Denoiser, Network, Sampler
+from sfumato.diffusion.denoiser import Denoiser
 from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum
 from sfumato.dpsgd.run import State, step
 from sfumato.features.fourier import FourierFeatures
@@ -59,19 +58,13 @@ class PixelWeights(Denoiser):
     def draw_levels(self, law: NoiseLevels, n: int, generator: torch.Generator) -> Tensor:
         return torch.rand(n, generator=generator, device=generator.device)
 
-    def per_image_loss(self, network: Network, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
-        return -network(images, levels, labels)
-
-    def sampler(self, *how: Any, **more: Any) -> Sampler:
-        raise NotImplementedError("it is only audited")
-
-    def save(self, directory: Path, trained: Sequence[str]) -> None:
-        raise NotImplementedError("it is only audited")
+    def per_image_loss(self, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
+        return -self(images, levels, labels)
 
 
 def trainer(side: int = SIDE) -> State:
     """DP-SGD of the pixels' weights."""
-    settings = Finetune(draws=DRAWS, max_grad_norm=CLIP, learning_rate=1e-6, chunk=64 if side > SIDE else 4)
+    settings = Finetune(draws=DRAWS, max_grad_norm=CLIP, learning_rate=1e-6, microbatch_size=64 if side > SIDE else 4)
     return State(PixelWeights(side), settings, public_batch=4.0, autocast=False)
 
 
@@ -103,7 +96,7 @@ def subjects() -> list[Subject]:
     cosine = cosine_moments(SHAPE, flip=False)
     sizes = torch.full((CLASSES,), 4.0, dtype=torch.float64)
     teacher = Teacher(learning_rate=1e-9, max_norm=0.5, steps=1)
-    saliency = Saliency(max_norm=CLIP, draws=DRAWS, chunk=4)
+    saliency = Saliency(max_norm=CLIP, draws=DRAWS, microbatch_size=4)
     state, random = trainer(), torch.Generator().manual_seed(0)
     moments = moment_features(network)
     encode_moments = torch.no_grad()(moments.vectors)
@@ -158,7 +151,9 @@ def clip_each_draw(state: State, charge: Any) -> Tensor:
         draws = state.draw(images)
         alone = Draws(**{name: value.flatten(0, 1)[:, None] for name, value in draws.tensors().items()})  # (B·K, 1)
         copies, own = images.repeat_interleave(DRAWS, 0), labels.repeat_interleave(DRAWS)
-        total += clipped_gradient_sum(state.model, state.parameters, copies, own, alone, CLIP, DRAWS * state.chunk)
+        total += clipped_gradient_sum(
+            state.model, state.parameters, copies, own, alone, CLIP, DRAWS * state.microbatch_size
+        )
     released: Tensor = charge.release(total, CLIP)
     return released
 

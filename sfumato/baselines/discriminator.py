@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfumato.diffusion.denoiser import Learner, Network
+from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.objective import to_model_range
 
 COARSEST = 4  # side of its last cells, at most
@@ -13,14 +13,14 @@ WIDEST = 4  # times its first width: channels at most
 SLOPE = 0.2  # of the leaky ReLU
 
 
-class Discriminator(Learner):
+class Discriminator(Denoiser):
     """Logits of "real", for noisy images and their labels: convolutions, a linear head, and a projection by label.
 
-    No batch normalisation: no image sees another. target: what `per_image_loss` asks for, 1 for real images, -1 for
-    generated ones.
+    It has the loss of each image that DP-SGD asks of a denoiser. Without batch normalisation no image sees another.
+    target: 1 if `per_image_loss` is of real images, -1 if it is of generated ones.
     """
 
-    splits_by_image = True
+    supports_ghost_layers = True
     target = 1
 
     def __init__(self, resolution: int, channels: int, classes: int, width: int) -> None:
@@ -38,11 +38,11 @@ class Discriminator(Learner):
         nn.init.zeros_(self.by_label.weight)
 
     def forward(self, x: Tensor, levels: Tensor, labels: Tensor) -> Tensor:
-        """x: (B, C, H, W), about [-1, 1]; levels: (B,), not told to it; labels: (B,), `classes`: none. Returns (B,)."""
+        """x: (B, C, H, W), about [-1, 1]; levels: (B,), not used; labels: (B,), `classes`: none. Returns (B,)."""
         hidden = self.body(x).flatten(1)
         return self.head(hidden).squeeze(1) + (self.by_label(labels) * hidden).sum(1)
 
-    def per_image_loss(self, network: Network, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
-        """ln(1 + exp(−target · logit)) of each image, (B,): it is taken for what it is not. Shapes as in `Learner`."""
+    def per_image_loss(self, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
+        """ln(1 + exp(−target · logit)) of each image, (B,). Shapes as in `Denoiser`."""
         noisy = to_model_range(images) + levels[:, None, None, None] * noise
-        return F.softplus(-self.target * network(noisy, levels, labels).float())
+        return F.softplus(-self.target * self(noisy, levels, labels).float())

@@ -1,46 +1,57 @@
-"""DP-GAN: a discriminator by DP-SGD on the sensitive images, and a generator that sees the discriminator alone.
+"""DP-GAN: a discriminator by DP-SGD on the sensitive images, and a generator that sees only the discriminator.
 
 A step releases the clipped sum of the discriminator's gradients on one draw of *real* images, as a step of `finetune`
-does; Δ is the clip. The other half of its loss is on generated images. They follow from weights that were released, and
-so does their gradient, whatever its norm: it is added after the noise, at no cost. The generator then descends on what
-the noisy discriminator says of its images, which is post-processing too.
+does; Δ is the clip. The other half of its loss is on generated images. They follow from released weights, and so does
+their gradient, whatever its norm: it is added after the noise, at no cost. The generator then descends on the noisy
+discriminator's loss for its images, which is post-processing too.
 Source: Xie et al. 2018; Torkzadehmahani et al. 2019 for the two halves clipped apart; Bie et al. 2023.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sfumato.baselines.discriminator import Discriminator
-from sfumato.diffusion.ema import EMA, ema_model
-from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
-from sfumato.dpsgd.run import State
+from sfumato.diffusion.ema import ema_model
+from sfumato.dpsgd.clip import flatten
+from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw
+from sfumato.dpsgd.run import State, Trained, gradient_sum
 from sfumato.generators.network import Generator
-from sfumato.generators.one_step import balanced_labels, settle
+from sfumato.generators.one_step import balanced_labels, recompute_batch_norm
+from sfumato.privacy.checkpoint import make_durable, resume
 from sfumato.settings.baselines import Adversarial
+from sfumato.settings.dpsgd import Finetune
+from sfumato.settings.noise_levels import LogNormal
 
-BETAS = (0.5, 0.99)  # of both Adams: no long memory of what the other network was
+if TYPE_CHECKING:
+    from sfumato.privacy.charge import Charge
+
+BETAS = (0.5, 0.99)  # of both Adams: a short memory, because the other network changes
+LEVELS = LogNormal(mean=-2.0, std=0.5)  # of the noise on all images that the discriminator sees
+EMA = 0.999  # decay of the average of both networks' weights
+FAKES = 200  # generated images of a step
+LATENT, WIDTH = 32, 16  # of the generator
+GENERATOR_RATE = 2e-3  # its learning rate
+FEATURES = 16  # channels of the discriminator's first layer
 
 
-class AdversarialState(State):
-    """What a run carries: as `State`, for the discriminator, with the generator, its average and Adam's moments.
+class AdversarialState:
+    """What a run carries: the discriminator as DP-SGD trains it, the generator, its average and Adam's moments.
 
     priors: (classes,) public label shares of generated images; seed: fixes what is generated, which is public, so that
-    all processes generate the same.
+    all processes generate the same. The rest as for `State`.
     """
-
-    model: Discriminator
-    config: Adversarial
 
     def __init__(
         self,
         model: Discriminator,
-        generator_network: Generator,
-        config: Adversarial,
+        network: Generator,
+        settings: Adversarial,
         priors: Tensor,
         seed: int,
         *,
@@ -48,68 +59,102 @@ class AdversarialState(State):
         autocast: bool | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        super().__init__(
+        keys = {"noise", "steps", "batch", "learning_rate", "max_grad_norm"}
+        config = Finetune(
+            **settings.model_dump(include=keys),
+            draws=1,
+            noise_levels=LEVELS,
+            ema=EMA,
+            microbatch_size=settings.microbatch_size,
+            checkpoint_every=settings.checkpoint_every,
+        )
+        self.judge = State(
             model, config, public_batch=public_batch, label_dropout=0.0, autocast=autocast, generator=generator
         )
-        self.optimiser.param_groups[0]["betas"] = BETAS
-        self.network, self.priors, self.seed = generator_network.to(self.device).train(), priors.cpu(), seed
-        self.weights = dict(self.network.named_parameters())
-        self.average = EMA(self.weights, config.ema)
-        self.teaching = torch.optim.Adam(self.weights.values(), lr=config.generator_rate, betas=BETAS)
-        self.trained["generator_"] = self.weights, self.average, self.teaching
-        self.fakes = copy.copy(model)  # the same weights, asked for the opposite
-        self.fakes.target = -1
+        self.judge.optimiser.param_groups[0]["betas"] = BETAS
+        self.model, self.device = model, self.judge.device
+        self.network, self.priors, self.seed = network.to(self.device).train(), priors.cpu(), seed
+        self.pupil = Trained(dict(network.named_parameters()), GENERATOR_RATE, EMA, BETAS)
+        self.against = copy.copy(model)  # the same weights, with the loss of generated images
+        self.against.target = -1
 
-    def generated(self, purpose: int) -> tuple[Tensor, Tensor, torch.Generator]:
-        """Images of this step, (fakes, C, H, W), their labels, and the public randomness that goes on from there."""
-        random = torch.Generator().manual_seed((self.seed << 31) + 2 * self.steps + purpose)
-        labels = balanced_labels(self.config.fakes, self.priors, self.model.classes, random)
-        z = torch.randn(self.config.fakes, self.network.latent, generator=random)
-        return self.network(z.to(self.device), labels.to(self.device)), labels.to(self.device), random
+    def generated(self, purpose: int) -> tuple[Tensor, Tensor, Draws]:
+        """Images of this step, (FAKES, C, H, W), their labels and the draws of their loss, from public randomness."""
+        random = torch.Generator().manual_seed((self.seed << 31) + 2 * self.judge.steps + purpose)
+        labels = balanced_labels(FAKES, self.priors, self.model.classes, random).to(self.device)
+        images = self.network(torch.randn(FAKES, self.network.latent, generator=random).to(self.device), labels)
+        drawn = draw(self.model, images.cpu(), 1, LEVELS, random)
+        return images, labels, Draws(**{name: value.to(self.device) for name, value in drawn.tensors().items()})
+
+    def step(self, charge: Charge) -> dict[str, float]:
+        """One draw, one release, a step of each network. Returns the public row of the log."""
+        judge = self.judge
+        released = charge.release(gradient_sum(judge, charge), judge.config.max_grad_norm)
+        gradient = released.to(next(iter(judge.parameters.values()))) / judge.public_batch
+        judge.descend(gradient + self.half_of_generated_images())
+        self.teach()
+        norm = float(torch.linalg.vector_norm(gradient))
+        return {"step": judge.steps, "learning_rate": judge.config.learning_rate, "noised_gradient_norm": norm}
 
     @torch.no_grad()
-    def completed(self, gradient: Tensor) -> Tensor:
-        """The released mean over real images, (P,), plus the clipped mean over generated ones: post-processing.
+    def half_of_generated_images(self) -> Tensor:
+        """The discriminator's mean gradient over generated images, (P,): post-processing.
 
-        Generated images are clipped as real ones are, or their half would outweigh the other.
+        They are clipped as real images are, or their half would outweigh the other.
         """
-        images, labels, random = self.generated(0)
-        config, device = self.config, self.device
-        drawn = draw(self.fakes, images.cpu(), 1, config.noise_levels, random)
-        drawn = type(drawn)(**{name: value.to(device) for name, value in drawn.tensors().items()})
-        bound = config.max_grad_norm
-        half = clipped_gradient_sum(self.fakes, self.parameters, images, labels, drawn, bound, self.chunk)
-        return gradient + half / len(images)
+        judge, (images, labels, drawn) = self.judge, self.generated(0)
+        bound, size = judge.config.max_grad_norm, judge.microbatch_size
+        return clipped_gradient_sum(self.against, judge.parameters, images, labels, drawn, bound, size) / FAKES
 
-    def follow(self) -> None:
-        """A step of the generator: its images shall be taken for real by the released discriminator."""
-        if self.steps % self.config.every:
-            return
-        images, labels, random = self.generated(1)
-        levels = self.model.draw_levels(self.config.noise_levels, len(images), random).to(self.device)
-        noise = torch.randn(images.shape, generator=random).to(self.device)
-        loss = self.model.per_image_loss(self.model, images, labels, levels, noise).mean()
-        gradients = torch.autograd.grad(loss, list(self.weights.values()))
-        for value, part in zip(self.weights.values(), gradients, strict=True):
-            value.grad = part
-        self.teaching.step()
-        self.teaching.zero_grad(set_to_none=True)
-        self.average.update(self.weights)
+    def teach(self) -> None:
+        """Generator step: fool the released discriminator."""
+        images, labels, drawn = self.generated(1)
+        loss = self.model.per_image_loss(images, labels, drawn.levels[:, 0], drawn.noise[:, 0]).mean()
+        names, weights = zip(*self.pupil.parameters.items(), strict=True)
+        self.pupil.descend(flatten(dict(zip(names, torch.autograd.grad(loss, weights), strict=True))))
 
     def tensors(self) -> dict[str, Tensor]:
-        own = {f"generator.{name}": value.cpu().clone() for name, value in self.network.state_dict().items()}
-        return super().tensors() | own | {"generator_steps": torch.tensor(self.average.steps)}
+        """Everything a checkpoint needs: copies, on the CPU."""
+        own = {f"generator.{name}": value for name, value in self.network.state_dict().items()}
+        own |= {f"generator_{name}": value for name, value in self.pupil.moments().items()}
+        own |= {"generator_steps": torch.tensor(self.pupil.steps)}
+        return self.judge.tensors() | {name: value.detach().cpu().clone() for name, value in own.items()}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        super().load(tensors)
+        self.judge.load({name: value for name, value in tensors.items() if not name.startswith("generator")})
         for name, value in self.network.state_dict().items():
             value.copy_(tensors[f"generator.{name}"])
-        self.average.steps = int(tensors["generator_steps"])
+        moments = {
+            name.removeprefix("generator_"): value for name, value in tensors.items() if name.startswith("generator_")
+        }
+        self.pupil.load_moments(moments, int(tensors["generator_steps"]))
 
     def result(self) -> Generator:
-        """The generator with the average of its weights, and the statistics of its normalisations computed anew."""
-        found: nn.Module = ema_model(copy.deepcopy(self.network), self.average.average)
+        """The generator with the average of its weights, and the statistics of its normalisations recomputed."""
+        found = ema_model(copy.deepcopy(self.network), self.pupil.ema.average)
         assert isinstance(found, Generator)
-        settle(found, self.config.fakes, self.priors, torch.Generator().manual_seed(self.seed))
+        recompute_batch_norm(found, FAKES, self.priors, torch.Generator().manual_seed(self.seed))
         return found.eval()
+
+
+def train_dp_gan(
+    state: AdversarialState,
+    open_charge: Callable[[], Charge],
+    *,
+    epsilon_after: Callable[[int], float],
+    report: Callable[[int, int], None] = lambda done, total: None,
+    say: Callable[[str], None] = lambda text: None,
+) -> tuple[Charge, list[dict]]:
+    """Run all steps of a charge, as `sfumato.dpsgd.run.fine_tune` does for a denoiser."""
+    charge, found, log = resume(open_charge, "adversarial", say)
+    if found is not None:
+        state.load(found)
+    report(charge.used, charge.uses)
+    while charge.used < charge.uses:
+        row = state.step(charge)
+        log.append({**row, "epsilon": epsilon_after(charge.used)})
+        if charge.used % state.judge.config.checkpoint_every == 0 or charge.used == charge.uses:
+            make_durable(charge, state.tensors(), log)
+            report(charge.used, charge.uses)
+    return charge, log

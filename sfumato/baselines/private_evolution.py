@@ -1,7 +1,7 @@
-"""Private Evolution: sensitive images vote for the nearest candidates of a public generator, round after round.
+"""Private Evolution: sensitive images vote for the nearest candidates of a public renderer, round after round.
 
-Each round is one release of votes; what is proposed next follows from it at no cost. So T rounds cost what one Gaussian
-of the noise multiplier σ/√T costs.
+Each round is one release of votes; the next candidates follow from it at no cost. So T rounds cost as much as one
+Gaussian of the noise multiplier σ/√T.
 Source: Lin et al. 2024 (PE); METHODS §13.
 """
 
@@ -17,10 +17,9 @@ from torch import Tensor
 
 from sfumato.baselines.evolution import (
     Population,
-    PublicGenerator,
+    RendererGenerator,
     descendants,
     first_population,
-    looked_at,
     parents_of,
     strength_at,
 )
@@ -39,6 +38,9 @@ if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
 
 GRID, BOUND = 2048, 8  # steps of the grid on which nearness is measured, to a unit, and the largest coordinate on it
+DIMENSION = 256  # principal directions of the features, at most; unscaled
+THRESHOLD = 1.0  # votes up to so many standard deviations of the noise count as none
+VARIATION = 0.3, 0.05  # how far genes move, in the first and in the last round
 EACH = 2  # candidates of each class that the picture of a round shows
 
 
@@ -47,38 +49,37 @@ def on_grid(vectors: Tensor) -> Tensor:
     return (vectors.double() * GRID).round().clamp(-BOUND * GRID, BOUND * GRID)
 
 
-def vote_rows(
-    candidates: Tensor, candidate_labels: Tensor | None, classes: int, vectors: Tensor, labels: Tensor
-) -> Rows:
-    """A one for the nearest candidate, in the row of the image's class: (B, classes) ⊗ (B, N), of norm 1 at most.
+def vote_rows(candidates: Tensor, candidate_labels: Tensor, classes: int, vectors: Tensor, labels: Tensor) -> Rows:
+    """A one for the nearest candidate of the image's class: (B, classes) ⊗ (B, N), of norm 1 at most.
 
-    candidates: (N, d), where the candidates are in the embedding; candidate_labels: (N,), where an image votes for
-    those of its class alone, or None; vectors: (B, d), where the images are; labels: (B,) int64.
-    Distances are sums of whole numbers, exact in any order: which candidate is nearest depends on no other image, on no
-    batch and on no processor. Of equally near ones the first is voted for. An image with a vector that is not finite,
-    of a class that is none, or of one without candidates does not vote.
+    Distances are sums of whole numbers, exact in any order: the nearest candidate depends on no other image, no batch
+    and no processor. Of equally near ones the first gets the vote. An image does not vote if its vector is not finite,
+    or if its class has no candidates or is out of range.
+
+    Args:
+        candidates: (N, d), the candidates in the embedding; candidate_labels: (N,), their classes.
+        vectors: (B, d), the images in the embedding; labels: (B,) int64.
     """
     finite = vectors.isfinite().all(dim=1)
     where, places = on_grid(torch.where(finite[:, None], vectors, 0)), on_grid(candidates)
     far = places.square().sum(1) - 2 * where @ places.T  # (B, N): the squared distance less the image's own square
-    if candidate_labels is not None:
-        far = far.masked_fill(labels[:, None] != candidate_labels, float("inf"))
+    far = far.masked_fill(labels[:, None] != candidate_labels, float("inf"))
     lowest, nearest = far.min(dim=1)
     votes = torch.zeros_like(far).scatter_(1, nearest[:, None], 1)
     return Rows(one_hot(labels, classes), votes * (finite & lowest.isfinite())[:, None])
 
 
 def embedding_of(
-    settings: Evolve, shape: Shape, network: PublicNetwork | None, generator: PublicGenerator, seed: int
+    settings: Evolve, shape: Shape, network: PublicNetwork | None, generator: RendererGenerator, seed: int
 ) -> ProjectedFeatures:
-    """Where nearness is measured. Its centre and directions are those of new candidates, which are public images.
+    """The space of the distances. Its centre and directions are those of new candidates, which are public images.
 
     network: of the feature "classifier".
     """
-    embedding = ProjectedFeatures.through(network, settings.feature, shape, settings.dimension)
+    embedding = ProjectedFeatures.through(network, settings.feature, shape, DIMENSION)
     kinds = torch.arange(settings.population) % generator.kinds
     public = generator.images(kinds, generator.draw(kinds, public_random(seed, "embedding")))
-    embedding.fit(public, settings.power, seed)
+    embedding.fit(public, 0.0, seed)
     return embedding
 
 
@@ -96,7 +97,7 @@ def public_random(seed: int, *place: str | int) -> torch.Generator:
 def query_evolve(
     open_charge: Callable[[], Charge],
     settings: Evolve,
-    generator: PublicGenerator,
+    generator: RendererGenerator,
     embedding: ProjectedFeatures,
     priors: Tensor,
     seed: int,
@@ -106,10 +107,13 @@ def query_evolve(
 ) -> tuple[Charge, Population, Tensor, list[dict]]:
     """All rounds of a charge: candidates, one release of votes, the next candidates. A killed run goes on.
 
-    The charge draws `embedding` of the images. priors: (M,), the share of each class among the
-    candidates, by public or released numbers. After the last round the population has `settings.images` members.
-    Returns the charge, all of whose uses are on disk, the last population, what was most voted for in each round,
-    (T, EACH · classes, C, H, W) uint8, and the public log. What is kept between rounds follows from noisy votes alone.
+    The charge draws `embedding` of the images. After the last round the population has `settings.images` members. What
+    is kept between rounds follows only from noisy votes.
+
+    Args:
+        priors: (M,), the share of each class among the candidates, by public or released numbers.
+    Returns: the charge, all of whose uses are on disk, the last population, the candidates with the most votes in each
+        round, (T, EACH · classes, C, H, W) uint8, and the public log.
     """
     charge, state, log = resume(open_charge, "evolve", say, "round")
     if state is None:
@@ -124,40 +128,36 @@ def query_evolve(
 
     report(charge.used, charge.uses)
     while charge.used < charge.uses:
-        # where the candidates are
-        done = charge.used
-        strength = strength_at(*settings.variation, done, charge.uses)
-        ahead = public_random(seed, "lookahead", done)
-        images, places = looked_at(generator, population, embed, settings.lookahead, strength, ahead)
-
         # one release
-        own = population.labels if settings.within_class else None
-        votes = query_votes(charge, places, own, len(priors))
+        done = charge.used
+        images = generator.images(population.kinds, population.genes)
+        votes = query_votes(charge, embed(images), population.labels, len(priors))
 
         # the next candidates
-        threshold = settings.threshold * charge.noise_multiplier
+        strength = strength_at(*VARIATION, done, charge.uses)
+        threshold = THRESHOLD * charge.noise_multiplier
         last = charge.used == charge.uses
         wanted = candidate_labels(priors, seed, settings.images if last else settings.population)
-        parents = parents_of(votes, own, wanted, threshold, public_random(seed, "parents", done))
+        parents = parents_of(votes, population.labels, wanted, threshold, public_random(seed, "parents", done))
         chance = public_random(seed, "variation", done)
         log.append({"round": done + 1, "strength": strength, "parents": len(parents.unique())})
-        best.append(most_voted(votes, own, images))
+        best.append(most_voted(votes, population.labels, images))
         population = descendants(generator, population, parents, wanted, strength, chance)
         make_durable(charge, {**population.tensors(), "best": torch.stack(best)}, log)
         report(charge.used, charge.uses)
     return charge, population, torch.stack(best), log
 
 
-def query_votes(charge: Charge, candidates: Tensor, candidate_labels: Tensor | None, classes: int) -> Tensor:
+def query_votes(charge: Charge, candidates: Tensor, candidate_labels: Tensor, classes: int) -> Tensor:
     """The release of one round: noisy votes, (classes, N) float64. candidates, candidate_labels: as in `vote_rows`."""
     return charge.sum(partial(vote_rows, candidates, candidate_labels, classes), 1.0, size=512, integer=True)
 
 
-def most_voted(votes: Tensor, labels: Tensor | None, images: Tensor) -> Tensor:
+def most_voted(votes: Tensor, labels: Tensor, images: Tensor) -> Tensor:
     """The EACH candidates of each class with the most noisy votes, class by class: (EACH · M, C, H, W) uint8."""
     rows = []
     for label in range(len(votes)):
-        mine = votes[label] if labels is None else torch.where(labels == label, votes[label], float("-inf"))
+        mine = torch.where(labels == label, votes[label], float("-inf"))
         found = mine.argsort(descending=True, stable=True)[:EACH]
         shown = images[found[mine[found].isfinite()]]
         rows += [shown, torch.zeros(EACH - len(shown), *images.shape[1:])]
@@ -165,7 +165,7 @@ def most_voted(votes: Tensor, labels: Tensor | None, images: Tensor) -> Tensor:
 
 
 def save_population(
-    generator: PublicGenerator,
+    generator: RendererGenerator,
     population: Population,
     best: Tensor,
     log: list[dict],

@@ -27,12 +27,12 @@ BATCH = 256  # images at a time
 TRIED = 32  # blank images at most, by which the precision of a draw is chosen
 
 
-def noise_schedule(steps: int, start: float = SIGMA_MAX) -> Tensor:
-    """The noise levels visited: `steps` of them from `start` down to SIGMA_MIN, then 0. (steps + 1,) float32."""
+def noise_schedule(steps: int) -> Tensor:
+    """The noise levels visited: `steps` of them from SIGMA_MAX down to SIGMA_MIN, then 0. (steps + 1,) float32."""
     if steps < 1:
         raise ValueError(f"steps={steps}: expected at least 1")
     ramp = torch.linspace(0, 1, steps) if steps > 1 else torch.zeros(1)
-    levels = (start ** (1 / RHO) + ramp * (SIGMA_MIN ** (1 / RHO) - start ** (1 / RHO))) ** RHO
+    levels = (SIGMA_MAX ** (1 / RHO) + ramp * (SIGMA_MIN ** (1 / RHO) - SIGMA_MAX ** (1 / RHO))) ** RHO
     return torch.cat([levels, torch.zeros(1)])
 
 
@@ -49,11 +49,15 @@ def sample(
 ) -> Tensor:
     """One image for each label.
 
-    labels: (N,) int64; steps: solver steps (2·steps − 1 network evaluations, twice that when guided); guidance g: the
-    denoiser D becomes D + g·(D − D_unconditional), 0 is none; generator: a CPU one, which fixes the images (up to
-    rounding) whatever `batch`, the device and the number of processes are; batch: images at a time, which the processes
-    share; autocast: run the network in bfloat16; guide: a classifier's part in D, at every evaluation.
-    Returns (N, C, H, W) float32 in [0, 1] on the CPU.
+    Args:
+        labels: (N,) int64.
+        steps: of the solver: 2·steps − 1 network evaluations, twice as many with guidance.
+        guidance: g; the denoiser D becomes D + g·(D − D_unconditional), 0 is none.
+        generator: a CPU one, which fixes the images up to rounding, for any `batch`, device and number of processes.
+        batch: images at a time, which the processes share.
+        autocast: run the network in bfloat16.
+        guide: a classifier's part in D, at every evaluation.
+    Returns: (N, C, H, W) float32 in [0, 1] on the CPU.
     """
     device = next(model.parameters()).device
     shape = (model.channels, model.resolution, model.resolution)
@@ -66,7 +70,7 @@ def sample(
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
             noised = distributed.local_shard(start).to(device) * noise_schedule(steps)[0].item()
             own = distributed.local_shard(part).to(device)
-            drawn = to_image_range(solve(model, noised, own, steps, guidance, guide=guide)).float()
+            drawn = to_image_range(solve(model, noised, own, steps, guidance, guide)).float()
             images.append(distributed.all_gather(drawn, len(part)).cpu())
     model.train(training)
     return torch.cat(images)
@@ -74,10 +78,7 @@ def sample(
 
 @torch.no_grad()
 def drawing_in_bfloat16(model: UNet, guidance: float) -> bool:
-    """Is the network faster in bfloat16 here? Timed on blanks, once; of many processes the first says so for all.
-
-    False on a device without such arithmetic.
-    """
+    """Whether to sample in bfloat16: if this device has it and it is faster. Timed on blanks by the first process."""
     device = next(model.parameters()).device
     tried = min(TRIED, model.at_a_time)
     shape = (tried, model.channels, model.resolution, model.resolution)
@@ -91,42 +92,9 @@ def drawing_in_bfloat16(model: UNet, guidance: float) -> bool:
     return distributed.broadcast_object(fast_bfloat16(device.type) and is_faster(step, key, device))
 
 
-@torch.no_grad()
-def renoise(
-    model: UNet,
-    images: Tensor,
-    labels: Tensor,
-    level: float,
-    steps: int,
-    guidance: float,
-    generator: torch.Generator,
-    batch: int = BATCH,
-) -> Tensor:
-    """Images noised to the level σ and denoised again: variations of them, the further the higher the level.
-
-    images: (N, C, H, W) float32 in [0, 1]; level: cut to SIGMA_MIN and SIGMA_MAX; steps: of a whole draw, of which it
-    takes those at or below the level, and two at least; the rest as for `sample`, model in eval mode.
-    """
-    device, level = next(model.parameters()).device, min(max(level, SIGMA_MIN), SIGMA_MAX)
-    steps = max(2, int((noise_schedule(steps)[:-1] <= level).sum()))
-    varied = [torch.empty(0, *images.shape[1:])]
-    for part, own in zip(images.split(batch), labels.split(batch), strict=True):
-        start = part * 2 - 1 + level * torch.randn(part.shape, generator=generator)
-        varied.append(to_image_range(solve(model, start.to(device), own.to(device), steps, guidance, level)).cpu())
-    return torch.cat(varied)
-
-
-def solve(
-    model: UNet,
-    x: Tensor,
-    labels: Tensor,
-    steps: int,
-    guidance: float,
-    start: float = SIGMA_MAX,
-    guide: Guide | None = None,
-) -> Tensor:
-    """Heun's method from `x`, (B, C, H, W) with noise of level `start`, to σ = 0. Returns the same, about [-1, 1]."""
-    sigmas = noise_schedule(steps, start).tolist()
+def solve(model: UNet, x: Tensor, labels: Tensor, steps: int, guidance: float, guide: Guide | None = None) -> Tensor:
+    """Heun's method from `x`, (B, C, H, W) with noise of level SIGMA_MAX, to σ = 0. Returns images, about [-1, 1]."""
+    sigmas = noise_schedule(steps).tolist()
     for sigma, following in itertools.pairwise(sigmas):
         slope = (x - guided(model, x, sigma, labels, guidance, guide)) / sigma
         euler = x + (following - sigma) * slope

@@ -1,7 +1,7 @@
 """Class-conditional U-Net: the network inside the denoiser (the preconditioning around it is `diffusion.objective`).
 
 Built to be differentiated one image at a time (`sfumato.dpsgd.per_image`): no image sees another, the first dimension
-of every activation is the batch, and weights are used by layers alone. Queries, keys, values and outputs of attention
+of every activation is the batch, and only layers use weights. Queries, keys, values and outputs of attention
 are four plain `nn.Linear`, so that LoRA can replace them by name.
 """
 
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfumato.diffusion.denoiser import Denoiser, Network, Sampler
+from sfumato.diffusion.denoiser import Denoiser, Sampler
 from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.sampler import Guide, drawing_in_bfloat16, sample
 from sfumato.errors import ConfigError
@@ -115,7 +115,7 @@ class Attention(nn.Module):
 
 
 class Level(nn.Module):
-    """One step of the path down or up: a residual block and, where the level has it, attention."""
+    """One step of the path down or up: a residual block, and attention if the level has it."""
 
     def __init__(self, inputs: int, outputs: int, embedding: int, attention: bool) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class UNet(Denoiser):
     Raises ConfigError on sizes that do not fit together.
     """
 
-    splits_by_image = True
+    supports_ghost_layers = True
 
     def __init__(
         self,
@@ -218,12 +218,12 @@ class UNet(Denoiser):
             x = level(torch.cat([x, skip.to(x.dtype)], dim=1), embedding)
         return F.pixel_shuffle(self.conv_out(F.silu(self.norm_out(x))), self.unshuffle)
 
-    def per_image_loss(self, network: Network, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
-        return per_image_loss(network, images, labels, levels, noise, self.sigma_data)
+    def per_image_loss(self, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
+        return per_image_loss(self, images, labels, levels, noise, self.sigma_data)
 
     @property
     def at_a_time(self) -> int:  # type: ignore[override]
-        """The more, the more memory, and beyond this no faster."""
+        """Sampling batch size. Larger batches use more memory and are not faster."""
         pixels, most = (GPU_PIXELS, GPU_IMAGES) if self.conv_in.weight.is_cuda else (PIXELS, IMAGES)
         side = self.resolution // self.unshuffle
         return distributed.world_size() * max(1, min(most, pixels // side**2))

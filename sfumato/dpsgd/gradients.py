@@ -1,6 +1,6 @@
 """Per-image gradients of a loss, such as that of denoising, each the mean of K draws, and their clipped sum.
 
-Where images have groups, a group takes the place of an image: its K draws show K images of it, picked at random.
+With groups, the unit is a group instead of an image: its K draws show K of its images, picked at random.
 
 Nothing here adds noise or draws images: a `Charge` does.
 Source: Dockhorn et al. 2023 (DPDM) for the K draws; METHODS §8 and §10.
@@ -8,26 +8,20 @@ Source: Dockhorn et al. 2023 (DPDM) for the K draws; METHODS §8 and §10.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from sfumato.diffusion.denoiser import Learner
+from sfumato.diffusion.denoiser import Denoiser
 from sfumato.dpsgd.clip import clipped_sum
 from sfumato.dpsgd.per_image import PerImage
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import is_faster
 from sfumato.settings.noise_levels import NoiseLevels
-
-GRADIENT_MEMORY = 2**30  # bytes of per-image gradients held at a time on a CPU
-IMAGES, MOST_IMAGES = 64, 128  # whose gradients are taken together on a CPU: the more of a large batch
-FILLED = 16  # chunks of a large batch: half of the last one is filled up, on average
-PASSES = 256  # network passes at a time: more is hardly faster on a CPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +55,7 @@ class Draws:
 
 
 def draw(
-    model: Learner,
+    model: Denoiser,
     images: Tensor,
     draws: int,
     law: NoiseLevels,
@@ -105,7 +99,7 @@ def augment(images: Tensor, draws: Draws) -> Tensor:
 
 
 def per_image_gradients(
-    model: Learner,
+    model: Denoiser,
     parameters: Mapping[str, Tensor],
     images: Tensor,
     labels: Tensor,
@@ -114,55 +108,62 @@ def per_image_gradients(
 ) -> dict[str, Tensor]:
     """Gradient of each image's mean loss over its K draws, before any clip.
 
-    parameters: the trained ones by name (`model` gives the others); images: (B, C, H, W) float32 in [0, 1], or latents;
-    labels: (B,) int64, where one out of range counts as no label (to fail on it would reveal it); or, of each group, K
-    images (B, K, C, H, W) and their labels (B, K). Returns, by name and in the order of `parameters`, (B, *shape)
-    float32. Memory: B·P numbers.
+    Args:
+        parameters: the trained ones by name; `model` gives the others.
+        images: (B, C, H, W) float32 in [0, 1], or latents; of each group K images, (B, K, C, H, W).
+        labels: (B,) or (B, K) int64. One out of range counts as no label: an error would reveal it.
+    Returns: (B, *shape) float32 by name, in the order of `parameters`: B·P numbers.
     """
     labels = torch.where((labels < 0) | (labels >= model.classes), model.classes, labels)
     labels = torch.where(draws.drop, model.classes, labels if labels.ndim == 2 else labels[:, None])  # (B, K)
     detached = {name: value.detach() for name, value in parameters.items()}
-    batch = (augment(images, draws), labels, draws.levels, draws.noise)
+    batch = (augment(images, draws), labels, draws.levels, draws.noise)  # each (B, K, ...)
+    take = by_layers if model.supports_ghost_layers else by_vmap
     # The cast of a weight must stay inside the transform that made it: no cache.
     with torch.autocast(images.device.type, torch.bfloat16, cache_enabled=False) if autocast else nullcontext():
-        return by_layers(model, detached, *batch) if model.splits_by_image else by_vmap(model, detached, *batch)
+        return take(model, detached, *batch)
 
 
-def by_layers(model: Learner, parameters: Mapping[str, Tensor], *batch: Tensor) -> dict[str, Tensor]:
-    """Per-image gradients of a network in which no image sees another: its layers split one backward pass by image.
+class Losses(nn.Module):
+    """`per_image_loss` of a model as the forward pass of a module, whose weights `functional_call` can replace."""
 
-    batch: images, labels, levels and noise as `Learner.per_image_loss` takes them, each (B, K, ...).
-    """
+    def __init__(self, model: Denoiser) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *batch: Tensor) -> Tensor:
+        return self.model.per_image_loss(*batch)
+
+
+def losses_at(model: Denoiser, parameters: Mapping[str, Tensor], *batch: Tensor) -> Tensor:
+    """`model.per_image_loss` of a batch with these parameters instead of its own."""
+    return functional_call(Losses(model), {f"model.{name}": value for name, value in parameters.items()}, batch)
+
+
+def by_layers(model: Denoiser, parameters: Mapping[str, Tensor], *batch: Tensor) -> dict[str, Tensor]:
+    """Per-image gradients of a network in which no image sees another: its layers split one backward pass by image."""
     count = len(batch[0])
-    mode = PerImage(parameters, count, model.unfolds)
-
-    def network(*inputs: Tensor) -> Tensor:
-        with mode:
-            return functional_call(model, dict(parameters), inputs)
-
+    rows = [tensor.transpose(0, 1).flatten(0, 1) for tensor in batch]  # (K·B, ...)
     with torch.enable_grad():
-        rows = (tensor.transpose(0, 1).flatten(0, 1) for tensor in batch)  # (K·B, ...)
-        losses = model.per_image_loss(network, *rows)  # (K·B,)
+        with PerImage(parameters, count, model.use_unfold) as mode:
+            losses = losses_at(model, parameters, *rows)  # (K·B,)
         loss = losses.view(-1, count).mean(0).sum()  # for each image, the mean over its K draws
         gradients = torch.autograd.grad(loss, list(mode.rows.values()), materialize_grads=True)
     return dict(zip(parameters, gradients, strict=True))
 
 
-def by_vmap(model: Learner, parameters: Mapping[str, Tensor], *batch: Tensor) -> dict[str, Tensor]:
-    """Per-image gradients of any network: vmap keeps the images apart. batch: as for `by_layers`."""
+def by_vmap(model: Denoiser, parameters: Mapping[str, Tensor], *batch: Tensor) -> dict[str, Tensor]:
+    """Per-image gradients of any network: vmap keeps the images apart."""
 
     def loss(parameters: dict[str, Tensor], *batch: Tensor) -> Tensor:
-        def network(*inputs: Tensor) -> Tensor:
-            return functional_call(model, parameters, inputs)
-
-        return model.per_image_loss(network, *batch).mean()  # over the K draws
+        return losses_at(model, parameters, *batch).mean()  # over the K draws
 
     rows = vmap(grad(loss), in_dims=(None, 0, 0, 0, 0))(dict(parameters), *batch)
     return {name: rows[name] for name in parameters}
 
 
 def mean_gradients(
-    model: Learner,
+    model: Denoiser,
     parameters: Mapping[str, Tensor],
     images: Tensor,
     labels: Tensor,
@@ -189,32 +190,36 @@ def mean_gradients(
 
 @torch.no_grad()  # otherwise weights that are not differentiated keep a graph over all images alive
 def clipped_gradient_sum(
-    model: Learner,
+    model: Denoiser,
     parameters: Mapping[str, Tensor],
     images: Tensor,
     labels: Tensor,
     draws: Draws,
     max_grad_norm: float,
-    chunk: int,
+    microbatch_size: int,
     autocast: bool = False,
     factors: Mapping[str, Tensor] | None = None,
     draws_per_pass: int | None = None,
 ) -> Tensor:
-    """Sum over images of their clipped gradients, `chunk` images at a time. Returns (P,) float32; zeros without images.
+    """Sum over images of their clipped gradients, `microbatch_size` images at a time.
 
-    images: (B, C, H, W) float32 in [0, 1], any memory format; labels: (B,) int64; of groups (B, K, C, H, W) and (B, K);
-    draws: B rows, averaged before the clip; factors: public, by name and of the parameters' shapes; each gradient is
-    multiplied by them before the clip; draws_per_pass: draws of an image at a time, None for all.
+    Args:
+        images: (B, C, H, W) float32 in [0, 1], any memory format; of groups (B, K, C, H, W).
+        labels: (B,) int64; of groups (B, K).
+        draws: B rows, averaged before the clip.
+        factors: public, by name and of the parameters' shapes: each gradient is multiplied by them before the clip.
+        draws_per_pass: draws of an image at a time; None for all.
+    Returns: (P,) float32; zeros without images.
     Guarantee: one image, or one group, more or less changes the sum by at most `max_grad_norm` in L2.
     """
     if len(draws) != len(images):
         raise ValueError(f"{len(draws)} rows of draws for {len(images)} images: expected one each")
     total = torch.zeros(sum(value.numel() for value in parameters.values()), device=images.device)
-    for start in range(0, len(images), chunk):
-        # The last chunk is filled up by repeating its last image, and the copies are dropped: matrix kernels round
+    for start in range(0, len(images), microbatch_size):
+        # The last microbatch is filled up by repeating its last image, and the copies are dropped: matrix kernels round
         # differently for different sizes, and no image's gradient may depend on how many others were drawn.
-        index = torch.arange(start, start + chunk, device=images.device)
-        count = min(chunk, len(images) - start)
+        index = torch.arange(start, start + microbatch_size, device=images.device)
+        count = min(microbatch_size, len(images) - start)
         index = index.clamp(max=len(images) - 1)
         own = draws.rows(index)
         rows = mean_gradients(model, parameters, images[index], labels[index], own, autocast, draws_per_pass)
@@ -226,22 +231,25 @@ def clipped_gradient_sum(
 
 @torch.no_grad()
 def choose_precision(
-    model: Learner,
+    model: Denoiser,
     parameters: Mapping[str, Tensor],
-    chunk: int,
+    microbatch_size: int,
     draw: Callable[[Tensor], Draws],
     draws_per_pass: int | None = None,
     autocast: bool | None = None,
 ) -> bool:
-    """Choose how gradients are taken on this machine, and return whether in bfloat16, which `autocast` may say already.
+    """Choose how gradients are taken on this machine: returns whether in bfloat16, and sets `model.use_unfold`.
 
-    Each choice is timed on blank images: neither the answer nor the time depends on data. On a GPU `model.unfolds` is
-    set. Of many processes the first answers for all: no image's gradient may depend on which of them it falls to.
-    draws_per_pass: draws of an image at a time, as they will be taken.
+    Each choice is timed on blank images: neither the answer nor the time depends on data. The first process chooses for
+    all: no image's gradient may depend on which process takes it.
+
+    Args:
+        draws_per_pass: draws of an image at a time, as they will be taken.
+        autocast: the answer if it is given; None to measure.
     """
     device = next(iter(parameters.values())).device
-    images = torch.zeros(chunk, model.channels, model.resolution, model.resolution, device=device)
-    labels = torch.zeros(chunk, dtype=torch.int64, device=device)
+    images = torch.zeros(microbatch_size, model.channels, model.resolution, model.resolution, device=device)
+    labels = torch.zeros(microbatch_size, dtype=torch.int64, device=device)
     draws = draw(images).of_each(slice(draws_per_pass))
     network = (device, images.shape, draws.levels.shape, sum(value.numel() for value in parameters.values()))
 
@@ -251,20 +259,9 @@ def choose_precision(
     def gradients(half: bool) -> None:
         per_image_gradients(model, parameters, images, labels, draws, half)
 
-    def unfolding(unfolds: bool) -> None:
-        model.unfolds = unfolds
+    def unfolding(use_unfold: bool) -> None:
+        model.use_unfold = use_unfold
         gradients(autocast is not False)
 
-    model.unfolds = device.type == "cuda" and model.splits_by_image and pays(unfolding, "unfolded", autocast)
+    model.use_unfold = device.type == "cuda" and model.supports_ghost_layers and pays(unfolding, "unfolded", autocast)
     return pays(gradients, "per-image") if autocast is None else autocast
-
-
-def choose_chunk(parameter_count: int, draws: int, batch: float = math.inf) -> int:
-    """Images at a time that are fast on a CPU: at most GRADIENT_MEMORY of gradients and PASSES passes, but at least 1.
-
-    A power of two. `draws` is K, `batch` the expected number of images of a step. `sfumato.dpsgd.memory` takes fewer
-    where their activations need too much, and chooses itself on a GPU and for a public model.
-    """
-    most = min(max(IMAGES, batch / FILLED), MOST_IMAGES)
-    limit = min(GRADIENT_MEMORY // (4 * parameter_count), most, max(4, PASSES // draws))
-    return 2 ** int(math.log2(limit)) if limit >= 1 else 1

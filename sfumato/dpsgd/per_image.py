@@ -33,13 +33,13 @@ class PerImage(TorchFunctionMode):
 
     weights: the tensors that the network uses, by name; images: B. Batches have K·B rows; row k·B + b is the k-th draw
     of image b. `rows[name]`, (B, *shape), stands for B equal weights in the memory of one: differentiate by it.
-    unfolds: gradients of convolutions as matrix products of unfolded images, instead of as grouped convolutions.
+    use_unfold: gradients of convolutions as matrix products of unfolded images, instead of as grouped convolutions.
     A use of a weight without a rule raises NoRuleError, so no part of a gradient is lost silently.
     """
 
-    def __init__(self, weights: Mapping[str, Tensor], images: int, unfolds: bool = False) -> None:
+    def __init__(self, weights: Mapping[str, Tensor], images: int, use_unfold: bool = False) -> None:
         super().__init__()
-        self.images, self.unfolds = images, unfolds
+        self.images, self.use_unfold = images, use_unfold
         self.rows = {
             name: weight.detach().expand(images, *weight.shape).requires_grad_() for name, weight in weights.items()
         }
@@ -130,7 +130,7 @@ def by_image(x: Tensor, images: int) -> Tensor:
 @dataclass(frozen=True)
 class Convolution:
     geometry: Geometry
-    unfolds: bool = False
+    use_unfold: bool = False
 
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.conv2d(x, weight, bias, *self.geometry)
@@ -145,7 +145,7 @@ class Convolution:
         return convolution_backward(gradient, x, weight, self.geometry, 1, [True, False, False])[0]
 
     def to_weights(self, gradient: Tensor, x: Tensor, weight: Tensor, images: int) -> Tensor:
-        take = unfolded_weight_gradients if self.unfolds else grouped_weight_gradients
+        take = unfolded_weight_gradients if self.use_unfold else grouped_weight_gradients
         return take(gradient, x, weight, self.geometry, images)
 
     def to_biases(self, gradient: Tensor, images: int) -> Tensor:
@@ -241,7 +241,7 @@ def conv2d(
     both = [[value, value] if isinstance(value, int) else list(value) for value in (stride, padding, dilation)]
     geometry: Geometry = (both[0], both[1], both[2])
     single = weight.shape[2:] == (1, 1) and geometry == ([1, 1], [0, 0], [1, 1])
-    return layer(mode, Pointwise(geometry) if single else Convolution(geometry, mode.unfolds), x, weight, bias)
+    return layer(mode, Pointwise(geometry) if single else Convolution(geometry, mode.use_unfold), x, weight, bias)
 
 
 def embedding(mode: PerImage, index: Tensor, weight: Tensor, padding_idx=None, max_norm=None, **_: Any) -> Tensor:

@@ -1,8 +1,6 @@
-"""DP-SGD for a denoiser, or another network with a loss of each image.
+"""DP-SGD for a denoiser: a draw of images, the sum of their clipped gradients, noise, a step of Adam; then the next.
 
-A draw of images, the sum of their clipped gradients, noise, a step of Adam; then the next.
-
-The noise multiplier and the sample rate are not known here: a `Charge` draws the images and adds the noise.
+A `Charge` draws the images and adds the noise; nothing here reads the noise multiplier or the sample rate.
 Source: Abadi et al. 2016 for the step; Dockhorn et al. 2023 (DPDM) for the K draws; METHODS §8 and §10.
 """
 
@@ -17,17 +15,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from sfumato.diffusion.denoiser import Learner
+from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.ema import EMA
 from sfumato.dpsgd.clip import unflatten
 from sfumato.dpsgd.gradients import Draws, choose_precision, clipped_gradient_sum, draw
-from sfumato.dpsgd.memory import STEP_COPIES, choose_microbatch
+from sfumato.dpsgd.microbatch import choose_microbatch
 from sfumato.privacy.accountant import epsilon_and_order, rdp_curve
 from sfumato.privacy.checkpoint import make_durable, resume
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import secret_generator
 from sfumato.runtime.compute import to_device
-from sfumato.settings.dpsgd import Descent
+from sfumato.settings.dpsgd import Finetune
 from sfumato.storage.files import csv_text
 
 if TYPE_CHECKING:
@@ -43,20 +41,70 @@ class Curve(Protocol):
     def measure(self, model: Any, average: Mapping[str, Tensor], step: int) -> object: ...
 
 
-class State:
+class Trained:
+    """Weights under training by Adam, with its moments and their moving average."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        learning_rate: float,
+        ema: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+    ) -> None:
+        self.parameters = dict(parameters)
+        self.ema = EMA(self.parameters, ema)
+        self.optimiser = torch.optim.Adam(self.parameters.values(), lr=learning_rate, betas=betas)
+
+    @property
+    def steps(self) -> int:
+        return self.ema.steps
+
+    def descend(self, gradient: Tensor) -> None:
+        """One step of Adam along `gradient`, (P,), and of the average."""
+        for value, part in zip(self.parameters.values(), unflatten(gradient, self.parameters).values(), strict=True):
+            value.grad = part
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        self.ema.update(self.parameters)
+
+    def moments(self) -> dict[str, Tensor]:
+        """The average and Adam's moments of each parameter, under names such as `exp_avg.conv_in.weight`."""
+        found = {}
+        for name, value in self.parameters.items():
+            state = self.optimiser.state.get(value) or {"step": torch.tensor(0.0)}
+            found[f"ema.{name}"] = self.ema.average[name]
+            found |= {f"{key}.{name}": state.get(key, torch.zeros_like(value)) for key in ADAM_STATE}
+        return found
+
+    @torch.no_grad()
+    def load_moments(self, tensors: Mapping[str, Tensor], steps: int) -> None:
+        """Take over the average and the moments after `steps` steps, as `moments` gave them."""
+        for name, value in self.parameters.items():
+            self.ema.average[name].copy_(tensors[f"ema.{name}"])
+            own = {key: tensors[f"{key}.{name}"].clone() for key in ADAM_STATE}
+            self.optimiser.state[value] = {key: part if key == "step" else part.to(value) for key, part in own.items()}
+        self.ema.steps = steps
+
+
+class State(Trained):
     """What a run carries from step to step: the trained weights, their average, Adam's moments.
 
-    model: its parameters with `requires_grad` are trained, in place; config: its noise, batch and sample rate are not
-    read; public_batch: the public denominator q·N̄, never a realised count; label_dropout: as in the warm-up; autocast:
-    run the network in bfloat16, None to do so where that is faster; generator: only for tests.
-    Noise levels, noise and augmentation are secret draws: under a public seed, the draws of an image would tell its
+    Noise levels, noise and augmentation are secret draws: under a public seed, the draws of an image would reveal its
     place in the batch, and with it whether an image before it is missing.
+
+    Args:
+        model: its parameters with `requires_grad` are trained, in place.
+        config: its noise, batch and sample rate are not read.
+        public_batch: the public denominator q·N̄, never a realised count.
+        label_dropout: as in the warm-up.
+        autocast: run the network in bfloat16; None to do so if that is faster.
+        generator: only for tests.
     """
 
     def __init__(
         self,
-        model: Learner,
-        config: Descent,
+        model: Denoiser,
+        config: Finetune,
         *,
         public_batch: float,
         label_dropout: float = 0.1,
@@ -65,24 +113,20 @@ class State:
     ) -> None:
         if not public_batch > 0:
             raise ValueError(f"public_batch={public_batch}: expected the public denominator q·N̄ > 0")
-        self.model, self.config, self.public_batch, self.label_dropout = model, config, public_batch, label_dropout
-        self.parameters: dict[str, Tensor] = {
-            name: value for name, value in model.named_parameters() if value.requires_grad
-        }
-        if not self.parameters:
+        parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        if not parameters:
             raise ValueError("the model has no parameter to train: all have requires_grad=False")
-        self.device = next(iter(self.parameters.values())).device
-        self.size = sum(value.numel() for value in self.parameters.values())
+        super().__init__(parameters, config.learning_rate, config.ema)
+        self.model, self.config, self.public_batch, self.label_dropout = model, config, public_batch, label_dropout
+        self.device = next(iter(parameters.values())).device
+        self.size = sum(value.numel() for value in parameters.values())
         self.generator = generator or secret_generator(self.device)
-        self.ema = EMA(self.parameters, config.ema)
-        self.optimiser = torch.optim.Adam(self.parameters.values(), lr=config.learning_rate)
-        # by what their names begin with in a checkpoint: weights, their average, their optimiser
-        self.trained: dict[str, Any] = {"": (self.parameters, self.ema, self.optimiser)}
-        self.steps = 0
-        self.chunk, self.draws_per_pass = choose_microbatch(
-            model, self.parameters, config.draws, batch=public_batch, copies=STEP_COPIES, chunk=config.chunk
+        self.microbatch_size, self.draws_per_pass = choose_microbatch(
+            model, parameters, config.draws, public_batch, config.microbatch_size
         )
-        self.autocast = choose_precision(model, self.parameters, self.chunk, self.draw, self.draws_per_pass, autocast)
+        self.autocast = choose_precision(
+            model, parameters, self.microbatch_size, self.draw, self.draws_per_pass, autocast
+        )
 
     def draw(self, images: Tensor) -> Draws:
         """The secret draws of a batch."""
@@ -98,42 +142,25 @@ class State:
             crop=config.crop,
         )
 
-    def completed(self, gradient: Tensor) -> Tensor:
-        """What Adam descends on: the released mean, (P,), and what another state adds to it at no cost."""
-        return gradient
-
-    def follow(self) -> None:
-        """What another state does after a step of Adam, at no cost."""
-
     def tensors(self) -> dict[str, Tensor]:
         """Everything a checkpoint needs, under names such as `parameters.conv_in.weight`: copies, on the CPU."""
         found: dict[str, Tensor] = {"step": torch.tensor(self.steps)}
         found |= {f"parameters.{name}": value for name, value in self.parameters.items()}
-        for start, (weights, ema, optimiser) in self.trained.items():
-            for name, value in weights.items():
-                moments = optimiser.state.get(value) or {"step": torch.tensor(0.0)}
-                found[f"{start}ema.{name}"] = ema.average[name]
-                found |= {f"{start}{key}.{name}": moments.get(key, torch.zeros_like(value)) for key in ADAM_STATE}
-        return {name: value.detach().cpu().clone() for name, value in found.items()}
+        return {name: value.detach().cpu().clone() for name, value in (found | self.moments()).items()}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Continue from `tensors`, with fresh draws. Raises ValueError where they are of another model."""
-        shapes = {name: value.shape for name, value in self.tensors().items()}
-        if {name: value.shape for name, value in tensors.items()} != shapes:
-            known = shapes.keys() | tensors.keys()
-            odd = sorted(n for n in known if n not in tensors or tensors[n].shape != shapes.get(n))
+        """Continue from `tensors`, with fresh draws. Raises ValueError if they are of another model."""
+        expected = {name: value.shape for name, value in self.tensors().items()}
+        if odd := sorted(
+            n for n in expected.keys() | tensors.keys() if n not in tensors or tensors[n].shape != expected.get(n)
+        ):
             raise ValueError(
                 f"the checkpoint is of another model: {', '.join(odd[:5])} missing, unknown or of another shape"
             )
         for name, value in self.parameters.items():
             value.copy_(tensors[f"parameters.{name}"])
-        for start, (weights, ema, optimiser) in self.trained.items():
-            for name, value in weights.items():
-                ema.average[name].copy_(tensors[f"{start}ema.{name}"])
-                own = {key: tensors[f"{start}{key}.{name}"].clone() for key in ADAM_STATE}
-                optimiser.state[value] = {key: part if key == "step" else part.to(value) for key, part in own.items()}
-        self.steps = self.ema.steps = int(tensors["step"])
+        self.load_moments(tensors, int(tensors["step"]))
 
 
 def fine_tune(
@@ -144,16 +171,18 @@ def fine_tune(
     curve: Curve | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
     say: Callable[[str], None] = lambda text: None,
-    stage: str = "finetune",
 ) -> tuple[Charge, list[dict]]:
-    """Run all steps of a charge. A run that a kill left open goes on at its last durable step; else a new one starts.
+    """Run all steps of a charge, from the last durable step of an interrupted run, or from the start.
 
-    epsilon_after: ε of so many steps, for the log; curve: local, where asked for; report: told of durable steps alone.
-    Returns the charge, all of whose uses are on disk, and the public log, one row for each step: never a loss, a number
-    of images or a time.
+    Args:
+        epsilon_after: ε of so many steps, for the log.
+        curve: local measurements, if asked for.
+        report: called with (durable steps, steps), never between.
+    Returns: the charge, all of whose uses are on disk, and the public log, one row for each step: never a loss, a
+        number of images or a time.
     """
     # the charge, and the state after its last durable step
-    charge, found, log = resume(open_charge, stage, say)
+    charge, found, log = resume(open_charge, "finetune", say)
     if found is not None:
         state.load(found)
     if curve is not None:
@@ -169,7 +198,7 @@ def fine_tune(
         if charge.used % state.config.checkpoint_every == 0 or charge.used == charge.uses:
             make_durable(charge, state.tensors(), log)
             report(charge.used, charge.uses)
-        if curve is not None and charge.used in state.config.measured:
+        if curve is not None and charge.used in state.config.convergence:
             curve.measure(state.model, state.ema.average, charge.used)
     return charge, log
 
@@ -182,36 +211,27 @@ def step(state: State, charge: Charge) -> dict[str, float]:
 def gradient_sum(state: State, charge: Charge) -> Tensor:
     """Clipped sum over one draw of the charge, (P,): private until released. Zeros for an empty draw."""
     total = torch.zeros(state.size, device=state.device)
-    bound, chunk, each = state.config.max_grad_norm, state.chunk, state.draws_per_pass
+    bound, size, each = state.config.max_grad_norm, state.microbatch_size, state.draws_per_pass
     model, names = state.model, state.parameters
-    for images, labels in charge.batches(size=4 * chunk, draws=state.config.draws):
+    for images, labels in charge.batches(size=4 * size, draws=state.config.draws):
         images, labels = to_device(images, state.device), to_device(labels, state.device)
         draws = state.draw(images)
-        total += clipped_gradient_sum(model, names, images, labels, draws, bound, chunk, state.autocast, None, each)
+        total += clipped_gradient_sum(model, names, images, labels, draws, bound, size, state.autocast, None, each)
     return total
 
 
 def update(state: State, noised: Tensor) -> dict[str, float]:
-    """Adam and the average of the weights on a released sum, (P,): post-processing. Returns the public row."""
+    """One step of Adam on a released sum, (P,): post-processing. Returns the public row of the log."""
     gradient = noised.to(next(iter(state.parameters.values()))) / state.public_batch
-    whole = state.completed(gradient)
-    for value, part in zip(state.parameters.values(), unflatten(whole, state.parameters).values(), strict=True):
-        value.grad = part
-    state.optimiser.step()
-    state.optimiser.zero_grad(set_to_none=True)
-    state.ema.update(state.parameters)
-    state.steps += 1
-    state.follow()
+    state.descend(gradient)
     norm = float(torch.linalg.vector_norm(gradient))
     return {"step": state.steps, "learning_rate": state.config.learning_rate, "noised_gradient_norm": norm}
 
 
 def step_noise(noise_multiplier: float, weights: int, batch: float) -> float:
-    """How long the noise of one step is, in clips: σ·√P / batch, by public numbers alone.
+    """Length of the noise of one step in clips, σ·√P / batch, of P trained weights and `batch` expected images.
 
-    The mean of clipped gradients is at most 1 long. So above 1 a step is mostly noise, whatever the images are.
-
-    weights: P, how many are trained; batch: expected images of a step.
+    The mean of clipped gradients is at most 1 long, so above 1 a step is mostly noise, whatever the images are.
     """
     return noise_multiplier * math.sqrt(weights) / batch
 

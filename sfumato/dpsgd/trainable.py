@@ -5,7 +5,6 @@ Everything here works on names and on public or released numbers, so it charges 
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -13,12 +12,11 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.dpsgd.lora import add_lora, merge, save_adapter
 from sfumato.errors import ConfigError, DataError, SfumatoError
-from sfumato.settings.dpsgd import SALIENT, Finetune
+from sfumato.settings.dpsgd import RANKED, Finetune, Saliency
 from sfumato.storage.files import write_json
 
 ATTENTION = r"(.*\.)?(attention|attn\d*)\."  # the names of our U-Net and of public text-to-image models
@@ -34,7 +32,7 @@ def candidates(model: nn.Module, pattern: str = "qkv") -> dict[str, list[str]]:
     pattern: "qkv", the query, key and value matrices of every attention; "qkvo", its output matrix too; "matrices",
     every weight of a linear layer or a convolution; "layers", all parameters of a residual block, of an attention, or
     of a module outside both. A matrix is named after its weight, without `.weight`.
-    Raises ConfigError where nothing matches.
+    Raises ConfigError if nothing matches.
     """
     found: dict[str, list[str]] = {}
     if pattern == "layers":
@@ -75,34 +73,33 @@ def how_many(ratio: float, total: int) -> int:
 def choose_trainable(model: Denoiser, settings: Finetune, ranking: Ranking | None, seed: int) -> list[str]:
     """Make exactly the chosen parameters trainable, in place, and return their names, in the order of the model.
 
-    ranking: the parameters of each candidate of `stage saliency`, the most salient first; None without it. The first
-    `settings.ratio` of them are selected.
     `settings.trainable` is one of:
     - all: every parameter.
     - attention: every parameter of the attention layers, with norms and biases (DP-LDM, without its conditioning
       embedder).
     - attention-lora: adapters on all query, key and value matrices (DP-LoRA).
-    - salient: the selected parameters in full.
+    - salient: the selected parameters in full: those of the first `settings.ratio` of the candidates in `ranking`.
     - salient-lora: adapters on the selected matrices (DP-SAPF). Of a selected layer, its linear layers and convolutions
       get adapters; its biases, norms and embeddings stay frozen.
-    - random-lora: adapters on `settings.ratio` of the query, key and value matrices, drawn with the public `seed`.
-    - synflow-lora: adapters on the `settings.ratio` of them with the largest SynFlow score, which needs no data.
-    - noisy: as salient-lora, with random values in the candidates that were not selected (DP-SAPF Figure 4).
-    `settings.lora` describes the adapters; `seed` draws them. Raises ConfigError: a salient set without a saliency
-    release, nothing to train, a rank above a matrix's; DataError: a release that names parameters not in this model.
+    - random-lora, synflow-lora, noisy: the same, for rankings of `sfumato.baselines.selectors` and its random base.
+
+    Args:
+        ranking: the parameters of each candidate, the most salient first; None for a set that needs none.
+        seed: draws the adapters, which `settings.lora` describes.
+    Raises: ConfigError for a ranked set without a ranking, nothing to train, a rank above a matrix's; DataError for a
+        ranking that names parameters not in this model.
     """
     kind = settings.trainable
     everything = [name for name, _ in model.named_parameters()]
     chosen: list[str]
-    if kind in SALIENT:
+    if kind in RANKED:
         if ranking is None:
             raise ConfigError(
                 f"finetune.trainable={kind} needs the choice that saliency makes: "
                 "switch saliency on (add saliency to run)"
             )
-        selected = {name for names in ranking[: how_many(settings.ratio, len(ranking))] for name in names}
-        others = {name for names in ranking for name in names} - selected
-        if missing := sorted((selected | others) - set(everything)):
+        selected = set(flat(ranking[: how_many(settings.ratio, len(ranking))]))
+        if missing := sorted({*flat(ranking)} - set(everything)):
             raise DataError(
                 f"the saliency artifact names {missing[0]}, which is not in this model: "
                 "run `stage saliency` on the same pretrain artifact"
@@ -113,10 +110,8 @@ def choose_trainable(model: Denoiser, settings: Finetune, ranking: Ranking | Non
     elif kind == "attention":
         chosen = [name for name in everything if re.match(ATTENTION, name)]
     else:
-        chosen = matrices_to_adapt(model, settings, seed)
+        chosen = flat(candidates(model))
     model.requires_grad_(False)
-    if kind == "noisy":
-        randomise(model, [name for name in everything if name in others], seed)
     if kind in ADAPTED or kind == "noisy":
         if not (adaptable := [name for name in chosen if name in set(flat(candidates(model, "matrices")))]):
             raise ConfigError(
@@ -141,56 +136,23 @@ def flat(groups: Mapping[str, Sequence[str]] | Ranking) -> list[str]:
     return [name for names in (groups.values() if isinstance(groups, Mapping) else groups) for name in names]
 
 
-def matrices_to_adapt(model: Denoiser, settings: Finetune, seed: int) -> list[str]:
-    """The query, key and value matrices chosen without data: all, random ones, or the largest by SynFlow."""
-    names = flat(candidates(model))
-    count = how_many(settings.ratio, len(names))
-    if settings.trainable == "random-lora":
-        chosen = torch.randperm(len(names), generator=torch.Generator().manual_seed(seed))[:count].tolist()
-        return [names[i] for i in sorted(chosen)]
-    if settings.trainable == "synflow-lora":
-        scores = synflow_scores(model, names)
-        # a stable sort: equal scores stay in the order of the model
-        kept = set(sorted(names, key=lambda name: -scores[name])[:count])
-        return [name for name in names if name in kept]
-    return names
+def trained_parameters(model: Denoiser, settings: Finetune | Saliency, seed: int, pattern: str) -> dict[str, Tensor]:
+    """The parameters whose per-image gradients a stage takes, before `saliency` has ranked the candidates of `pattern`.
 
-
-def synflow_scores(model: Denoiser, names: Sequence[str]) -> dict[str, float]:
-    """Σ |∂R/∂W ⊙ W| of each named matrix. R is the summed output for an all-ones image without label.
-
-    Every parameter enters as its absolute value; normalisations stay as they are. It uses no data, so it charges
-    nothing. In float64 on the CPU, so that a run resumed elsewhere makes the same choice.
-    Source: Tanaka et al. 2020 (SynFlow), one round.
+    The first candidates stand for the selected ones. model: on the meta device; it is changed as the stage changes it.
     """
-    linear = copy.deepcopy(model).cpu().double()
-    wanted = set(names)
-    weights = {name: value.detach().abs().requires_grad_(name in wanted) for name, value in linear.named_parameters()}
-    ones = torch.ones(1, model.channels, model.resolution, model.resolution, dtype=torch.float64)
-    arguments = ones, torch.zeros(1, dtype=torch.float64), torch.tensor([model.classes])
-    output = functional_call(linear, weights, arguments)
-    gradients = torch.autograd.grad(output.sum(), [weights[name] for name in names])
-    return {
-        name: float((gradient * weights[name]).detach().abs().sum())
-        for name, gradient in zip(names, gradients, strict=True)
-    }
-
-
-@torch.no_grad()
-def randomise(model: nn.Module, names: Sequence[str], seed: int) -> None:
-    """Fill the named matrices with values uniform in ±1/√inputs, as in a new layer; biases and norms stay."""
-    public = torch.Generator().manual_seed(seed)
-    for name in names:
-        value = model.get_parameter(name)
-        if value.ndim >= 2:
-            value.copy_((2 * torch.rand(value.shape, generator=public) - 1) / math.sqrt(value[0].numel()))
+    if isinstance(settings, Saliency):
+        return {name: model.get_parameter(name) for name in flat(candidates(model, settings.candidates))}
+    ranking = list(candidates(model, pattern).values()) if settings.trainable in RANKED else None
+    trained = choose_trainable(model, settings, ranking, seed)
+    return {name: model.get_parameter(name) for name in trained}
 
 
 def check_trained(before: Mapping[str, Tensor], model: nn.Module, names: Sequence[str]) -> None:
     """Check that training changed every named parameter and left every other bit as it was.
 
     before: a copy of `model.state_dict()` from just before training. Raises SfumatoError, an internal error: a run must
-    not report a set of weights other than the one that it trained (METHODS §10, 18).
+    not report a set of weights that it did not train (METHODS §10, 18).
     """
     after = model.state_dict()
     if before.keys() != after.keys() or not set(names) <= after.keys():

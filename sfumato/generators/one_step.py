@@ -17,17 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfumato.data.images import ImageSet, Shape, as_uint8, save_images
-from sfumato.diffusion.unet import UNet
 from sfumato.features.fourier import FourierFeatures
 from sfumato.generators.gaussian import GaussianGenerator
 from sfumato.generators.network import Generator
-from sfumato.generators.sampled import SampledGenerator
 from sfumato.settings.training import Fit
 from sfumato.storage.png import save_png, to_grid
 from sfumato.storage.weights import load_network, save_network
 
 WEIGHTS = "generator.safetensors"
-OneStep = Generator | SampledGenerator | GaussianGenerator  # (z, labels) -> images
+OneStep = Generator | GaussianGenerator  # (z, labels) -> images
 RISE = 0.1  # part of the steps in which the learning rate rises
 RARE = 0.1  # of an equal share: below it, a class's column is mostly noise and gets no more weight
 DRAWN = 1000  # images at a time
@@ -53,17 +51,8 @@ def new_generator(shape: Shape, classes: int, latent: int, width: int, seed: int
         return Generator(resolution, channels, classes, latent, width)
 
 
-def new_sampled(shape: Shape, classes: int, width: int, solver: int, seed: int) -> SampledGenerator:
-    """A freshly initialised diffusion model of images of `shape`, as a generator of `solver` steps."""
-    channels, resolution, _ = shape
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = UNet(resolution, channels, classes, width=width, multipliers=(1, 1), attention=())
-        return SampledGenerator(model, solver)
-
-
 def fit_generator(
-    generator: OneStep,
+    generator: Any,
     matches: Sequence[Match],
     config: Fit,
     priors: Tensor,
@@ -72,7 +61,7 @@ def fit_generator(
     *,
     teacher: nn.Module | None = None,
     agreement: float = 0.0,
-) -> OneStep:
+) -> Any:
     """Train G so that its joint embeddings match the released ones: Adam on Σ weight · ‖μ̃ − μ(G)‖², + cross-entropy.
 
     priors: (classes,) public label shares, summing to 1; teacher: (B, C, H, W) -> (B, classes) logits, whose
@@ -114,7 +103,7 @@ def fit_generator(
         follow(average, generator, min(EMA, (step + 1) / (step + 10)))
         progress(step + 1, config.steps)
     generator.load_state_dict(average.state_dict())
-    settle(generator, config.batch, drawn, random)
+    recompute_batch_norm(generator, config.batch, drawn, random)
     return generator.eval()
 
 
@@ -152,8 +141,8 @@ def follow(average: nn.Module, generator: nn.Module, decay: float) -> None:
 
 
 @torch.no_grad()
-def settle(generator: OneStep, batch: int, priors: Tensor | None, random: torch.Generator) -> None:
-    """Recompute batch-norm statistics for the current weights: means over SETTLING batches."""
+def recompute_batch_norm(generator: OneStep, batch: int, priors: Tensor | None, random: torch.Generator) -> None:
+    """Recompute the statistics of the batch normalisations for the current weights: means over SETTLING batches."""
     device = next(generator.parameters()).device
     norms = [module for module in generator.modules() if isinstance(module, nn.BatchNorm2d)]
     if not norms:
@@ -214,15 +203,17 @@ def save_generator(generator: OneStep, directory: Path) -> None:
     save_network(generator, generator.config(), directory, WEIGHTS)
 
 
-def load_generator(directory: Path) -> OneStep:
-    """The generator that `save_generator` wrote, in eval mode. Raises DataError when files are missing or damaged."""
-    return load_network(directory, built, "auxiliary", WEIGHTS).to(memory_format=torch.channels_last).eval()
+def load_generator(directory: Path, build: Callable[..., Any] | None = None) -> OneStep:
+    """The generator that `save_generator` wrote, in eval mode. Raises DataError when files are missing or damaged.
+
+    build: makes it from its arguments; by default `built`.
+    """
+    network = load_network(directory, build or built, "auxiliary", WEIGHTS)
+    return network.to(memory_format=torch.channels_last).eval()
 
 
 def built(**arguments: Any) -> OneStep:
     """A generator of the kind that the arguments are of, with new weights."""
     if "features" in arguments:
         return GaussianGenerator(**arguments)
-    if "network" in arguments:
-        return SampledGenerator(UNet(**arguments.pop("network")), **arguments)
     return Generator(**arguments)

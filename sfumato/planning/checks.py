@@ -29,7 +29,7 @@ def check_consistent(params: Params, card: Card) -> None:
         raise ConfigError(problem)
     if params.model.directory is not None:
         class_prompts(params.model, card.dataset_id, card.classes)  # raises ConfigError where a prompt cannot be made
-    elif params.runs("pretrain") or params.runs("denoiser"):
+    elif params.runs("pretrain"):
         from sfumato.release.synthesizer import outline
 
         outline(params.model, card.shape, len(card.classes))  # raises ConfigError where widths and levels do not fit
@@ -156,18 +156,18 @@ def shape_problems(params: Params, card: Card) -> Iterator[str]:
         yield f"frequency.size={frequency.size} is too small for {number} length-scales: at least {2 * number}"
     if params.runs("refine") and params.auxiliary.target == "covariance":
         yield "refine fits a network further, and auxiliary.target=covariance has none: leave one of them out"
+    if params.runs("refine") and params.auxiliary.network == "denoiser":
+        yield "refine fits a one-step generator further, and auxiliary.network=denoiser has none: leave one of them out"
     if params.runs("pretrain") and params.pretrain.median > 1 and params.pretrain.median % 2 == 0:
         yield f"pretrain.median={params.pretrain.median} is not a window: give an odd side, or 0 for no blur"
-    if any(params.runs(name) for name in ("pretrain", "denoiser", "auxiliary", "adversarial")) and height != width:
+    if any(params.runs(name) for name in ("pretrain", "auxiliary", "adversarial")) and height != width:
         yield f"images of {height}×{width} do not fit the models, which need square ones: set data.size"
     if params.runs("evolve") and params.evolve.population < len(card.classes):
         yield (
             f"evolve.population={params.evolve.population} is less than one candidate for each of "
             f"{len(card.classes)} classes: raise it"
         )
-    if params.runs("denoiser") and model.directory is not None:
-        yield "denoiser trains our own network, but model.directory names a public one: leave one of them out"
-    if (params.runs("pretrain") or params.runs("denoiser")) and model.directory is None and height % model.unshuffle:
+    if params.runs("pretrain") and model.directory is None and height % model.unshuffle:
         yield (
             f"model.unshuffle={model.unshuffle} does not divide images of {height}×{width}: "
             "set data.size, or model.unshuffle"

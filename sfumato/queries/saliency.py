@@ -1,6 +1,6 @@
 """Noisy gradients of the weight matrices over all sensitive images, and their order (DP-SAPF Algorithm 1).
 
-One Gaussian for all candidates draws_per_pass: their gradients are clipped jointly. Norms and ranks are free.
+One Gaussian for all candidates together: their gradients are clipped jointly. Norms and ranks are free.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.dpsgd.clip import unflatten
 from sfumato.dpsgd.gradients import Draws, choose_precision, clipped_gradient_sum, draw
-from sfumato.dpsgd.memory import SALIENCY_COPIES, choose_microbatch
+from sfumato.dpsgd.microbatch import choose_microbatch
 from sfumato.errors import DataError, explained
 from sfumato.privacy.noise import secret_generator
 from sfumato.runtime.compute import to_device
@@ -52,21 +52,27 @@ def query_saliency(
     label_dropout: float = 0.0,
     autocast: bool | None = False,
     generator: torch.Generator | None = None,
+    microbatch: tuple[int, int] | None = None,
 ) -> dict[str, Tensor]:
     """The one release: the clipped gradients of the denoising loss summed over images, noised, over a public size.
 
-    candidates: name -> names of its parameters in `model`; settings: of which noise is not read; public_size: N̄, never
-    a realised count; autocast: run the network in bfloat16, None where that is faster; generator: only for tests, for
-    the draws are secret (`sfumato.dpsgd.run.State`).
     Each image's gradient is the mean over `settings.draws` draws; for the score "snip" it is multiplied by the weights,
     entry by entry; then it is clipped to `settings.max_norm` over all candidates jointly. Memory does not grow with N.
-    Returns the noisy vectors by candidate, (size,) float64, on the CPU.
+
+    Args:
+        candidates: name -> names of its parameters in `model`.
+        settings: its noise is not read.
+        public_size: N̄, never a realised count.
+        autocast: run the network in bfloat16; None to do so if that is faster.
+        generator: only for tests, because the draws are secret (`sfumato.dpsgd.run.State`).
+        microbatch: images and draws at a time, as `choose_microbatch` returns them; None to choose now.
+    Returns: the noisy vectors by candidate, (size,) float64, on the CPU.
     Guarantee: one image more or less moves the sum, over all candidates together, by at most `settings.max_norm` in L2.
     """
     parameters: dict[str, Tensor] = {name: model.get_parameter(name) for names in candidates.values() for name in names}
     size = sum(value.numel() for value in parameters.values())
-    chunk, draws_per_pass = choose_microbatch(
-        model, parameters, settings.draws, batch=public_size, copies=SALIENCY_COPIES, chunk=settings.chunk
+    microbatch_size, draws_per_pass = microbatch or choose_microbatch(
+        model, parameters, settings.draws, public_size, settings.microbatch_size
     )
     device = next(iter(parameters.values())).device
     generator = generator or secret_generator(device)
@@ -74,13 +80,13 @@ def query_saliency(
     def fresh(images: Tensor) -> Draws:
         return draw(model, images, settings.draws, settings.noise_levels, generator, label_dropout=label_dropout)
 
-    autocast = choose_precision(model, parameters, chunk, fresh, draws_per_pass, autocast)
+    autocast = choose_precision(model, parameters, microbatch_size, fresh, draws_per_pass, autocast)
     bound, factors = settings.max_norm, parameters if settings.score == "snip" else None
     total = torch.zeros(size, dtype=torch.float64, device=device)
-    for images, labels in charge.batches(size=4 * chunk, draws=settings.draws):
+    for images, labels in charge.batches(size=4 * microbatch_size, draws=settings.draws):
         images, labels = to_device(images, device), to_device(labels, device)
         total += clipped_gradient_sum(
-            model, parameters, images, labels, fresh(images), bound, chunk, autocast, factors, draws_per_pass
+            model, parameters, images, labels, fresh(images), bound, microbatch_size, autocast, factors, draws_per_pass
         )
     total = total.cpu()
     released = unflatten(charge.release(total, max_norm=settings.max_norm).double() / public_size, parameters)
@@ -92,7 +98,7 @@ def rank_candidates(released: Mapping[str, Tensor], noise_std: float) -> list[Sa
 
     noise_std: of the noise in each entry, σ·C_s/N̄, which is public. Noise adds size·noise_std² to the expected squared
     norm: a large candidate without any signal beats a small one with it. `debiased` is the squared norm less that term.
-    A norm also adds up over entries, as the gradient itself does: that growth with the size remains.
+    The norm of the gradient itself also grows with the size of a candidate: that growth remains.
     Source: DP-SAPF Eq. 8 and Algorithm 1 for the raw norm; METHODS §7 for the other.
     """
     norms = {name: float(torch.linalg.vector_norm(vector.double())) for name, vector in released.items()}
@@ -128,7 +134,7 @@ def save_ranking(
 
 
 def read_ranking(saliency: Artifact, debias: bool) -> list[list[str]] | None:
-    """The parameters of each candidate, the most salient first; None where `saliency` is switched off."""
+    """The parameters of each candidate, the most salient first; None if `saliency` is switched off."""
     if not saliency.enabled:
         return None
     file = saliency.path / "saliency.json"

@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sfumato.baselines.feta_sampler import load_drawing
 from sfumato.data.images import IMAGES, LABELS, load_array
 from sfumato.data.store import load_public
 from sfumato.diffusion.sampler import Guide
 from sfumato.errors import DataError
-from sfumato.generators.one_step import balanced_labels, draw_images, load_generator
+from sfumato.generators.one_step import balanced_labels, draw_images
 from sfumato.release.synthesizer import load_start, load_synthesizer
 from sfumato.runtime.compute import device
 from sfumato.settings.release import Synthesize
@@ -47,7 +48,7 @@ def draw_from(
     if name == "evolve":
         return evolved_images(paths[name], count, priors, seed)
     if name in ("auxiliary", "refine", "adversarial"):
-        return draw_images(load_generator(paths[name]), count, priors, seed)
+        return draw_images(load_drawing(paths[name]), count, priors, seed)
     start = paths["pretrain"]
     model = (load_start(start) if name == "pretrain" else load_synthesizer(paths[name], start)).to(device())
     random = torch.Generator().manual_seed(seed)

@@ -16,60 +16,50 @@ class Saliency(QuerySettings):
 
     noise: Noise = "2%"
     max_norm: PositiveFloat = 1.0  # C_s, the L2 clip of one image's gradient over all candidates
+    # the matrices among which it chooses: of attention (qkv, qkvo), of all layers, or whole layers
     candidates: Literal["qkv", "qkvo", "matrices", "layers"] = "qkv"
-    score: Literal["gradient", "snip"] = "gradient"
+    score: Literal["gradient", "snip"] = "gradient"  # snip: each gradient times its weight
     draws: Positive = 1  # noise levels per image, averaged before the clip
-    noise_levels: NoiseLevels = LogNormal()
-    chunk: Positive | None = machine(None)  # images whose gradients are taken together; None: by the model's size
+    noise_levels: NoiseLevels = LogNormal()  # the law of the noise levels
+    microbatch_size: Positive | None = machine(None)  # images whose gradients are taken together; None: what fits
 
 
 class Lora(Strict):
     """Low-rank adapters: W' = W + scale · A·B (METHODS §8)."""
 
-    rank: Positive = 4
+    rank: Positive = 4  # r
     scale: PositiveFloat = 1.0  # α/r
 
 
-Trainable = Literal[
-    "all", "attention", "attention-lora", "salient", "salient-lora", "random-lora", "synflow-lora", "noisy"
-]
+SALIENT = ("salient", "salient-lora", "noisy")  # the sets that the saliency query chooses
+RANKED = (*SALIENT, "random-lora", "synflow-lora")  # the sets that are the first ones of a ranking
 
 
-SALIENT = ("salient", "salient-lora", "noisy")  # those that the saliency query chooses
+class Finetune(QuerySettings):
+    """DP-SGD on the diffusion model (METHODS §8)."""
 
-
-class Descent(QuerySettings):
-    """DP-SGD on some network (METHODS §8)."""
-
+    chooser: ClassVar[str] = "trainable"
     releases: ClassVar[str] = "steps"
 
     noise: Noise = REST
     steps: Positive = 2100
     batch: Positive = 4096  # expected images per step: sample_rate = batch / size_hint
-    learning_rate: PositiveFloat = 3e-4
-    max_grad_norm: PositiveFloat = 1e-3
-    draws: Positive = 32  # K, averaged before the clip
-    noise_levels: NoiseLevels = LogNormal()
-    flip: bool = False
+    learning_rate: PositiveFloat = 3e-4  # of Adam
+    max_grad_norm: PositiveFloat = 1e-3  # C, the L2 clip of one image's gradient
+    draws: Positive = 32  # K, noise levels per image, averaged before the clip
+    noise_levels: NoiseLevels = LogNormal()  # the law of the noise levels
+    flip: bool = False  # mirror each draw by chance
     crop: Annotated[int, Field(ge=0)] = 0  # random shift by up to so many pixels
-    ema: Fraction = 0.999
-    chunk: Positive | None = machine(None)  # images whose gradients are taken together; None: by the model's size
+    ema: Fraction = 0.999  # decay of the average of the weights
+    microbatch_size: Positive | None = machine(None)  # images whose gradients are taken together; None: what fits
     checkpoint_every: Positive = machine(10)  # steps
-
-    @property
-    def measured(self) -> tuple[int, ...]:
-        """Steps after which a curve is measured."""
-        return ()
-
-
-class Finetune(Descent):
-    """DP-SGD on the diffusion model (METHODS §8)."""
-
-    chooser: ClassVar[str] = "trainable"
-    trainable: Trainable = "all"  # which weights; the salient ones are those that `saliency` chose
+    # which weights: the salient ones are those that `saliency` chose
+    trainable: Literal[
+        "all", "attention", "attention-lora", "salient", "salient-lora", "random-lora", "synflow-lora", "noisy"
+    ] = "all"
     ratio: Share = 0.3  # c: part of the candidate matrices, for the sets that choose some
     debias: bool = True  # salient ones are ranked by their norm less what the noise adds to it
-    lora: Lora = Lora()
+    lora: Lora = Lora()  # the adapters, for the sets with adapters
     # steps after which a sample is compared with real images: the run is then local, nothing of it is released
     convergence: tuple[Positive, ...] = ()
 
@@ -81,10 +71,6 @@ class Finetune(Descent):
                 f"name steps from 1 to {self.steps}"
             )
         return self
-
-    @property
-    def measured(self) -> tuple[int, ...]:
-        return self.convergence
 
     def reads(self, name: str) -> bool:
         return name != "saliency" or self.trainable in SALIENT

@@ -26,7 +26,7 @@ Strength = Annotated[float, Field(gt=0, lt=1)]
 
 
 # Machine settings: they change speed alone, so no plan holds them. A stage reads them from its environment.
-MACHINE = {"chunk": "SFUMATO_CHUNK", "checkpoint_every": "SFUMATO_CHECKPOINT_EVERY"}
+MACHINE = {"microbatch_size": "SFUMATO_MICROBATCH", "checkpoint_every": "SFUMATO_CHECKPOINT_EVERY"}
 
 
 def machine(default: int | None) -> Any:
@@ -45,6 +45,8 @@ class Settings(Strict):
 
     def on_this_machine(self) -> Self:
         """With the machine settings that the environment gives. Raises ConfigError for one that is no number."""
+        if os.environ.get("SFUMATO_CHUNK"):
+            raise ConfigError("SFUMATO_CHUNK was renamed: set SFUMATO_MICROBATCH instead")
         found = {}
         for key, variable in MACHINE.items():
             if key in type(self).model_fields and (text := os.environ.get(variable)):

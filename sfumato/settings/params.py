@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator, model_validator
 
 from sfumato.errors import nearest
-from sfumato.settings.baselines import Adversarial, Denoiser, Evolve
+from sfumato.settings.baselines import Adversarial, Evolve
 from sfumato.settings.data import Data, Public
 from sfumato.settings.dpsgd import Finetune, Saliency
 from sfumato.settings.evaluate import Evaluate
@@ -38,7 +38,6 @@ class Params(Strict):
     moments: Moments = Moments()
     covariance: Covariance = Covariance()
     auxiliary: Auxiliary = Auxiliary()
-    denoiser: Denoiser = Denoiser()
     evolve: Evolve = Evolve()
     adversarial: Adversarial = Adversarial()
     histogram: Histogram = Histogram()

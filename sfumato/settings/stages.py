@@ -129,18 +129,10 @@ STAGES: dict[str, Stage] = {
             seeded=True,
         ),
         Stage(
-            "denoiser",
-            FREE,
-            "Train a diffusion model on the public set, as a generator for `evolve`.",
-            inputs=("public",),
-            seeded=True,
-            network=True,
-        ),
-        Stage(
             "evolve",
             QUERY,
-            "Release noisy votes for the candidates of a public generator, round by round, and the last generation.",
-            inputs=("classifier", "denoiser", "count"),
+            "Release noisy votes for the candidates of a public renderer, round by round, and the last generation.",
+            inputs=("classifier", "count"),
             seeded=True,
         ),
         Stage(

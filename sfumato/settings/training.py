@@ -58,9 +58,8 @@ class Auxiliary(Fit):
     # the release that its images shall match; that of covariances has Gaussians in the place of a network
     target: Literal["frequency", "moments", "covariance"] = "frequency"
     details: bool = False  # what is finer than the Gaussians are is taken from the public images
-    # what draws: one step of a generator, or `solver` steps of a diffusion model of this width
+    # what draws: one step of a generator, or some of a diffusion model of this width (`baselines/feta_sampler.py`)
     network: Literal["generator", "denoiser"] = "generator"
-    solver: Positive = 4
 
     def reads(self, name: str) -> bool:
         if name == "public":
@@ -135,21 +134,20 @@ class Amp(Strict):
 class Phase(Strict):
     """One phase of the warm-up: denoising training on released or public images.
 
-    With "frequency" as its source, which has no images, the model itself is fitted to that release, as the auxiliary
-    generator is, through `solver` steps of its sampler.
+    With "frequency" as its source, which has no images, the model itself is fitted to that release through its sampler,
+    like the auxiliary generator (`baselines/feta_sampler.py`).
     """
 
-    # name -> weight
+    # stage whose images are drawn -> weight
     sources: Annotated[
         dict[Literal["central", "frequency", "auxiliary", "refine", "evolve", "public"], PositiveFloat],
         Field(min_length=1),
     ]
-    steps: Positive
-    batch: Positive = 64
-    learning_rate: PositiveFloat = 3e-4
+    steps: Positive  # of Adam; a recipe gives `part` instead, its part of those of all phases
+    batch: Positive = 64  # images per step
+    learning_rate: PositiveFloat = 3e-4  # of Adam
     augment: Annotated[int, Field(ge=0, le=14)] = 0  # RandAugment operations per image
     amp: Amp | None = None  # `amp: true` in a recipe stands for that of all phases
-    solver: Positive = 4  # of "frequency"
 
     @property
     def fits(self) -> bool:
@@ -173,19 +171,19 @@ class Pretrain(Settings):
     """
 
     chooser: ClassVar[str] = "phases"
-    phases: tuple[Phase, ...] = ()
+    phases: tuple[Phase, ...] = ()  # the phases in order
     steps: Positive = 2000  # of all phases together
-    batch: Positive = 64
-    learning_rate: PositiveFloat = 3e-4
+    batch: Positive = 64  # images per step
+    learning_rate: PositiveFloat = 3e-4  # of Adam
     median: Annotated[int, Field(ge=0)] = 3  # median blur of central images (0: none)
-    ema: Fraction = 0.999
-    noise_levels: NoiseLevels = LogNormal()
+    ema: Fraction = 0.999  # decay of the average of the weights
+    noise_levels: NoiseLevels = LogNormal()  # the law of the noise levels
     amp: Amp = Amp()  # of the phases that ask for it
 
     @model_validator(mode="before")
     @classmethod
     def fill_phases(cls, values: Any) -> Any:
-        """Give each phase its steps, batch and learning rate, so that what is resolved says all."""
+        """Give each phase its steps, batch and learning rate, so that the resolved plan is complete."""
         phases = values.get("phases") if isinstance(values, dict) else None
         if not isinstance(phases, (list, tuple)) or not all(isinstance(phase, dict) for phase in phases):
             return values

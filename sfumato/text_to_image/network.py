@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfumato.diffusion.denoiser import Denoiser, Network, Sampler
+from sfumato.diffusion.denoiser import Denoiser, Sampler
 from sfumato.diffusion.noise_levels import TIMESTEPS, draw_noise_levels, draw_timesteps
 from sfumato.diffusion.sampler import Guide, with_guidance
 from sfumato.errors import DataError
@@ -99,7 +99,7 @@ class LatentDiffusion(Denoiser):
         output = self.network(x, timestep=timesteps, encoder_hidden_states=context, return_dict=False, **more)[0]
         return output[:, : self.channels]  # some models also predict a variance, unused here
 
-    def per_image_loss(self, network: Network, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
+    def per_image_loss(self, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
         """Mean squared error of the model's own prediction, (B,) float32.
 
         images: (B, c, h, w), latents; noise: the same; labels, levels: (B,) int64, the latter timesteps.
@@ -109,7 +109,7 @@ class LatentDiffusion(Denoiser):
         alphas_cumprod = self.alphas_cumprod[levels][:, None, None, None]
         image_scale, noise_scale = alphas_cumprod.sqrt(), (1 - alphas_cumprod).sqrt()
         target = noise if self.prediction == "epsilon" else image_scale * noise - noise_scale * images
-        output = network(image_scale * images + noise_scale * noise, levels, labels).float()
+        output = self(image_scale * images + noise_scale * noise, levels, labels).float()
         return (output - target).square().mean(dim=(1, 2, 3))
 
     def draw_levels(self, law: NoiseLevels, n: int, generator: torch.Generator) -> Tensor:

@@ -18,13 +18,16 @@ from sfumato.settings.training import Amp
 def amp_gradient(parameters: Iterable[Tensor], losses: Callable[[], Iterable[Tensor]], amp: Amp | None) -> Tensor:
     """Put ∇L(θ + Δ*) in the parameters' `.grad` and return L(θ + Δ*). Δ* roughly maximises L within ‖Δ‖₂ ≤ γ.
 
-    parameters: θ, the leaves that the optimiser trains; losses: scalars of the parameters' current values that add up
-    to L, such as those of parts of a batch: each is differentiated before the next is taken. It runs `amp.steps` + 1
-    times, so it must draw nothing: draw batch, noise levels, noise and dropped labels before. Enter autocast inside it:
-    autocast caches copies of weights, and the weights move here.
-    With many processes, the losses of each are of its own part of the batch, and all add up to that of the whole.
     On return, and on an exception, θ has its old bits. Without `amp`, or with radius 0, this is the plain gradient.
-    The optimiser then descends at θ: the paper's Eq. 5 prints a plus.
+    The optimiser then descends at θ: the paper's Eq. 5 prints a plus. With many processes, each has the losses of its
+    own part of the batch, and all add up to that of the whole.
+
+    Args:
+        parameters: θ, the leaves that the optimiser trains.
+        losses: scalars of the parameters' current values that add up to L, such as those of parts of a batch: each is
+            differentiated before the next is taken. It runs `amp.steps` + 1 times, so it must draw nothing: draw batch,
+            noise levels, noise and dropped labels before. Enter autocast inside it: autocast caches copies of weights,
+            and the weights move here.
     """
     parameters = list(parameters)
     if amp is None or amp.radius == 0:
@@ -58,7 +61,7 @@ def slope(parameters: Sequence[Tensor], losses: Callable[[], Iterable[Tensor]]) 
 
 
 def plus(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """The sum of those that are there."""
+    """Sum of two optional tensors."""
     return other if one is None else one if other is None else one + other
 
 
@@ -73,7 +76,7 @@ def descend(parameters: Sequence[Tensor], losses: Callable[[], Iterable[Tensor]]
 def ascend(perturbation: Sequence[Tensor], gradient: Sequence[Tensor], amp: Amp) -> list[Tensor]:
     """project(Δ + η₁·∇L, ‖Δ‖₂ ≤ γ), the norm over all tensors together.
 
-    Where the norm is not finite (a NaN, an overflow), Δ stays as it was: zero at the first step.
+    If the norm is not finite (a NaN, an overflow), Δ stays unchanged: zero at the first step.
     """
     raised = [delta + amp.rate * slope for delta, slope in zip(perturbation, gradient, strict=True)]
     norm = torch.stack([torch.linalg.vector_norm(delta) for delta in raised]).norm()

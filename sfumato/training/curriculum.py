@@ -7,7 +7,6 @@ Source: DP-FETA §3.1 and FETA-Pro §3.2 ("from easy to hard"), RPGen §Stage 2;
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,8 +16,8 @@ from torch import Tensor
 
 from sfumato.diffusion.ema import EMA
 from sfumato.diffusion.noise_levels import draw_noise_levels
-from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.unet import UNet
+from sfumato.dpsgd.microbatch import plain_microbatch
 from sfumato.errors import ConfigError
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import is_faster
@@ -28,7 +27,7 @@ from sfumato.training.amp import amp_gradient
 
 @dataclass(frozen=True)
 class MappedImages:
-    """Rows of a memory map, used as a tensor of images is: it reads only the rows of a batch.
+    """Rows of a memory map, indexed like a tensor of images: it reads only the rows of a batch.
 
     images: (N, H, W, C) uint8; rows: (n,) int64 below N, the rows to use; None: all.
     """
@@ -47,10 +46,9 @@ class MappedImages:
 
 Images = Tensor | MappedImages  # (N, C, H, W), uint8 or float32 in [0, 1]
 Sources = Mapping[str, tuple[Images, Tensor]]  # name -> images; labels (N,) int64, rows of the model's label table
-Progress = Callable[[int, int, int, float], None]  # phase, step in it (from 1), its steps, loss
 
 GROUP = 2  # images that share a draw of RandAugment operations: one draw per image would cost a tenth of a step
-REPORT_EVERY = 20  # steps between two calls of the progress callback
+REPORT_EVERY = 20  # steps between two reports of progress
 
 
 def warm_up(
@@ -59,20 +57,24 @@ def warm_up(
     sources: Sources,
     config: Pretrain,
     seed: int,
-    progress: Progress | None = None,
+    report: Callable[[int, int], None] = lambda done, total: None,
     *,
     label_dropout: float = 0.1,
     autocast: bool | None = None,
-    at_a_time: int | None = None,
+    microbatch_size: int | None = None,
 ) -> dict[str, Tensor]:
     """Train `model` in place through the phases, and return the average of its weights by name.
 
     Each phase has a new Adam, without weight decay. The average runs over the whole curriculum, so the last phase
     weighs most.
-    config: only `ema` and `noise_levels` are used; seed: fixes batches, noise and augmentation; label_dropout: share of
-    images shown without label; autocast: bfloat16 or not, None measures which is faster; at_a_time: images of a batch
-    whose activations are held together, None: of all.
-    Raises ConfigError when a phase names a source that is missing or empty.
+    Args:
+        config: only `ema` and `noise_levels` are used.
+        seed: fixes batches, noise and augmentation.
+        report: called with (steps done, steps of all phases).
+        label_dropout: share of images without label.
+        autocast: bfloat16 or not; None to measure which is faster.
+        microbatch_size: images of a batch whose activations are held together; None for as many as fit.
+    Raises: ConfigError when a phase names a source that is missing or empty.
     """
     for number, phase in enumerate(phases):
         for name in phase.sources:
@@ -86,9 +88,10 @@ def warm_up(
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
     ema = EMA(parameters, config.ema)
     model.train()
-    for number, phase in enumerate(phases):
+    done, whole, most = 0, sum(phase.steps for phase in phases), microbatch_size or plain_microbatch(model)
+    for phase in phases:
         optimiser = torch.optim.Adam(parameters.values(), lr=phase.learning_rate, fused=True)
-        size = min(at_a_time or phase.batch, phase.batch)
+        size = min(most, phase.batch)
         fast = plain_autocast(model, size) if autocast is None else autocast
         for step in range(1, phase.steps + 1):
             # a batch, its augmentation and its noise
@@ -102,25 +105,20 @@ def warm_up(
             # a step of Adam, on the gradient here or at the worst weights nearby
             batch = [distributed.local_shard(tensor).to(device) for tensor in (images, labels, sigma, noise)]
             losses = functools.partial(losses_of_parts, model, batch, fast, len(images), size)
-            loss = amp_gradient(parameters.values(), losses, phase.amp)
+            amp_gradient(parameters.values(), losses, phase.amp)
             optimiser.step()
             ema.update(parameters)
-            if progress and (step % REPORT_EVERY == 0 or step == phase.steps):
-                progress(number, step, phase.steps, loss.item())
+            done += 1
+            if done % REPORT_EVERY == 0 or step == phase.steps:
+                report(done, whole)
     return ema.average
 
 
-def over_all(phases: Sequence[Phase], report: Callable[[int, int], None]) -> Progress:
-    """A progress callback that tells `report` of the steps of all phases together: done, of how many."""
-    ends = [0, *itertools.accumulate(phase.steps for phase in phases)]
-    return lambda phase, step, steps, loss: report(ends[phase] + step, ends[-1])
-
-
 def losses_of_parts(
-    model: UNet, batch: Sequence[Tensor], autocast: bool, size: int, at_a_time: int
+    model: UNet, batch: Sequence[Tensor], autocast: bool, size: int, microbatch_size: int
 ) -> Iterator[Tensor]:
-    """What `mean_loss` is the sum of, `at_a_time` images at a time; of no image, a zero."""
-    for part in zip(*(tensor.split(at_a_time) for tensor in batch), strict=True):
+    """The terms of `mean_loss`, `microbatch_size` images each; a zero for no image."""
+    for part in zip(*(tensor.split(microbatch_size) for tensor in batch), strict=True):
         yield mean_loss(model, part, autocast, size)
 
 
@@ -131,7 +129,7 @@ def mean_loss(model: UNet, batch: Sequence[Tensor], autocast: bool, size: int) -
     """
     images, labels, sigma, noise = batch
     with torch.autocast(images.device.type, torch.bfloat16, enabled=autocast):
-        return per_image_loss(model, images, labels, sigma, noise, model.sigma_data).sum() / size
+        return model.per_image_loss(images, labels, sigma, noise).sum() / size
 
 
 def mixed_batch(phase: Phase, sources: Sources, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -105,7 +105,7 @@ def test_a_network_that_unfolds_has_the_same_gradients(autocast):
     drawn = draw(model, images, 3, LogNormal(), torch.Generator().manual_seed(0))
     rows = []
     for unfolds in (False, True):
-        model.unfolds = unfolds
+        model.use_unfold = unfolds
         found = per_image_gradients(model, parameters, images, labels, drawn, autocast)
         rows.append(torch.cat([value.flatten(1) for value in found.values()], dim=1))
     apart = torch.linalg.vector_norm(rows[1] - rows[0], dim=1) / torch.linalg.vector_norm(rows[0], dim=1)

@@ -47,7 +47,7 @@ class OneDraw:
 def state(law: Any, **options: Any) -> State:
     torch.manual_seed(0)
     model = UNet(10, 1, 4, width=8, multipliers=(1, 2), attention=(1,), unshuffle=2)
-    config = Finetune(**{"draws": 4, "max_grad_norm": 0.01, "chunk": 4, "noise_levels": law, **options})
+    config = Finetune(**{"draws": 4, "max_grad_norm": 0.01, "microbatch_size": 4, "noise_levels": law, **options})
     return State(model, config, public_batch=16.0, autocast=False, generator=torch.Generator().manual_seed(0))
 
 

@@ -155,16 +155,23 @@ def test_the_owners_words_change_the_release_alone(tmp_path):
 
 def test_machine_settings_come_from_the_environment_and_are_in_no_plan(tmp_path, monkeypatch):
     before = files(tmp_path, recipe="sapf-pixel")
-    monkeypatch.setenv("SFUMATO_CHUNK", "7")
+    monkeypatch.setenv("SFUMATO_MICROBATCH", "7")
     monkeypatch.setenv("SFUMATO_CHECKPOINT_EVERY", "3")
     loaded = params(tmp_path, recipe="sapf-pixel")
-    assert loaded.finetune.on_this_machine().chunk == 7 and loaded.finetune.on_this_machine().checkpoint_every == 3
-    assert loaded.saliency.on_this_machine().chunk == 7
+    assert (
+        loaded.finetune.on_this_machine().microbatch_size == 7
+        and loaded.finetune.on_this_machine().checkpoint_every == 3
+    )
+    assert loaded.saliency.on_this_machine().microbatch_size == 7
     assert files(tmp_path, recipe="sapf-pixel") == before
     assert not [key for content in before.values() for key in content["settings"] if key in MACHINE]
+    monkeypatch.setenv("SFUMATO_CHUNK", "7")
+    with pytest.raises(ConfigError, match="set SFUMATO_MICROBATCH instead"):
+        loaded.finetune.on_this_machine()
+    monkeypatch.delenv("SFUMATO_CHUNK")
     for wrong in ("0", "many", "-1", "1.5"):
-        monkeypatch.setenv("SFUMATO_CHUNK", wrong)
-        with pytest.raises(ConfigError, match=f"SFUMATO_CHUNK={wrong}"):
+        monkeypatch.setenv("SFUMATO_MICROBATCH", wrong)
+        with pytest.raises(ConfigError, match=f"SFUMATO_MICROBATCH={wrong}"):
             loaded.finetune.on_this_machine()
 
 
@@ -222,8 +229,8 @@ def test_phases_share_the_steps_by_their_parts(tmp_path):
         ({"recipe": "feta-prp"}, "feta-pro"),
         ({"profile": "digit"}, "digits"),
         ({"finetune": {"steps": 0}}, "finetune.steps"),
-        ({"finetune": {"chunk": 8}}, r"finetune\.chunk was removed.*SFUMATO_CHUNK=8"),
-        ({"saliency": {"chunk": 4}}, r"saliency\.chunk.*SFUMATO_CHUNK=4"),
+        ({"finetune": {"microbatch_size": 8}}, r"finetune\.microbatch_size was removed.*SFUMATO_MICROBATCH=8"),
+        ({"saliency": {"chunk": 4}}, r"saliency\.chunk was removed.*SFUMATO_MICROBATCH=4"),
         ({"finetune": {"checkpoint_every": 2}}, "SFUMATO_CHECKPOINT_EVERY=2"),
         ({"privacy": {"spend_again": ["pretrain"]}}, "spend_again.*not a query"),
         ({"pretrain": {"phases": [{"sources": {"central": 1}}], "steps": "ab"}}, r"pretrain\.steps='ab'.*positive"),

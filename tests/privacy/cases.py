@@ -170,13 +170,13 @@ def teacher(charge: Any, **settings: Any) -> Tensor:
 
 
 def saliency(charge: Any, draw: Callable[..., Draws] = seeded_draws, **settings: Any) -> dict[str, Tensor]:
-    model, chosen = unet(), Saliency(**{"chunk": 16, "max_norm": C, **settings})
+    model, chosen = unet(), Saliency(**{"microbatch_size": 16, "max_norm": C, **settings})
     with patch.object(saliency_query, "draw", draw):
         return saliency_query.query_saliency(charge, model, candidates(model, chosen.candidates), chosen, PUBLIC)
 
 
 def finetune(charge: Any, draws: int = 1) -> dict[str, Tensor]:
-    chosen = Finetune(draws=draws, max_grad_norm=C, chunk=16)
+    chosen = Finetune(draws=draws, max_grad_norm=C, microbatch_size=16)
     state = State(unet(), chosen, public_batch=PUBLIC, autocast=False)
     state.draw = functools.partial(seeded_draws, None, draws=draws)  # type: ignore[method-assign]
     return {**state.tensors(), **{name: torch.tensor(value) for name, value in step(state, charge).items()}}
@@ -186,12 +186,12 @@ def adversarial(charge: Any) -> dict[str, Tensor]:
     torch.manual_seed(0)
     model = Discriminator(8, 1, CLASSES, 4)
     torch.nn.init.normal_(model.by_label.weight, std=0.1)
-    chosen = Adversarial(max_grad_norm=C, chunk=16, fakes=8, width=8, latent=4)
-    generator = new_generator(SHAPE, CLASSES, chosen.latent, chosen.width, 0)
+    chosen = Adversarial(max_grad_norm=C, microbatch_size=16)
+    generator = new_generator(SHAPE, CLASSES, 4, 8, 0)
     even = torch.full((CLASSES,), 1 / CLASSES)
     state = AdversarialState(model, generator, chosen, even, 0, public_batch=PUBLIC, autocast=False)
-    state.draw = functools.partial(seeded_draws, None, draws=chosen.draws)  # type: ignore[method-assign]
-    step(state, charge)
+    state.judge.draw = functools.partial(seeded_draws, None, draws=1)  # type: ignore[method-assign]
+    state.step(charge)
     return state.tensors()
 
 

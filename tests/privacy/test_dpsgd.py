@@ -8,9 +8,8 @@ from torch import Tensor
 
 from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.unet import UNet
-from sfumato.dpsgd import gradients
 from sfumato.dpsgd.clip import clipped_sum, flatten, squared_norms, unflatten
-from sfumato.dpsgd.gradients import augment, choose_chunk, clipped_gradient_sum, draw, per_image_gradients
+from sfumato.dpsgd.gradients import augment, clipped_gradient_sum, draw, per_image_gradients
 from sfumato.dpsgd.run import State, fine_tune, step, step_noise, update
 from sfumato.privacy.events import Mechanism
 from sfumato.settings.dpsgd import Finetune
@@ -72,7 +71,7 @@ def test_the_draws_of_an_image_are_averaged_before_the_clip(model):
             dataclasses.replace(drawn, **{n: v[:, k : k + 1] for n, v in drawn.tensors().items()}) for k in range(8)
         )
     ]
-    total = clipped_gradient_sum(model, names(model), images, labels, drawn, C, chunk=4)
+    total = clipped_gradient_sum(model, names(model), images, labels, drawn, C, microbatch_size=4)
     averaged_first = summed(torch.stack(each).mean(0), C)
     clipped_first = sum(summed(rows, C) for rows in each)
     assert torch.allclose(total, averaged_first, atol=1e-4 * C)
@@ -208,14 +207,6 @@ def test_only_the_parameters_given_are_differentiated(model):
         assert torch.allclose(part, unflatten(everything[3], names(model))[name], rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("count", [1, 500_000, 40_000_000, 10**9])
-@pytest.mark.parametrize("draws", [1, 8, 128])
-def test_a_chunk_fits_in_memory(count, draws):
-    chunk = choose_chunk(count, draws)
-    assert chunk >= 1
-    assert chunk == 1 or chunk * count * 4 <= gradients.GRADIENT_MEMORY
-
-
 class FakeCharge:
     """Draws the given batches and adds no noise: only to look at what the loop does."""
 
@@ -234,7 +225,7 @@ class FakeCharge:
 def trainer(seed: int = 0, **options) -> State:
     torch.manual_seed(seed)
     model = UNet(8, 1, 4, width=8, multipliers=(1,), attention=(0,))
-    config = Finetune(**{"draws": 2, "max_grad_norm": C, "learning_rate": 1e-3, "chunk": 4, **options})
+    config = Finetune(**{"draws": 2, "max_grad_norm": C, "learning_rate": 1e-3, "microbatch_size": 4, **options})
     return State(model, config, public_batch=16.0, autocast=False, generator=torch.Generator().manual_seed(seed))
 
 
@@ -336,7 +327,10 @@ def test_draws_are_secret():
     for _ in range(2):
         torch.manual_seed(0)
         run = State(
-            UNet(8, 1, 4, width=8, multipliers=(1,), attention=()), Finetune(chunk=4), public_batch=16.0, autocast=False
+            UNet(8, 1, 4, width=8, multipliers=(1,), attention=()),
+            Finetune(microbatch_size=4),
+            public_batch=16.0,
+            autocast=False,
         )
         states.append(run.generator.get_state())
     assert not torch.equal(states[0], states[1])
@@ -349,7 +343,7 @@ def test_frozen_parameters_stay_out():
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("attention" in name)
     before = {name: value.clone() for name, value in model.named_parameters()}
-    run = State(model, Finetune(chunk=4, draws=2), public_batch=16.0, autocast=False)
+    run = State(model, Finetune(microbatch_size=4, draws=2), public_batch=16.0, autocast=False)
     update(run, torch.ones(run.size))
     changed = {name for name, value in model.named_parameters() if not torch.equal(value, before[name])}
     assert changed == set(run.parameters) == set(run.ema.average)

@@ -73,9 +73,7 @@ def test_per_image_gradients_are_those_of_a_plain_loop(models, kind, trainable):
     for i in range(B):
         label = int(labels[i]) if 0 <= int(labels[i]) < 3 else 3  # out of range: no label
         said = torch.where(drawn.drop[i], 3, torch.tensor([label, label]))
-        loss = model.per_image_loss(
-            model, latents[i].expand(2, -1, -1, -1), said, drawn.levels[i], drawn.noise[i]
-        ).mean()
+        loss = model.per_image_loss(latents[i].expand(2, -1, -1, -1), said, drawn.levels[i], drawn.noise[i]).mean()
         alone = torch.autograd.grad(loss, list(parameters.values()))
         for name, gradient in zip(parameters, alone, strict=True):
             torch.testing.assert_close(
@@ -138,7 +136,7 @@ def test_one_image_moves_the_saliency_sum_by_at_most_the_clip(models, kind, scor
     def total(index):
         charge = Recorder(index)
         monkeypatch.setattr(saliency, "draw", lambda *rest, **more: drawn.rows(charge.current))
-        query_saliency(charge, model, candidates(model), Saliency(max_norm=C, chunk=2, score=score), 10.0)
+        query_saliency(charge, model, candidates(model), Saliency(max_norm=C, microbatch_size=2, score=score), 10.0)
         ((released, max_norm),) = charge.released
         assert max_norm == C
         return released
@@ -166,7 +164,7 @@ def test_a_latent_that_is_not_finite_counts_for_nothing(models, kind, value):
 
 def test_an_empty_draw_is_a_step(models):
     model, parameters = network(models, "unet-epsilon")
-    run = State(model, Finetune(draws=1, chunk=2, noise_levels=UNIFORM), public_batch=5.0, autocast=False)
+    run = State(model, Finetune(draws=1, microbatch_size=2, noise_levels=UNIFORM), public_batch=5.0, autocast=False)
     latents, labels, drawn = batch(model, 1)
     none = torch.arange(0)
     assert not clipped_gradient_sum(model, parameters, latents[none], labels[none], drawn.rows(none), C, 2).any()

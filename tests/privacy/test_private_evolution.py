@@ -27,7 +27,7 @@ def generator() -> RendererGenerator:
 @pytest.fixture(scope="module", params=["pixels", "deep-scattering", "scattering"])
 def places(request, generator, digits):
     """Where 90 digits and 124 candidates are, in a real embedding; the candidates' classes."""
-    settings = Evolve(feature=request.param, dimension=32, population=124)
+    settings = Evolve(feature=request.param, population=124)
     embedding = embedding_of(settings, SHAPE, None, generator, seed=0)
     images, labels = digits.batch(range(90))
     kinds = torch.arange(124) % generator.kinds
@@ -39,39 +39,39 @@ def histogram(vectors, labels, candidates, candidate_labels):
     return bounded_sum(vote_rows(candidates, candidate_labels, CLASSES, vectors, labels), 1.0)
 
 
-@pytest.mark.parametrize("within", [True, False])
-def test_one_image_moves_the_votes_by_exactly_its_own(places, within):
+def test_one_image_moves_the_votes_by_exactly_its_own(places):
     vectors, labels, candidates, classes = places
-    own = classes if within else None
-    whole = histogram(vectors, labels, candidates, own)
+    whole = histogram(vectors, labels, candidates, classes)
     assert whole.sum() == len(vectors)
     for left_out in range(0, 90, 7):
         kept = torch.arange(90) != left_out
-        move = whole - histogram(vectors[kept], labels[kept], candidates, own)
+        move = whole - histogram(vectors[kept], labels[kept], candidates, classes)
         assert sorted(move.unique().tolist()) == [0.0, 1.0] and move.sum() == 1
         row, column = (int(index) for index in move.nonzero()[0])
-        assert row == labels[left_out] and (not within or classes[column] == row)
+        assert row == labels[left_out] == classes[column]
 
 
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 def test_the_votes_do_not_depend_on_batches_or_order_to_the_last_bit(places, scale):
     """Sums of whole numbers are exact, so no near tie turns: also where candidates are copies a rounding apart."""
-    vectors, labels, candidates, _ = places
+    vectors, labels, candidates, classes = places
     chance = torch.Generator().manual_seed(0)
     close = candidates.repeat(8, 1) * scale * (1 + 6e-8 * torch.randn(8 * 124, 1, generator=chance))
-    whole = histogram(vectors * scale, labels, close, None)
-    alone = sum(histogram(vectors[i : i + 1] * scale, labels[i : i + 1], close, None) for i in range(90))
+    own = classes.repeat(8)
+    whole = histogram(vectors * scale, labels, close, own)
+    alone = sum(histogram(vectors[i : i + 1] * scale, labels[i : i + 1], close, own) for i in range(90))
     order = torch.randperm(90, generator=chance)
     assert torch.equal(whole, alone)
-    assert torch.equal(whole, histogram(vectors[order] * scale, labels[order], close, None))
+    assert torch.equal(whole, histogram(vectors[order] * scale, labels[order], close, own))
     assert on_grid(vectors * scale).abs().max() <= 2**14
 
 
 def test_the_nearest_candidate_gets_the_vote_and_of_equal_ones_the_first():
     candidates = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [-1.0, 0.0]])
     vectors = torch.tensor([[0.9, 0.1], [0.1, 0.9], [-3.0, 0.0]])
-    votes = histogram(vectors, torch.tensor([0, 1, 2]), candidates, None)
-    assert votes.nonzero().tolist() == [[0, 0], [1, 1], [2, 3]]
+    same = torch.zeros(4, dtype=torch.int64)
+    votes = histogram(vectors, torch.zeros(3, dtype=torch.int64), candidates, same)
+    assert votes.nonzero().tolist() == [[0, 0], [0, 1], [0, 3]]
     votes = histogram(vectors, torch.tensor([0, 1, 2]), candidates, torch.tensor([1, 0, 2, 2]))
     assert votes.nonzero().tolist() == [[0, 1], [1, 0], [2, 3]]
 
@@ -80,7 +80,7 @@ def test_the_nearest_candidate_gets_the_vote_and_of_equal_ones_the_first():
 def test_a_vector_that_is_not_finite_does_not_vote_and_a_long_one_votes_once(value):
     vectors, candidates = torch.zeros(3, 4), torch.rand(5, 4, generator=torch.Generator().manual_seed(0))
     vectors[1, 2] = value
-    votes = histogram(vectors, torch.zeros(3, dtype=torch.int64), candidates, None)
+    votes = histogram(vectors, torch.zeros(3, dtype=torch.int64), candidates, torch.zeros(5, dtype=torch.int64))
     assert votes.sum() == (3 if math.isfinite(value) else 2) and votes.isfinite().all()
 
 
@@ -88,7 +88,7 @@ def test_an_image_of_no_class_or_of_one_without_candidates_does_not_vote():
     vectors, candidates = torch.zeros(3, 4), torch.rand(5, 4)
     labels = torch.tensor([-1, CLASSES, 3])
     assert not histogram(vectors, labels, candidates, torch.zeros(5, dtype=torch.int64)).any()
-    assert histogram(vectors[:0], labels[:0], candidates, None).shape == (CLASSES, 5)
+    assert histogram(vectors[:0], labels[:0], candidates, labels[:1].repeat(5)).shape == (CLASSES, 5)
 
 
 @pytest.mark.parametrize(("sigma", "rounds"), [(4.0, 4), (10.0, 25)])
@@ -136,7 +136,7 @@ class WithEmbedding:
 
 
 def test_a_stopped_run_goes_on_after_its_last_round_and_opens_one_charge(owner, generator):
-    settings = Evolve(rounds=4, population=124, images=50, dimension=16)
+    settings = Evolve(rounds=4, population=124, images=50)
     charges, said = [], []
     with pytest.raises(KeyboardInterrupt):
         evolved(owner, generator, settings, charges, stop=2)
@@ -150,7 +150,7 @@ def test_a_stopped_run_goes_on_after_its_last_round_and_opens_one_charge(owner, 
 
 
 def test_what_is_kept_between_rounds_holds_no_count_of_images(owner, generator):
-    settings = Evolve(rounds=3, population=124, images=50, dimension=16)
+    settings = Evolve(rounds=3, population=124, images=50)
     charges = []
     with pytest.raises(KeyboardInterrupt):
         evolved(owner, generator, settings, charges, stop=2)

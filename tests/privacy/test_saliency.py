@@ -85,7 +85,7 @@ def total(monkeypatch):
     [("gradient", 1, 1), ("gradient", 4, 4), ("gradient", 1, 8), ("snip", 4, 1), ("snip", 1, 4)],
 )
 def test_one_image_moves_the_sum_of_all_candidates_by_at_most_the_clip(total, score, draws, chunk):
-    settings = Saliency(max_norm=C, draws=draws, chunk=chunk, score=score)
+    settings = Saliency(max_norm=C, draws=draws, microbatch_size=chunk, score=score)
     everything = torch.arange(B)
     whole = total(settings, everything)
     assert whole.shape == (sum(MODEL.get_parameter(name).numel() for name in flat(candidates(MODEL))),)
@@ -96,7 +96,7 @@ def test_one_image_moves_the_sum_of_all_candidates_by_at_most_the_clip(total, sc
 
 @pytest.mark.parametrize("candidate", ["qkvo", "matrices", "layers"])
 def test_the_bound_is_that_of_all_candidates_together_whatever_they_are(total, candidate):
-    settings = Saliency(max_norm=C, chunk=4, score="snip")
+    settings = Saliency(max_norm=C, microbatch_size=4, score="snip")
     everything = torch.arange(B)
     whole = total(settings, everything, candidate=candidate)
     assert len(whole) == sum(MODEL.get_parameter(name).numel() for name in flat(candidates(MODEL, candidate)))
@@ -117,7 +117,7 @@ def poison(value: float):
 @pytest.mark.parametrize("score", ["gradient", "snip"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e30])
 def test_a_non_finite_image_counts_for_nothing(total, value, score):
-    settings = Saliency(max_norm=C, draws=2, chunk=4, score=score)
+    settings = Saliency(max_norm=C, draws=2, microbatch_size=4, score=score)
     everything = torch.arange(B)
     whole = total(settings, everything, poison(value))
     assert whole.isfinite().all()
@@ -126,7 +126,7 @@ def test_a_non_finite_image_counts_for_nothing(total, value, score):
 
 @pytest.mark.parametrize("label", [-1, 4, 10**6])
 def test_a_label_out_of_range_moves_the_sum_by_at_most_the_clip(total, label):
-    settings = Saliency(max_norm=C, chunk=4)
+    settings = Saliency(max_norm=C, microbatch_size=4)
 
     def spoil(images: Tensor, labels: Tensor) -> None:
         labels[2] = label
@@ -144,7 +144,7 @@ def test_memory_does_not_grow_with_the_set():
     generator = torch.Generator().manual_seed(0)
     images, labels = torch.rand(90, 3, 8, 8, generator=generator), torch.randint(4, (90,), generator=generator)
     charge = Recorder(images, labels, torch.arange(90))
-    query_saliency(charge, MODEL, candidates(MODEL), Saliency(chunk=8), N)
+    query_saliency(charge, MODEL, candidates(MODEL), Saliency(microbatch_size=8), N)
     assert charge.largest == 32
     assert all(value.requires_grad for value in MODEL.parameters())
     assert charge.released[0][0].grad_fn is None  # no graph that would hold every batch
@@ -155,7 +155,7 @@ def test_the_vectors_are_the_one_release_cut_up_over_the_public_size(total):
     for candidate in ("qkv", "layers"):
         groups = candidates(MODEL, candidate)
         charge = Recorder(images, labels, torch.arange(B), noise=0.25)
-        vectors = query_saliency(charge, MODEL, groups, Saliency(chunk=4), N)
+        vectors = query_saliency(charge, MODEL, groups, Saliency(microbatch_size=4), N)
         ((released, _),) = charge.released
         assert list(vectors) == list(groups)
         torch.testing.assert_close(torch.cat(list(vectors.values())), (released + 0.25) / N)
@@ -165,7 +165,7 @@ def test_the_vectors_are_the_one_release_cut_up_over_the_public_size(total):
 
 
 def test_snip_weighs_each_image_before_the_clip(total):
-    settings = Saliency(max_norm=1e9, draws=2, chunk=4, score="snip")
+    settings = Saliency(max_norm=1e9, draws=2, microbatch_size=4, score="snip")
     plain = total(settings.model_copy(update={"score": "gradient"}), torch.arange(B))
     weights = torch.cat([MODEL.get_parameter(name).detach().flatten() for name in flat(candidates(MODEL))])
     torch.testing.assert_close(total(settings, torch.arange(B)), plain * weights, rtol=1e-4, atol=1e-7)
@@ -179,7 +179,7 @@ def test_the_draws_of_the_query_are_secret():
     for _ in range(2):
         torch.manual_seed(0)  # nothing public fixes them
         vectors = query_saliency(
-            Recorder(images, labels, torch.arange(B)), MODEL, candidates(MODEL), Saliency(chunk=4), N
+            Recorder(images, labels, torch.arange(B)), MODEL, candidates(MODEL), Saliency(microbatch_size=4), N
         )
         answers.append(torch.cat(list(vectors.values())))
     assert not torch.equal(*answers)
@@ -288,7 +288,7 @@ def test_adapters_cost_what_full_training_costs(owner):
     events = []
     for kind in ("all", "attention-lora"):
         model = network()
-        settings = Finetune(trainable=kind, lora=Lora(rank=2), draws=1, chunk=8, max_grad_norm=1.0)
+        settings = Finetune(trainable=kind, lora=Lora(rank=2), draws=1, microbatch_size=8, max_grad_norm=1.0)
         choose_trainable(model, settings, None, 0)
         charge = owner.open(mechanism, plan=kind, stage="finetune")
         run = State(model, settings, public_batch=30.0, autocast=False)
@@ -370,7 +370,7 @@ def training(kind: str) -> Finetune:
         steps=4,
         batch=14,
         draws=1,
-        chunk=8,
+        microbatch_size=8,
         lora=Lora(rank=2, scale=0.5),
         checkpoint_every=1,
         max_grad_norm=0.1,
@@ -378,7 +378,7 @@ def training(kind: str) -> Finetune:
 
 
 def test_the_release_chooses_what_is_trained(desk, owner, monkeypatch):
-    desk("saliency", Saliency(chunk=32), ONCE)
+    desk("saliency", Saliency(microbatch_size=32), ONCE)
     directory = desk.artifacts / "saliency"
     choice = json.loads((directory / "saliency.json").read_text())
     order = [name for (name,) in choice["ranked"]["debiased"]]

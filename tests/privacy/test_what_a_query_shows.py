@@ -32,7 +32,7 @@ def renderer() -> RendererGenerator:
 
 def evolve(charge: Recorder) -> dict[str, Tensor]:
     """All rounds, with what they draw between them."""
-    settings = Evolve(rounds=3, population=40, images=30, dimension=8)
+    settings = Evolve(rounds=3, population=40, images=30)
     embedding = embedding_of(settings, SHAPE, None, renderer(), seed=0)
     priors = torch.full((CLASSES,), 1 / CLASSES)
     charge.run, charge.durable = Path(tempfile.mkdtemp()), lambda: None
@@ -160,7 +160,7 @@ def test_the_mean_is_of_pixels_pooled_before_the_clip():
 def test_every_key_of_dpsgd_reaches_its_steps(keys):
     def after(**given) -> list[Tensor]:
         random = torch.Generator().manual_seed(3)
-        settings = Finetune(**{"draws": 2, "chunk": 4, **given})
+        settings = Finetune(**{"draws": 2, "microbatch_size": 4, **given})
         state = State(unet(), settings, public_batch=16.0, autocast=False, generator=random)
         charge = Recorder(*images(6, 0), 3, given=True)
         for _ in range(3):

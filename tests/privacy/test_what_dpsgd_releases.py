@@ -37,7 +37,7 @@ class GivenCharge:
 def trainer(seed: int = 0, **options) -> State:
     torch.manual_seed(seed)
     model = UNet(8, 1, 4, width=8, multipliers=(1,), attention=(0,))
-    config = Finetune(**{"draws": 2, "max_grad_norm": C, "learning_rate": 1e-3, "chunk": 4, **options})
+    config = Finetune(**{"draws": 2, "max_grad_norm": C, "learning_rate": 1e-3, "microbatch_size": 4, **options})
     return State(model, config, public_batch=16.0, autocast=False, generator=torch.Generator().manual_seed(seed))
 
 
@@ -62,7 +62,7 @@ def test_one_image_moves_the_saliency_sum_by_the_clip_however_often_it_is_drawn(
     model = UNet(8, 1, 4, width=8, multipliers=(1,), attention=(0,))
     for value in model.parameters():  # some begin at zero, and then no gradient reaches the matrices
         torch.nn.init.normal_(value, std=0.2)
-    settings = Saliency(noise=1.0, draws=draws, max_norm=C, chunk=2)
+    settings = Saliency(noise=1.0, draws=draws, max_norm=C, microbatch_size=2)
     charge = GivenCharge([images(1)])
     query_saliency(charge, model, candidates(model, "qkv"), settings, 10.0, generator=torch.Generator().manual_seed(1))
     ((total, bound),) = charge.seen

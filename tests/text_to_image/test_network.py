@@ -151,7 +151,7 @@ def test_a_transformer_that_is_told_the_size_is_told_it_under_vmap_too():
     )
 
 
-def test_what_is_learned_is_read_from_the_scheduler(models):
+def test_what_is_learned_is_read_from_the_scheduler(models, monkeypatch):
     latents, noise = torch.randn(2, 4, 8, 8), torch.randn(2, 4, 8, 8)
     t, labels = torch.tensor([10, 700]), torch.tensor([0, 3])
     for kind in KINDS:
@@ -165,9 +165,11 @@ def test_what_is_learned_is_read_from_the_scheduler(models):
             seen.append(x)
             return target
 
-        assert model.per_image_loss(perfect, latents, labels, t, noise).abs().max() < 1e-10
+        with monkeypatch.context() as patch:
+            patch.setattr(model, "forward", perfect)
+            assert model.per_image_loss(latents, labels, t, noise).abs().max() < 1e-10
         torch.testing.assert_close(seen[0], signal * latents + spread * noise)
-        assert model.per_image_loss(model, latents, labels, t, noise).min() > 0.1
+        assert model.per_image_loss(latents, labels, t, noise).min() > 0.1
 
 
 def test_timesteps_follow_the_law(models):
@@ -204,7 +206,7 @@ def test_a_latent_depends_on_its_own_image_alone_bit_for_bit(models, size):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("trainable", ["salient-lora", "attention-lora", "attention", "all", "synflow-lora", "noisy"])
+@pytest.mark.parametrize("trainable", ["salient-lora", "attention-lora", "attention", "all", "noisy"])
 def test_frozen_parts_stay_bit_identical_and_the_result_reads_back(models, tmp_path, kind, trainable):
     model = load_latent(reference(models, kind))
     ranking = list(candidates(model).values())
@@ -216,7 +218,6 @@ def test_frozen_parts_stay_bit_identical_and_the_result_reads_back(models, tmp_p
     optimiser = torch.optim.Adam([value for value in model.parameters() if value.requires_grad], lr=0.01)
     for _ in range(2):  # B starts at zero, so A moves from the second step on
         loss = model.per_image_loss(
-            model,
             torch.randn(4, 4, 8, 8),
             torch.tensor([0, 1, 2, 3]),
             torch.tensor([5, 100, 500, 900]),

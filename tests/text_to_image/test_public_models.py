@@ -65,7 +65,7 @@ def repository(tmp_path, monkeypatch) -> Path:
     """Sixty grey images of 8×8 in three classes, and an empty project."""
     monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
     monkeypatch.setenv("SFUMATO_CHECKPOINT_EVERY", "1")
-    monkeypatch.setenv("SFUMATO_CHUNK", "4")
+    monkeypatch.setenv("SFUMATO_MICROBATCH", "4")
     rng = np.random.default_rng(0)
     np.savez(
         tmp_path / "source.npz",
@@ -113,7 +113,7 @@ def test_the_whole_pipeline_ends_in_labelled_images_with_a_ledger(models, reposi
     stage(repository, "prepare", "public")
     if recipe == "dp-sapf":
         said = stage(repository, "plan", "--dry-run")
-        assert "finetune: memory about" in said and "per-image gradients of" in said
+        assert "finetune: memory about" in said
     stage(repository, "plan")
     if recipe == "dp-sapf":
         assert "memory  about" in stage(repository, "finetune", "--dry-run")

@@ -7,10 +7,9 @@ from torch import Tensor
 
 from sfumato.diffusion.unet import UNet
 from sfumato.settings.training import Amp, Phase, Pretrain
-from sfumato.training import phases
+from sfumato.training import curriculum
 from sfumato.training.amp import amp_gradient, ascend
 from sfumato.training.curriculum import losses_of_parts, warm_up
-from sfumato.training.phases import through_phases
 
 CURVATURE = torch.tensor([1.0, 4.0])  # L(θ) = Σ c·θ²/2, so ∇L = c·θ
 START = torch.tensor([0.3, -0.2])
@@ -37,7 +36,7 @@ def phase(**options) -> Phase:
 
 def run(model: UNet, **options) -> dict[str, Tensor]:
     autocast = options.pop("autocast", False)
-    return warm_up(model, [phase(**options)], SOURCES, Pretrain(ema=0.9), 7, autocast=autocast)
+    return warm_up(model, [phase(**options)], SOURCES, Pretrain(ema=0.9), 7, autocast=autocast, microbatch_size=8)
 
 
 def inside(delta: Tensor, radius: float) -> Tensor:
@@ -107,35 +106,37 @@ def test_radius_zero_is_plain_training_bit_for_bit():
 def test_a_batch_in_parts_has_the_gradient_of_the_whole(amp):
     shown = [SOURCES["auxiliary"][0], SOURCES["auxiliary"][1], torch.linspace(0.1, 2, 20), torch.randn(20, 1, 8, 8)]
     found = {}
-    for at_a_time in (20, 7, 1, 64):
+    for microbatch_size in (20, 7, 1, 64):
         model = tiny()
-        losses = functools.partial(losses_of_parts, model, shown, False, len(shown[0]), at_a_time)
-        assert len(list(losses())) == -(-20 // at_a_time)
+        losses = functools.partial(losses_of_parts, model, shown, False, len(shown[0]), microbatch_size)
+        assert len(list(losses())) == -(-20 // microbatch_size)
         loss = amp_gradient(model.parameters(), losses, amp)
-        found[at_a_time] = torch.cat([loss[None], *(parameter.grad.flatten() for parameter in model.parameters())])
-    for at_a_time in (7, 1, 64):
-        assert torch.allclose(found[at_a_time], found[20], rtol=1e-3, atol=1e-5)
+        found[microbatch_size] = torch.cat(
+            [loss[None], *(parameter.grad.flatten() for parameter in model.parameters())]
+        )
+    for microbatch_size in (7, 1, 64):
+        assert torch.allclose(found[microbatch_size], found[20], rtol=1e-3, atol=1e-5)
 
 
 def test_training_in_parts_holds_fewer_images_and_ends_in_the_same_weights():
     averages, most = {}, {}
-    for at_a_time in (None, 3):
+    for microbatch_size in (8, 3):
         model, seen = tiny(), []
         model.register_forward_pre_hook(lambda module, inputs, seen=seen: seen.append(len(inputs[0])))
-        averages[at_a_time] = warm_up(
-            model, [phase()], SOURCES, Pretrain(ema=0.9), 7, autocast=False, at_a_time=at_a_time
+        averages[microbatch_size] = warm_up(
+            model, [phase()], SOURCES, Pretrain(ema=0.9), 7, autocast=False, microbatch_size=microbatch_size
         )
-        most[at_a_time] = max(seen)
-    assert most == {None: 8, 3: 3}
-    for name, value in averages[None].items():
+        most[microbatch_size] = max(seen)
+    assert most == {8: 8, 3: 3}
+    for name, value in averages[8].items():
         assert torch.allclose(value, averages[3][name], atol=1e-3)
 
 
 def test_the_warm_up_holds_no_more_images_than_fit(monkeypatch):
-    monkeypatch.setattr(phases, "images_kept", lambda model: 3)
+    monkeypatch.setattr(curriculum, "plain_microbatch", lambda model: 3)
     model, seen = tiny(), []
     model.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
-    through_phases(model, Pretrain(phases=(phase(), phase(amp=Amp()))), SOURCES, 7)
+    warm_up(model, [phase(), phase(amp=Amp())], SOURCES, Pretrain(), 7)
     assert max(seen) == 3 and 2 in seen  # 8 are 3, 3 and 2
 
 

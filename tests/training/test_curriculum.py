@@ -9,7 +9,7 @@ from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.unet import UNet, drop_extra_classes
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.training import Amp, Phase, Pretrain
-from sfumato.training.curriculum import MappedImages, mixed_batch, rand_augment, warm_up
+from sfumato.training.curriculum import MappedImages, as_float, mean_loss, mixed_batch, rand_augment, warm_up
 from sfumato.training.public_images import public_training_set, some_of_each
 
 CONFIG = Pretrain(ema=0.99)
@@ -41,20 +41,15 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others():
 
 
 def test_the_loss_falls_and_progress_is_reported():
-    rows = []
-    warm_up(
-        tiny(),
-        [phase(steps=1), phase(steps=300, batch=32)],
-        SOURCES,
-        CONFIG,
-        0,
-        lambda *row: rows.append(row),
-        autocast=False,
-    )
-    assert [row[:3] for row in rows[:2]] == [(0, 1, 1), (1, 20, 300)]
-    assert rows[-1][:3] == (1, 300, 300)
-    early, late = [row[3] for row in rows[1:4]], [row[3] for row in rows[-3:]]
-    assert sum(late) < 0.6 * sum(early)
+    rows, model = [], tiny()
+    images, labels = as_float(SOURCES["auxiliary"][0]), SOURCES["auxiliary"][1]
+    noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
+    batch = images, labels, torch.full((len(images),), 0.5), noise
+    before = mean_loss(model, batch, False, len(images)).item()
+    phases = [phase(steps=1), phase(steps=300, batch=32)]
+    warm_up(model, phases, SOURCES, CONFIG, 0, lambda *row: rows.append(row), autocast=False)
+    assert rows[:2] == [(1, 301), (20, 301)] and rows[-1] == (301, 301)
+    assert mean_loss(model, batch, False, len(images)).item() < 0.6 * before
 
 
 def test_sources_are_mixed_by_weight():
@@ -221,7 +216,7 @@ def test_public_classes_are_trained_and_leave_with_their_rows():
     seen = []
     model.label.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
     phases = [phase(sources={"public": 1.0}, steps=20, amp=Amp(steps=2)), phase(sources={"public": 1.0}, steps=5)]
-    average = warm_up(model, phases, sources, CONFIG, 0, label_dropout=0.3, autocast=False)
+    average = warm_up(model, phases, sources, CONFIG, 0, label_dropout=0.3, autocast=False, microbatch_size=64)
     assert set(torch.cat(seen).tolist()) == {3, 4, 5}  # not a sensitive class; 3 stands for no label
     moved = (average["label.weight"] != start).any(dim=1)
     assert moved.tolist() == [False, False, False, True, True, True]

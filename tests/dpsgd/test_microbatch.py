@@ -6,27 +6,10 @@ from peak_memory import peak_memory
 from torch import Tensor
 
 from sfumato.diffusion.unet import UNet
-from sfumato.dpsgd import clip, gradients, memory
+from sfumato.dpsgd import clip, gradients, microbatch
 from sfumato.dpsgd.clip import clipped_sum
-from sfumato.dpsgd.gradients import (
-    choose_chunk,
-    choose_precision,
-    clipped_gradient_sum,
-    draw,
-    mean_gradients,
-    per_image_gradients,
-)
-from sfumato.dpsgd.memory import (
-    STEP_COPIES,
-    Memory,
-    choose_microbatch,
-    estimate,
-    gradient_memory,
-    images_kept,
-    kept_bytes,
-    largest_microbatch,
-    on_meta,
-)
+from sfumato.dpsgd.gradients import choose_precision, clipped_gradient_sum, draw, mean_gradients, per_image_gradients
+from sfumato.dpsgd.microbatch import activation_bytes, choose_microbatch, needed, plain_microbatch
 from sfumato.dpsgd.run import State, gradient_sum
 from sfumato.settings.dpsgd import Finetune
 from sfumato.settings.noise_levels import LogNormal
@@ -117,96 +100,102 @@ def test_as_one_matrix_rows_are_clipped_kept_or_dropped_as_apart(monkeypatch):
         assert float(torch.linalg.vector_norm(alone)) == pytest.approx(1, abs=1e-5)
 
 
-@pytest.mark.parametrize(("chunk", "draws"), [(8, 1), (4, 8)])
-def test_the_memory_estimate_of_our_own_network_is_within_a_quarter_of_what_was_measured(chunk, draws):
-    model = network(width=32)
-    parameters, shapes = dict(model.named_parameters()), on_meta(model)
-    told = gradient_memory(shapes, dict(shapes.named_parameters()), chunk, draws, STEP_COPIES)
-    generator = torch.Generator().manual_seed(0)
-
-    def step() -> None:
-        images, labels = torch.zeros(chunk, 1, 8, 8), torch.zeros(chunk, dtype=torch.int64)
-        drawn = draw(model, images, draws, LogNormal(), generator)
-        clipped_gradient_sum(model, parameters, images, labels, drawn, 1.0, chunk)
-
-    assert told.activations + told.gradients == pytest.approx(peak_memory(step), rel=0.25)
-    assert all(value.is_meta for value in shapes.parameters()) and not any(v.is_meta for v in model.parameters())
-    assert told.trained == sum(value.numel() for value in parameters.values())
+def gradient_bytes(model: UNet) -> int:
+    return 4 * sum(value.numel() for value in model.parameters())
 
 
-def linear(images: int, draws: int) -> Memory:
-    """A step whose memory is plain to see: 10 bytes, and for each image 4 and 2 for each draw of it."""
-    return Memory(
-        weights=10, copies=0, gradients=4 * images, activations=2 * images * draws, trained=1, chunk=images,
-        draws=draws, split=False,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("draws", [1, 5, 32])
-@pytest.mark.parametrize("budget", [0, 15, 20, 100, 1000, 10**6])
-def test_what_fits_is_within_the_budget_and_twice_as_much_is_not(budget, draws):
-    found = largest_microbatch(linear, draws, budget, 64)
-    assert 1 <= found.chunk <= 64 and 1 <= found.draws <= draws
-    assert found.peak <= budget or (found.chunk, found.draws) == (1, 1)
-    if found.draws < draws:  # only where one image with all of its draws is too much
-        assert found.chunk == 1 and linear(1, draws).peak > budget
-    elif found.chunk < 64:
-        assert linear(2 * found.chunk, draws).peak > budget
-
-
-def test_on_a_cpu_our_own_network_takes_what_is_fast_and_on_a_gpu_what_fits(monkeypatch):
-    model = network()
+@pytest.mark.parametrize("draws", [1, 8, 32])
+@pytest.mark.parametrize("room", [0.5, 3, 30, 1000, 10**6])
+def test_what_is_chosen_fits_and_is_a_power_of_two(monkeypatch, model, draws, room):
+    """room: in activations of one pass."""
     parameters = dict(model.named_parameters())
-    size = sum(value.numel() for value in parameters.values())
-    assert choose_microbatch(model, parameters, 8, batch=64.0, copies=0) == (choose_chunk(size, 8), 8)
-    assert choose_microbatch(model, parameters, 8, batch=64.0, copies=0, chunk=5) == (5, 8)
-    monkeypatch.setattr(model, "splits_by_image", False)  # as a GPU would: by its memory
-    shapes = on_meta(model)
-    one = gradient_memory(shapes, dict(shapes.named_parameters()), 1, 8, 0).peak
-    chosen = {}
-    for name, budget, expected in (("a half", one // 2, 64.0), ("six", 6 * one, 64.0), ("all", 10**12, 16.0)):
-        monkeypatch.setattr(memory, "chunk_budget", lambda where, loaded, budget=budget: budget)
-        chosen[name] = choose_microbatch(model, parameters, 8, batch=expected, copies=0)
-    assert chosen["a half"][0] == 1 and 1 <= chosen["a half"][1] < 8
-    assert chosen["six"][0] > 1 and chosen["six"][1] == 8
-    assert chosen["all"] == (8, 8)  # no chunk is filled up to more than half of a draw
-
-
-@pytest.mark.parametrize("options", [{}, {"width": 32}, {"width": 32, "unshuffle": 1}, {"blocks": 2}])
-def test_what_one_pass_keeps_tells_what_many_need(options):
-    model = network(**options)
-    shapes = on_meta(model)
-    whole = gradient_memory(shapes, dict(shapes.named_parameters()), 4, 16, 0)
-    assert whole.peak == pytest.approx(
-        64 * kept_bytes(model, dict(model.named_parameters())) + whole.gradients, rel=0.3
-    )
-
-
-@pytest.mark.parametrize(
-    ("passes", "expected"), [(10**6, (32, 8)), (100, (8, 8)), (31, (2, 8)), (5, (1, 5)), (0, (1, 1))]
-)
-def test_on_a_cpu_images_and_draws_are_fewer_where_activations_need_more_than_there_is(monkeypatch, passes, expected):
-    model = network()
-    parameters = dict(model.named_parameters())
-    monkeypatch.setattr(memory, "KEPT_BYTES", int((passes + 0.5) * kept_bytes(model, parameters)))
-    assert choose_microbatch(model, parameters, 8, batch=64.0, copies=0) == expected
-    told = estimate(on_meta(model), Finetune(draws=8), 64.0)  # what a dry run says of it
-    assert (told.chunk, told.draws, told.split) == (*expected, expected[1] < 8)
-
-
-@pytest.mark.parametrize(("room", "expected"), [(0.5, 1), (5.5, 5), (100.5, 100)])
-def test_a_plain_step_holds_the_images_whose_activations_fit(monkeypatch, room, expected):
-    model = network()
-    monkeypatch.setattr(memory, "KEPT_BYTES", int(room * kept_bytes(model, dict(model.named_parameters()))))
-    assert images_kept(model) == expected
+    one = activation_bytes(model, parameters)
+    monkeypatch.setattr(microbatch, "room_on", lambda *where: room * one)
+    images, some = choose_microbatch(model, parameters, draws, 1e6)
+    assert images & (images - 1) == 0 and 1 <= some <= draws
+    assert images * some <= max(1, room) and (images == 1 or images * gradient_bytes(model) <= room * one)
+    if some < draws:  # only if one image with all of its draws is too much
+        assert images == 1 and room < draws
 
 
 @pytest.mark.parametrize("draws", [1, 4, 32])
 @pytest.mark.parametrize("batch", [8.0, 600.0, 2048.0, 1e6])
-def test_on_a_cpu_a_chunk_is_filled_up_by_little_of_a_large_batch(batch, draws):
-    chunk = choose_chunk(500_000, draws, batch)
-    assert chunk in (8, 64, 128) and chunk * draws <= 256
-    assert chunk <= 64 or chunk * 16 <= batch
+def test_on_a_cpu_a_microbatch_is_what_is_fast_and_never_more_than_half_of_a_batch(model, draws, batch):
+    images, some = choose_microbatch(model, dict(model.named_parameters()), draws, batch)
+    assert some == draws and images * draws <= 256 and images <= 128 and images <= batch / 2
+    assert images <= 64 or images * 16 <= batch
+    assert images == (4 if batch == 8 else 8 if draws == 32 else 64 if draws == 4 or batch == 600 else 128)
+
+
+def test_what_the_user_asks_is_taken(model):
+    assert choose_microbatch(model, dict(model.named_parameters()), 8, 64.0, 5) == (5, 8)
+
+
+def test_a_network_without_ghost_layers_takes_fewer(monkeypatch, model):
+    monkeypatch.setattr(model, "supports_ghost_layers", False, raising=False)
+    assert choose_microbatch(model, dict(model.named_parameters()), 1, 1e6) == (32, 1)
+
+
+@pytest.mark.parametrize(
+    ("largest", "expected"), [(10**6, (512, 8)), (100, (8, 8)), (12, (1, 8)), (3, (1, 2)), (0, (1, 1))]
+)
+def test_on_a_gpu_the_choice_is_halved_until_a_trial_on_blanks_fits(monkeypatch, model, largest, expected):
+    """largest: passes that fit. On a CPU, with a stand-in for the device."""
+    parameters, gpu = dict(model.named_parameters()), torch.device("cuda")
+    monkeypatch.setattr(microbatch, "device_of", lambda parameters: gpu)
+    monkeypatch.setattr(microbatch, "fitting", lambda *asked: (512, 8))
+    tried = []
+
+    def fits(model, parameters, images, draws):
+        tried.append(images * draws)
+        return images * draws <= largest
+
+    monkeypatch.setattr(microbatch, "fits", fits)
+    assert choose_microbatch(model, parameters, 8, 1e6) == expected
+    assert tried[0] == 4096 and sorted(tried, reverse=True) == tried
+
+
+def test_a_trial_sees_only_blanks_and_notices_that_memory_does_not_suffice(monkeypatch, model):
+    seen = []
+
+    def taken(model, parameters, images, labels, draws):
+        seen.append((images.shape, draws.levels.shape, bool(images.any() or labels.any())))
+        if len(seen) > 1:
+            raise torch.cuda.OutOfMemoryError
+        return {"a": torch.zeros(3, 2)}
+
+    monkeypatch.setattr(microbatch, "per_image_gradients", taken)
+    parameters = dict(model.named_parameters())
+    assert microbatch.fits(model, parameters, 3, 2) and not microbatch.fits(model, parameters, 3, 2)
+    assert seen == [((3, 1, 8, 8), (3, 2), False)] * 2
+
+
+@pytest.mark.parametrize("options", [{}, {"width": 32}, {"blocks": 2}])
+def test_activations_of_one_pass_tell_the_memory_of_many(options):
+    model = network(**options)
+    parameters, generator = dict(model.named_parameters()), torch.Generator().manual_seed(0)
+
+    def step() -> None:
+        images, labels = torch.zeros(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64)
+        per_image_gradients(model, parameters, images, labels, draw(model, images, 16, LogNormal(), generator))
+
+    expected = 64 * activation_bytes(model, parameters) + 4 * gradient_bytes(model)
+    assert expected == pytest.approx(peak_memory(step), rel=0.35)
+
+
+@pytest.mark.parametrize(("room", "expected"), [(0.5, 1), (5.5, 5), (100.5, 100)])
+def test_a_plain_step_holds_the_images_whose_activations_fit(monkeypatch, model, room, expected):
+    one = activation_bytes(model, dict(model.named_parameters()))
+    monkeypatch.setattr(microbatch, "room_on", lambda *where: room * one)
+    assert plain_microbatch(model) == expected
+
+
+def test_a_line_tells_the_memory_of_an_outline_as_of_the_network(model):
+    with torch.device("meta"):
+        shapes = UNet(8, 1, 4, width=8, multipliers=(1, 2), attention=(1,))
+    line = needed(shapes, dict(shapes.named_parameters()), 8, 64.0)
+    assert line == needed(model, dict(model.named_parameters()), 8, 64.0)
+    assert line.startswith("about 0.") and "32 images at a time, 8 of 8 draws" in line
 
 
 class OneDraw:
@@ -217,22 +206,22 @@ class OneDraw:
         yield from zip(*(value.split(size) for value in self.drawn), strict=True)
 
 
-def test_a_run_goes_on_with_another_chunk(model):
+def test_a_run_goes_on_with_another_microbatch(model):
     """Nothing of it is kept, and the sum of the next step is the same up to rounding."""
     drawn = torch.rand(9, 1, 8, 8), torch.arange(9) % 4
 
     def state(**options) -> State:
-        config = Finetune(draws=4, max_grad_norm=C, chunk=16)
+        config = Finetune(draws=4, max_grad_norm=C, microbatch_size=16)
         state = State(network(), config, public_batch=16.0, autocast=False)
         state.generator = torch.Generator().manual_seed(3)  # 16 · 4 images: all in one piece, drawn alike
         for name, value in options.items():
             setattr(state, name, value)
         return state
 
-    whole, parts = state(), state(chunk=4, draws_per_pass=3)
+    whole, parts = state(), state(microbatch_size=4, draws_per_pass=3)
     parts.load(whole.tensors())
     assert whole.tensors().keys() == parts.tensors().keys()
-    assert not any("chunk" in name or "draws_per_pass" in name for name in whole.tensors())
+    assert not any("microbatch" in name or "draws_per_pass" in name for name in whole.tensors())
     sums = [gradient_sum(some, OneDraw(*drawn)) for some in (whole, parts)]
     assert torch.linalg.vector_norm(sums[0] - sums[1]) < 1e-4 * C
 
@@ -255,4 +244,4 @@ def test_the_precision_is_what_was_said_or_what_blanks_show(model, monkeypatch, 
     answer = choose_precision(model, dict(model.named_parameters()), 4, lambda images: drawn.rows(slice(4)), 3, said)
     assert answer == (faster if said is None else said)
     assert tried == ([(True, 4, 3, False), (False, 4, 3, False)] if said is None else [])
-    assert model.unfolds is False  # of a CPU
+    assert model.use_unfold is False  # of a CPU

@@ -3,15 +3,15 @@
 import pytest
 import torch
 
+from sfumato.baselines import feta_sampler
+from sfumato.baselines.feta_sampler import SampledGenerator, fit_phases, load_drawing, new_sampled
 from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.unet import UNet
 from sfumato.features.fourier import FourierFeatures
-from sfumato.generators.one_step import Match, draw_images, fit_generator, load_generator, new_sampled, save_generator
-from sfumato.generators.sampled import SampledGenerator
+from sfumato.generators.one_step import Match, draw_images, fit_generator, save_generator
 from sfumato.settings.queries import FeatureMap
 from sfumato.settings.training import Fit, Phase, Pretrain
 from sfumato.training.curriculum import warm_up
-from sfumato.training.phases import through_phases
 
 SHAPE, CLASSES = (1, 4, 4), 2
 PRIORS = torch.full((CLASSES,), 0.5)
@@ -40,7 +40,7 @@ def error(generator) -> float:
 
 
 def test_a_denoiser_learns_a_release_through_its_sampler():
-    generator = SampledGenerator(denoiser(), 3)
+    generator = SampledGenerator(denoiser())
     before = error(generator)
     fit_generator(generator, [release()], Fit(steps=60, batch=20, learning_rate=1e-2), PRIORS, seed=0)
     assert error(generator) < 0.4 * before
@@ -52,18 +52,18 @@ def test_every_step_of_the_sampler_has_a_part_in_the_gradient():
         torch.nn.init.normal_(value, std=0.2)
     asked = []
     model.register_forward_hook(lambda module, given, output: asked.append(output.requires_grad))
-    images = SampledGenerator(model, 3)(torch.randn(2, 16), torch.tensor([0, 1]))
+    images = SampledGenerator(model)(torch.randn(2, 16), torch.tensor([0, 1]))
     images.sum().backward()
-    assert images.shape == (2, 1, 4, 4) and asked == [True] * 3
+    assert images.shape == (2, 1, 4, 4) and asked == [True] * feta_sampler.STEPS
     assert all(value.grad is not None and value.grad.isfinite().all() for value in model.parameters())
 
 
 def test_what_was_saved_draws_the_same_images(tmp_path):
-    generator = new_sampled(SHAPE, CLASSES, 8, 3, seed=0)
+    generator = new_sampled(SHAPE, CLASSES, 8, seed=0)
     for value in generator.parameters():
         torch.nn.init.normal_(value, std=0.2)
     save_generator(generator, tmp_path)
-    found = load_generator(tmp_path)
+    found = load_drawing(tmp_path)
     assert isinstance(found, SampledGenerator)
     assert torch.allclose(draw_images(found, 10)[0], draw_images(generator, 10)[0], atol=1e-5)
 
@@ -73,22 +73,11 @@ def shown():
     return {"central": (truth(labels), labels)}
 
 
-def test_phases_without_a_fit_are_the_warm_up_and_its_average():
-    settings = Pretrain(phases=({"sources": {"central": 1}, "steps": 3}, {"sources": {"central": 1}, "steps": 2}))
-    told: list[tuple[int, int]] = []
-    one, other = denoiser(), denoiser()
-    through_phases(one, settings, shown(), 0, lambda done, total: told.append((done, total)))
-    ema_model(other, warm_up(other, settings.phases, shown(), settings, 0))
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
-    assert told[-1] == (5, 5)
-
-
 def test_a_phase_that_fits_goes_on_from_the_phase_before_it():
-    phases = ({"sources": {"central": 1}, "steps": 2}, {"sources": {"frequency": 1}, "steps": 2, "solver": 2})
+    phases = ({"sources": {"central": 1}, "steps": 2}, {"sources": {"frequency": 1}, "steps": 2})
     settings, told = Pretrain(phases=phases, learning_rate=1e-3), []
-    model = through_phases(
-        denoiser(), settings, shown(), 0, lambda done, total: told.append((done, total)), match=release(), priors=PRIORS
-    )
+    model = denoiser()
+    fit_phases(model, settings, shown(), release(), PRIORS, 0, lambda done, total: told.append((done, total)))
     first = denoiser()
     ema_model(first, warm_up(first, settings.phases[:1], shown(), settings, 0))
     moved = [float((a - b).detach().abs().max()) for a, b in zip(model.parameters(), first.parameters(), strict=True)]

@@ -1,0 +1,130 @@
+"""How many images a step takes at a time: a setting of the machine, from public numbers and one pass of a blank image.
+
+No release depends on it, and a run may be resumed under another number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from sfumato.diffusion.denoiser import Denoiser
+from sfumato.dpsgd.clip import clipped_sum
+from sfumato.dpsgd.gradients import Draws, losses_at, per_image_gradients
+from sfumato.runtime import compute, distributed
+
+CPU_BYTES = 2**30  # for per-image gradients, and as many for activations: more at a time is not faster
+FREE = 0.4  # the same of a GPU: this part of its free memory
+COPIES = 8  # float32 copies of the trained parameters beside the model: average, moments, sums, noise
+SMALL, LARGE, FILLED = 64, 128, 16  # images on a CPU; the more for a batch that fills so many microbatches
+CPU_PASSES = 256  # of the network, more at a time is not faster
+GPU_IMAGES, GPU_PASSES = 512, 4096
+VMAP_IMAGES = 32  # for a network without ghost layers
+
+
+def choose_microbatch(
+    model: Denoiser, parameters: Mapping[str, Tensor], draws: int, batch: float, wanted: int | None = None
+) -> tuple[int, int]:
+    """Images whose gradients are taken at a time, and how many of the K draws of each. Call it before a charge opens.
+
+    On a GPU the choice is tried on blank images, and halved while memory does not suffice. A collective call: the same
+    for all processes. batch: expected images of a step; wanted: images at a time, as the user asked.
+    """
+    device = device_of(parameters)
+    if wanted is not None:
+        return distributed.all_min(wanted), draws
+    images, some = fitting(model, parameters, draws, batch, device)
+    while device.type == "cuda" and images * some > 1 and not fits(model, parameters, images, some):
+        images, some = max(1, images // 2), some if images > 1 else some // 2
+    return distributed.all_min(images), distributed.all_min(some)
+
+
+def fitting(
+    model: Denoiser, parameters: Mapping[str, Tensor], draws: int, batch: float, device: torch.device
+) -> tuple[int, int]:
+    """As `choose_microbatch`, by the rule for this device and without a trial. model: there, or on the meta device."""
+    gpu, room = device.type == "cuda", room_on(device, parameters)
+    passes = max(1, int(room / activation_bytes(model, parameters)))
+    if passes < draws:
+        return 1, passes
+    if not model.supports_ghost_layers:
+        most: float = VMAP_IMAGES
+    elif gpu:
+        most = min(GPU_IMAGES, GPU_PASSES // draws)
+    else:
+        most = min(max(SMALL, batch / FILLED), LARGE, max(4, CPU_PASSES // draws))
+    rows = (8 if gpu else 4) * sum(value.numel() for value in parameters.values())  # a GPU clips a copy of them
+    largest = int(max(1, min(most, batch / 2, room / rows, passes / draws)))
+    return 1 << (largest.bit_length() - 1), draws  # a power of two
+
+
+def needed(
+    model: Denoiser, parameters: Mapping[str, Tensor], draws: int, batch: float, wanted: int | None = None
+) -> str:
+    """The memory of such a step on this machine, in a line. model: on the meta device."""
+    images, some = (wanted, draws) if wanted else fitting(model, parameters, draws, batch, compute.device())
+    trained = sum(value.numel() for value in parameters.values())
+    network = sum(value.numel() * value.element_size() for value in [*model.parameters(), *model.buffers()])
+    each = 4 * trained + some * activation_bytes(model, parameters)
+    size = (network + 4 * COPIES * trained + images * each) / 2**30
+    return f"about {size:.2f} GiB at float32: {images} images at a time, {some} of {draws} draws of each"
+
+
+def plain_microbatch(model: Denoiser) -> int:
+    """Images whose activations a step of ordinary training holds at a time on this machine; at least one."""
+    parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    room = room_on(device_of(parameters), parameters)
+    return max(1, int(room / activation_bytes(model, parameters)))
+
+
+def device_of(parameters: Mapping[str, Tensor]) -> torch.device:
+    return next(iter(parameters.values())).device
+
+
+def room_on(device: torch.device, parameters: Mapping[str, Tensor]) -> float:
+    """Bytes for per-image gradients, and as many for activations, on this machine."""
+    if device.type != "cuda":
+        return CPU_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # free for PyTorch
+    return FREE * (free + cached - 4 * COPIES * sum(value.numel() for value in parameters.values()))
+
+
+def activation_bytes(model: Denoiser, parameters: Mapping[str, Tensor]) -> int:
+    """Bytes that one float32 pass of a blank image keeps for the backward pass, besides weights."""
+    images, labels, draws = blanks(model, parameters, 1, 1)
+    kept: dict[int, torch.UntypedStorage] = {}  # held, so that no other gets the same address
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
+        return tensor
+
+    trained = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+    with images.device, torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        losses_at(model, trained, images, labels, draws.levels[0], draws.noise[0])
+    for value in model.parameters():
+        kept.pop(value.untyped_storage()._cdata, None)
+    return max(1, sum(storage.nbytes() for storage in kept.values()))
+
+
+@torch.no_grad()
+def fits(model: Denoiser, parameters: Mapping[str, Tensor], images: int, draws: int) -> bool:
+    """Whether the gradients of so many blank images, each drawn so often, and their clip fit into the GPU."""
+    try:
+        clipped_sum(per_image_gradients(model, parameters, *blanks(model, parameters, images, draws)), 1.0)
+    except torch.cuda.OutOfMemoryError:
+        return False
+    finally:
+        torch.cuda.empty_cache()
+    return True
+
+
+def blanks(model: Denoiser, parameters: Mapping[str, Tensor], images: int, draws: int) -> tuple[Tensor, Tensor, Draws]:
+    """Black images, labels and draws, as `per_image_gradients` takes them."""
+    device = device_of(parameters)
+    black = torch.zeros(images, model.channels, model.resolution, model.resolution, device=device)
+    levels = torch.ones(images, draws, dtype=torch.int64, device=device)
+    noise = torch.zeros(images, draws, *black.shape[1:], device=device)
+    return black, levels[:, 0] * 0, Draws(levels=levels, noise=noise, drop=levels.bool())
