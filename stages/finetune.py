@@ -7,17 +7,19 @@ from functools import partial
 from sfumato.baselines.selectors import public_ranking, randomise_unselected
 from sfumato.data.store import read_card
 from sfumato.diffusion.ema import ema_model
+from sfumato.dpsgd.latents import ensure_latents
 from sfumato.dpsgd.run import State, epsilon_by_step, fine_tune, save_log
 from sfumato.dpsgd.trainable import check_trained, choose_trainable, save_trained
 from sfumato.errors import ConfigError
 from sfumato.privacy.checkpoint import drop_checkpoints
 from sfumato.queries.count import read_counts
 from sfumato.queries.saliency import read_ranking
-from sfumato.release.synthesizer import ensure_latents, load_start, start_file
+from sfumato.release.synthesizer import load_start, start_file
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import device
 from sfumato.settings.dpsgd import Finetune
 from sfumato.storage.files import replace_file
+from sfumato.text_to_image.reference import load_codec
 from stages.runner import EVALUATION, QueryRun, load_plan, progress, say, state_dir
 
 
@@ -28,7 +30,7 @@ def finetune(run: QueryRun[Finetune]) -> None:
     # the network, what of it is trained, and what it is trained on
     model = load_start(pretrain)
     encoding = partial(progress, "encoding the images, once", clock=False)
-    latents = ensure_latents(model, state_dir(), card, pretrain, encoding)
+    latents = ensure_latents(model, state_dir(), card, lambda: load_codec(pretrain, device()), encoding)
     if "saliency" in run.inputs:
         ranking = read_ranking(run.inputs["saliency"], settings.debias)
     else:

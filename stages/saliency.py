@@ -5,14 +5,16 @@ from __future__ import annotations
 from functools import partial
 
 from sfumato.data.store import read_card
+from sfumato.dpsgd.latents import ensure_latents
 from sfumato.dpsgd.microbatch import choose_microbatch
 from sfumato.dpsgd.trainable import candidates, flat
 from sfumato.queries.count import read_counts
 from sfumato.queries.saliency import query_saliency, rank_candidates, save_ranking
-from sfumato.release.synthesizer import ensure_latents, load_start
+from sfumato.release.synthesizer import load_start
 from sfumato.runtime.compute import device
 from sfumato.settings.dpsgd import Saliency
 from sfumato.storage.png import plot_saliency
+from sfumato.text_to_image.reference import load_codec
 from stages.runner import QueryRun, progress, state_dir
 
 
@@ -20,7 +22,7 @@ def saliency(run: QueryRun[Saliency]) -> None:
     plan, pretrain = run.plan, run.path("pretrain")
     model = load_start(pretrain)
     encoding = partial(progress, "encoding the images, once", clock=False)
-    latents = ensure_latents(model, state_dir(), read_card(run.card), pretrain, encoding)
+    latents = ensure_latents(model, state_dir(), read_card(run.card), lambda: load_codec(pretrain, device()), encoding)
     settings = run.settings.on_this_machine()
     pool = candidates(model.to(device()), settings.candidates)
     public_size = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes)).total

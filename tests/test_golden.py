@@ -465,13 +465,7 @@ CASES: dict[str, Case] = {
         tolerance=GRADIENT,
     ),
     "synthesize variants in grey": case(
-        "synthesize",
-        count=20,
-        sources={"evolve": 1.0},
-        relabel=True,
-        distorted=0.3,
-        mixed=0.3,
-        tolerance=GRADIENT,
+        "synthesize", count=20, sources={"evolve": 1.0}, relabel=True, distorted=0.3, mixed=0.3, tolerance=GRADIENT
     ),
 }
 

@@ -1,27 +1,19 @@
-"""The synthesizer on disk: the network that an artifact holds, our own or a public model, and the latents it takes."""
+"""The synthesizer on disk: the network that an artifact holds, our own or a public model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
 
-from sfumato.data.store import Card, have_latents, latents_key, write_latents
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.unet import UNet, load_model
 from sfumato.dpsgd.lora import ADAPTER_CONFIG, apply_adapter
-from sfumato.privacy.authorize import open_local
-from sfumato.runtime import distributed
-from sfumato.runtime.compute import device
 from sfumato.settings.training import Model
 from sfumato.storage.weights import WEIGHTS
 from sfumato.text_to_image.network import load_latent, load_trained
 from sfumato.text_to_image.network import outline as outline_of_public_model
-from sfumato.text_to_image.reference import CONFIG, is_latent, load_codec
-
-Report = Callable[[int, int], None]
+from sfumato.text_to_image.reference import CONFIG, is_latent
 
 
 def load_start(pretrain: Path) -> Denoiser:
@@ -49,22 +41,3 @@ def outline(settings: Model, shape: tuple[int, int, int], classes: int) -> Denoi
         return outline_of_public_model(settings, classes)
     with torch.device("meta"):
         return UNet(resolution=shape[1], channels=shape[0], classes=classes, **settings.network())
-
-
-def ensure_latents(
-    model: Denoiser, state: Path, card: Card, pretrain: Path, progress: Callable[[], AbstractContextManager[Report]]
-) -> str | None:
-    """The key of the latents that a charge shall draw for `model`, encoded now where they are not there yet.
-
-    None for a network that works on pixels. Local work outside the guarantee: journalled, kept in the state directory,
-    and nothing of it is shown but how many parts of 100 are done.
-    """
-    if model.encoder is None:
-        return None
-    key = latents_key(card, model.encoder)
-    if distributed.is_main() and not have_latents(state, card, key):
-        codec = load_codec(pretrain, device())
-        open_local(state, card, "latents")
-        with progress() as report:
-            write_latents(state, card, key, codec.encode, report)
-    return distributed.broadcast_object(key)  # the others wait until the latents are there
