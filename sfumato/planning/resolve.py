@@ -17,7 +17,7 @@ from sfumato.data.store import Card, PublicCard
 from sfumato.errors import BudgetError, ConfigError
 from sfumato.planning.checks import check_consistent, check_public, settings_of
 from sfumato.planning.kept import Spending, holds, kept_releases, repeat_counts, stages_before
-from sfumato.privacy.accountant import NoiseRequest, calibrate, default_delta, epsilon, shares_of_rdp
+from sfumato.privacy.accountant import LARGEST_DELTA, NoiseRequest, calibrate, default_delta, epsilon, shares_of_rdp
 from sfumato.privacy.authorize import SpendingPolicy, check_lifetime
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism, event_from_json
 from sfumato.privacy.odometer import Odometer
@@ -33,7 +33,6 @@ from sfumato.settings.stages import QUERIES, STAGES, Stage
 from sfumato.storage.digest import digest_of
 
 OF_THE_SENSITIVE_SET = ("dataset_id", "classes", "size_hint")  # left out of plans that read only the public set
-LARGEST_DELTA = 1e-3
 
 
 @dataclass(frozen=True)
@@ -101,6 +100,10 @@ def make_plan(
         raise ConfigError(
             f"privacy.delta={delta:g} is above 1/privacy.size_hint={1 / privacy.size:.3g}: "
             "it would allow publishing an image. Lower it, or leave it out"
+        )
+    if delta > LARGEST_DELTA:
+        raise ConfigError(
+            f"privacy.delta={delta:g} is above {LARGEST_DELTA:g}: with that probability there is no guarantee. Lower it"
         )
     adjacency = ZERO_OUT_ONE if privacy.declared_size else ADD_OR_REMOVE_ONE
     brought = inherited_events(inherited, privacy.epsilon, delta, privacy.protected)
@@ -179,10 +182,9 @@ def inherited_events(records: Sequence[dict], target: float, delta: float, unit:
 def warnings_of(params: Params, delta: float) -> list[str]:
     """What is allowed and yet weakens the guarantee: one sentence each."""
     found, hint = [], params.privacy.size
-    if delta > LARGEST_DELTA:
+    if params.privacy.delta is None and delta == LARGEST_DELTA:
         found.append(
-            f"δ = {delta:.2g} (privacy.size_hint={hint}): with that probability there is no guarantee. "
-            f"Set privacy.delta to {LARGEST_DELTA:g} or less; a set of so few images cannot be protected well"
+            f"privacy.size_hint={hint}: δ = {delta:g} is the largest allowed; so few images cannot be protected well"
         )
     if not params.privacy.declared_size and float(f"{hint:.1e}") != hint:
         found.append(

@@ -21,6 +21,7 @@ from sfumato.errors import BudgetError
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism
 
 # Fine near 1, where expensive mechanisms have their best order; up to 4096, because cheap ones have it far out.
+LARGEST_DELTA = 1e-3  # with probability δ there is no guarantee: a larger one is refused
 ORDERS: tuple[float, ...] = (
     *(1 + x / 20 for x in range(1, 60)),
     *(4 + x / 4 for x in range(24)),
@@ -79,8 +80,8 @@ def _mechanism_rdp(mechanism: Mechanism, order: float) -> float:
 
 
 def default_delta(size_hint: int) -> float:
-    """1 / (size_hint · ln size_hint)."""
-    return 1 / (size_hint * math.log(size_hint))
+    """1 / (size_hint · ln size_hint), at most LARGEST_DELTA."""
+    return min(1 / (size_hint * math.log(size_hint)), LARGEST_DELTA)
 
 
 def conversion(order: float, delta: float, classic: bool = False) -> float:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sfumato.errors import BudgetError
-from sfumato.privacy.accountant import ACCOUNTANTS, RELATIONS, epsilon
+from sfumato.privacy.accountant import ACCOUNTANTS, LARGEST_DELTA, RELATIONS, epsilon
 from sfumato.privacy.events import UNITS, event_from_json
 from sfumato.privacy.ledger import Ledger, by_id, compose, odometer_line
 from sfumato.privacy.record import record_problems
@@ -47,6 +47,8 @@ def check_ledger(
     if hint < 1 or not 0 < delta <= 1 / hint:
         problems.append(f"delta={delta} is above 1/size_hint (size_hint={hint}): it would allow publishing an image")
         return math.inf, problems
+    if delta > LARGEST_DELTA:
+        problems.append(f"delta={delta:g} is above {LARGEST_DELTA:g}: with that probability there is no guarantee")
     if accountant not in ACCOUNTANTS or ledger["adjacency"] not in RELATIONS:
         problems.append(f"accountant={accountant!r}, adjacency={ledger['adjacency']!r}: unknown")
     records = ledger["records"]

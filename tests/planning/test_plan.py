@@ -358,8 +358,8 @@ def test_a_key_that_stands_twice_is_an_error(tmp_path):
 @pytest.mark.parametrize(
     ("privacy", "words"),
     [
-        ({"size_hint": 3}, "there is no guarantee"),
-        ({"size_hint": 100}, "there is no guarantee"),
+        ({"size_hint": 3}, "cannot be protected well"),
+        ({"size_hint": 100}, "cannot be protected well"),
         ({"size_hint": 1497}, "looks like an exact count"),
         ({"size_hint": 1500}, None),
         ({"size_hint": 1497, "declared_size": True}, None),
@@ -370,6 +370,12 @@ def test_a_hint_that_weakens_the_guarantee_is_said(tmp_path, privacy, words):
     loaded = params(tmp_path, privacy=privacy)
     found = warnings_of(loaded, loaded.privacy.delta or default_delta(loaded.privacy.size))
     assert [words in warning for warning in found] == ([True] if words else [])
+
+
+def test_a_delta_that_means_nothing_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="with that probability there is no guarantee"):
+        make_plan(params(tmp_path, privacy={"size_hint": 100, "delta": 0.002}), card())
+    assert make_plan(params(tmp_path, privacy={"size_hint": 100}), card()).budget["delta"] == 1e-3
 
 
 def test_another_public_set_than_the_prepared_one_is_named(tmp_path):

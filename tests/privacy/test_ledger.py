@@ -129,6 +129,7 @@ EDITS = {
     "unknown mechanism": (lambda x: record_in(x, COUNT).update(event={"type": "Free"}), "not a mechanism"),
     "no noise": (lambda x: record_in(x, COUNT)["event"].update(noise_multiplier=0), "outside"),
     "delta too large": (lambda x: x.update(delta=0.01), "1/size_hint"),
+    "delta that means nothing": (lambda x: x.update(delta=0.3, size_hint=3), "with that probability there is no"),
     "record renamed": (lambda x: record_in(x, COUNT).update(id=f"{7:032x}"), "table of stages"),
     "record twice": (lambda x: x["records"].append(COUNT), "lists a record twice"),
     "record no record": (lambda x: x["records"].append(None), "record 2 is not a whole record"),
