@@ -64,6 +64,7 @@ def plan(
     from sfumato.data.store import read_card, read_public_card
     from sfumato.planning.checks import reads_public
     from sfumato.planning.kept import released_records, spending_of
+    from sfumato.planning.project import renew
     from sfumato.planning.resolve import check_lifetime_of, make_plan, plan_texts, warnings_of
     from sfumato.privacy.authorize import check_known
     from sfumato.privacy.odometer import Odometer
@@ -71,6 +72,8 @@ def plan(
     from sfumato.settings.privacy import UNLIMITED
     from sfumato.settings.recipes import load_params
 
+    if not dry_run and renew(Path("dvc.yaml")):
+        raise ConfigError("dvc.yaml was written by an older version. It is up to date now: run `dvc repro` again")
     loaded = load_params(params, recipes)
     if loaded.runs("synthesize") and "parquet" in loaded.synthesize.export:
         check_parquet()  # before anything is spent

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from sfumato.settings.stages import ARTIFACTS, CARD, LEDGER, PLAN, dvc_stages
+from sfumato.storage.files import replace_file
 
 # DVC's run cache must bring back neither an old card, nor an old plan (it depends on the odometer), nor an old total.
 PERSISTENT = (CARD, PLAN, LEDGER)
@@ -40,8 +42,8 @@ IGNORED = (
 
 DVC_HEADER = """\
 # Written by `stage init`. The one DAG. Sensitive and hold-out bytes are neither deps nor outs: DVC would write their
-# size and hash into git. The code is that of the installed package, which is no file here: so `plan`, which compares it
-# with what made the releases at hand, runs every time. It takes seconds, and what it finds unchanged does not run.
+# size and hash into git. `plan` runs every time, for it depends on the journal and the installed package. It takes
+# seconds, and what it leaves unchanged does not run.
 """
 
 WORKFLOW = """\
@@ -136,6 +138,23 @@ def dvc_content(*, clone: bool = False) -> dict[str, Any]:
             entry.setdefault("metrics" if path == LEDGER else "outs", []).append({path: options} if options else path)
         stages[name] = entry
     return {"stages": stages, "plots": PLOTS}
+
+
+def renew(file: Path) -> bool:
+    """Rewrite a project's `dvc.yaml` if it names stages of an older version; stages of the owner's own stay.
+
+    Returns whether it was rewritten.
+    """
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    said = yaml.safe_load(text) if text.startswith("# Written by `stage init`") else {}
+    stages, made = said.get("stages") or {}, dvc_content()
+    ours = {name for name, entry in stages.items() if str(entry.get("cmd", "")).strip("['").startswith("stage ")}
+    if not ours - set(made["stages"]):
+        return False
+    made["stages"] |= {name: entry for name, entry in stages.items() if name not in ours}
+    body = yaml.safe_dump(made, sort_keys=False, allow_unicode=True, width=120)
+    replace_file(file, (DVC_HEADER + body).encode())
+    return True
 
 
 def params_text(own: Mapping[str, Any], notes: Mapping[str, str]) -> str:
