@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from sfumato.settings.fields import Fraction, Positive, PositiveFloat, Settings, Strict
 
-# as the Deployments Registry has them
+# the values of OpenDP's Deployments Registry
 Publisher = Literal["Government", "Industry", "Nonprofit"]
 
 
@@ -25,11 +25,11 @@ class Release(Strict):
     """
 
     owner: Line | None = None  # who publishes the set
-    owner_type: Publisher | None = None
+    owner_type: Publisher | None = None  # what kind of publisher that is, for deployment.yaml
     contact: Line | None = None  # an address that answers questions about it
     purpose: Line | None = None  # what it is for
     region: Line | None = None  # that the images describe, or whose laws apply
-    sector: Sector | None = None
+    sector: Sector | None = None  # in which the publisher works
     licence: Line | None = None  # an SPDX identifier in small letters, as dataset hubs have them, such as cc-by-4.0
     url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None  # the folder where it will be published
 
@@ -42,7 +42,8 @@ class Synthesize(Settings):
     """What is released: images drawn from a weighted mixture of the models at hand."""
 
     chooser: ClassVar[str] = "sources"
-    count: Positive = 10_000
+    count: Positive = 10_000  # images of the release
+    # stage whose model draws -> weight of its images; a mapping {1: 2, 10: 0} makes a weight depend on ε
     sources: dict[Drawable, PositiveFloat] = Field(default={"finetune": 1.0}, min_length=1)
     steps: Positive = 18  # Heun steps
     guidance: Annotated[float, Field(ge=0)] = 0.0  # 0: none; g: D + g·(D − D_unconditional)
