@@ -24,7 +24,6 @@ from sfumato.settings.stages import STAGES
 from sfumato.settings.training import Model
 from sfumato.storage.artifacts import read_artifact, writing
 from stages.cli import main
-from stages.runner import ROOT
 
 PIXELS = Extractor(name="pixels-64", digest="pixels", dimension=64, embed=lambda images: images.flatten(1))
 
@@ -86,7 +85,7 @@ def desk(tmp_path, monkeypatch, digits):
     monkeypatch.setattr(downstream, "MIN_STEPS", 5)
     monkeypatch.setattr(extractors, "DRAWN_PER_CLASS", {"glyphs": 4, "procedural": 4})
     monkeypatch.setattr(convergence, "SOLVER_STEPS", 2)
-    Path("pipelines").symlink_to(ROOT / "pipelines")
+    Path("pipelines").symlink_to(Path(__file__).resolve().parents[2] / "pipelines")
     np.savez(
         "source.npz", images=digits.images[:300, ..., 0], labels=digits.labels[:300], classes=np.array(digits.classes)
     )
@@ -179,7 +178,9 @@ def test_a_step_that_never_comes_and_a_missing_feature_space_are_refused(desk):
     assert code == 2 and "finetune.convergence names step 4" in text and "Traceback" not in text
     run(desk, convergence=[1])
     plan = Path("artifacts/plan/evaluate.yaml")
-    plan.write_text(plan.read_text().replace("fidelity: null", "fidelity: []"))
+    content = yaml.safe_load(plan.read_text())
+    content["settings"]["fidelity"] = []
+    plan.write_text(yaml.safe_dump(content))
     code, text = desk("finetune")
     (entry,) = Path("state/odometer/small.jsonl").read_text().splitlines()
     assert code == 2 and "needs a feature space" in text and json.loads(entry)["kind"] == "genesis"  # nothing is spent

@@ -113,10 +113,3 @@ def test_maps_with_and_without_frequencies_stand_side_by_side(digits):
     assert features.size == rows.shape[1] == 100 + 16 * 65
     torch.testing.assert_close(rows[:, :100].square().sum(1), torch.full((9,), 0.75), rtol=1e-4, atol=0)
     torch.testing.assert_close(rows.norm(dim=1), torch.ones(9), rtol=1e-4, atol=0)
-
-
-def test_a_plan_from_before_a_setting_stays_what_it_was():
-    from sfumato.settings.training import Auxiliary
-
-    assert "kernel" not in FeatureMap().model_dump() and FeatureMap(kernel="linear").model_dump()["kernel"] == "linear"
-    assert "target" not in Auxiliary().model_dump(mode="json")
