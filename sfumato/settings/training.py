@@ -6,8 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from sfumato.settings.fields import Fraction, Positive, PositiveFloat, Settings, Share, Strict, is_positive
-from sfumato.settings.noise_levels import LogNormal, NoiseLevels
+from sfumato.settings.fields import Positive, PositiveFloat, Settings, Share, Strict, is_positive
 
 
 class Classifier(Settings):
@@ -32,8 +31,7 @@ class Select(Settings):
 
     chooser: ClassVar[str] = "by"
     by: Literal["votes", "teacher"] = "votes"  # votes of `histogram` for public classes, or labels of `teacher`
-    ratio: Share = 0.05  # by votes: share of the public classes to keep; 1 needs no histogram
-    count: Positive | None = None  # by votes: number of public classes to keep; None: by `ratio`
+    ratio: Share = 0.05  # by votes: share of the public classes to keep, one class at least; 1 needs no histogram
     images: Positive = 20_000  # by the teacher: images of all classes together, equally many of each
 
     def reads(self, name: str) -> bool:
@@ -46,7 +44,6 @@ class Fit(Settings):
     steps: Positive = 600
     batch: Positive = 200
     learning_rate: PositiveFloat = 8e-3  # falls to zero by a cosine
-    labels: Literal["uniform", "prior"] = "uniform"
     images: Positive = 20_000  # N_f
 
 
@@ -175,9 +172,6 @@ class Pretrain(Settings):
     steps: Positive = 2000  # of all phases together
     batch: Positive = 64  # images per step
     learning_rate: PositiveFloat = 3e-4  # of Adam
-    median: Annotated[int, Field(ge=0)] = 3  # median blur of central images (0: none)
-    ema: Fraction = 0.999  # decay of the average of the weights
-    noise_levels: NoiseLevels = LogNormal()  # the law of the noise levels
     amp: Amp = Amp()  # of the phases that ask for it
 
     @model_validator(mode="before")

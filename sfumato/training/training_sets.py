@@ -27,14 +27,14 @@ class TrainingSets:
     pictures: dict[str, np.ndarray] = field(default_factory=dict)
 
 
-def training_sets(paths: Mapping[str, Path], shape: Shape, classes: Sequence[str], median: int) -> TrainingSets:
+def training_sets(paths: Mapping[str, Path], shape: Shape, classes: Sequence[str]) -> TrainingSets:
     """The sets of "central", "auxiliary", "refine", "evolve" and "public", of those in `paths`, by stage.
 
-    "public" needs "select" too. median: side of the blur's window, for central images.
+    "public" needs "select" too.
     """
     sets = TrainingSets()
     if "central" in paths:
-        images, labels = load_central(paths["central"], shape, median)
+        images, labels = load_central(paths["central"], shape)
         sets.sources["central"] = images, labels
         sets.pictures["central"] = to_grid(images, len(classes))
     for name in ("auxiliary", "refine", "evolve"):
