@@ -22,7 +22,7 @@ from sfumato.diffusion.ema import ema_model
 from sfumato.errors import ConfigError
 from sfumato.evaluation.cache import features_of
 from sfumato.evaluation.extractors import Extractor, build_extractor
-from sfumato.evaluation.metrics.frechet import frechet_distance
+from sfumato.evaluation.metrics.distances import frechet_distance
 from sfumato.evaluation.scores import subsample
 from sfumato.evaluation.tables import csv_of
 from sfumato.privacy.authorize import open_local

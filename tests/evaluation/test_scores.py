@@ -9,7 +9,7 @@ from sfumato.data.images import ImageSet
 from sfumato.errors import DataError
 from sfumato.evaluation import downstream, scores
 from sfumato.evaluation.extractors import Extractor
-from sfumato.evaluation.metrics.frechet import frechet_distance
+from sfumato.evaluation.metrics.distances import frechet_distance
 from sfumato.evaluation.scores import absent_classes, evaluate_release
 from sfumato.settings.evaluate import Evaluate
 

@@ -10,7 +10,7 @@ from sfumato.diffusion.unet import UNet, drop_extra_classes
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.training import Amp, Phase
 from sfumato.training.curriculum import MappedImages, as_float, mean_loss, mixed_batch, rand_augment, warm_up
-from sfumato.training.public_images import public_training_set, some_of_each
+from sfumato.training.training_sets import public_training_set, some_of_each
 
 SOURCES = {
     "central": (torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3),
