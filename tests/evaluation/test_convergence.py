@@ -24,7 +24,6 @@ from sfumato.settings.stages import STAGES
 from sfumato.settings.training import Model
 from sfumato.storage.artifacts import read_artifact, writing
 from stages.cli import main
-from stages.runner import ROOT
 
 PIXELS = Extractor(name="pixels-64", digest="pixels", dimension=64, embed=lambda images: images.flatten(1))
 
@@ -86,7 +85,7 @@ def desk(tmp_path, monkeypatch, digits):
     monkeypatch.setattr(downstream, "MIN_STEPS", 5)
     monkeypatch.setattr(extractors, "DRAWN_PER_CLASS", {"glyphs": 4, "procedural": 4})
     monkeypatch.setattr(convergence, "SOLVER_STEPS", 2)
-    Path("pipelines").symlink_to(ROOT / "pipelines")
+    Path("pipelines").symlink_to(Path(__file__).resolve().parents[2] / "pipelines")
     np.savez(
         "source.npz", images=digits.images[:300, ..., 0], labels=digits.labels[:300], classes=np.array(digits.classes)
     )
