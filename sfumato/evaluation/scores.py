@@ -16,7 +16,6 @@ from sfumato.evaluation.metrics.fidelity import fidelity
 from sfumato.features.teacher_network import TeacherNetwork, classify
 from sfumato.runtime import distributed
 from sfumato.settings.evaluate import Evaluate
-from sfumato.training.supervised import Schedule
 
 COMPARED = 10_000  # at most this many images on each side of a distance
 SEARCHED = 30_000  # at most this many training images are searched for copies
@@ -88,7 +87,7 @@ def accuracies(
 ) -> Iterator[tuple[str, str, dict]]:
     """(set, classifier, accuracies over the seeds) of each. A collective call: the processes share the trainings."""
     schedules = {
-        (name, classifier): schedule_from(config, classifier, len(image_set))
+        (name, classifier): schedule_of(classifier, len(image_set), config.epochs, config.steps)
         for name, image_set in trained_on.items()
         for classifier in config.classifiers
     }
@@ -112,11 +111,6 @@ def teacher_accuracy(teacher: TeacherNetwork, holdout: ImageSet) -> dict[str, fl
     right = classify(teacher, holdout).argmax(dim=1).numpy() == holdout.labels
     classes = [right[holdout.labels == label] for label in np.unique(holdout.labels)]
     return {"accuracy": float(right.mean()), "balanced_accuracy": float(np.mean([part.mean() for part in classes]))}
-
-
-def schedule_from(config: Evaluate, classifier: str, count: int) -> Schedule:
-    """The schedule that `config` asks for, for a classifier trained on `count` images."""
-    return schedule_of(classifier, count, config.epochs, config.steps)
 
 
 def check_fits(name: str, image_set: ImageSet, train: ImageSet) -> None:

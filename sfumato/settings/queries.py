@@ -23,7 +23,7 @@ class Central(QuerySettings):
     releases: ClassVar[str] = "repeats"
 
     noise: Noise = 5.0
-    statistic: Literal["mean", "mode"] = "mean"
+    statistic: Literal["mean", "mode"] = "mean"  # of the images of a class: their mean, or each pixel's fullest bin
     repeats: Positive = 5  # central images per class
     batch: Positive = 6000  # expected images per release: sample_rate = batch / size_hint
     max_norm: PositiveFloat | None = None  # L2 clip of an image after pooling; None: the largest it can have, √d'
@@ -35,7 +35,7 @@ class FeatureMap(Strict):
     """One public map of an image, whose random Fourier features are released."""
 
     map: str = "pixels"  # one of FEATURES (sfumato/features)
-    # of which the features are made: random ones of a kernel, or the map's output itself, or its squares
+    # what the features are: random ones of a kernel, or the map's output itself, or its squares
     kernel: Literal["gaussian", "rational-quadratic", "linear", "squared"] = "gaussian"
     # in units of √d: ℓ = 10.25 at 28×28
     length_scales: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (0.366, 0.183)
@@ -46,7 +46,8 @@ class Frequency(QuerySettings):
     """Noisy joint random-Fourier embedding of images and labels (FETA-Pro Algorithm 1, DP-MERF)."""
 
     noise: Noise = 7.4
-    size: Annotated[int, Field(ge=2, multiple_of=2)] = 10_000  # K
+    size: Annotated[int, Field(ge=2, multiple_of=2)] = 10_000  # K, the number of random features
+    # the public maps, whose features stand side by side
     features: Annotated[tuple[FeatureMap, ...], Field(min_length=1)] = (FeatureMap(),)
 
 
@@ -64,13 +65,10 @@ class Moments(QuerySettings):
 
 
 class Histogram(QuerySettings):
-    """How many sensitive images the public classifier puts into each public class, noised (RPGen stage 1, PrivImage).
-
-    votes: classes that an image votes for, the likeliest first: Δ = √votes.
-    """
+    """Noisy counts of the sensitive images by the public class that they fall into (RPGen stage 1, PrivImage)."""
 
     noise: Noise = 50.0
-    votes: Positive = 1
+    votes: Positive = 1  # classes that an image votes for, the likeliest first: Δ = √votes
     per_class: bool = False  # one histogram for each sensitive class (PrivImage), not one for all (RPGen)
     batch: Positive | None = None  # expected images: sample_rate = batch / size_hint; None: all images, sample_rate 1
 
@@ -106,11 +104,11 @@ class Teacher(QuerySettings):
     fitted_on: Literal["public", "auxiliary"] = "public"  # images whose principal directions span the features
     dimension: Positive = 512  # of the features, at most
     power: Annotated[float, Field(ge=0, le=1)] = 0.5  # directions are scaled by variance^(−power/2)
-    steps: Positive = 40
+    steps: Positive = 40  # gradient steps, each of which is a release
     batch: Positive | None = None  # expected images a step: sample_rate = batch / size_hint; None: all, sample_rate 1
-    learning_rate: PositiveFloat = 60.0
+    learning_rate: PositiveFloat = 60.0  # of the first step
     last_rate: Annotated[float, Field(gt=0, le=1)] = 1.0  # part of the learning rate that the last step has
-    momentum: Fraction = 0.9
+    momentum: Fraction = 0.9  # of the gradient steps
     max_norm: Annotated[float, Field(gt=0, le=1.4143)] = 1.4142  # C, clip of an image's errors; none is longer than √2
     ridge: PositiveFloat | None = None  # λ of the preconditioner λ(covariance + λ)⁻¹; None: no preconditioner
     average: Share = 0.5  # the last part of the steps, whose mean is the result
@@ -142,4 +140,4 @@ class Embedding(QuerySettings):
 
     noise: Noise = "2%"
     size: Annotated[int, Field(ge=8, multiple_of=2)] = 10_000  # K, at least two for each of 4 length-scales
-    learned: Learned = Learned()
+    learned: Learned = Learned()  # the network trained on the generator's images

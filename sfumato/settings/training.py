@@ -41,18 +41,18 @@ class Select(Settings):
 class Fit(Settings):
     """How a generator is fitted to noisy releases."""
 
-    steps: Positive = 600
-    batch: Positive = 200
+    steps: Positive = 600  # gradient steps of Adam
+    batch: Positive = 200  # drawn images in a step
     learning_rate: PositiveFloat = 8e-3  # falls to zero by a cosine
-    images: Positive = 20_000  # N_f
+    images: Positive = 20_000  # images drawn from the fitted generator, N_f
 
 
 class Auxiliary(Fit):
     """One-step generator fitted to the frequency release, and the images it draws (FETA-Pro §3.3, METHODS §9c)."""
 
-    latent: Positive = 32
-    width: Positive = 40
-    # the release that its images shall match; that of covariances has Gaussians in the place of a network
+    latent: Positive = 32  # random numbers of an image
+    width: Positive = 40  # channels at half resolution
+    # the release that its images shall match; covariance fits Gaussians instead of a network
     target: Literal["frequency", "moments", "covariance"] = "frequency"
     details: bool = False  # what is finer than the Gaussians are is taken from the public images
     # what draws: one step of a generator, or some of a diffusion model of this width (`baselines/feta_sampler.py`)
@@ -73,8 +73,8 @@ class Auxiliary(Fit):
 class Refine(Fit):
     """The generator fitted further: to both releases, and to what the teacher sees in its images (METHODS §9c)."""
 
-    steps: Positive = 300
-    learning_rate: PositiveFloat = 4e-3
+    steps: Positive = 300  # gradient steps of Adam
+    learning_rate: PositiveFloat = 4e-3  # falls to zero by a cosine
 
 
 class Model(Strict):
