@@ -178,7 +178,9 @@ def test_a_step_that_never_comes_and_a_missing_feature_space_are_refused(desk):
     assert code == 2 and "finetune.convergence names step 4" in text and "Traceback" not in text
     run(desk, convergence=[1])
     plan = Path("artifacts/plan/evaluate.yaml")
-    plan.write_text(plan.read_text().replace("fidelity: null", "fidelity: []"))
+    content = yaml.safe_load(plan.read_text())
+    content["settings"]["fidelity"] = []
+    plan.write_text(yaml.safe_dump(content))
     code, text = desk("finetune")
     (entry,) = Path("state/odometer/small.jsonl").read_text().splitlines()
     assert code == 2 and "needs a feature space" in text and json.loads(entry)["kind"] == "genesis"  # nothing is spent
