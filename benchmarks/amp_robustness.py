@@ -25,7 +25,7 @@ from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.noise_levels import draw_noise_levels
 from sfumato.diffusion.unet import UNet
 from sfumato.settings.noise_levels import LogNormal
-from sfumato.settings.training import Amp, Phase, Pretrain
+from sfumato.settings.training import Amp, Phase
 from sfumato.training.amp import ascend, put
 from sfumato.training.curriculum import mean_loss, warm_up
 
@@ -46,7 +46,7 @@ def train(images: Tensor, labels: Tensor, steps: int, rate: float, amp: Amp | No
     torch.manual_seed(seed)
     model = UNet(8, 1, 62, width=32, multipliers=(1, 1), attention=(1,))
     phase = Phase(sources={"public": 1.0}, steps=steps, batch=64, learning_rate=rate, amp=amp)
-    average = warm_up(model, [phase], {"public": (images, labels)}, Pretrain(ema=0.99), seed, autocast=False)
+    average = warm_up(model, [phase], {"public": (images, labels)}, seed, autocast=False)
     ema_model(model, average)
     return model
 

@@ -492,7 +492,7 @@ def sampler(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None
 
 
 def warm_up(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None:
-    from sfumato.settings.training import Phase, Pretrain
+    from sfumato.settings.training import Phase
     from sfumato.training.curriculum import warm_up
 
     phase = Phase(
@@ -500,7 +500,7 @@ def warm_up(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None
     )
     sources: Any = {"central": (torch.rand(200, *shape), torch.arange(200) % 10)}
     model = setting.network(found.device)
-    took = found.seconds(lambda: warm_up(model, [phase], sources, Pretrain(), 0), 1)
+    took = found.seconds(lambda: warm_up(model, [phase], sources, 0), 1)
     found.row("others", f"warm-up, batches of {phase.batch}", phase.steps * phase.batch / took, "images/s")
 
 

@@ -77,7 +77,7 @@ def check_overlap(card: Path, public: Path) -> None:
 
     Raises DataError where an image is in both.
     """
-    from sfumato.data.overlap import refuse_overlap
+    from sfumato.data.lineage import refuse_overlap
     from sfumato.data.store import load_public, read_card, read_public_card
     from sfumato.privacy.authorize import open_local
 

@@ -92,9 +92,9 @@ def evaluate(
         read_artifact(paths[name], name)
         synthetic[name] = draw_from_model(plan, name, paths)
     train, holdout = open_local(state_dir(), read_card(card), "evaluate", everywhere=True)
-    cache, key = state_dir() / "cache" / "features", secret_key(state_dir(), plan.dataset_id)
+    key = secret_key(state_dir(), plan.dataset_id)
 
-    found = evaluate_release(synthetic, train, holdout, plan.settings, extractor, cache, log)
+    found = evaluate_release(synthetic, train, holdout, plan.settings, extractor, log)
     leads = distributed.is_main()
     distributed.leave()
     if not leads:
@@ -118,7 +118,7 @@ def evaluate(
     plot_accuracy(found, out / "accuracy.png")
     if extractor is not None:
         log("plots")
-        plot_features(extractor, synthetic["release"], train, cache, out)
+        plot_features(extractor, synthetic["release"], train, out)
     for name, table in tables.items():
         replace_file(out / name, csv_of(table).encode())
     write_json(metrics, found)

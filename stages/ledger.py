@@ -18,7 +18,6 @@ from stages.runner import (
     ARTIFACTS,
     CARD,
     LEDGER,
-    PLAN,
     PUBLIC,
     CardPath,
     ledgers,
@@ -149,7 +148,8 @@ def artifact_problems(ledger: dict, folder: Path, lock: Path) -> list[str]:
             outs = [Path(name) for name in lock_outs(lock)]
         except (OSError, ValueError):
             return []  # `lock_problems` says so
-        paths |= {folder / path.name for path in outs if path.parent == ARTIFACTS and path != PLAN}
+        # DVC keeps the entries of stages that an earlier version had
+        paths |= {folder / path.name for path in outs if path.parent == ARTIFACTS and path.name in STAGES}
     if folder == ARTIFACTS and (PUBLIC / "privacy.json").is_file():
         paths.add(PUBLIC)  # an earlier release may be among the public images
     problems, found = [], dict[str, Artifact]()

@@ -24,7 +24,7 @@ def pretrain(run: StageRun[Pretrain]) -> None:
     if plan.network.directory is not None:
         return refer_to_public_model(run)
     paths = {name: artifact.path for name, artifact in run.inputs.items()}
-    sets = training_sets(paths, plan.shape, classes, run.settings.median)
+    sets = training_sets(paths, plan.shape, classes)
     torch.manual_seed(plan.seed)
     network = plan.network.network() | {"extra_classes": sets.extra_classes}
     model = UNet(resolution=plan.shape[1], channels=plan.shape[0], classes=len(classes), **network).to(device())
@@ -36,7 +36,7 @@ def pretrain(run: StageRun[Pretrain]) -> None:
             match = Match(means.table.to(device()), means.features)
             fit_phases(model, settings, sets.sources, match, priors, plan.seed, report, label_dropout=dropout)
         else:
-            average = warm_up(model, settings.phases, sets.sources, settings, plan.seed, report, label_dropout=dropout)
+            average = warm_up(model, settings.phases, sets.sources, plan.seed, report, label_dropout=dropout)
             ema_model(model, average)
     with run.writing() as directory:
         drop_extra_classes(model).save(directory)

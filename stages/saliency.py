@@ -13,7 +13,6 @@ from sfumato.queries.saliency import query_saliency, rank_candidates, save_ranki
 from sfumato.release.synthesizer import load_start
 from sfumato.runtime.compute import device
 from sfumato.settings.dpsgd import Saliency
-from sfumato.storage.png import plot_saliency
 from sfumato.text_to_image.reference import load_codec
 from stages.runner import QueryRun, progress, state_dir
 
@@ -40,4 +39,3 @@ def saliency(run: QueryRun[Saliency]) -> None:
     rows = rank_candidates(vectors, noise_std)
     with run.releasing(charge) as directory:
         save_ranking(rows, pool, settings, noise_std, directory)
-        plot_saliency(rows, directory / "saliency.png")

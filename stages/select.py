@@ -22,4 +22,4 @@ def select(run: StageRun[Select]) -> None:
     kept = select_public(run.settings, votes, len(images.classes))
     indices, labels = relabel(images.labels, kept, len(images.classes), per_class)
     with run.writing() as directory:
-        save_selection(directory, images, kept, votes, indices, labels, classes if per_class else None)
+        save_selection(directory, images, kept, indices, labels, classes if per_class else None)

@@ -295,7 +295,7 @@ DESCENT = {"tolerance": GRADIENT, "steps": 3, "batch": 12, "microbatch_size": 8,
 FITTED = {"tolerance": GRADIENT, "steps": 2, "batch": 16, "width": 8}
 GENERATOR = FITTED | {"images": 10, "latent": 4}
 REFIT = {key: value for key, value in FITTED.items() if key != "width"}
-WARM_UP = {"tolerance": GRADIENT, "steps": 3, "batch": 12, "learning_rate": 1e-3, "ema": 0.5}
+WARM_UP = {"tolerance": GRADIENT, "steps": 3, "batch": 12, "learning_rate": 1e-3}
 TIMESTEPS = {"law": "timesteps"}
 
 CASES: dict[str, Case] = {
@@ -390,7 +390,7 @@ CASES: dict[str, Case] = {
     "classifier": case("classifier", **FITTED),
     "classifier, whitened": case("classifier", **FITTED, network="whitened", learning_rate=0.1, colour=True),
     "auxiliary": case("auxiliary", **GENERATOR),
-    "auxiliary by priors": case("auxiliary", **GENERATOR, labels="prior", colour=True),
+    "auxiliary in colour": case("auxiliary", **GENERATOR, colour=True),
     "auxiliary of a diffusion model": case("auxiliary", **GENERATOR, network="denoiser"),
     "auxiliary of moments": case("auxiliary", **GENERATOR, target="moments", colour=True),
     "auxiliary of covariances": case("auxiliary", target="covariance", images=10, tolerance=FEATURE),
@@ -404,8 +404,8 @@ CASES: dict[str, Case] = {
         tolerance=FEATURE,
     ),
     "refine": case("refine", **REFIT, images=10),
-    "refine by priors": case("refine", **REFIT, images=10, labels="prior", colour=True),
-    "select by votes": case("select", count=3),
+    "refine in colour": case("refine", **REFIT, images=10, colour=True),
+    "select by votes": case("select", ratio=0.6),
     "select by votes of each class": case(
         "select", ratio=1.0, given={"histogram": functools.partial(made_histogram, rows=4)}
     ),
@@ -413,13 +413,12 @@ CASES: dict[str, Case] = {
     "select by the teacher": case("select", by="teacher", images=12, colour=True),
     "pretrain on central images": case("pretrain", **WARM_UP, phases=[{"sources": {"central": 1.0}}]),
     "pretrain on modes": case(
-        "pretrain", **WARM_UP, median=0, phases=[{"sources": {"central": 1.0}}], given={"central": made_mode}
+        "pretrain", **WARM_UP, phases=[{"sources": {"central": 1.0}}], given={"central": made_mode}
     ),
     "pretrain on drawn images": case(
         "pretrain",
         **WARM_UP,
         phases=[{"sources": {"auxiliary": 1.0, "refine": 2.0}}, {"sources": {"evolve": 1.0}, "part": 2}],
-        noise_levels=TIMESTEPS,
         colour=True,
     ),
     "pretrain on public images": case("pretrain", **WARM_UP, phases=[{"sources": {"public": 1.0}, "augment": 2}]),

@@ -101,5 +101,5 @@ def fit_phases(
                 fit_generator(SampledGenerator(model), [match], how, priors, seed, progress)
             distributed.broadcast_state(model)
         else:
-            ema_model(model, warm_up(model, phases, sources, settings, seed, progress, label_dropout=label_dropout))
+            ema_model(model, warm_up(model, phases, sources, seed, progress, label_dropout=label_dropout))
         done += sum(phase.steps for phase in phases)

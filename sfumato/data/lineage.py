@@ -1,18 +1,23 @@
-"""Records inherited from public inputs that were derived from an earlier release.
+"""What public inputs have to do with sensitive images: records of the release they come from, and images in both.
 
 Public images and models cost nothing, unless they were made from sensitive images. Their `privacy.json` holds the
 records then; without it, the state directory recognises by their bytes the files that were released from here.
+
+A public image that is also a sensitive or hold-out image has no guarantee. Only exact duplicates are found, once both
+are in the stored shape: a copy that was recoloured or compressed with loss has other bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from sfumato.data.images import IMAGES, load_array
-from sfumato.data.overlap import digests
+import numpy as np
+
+from sfumato.data.images import IMAGES, ImageSet, load_array
 from sfumato.data.store import CARD
 from sfumato.errors import ConfigError, DataError
 from sfumato.storage.artifacts import PRIVACY, Artifact, as_text, read_artifact
@@ -92,3 +97,35 @@ def hashes(path: Path) -> Iterator[str]:
     for file in [path] if path.is_file() else sorted(path.rglob("*")):
         if file.is_file() and (file == path or file.suffix.lower() in HELD):
             yield digest_of_file(file)
+
+
+# --- images that are in both ------------------------------------------------------------------------------------------
+
+
+def refuse_overlap(public: ImageSet, private: Iterable[ImageSet]) -> None:
+    """Raise DataError, which is local, where a public image is among the private ones."""
+    found = overlapping(public, private)
+    if len(found):
+        shown = ", ".join(map(str, found[:10])) + (", …" if len(found) > 10 else "")
+        raise DataError(
+            f"local, not to be shared: {len(found)} of the {len(public)} public images are sensitive or hold-out "
+            f"images too, byte for byte (public images {shown}). What is public has no guarantee: "
+            "take them out of the public source, or choose another"
+        )
+
+
+def overlapping(public: ImageSet, private: Iterable[ImageSet]) -> np.ndarray:
+    """Indices of the public images with the same bytes as a private one, ascending, (n,) int64. Labels do not matter.
+
+    It reads every image once, in order. Memory: about 100 bytes for each private image.
+    """
+    known = {digest for image_set in private for digest in digests(image_set.images)}
+    return np.array([i for i, digest in enumerate(digests(public.images)) if digest in known], dtype=np.int64)
+
+
+def digests(images: np.ndarray) -> Iterator[bytes]:
+    """A digest of 16 bytes for each image, (N, H, W, C) uint8: of its shape and its pixels."""
+    height, width, channels = images.shape[1:]
+    shape = repr((channels, height, width)).encode()
+    for image in images:
+        yield blake2b(shape + image.tobytes(), digest_size=16).digest()

@@ -25,9 +25,8 @@ import numpy as np
 from filelock import FileLock
 
 from sfumato.data.images import GROUPS, IMAGES, ImageSet, ImageWriter, load_array, load_images
-from sfumato.data.lineage import lineage, recognised
+from sfumato.data.lineage import digests, lineage, recognised, refuse_overlap
 from sfumato.data.listing import listing_of
-from sfumato.data.overlap import digests, refuse_overlap
 from sfumato.data.rendered import DRAWN
 from sfumato.data.sources import Example, Source, read_public, read_source
 from sfumato.data.store import CARD, HOLDOUT, SENSITIVE, Card, PublicCard, dataset_directory, load_prepared, read_card

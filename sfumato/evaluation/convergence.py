@@ -20,9 +20,8 @@ from sfumato.data.store import Card
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.ema import ema_model
 from sfumato.errors import ConfigError
-from sfumato.evaluation.cache import features_of
 from sfumato.evaluation.extractors import Extractor, build_extractor
-from sfumato.evaluation.metrics.frechet import frechet_distance
+from sfumato.evaluation.metrics.distances import frechet_distance
 from sfumato.evaluation.scores import subsample
 from sfumato.evaluation.tables import csv_of
 from sfumato.privacy.authorize import open_local
@@ -88,4 +87,4 @@ def open_curve(
         )
     _, holdout = open_local(state, card, "convergence")
     log("finetune: convergence is measured on real images: this run is local, and nothing of it can be released")
-    return Convergence(extractor, features_of(extractor, subsample(holdout).images, state / "cache" / "features"))
+    return Convergence(extractor, extractor(subsample(holdout).images))

@@ -1,7 +1,7 @@
 """Feature spaces for comparing image sets, behind one interface: images in, features out.
 
 `embedded` needs no download: a small network is trained here on drawn images. `inception` is the space of published
-FIDs; its weights are read from a local file, as tensors only. Every cache key holds the sha256 of the weights.
+FIDs; its weights are read from a local file, as tensors only.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -51,6 +51,7 @@ class Extractor:
     batch: int = 32
     head: np.ndarray | None = None
     published: bool = False
+    known: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)  # see `features_of`
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         """(N, H, W, C) uint8, C 1 or 3 -> (N, dimension) float32. DataError for other images or non-finite features."""
@@ -74,6 +75,21 @@ class Extractor:
         if self.head is None:
             raise ValueError(f"{self.name} has no classes")
         return np.asarray(softmax(features.astype(np.float64) @ self.head.T.astype(np.float64), axis=1))
+
+
+def features_of(extractor: Extractor, images: np.ndarray) -> np.ndarray:
+    """(N, H, W, C) uint8 -> (N, D) float32, computed once in a process, and never written to disk."""
+    if (key := key_of(images)) not in extractor.known:
+        extractor.known[key] = extractor(images)
+    return extractor.known[key]
+
+
+def key_of(images: np.ndarray) -> str:
+    """sha256 over the images' type, shape and bytes, read in pieces."""
+    digest = hashlib.sha256(f"{images.dtype} {images.shape} ".encode())
+    for start in range(0, len(images), 4096):
+        digest.update(np.ascontiguousarray(images[start : start + 4096]).tobytes())
+    return digest.hexdigest()
 
 
 def build_extractor(config: Evaluate, shape: Shape, log: Callable[[str], None]) -> Extractor | None:

@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 
 from sfumato.data.images import ImageSet
-from sfumato.evaluation.cache import features_of
-from sfumato.evaluation.extractors import Extractor
+from sfumato.evaluation.extractors import Extractor, features_of
 from sfumato.evaluation.metrics.neighbours import nearest
 from sfumato.evaluation.scores import SEARCHED, subsample
 
@@ -134,10 +133,10 @@ def plot_neighbours(
     save(figure, path)
 
 
-def plot_features(extractor: Extractor, release: ImageSet, train: ImageSet, cache: Path, out: Path) -> None:
-    """Draw what lies nearest to some released images, and both sets in the plane, into `out`. cache: of features."""
+def plot_features(extractor: Extractor, release: ImageSet, train: ImageSet, out: Path) -> None:
+    """Draw what lies nearest to some released images, and both sets in the plane, into `out`."""
     shown, searched = subsample(release), subsample(train, SEARCHED)
-    features, real = features_of(extractor, shown.images, cache), features_of(extractor, searched.images, cache)
+    features, real = features_of(extractor, shown.images), features_of(extractor, searched.images)
     plot_neighbours(shown, searched, features, real, out / "neighbours.png")
     plot_embedding(shown, searched, features, real, out / "embedding.png", extractor.name)
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 
 import numpy as np
 
 from sfumato.data.images import ImageSet
 from sfumato.errors import DataError
-from sfumato.evaluation.cache import features_of
 from sfumato.evaluation.downstream import Scored, aggregate, evaluate_classifier, schedule_of
-from sfumato.evaluation.extractors import Extractor
+from sfumato.evaluation.extractors import Extractor, features_of
 from sfumato.evaluation.metrics.fidelity import fidelity
 from sfumato.features.teacher_network import TeacherNetwork, classify
 from sfumato.runtime import distributed
 from sfumato.settings.evaluate import Evaluate
-from sfumato.training.supervised import Schedule
 
 COMPARED = 10_000  # at most this many images on each side of a distance
 SEARCHED = 30_000  # at most this many training images are searched for copies
@@ -30,7 +27,6 @@ def evaluate_release(
     holdout: ImageSet,
     config: Evaluate,
     extractor: Extractor | None = None,
-    cache: Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict:
     """Downstream accuracy and fidelity of each synthetic set, and of the real one as the bound.
@@ -42,7 +38,6 @@ def evaluate_release(
     Args:
         synthetic: sets by name ("release", "auxiliary", …), of the classes and shape of `train`; "real" is taken.
         extractor: the feature space; None only if `config` asks for no fidelity.
-        cache: directory of features.
         progress: told what comes next.
     Returns: {"scope": "local", "warnings": […], name: {"lr": {"mean", "std", "per_seed", …}, …, "fidelity": {…}}}:
         accuracies on `holdout` in [0, 1], fidelity to it (`sfumato.evaluation.metrics.fidelity`).
@@ -70,12 +65,12 @@ def evaluate_release(
         others = " and others" if len(absent) > 5 else ""
         warn(f"the hold-out has no image of {names}{others}: nothing is measured for these classes")
     progress(f"real: features in {extractor.name}")
-    searched = features_of(extractor, subsample(train, SEARCHED).images, cache)
-    fresh = features_of(extractor, subsample(holdout).images, cache)
+    searched = features_of(extractor, subsample(train, SEARCHED).images)
+    fresh = features_of(extractor, subsample(holdout).images)
     compare = functools.partial(fidelity, reference=fresh, extractor=extractor, metrics=config.metrics, warn=warn)
     for name, image_set in synthetic.items():
         progress(f"{name}: features and fidelity")
-        features = features_of(extractor, subsample(image_set).images, cache)
+        features = features_of(extractor, subsample(image_set).images)
         metrics[name]["fidelity"] = compare(name, features, novel=(features, searched, fresh))
     if config.bound:
         progress("real: fidelity")
@@ -92,7 +87,7 @@ def accuracies(
 ) -> Iterator[tuple[str, str, dict]]:
     """(set, classifier, accuracies over the seeds) of each. A collective call: the processes share the trainings."""
     schedules = {
-        (name, classifier): schedule_from(config, classifier, len(image_set))
+        (name, classifier): schedule_of(classifier, len(image_set), config.epochs, config.steps)
         for name, image_set in trained_on.items()
         for classifier in config.classifiers
     }
@@ -116,11 +111,6 @@ def teacher_accuracy(teacher: TeacherNetwork, holdout: ImageSet) -> dict[str, fl
     right = classify(teacher, holdout).argmax(dim=1).numpy() == holdout.labels
     classes = [right[holdout.labels == label] for label in np.unique(holdout.labels)]
     return {"accuracy": float(right.mean()), "balanced_accuracy": float(np.mean([part.mean() for part in classes]))}
-
-
-def schedule_from(config: Evaluate, classifier: str, count: int) -> Schedule:
-    """The schedule that `config` asks for, for a classifier trained on `count` images."""
-    return schedule_of(classifier, count, config.epochs, config.steps)
 
 
 def check_fits(name: str, image_set: ImageSet, train: ImageSet) -> None:

@@ -68,8 +68,8 @@ def fit_generator(
     cross-entropy with the labels asked for has the weight `agreement`; progress: called with (steps done, steps).
     Returns `generator` with the moving average of its weights and recomputed batch-norm statistics, in eval mode.
 
-    Column m of μ(G) is priors_m times the mean of φ over the images of class m, under any law of the labels: uniform
-    labels give every class the same number of images per batch, prior labels follow `priors`.
+    Column m of μ(G) is priors_m times the mean of φ over the images of class m. Every class has the same number of
+    images in a batch, as near as whole numbers allow.
     """
     device, classes = matches[0].target.device, generator.classes
     for match in matches:
@@ -84,11 +84,10 @@ def fit_generator(
     average = copy.deepcopy(generator)
     optimizer = torch.optim.Adam(generator.parameters(), lr=config.learning_rate, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: pace(step / config.steps))
-    drawn = priors.cpu() if config.labels == "prior" else None
     priors = priors.to(matches[0].target)
 
     for step in range(config.steps):
-        labels = balanced_labels(config.batch, drawn, classes, random).to(device)
+        labels = balanced_labels(config.batch, None, classes, random).to(device)
         z = torch.randn(config.batch, generator.latent, generator=random).to(device)
         # bf16 inside the network and the phases, float32 for the embedding and the loss
         with torch.autocast(device.type, torch.bfloat16):
@@ -103,7 +102,7 @@ def fit_generator(
         follow(average, generator, min(EMA, (step + 1) / (step + 10)))
         progress(step + 1, config.steps)
     generator.load_state_dict(average.state_dict())
-    recompute_batch_norm(generator, config.batch, drawn, random)
+    recompute_batch_norm(generator, config.batch, None, random)
     return generator.eval()
 
 

@@ -105,7 +105,7 @@ def missing_stages(params: Params) -> Iterator[str]:
                 yield f"{recipe}: {who} needs {other}, which is switched off. Add {other} to run, or {way_out}"
     select = params.select
     voted = params.runs("select") and select.by == "votes"
-    if voted and not params.runs("histogram") and (select.ratio < 1 or select.count is not None):
+    if voted and not params.runs("histogram") and select.ratio < 1:
         yield (
             f"{recipe}: select.ratio below 1 needs histogram, which is switched off. Add histogram to run, "
             "or set select.ratio: 1"
@@ -158,8 +158,6 @@ def shape_problems(params: Params, card: Card) -> Iterator[str]:
         yield "refine fits a network further, and auxiliary.target=covariance has none: leave one of them out"
     if params.runs("refine") and params.auxiliary.network == "denoiser":
         yield "refine fits a one-step generator further, and auxiliary.network=denoiser has none: leave one of them out"
-    if params.runs("pretrain") and params.pretrain.median > 1 and params.pretrain.median % 2 == 0:
-        yield f"pretrain.median={params.pretrain.median} is not a window: give an odd side, or 0 for no blur"
     if any(params.runs(name) for name in ("pretrain", "auxiliary", "adversarial")) and height != width:
         yield f"images of {height}×{width} do not fit the models, which need square ones: set data.size"
     if params.runs("evolve") and params.evolve.population < len(card.classes):
@@ -234,16 +232,14 @@ def check_public(params: Params, public: PublicCard, sensitive: int) -> None:
 
         kept = number_to_keep(select, classes)
         if kept < sensitive:
-            key = f"select.count={select.count}" if select.count else f"select.ratio={select.ratio:g}"
             way_out = ", which this public set cannot give: take another, or histogram.per_class: false"
             raise ConfigError(
-                f"{key} keeps {kept} of {classes} public classes, but each of the {sensitive} sensitive ones needs "
-                f"its own: select.count must be at least {sensitive}"
+                f"select.ratio={select.ratio:g} keeps {kept} of {classes} public classes, but each of the {sensitive} "
+                f"sensitive ones needs its own: select.ratio must be at least {sensitive / classes:.4g}"
                 f"{way_out if classes < sensitive else ''}"
             )
-    for wrong, key, value in (
-        (params.runs("histogram") and histogram.votes > classes, "histogram.votes", histogram.votes),
-        (params.runs("select") and (select.count or 0) > classes, "select.count", select.count),
-    ):
-        if wrong:
-            raise ConfigError(f"{key}={value} is more than the {classes} public classes of {public.source!r}: lower it")
+    if params.runs("histogram") and histogram.votes > classes:
+        raise ConfigError(
+            f"histogram.votes={histogram.votes} is more than the {classes} public classes of "
+            f"{public.source!r}: lower it"
+        )

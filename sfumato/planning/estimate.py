@@ -26,7 +26,7 @@ from torch import nn
 
 from sfumato.errors import UNREADABLE
 from sfumato.evaluation.classifiers import build_classifier
-from sfumato.evaluation.scores import schedule_from
+from sfumato.evaluation.downstream import schedule_of
 from sfumato.features import FEATURES
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.projection import CLASSIFIER
@@ -262,7 +262,7 @@ def evaluate_seconds(work: Work) -> float:
     sets = [work.params.synthesize.count] + [settings.images] * len(settings.stages)
     for images in sets + [work.sensitive] * settings.bound:
         for name in settings.classifiers:
-            schedule = schedule_from(settings, name, images)
+            schedule = schedule_of(name, images, settings.epochs, settings.steps)
             cost = cost_of_map(build_classifier, work.shape, name, work.shape, work.classes)
             found += len(settings.seeds) * work.training(cost, schedule)
     return found

@@ -19,7 +19,7 @@ from sfumato.release.synthesizer import load_start, load_synthesizer
 from sfumato.runtime.compute import device
 from sfumato.settings.release import Synthesize
 from sfumato.training.curriculum import MappedImages
-from sfumato.training.public_images import public_training_set
+from sfumato.training.training_sets import public_training_set
 
 Progress = Callable[[int, int], None]
 

@@ -19,10 +19,16 @@ from sfumato.storage import documents
 RECIPES = Path("pipelines")
 WHOLE = {"sources", "noise_levels"}  # replaced whole by an overlay, not merged key by key
 REMOVED = {  # keys of earlier versions -> what to know about them
+    "auxiliary.labels": "every class has as many images in a batch",
     "model.label_dropout": "it is always 0.1",
     "model.sigma_data": "it is always 0.5",
+    "pretrain.ema": "it is always 0.999",
+    "pretrain.median": "it is always 3",
+    "pretrain.noise_levels": "they are always log-normal",
     "public.enabled": "public images are prepared if `run` names a stage that reads them, such as classifier or select",
     "public.fonts": "glyphs are drawn with matplotlib's fonts",
+    "refine.labels": "every class has as many images in a batch",
+    "select.count": "give select.ratio, the part of the public classes to keep",
 }
 
 

@@ -6,8 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from sfumato.settings.fields import Fraction, Positive, PositiveFloat, Settings, Share, Strict, is_positive
-from sfumato.settings.noise_levels import LogNormal, NoiseLevels
+from sfumato.settings.fields import Positive, PositiveFloat, Settings, Share, Strict, is_positive
 
 
 class Classifier(Settings):
@@ -32,8 +31,7 @@ class Select(Settings):
 
     chooser: ClassVar[str] = "by"
     by: Literal["votes", "teacher"] = "votes"  # votes of `histogram` for public classes, or labels of `teacher`
-    ratio: Share = 0.05  # by votes: share of the public classes to keep; 1 needs no histogram
-    count: Positive | None = None  # by votes: number of public classes to keep; None: by `ratio`
+    ratio: Share = 0.05  # by votes: share of the public classes to keep, one class at least; 1 needs no histogram
     images: Positive = 20_000  # by the teacher: images of all classes together, equally many of each
 
     def reads(self, name: str) -> bool:
@@ -43,19 +41,18 @@ class Select(Settings):
 class Fit(Settings):
     """How a generator is fitted to noisy releases."""
 
-    steps: Positive = 600
-    batch: Positive = 200
+    steps: Positive = 600  # gradient steps of Adam
+    batch: Positive = 200  # drawn images in a step
     learning_rate: PositiveFloat = 8e-3  # falls to zero by a cosine
-    labels: Literal["uniform", "prior"] = "uniform"
-    images: Positive = 20_000  # N_f
+    images: Positive = 20_000  # images drawn from the fitted generator, N_f
 
 
 class Auxiliary(Fit):
     """One-step generator fitted to the frequency release, and the images it draws (FETA-Pro §3.3, METHODS §9c)."""
 
-    latent: Positive = 32
-    width: Positive = 40
-    # the release that its images shall match; that of covariances has Gaussians in the place of a network
+    latent: Positive = 32  # random numbers of an image
+    width: Positive = 40  # channels at half resolution
+    # the release that its images shall match; covariance fits Gaussians instead of a network
     target: Literal["frequency", "moments", "covariance"] = "frequency"
     details: bool = False  # what is finer than the Gaussians are is taken from the public images
     # what draws: one step of a generator, or some of a diffusion model of this width (`baselines/feta_sampler.py`)
@@ -76,8 +73,8 @@ class Auxiliary(Fit):
 class Refine(Fit):
     """The generator fitted further: to both releases, and to what the teacher sees in its images (METHODS §9c)."""
 
-    steps: Positive = 300
-    learning_rate: PositiveFloat = 4e-3
+    steps: Positive = 300  # gradient steps of Adam
+    learning_rate: PositiveFloat = 4e-3  # falls to zero by a cosine
 
 
 class Model(Strict):
@@ -175,9 +172,6 @@ class Pretrain(Settings):
     steps: Positive = 2000  # of all phases together
     batch: Positive = 64  # images per step
     learning_rate: PositiveFloat = 3e-4  # of Adam
-    median: Annotated[int, Field(ge=0)] = 3  # median blur of central images (0: none)
-    ema: Fraction = 0.999  # decay of the average of the weights
-    noise_levels: NoiseLevels = LogNormal()  # the law of the noise levels
     amp: Amp = Amp()  # of the phases that ask for it
 
     @model_validator(mode="before")

@@ -21,7 +21,8 @@ from sfumato.dpsgd.microbatch import plain_microbatch
 from sfumato.errors import ConfigError
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import is_faster
-from sfumato.settings.training import Phase, Pretrain
+from sfumato.settings.noise_levels import LogNormal
+from sfumato.settings.training import Phase
 from sfumato.training.amp import amp_gradient
 
 
@@ -48,6 +49,7 @@ Images = Tensor | MappedImages  # (N, C, H, W), uint8 or float32 in [0, 1]
 Sources = Mapping[str, tuple[Images, Tensor]]  # name -> images; labels (N,) int64, rows of the model's label table
 
 GROUP = 2  # images that share a draw of RandAugment operations: one draw per image would cost a tenth of a step
+EMA_DECAY = 0.999  # of the average of the weights
 REPORT_EVERY = 20  # steps between two reports of progress
 
 
@@ -55,7 +57,6 @@ def warm_up(
     model: UNet,
     phases: Sequence[Phase],
     sources: Sources,
-    config: Pretrain,
     seed: int,
     report: Callable[[int, int], None] = lambda done, total: None,
     *,
@@ -68,7 +69,6 @@ def warm_up(
     Each phase has a new Adam, without weight decay. The average runs over the whole curriculum, so the last phase
     weighs most.
     Args:
-        config: only `ema` and `noise_levels` are used.
         seed: fixes batches, noise and augmentation.
         report: called with (steps done, steps of all phases).
         label_dropout: share of images without label.
@@ -86,7 +86,7 @@ def warm_up(
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    ema = EMA(parameters, config.ema)
+    ema = EMA(parameters, EMA_DECAY)
     model.train()
     done, whole, most = 0, sum(phase.steps for phase in phases), microbatch_size or plain_microbatch(model)
     for phase in phases:
@@ -99,7 +99,7 @@ def warm_up(
             if phase.augment:
                 images = rand_augment(images, phase.augment, generator)
             labels = torch.where(torch.rand(len(labels), generator=generator) < label_dropout, model.classes, labels)
-            sigma = draw_noise_levels(config.noise_levels, len(images), generator)
+            sigma = draw_noise_levels(LogNormal(), len(images), generator)
             noise = torch.randn(images.shape, generator=generator)
 
             # a step of Adam, on the gradient here or at the worst weights nearby

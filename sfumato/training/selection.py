@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,10 +20,8 @@ from sfumato.storage.documents import read_json
 from sfumato.storage.files import csv_text, write_json
 from sfumato.storage.png import save_png, to_grid
 
-SHOWN, EXAMPLES, TALLEST = 60, 6, 20  # of the picture: classes, images of each, classes in a column
+SHOWN, EXAMPLES = 60, 6  # of the picture: classes at most, images of each
 SUREST = 12  # images of each class in the picture of those that a teacher chose
-CELL, NAME = 0.42, 1.5  # inches: the height of a class in the picture, and the width of its name
-DARK, LIGHT, PALE = "#253d5b", "#5c7f9c", "#c9d4db"
 
 
 class Kept(NamedTuple):
@@ -33,18 +31,8 @@ class Kept(NamedTuple):
 
 
 def number_to_keep(settings: Select, public_classes: int) -> int:
-    """`select.count`, or `select.ratio` of the public classes, at least one.
-
-    Raises ConfigError where the count exceeds the public classes.
-    """
-    if settings.count is None:
-        return max(1, round(settings.ratio * public_classes))
-    if settings.count > public_classes:
-        raise ConfigError(
-            f"select.count={settings.count} exceeds the {public_classes} public classes: lower it, "
-            "or take a larger public set"
-        )
-    return settings.count
+    """The number of public classes that `select.ratio` stands for, at least one."""
+    return max(1, round(settings.ratio * public_classes))
 
 
 def select_classes(histogram: np.ndarray, keep: int) -> list[Kept]:
@@ -53,7 +41,7 @@ def select_classes(histogram: np.ndarray, keep: int) -> list[Kept]:
     histogram: (R, P) noisy votes. One row: the top `keep` (RPGen). One row per sensitive class (PrivImage): go through
     the pairs of row and class from the most voted down. A class goes to the first row that asks for it, and a row stops
     at its share. In the end each row has ⌊keep/R⌋ or ⌈keep/R⌉ classes, and no two rows share one.
-    Raises ConfigError where `keep` exceeds the classes, or is less than the rows.
+    Raises ConfigError where `keep` is less than the rows.
     """
     rows, public_classes = histogram.shape
     if public_classes < rows:
@@ -64,10 +52,8 @@ def select_classes(histogram: np.ndarray, keep: int) -> list[Kept]:
     if keep < rows:
         raise ConfigError(
             f"select keeps {keep} of {public_classes} public classes, too few for {rows} sensitive ones: "
-            f"set select.count to {rows} or more"
+            f"set select.ratio to {rows / public_classes:.4g} or more"
         )
-    if keep > public_classes:
-        raise ConfigError(f"select keeps {keep} public classes but there are {public_classes}: lower select.count")
     share, extra = divmod(keep, rows)
     taken, held, kept = np.zeros(public_classes, dtype=bool), np.zeros(rows, dtype=np.int64), []
     for pair in np.argsort(-histogram, axis=None, kind="stable"):
@@ -120,7 +106,6 @@ def save_selection(
     directory: Path,
     images: ImageSet,
     kept: Sequence[Kept],
-    votes: np.ndarray | None,
     indices: np.ndarray,
     labels: np.ndarray,
     sensitive: Sequence[str] | None,
@@ -134,7 +119,7 @@ def save_selection(
     (directory / "selection.csv").write_text(table, encoding="utf-8")
     chosen = [images.classes[choice.public] for choice in kept]
     save_choice(directory, indices, labels, "sensitive" if sensitive else "public", sensitive or chosen, chosen)
-    plot_selection(directory / "selection.png", images, kept, votes, sensitive)
+    save_png(directory / "selection.png", example_grid(images, kept))
 
 
 def save_choice(
@@ -230,80 +215,15 @@ def selection_rows(
     ]
 
 
-def plot_selection(
-    path: Path, images: ImageSet, kept: Sequence[Kept], histogram: np.ndarray | None, sensitive: Sequence[str] | None
-) -> None:
-    """Draw examples of each kept class beside its noisy votes, at most SHOWN classes. Above: the votes of all classes.
+def example_grid(images: ImageSet, kept: Sequence[Kept]) -> np.ndarray:
+    """One row of EXAMPLES images for each of the first SHOWN kept classes, for looking at: (H', W', C) uint8.
 
-    images: the public set; it reads EXAMPLES images of each class shown; histogram: (R, P), or None; sensitive: names
-    of the sensitive classes, where the images are relabelled to them: the picture then groups classes by them.
+    A class with fewer images has white ones instead.
     """
-    from matplotlib.figure import Figure  # heavy: only when used
-
-    shown = list(kept[:SHOWN])
-    if sensitive:
-        shown.sort(key=lambda choice: choice.row)  # stable: by rank inside
-    columns = -(-len(shown) // TALLEST)
-    tallest = -(-len(shown) // columns)
-    strip, bar = CELL * EXAMPLES * images.shape[2] / images.shape[1], 1.7 if histogram is not None else 0.01
-    above = 1.6 if histogram is not None and not sensitive else 0.0
-    size = max(columns * (NAME * (1 + bool(sensitive)) + strip + bar), 4.0), above + CELL * tallest + 0.5
-    figure: Any = Figure(figsize=size, layout="constrained")
-    left_out = f", {len(shown)} shown" if len(shown) < len(kept) else ""
-    figure.suptitle(f"{len(kept)} of {len(images.classes)} public classes kept{left_out}", fontsize=11)
-    lower = figure
-    if histogram is not None and not sensitive:
-        upper, lower = figure.subfigures(2, height_ratios=(above, CELL * tallest))
-        draw_all_votes(upper.subplots(), histogram[0], {choice.public for choice in kept})
-    tones = {row: (DARK, LIGHT)[i % 2] for i, row in enumerate(sorted({choice.row for choice in shown}))}
-    low, high = min(0.0, *(choice.votes for choice in shown)), max(1.0, *(choice.votes for choice in shown))
-    room = 0.25 * (high - low)  # for the numbers
-    panels = lower.subplots(1, 2 * columns, width_ratios=(strip, bar) * columns, squeeze=False)[0]
-    for column, (pictures, bars) in enumerate(zip(panels[::2], panels[1::2], strict=True)):
-        part = shown[column * tallest : (column + 1) * tallest]
-        rows, grid = np.arange(len(part)) + 0.5, example_grid(images, part)
-        where = {"aspect": "auto", "extent": (0, EXAMPLES, len(part), 0)}
-        pictures.imshow(grid if grid.shape[2] == 3 else grid[..., 0], cmap="gray", vmin=0, vmax=255, **where)
-        names = [
-            short(images.classes[choice.public]) + (f" → {short(sensitive[choice.row])}" if sensitive else "")
-            for choice in part
-        ]
-        pictures.set_yticks(rows, names, fontsize=8)
-        pictures.set(xticks=[], ylim=(tallest, 0))
-        pictures.tick_params(length=0)
-        pictures.spines[:].set_visible(False)
-        bars.set_axis_off()
-        if histogram is not None:
-            votes = [choice.votes for choice in part]
-            drawn = bars.barh(rows, votes, 0.55, color=[tones[choice.row] for choice in part])
-            bars.bar_label(drawn, [str(round(value)) for value in votes], padding=3, fontsize=8)
-            bars.axvline(0, color="#444444", linewidth=0.8)
-            bars.set(ylim=(tallest, 0), xlim=(low - room * (low < 0), high + room))
-    figure.savefig(path, dpi=130, metadata={"Software": None} if path.suffix == ".png" else None)
-
-
-def draw_all_votes(axes, votes: np.ndarray, kept: set[int]) -> None:
-    """All public classes by noisy votes, the kept ones dark."""
-    order = np.argsort(-votes, kind="stable")
-    axes.bar(range(len(order)), votes[order], 0.85, color=[DARK if int(public) in kept else PALE for public in order])
-    axes.axhline(0, color="#444444", linewidth=0.8)
-    axes.set(xlim=(-1, len(order)), xticks=[])
-    axes.set_xlabel("public classes, most voted first (dark: kept)", fontsize=8)
-    axes.set_ylabel("noisy votes", fontsize=8)
-    axes.tick_params(labelsize=8)
-    axes.spines[["top", "right", "bottom"]].set_visible(False)
-
-
-def example_grid(images: ImageSet, shown: Sequence[Kept]) -> np.ndarray:
-    """One row of examples for each class shown, white where it has fewer than EXAMPLES: (H', W', C) uint8."""
     channels, height, width = images.shape
-    cells = np.full((len(shown) * EXAMPLES, height, width, channels), 255, dtype=np.uint8)
-    for place, choice in enumerate(shown):
+    cells = np.ones((len(kept[:SHOWN]) * EXAMPLES, channels, height, width), dtype=np.float32)
+    for place, choice in enumerate(kept[:SHOWN]):
         members = np.flatnonzero(images.labels == choice.public)
         some = members[np.linspace(0, len(members) - 1, min(EXAMPLES, len(members))).astype(np.int64)]
-        cells[place * EXAMPLES : place * EXAMPLES + len(some)] = images.images[some]
-    return to_grid(cells.transpose(0, 3, 1, 2) / np.float32(255), EXAMPLES)
-
-
-def short(name: str, most: int = 18) -> str:
-    return name if len(name) <= most else name[: most - 1] + "…"
+        cells[place * EXAMPLES : place * EXAMPLES + len(some)] = images.batch(some)[0].numpy()
+    return to_grid(cells, EXAMPLES)

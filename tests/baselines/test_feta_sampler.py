@@ -79,7 +79,7 @@ def test_a_phase_that_fits_goes_on_from_the_phase_before_it():
     model = denoiser()
     fit_phases(model, settings, shown(), release(), PRIORS, 0, lambda done, total: told.append((done, total)))
     first = denoiser()
-    ema_model(first, warm_up(first, settings.phases[:1], shown(), settings, 0))
+    ema_model(first, warm_up(first, settings.phases[:1], shown(), 0))
     moved = [float((a - b).detach().abs().max()) for a, b in zip(model.parameters(), first.parameters(), strict=True)]
     assert 0 < max(moved) < 0.1 and told[-1] == (4, 4)
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from sfumato.data.images import ImageSet
-from sfumato.data.overlap import overlapping
+from sfumato.data.lineage import overlapping
 
 
 def image_set(images):

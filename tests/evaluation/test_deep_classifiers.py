@@ -2,8 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from sfumato.evaluation.classifiers import CLASSIFIERS, DEEP, build_classifier
-from sfumato.evaluation.deep_classifiers import plain_resnet, resnext, wide_resnet
+from sfumato.evaluation.classifiers import CLASSIFIERS, DEEP, build_classifier, plain_resnet, resnext, wide_resnet
 
 
 def parameters(body, width, classes) -> int:

@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 
 from sfumato.evaluation.extractors import Extractor
+from sfumato.evaluation.metrics.distances import frechet_distance, inception_score, kernel_distance
 from sfumato.evaluation.metrics.fidelity import NEIGHBOURS, fidelity
-from sfumato.evaluation.metrics.frechet import frechet_distance
-from sfumato.evaluation.metrics.inception_score import inception_score
-from sfumato.evaluation.metrics.kid import kernel_distance
 from sfumato.evaluation.metrics.neighbours import precision_recall
 from sfumato.settings.evaluate import Evaluate
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from sfumato.evaluation.metrics import frechet
-from sfumato.evaluation.metrics.frechet import frechet_distance
+from sfumato.evaluation.metrics import distances
+from sfumato.evaluation.metrics.distances import frechet_distance
 
 RNG = np.random.default_rng(0)
 
@@ -71,7 +71,7 @@ def test_blocks_of_rows_change_nothing(monkeypatch):
     a, b = skewed(400, 16, 9, 3), skewed(300, 16, 16, 4)
     whole = frechet_distance(a, b)
     for rows in (1, 7, 300):
-        monkeypatch.setattr(frechet, "ROWS", rows)
+        monkeypatch.setattr(distances, "ROWS", rows)
         assert frechet_distance(a, b) == pytest.approx(whole, rel=1e-9)
 
 

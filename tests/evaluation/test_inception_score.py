@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from sfumato.evaluation.metrics.inception_score import inception_score
+from sfumato.evaluation.metrics.distances import inception_score
 
 
 def by_loops(p):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from sfumato.evaluation.metrics.kid import kernel_distance, squared_mmd
+from sfumato.evaluation.metrics.distances import kernel_distance, squared_mmd
 
 RNG = np.random.default_rng(0)
 

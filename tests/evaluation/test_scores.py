@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ from sfumato.data.images import ImageSet
 from sfumato.errors import DataError
 from sfumato.evaluation import downstream, scores
 from sfumato.evaluation.extractors import Extractor
-from sfumato.evaluation.metrics.frechet import frechet_distance
+from sfumato.evaluation.metrics.distances import frechet_distance
 from sfumato.evaluation.scores import absent_classes, evaluate_release
 from sfumato.settings.evaluate import Evaluate
 
@@ -37,16 +36,11 @@ def told():
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def metrics(sets, told, cache):
+def metrics(sets, told):
     train, holdout, good, bad = sets
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(downstream, "MIN_STEPS", 120)
-        return evaluate_release({"release": good, "auxiliary": bad}, train, holdout, CONFIG, PIXELS, cache, told.append)
+        return evaluate_release({"release": good, "auxiliary": bad}, train, holdout, CONFIG, PIXELS, told.append)
 
 
 def quick(monkeypatch, **values) -> Evaluate:
@@ -78,24 +72,24 @@ def test_the_space_of_the_distances_is_named_and_none_of_it_is_called_fid(metric
     assert not any(name in text for name in ('"fid"', '"kid"', "inception"))
 
 
-def test_synthetic_and_training_images_are_compared_with_the_hold_out(sets, monkeypatch, cache):
+def test_synthetic_and_training_images_are_compared_with_the_hold_out(sets, monkeypatch):
     train, holdout, good, _ = sets
     pixels = [rows.images.reshape(len(rows), -1) / 255 for rows in (good, train, holdout)]
     config = quick(monkeypatch, fidelity=("frechet",))
-    found = evaluate_release({"release": good}, train, holdout, config, PIXELS, cache)
+    found = evaluate_release({"release": good}, train, holdout, config, PIXELS)
     for name, own in (("release", pixels[0]), ("real", pixels[1])):
         assert found[name]["fidelity"]["reference"] == "holdout"
         assert found[name]["fidelity"]["frechet"] == pytest.approx(frechet_distance(own, pixels[2]), rel=1e-4)
 
 
-def test_a_release_of_training_images_is_flagged(sets, monkeypatch, cache):
+def test_a_release_of_training_images_is_flagged(sets, monkeypatch):
     train, holdout, good, _ = sets
     copies = ImageSet(
         np.concatenate([train.images[:300], good.images[:300]]),
         np.concatenate([train.labels[:300], good.labels[:300]]),
         good.classes,
     )
-    found = evaluate_release({"copies": copies, "fresh": good}, train, holdout, quick(monkeypatch), PIXELS, cache)
+    found = evaluate_release({"copies": copies, "fresh": good}, train, holdout, quick(monkeypatch), PIXELS)
     assert [line for line in found["warnings"] if line.startswith("copies:")] == found[
         "warnings"
     ] and "copied" in found["warnings"][0]
@@ -105,22 +99,6 @@ def test_a_release_of_training_images_is_flagged(sets, monkeypatch, cache):
 def test_progress_is_told_of_every_training(metrics, told):
     trainings = [f"{name}: {classifier}" for name in ("release", "auxiliary", "real") for classifier in ("lr", "mlp")]
     assert told[:6] == trainings and told[6] == "real: features in pixels-64" and told[-1] == "real: fidelity"
-
-
-def test_features_are_kept_and_found_again(metrics, sets, cache, monkeypatch):
-    train, holdout, good, _ = sets
-    assert len(list(cache.glob("*.npy"))) >= 4
-
-    def refuse(images):
-        raise AssertionError("computed again")
-
-    again = Extractor(name=PIXELS.name, digest=PIXELS.digest, dimension=64, embed=refuse)
-    found = evaluate_release({"release": good}, train, holdout, quick(monkeypatch), again, cache)
-    assert found["release"]["fidelity"] == metrics["release"]["fidelity"]
-    changed = ImageSet(holdout.images.copy(), holdout.labels, holdout.classes)
-    changed.images[0, 0, 0, 0] ^= 1
-    with pytest.raises(AssertionError, match="computed again"):
-        evaluate_release({"release": good}, train, changed, quick(monkeypatch), again, cache)
 
 
 def test_without_a_bound_no_classifier_is_scored_on_real_images(sets, monkeypatch):

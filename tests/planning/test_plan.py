@@ -121,7 +121,7 @@ def test_no_resolved_query_tells_the_query_its_noise(tmp_path):
         ({"synthesize": {"count": 77}}, {"synthesize"}),
         ({"auxiliary": {"steps": 77}}, {"auxiliary"}),
         ({"evaluate": {"epochs": 3}}, {"evaluate"}),
-        ({"pretrain": {"median": 5}}, {"pretrain"}),
+        ({"pretrain": {"batch": 5}}, {"pretrain"}),
         # a first release fulfils the wish
         (
             {"privacy": {"spend_again": ["count"], "lifetime_epsilon": 50}},
@@ -199,20 +199,16 @@ def test_amp_is_of_the_phases_that_ask_for_it(tmp_path):
 
 def test_no_more_public_classes_are_asked_for_than_there_are(tmp_path):
     public = PublicCard(enabled=True, source="glyphs", shape=(1, 8, 8), classes=tuple("abc"), images=30)
-    for content, message in (
-        ({"histogram": {"votes": 4}}, "histogram.votes=4"),
-        ({"select": {"count": 4}}, "select.count=4"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            make_plan(params(tmp_path, recipe="rpgen", **content), card(), public)
-    make_plan(params(tmp_path, recipe="rpgen", histogram={"votes": 3}, select={"count": 3}), card(), public)
+    with pytest.raises(ConfigError, match="histogram.votes=4"):
+        make_plan(params(tmp_path, recipe="rpgen", histogram={"votes": 4}), card(), public)
+    make_plan(params(tmp_path, recipe="rpgen", histogram={"votes": 3}, select={"ratio": 1}), card(), public)
 
 
 def test_each_sensitive_class_gets_a_public_one_or_nothing_is_spent(tmp_path):
     public = PublicCard(enabled=True, source="glyphs", shape=(1, 8, 8), classes=tuple("abcdefghijklmno"), images=150)
-    with pytest.raises(ConfigError, match=r"select\.ratio=0\.16 keeps 2 of 15 public classes.*at least 10"):
+    with pytest.raises(ConfigError, match=r"select\.ratio=0\.16 keeps 2 of 15 public classes.*at least 0.6667"):
         make_plan(params(tmp_path, recipe="privimage"), card(), public)
-    make_plan(params(tmp_path, recipe="privimage", select={"count": 10}), card(), public)
+    make_plan(params(tmp_path, recipe="privimage", select={"ratio": 0.6667}), card(), public)
     with pytest.raises(ConfigError, match="take another"):
         make_plan(params(tmp_path, recipe="privimage"), card(), replace(public, classes=tuple("abc")))
 
@@ -271,7 +267,7 @@ def test_phases_share_the_steps_by_their_parts(tmp_path):
         ({"profile": None, "recipe": "dpdm"}, "size_hint is missing"),
         ({"central": {"pool": 4, "statistic": "mode", "max_norm": 3}}, "max_norm"),
         ({"frequency": {"size": 2}}, "frequency.size"),
-        ({"pretrain": {"median": 2}}, "pretrain.median"),
+        ({"pretrain": {"median": 2}}, "pretrain.median was removed"),
         ({"model": {"width": 30}}, "model.width"),
         ({"model": {"unshuffle": 4}, "data": {"dataset_id": "other"}}, "other"),
     ],

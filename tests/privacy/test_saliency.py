@@ -23,7 +23,6 @@ from sfumato.settings.dpsgd import SALIENT, Finetune, Lora, Saliency
 from sfumato.settings.stages import STAGES
 from sfumato.settings.training import Model
 from sfumato.storage.artifacts import write_empty, writing
-from sfumato.storage.png import plot_saliency, split_name
 from stages import runner
 
 B, C, N = 6, 1e-4, 50.0  # images, clip (far below the norms: every row is clipped), public size
@@ -256,33 +255,6 @@ def test_candidates_are_ranked_by_their_norms():
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "block", "projection"),
-    [
-        ("down.1.attention.q", "down.1", "q"),
-        ("middle.0.block.conv1", "middle.0", "conv1"),
-        ("down.0.block", "down.0", "block"),
-        ("conv_in", "(network)", "conv_in"),
-        ("noise.2", "(network)", "noise.2"),
-        ("a.0.attn1.to_out.0", "a.0.attn1", "to_out.0"),
-        ("a.0.attn2.to_v", "a.0.attn2", "to_v"),
-    ],
-)
-def test_every_candidate_has_a_cell_of_its_own_in_the_picture(name, block, projection):
-    assert split_name(name) == (block, projection)
-
-
-@pytest.mark.parametrize("pattern", ["qkv", "qkvo", "matrices", "layers"])
-def test_the_picture_shows_every_candidate(pattern, tmp_path):
-    groups = candidates(MODEL, pattern)
-    assert len({split_name(name) for name in groups}) == len(groups)
-    rows = rank_candidates({name: torch.randn(5) for name in groups}, 0.1)
-    plot_saliency(rows, tmp_path / "saliency.png")
-    assert (tmp_path / "saliency.png").read_bytes()[:4] == b"\x89PNG"
-    silent = rank_candidates({name: torch.zeros(5) for name in groups}, 0.1)  # nothing above the noise anywhere
-    plot_saliency(silent, tmp_path / "silent.png")
-
-
 def test_adapters_cost_what_full_training_costs(owner):
     mechanism = Mechanism(noise_multiplier=2.0, sample_rate=0.02, uses=2)
     events = []
@@ -386,12 +358,7 @@ def test_the_release_chooses_what_is_trained(desk, owner, monkeypatch):
         order[:5], key=flat(candidates(network())).index
     )  # 30 % of 15, as the default says, in the order of the model
     table = list(csv.DictReader((directory / "saliency.csv").read_text().splitlines()))
-    assert sorted(path.name for path in directory.iterdir()) == [
-        "privacy.json",
-        "saliency.csv",
-        "saliency.json",
-        "saliency.png",
-    ]
+    assert sorted(path.name for path in directory.iterdir()) == ["privacy.json", "saliency.csv", "saliency.json"]
     assert list(table[0]) == ["matrix", "size", "raw_norm", "debiased", "rank", "raw_rank"]
     assert [f"{row['matrix']}.weight" for row in table] == flat(candidates(network()))
     assert [f"{row['matrix']}.weight" for row in sorted(table, key=lambda row: int(row["rank"]))] == order

@@ -95,8 +95,6 @@ def test_the_median_removes_a_lone_pixel_and_keeps_an_edge():
     spoiled = image.clone()
     spoiled[0, 0, 2, 1] = 1
     assert torch.equal(median_blur(spoiled, 3), image)
-    with pytest.raises(ValueError, match="odd"):
-        median_blur(image, 2)
 
 
 def test_mistakes_are_named(sample):

@@ -197,7 +197,7 @@ def test_a_copied_state_directory_continues_under_another_id_and_both_are_counte
 
 def as_public(source: str, path: str, **more) -> dict:
     run = ["count", "frequency", "classifier", "histogram", "select", "auxiliary", "synthesize"]
-    return {"public": {"source": source, "path": path, **more}, "run": run, "select": {"count": 2}}
+    return {"public": {"source": source, "path": path, **more}, "run": run, "select": {"ratio": 0.2}}
 
 
 def test_a_release_taken_as_public_images_brings_its_records(desk):

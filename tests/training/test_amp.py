@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.unet import UNet
-from sfumato.settings.training import Amp, Phase, Pretrain
+from sfumato.settings.training import Amp, Phase
 from sfumato.training import curriculum
 from sfumato.training.amp import amp_gradient, ascend
 from sfumato.training.curriculum import losses_of_parts, warm_up
@@ -36,7 +36,7 @@ def phase(**options) -> Phase:
 
 def run(model: UNet, **options) -> dict[str, Tensor]:
     autocast = options.pop("autocast", False)
-    return warm_up(model, [phase(**options)], SOURCES, Pretrain(ema=0.9), 7, autocast=autocast, microbatch_size=8)
+    return warm_up(model, [phase(**options)], SOURCES, 7, autocast=autocast, microbatch_size=8)
 
 
 def inside(delta: Tensor, radius: float) -> Tensor:
@@ -124,7 +124,7 @@ def test_training_in_parts_holds_fewer_images_and_ends_in_the_same_weights():
         model, seen = tiny(), []
         model.register_forward_pre_hook(lambda module, inputs, seen=seen: seen.append(len(inputs[0])))
         averages[microbatch_size] = warm_up(
-            model, [phase()], SOURCES, Pretrain(ema=0.9), 7, autocast=False, microbatch_size=microbatch_size
+            model, [phase()], SOURCES, 7, autocast=False, microbatch_size=microbatch_size
         )
         most[microbatch_size] = max(seen)
     assert most == {8: 8, 3: 3}
@@ -136,7 +136,7 @@ def test_the_warm_up_holds_no_more_images_than_fit(monkeypatch):
     monkeypatch.setattr(curriculum, "plain_microbatch", lambda model: 3)
     model, seen = tiny(), []
     model.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
-    warm_up(model, [phase(), phase(amp=Amp())], SOURCES, Pretrain(), 7)
+    warm_up(model, [phase(), phase(amp=Amp())], SOURCES, 7)
     assert max(seen) == 3 and 2 in seen  # 8 are 3, 3 and 2
 
 

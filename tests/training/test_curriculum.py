@@ -8,11 +8,10 @@ from sfumato.data.images import ImageSet
 from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.unet import UNet, drop_extra_classes
 from sfumato.errors import ConfigError, DataError
-from sfumato.settings.training import Amp, Phase, Pretrain
+from sfumato.settings.training import Amp, Phase
 from sfumato.training.curriculum import MappedImages, as_float, mean_loss, mixed_batch, rand_augment, warm_up
-from sfumato.training.public_images import public_training_set, some_of_each
+from sfumato.training.training_sets import public_training_set, some_of_each
 
-CONFIG = Pretrain(ema=0.99)
 SOURCES = {
     "central": (torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3),
     "auxiliary": (torch.full((9, 1, 8, 8), 255, dtype=torch.uint8), torch.full((9,), 2)),
@@ -32,10 +31,10 @@ def phase(**options) -> Phase:
 
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others():
     torch.manual_seed(1)
-    first = warm_up(tiny(), [phase(augment=2)], SOURCES, CONFIG, 7, autocast=False)
+    first = warm_up(tiny(), [phase(augment=2)], SOURCES, 7, autocast=False)
     torch.manual_seed(2)  # the global generator does not matter
-    second = warm_up(tiny(), [phase(augment=2)], SOURCES, CONFIG, 7, autocast=False)
-    third = warm_up(tiny(), [phase(augment=2)], SOURCES, CONFIG, 8, autocast=False)
+    second = warm_up(tiny(), [phase(augment=2)], SOURCES, 7, autocast=False)
+    third = warm_up(tiny(), [phase(augment=2)], SOURCES, 8, autocast=False)
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert any(not torch.equal(first[name], third[name]) for name in first)
 
@@ -47,7 +46,7 @@ def test_the_loss_falls_and_progress_is_reported():
     batch = images, labels, torch.full((len(images),), 0.5), noise
     before = mean_loss(model, batch, False, len(images)).item()
     phases = [phase(steps=1), phase(steps=300, batch=32)]
-    warm_up(model, phases, SOURCES, CONFIG, 0, lambda *row: rows.append(row), autocast=False)
+    warm_up(model, phases, SOURCES, 0, lambda *row: rows.append(row), autocast=False)
     assert rows[:2] == [(1, 301), (20, 301)] and rows[-1] == (301, 301)
     assert mean_loss(model, batch, False, len(images)).item() < 0.6 * before
 
@@ -90,21 +89,21 @@ def test_labels_are_dropped_at_the_given_rate():
     model = tiny()
     seen = []
     model.label.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
-    warm_up(model, [phase(steps=20, batch=100)], SOURCES, CONFIG, 0, label_dropout=0.3, autocast=False)
+    warm_up(model, [phase(steps=20, batch=100)], SOURCES, 0, label_dropout=0.3, autocast=False)
     dropped = (torch.cat(seen) == 3).double()
     assert float(dropped.mean()) == pytest.approx(0.3, abs=5 * (0.3 * 0.7 / 2000) ** 0.5)  # false alarm below 1e-6
 
 
 def test_a_missing_source_is_named():
     with pytest.raises(ConfigError, match=r"phases\[0\] wants images from 'central'"):
-        warm_up(tiny(), [phase()], {"auxiliary": SOURCES["auxiliary"]}, CONFIG, 0)
+        warm_up(tiny(), [phase()], {"auxiliary": SOURCES["auxiliary"]}, 0)
 
 
 def test_frozen_parameters_stay():
     model = tiny()
     model.label.weight.requires_grad_(False)
     before = model.label.weight.clone()
-    average = warm_up(model, [phase()], SOURCES, CONFIG, 0, autocast=False)
+    average = warm_up(model, [phase()], SOURCES, 0, autocast=False)
     assert torch.equal(model.label.weight, before)
     assert "label.weight" not in average
 
@@ -202,9 +201,7 @@ def test_mapped_images_train_as_the_same_images_in_memory_do():
         **SOURCES,
         "auxiliary": (torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(), SOURCES["auxiliary"][1]),
     }
-    first, second = (
-        warm_up(tiny(), [phase(augment=1)], sources, CONFIG, 7, autocast=False) for sources in (mapped, held)
-    )
+    first, second = (warm_up(tiny(), [phase(augment=1)], sources, 7, autocast=False) for sources in (mapped, held))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -216,7 +213,7 @@ def test_public_classes_are_trained_and_leave_with_their_rows():
     seen = []
     model.label.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
     phases = [phase(sources={"public": 1.0}, steps=20, amp=Amp(steps=2)), phase(sources={"public": 1.0}, steps=5)]
-    average = warm_up(model, phases, sources, CONFIG, 0, label_dropout=0.3, autocast=False, microbatch_size=64)
+    average = warm_up(model, phases, sources, 0, label_dropout=0.3, autocast=False, microbatch_size=64)
     assert set(torch.cat(seen).tolist()) == {3, 4, 5}  # not a sensitive class; 3 stands for no label
     moved = (average["label.weight"] != start).any(dim=1)
     assert moved.tolist() == [False, False, False, True, True, True]

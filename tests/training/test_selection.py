@@ -21,8 +21,8 @@ from sfumato.settings.training import Select
 from sfumato.storage.artifacts import read_artifact, writing
 from sfumato.training.selection import (
     Kept,
+    example_grid,
     number_to_keep,
-    plot_selection,
     relabel,
     select_all,
     select_classes,
@@ -70,15 +70,9 @@ def test_how_many_to_keep():
     assert number_to_keep(Select(ratio=0.05), 62) == 3
     assert number_to_keep(Select(ratio=0.001), 62) == 1
     assert number_to_keep(Select(ratio=1.0), 62) == 62
-    assert number_to_keep(Select(ratio=0.05, count=7), 62) == 7
-    with pytest.raises(ConfigError, match="select.count=63"):
-        number_to_keep(Select(count=63), 62)
 
 
-@pytest.mark.parametrize(
-    ("rows", "public", "keep", "message"),
-    [(3, 2, 2, "more classes"), (3, 9, 2, "select.count"), (1, 4, 5, "lower select.count")],
-)
+@pytest.mark.parametrize(("rows", "public", "keep", "message"), [(3, 2, 2, "more classes"), (3, 9, 2, "select.ratio")])
 def test_what_cannot_be_kept_is_refused_with_what_to_do(rows, public, keep, message):
     with pytest.raises(ConfigError, match=message):
         select_classes(np.zeros((rows, public)), keep)
@@ -123,20 +117,14 @@ def test_the_table_names_what_each_class_became():
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize(("classes", "rows"), [(3, 1), (70, 1), (8, 2), (70, None)])
-def test_the_picture_is_drawn_from_few_images(channels, classes, rows, tmp_path):
+def test_the_picture_has_a_row_of_examples_for_each_kept_class(channels):
     """Every class but the first has one image; the first has none."""
-    random = np.random.default_rng(0)
-    labels = np.arange(1, classes, dtype=np.int64)
-    images = ImageSet(
-        random.integers(0, 255, (len(labels), 8, 6, channels), dtype=np.uint8),
-        labels,
-        tuple(f"class {i} " * 3 for i in range(classes)),
-    )
-    votes = None if rows is None else random.normal(0, 9, (rows, classes))
-    kept = select_all(classes, classes) if votes is None else select_classes(votes, classes)
-    plot_selection(tmp_path / "selection.png", images, kept, votes, ["cat", "dog"] if rows == 2 else None)
-    assert (tmp_path / "selection.png").read_bytes()[:4] == b"\x89PNG"
+    pixels = np.zeros((69, 8, 6, channels), dtype=np.uint8)
+    images = ImageSet(pixels, np.arange(1, 70, dtype=np.int64), tuple(f"class {i}" for i in range(70)))
+    grid = example_grid(images, select_all(70, 70))
+    cell = 8 * 8 + 2  # pixels: each image is magnified by 8 and stands in a frame of 2
+    assert grid.shape == (60 * cell + 2, 6 * (8 * 6 + 2) + 2, channels)
+    assert (grid[:cell] == 255).all() and (grid[cell + 2 : 2 * cell, 2:50] == 0).all()
 
 
 # ---- the stages, in a row
@@ -213,7 +201,7 @@ def test_relabelled_by_class_the_public_digits_take_the_labels_of_the_sensitive_
     }
     (record,) = read_artifact(counted, "histogram").records.values()
     assert record["sensitivity"].startswith("√1") and record["event"]["type"] == "PoissonSampled"
-    out = desk("select", count=10)
+    out = desk("select", ratio=0.5)
     indices, labels = (np.load(out / name, allow_pickle=False) for name in ("indices.npy", "labels.npy"))
     original = np.load(public / "labels.npy")[indices]
     assert (np.diff(indices) > 0).all() and len(indices) == 1797
@@ -309,7 +297,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_spent(desk, tmp_path):
         np.save(directory / "histogram.npy", votes)
         (directory / "histogram.json").write_text(json.dumps(about | {"public_classes": about["public_classes"][::-1]}))
     with pytest.raises(DataError, match="other classes"):
-        desk("select", count=2)
+        desk("select", ratio=0.1)
 
 
 # ---- by a teacher

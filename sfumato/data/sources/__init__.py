@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from sfumato.data.images import Shape
 from sfumato.data.sources.cifar import read_cifar
-from sfumato.data.sources.digits import read_digits
-from sfumato.data.sources.drawn import read_drawn
+from sfumato.data.sources.drawn import read_digits, read_drawn
 from sfumato.data.sources.idx import read_idx_set
 from sfumato.data.sources.imagefolder import read_imagefolder
 from sfumato.data.sources.npz import read_imagenet32, read_npz

@@ -1,12 +1,23 @@
-"""Public sources that are drawn when they are read, instead of being read from files."""
+"""Sources without files: scikit-learn's handwritten digits, and public images that are drawn when they are read."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from sfumato.data.rendered import draw_all, drawing
-from sfumato.data.sources.source import Request, Source
+from sfumato.data.sources.source import Request, Source, examples
 from sfumato.errors import ConfigError
+
+
+def read_digits(request: Request, raw: Path) -> Source:
+    """1797 images, 8×8, 0..16 scaled to 0..255."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
+    return Source(tuple("0123456789"), examples(images, bunch.target, request, "digits"), None, len(images))
 
 
 def read_drawn(request: Request, raw: Path) -> Source:

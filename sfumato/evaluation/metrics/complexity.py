@@ -68,7 +68,7 @@ def complexity_by_step(
     """Complexity of the images of every step, from the simplest; steps that are switched off are left out."""
     images = {}
     if central.enabled:
-        images["central"] = as_uint8(load_central(central.path, real.shape, 0)[0])
+        images["central"] = as_uint8(load_central(central.path, real.shape, median=1)[0])
     if auxiliary.enabled:
         images["auxiliary"] = subsample(load_images(auxiliary.path, real.classes)).images
     images |= {"release": subsample(release).images, "real": subsample(real).images}

@@ -7,10 +7,8 @@ from collections.abc import Callable, Collection
 import numpy as np
 
 from sfumato.evaluation.extractors import Extractor
+from sfumato.evaluation.metrics.distances import frechet_distance, inception_score, kernel_distance
 from sfumato.evaluation.metrics.fld import feature_likelihood
-from sfumato.evaluation.metrics.frechet import frechet_distance
-from sfumato.evaluation.metrics.inception_score import inception_score
-from sfumato.evaluation.metrics.kid import kernel_distance
 from sfumato.evaluation.metrics.neighbours import authenticity, precision_recall
 
 NEIGHBOURS = 5  # k of precision, recall, density, coverage

@@ -1,0 +1,43 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+from sfumato.evaluation.extractors import Extractor, features_of, key_of
+
+IMAGES = np.random.default_rng(0).integers(0, 256, size=(9, 4, 4, 1), dtype=np.uint8)
+
+
+@pytest.fixture
+def counted():
+    """An extractor of two features that counts the images it was shown."""
+    shown = []
+
+    def embed(images):
+        shown.append(len(images))
+        return images.flatten(1)[:, :2]
+
+    return Extractor(name="two", digest="weights-1", dimension=2, embed=embed), shown
+
+
+def test_features_are_computed_once_by_each_extractor(counted):
+    extractor, shown = counted
+    first, again = features_of(extractor, IMAGES), features_of(extractor, np.array(IMAGES))
+    assert sum(shown) == 9 and np.array_equal(first, again) and first.dtype == np.float32
+    assert np.array_equal(first, extractor(IMAGES))
+    features_of(dataclasses.replace(extractor, digest="weights-2"), IMAGES)
+    assert sum(shown) == 27
+
+
+def test_other_images_or_another_shape_are_other_features():
+    changed = IMAGES.copy()
+    changed[4, 2, 1, 0] ^= 1
+    assert len({key_of(rows) for rows in (IMAGES, changed, IMAGES[:8], IMAGES.reshape(9, 2, 8, 1), IMAGES[::-1])}) == 5
+    assert key_of(np.asfortranarray(IMAGES)) == key_of(IMAGES)
+
+
+def test_the_last_of_many_images_has_a_part_in_the_key():
+    many = np.zeros((5000, 2, 2, 1), dtype=np.uint8)
+    other = many.copy()
+    other[-1, -1, -1] = 1
+    assert key_of(many) != key_of(other)
