@@ -12,7 +12,9 @@ from rich.table import Table
 
 from sfumato.errors import ConfigError, DataError, explained
 from sfumato.storage.files import replace_file
-from stages.runner import EVALUATION, DryRun, check_local, show_local, state_dir
+from stages.runner import DryRun
+from stages.screen import show_local
+from stages.state import EVALUATION, check_local, state_dir
 
 if TYPE_CHECKING:
     import pandas as pd

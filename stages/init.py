@@ -15,7 +15,8 @@ from rich.console import Console
 
 from sfumato.errors import ConfigError
 from sfumato.storage.files import replace_file
-from stages.runner import git, say, state_dir
+from stages.screen import say
+from stages.state import git, state_dir
 
 if TYPE_CHECKING:
     from sfumato.data.sources.imagefolder import Survey

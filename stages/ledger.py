@@ -13,21 +13,20 @@ from sfumato.errors import BudgetError, ConfigError, SfumatoError, explained
 from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.artifacts import Artifact, merge_records, read_artifact
 from sfumato.storage.files import replace_file
-from stages.dvc_notes import keep_copy
-from stages.runner import (
+from stages.dvc_lock import keep_copy
+from stages.runner import CardPath
+from stages.screen import say, table_console
+from stages.state import (
     ARTIFACTS,
     CARD,
     LEDGER,
     PLAN,
     PUBLIC,
-    CardPath,
     ledgers,
     read_policy,
     run_directory,
-    say,
     seen_in_ledgers,
     state_dir,
-    table_console,
 )
 
 app = typer.Typer(

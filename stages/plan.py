@@ -16,27 +16,15 @@ from sfumato.errors import BudgetError, ConfigError
 from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import merge_records, read_artifact
 from sfumato.storage.files import replace_file
-from stages.runner import (
-    ARTIFACTS,
-    CARD,
-    LEDGER,
-    PLAN,
-    PUBLIC,
-    CardPath,
-    PublicPath,
-    lineage_of_model,
-    memory_line,
-    say,
-    seen_in_ledgers,
-    state_dir,
-    table_console,
-)
+from stages.runner import CardPath, PublicPath, lineage_of_model, memory_line
+from stages.screen import say, table_console
+from stages.state import ARTIFACTS, CARD, LEDGER, PLAN, PUBLIC, seen_in_ledgers, state_dir
 
 if TYPE_CHECKING:
     from sfumato.data.store import Card, PublicCard
     from sfumato.planning.resolve import Plan, Spending
     from sfumato.privacy.odometer import Odometer
-    from sfumato.settings.params import Params as Config
+    from sfumato.settings.params import Params
     from sfumato.settings.training import Model
 
 PEOPLE = (
@@ -44,15 +32,15 @@ PEOPLE = (
     "each adds up. Where that can be, say privacy.unit: group and data.groups; where no two images are of one person, "
     "say privacy.unit: image, which reports then name as your word"
 )
-Params = Annotated[Path, typer.Option("--params", help="What the user edits.")]
+ParamsPath = Annotated[Path, typer.Option("--params", help="What the user edits.")]
 BUSY = 0.5  # running programs per processor, from which a line warns of them
 RECIPES = Path("pipelines")  # if it is missing, those of the package
-Recipes = Annotated[Path, typer.Option("--recipes", help="Folder of recipes, with its profiles/.")]
+RecipesPath = Annotated[Path, typer.Option("--recipes", help="Folder of recipes, with its profiles/.")]
 
 
 def plan(
-    params: Params = Path("params.yaml"),
-    recipes: Recipes = RECIPES,
+    params: ParamsPath = Path("params.yaml"),
+    recipes: RecipesPath = RECIPES,
     card: CardPath = CARD,
     public: PublicPath = PUBLIC,
     out: Annotated[Path, typer.Option(help="Directory to write.")] = PLAN,
@@ -122,7 +110,7 @@ def plan(
     write_texts(out, plan_texts(made, out))
 
 
-def says_nothing_of_people(params: Config, card: Card) -> bool:
+def says_nothing_of_people(params: Params, card: Card) -> bool:
     """True if the owner has not said whether one person may have several images."""
     from sfumato.settings.data import OF_THE_OWNER
 
@@ -239,7 +227,7 @@ def show_budget(made: Plan) -> None:
     table_console().print(table)
 
 
-def show_minutes(params: Config, seconds: Mapping[str, float | None]) -> None:
+def show_minutes(params: Params, seconds: Mapping[str, float | None]) -> None:
     """Expected minutes of each stage that is switched on, of everything else, and in total. seconds: by name."""
     table = Table("stage", title="minutes on this machine", title_justify="left")
     table.add_column("expected", justify="right")

@@ -15,7 +15,9 @@ import typer
 from sfumato.errors import ConfigError
 from sfumato.storage.artifacts import check_out, read_artifact, writing
 from sfumato.storage.files import replace_file
-from stages.runner import ARTIFACTS, EVALUATION, LEDGER, DryRun, check_local, input_option, say
+from stages.runner import DryRun, input_option
+from stages.screen import say
+from stages.state import ARTIFACTS, EVALUATION, LEDGER, check_local
 
 
 class Audience(StrEnum):

@@ -15,7 +15,9 @@ from sfumato.runtime.compute import device
 from sfumato.settings.dpsgd import Saliency
 from sfumato.storage.png import plot_saliency
 from sfumato.text_to_image.reference import load_codec
-from stages.runner import QueryRun, progress, state_dir
+from stages.runner import QueryRun
+from stages.screen import progress
+from stages.state import state_dir
 
 
 def saliency(run: QueryRun[Saliency]) -> None:
