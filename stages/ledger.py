@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -178,7 +179,6 @@ def artifact_problems(ledger: dict, folder: Path, lock: Path) -> list[str]:
 
 
 def fail(path: Path, problems: list[str]) -> None:
-
     if problems:
         raise BudgetError(f"{path} does not hold: " + "; ".join(problems))
 
@@ -298,8 +298,6 @@ def history(
 
 
 def utc(seconds: int) -> str:
-    from datetime import UTC, datetime
-
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
     except (ValueError, OverflowError, OSError):  # of a clock that was far off

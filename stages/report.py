@@ -70,7 +70,7 @@ def report(
         replace_file(page, report_page(synthesize, ledger, local).encode())
     typer.echo(f"{page}: {'may be shared with the release' if public else 'local: not to be shared'}")
     if not public:  # the last command of `dvc repro`
-        from sfumato.release.summary import summary_lines
+        from sfumato.release.report import summary_lines
 
         verdict = local.verdict or "none: `stage evaluate` gives one"
         if local.verdict and not on_terminal():

@@ -85,14 +85,9 @@ def plot_comparison(runs: pd.DataFrame, classifier: str, path: Path) -> None:
         spreads = targets[classifier].std().fillna(over_seeds).fillna(0.0)
         line = {"capsize": 3, "linewidth": 1.3, "markersize": 6, "label": recipe}
         axes.errorbar(targets["epsilon"].mean(), 100 * means, yerr=100 * spreads, **line, **style)
-    ticks = {round(target, 6): f"{target:g}" for target in runs["target"]}
-    axes.set_xscale("log")
-    axes.set_xticks(list(ticks), list(ticks.values()))
-    axes.minorticks_off()
+    log_ticks(axes, {round(target, 6): f"{target:g}" for target in runs["target"]})
     axes.set(xlabel="ε, log scale", ylabel=f"accuracy of {classifier} on real hold-out, %")
-    axes.grid(axis="y", color="#e8e8e8", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    on_a_grid(axes, "y")
     axes.set_title(f"Accuracy against privacy, by recipe ({LOCAL})", fontsize=10)
     title = "hollow: not comparable" if (runs["differs"] != "").any() else None
     figure.legend(loc="outside right upper", title=title, title_fontsize=8, **LEGEND)
@@ -199,6 +194,20 @@ def new_figure(width: float, height: float):
     from matplotlib.figure import Figure  # heavy: only when used
 
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def log_ticks(axes, ticks: Mapping[float, str]) -> None:
+    """A logarithmic x axis with marks only at `ticks`."""
+    axes.set_xscale("log")
+    axes.set_xticks(list(ticks), list(ticks.values()))
+    axes.minorticks_off()
+
+
+def on_a_grid(axes, lines: str) -> None:
+    """Pale grid lines, "y" or "both", behind what is drawn."""
+    axes.grid(axis=lines, color="#e8e8e8", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def save(figure, path: Path) -> None:
