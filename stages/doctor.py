@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -31,10 +34,6 @@ def doctor(
 
 
 def show_machine(card: Path) -> None:
-    import importlib.util
-    import os
-    from importlib.metadata import version
-
     import torch
 
     from sfumato.data.sources.idx import DEBIAN_FASHION_MNIST

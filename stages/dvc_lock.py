@@ -17,7 +17,6 @@ LOCK, COPY, RUNNING = Path("dvc.lock"), Path(".dvc/tmp/whole.lock"), Path(".dvc/
 
 def keep_copy() -> None:
     """Keep a copy of `dvc.lock`, if there is one here, it is whole, and it lacks no stage that the copy has."""
-
     if not LOCK.is_file() or not COPY.parent.is_dir():
         return
     content = LOCK.read_bytes()
@@ -27,7 +26,6 @@ def keep_copy() -> None:
 
 def damage() -> str | None:
     """What is wrong with `dvc.lock`, or None. A cut one ends within a line, or lacks a stage or a part of one."""
-
     try:
         stages = read_yaml(LOCK)["stages"]
         if not LOCK.read_bytes().endswith(b"\n"):

@@ -186,7 +186,6 @@ def fail(path: Path, problems: list[str]) -> None:
 @app.command()
 def show(ledger: LedgerPath = LEDGER) -> None:
     """The ledger as a table."""
-
     from sfumato.privacy.check import malformed
     from sfumato.privacy.ledger import by_id, read_ledger
     from sfumato.privacy.record import record_problems

@@ -183,7 +183,6 @@ def show_step_noise(made: Plan) -> None:
 
 def write_texts(out: Path, texts: dict[str, str]) -> None:
     """Replace the files that changed, one by one, and remove files of an older plan."""
-
     if out.exists() and any(p.name not in texts and p.suffix not in (".yaml", ".json", ".csv") for p in out.iterdir()):
         raise ConfigError(f"--out {out} holds files that are not of a plan: name another directory")
     out.mkdir(parents=True, exist_ok=True)
@@ -197,7 +196,6 @@ def write_texts(out: Path, texts: dict[str, str]) -> None:
 
 def show_budget(made: Plan) -> None:
     """Stage, mechanism, epsilon alone, share; then the total against the target."""
-
     budget = made.budget
     table = Table(title=f"{budget['recipe']}: privacy budget at δ = {budget['delta']:.3g}", title_justify="left")
     for heading in ("stage", "σ", "sample rate", "releases", "ε alone", "share of RDP"):

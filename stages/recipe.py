@@ -18,7 +18,6 @@ app = typer.Typer(no_args_is_help=True, help="The recipes: methods of the litera
 @app.command("list")
 def list_recipes(recipes: RecipesPath = RECIPES) -> None:
     """Every recipe and profile, a line each."""
-
     from sfumato.settings.recipes import read_yaml, recipes_at
 
     table, recipes = Table("name", "what it is"), recipes_at(recipes)

@@ -104,15 +104,13 @@ def run_stage(
     from sfumato.runtime.compute import configure_processor
 
     configure_processor()
-    remembered: AbstractContextManager[None] = (
-        nullcontext()
-    )  # a query's duration depends on how many images were drawn: it is not kept
-    if stage.kind is Kind.FREE:
+    remembered: AbstractContextManager[None] = nullcontext()
+    if stage.kind is Kind.QUERY:  # its duration depends on how many images were drawn: it is not kept
+        keep_memory_off_disk()
+    elif stage.kind is Kind.FREE:
         from sfumato.planning.estimate import timed
 
         remembered = timed(state_dir(), plan)
-    if stage.kind is Kind.QUERY:
-        keep_memory_off_disk()
     work = getattr(import_module(f"stages.{stage.name}"), stage.name)
     kind = QueryRun if stage.kind is Kind.QUERY else StageRun
     try:
@@ -139,7 +137,6 @@ def load_plan(stage: str, config: Path | None = None) -> StagePlan[Any]:
 
 def read_inputs(stage: Stage, paths: Mapping[str, Path]) -> dict[str, Artifact]:
     """Read and verify. Raises ConfigError for the empty artifact of a stage whose images or numbers are needed."""
-
     found = {}
     for name, path in paths.items():
         found[name] = read_artifact(path, name)
@@ -231,7 +228,6 @@ class StageRun(Generic[S]):
 
         also: what it was made from besides. Of many processes the first one writes; the others' work ends here.
         """
-
         self.first_alone()
         with writing(self.out, self.plan.stage, [*self.inputs.values(), *also]) as directory:
             yield directory

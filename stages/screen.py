@@ -24,7 +24,6 @@ def say(text: str) -> None:
 
 def table_console() -> Console:
     """Where tables are printed: names of folders and classes as they are, square brackets too."""
-
     return Console(markup=False)
 
 

@@ -92,7 +92,6 @@ def check_local(option: str, *files: Path) -> None:
 
 def ledgers() -> list[dict]:
     """ledger.json, of any version: the file at hand, and as it was last committed."""
-
     code, committed = git("show", f"HEAD:./{LEDGER}")
     with explained(BudgetError, lambda error: f"{LEDGER} is not JSON ({error}): restore it (`git checkout {LEDGER}`)"):
         texts = [read_text(LEDGER)] if LEDGER.exists() else []
