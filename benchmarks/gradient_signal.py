@@ -27,7 +27,7 @@ from sfumato.dpsgd.gradients import draw, per_image_gradients
 from sfumato.dpsgd.run import step_noise
 from sfumato.privacy.authorize import open_local
 from sfumato.privacy.resolved import QueryPlan, read_stage_plan
-from stages.runner import ARTIFACTS, CARD, state_dir
+from stages.state import ARTIFACTS, CARD, state_dir
 
 PIECE = 32  # images whose gradients are held at once
 CLIPS = (0.1, 0.3, 1.0, 3.0, 10.0)  # times `max_grad_norm`

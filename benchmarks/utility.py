@@ -26,7 +26,8 @@ from sfumato.privacy.authorize import open_local
 from sfumato.runtime.compute import configure_processor
 from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.files import replace_file, write_json
-from stages.runner import ARTIFACTS, CARD, EVALUATION, check_local, load_plan, state_dir
+from stages.runner import load_plan
+from stages.state import ARTIFACTS, CARD, EVALUATION, check_local, state_dir
 
 PARTS = ("sizes", "ensemble", "selection")
 SIZES = (1000, 5000, 20_000, 60_000)

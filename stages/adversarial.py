@@ -14,7 +14,8 @@ from sfumato.privacy.checkpoint import drop_checkpoints
 from sfumato.queries.count import read_counts
 from sfumato.runtime.compute import device
 from sfumato.settings.baselines import Adversarial
-from stages.runner import QueryRun, progress, say
+from stages.runner import QueryRun
+from stages.screen import progress, say
 
 
 def adversarial(run: QueryRun[Adversarial]) -> None:

@@ -13,7 +13,8 @@ from sfumato.queries.count import read_counts
 from sfumato.queries.feature_means import load_means
 from sfumato.runtime.compute import device
 from sfumato.settings.training import Auxiliary
-from stages.runner import StageRun, progress
+from stages.runner import StageRun
+from stages.screen import progress
 
 
 def auxiliary(run: StageRun[Auxiliary]) -> None:

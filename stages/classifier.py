@@ -7,7 +7,8 @@ from sfumato.features.public_network import save_classifier
 from sfumato.settings.training import Classifier
 from sfumato.storage.files import write_json
 from sfumato.training.public_classifier import train_public_classifier
-from stages.runner import StageRun, progress, say
+from stages.runner import StageRun
+from stages.screen import progress, say
 
 
 def classifier(run: StageRun[Classifier]) -> None:

@@ -66,7 +66,6 @@ def main() -> None:
 
 def shown(text: str) -> str:
     """A message with the names of files in it, whose control characters a terminal would obey, as escapes."""
-
     return "\n".join(HIDDEN.sub(lambda found: repr(found[0])[1:-1], line) for line in text.split("\n"))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +14,9 @@ from rich.table import Table
 
 from sfumato.errors import ConfigError, DataError, explained
 from sfumato.storage.files import replace_file
-from stages.runner import EVALUATION, DryRun, check_local, show_local, state_dir
+from stages.runner import DryRun
+from stages.screen import show_local
+from stages.state import EVALUATION, check_local, state_dir
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,9 +78,6 @@ def dvc_command(revisions: list[str], every: bool) -> list[str]:
 
 def experiments(revisions: list[str], every: bool) -> list[dict]:
     """The experiments that `dvc exp show` lists, as rows, joined with the local numbers of the state directory."""
-    import subprocess
-    import sys
-
     from sfumato.evaluation.comparison import rows_of_experiments
 
     command = dvc_command(revisions, every)
@@ -98,9 +99,10 @@ def screen_table(runs: pd.DataFrame, classifiers: list[str]) -> Table:
     from sfumato.evaluation.tables import number, percent
 
     table = Table(title="Runs (local). Accuracy on the real hold-out, %", title_justify="left")
-    words = ("run", "recipe", "differs in")
     for heading in ("run", "recipe", "target", "ε", *classifiers, "distance", "differs in"):
-        table.add_column(heading, justify="left" if heading in words else "right", overflow="fold")
+        table.add_column(
+            heading, justify="left" if heading in ("run", "recipe", "differs in") else "right", overflow="fold"
+        )
     for name, row in zip(short_names(list(runs["run"])), runs.to_dict("records"), strict=True):
         accuracies = [percent({"mean": row[key], "std": row[f"{key}_std"]}) for key in classifiers]
         cost = f"{row['target']:g}", f"{row['epsilon']:.4g}"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +13,10 @@ from rich.table import Table
 
 from sfumato.errors import DataError
 from sfumato.storage.artifacts import read_artifact
-from stages.dvc_notes import lock_in_words, notes_in_words
-from stages.runner import CARD, PUBLIC, CardPath, PublicPath, state_dir, table_console
+from stages.dvc_lock import lock_in_words, rwlock_in_words
+from stages.runner import CardPath, PublicPath
+from stages.screen import table_console
+from stages.state import CARD, PUBLIC, state_dir
 
 OVERLAP_HELP = "Local: look for public images among the sensitive and hold-out ones instead."
 
@@ -29,10 +34,6 @@ def doctor(
 
 
 def show_machine(card: Path) -> None:
-    import importlib.util
-    import os
-    from importlib.metadata import version
-
     import torch
 
     from sfumato.data.sources.idx import DEBIAN_FASHION_MNIST
@@ -56,8 +57,8 @@ def show_machine(card: Path) -> None:
     fashion = "system package" if DEBIAN_FASHION_MNIST.is_dir() else "not installed: data/raw or a download"
     table.add_row("fashion-mnist", fashion)
     table.add_row("DVC repository", "yes" if os.path.isdir(".dvc") else "no")
-    table.add_row("DVC's lock", lock_in_words())
-    table.add_row("dvc.lock", notes_in_words())
+    table.add_row("DVC's lock", rwlock_in_words())
+    table.add_row("dvc.lock", lock_in_words())
     shared = f"shared with all accounts: export DVC_SITE_CACHE_DIR={state / 'dvc'}"
     table.add_row("DVC's index", os.environ.get("DVC_SITE_CACHE_DIR") or shared)
     table_console().print(table)

@@ -9,7 +9,8 @@ from sfumato.runtime import distributed
 from sfumato.runtime.compute import device
 from sfumato.settings.queries import Embedding
 from stages.feature_means import release_means
-from stages.runner import QueryRun, progress
+from stages.runner import QueryRun
+from stages.screen import progress
 
 
 def embedding(run: QueryRun[Embedding]) -> None:

@@ -12,21 +12,9 @@ from sfumato.errors import BudgetError
 from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.files import keep_private, replace_file, write_json
 from stages import launch
-from stages.runner import (
-    CARD,
-    EVALUATION,
-    LEDGER,
-    CardPath,
-    Config,
-    DryRun,
-    check_local,
-    describe,
-    load_plan,
-    progress,
-    say,
-    show_local,
-    state_dir,
-)
+from stages.runner import CardPath, ConfigPath, DryRun, describe, load_plan
+from stages.screen import progress, say, show_local
+from stages.state import CARD, EVALUATION, LEDGER, check_local, state_dir
 
 if TYPE_CHECKING:
     from sfumato.data.images import ImageSet
@@ -39,7 +27,7 @@ MEMBERSHIP_HELP = "Also attack the release: can members of the sensitive set be 
 
 def evaluate(
     *,
-    config: Config = None,
+    config: ConfigPath = None,
     out: Annotated[Path, typer.Option(help="Directory for the plots and the table.")] = EVALUATION,
     metrics: Annotated[Path, typer.Option(help="File for the numbers.")] = Path("metrics.json"),
     card: CardPath = CARD,

@@ -15,7 +15,9 @@ from sfumato.queries.feature_means import encoder_of, ensure_encoded
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import device
 from sfumato.settings.baselines import Evolve
-from stages.runner import QueryRun, progress, say, state_dir
+from stages.runner import QueryRun
+from stages.screen import progress, say
+from stages.state import state_dir
 
 
 def evolve(run: QueryRun[Evolve]) -> None:

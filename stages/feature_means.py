@@ -15,7 +15,9 @@ from sfumato.features.public_network import PublicNetwork
 from sfumato.queries.count import read_counts
 from sfumato.queries.feature_means import encoder_of, ensure_encoded, query_feature_means, save_means
 from sfumato.runtime.compute import device
-from stages.runner import QueryRun, progress, state_dir
+from stages.runner import QueryRun
+from stages.screen import progress
+from stages.state import state_dir
 
 SENSITIVITY = "1: the features of an image have norm 1"
 

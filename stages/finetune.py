@@ -20,7 +20,9 @@ from sfumato.runtime.compute import device
 from sfumato.settings.dpsgd import Finetune
 from sfumato.storage.files import replace_file
 from sfumato.text_to_image.reference import load_codec
-from stages.runner import EVALUATION, QueryRun, load_plan, progress, say, state_dir
+from stages.runner import QueryRun, load_plan
+from stages.screen import progress, say
+from stages.state import EVALUATION, state_dir
 
 
 def finetune(run: QueryRun[Finetune]) -> None:

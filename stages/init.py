@@ -15,7 +15,8 @@ from rich.console import Console
 
 from sfumato.errors import ConfigError
 from sfumato.storage.files import replace_file
-from stages.runner import git, say, state_dir
+from stages.screen import say
+from stages.state import git, state_dir
 
 if TYPE_CHECKING:
     from sfumato.data.sources.imagefolder import Survey
@@ -63,7 +64,8 @@ def init(
     if found.groups is not None and one_image_each:
         raise ConfigError("--one-image-each says that no two images are of one person, and --groups or FOLDER who is")
     ask = Questions(yes)
-    name = ask.text("Name of the dataset, for ever", dataset_id, plain_name(folder.name))
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name).strip("-._")[:64] or "images"
+    name = ask.text("Name of the dataset, for ever", dataset_id, plain)
     budget = ask.number("Privacy budget ε", epsilon, None)
     if found.groups is None and not one_image_each and ask.agreed("Can two images be of one person?", False):
         found, looking = look_at(folder, groups_of(ask.text(GROUPS_QUESTION, None, None)))
@@ -79,8 +81,7 @@ def init(
     show(proposed, known, found, table, size_hint is None)
     if not ask.agreed("Write the project?"):
         raise typer.Exit(1)
-    files = project_files(proposed.own, notes(size_hint is None), proposed.seconds / 60, __version__)
-    write(files, out, force)
+    write(project_files(proposed.own, notes(size_hint is None), proposed.seconds / 60, __version__), out, force)
     begin_repository(out)
     say(f"\nwritten to {out}. Next: {'' if out == Path.cwd() else f'cd {out} && '}dvc repro")
 
@@ -89,7 +90,7 @@ def init(
 
 
 class Questions:
-    """What is given is taken; the rest is asked, or has its default where nothing may be asked."""
+    """Takes what is given and asks for the rest, or takes the default if nothing may be asked."""
 
     def __init__(self, yes: bool) -> None:
         self.yes = yes
@@ -135,13 +136,8 @@ def groups_of(text: str | None) -> Groups | None:
         raise ConfigError(f"--groups={text}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
 
 
-def plain_name(text: str) -> str:
-    """A dataset id made of the name of a folder."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:64] or "images"
-
-
 def check_places(folder: Path, public: Path | None, out: Path, force: bool) -> None:
-    """Raise ConfigError where images would lie where git takes them, or files would be overwritten."""
+    """Raise ConfigError if git would take the images, or if files would be overwritten."""
     for images in (folder, *([public.expanduser().resolve()] if public else [])):
         if out == images or out in images.parents or images in out.parents:
             raise ConfigError(
@@ -272,7 +268,6 @@ def notes(counted: bool) -> dict[str, str]:
 
 def write(files: dict[str, str], out: Path, force: bool) -> None:
     """Write the files that are not there. With `force`, an earlier project's parameters and pipeline are replaced."""
-
     for name, text in files.items():
         path = out / name
         if name == ".gitignore" and path.exists():
@@ -287,7 +282,7 @@ def write(files: dict[str, str], out: Path, force: bool) -> None:
 
 
 def begin_repository(out: Path) -> None:
-    """A git repository, where there is none, and DVC's folder in it."""
+    """A git repository, if there is none, and DVC's folder in it."""
     import subprocess
 
     if shutil.which("git") is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -13,20 +14,19 @@ from sfumato.errors import BudgetError, ConfigError, SfumatoError, explained
 from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.artifacts import Artifact, merge_records, read_artifact
 from sfumato.storage.files import replace_file
-from stages.dvc_notes import keep_copy
-from stages.runner import (
+from stages.dvc_lock import keep_copy
+from stages.runner import CardPath
+from stages.screen import say, table_console
+from stages.state import (
     ARTIFACTS,
     CARD,
     LEDGER,
     PUBLIC,
-    CardPath,
     ledgers,
     read_policy,
     run_directory,
-    say,
     seen_in_ledgers,
     state_dir,
-    table_console,
 )
 
 app = typer.Typer(
@@ -179,7 +179,6 @@ def artifact_problems(ledger: dict, folder: Path, lock: Path) -> list[str]:
 
 
 def fail(path: Path, problems: list[str]) -> None:
-
     if problems:
         raise BudgetError(f"{path} does not hold: " + "; ".join(problems))
 
@@ -187,7 +186,6 @@ def fail(path: Path, problems: list[str]) -> None:
 @app.command()
 def show(ledger: LedgerPath = LEDGER) -> None:
     """The ledger as a table."""
-
     from sfumato.privacy.check import malformed
     from sfumato.privacy.ledger import by_id, read_ledger
     from sfumato.privacy.record import record_problems
@@ -299,8 +297,6 @@ def history(
 
 
 def utc(seconds: int) -> str:
-    from datetime import UTC, datetime
-
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
     except (ValueError, OverflowError, OSError):  # of a clock that was far off

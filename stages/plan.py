@@ -16,43 +16,30 @@ from sfumato.errors import BudgetError, ConfigError
 from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import merge_records, read_artifact
 from sfumato.storage.files import replace_file
-from stages.runner import (
-    ARTIFACTS,
-    CARD,
-    LEDGER,
-    PLAN,
-    PUBLIC,
-    CardPath,
-    PublicPath,
-    lineage_of_model,
-    memory_line,
-    say,
-    seen_in_ledgers,
-    state_dir,
-    table_console,
-)
+from stages.runner import CardPath, PublicPath, lineage_of_model, memory_line
+from stages.screen import say, table_console
+from stages.state import ARTIFACTS, CARD, LEDGER, PLAN, PUBLIC, seen_in_ledgers, state_dir
 
 if TYPE_CHECKING:
-    from sfumato.data.store import Card, PublicCard
+    from sfumato.data.store import Card
     from sfumato.planning.resolve import Plan, Spending
     from sfumato.privacy.odometer import Odometer
-    from sfumato.settings.params import Params as Config
-    from sfumato.settings.training import Model
+    from sfumato.settings.params import Params
 
 PEOPLE = (
     "privacy.unit is not said, so one image is protected, and a person with several images is not: what is spent on "
     "each adds up. Where that can be, say privacy.unit: group and data.groups; where no two images are of one person, "
     "say privacy.unit: image, which reports then name as your word"
 )
-Params = Annotated[Path, typer.Option("--params", help="What the user edits.")]
+ParamsPath = Annotated[Path, typer.Option("--params", help="What the user edits.")]
 BUSY = 0.5  # running programs per processor, from which a line warns of them
 RECIPES = Path("pipelines")  # if it is missing, those of the package
-Recipes = Annotated[Path, typer.Option("--recipes", help="Folder of recipes, with its profiles/.")]
+RecipesPath = Annotated[Path, typer.Option("--recipes", help="Folder of recipes, with its profiles/.")]
 
 
 def plan(
-    params: Params = Path("params.yaml"),
-    recipes: Recipes = RECIPES,
+    params: ParamsPath = Path("params.yaml"),
+    recipes: RecipesPath = RECIPES,
     card: CardPath = CARD,
     public: PublicPath = PUBLIC,
     out: Annotated[Path, typer.Option(help="Directory to write.")] = PLAN,
@@ -69,6 +56,7 @@ def plan(
     from sfumato.privacy.authorize import check_known
     from sfumato.privacy.odometer import Odometer
     from sfumato.release.exports import check_parquet
+    from sfumato.settings.data import OF_THE_OWNER
     from sfumato.settings.privacy import UNLIMITED
     from sfumato.settings.recipes import load_params
 
@@ -78,7 +66,7 @@ def plan(
     if loaded.runs("synthesize") and "parquet" in loaded.synthesize.export:
         check_parquet()  # before anything is spent
     known = read_card(card)
-    if says_nothing_of_people(loaded, known):
+    if loaded.privacy.unit is None and loaded.data.groups is None and known.source in OF_THE_OWNER:
         if is_asked(dry_run):
             ask_about_people(params)
             loaded = load_params(params, recipes)
@@ -88,7 +76,10 @@ def plan(
     if reads:
         inputs.append(read_artifact(public, "public"))
     if loaded.model.directory is not None:
-        check_public_model(loaded.model)
+        from sfumato.text_to_image.directory import choose_image_size, read_model_directory, require_library
+
+        require_library()
+        choose_image_size(read_model_directory(str(loaded.model.directory)), loaded.model)
         inputs += lineage_of_model(loaded.model)
     inherited = list(merge_records(inputs).values())
     odometer = Odometer(state_dir(), known.dataset_id)
@@ -116,20 +107,21 @@ def plan(
         show_spending(made, known, odometer, spending)
         show_memory(made)
         show_step_noise(made)
-        show_draws(made)
-        expected_minutes(made, shown_public)
+        if loaded.privacy.unit == "group":
+            for name, mechanism in made.mechanisms.items():
+                size = loaded.privacy.size
+                typer.echo(f"{name}: a draw expects {mechanism.sample_rate * size:.4g} of {size} groups")
+        from sfumato.planning.estimate import expected_seconds
+        from sfumato.runtime.compute import configure_processor
+
+        configure_processor()
+        images = shown_public.images if shown_public is not None else 0
+        show_minutes(made.params, expected_seconds(made.params, known.shape, len(known.classes), state_dir(), images))
     if refusal is not None:
         raise refusal
     if dry_run:
         return show_next(made, spending)
     write_texts(out, plan_texts(made, out))
-
-
-def says_nothing_of_people(params: Config, card: Card) -> bool:
-    """True if the owner has not said whether one person may have several images."""
-    from sfumato.settings.data import OF_THE_OWNER
-
-    return params.privacy.unit is None and params.data.groups is None and card.source in OF_THE_OWNER
 
 
 def is_asked(dry_run: bool) -> bool:
@@ -157,21 +149,6 @@ def ask_about_people(params: Path) -> None:
     line = f"{found[3]}unit: image   # the owner's word: no two images are of one person\n"
     replace_file(params, (text[:start] + line + text[start:]).encode())
     say(f"{params}: privacy.unit: image is written, and reports will say that it is your word")
-
-
-def show_draws(made: Plan) -> None:
-    """Show how many groups a draw of each query expects, by public numbers. Without groups, show nothing."""
-    privacy = made.params.privacy
-    for name, mechanism in made.mechanisms.items() if privacy.unit == "group" else ():
-        typer.echo(f"{name}: a draw expects {mechanism.sample_rate * privacy.size:.4g} of {privacy.size} groups")
-
-
-def check_public_model(model: Model) -> None:
-    """Raise ConfigError or DataError, before anything is spent, if the public model is missing or cannot be used."""
-    from sfumato.text_to_image.directory import choose_image_size, read_model_directory, require_library
-
-    require_library()
-    choose_image_size(read_model_directory(str(model.directory)), model)
 
 
 def show_memory(made: Plan) -> None:
@@ -209,7 +186,6 @@ def show_step_noise(made: Plan) -> None:
 
 def write_texts(out: Path, texts: dict[str, str]) -> None:
     """Replace the files that changed, one by one, and remove files of an older plan."""
-
     if out.exists() and any(p.name not in texts and p.suffix not in (".yaml", ".json", ".csv") for p in out.iterdir()):
         raise ConfigError(f"--out {out} holds files that are not of a plan: name another directory")
     out.mkdir(parents=True, exist_ok=True)
@@ -223,26 +199,19 @@ def write_texts(out: Path, texts: dict[str, str]) -> None:
 
 def show_budget(made: Plan) -> None:
     """Stage, mechanism, epsilon alone, share; then the total against the target."""
-
     budget = made.budget
     table = Table(title=f"{budget['recipe']}: privacy budget at δ = {budget['delta']:.3g}", title_justify="left")
     for heading in ("stage", "σ", "sample rate", "releases", "ε alone", "share of RDP"):
         table.add_column(heading, justify="left" if heading == "stage" else "right")
     for name, row in budget["stages"].items():
-        table.add_row(
-            name,
-            f"{row['noise_multiplier']:g}",
-            f"{row['sample_rate']:.4g}",
-            str(row["uses"]),
-            f"{row['epsilon']:.3f}",
-            f"{row['share']:.1%}",
-        )
+        noise = f"{row['noise_multiplier']:g}", f"{row['sample_rate']:.4g}", str(row["uses"])
+        table.add_row(name, *noise, f"{row['epsilon']:.3f}", f"{row['share']:.1%}")
     table.add_section()
     table.add_row("together", "", "", "", f"{budget['epsilon']:.3f}", f"target {budget['target']:g}")
     table_console().print(table)
 
 
-def show_minutes(params: Config, seconds: Mapping[str, float | None]) -> None:
+def show_minutes(params: Params, seconds: Mapping[str, float | None]) -> None:
     """Expected minutes of each stage that is switched on, of everything else, and in total. seconds: by name."""
     table = Table("stage", title="minutes on this machine", title_justify="left")
     table.add_column("expected", justify="right")
@@ -259,19 +228,6 @@ def show_minutes(params: Config, seconds: Mapping[str, float | None]) -> None:
     load, processors = os.getloadavg()[0], os.cpu_count() or 1
     if load > BUSY * processors:
         typer.echo(f"other programs are running (load {load:.1f} on {processors} processors): expect longer")
-
-
-def expected_minutes(made: Plan, public: PublicCard | None) -> None:
-    """Show what each stage should take."""
-    from sfumato.planning.estimate import expected_seconds
-    from sfumato.runtime.compute import configure_processor
-
-    configure_processor()
-    file = made.files["synthesize"]
-    channels, height, width = file["shape"]
-    images = public.images if public is not None else 0
-    shape, classes = (channels, height, width), len(file["classes"])
-    show_minutes(made.params, expected_seconds(made.params, shape, classes, state_dir(), images))
 
 
 def show_shares(made: Plan, params: Path) -> None:

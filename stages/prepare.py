@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from stages.plan import RECIPES, Params, Recipes
-from stages.runner import CARD, PUBLIC, CardPath, state_dir
+from stages.plan import RECIPES, ParamsPath, RecipesPath
+from stages.runner import CardPath
+from stages.state import CARD, PUBLIC, state_dir
 
 Raw = Annotated[Path, typer.Option("--raw", help="Where downloads are looked for and kept.")]
 RAW = Path("data/raw")
@@ -21,7 +22,7 @@ app = typer.Typer(
 
 @app.command()
 def sensitive(
-    params: Params = Path("params.yaml"), recipes: Recipes = RECIPES, card: CardPath = CARD, raw: Raw = RAW
+    params: ParamsPath = Path("params.yaml"), recipes: RecipesPath = RECIPES, card: CardPath = CARD, raw: Raw = RAW
 ) -> None:
     """Local: store sensitive and hold-out images under $SFUMATO_STATE, and write the public card."""
     from sfumato.data.prepare import prepare_sensitive
@@ -37,8 +38,8 @@ def sensitive(
 
 @app.command()
 def public(
-    params: Params = Path("params.yaml"),
-    recipes: Recipes = RECIPES,
+    params: ParamsPath = Path("params.yaml"),
+    recipes: RecipesPath = RECIPES,
     card: CardPath = CARD,
     raw: Raw = RAW,
     out: Annotated[Path, typer.Option(help="Directory to write.")] = PUBLIC,

@@ -16,7 +16,8 @@ from sfumato.storage.png import save_png
 from sfumato.text_to_image.reference import save_reference
 from sfumato.training.curriculum import warm_up
 from sfumato.training.training_sets import training_sets
-from stages.runner import StageRun, lineage_of_model, progress, say
+from stages.runner import StageRun, lineage_of_model
+from stages.screen import progress, say
 
 
 def pretrain(run: StageRun[Pretrain]) -> None:

@@ -9,16 +9,15 @@ import typer
 from rich.table import Table
 
 from sfumato.errors import ConfigError
-from stages.plan import RECIPES, Params, Recipes
-from stages.runner import table_console
+from stages.plan import RECIPES, ParamsPath, RecipesPath
+from stages.screen import table_console
 
 app = typer.Typer(no_args_is_help=True, help="The recipes: methods of the literature as overlays in pipelines/.")
 
 
 @app.command("list")
-def list_recipes(recipes: Recipes = RECIPES) -> None:
+def list_recipes(recipes: RecipesPath = RECIPES) -> None:
     """Every recipe and profile, a line each."""
-
     from sfumato.settings.recipes import read_yaml, recipes_at
 
     table, recipes = Table("name", "what it is"), recipes_at(recipes)
@@ -35,8 +34,8 @@ def list_recipes(recipes: Recipes = RECIPES) -> None:
 @app.command()
 def show(
     name: Annotated[str | None, typer.Argument(help="A recipe. Default: that of params.yaml.")] = None,
-    params: Params = Path("params.yaml"),
-    recipes: Recipes = RECIPES,
+    params: ParamsPath = Path("params.yaml"),
+    recipes: RecipesPath = RECIPES,
 ) -> None:
     """Every parameter, after defaults, profile, recipe and params.yaml."""
     from sfumato.settings.recipes import as_yaml, load_params

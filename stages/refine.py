@@ -10,7 +10,8 @@ from sfumato.queries.count import read_counts
 from sfumato.queries.feature_means import load_means
 from sfumato.runtime.compute import device
 from sfumato.settings.training import Refine
-from stages.runner import StageRun, progress
+from stages.runner import StageRun
+from stages.screen import progress
 
 WEIGHT = 2.0  # of the release of `embedding`, against 1 for that of `frequency`
 AGREEMENT = 0.01  # weight of the teacher's cross-entropy

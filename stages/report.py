@@ -15,7 +15,9 @@ import typer
 from sfumato.errors import ConfigError
 from sfumato.storage.artifacts import check_out, read_artifact, writing
 from sfumato.storage.files import replace_file
-from stages.runner import ARTIFACTS, EVALUATION, LEDGER, DryRun, check_local, input_option, say
+from stages.runner import DryRun, input_option
+from stages.screen import say
+from stages.state import ARTIFACTS, EVALUATION, LEDGER, check_local
 
 
 class Audience(StrEnum):
@@ -68,7 +70,7 @@ def report(
         replace_file(page, report_page(synthesize, ledger, local).encode())
     typer.echo(f"{page}: {'may be shared with the release' if public else 'local: not to be shared'}")
     if not public:  # the last command of `dvc repro`
-        from sfumato.release.summary import summary_lines
+        from sfumato.release.report import summary_lines
 
         verdict = local.verdict or "none: `stage evaluate` gives one"
         if local.verdict and not on_terminal():

@@ -6,10 +6,7 @@ A stage that the plan resolves is a function of the name of its module, `stages/
 
 from __future__ import annotations
 
-import functools
 import inspect
-import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -18,130 +15,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from sfumato.errors import BudgetError, ConfigError, SfumatoError, explained
-from sfumato.settings import stages
+from sfumato.errors import ConfigError, SfumatoError
 from sfumato.settings.stages import Kind, Stage
 from sfumato.storage.artifacts import Artifact, check_out, own_record, read_artifact, write_empty, writing
 from sfumato.storage.digest import digest_of_file
-from sfumato.storage.documents import parse_json, read_json, read_text, validated
 from sfumato.storage.files import check_writable, copy_directory
 from stages import launch
-from stages.dvc_notes import keep_copy
+from stages.dvc_lock import keep_copy
+from stages.screen import say
+from stages.state import ARTIFACTS, CARD, PLAN, PUBLIC, read_policy, run_directory, seen_in_ledgers, state_dir
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
     from sfumato.privacy.resolved import QueryPlan, StagePlan
 
-ARTIFACTS, PLAN = Path(stages.ARTIFACTS), Path(stages.PLAN)
-CARD, PUBLIC, LEDGER = Path(stages.CARD), Path(stages.PUBLIC), Path(stages.LEDGER)
-EVALUATION = Path("evaluation")  # numbers from real images, which neither DVC nor git tracks
-PERMISSION = "permission.json"  # beside the plan
-
 CONFIG_HELP = "Resolved configuration. Default: artifacts/plan/<stage>.yaml, which `stage plan` writes."
-Config = Annotated[Path | None, typer.Option("--config", help=CONFIG_HELP)]
-Out = Annotated[Path | None, typer.Option("--out", help="Directory to write. Default: artifacts/<stage>.")]
+ConfigPath = Annotated[Path | None, typer.Option("--config", help=CONFIG_HELP)]
+OutPath = Annotated[Path | None, typer.Option("--out", help="Directory to write. Default: artifacts/<stage>.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be read, written and charged, and stop.")]
 CardPath = Annotated[Path, typer.Option("--card", help="Public card of the sensitive set.")]
 PublicPath = Annotated[Path, typer.Option("--public", help="Public image set, which `stage prepare public` writes.")]
 S = TypeVar("S")
-Report = Callable[[int, int], None]  # done, of how many
 
 
 def input_option(stage: str) -> Any:
     """The option that names the artifact of another stage."""
     return typer.Option(f"--{stage}", help=f"Artifact of `stage {stage}`.")
-
-
-def state_dir() -> Path:
-    """Where sensitive bytes, keys, journals and checkpoints live: $SFUMATO_STATE, or the user's state directory."""
-    if named := os.environ.get("SFUMATO_STATE"):
-        if not Path(named).is_absolute():
-            raise ConfigError(
-                f"SFUMATO_STATE={named} is relative: from another folder it would be another odometer. "
-                "Give the whole path"
-            )
-        path = Path(named)
-    else:
-        from platformdirs import user_state_path
-
-        path = user_state_path("sfumato")
-    if path.exists() and not path.is_dir():
-        raise ConfigError(f"the state directory {path} is a file: name a folder in SFUMATO_STATE")
-    if in_git(path / "keys"):
-        raise ConfigError(
-            f"the state directory {path} would hold real images and keys in a place that git takes: "
-            "ignore it (a line in .gitignore), or set SFUMATO_STATE to a place outside the repository"
-        )
-    return path
-
-
-# --- what is local, and git -------------------------------------------------------------------------------------------
-
-
-def git(*words: str) -> tuple[int, str]:
-    """Exit code and standard output of git; 127 without git."""
-    import subprocess
-
-    try:
-        done = subprocess.run(
-            ["git", "-c", "safe.directory=*", *words], capture_output=True, errors="replace", check=False, timeout=60
-        )
-    except OSError:
-        return 127, ""
-    return done.returncode, done.stdout
-
-
-@functools.cache
-def in_git(path: Path) -> bool:
-    """Whether git would take a file: it lies in a work tree that does not ignore it, as far as git can say."""
-    path = path.resolve()
-    root = next((folder for folder in path.parents if (folder / ".git").exists()), None)
-    return root is not None and git("-C", str(root), "check-ignore", "-q", str(path))[0] != 0
-
-
-def check_local(option: str, *files: Path) -> None:
-    """Raise ConfigError if a file of numbers from real images would land in an artifact, or in git."""
-    for file in files:
-        for folder in file.absolute().parents:
-            if (folder / "privacy.json").is_file() or folder.resolve() in (ARTIFACTS.resolve(), PUBLIC.resolve()):
-                raise ConfigError(
-                    f"{option} {file} lies in the artifact {folder}, which may be shared, "
-                    "and numbers from real images may not: name a place elsewhere"
-                )
-        if in_git(file):
-            raise ConfigError(
-                f"{option} {file} would be taken by git, and numbers from real images may not be shared: "
-                "name a place that git ignores, such as evaluation/, or ignore it (a line in .gitignore)"
-            )
-
-
-def show_local(tables: Iterable[Table | str], file: Path) -> None:
-    """Print what holds numbers from real images on a terminal. Elsewhere, a log of CI say, name their file instead."""
-    if sys.stdout.isatty():
-        for table in tables:
-            table_console().print(table)
-    else:
-        typer.echo(f"{file}: local, not to be shared, so its numbers are shown on a terminal only")
-
-
-def ledgers() -> list[dict]:
-    """ledger.json, of any version: the file at hand, and as it was last committed."""
-
-    code, committed = git("show", f"HEAD:./{LEDGER}")
-    with explained(BudgetError, lambda error: f"{LEDGER} is not JSON ({error}): restore it (`git checkout {LEDGER}`)"):
-        texts = [read_text(LEDGER)] if LEDGER.exists() else []
-        found = [parse_json(text) for text in [*texts, *([committed] if code == 0 else [])]]
-    return [content for content in found if isinstance(content, dict)]
-
-
-def seen_in_ledgers(dataset_id: str) -> set[str]:
-    """What these ledgers name of the journal of a dataset."""
-    from sfumato.privacy.ledger import seen_of
-
-    return {name for content in ledgers() for name in seen_of(content, dataset_id)}
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
@@ -165,7 +65,7 @@ def with_paths(command: Callable[..., None], *names: str) -> Callable[..., None]
 def command(stage: Stage) -> Callable[..., None]:
     """The command of a stage: an option for the configuration, for each input, and a dry run."""
 
-    def run(*, config: Config = None, out: Out = None, dry_run: DryRun = False, **paths: Path) -> None:
+    def run(*, config: ConfigPath = None, out: OutPath = None, dry_run: DryRun = False, **paths: Path) -> None:
         run_stage(stage, paths, config=config, out=out, card=paths.pop("card", CARD), dry_run=dry_run)
 
     run.__name__, run.__doc__ = stage.name, f"{stage.kind.capitalize()}: {stage.summary[0].lower()}{stage.summary[1:]}"
@@ -204,15 +104,13 @@ def run_stage(
     from sfumato.runtime.compute import configure_processor
 
     configure_processor()
-    remembered: AbstractContextManager[None] = (
-        nullcontext()
-    )  # a query's duration depends on how many images were drawn: it is not kept
-    if stage.kind is Kind.FREE:
+    remembered: AbstractContextManager[None] = nullcontext()
+    if stage.kind is Kind.QUERY:  # its duration depends on how many images were drawn: it is not kept
+        keep_memory_off_disk()
+    elif stage.kind is Kind.FREE:
         from sfumato.planning.estimate import timed
 
         remembered = timed(state_dir(), plan)
-    if stage.kind is Kind.QUERY:
-        keep_memory_off_disk()
     work = getattr(import_module(f"stages.{stage.name}"), stage.name)
     kind = QueryRun if stage.kind is Kind.QUERY else StageRun
     try:
@@ -239,7 +137,6 @@ def load_plan(stage: str, config: Path | None = None) -> StagePlan[Any]:
 
 def read_inputs(stage: Stage, paths: Mapping[str, Path]) -> dict[str, Artifact]:
     """Read and verify. Raises ConfigError for the empty artifact of a stage whose images or numbers are needed."""
-
     found = {}
     for name, path in paths.items():
         found[name] = read_artifact(path, name)
@@ -331,7 +228,6 @@ class StageRun(Generic[S]):
 
         also: what it was made from besides. Of many processes the first one writes; the others' work ends here.
         """
-
         self.first_alone()
         with writing(self.out, self.plan.stage, [*self.inputs.values(), *also]) as directory:
             yield directory
@@ -417,59 +313,3 @@ class QueryRun(StageRun[S]):
             yield directory
         charge.close()
         copy_directory(kept, self.out)
-
-
-def read_policy() -> Any:
-    """What the owner allows, beside the plan."""
-    from sfumato.privacy.authorize import SpendingPolicy
-
-    path = PLAN / PERMISSION
-    with explained(ConfigError, lambda error: f"{path} cannot be read ({error}): run `stage plan`"):
-        return validated(SpendingPolicy, read_json(path))
-
-
-def run_directory(record_id: str) -> Path:
-    return state_dir() / "runs" / record_id
-
-
-# --- the screen -----------------------------------------------------------------------------------------------------
-
-
-def say(text: str) -> None:
-    """A line on standard error: of many processes, the first speaks."""
-    if launch.speaks():
-        typer.echo(text, err=True)
-
-
-def table_console() -> Console:
-    """Where tables are printed: names of folders and classes as they are, square brackets too."""
-
-    return Console(markup=False)
-
-
-@contextmanager
-def progress(name: str, *, clock: bool = True) -> Iterator[Report]:
-    """A progress bar on a terminal, a plain line every tenth elsewhere.
-
-    With `clock=False` no time is shown: the time of a step on sensitive images tells how many were drawn.
-    """
-    if sys.stderr.isatty() and launch.speaks():
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
-        columns += [TimeRemainingColumn()] if clock else []
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(name, total=None)
-            yield lambda done, total: bar.update(task, completed=done, total=total)
-        return
-
-    shown = -1
-
-    def line(done: int, total: int) -> None:
-        nonlocal shown
-        tenth = 10 * done // max(total, 1)
-        if tenth > shown:
-            shown = tenth
-            say(f"{name}: {done}/{total}")
-
-    yield line

@@ -14,7 +14,9 @@ from sfumato.release.synthesizer import load_start
 from sfumato.runtime.compute import device
 from sfumato.settings.dpsgd import Saliency
 from sfumato.text_to_image.reference import load_codec
-from stages.runner import QueryRun, progress, state_dir
+from stages.runner import QueryRun
+from stages.screen import progress
+from stages.state import state_dir
 
 
 def saliency(run: QueryRun[Saliency]) -> None:

@@ -11,7 +11,8 @@ from sfumato.release.variation import vary
 from sfumato.runtime.compute import device
 from sfumato.settings.release import Synthesize
 from sfumato.storage.artifacts import merge_records
-from stages.runner import StageRun, progress
+from stages.runner import StageRun
+from stages.screen import progress
 
 
 def synthesize(run: StageRun[Synthesize]) -> None:

@@ -14,7 +14,8 @@ from sfumato.runtime import distributed
 from sfumato.runtime.compute import device
 from sfumato.settings.queries import Teacher
 from stages.feature_means import encoded
-from stages.runner import QueryRun, progress
+from stages.runner import QueryRun
+from stages.screen import progress
 
 
 def teacher(run: QueryRun[Teacher]) -> None:

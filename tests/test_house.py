@@ -81,7 +81,7 @@ def test_imports_point_one_way():
         "from sfumato.evaluation.downstream import fit",
         "def late():\n    import sfumato.evaluation.downstream",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from sfumato.evaluation.plots import save",
-        "from stages.runner import say",
+        "from stages.screen import say",
     ],
 )
 def test_an_import_against_the_arrows_is_seen(line):

@@ -22,7 +22,7 @@ from audit.subjects import planted, subjects
 from audit.tables import plot_verdicts, run_table, runs_csv, verdict_of, verdict_table, verdicts_csv
 from sfumato.runtime.compute import configure_processor
 from sfumato.storage.files import replace_file
-from stages.runner import progress, table_console
+from stages.screen import progress, table_console
 
 PARTS = ("repeated", "run")
 CLAIMED = 2.0  # μ of every audited release

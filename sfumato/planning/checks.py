@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain
 
 from sfumato.data.store import Card, PublicCard
@@ -115,30 +115,21 @@ def missing_stages(params: Params) -> Iterator[str]:
 def name_problems(params: Params) -> Iterator[str]:
     """Names that no table has: sources, feature maps and classifiers."""
     from sfumato.data.sources import names_in
+    from sfumato.evaluation.classifiers import CLASSIFIERS
+    from sfumato.features import FEATURES, projection
 
-    yield from unknown("data.source", params.data.source, names_in("data"))
-    if reads_public(params):
-        yield from unknown("public.source", params.public.source, names_in("public"))
-    if params.runs("frequency"):
-        from sfumato.features import FEATURES
-
-        for feature in params.frequency.features:
-            yield from unknown("frequency.features", feature.map, tuple(FEATURES))
-    for name, chosen in {"teacher": params.teacher.feature, "evolve": params.evolve.feature}.items():
-        if params.runs(name):
-            from sfumato.features.projection import CLASSIFIER, FEATURES
-
-            yield from unknown(f"{name}.feature", chosen, (CLASSIFIER, *FEATURES))
-    if params.runs("evaluate"):
-        from sfumato.evaluation.classifiers import CLASSIFIERS
-
-        for name in params.evaluate.classifiers:
-            yield from unknown("evaluate.classifiers", name, tuple(CLASSIFIERS))
-
-
-def unknown(key: str, name: str, known: Sequence[str]) -> Iterator[str]:
-    if name not in known:
-        yield f"{key} names {name!r}, which does not exist: {nearest(name, known)}"
+    projected = (projection.CLASSIFIER, *projection.FEATURES)
+    for used, key, names, known in (
+        (True, "data.source", [params.data.source], names_in("data")),
+        (reads_public(params), "public.source", [params.public.source], names_in("public")),
+        (params.runs("frequency"), "frequency.features", [one.map for one in params.frequency.features], (*FEATURES,)),
+        (params.runs("teacher"), "teacher.feature", [params.teacher.feature], projected),
+        (params.runs("evolve"), "evolve.feature", [params.evolve.feature], projected),
+        (params.runs("evaluate"), "evaluate.classifiers", params.evaluate.classifiers, (*CLASSIFIERS,)),
+    ):
+        for name in names if used else ():
+            if name not in known:
+                yield f"{key} names {name!r}, which does not exist: {nearest(name, known)}"
 
 
 def shape_problems(params: Params, card: Card) -> Iterator[str]:

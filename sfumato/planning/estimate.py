@@ -174,9 +174,6 @@ class Work:
         """The principal directions of rows of so many numbers: about ten products of matrices."""
         return self.passes(Cost(20 * width * (number + 16)), images)
 
-    def network(self, name: str, classes: int, width: int) -> Cost:
-        return cost_of_map(build_network, self.shape, name, self.shape, classes, width)
-
     @property
     def generator(self) -> Cost:
         return cost_of_generator(self.shape, self.classes, self.params.auxiliary.latent, self.params.auxiliary.width)
@@ -188,7 +185,8 @@ class Work:
 
     @property
     def public_network(self) -> Cost:
-        return self.network(self.params.classifier.network, PUBLIC_CLASSES, self.params.classifier.width)
+        settings = self.params.classifier
+        return cost_of_map(build_network, self.shape, settings.network, self.shape, PUBLIC_CLASSES, settings.width)
 
     @property
     def teacher_map(self) -> Cost:
@@ -197,7 +195,7 @@ class Work:
 
     @property
     def studied(self) -> Cost:
-        return self.network("whitened", self.classes, LEARNED.width)
+        return cost_of_map(build_network, self.shape, "whitened", self.shape, self.classes, LEARNED.width)
 
     @property
     def learned(self) -> Cost:

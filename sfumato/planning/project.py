@@ -16,102 +16,28 @@ from sfumato.storage.files import replace_file
 
 # DVC's run cache must bring back neither an old card, nor an old plan (it depends on the odometer), nor an old total.
 PERSISTENT = (CARD, PLAN, LEDGER)
+SHARES = {"template": "bar_horizontal", "x": "share", "y": "stage", "title": "Share of the privacy budget"}
 PLOTS: list[Any] = [
-    {
-        f"{PLAN}/budget.csv": {
-            "template": "bar_horizontal",
-            "x": "share",
-            "y": "stage",
-            "title": "Share of the privacy budget",
-        }
-    },
+    {f"{PLAN}/budget.csv": SHARES},
     {f"{ARTIFACTS}/finetune/log.csv": {"x": "step", "y": "epsilon", "title": "Privacy spent by DP-SGD"}},
     f"{ARTIFACTS}/synthesize/grid.png",
 ]
 IGNORED = (
-    "/artifacts/",
-    "/data/raw/",
-    "/data/sensitive/",
-    "/data/public/",
-    "/models/",
-    "/metrics.json",
-    "/evaluation/",
-    "/dvc_plots/",
-    "/.sfumato/",
+    "/artifacts/ /data/raw/ /data/sensitive/ /data/public/ /models/ /metrics.json /evaluation/ /dvc_plots/ /.sfumato/"
 )
-
 DVC_HEADER = """\
 # Written by `stage init`. The one DAG. Sensitive and hold-out bytes are neither deps nor outs: DVC would write their
 # size and hash into git. `plan` runs every time, for it depends on the journal and the installed package. It takes
 # seconds, and what it leaves unchanged does not run.
 """
 
-WORKFLOW = """\
-# Fails where the committed ledger exceeds ε = {epsilon:g}, was edited, or does not fit dvc.lock. Needs git's files
-# only: no data, no GPU. The repository's variable SFUMATO says where pip finds the package: an address or a path.
-name: ledger
-on: [push, pull_request]
-permissions:
-  contents: read
-jobs:
-  ledger:
-    runs-on: ubuntu-latest
-    timeout-minutes: 20
-    steps:
-      - uses: actions/checkout@v4
-      - uses: actions/setup-python@v5
-        with:
-          python-version: "3.11"
-      - env:
-          SFUMATO: ${{{{ vars.SFUMATO }}}}
-        run: |
-          test -n "$SFUMATO" || {{ echo "set the variable SFUMATO to where pip finds the package" >&2; exit 2; }}
-          pip install "$SFUMATO"
-      - run: stage ledger check --epsilon {epsilon:g}
-"""
-
-README = """\
-# {dataset_id}: synthetic images
-
-Labelled synthetic images made from the sensitive images of `{dataset_id}` under differential privacy,
-target ε = {epsilon:g}. `stage init` wrote this project (sfumato {version}); recipe `{recipe}`.
-
-```sh
-stage prepare sensitive   # stores the images in the private state directory; `dvc repro` does it too
-stage plan --dry-run      # what everything would cost, in ε and minutes; spends nothing
-dvc repro                 # the pipeline: about {minutes:.0f} minutes on the machine where this was written
-stage ledger show         # what it cost
-```
-
-| path | what | may be shared |
-|---|---|---|
-| `artifacts/synthesize/` | the release: images, labels, cards | yes |
-| `artifacts/report/index.html` | what was released, what it cost, what an attacker can learn at most | yes |
-| `ledger.json` | the charges composed to ε and δ; in git | yes |
-| `metrics.json`, `evaluation/` | accuracy and the owner's report, measured on real images | **no**: local |
-| the state directory (`stage doctor` names it) | real images, keys, the odometer | **no**; back it up |
-
-What becomes public besides: that the dataset exists, its class names, the shape of its images, and `privacy.size_hint`.
-
-After a run, and before each push:
-
-```sh
-git add {tracked}
-git commit
-```
-
-`.github/workflows/ledger.yml` then checks the ledger on every push.
-"""
-
-
 CLONE_HEADER = """\
 # Written by `make dvc.yaml` from the table sfumato/settings/stages.py. Sensitive and hold-out bytes are neither deps
 # nor outs: DVC would write their size and hash into git. The same holds for numbers measured on real images
 # (metrics.json, evaluation/). `persist` keeps DVC's run cache from restoring an old card, plan or ledger.
 """
-TRACKED = (
-    ".dvc .dvcignore .github .gitignore README.md params.yaml dvc.yaml dvc.lock ledger.json"  # by git, in a project
-)
+# what git tracks in a project
+TRACKED = ".dvc .dvcignore .github .gitignore README.md params.yaml dvc.yaml dvc.lock ledger.json"
 
 
 def dvc_text(*, clone: bool = False) -> str:
@@ -170,15 +96,19 @@ def params_text(own: Mapping[str, Any], notes: Mapping[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def template(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
 def project_files(own: Mapping[str, Any], notes: Mapping[str, str], minutes: float, version: str) -> dict[str, str]:
     """Every file of the project, by its path."""
     facts = {**own, **own["data"], **own["privacy"], "minutes": minutes, "version": version, "tracked": TRACKED}
     return {
         "params.yaml": params_text(own, notes),
         "dvc.yaml": dvc_text(),
-        ".gitignore": "\n".join(IGNORED) + "\n",
-        "README.md": README.format(**facts),
-        ".github/workflows/ledger.yml": WORKFLOW.format(**facts),
+        ".gitignore": IGNORED.replace(" ", "\n") + "\n",
+        "README.md": template("project_readme.md").format(**facts),
+        ".github/workflows/ledger.yml": template("project_workflow.yaml").format(**facts),
     }
 
 

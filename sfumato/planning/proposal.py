@@ -150,8 +150,11 @@ def proposal(
         own = overlaid(own, overlay)
     if row.get("tuned_at"):
         own = overlaid(own, at_effective_epsilon(own["recipe"], known.epsilon * known.size_hint / row["tuned_at"]))
-    for key, (first, last) in row["grows"].items():
-        own = overlaid(own, nested(key, grown(first, last, part)))
+    for key, (first, last) in row["grows"].items():  # by equal factors, to two digits
+        value: Any = int(float(f"{first * (last / first) ** part:.1e}"))
+        for name in reversed(key.split(".")):
+            value = {name: value}
+        own = overlaid(own, value)
     if "select" in known_recipe(own["recipe"])["run"]:
         most = max(2, int(known.public_images * table["public_part"]))
         count = min(own["synthesize"]["count"], most)
@@ -159,18 +162,6 @@ def proposal(
     params = params_of(own, Path("params.yaml"))
     expected = seconds(params)
     return Proposal(own, params, row["name"], part, expected, expected <= 60 * known.minutes)
-
-
-def grown(first: int, last: int, part: float) -> int:
-    """A part of the way from `first` to `last`, by equal factors; two digits are enough."""
-    value = first * (last / first) ** part
-    return int(float(f"{value:.1e}"))
-
-
-def nested(key: str, value: Any) -> dict[str, Any]:
-    for name in reversed(key.split(".")):
-        value = {name: value}
-    return dict(value)
 
 
 def known_recipe(name: str) -> dict[str, Any]:

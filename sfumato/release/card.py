@@ -13,8 +13,7 @@ from sfumato.privacy.accountant import default_delta, epsilon
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, common_adjacency, event_from_json
 from sfumato.privacy.profile import bound_text
 from sfumato.privacy.resolved import StagePlan
-from sfumato.release.exports import METADATA, NPZ, PARQUET, PNG
-from sfumato.release.marks import PUBLIC_SOURCE
+from sfumato.release.exports import METADATA, NPZ, PARQUET, PNG, PUBLIC_SOURCE
 from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.release import Synthesize
 

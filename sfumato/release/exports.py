@@ -5,21 +5,63 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from xml.sax.saxutils import escape
 
 import numpy as np
 
 from sfumato.data.images import ImageSet
 from sfumato.errors import ConfigError
-from sfumato.release.marks import Mark
 from sfumato.storage.files import FORMULA, csv_text, replace_file
 from sfumato.storage.png import png_bytes, save_png
 
 NPZ, PNG, METADATA = "images.npz", "png", "metadata.csv"
 PARQUET = "parquet/train-00000-of-00001.parquet"  # dataset hubs name the parts of a split so
 SOURCE_TYPE = "Iptc4xmpExt:DigitalSourceType"
+# An exported file names the origin of its pixels by IPTC's digital source type, which platforms and Article 50 of the
+# EU's AI Act look for in generated images. Public images, privately selected, are called what they are.
+PUBLIC_SOURCE = "select"  # the source whose images are public ones
+VOCABULARY = "http://cv.iptc.org/newscodes/digitalsourcetype/"
+XMP = (
+    '<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>'
+    '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">'
+    '<rdf:Description rdf:about="" xmlns:dc="http://purl.org/dc/elements/1.1/" '
+    'xmlns:Iptc4xmpExt="http://iptc.org/std/Iptc4xmpExt/2008-02-29/">{source_type}'
+    '<dc:description><rdf:Alt><rdf:li xml:lang="x-default">{description}</rdf:li></rdf:Alt></dc:description>'
+    '</rdf:Description></rdf:RDF></x:xmpmeta><?xpacket end="r"?>'
+)
 GROUP = 1000  # rows per group: in memory at a time here, and read at a time by others
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What the files of a release say. source_type: of IPTC's vocabulary, its address; None: not generated."""
+
+    source_type: str | None
+    description: str
+
+    @property
+    def xmp(self) -> str:
+        kind = self.source_type
+        element = f"<Iptc4xmpExt:DigitalSourceType>{kind}</Iptc4xmpExt:DigitalSourceType>" if kind else ""
+        return XMP.format(source_type=element, description=escape(self.description))
+
+
+def mark_of(sources: Collection[str]) -> Mark:
+    """The mark of images that were drawn by these sources. All files of a mixture have that of a mixture."""
+    if set(sources) == {PUBLIC_SOURCE}:
+        return Mark(None, "A public image, privately selected and labelled. Not generated.")
+    if PUBLIC_SOURCE in sources:
+        return Mark(
+            f"{VOCABULARY}compositeWithTrainedAlgorithmicMedia",
+            "From a set of AI-generated images and of public images, privately selected and labelled.",
+        )
+    return Mark(
+        f"{VOCABULARY}trainedAlgorithmicMedia",
+        "AI-generated image. Drawn by a model that was trained with differential privacy.",
+    )
 
 
 def save_npz(path: Path, image_set: ImageSet) -> None:

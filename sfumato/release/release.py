@@ -9,8 +9,7 @@ from sfumato.data.images import ImageSet, as_uint8, save_images
 from sfumato.errors import DataError
 from sfumato.privacy.resolved import StagePlan
 from sfumato.release.card import cost_of, dataset_card
-from sfumato.release.exports import FORMS
-from sfumato.release.marks import PUBLIC_SOURCE, mark_of
+from sfumato.release.exports import FORMS, PUBLIC_SOURCE, mark_of
 from sfumato.release.synthesis import sorted_examples
 from sfumato.release.variation import Varied
 from sfumato.settings.release import Synthesize

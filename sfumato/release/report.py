@@ -22,7 +22,7 @@ from sfumato.privacy.events import UNITS, ZERO_OUT_ONE, event_from_json, mechani
 from sfumato.privacy.ledger import by_id, compose, read_ledger
 from sfumato.privacy.profile import bound_text, membership_advantage, privacy_profile, true_positive_rate
 from sfumato.release.card import ABOUT, neighbours, template
-from sfumato.release.marks import PUBLIC_SOURCE
+from sfumato.release.exports import PUBLIC_SOURCE
 from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.stages import QUERIES
 from sfumato.storage.artifacts import PRIVACY, Artifact, read_artifact
@@ -30,6 +30,7 @@ from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_json
 
 FALSE_ALARMS = 0.01
+RULE = "─" * 72  # around the last page in the terminal
 LARGEST_PICTURE = 1_500_000  # bytes of a PNG in the page; it shrinks larger ones
 WIDEST = 1200  # pixels, of a picture after shrinking
 LISTED_CLASSES = 100
@@ -246,6 +247,33 @@ def what_to_check(artifact: Artifact, ledger: Mapping, path: Path) -> dict[str, 
 
 def day_of(record: Mapping) -> str:
     return datetime.fromtimestamp(record["time"], UTC).strftime("%Y-%m-%d")
+
+
+# --- the terminal -----------------------------------------------------------------------------------------------------
+
+
+def summary_lines(release: Path, ledger: Path, report: Path, verdict: str) -> list[str]:
+    """The last page in the terminal after a run.
+
+    report: folder of the public report; verdict: on the release, or where to find it.
+    Raises BudgetError where the ledger cannot be read, DataError where the release cannot.
+    """
+    artifact, content = read_artifact(release, "synthesize"), read_ledger(ledger)
+    spent, _ = check_ledger(content)
+    shown = what_was_released(artifact)
+    units = sorted({record["unit"] for record in content["records"]})
+    rows = {
+        "released": f"{shown['images']} {shown['kind']}, {shown['colour']}, {shown['shape']}, "
+        f"{shown['class_count']} classes",
+        "look at": f"{release / 'grid.png'}, {report / 'index.html'}",
+        "cost": f"ε = {bound_text(spent)} of {content['target']:g} at δ = {bound_text(content['delta'], 3)}",
+        "protects": f"{', '.join(units) or 'nothing: no charge'}, of dataset {content['odometer']['dataset_id']}",
+        "verdict": verdict,
+        "share": f"{release}/, {report}/, {ledger}",
+        "keep": "metrics.json, evaluation/ and the state directory are local: numbers and pixels of real images",
+        "in git": f"git add params.yaml dvc.lock {ledger} (DVC's own hint leaves {ledger} out)",
+    }
+    return [RULE, *(f"{name:<9} {text}" for name, text in rows.items()), RULE]
 
 
 # --- the owner's edition ----------------------------------------------------------------------------------------------

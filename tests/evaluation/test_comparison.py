@@ -317,7 +317,7 @@ def test_a_folder_has_the_hash_that_dvc_gives_it(tmp_path):
 
 def test_the_table_shows_folders_as_they_are_named_without_what_all_share(capsys, monkeypatch):
     from stages.compare import screen_table, short_names
-    from stages.runner import show_local
+    from stages.screen import show_local
 
     monkeypatch.setenv("COLUMNS", "160")
     assert short_names(["/a/b/one", "/a/b/two/x"]) == ["one", "two/x"]

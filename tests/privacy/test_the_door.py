@@ -29,7 +29,8 @@ from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.release import Synthesize
 from sfumato.storage.artifacts import Artifact, read_artifact, writing
 from stages import ledger as ledger_stage
-from stages.runner import QueryRun, StageRun, check_local
+from stages.runner import QueryRun, StageRun
+from stages.state import check_local
 
 ROOT = Path(__file__).resolve().parents[2]
 TWO = Mechanism(noise_multiplier=2.0, uses=2)
@@ -215,7 +216,7 @@ def test_a_bar_without_a_clock_shows_none(monkeypatch):
     import io
     import sys
 
-    from stages import runner
+    from stages.screen import progress
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -224,7 +225,7 @@ def test_a_bar_without_a_clock_shows_none(monkeypatch):
     for clock in (False, True):
         monkeypatch.setattr(sys, "stderr", screen := Terminal())
         monkeypatch.setenv("TERM", "xterm")
-        with runner.progress("finetune", clock=clock) as report:
+        with progress("finetune", clock=clock) as report:
             report(3, 10), report(4, 10)
         assert ("-:--:--" in screen.getvalue() or "0:00:" in screen.getvalue()) == clock
 

@@ -10,8 +10,7 @@ import pytest
 from small_release import write_release
 
 from sfumato.data.images import ImageSet
-from sfumato.release.exports import PARQUET, PNG, SOURCE_TYPE, save_parquet, save_png_folders
-from sfumato.release.marks import mark_of
+from sfumato.release.exports import PARQUET, PNG, SOURCE_TYPE, mark_of, save_parquet, save_png_folders
 
 GENERATED = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"
 NAMES = {"ext": "http://iptc.org/std/Iptc4xmpExt/2008-02-29/", "dc": "http://purl.org/dc/elements/1.1/"}

@@ -18,7 +18,7 @@ from sfumato.evaluation import downstream, extractors
 from sfumato.privacy.ledger import build_ledger, ledger_text
 from sfumato.storage.artifacts import write_empty, writing
 from stages.cli import main
-from stages.runner import in_git
+from stages.state import in_git
 
 SETTINGS = {"classifiers": ["lr"], "seeds": [0], "epochs": 1, "stages": [], "bound": True}
 

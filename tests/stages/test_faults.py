@@ -22,7 +22,7 @@ from sfumato.storage.artifacts import read_artifact, writing
 from sfumato.storage.files import csv_text
 from sfumato.storage.weights import load_network, load_tensors, save_tensors
 from stages import cli
-from stages.runner import read_policy
+from stages.state import read_policy
 
 
 def write_params(**content) -> None:
@@ -143,25 +143,25 @@ def test_the_doctor_names_the_lock_that_a_kill_left_empty_and_the_cure(desk):
 
 
 def test_a_dvc_lock_that_a_kill_cut_is_named_and_its_whole_copy_brings_it_back(desk):
-    from stages.dvc_notes import COPY, NOTES, damage, keep_copy, notes_in_words
+    from stages.dvc_lock import COPY, LOCK, damage, keep_copy, lock_in_words
 
-    assert notes_in_words() == "not there yet"
+    assert lock_in_words() == "not there yet"
     whole = (Path(__file__).parents[2] / "dvc.lock").read_bytes()
-    NOTES.write_bytes(whole)
+    LOCK.write_bytes(whole)
     keep_copy()  # no DVC here: nowhere to keep it
-    assert not COPY.exists() and notes_in_words() == "whole"
+    assert not COPY.exists() and lock_in_words() == "whole"
     COPY.parent.mkdir(parents=True)
     keep_copy()
     assert COPY.read_bytes() == whole
     for length in range(0, len(whole), 97):  # wherever DVC was stopped
-        NOTES.write_bytes(whole[:length])
+        LOCK.write_bytes(whole[:length])
         keep_copy()
         assert COPY.read_bytes() == whole and damage() is not None
     text = " ".join(desk("doctor")[1].replace("│", " ").split())
     assert "cp .dvc/tmp/whole.lock dvc.lock" in text
-    NOTES.write_bytes(whole.replace(b"nfiles: 31", b"nfiles: 32"))  # DVC goes on
+    LOCK.write_bytes(whole.replace(b"nfiles: 31", b"nfiles: 32"))  # DVC goes on
     keep_copy()
-    assert COPY.read_bytes() == NOTES.read_bytes() and notes_in_words() == "whole"
+    assert COPY.read_bytes() == LOCK.read_bytes() and lock_in_words() == "whole"
 
 
 def record_of(odometer: Odometer, name: str) -> dict:

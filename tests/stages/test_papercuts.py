@@ -10,7 +10,7 @@ from PIL import Image
 from sfumato.data.sources.imagefolder import decode
 from sfumato.errors import ConfigError, DataError
 from stages.cli import beyond_the_machine
-from stages.runner import state_dir
+from stages.state import state_dir
 
 
 def test_a_state_directory_that_is_a_file_is_named(tmp_path, monkeypatch):

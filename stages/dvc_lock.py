@@ -12,25 +12,23 @@ from pathlib import Path
 from sfumato.storage.documents import read_json, read_yaml
 from sfumato.storage.files import replace_file
 
-NOTES, COPY, RUNNING = Path("dvc.lock"), Path(".dvc/tmp/whole.lock"), Path(".dvc/tmp/rwlock")
+LOCK, COPY, RUNNING = Path("dvc.lock"), Path(".dvc/tmp/whole.lock"), Path(".dvc/tmp/rwlock")
 
 
 def keep_copy() -> None:
     """Keep a copy of `dvc.lock`, if there is one here, it is whole, and it lacks no stage that the copy has."""
-
-    if not NOTES.is_file() or not COPY.parent.is_dir():
+    if not LOCK.is_file() or not COPY.parent.is_dir():
         return
-    content = NOTES.read_bytes()
+    content = LOCK.read_bytes()
     if not (COPY.is_file() and COPY.read_bytes() == content) and damage() is None:
         replace_file(COPY, content)
 
 
 def damage() -> str | None:
     """What is wrong with `dvc.lock`, or None. A cut one ends within a line, or lacks a stage or a part of one."""
-
     try:
-        stages = read_yaml(NOTES)["stages"]
-        if not NOTES.read_bytes().endswith(b"\n"):
+        stages = read_yaml(LOCK)["stages"]
+        if not LOCK.read_bytes().endswith(b"\n"):
             return "it ends within a line"
         had = read_yaml(COPY)["stages"] if COPY.is_file() else {}
         if lost := [name for name in had if name not in stages]:
@@ -41,17 +39,17 @@ def damage() -> str | None:
         return str(error) or type(error).__name__
 
 
-def notes_in_words() -> str:
+def lock_in_words() -> str:
     """Whether DVC can read what it noted of its runs."""
-    if not NOTES.exists():
+    if not LOCK.exists():
         return "not there yet"
     if (wrong := damage()) is None:
         return "whole"
-    cure = f"cp {COPY} {NOTES}" if COPY.is_file() else f"restore it from git (git checkout -- {NOTES})"
+    cure = f"cp {COPY} {LOCK}" if COPY.is_file() else f"restore it from git (git checkout -- {LOCK})"
     return f"damaged ({wrong}), so every `dvc repro` fails. Once no dvc runs here: {cure}"
 
 
-def lock_in_words() -> str:
+def rwlock_in_words() -> str:
     """Whether DVC can read the file of who reads and writes what. A kill may leave it empty, and then nothing runs."""
     try:
         read_json(RUNNING)

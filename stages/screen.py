@@ -1,0 +1,64 @@
+"""What a stage shows: lines on standard error, tables, progress bars."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from stages import launch
+
+Report = Callable[[int, int], None]  # done, of how many
+
+
+def say(text: str) -> None:
+    """A line on standard error: of many processes, the first speaks."""
+    if launch.speaks():
+        typer.echo(text, err=True)
+
+
+def table_console() -> Console:
+    """Where tables are printed: names of folders and classes as they are, square brackets too."""
+    return Console(markup=False)
+
+
+@contextmanager
+def progress(name: str, *, clock: bool = True) -> Iterator[Report]:
+    """A progress bar on a terminal, a plain line every tenth elsewhere.
+
+    With `clock=False` no time is shown: the time of a step on sensitive images tells how many were drawn.
+    """
+    if sys.stderr.isatty() and launch.speaks():
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
+        columns += [TimeRemainingColumn()] if clock else []
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(name, total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+        return
+
+    shown = -1
+
+    def line(done: int, total: int) -> None:
+        nonlocal shown
+        tenth = 10 * done // max(total, 1)
+        if tenth > shown:
+            shown = tenth
+            say(f"{name}: {done}/{total}")
+
+    yield line
+
+
+def show_local(tables: Iterable[Table | str], file: Path) -> None:
+    """Print what holds numbers from real images on a terminal. Elsewhere, a log of CI say, name their file instead."""
+    if sys.stdout.isatty():
+        for table in tables:
+            table_console().print(table)
+    else:
+        typer.echo(f"{file}: local, not to be shared, so its numbers are shown on a terminal only")

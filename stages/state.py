@@ -1,0 +1,106 @@
+"""What lies where: the paths of the pipeline, the state directory, and what git and the ledgers hold."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+from sfumato.errors import BudgetError, ConfigError, explained
+from sfumato.settings import stages
+from sfumato.storage.documents import parse_json, read_json, read_text, validated
+
+ARTIFACTS, PLAN = Path(stages.ARTIFACTS), Path(stages.PLAN)
+CARD, PUBLIC, LEDGER = Path(stages.CARD), Path(stages.PUBLIC), Path(stages.LEDGER)
+EVALUATION = Path("evaluation")  # numbers from real images, which neither DVC nor git tracks
+PERMISSION = "permission.json"  # beside the plan
+
+
+def state_dir() -> Path:
+    """Where sensitive bytes, keys, journals and checkpoints live: $SFUMATO_STATE, or the user's state directory."""
+    if named := os.environ.get("SFUMATO_STATE"):
+        if not Path(named).is_absolute():
+            raise ConfigError(
+                f"SFUMATO_STATE={named} is relative: from another folder it would be another odometer. "
+                "Give the whole path"
+            )
+        path = Path(named)
+    else:
+        from platformdirs import user_state_path
+
+        path = user_state_path("sfumato")
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"the state directory {path} is a file: name a folder in SFUMATO_STATE")
+    if in_git(path / "keys"):
+        raise ConfigError(
+            f"the state directory {path} would hold real images and keys in a place that git takes: "
+            "ignore it (a line in .gitignore), or set SFUMATO_STATE to a place outside the repository"
+        )
+    return path
+
+
+def read_policy() -> Any:
+    """What the owner allows, beside the plan."""
+    from sfumato.privacy.authorize import SpendingPolicy
+
+    path = PLAN / PERMISSION
+    with explained(ConfigError, lambda error: f"{path} cannot be read ({error}): run `stage plan`"):
+        return validated(SpendingPolicy, read_json(path))
+
+
+def run_directory(record_id: str) -> Path:
+    return state_dir() / "runs" / record_id
+
+
+def git(*words: str) -> tuple[int, str]:
+    """Exit code and standard output of git; 127 without git."""
+    import subprocess
+
+    try:
+        done = subprocess.run(
+            ["git", "-c", "safe.directory=*", *words], capture_output=True, errors="replace", check=False, timeout=60
+        )
+    except OSError:
+        return 127, ""
+    return done.returncode, done.stdout
+
+
+@functools.cache
+def in_git(path: Path) -> bool:
+    """Whether git would take a file: it lies in a work tree that does not ignore it, as far as git can say."""
+    path = path.resolve()
+    root = next((folder for folder in path.parents if (folder / ".git").exists()), None)
+    return root is not None and git("-C", str(root), "check-ignore", "-q", str(path))[0] != 0
+
+
+def check_local(option: str, *files: Path) -> None:
+    """Raise ConfigError if a file of numbers from real images would land in an artifact, or in git."""
+    for file in files:
+        for folder in file.absolute().parents:
+            if (folder / "privacy.json").is_file() or folder.resolve() in (ARTIFACTS.resolve(), PUBLIC.resolve()):
+                raise ConfigError(
+                    f"{option} {file} lies in the artifact {folder}, which may be shared, "
+                    "and numbers from real images may not: name a place elsewhere"
+                )
+        if in_git(file):
+            raise ConfigError(
+                f"{option} {file} would be taken by git, and numbers from real images may not be shared: "
+                "name a place that git ignores, such as evaluation/, or ignore it (a line in .gitignore)"
+            )
+
+
+def ledgers() -> list[dict]:
+    """ledger.json, of any version: the file at hand, and as it was last committed."""
+    code, committed = git("show", f"HEAD:./{LEDGER}")
+    with explained(BudgetError, lambda error: f"{LEDGER} is not JSON ({error}): restore it (`git checkout {LEDGER}`)"):
+        texts = [read_text(LEDGER)] if LEDGER.exists() else []
+        found = [parse_json(text) for text in [*texts, *([committed] if code == 0 else [])]]
+    return [content for content in found if isinstance(content, dict)]
+
+
+def seen_in_ledgers(dataset_id: str) -> set[str]:
+    """What these ledgers name of the journal of a dataset."""
+    from sfumato.privacy.ledger import seen_of
+
+    return {name for content in ledgers() for name in seen_of(content, dataset_id)}
