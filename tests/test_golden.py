@@ -194,7 +194,7 @@ def made_adapters(folder: Path, shape: Shape) -> None:
     model = unet_of(shape)
     with tempfile.TemporaryDirectory() as base:
         model.save(Path(base))
-        add_lora(model, flat(candidates(model, "qkv")), Lora(rank=2, scale=1.5), seed=4)
+        add_lora(model, flat(candidates(model)), Lora(rank=2), seed=4)
         for name, value in model.named_parameters():
             if value.requires_grad:
                 value.data.copy_(normal(name, *value.shape, scale=0.3))
@@ -225,7 +225,7 @@ def made_selection(folder: Path, shape: Shape, kind: str = "sensitive") -> None:
 
 
 def made_saliency(folder: Path, shape: Shape) -> None:
-    names = list(candidates(unet_of(shape), "qkvo").values())
+    names = list(candidates(unet_of(shape)).values())
     write_json(folder / "saliency.json", {"ranked": {"debiased": names[::-1], "raw": names}})
 
 
@@ -360,30 +360,18 @@ CASES: dict[str, Case] = {
     ),
     "embedding": case("embedding", size=20, learned={"steps": 2}, tolerance=DIRECTIONS),
     "saliency": case("saliency", microbatch_size=8, tolerance=GRADIENT),
-    "saliency of snip": case(
-        "saliency", score="snip", candidates="layers", draws=2, max_norm=0.1, microbatch_size=8, tolerance=GRADIENT
-    ),
     "saliency of groups": case(
-        "saliency",
-        candidates="matrices",
-        draws=2,
-        noise_levels=TIMESTEPS,
-        microbatch_size=8,
-        grouped=True,
-        colour=True,
-        tolerance=GRADIENT,
+        "saliency", noise_levels=TIMESTEPS, microbatch_size=8, grouped=True, colour=True, tolerance=GRADIENT
     ),
     "finetune": case("finetune", **DESCENT, draws=2, max_grad_norm=0.5),
     "finetune of groups": case(
         "finetune", **DESCENT, draws=2, max_grad_norm=0.5, grouped=True, group_cap=3, colour=True
     ),
-    "finetune, augmented": case(
-        "finetune", **DESCENT, draws=4, max_grad_norm=0.5, flip=True, crop=1, noise_levels=TIMESTEPS, ema=0.5
-    ),
+    "finetune at timesteps": case("finetune", **DESCENT, draws=4, max_grad_norm=0.5, noise_levels=TIMESTEPS),
     "finetune of attention": case("finetune", **DESCENT, draws=1, trainable="attention"),
     "finetune of adapters": case("finetune", **DESCENT, draws=1, trainable="attention-lora", lora={"rank": 2}),
-    "finetune of salient matrices": case("finetune", **DESCENT, draws=1, trainable="salient", debias=False),
-    "finetune of salient adapters": case("finetune", **DESCENT, draws=1, trainable="salient-lora", lora={"scale": 2.0}),
+    "finetune of salient matrices": case("finetune", **DESCENT, draws=1, trainable="salient"),
+    "finetune of salient adapters": case("finetune", **DESCENT, draws=1, trainable="salient-lora", lora={"rank": 2}),
     "finetune of random adapters": case("finetune", **DESCENT, draws=1, trainable="random-lora", ratio=0.4),
     "finetune of adapters by SynFlow": case("finetune", **DESCENT, draws=1, trainable="synflow-lora"),
     "finetune beside noise": case("finetune", **DESCENT, draws=1, trainable="noisy"),
