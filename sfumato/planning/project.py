@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 
+from sfumato.privacy.accountant import default_delta
+from sfumato.settings.data import IMAGE
 from sfumato.settings.stages import ARTIFACTS, CARD, LEDGER, PLAN, dvc_stages
 from sfumato.storage.files import replace_file
 
@@ -102,7 +104,8 @@ def template(name: str) -> str:
 
 def project_files(own: Mapping[str, Any], notes: Mapping[str, str], minutes: float, version: str) -> dict[str, str]:
     """Every file of the project, by its path."""
-    facts = {**own, **own["data"], **own["privacy"], "minutes": minutes, "version": version, "tracked": TRACKED}
+    privacy = {"unit": IMAGE, "delta": default_delta(own["privacy"]["size_hint"]), **own["privacy"]}
+    facts = {**own, **own["data"], **privacy, "minutes": minutes, "version": version, "tracked": TRACKED}
     return {
         "params.yaml": params_text(own, notes),
         "dvc.yaml": dvc_text(),

@@ -13,6 +13,8 @@ import pytest
 import yaml
 from PIL import Image
 
+from sfumato.privacy.accountant import default_delta
+
 ROOT = Path(__file__).resolve().parents[2]
 SIDE, EACH = 10, 60
 
@@ -63,7 +65,8 @@ def test_a_project_is_written_without_a_question(desk, quick, project, tmp_path)
     assert (project / ".git").is_dir() and (project / ".dvc" / "config").is_file()
     assert "/data/sensitive/" in (project / ".gitignore").read_text().split()
     workflow = yaml.safe_load((project / ".github/workflows/ledger.yml").read_text())
-    assert workflow["jobs"]["ledger"]["steps"][-1]["run"] == "stage ledger check --epsilon 5"
+    check = f"stage ledger check --epsilon 5 --delta {default_delta(100)!r} --unit image"
+    assert workflow["jobs"]["ledger"]["steps"][-1]["run"] == check
     assert "ε = 5" in (project / "README.md").read_text()
     assert desk("recipe", "show")[0] == 0  # by the recipes of the package: the project has none
 

@@ -13,10 +13,12 @@ from sfumato.data.images import ImageSet, save_images
 from sfumato.data.store import read_card
 from sfumato.privacy.authorize import ChargeRequest, SpendingPolicy, open_charge
 from sfumato.privacy.events import Mechanism
+from sfumato.privacy.ledger import read_ledger
 from sfumato.privacy.odometer import Odometer
 from sfumato.settings.stages import QUERIES
 from sfumato.storage.artifacts import read_artifact, write_empty, writing
 from stages.cli import main
+from stages.ledger import artifact_problems
 
 BUDGET = {"recipe": "one", "accountant": "rdp", "delta": 1e-5, "size_hint": 1000, "target": 10.0}
 PARAMS = {
@@ -114,6 +116,21 @@ def test_the_ledger_holds_the_head_of_the_journal_and_every_charge(desk):
     assert desk.line()["charges"] == 2 and desk.line()["complete"] and desk.line()["head"] == desk.odometer.head()
     assert desk("ledger", "check")[0] == 0
     assert "2 charges" in (text := desk("ledger", "show")[1]) and "at least" not in text
+
+
+def test_a_lock_may_name_a_stage_that_an_earlier_version_had(desk):
+    """DVC keeps the entries of stages that are gone; an artifact of a stage of today must be there."""
+    desk.release(desk.charge("p"))
+    assert desk("ledger", "write")[0] == 0
+
+    def problems(stage: str) -> list[str]:
+        outs = [{"path": f"artifacts/{stage}", "md5": "a.dir"}]
+        Path("dvc.lock").write_text(yaml.safe_dump({"stages": {stage: {"outs": outs}}}))
+        return artifact_problems(read_ledger(Path("ledger.json")), Path("artifacts"), Path("dvc.lock"))
+
+    missing = "artifacts/{} is not an artifact"
+    assert not any(missing.format("denoiser") in problem for problem in problems("denoiser"))
+    assert any(missing.format("classifier") in problem for problem in problems("classifier"))
 
 
 def test_a_ledger_that_does_not_hold_is_not_written(desk):
