@@ -1,23 +1,30 @@
 """Sfumato: labelled synthetic images from sensitive ones, with a ledger of the privacy they cost.
 
-`sfumato.load_release(folder)` gives a release as arrays and needs nothing but NumPy: what it takes is imported when it
-is called.
+`sfumato.Project` makes a release of a folder of images. `sfumato.load_release(folder)` gives one as arrays and needs
+nothing but NumPy. `sfumato.open_charge` is for a query of one's own. Each is imported when it is first named.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sfumato.privacy.own_query import open_charge
     from sfumato.release.loading import Release, load_release
+    from stages.project import Project
 
 __version__ = "0.2.0"
-__all__ = ["Release", "__version__", "load_release"]
+__all__ = ["Project", "Release", "__version__", "load_release", "open_charge"]
+PLACES = {
+    "Project": "stages.project",
+    "Release": "sfumato.release.loading",
+    "load_release": "sfumato.release.loading",
+    "open_charge": "sfumato.privacy.own_query",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("Release", "load_release"):
+    if name not in PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from sfumato.release import loading
-
-    return getattr(loading, name)
+    return getattr(import_module(PLACES[name]), name)

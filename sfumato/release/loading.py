@@ -8,6 +8,7 @@ release.images, release.labels, release.classes
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from sfumato.errors import DataError, explained
 from sfumato.storage.digest import digest_of_file
 
 if TYPE_CHECKING:
+    import pandas
+
     from sfumato.release.torch_dataset import ReleaseDataset
 
 NEEDED = ("images.npy", "labels.npy", "card.json")
@@ -29,7 +32,8 @@ class Release:
     """A released set.
 
     images: (N, H, W, C) uint8, memory-mapped and read-only; labels: (N,) int64 below len(classes); card: what
-    `card.json` says, ε and δ among it; ledger: the record of every privacy mechanism behind the set, by id.
+    `card.json` says, ε and δ among it; ledger: the record of every privacy mechanism behind the set, by id; path: the
+    folder that it was read from.
     """
 
     images: np.ndarray
@@ -37,9 +41,44 @@ class Release:
     classes: tuple[str, ...]
     card: dict[str, Any]
     ledger: dict[str, dict[str, Any]]
+    path: Path
 
     def __len__(self) -> int:
         return len(self.images)
+
+    @property
+    def cost(self) -> dict[str, Any]:
+        """ε, at δ, of everything behind the release, the neighbours that they hold for, and the units protected."""
+        return {key: self.card[key] for key in ("epsilon", "delta", "adjacency", "units")}
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A row for each image: `image`, (H, W, C) uint8, `label` and `class`. Needs pandas."""
+        import pandas
+
+        names = pandas.Categorical.from_codes(self.labels, list(self.classes))
+        return pandas.DataFrame({"image": list(self.images), "label": self.labels, "class": names})
+
+    def to_huggingface(self, path: str | Path) -> Path:
+        """A folder that `datasets.load_dataset` reads and a hub takes: Parquet, cards and README. Needs pyarrow.
+
+        Raises DataError if the folder is there and not empty.
+        """
+        import yaml
+
+        from sfumato.data.images import ImageSet
+        from sfumato.release.exports import PARQUET, mark_of, save_parquet
+
+        folder = Path(path)
+        if folder.exists() and any(folder.iterdir()):
+            raise DataError(f"{folder} is not empty: name another folder")
+        save_parquet(folder / PARQUET, ImageSet(self.images, self.labels, self.classes), mark_of(self.card["sources"]))
+        for name in ("card.json", "privacy.json"):
+            shutil.copyfile(self.path / name, folder / name)
+        _, front, text = (self.path / "README.md").read_text(encoding="utf-8").split("---\n", 2)
+        said = yaml.safe_load(front) | {"configs": [{"config_name": "default", "data_files": PARQUET}]}
+        front = yaml.safe_dump(said, sort_keys=False, allow_unicode=True, width=120)
+        (folder / "README.md").write_text(f"---\n{front}---\n{text}", encoding="utf-8")
+        return folder
 
     def to_torch(self, transform: Callable[[Any], Any] | None = None) -> ReleaseDataset:
         """The set as a torch `Dataset` of ((C, H, W) float32 in [0, 1], label). transform: of an image's tensor."""
@@ -74,4 +113,4 @@ def load_release(path: str | Path) -> Release:
     with explained(DataError, lambda error: f"{folder} cannot be read ({error!r}): {fetch}"):
         card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
         images, labels = (np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in NEEDED[:2])
-        return Release(images, labels, tuple(card["classes"]), card, records)
+        return Release(images, labels, tuple(card["classes"]), card, records, folder)

@@ -13,7 +13,9 @@ import pytest
 import yaml
 from PIL import Image
 
+import sfumato
 from sfumato.privacy.accountant import default_delta
+from sfumato.privacy.odometer import Odometer
 
 ROOT = Path(__file__).resolve().parents[2]
 SIDE, EACH = 10, 60
@@ -195,7 +197,7 @@ def test_a_bad_picture_of_a_person_is_named_by_its_place(desk, quick, project, t
     assert code == 4 and "picture 3 of" in text and "Smith" not in text, text
 
 
-def test_from_a_folder_to_a_release_in_the_time_announced(tmp_path):
+def test_from_a_folder_to_a_release_in_the_time_announced(tmp_path, monkeypatch):
     """Three commands in a folder of its own, where neither the recipes nor the code are files of the project."""
     project = tmp_path / "project"
     project.mkdir()
@@ -225,6 +227,11 @@ def test_from_a_folder_to_a_release_in_the_time_announced(tmp_path):
     run("stage", "ledger", "check", "--epsilon", "5", "--artifacts")
     again = run("dvc", "repro")
     assert re.findall(r"Running stage '(.+)'", again) == ["plan"]  # which looks for an upgrade of the package
+
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    release = sfumato.Project(project).run(progress=False)  # the same project from Python: nothing is left to do
+    assert len(release) == len(images) and len(Odometer(tmp_path / "state", "photos").opened()) == 2
 
     # In processor time, which other programs change less. Within a factor of 2 is the aim, of 4 the test: load remains
     announced = float(re.search(r"together\D+([\d.]+)", told.split("minutes on this machine")[1])[1])

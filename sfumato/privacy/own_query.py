@@ -1,0 +1,94 @@
+"""A query of one's own: `sfumato.open_charge`, for researchers and notebooks."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch import Tensor
+
+from sfumato.data.store import read_card
+from sfumato.errors import ConfigError
+from sfumato.privacy import authorize
+from sfumato.privacy.accountant import default_delta
+from sfumato.privacy.charge import Charge
+from sfumato.privacy.events import Mechanism
+from sfumato.privacy.rows import Rows
+from sfumato.settings.stages import STAGES
+
+
+class OwnCharge:
+    """A charge for a query of one's own: `uses` noisy sums, each over a draw of its own."""
+
+    def __init__(self, charge: Charge) -> None:
+        self._charge = charge
+
+    @property
+    def record(self) -> dict:
+        """What the odometer holds of this charge: public."""
+        return self._charge.record
+
+    def sum(self, rows: Callable[[Tensor, Tensor], Tensor], max_norm: float = 1.0, *, size: int = 1) -> Tensor:
+        """One use: the noisy sum of the rows of all drawn images.
+
+        Args:
+            rows: (B, C, H, W) float32 in [0, 1] and (B,) int64 -> (B, K): a row for each image, a function of that
+                image only. It keeps nothing, and prints nothing.
+            max_norm: that of the charge; longer rows are scaled to it, those that are not finite are left out.
+            size: B at most. With 1, no image can change another's row; a larger batch is faster, and that promise
+                becomes the function's own (batch normalisation breaks it).
+        Returns: (K,) float64.
+        Raises: BudgetError when all uses are spent, or after the end of the `with` block.
+        Guarantee: one image more or less moves the sum by at most `max_norm` before the noise.
+        """
+        return self._charge.sum(lambda images, labels: Rows(rows(images, labels)), max_norm, size=size)
+
+
+@contextmanager
+def open_charge(
+    state: str | Path,
+    card: str | Path,
+    *,
+    name: str,
+    sigma: float,
+    size_hint: int,
+    lifetime_epsilon: float | str,
+    uses: int = 1,
+    sample_rate: float = 1.0,
+    max_norm: float = 1.0,
+    delta: float | None = None,
+) -> Iterator[OwnCharge]:
+    """Charge the odometer for `uses` Gaussian sums over the sensitive images, and give the door to them.
+
+    Every call is a new charge, journalled as a whole before the first image is read, whatever becomes of it.
+
+    Args:
+        state: the private state directory; card: that of the prepared images, `data/sensitive/card.json`.
+        name: of the query, for the odometer; not that of a stage.
+        sigma: noise multiplier: the noise has the standard deviation sigma · max_norm.
+        size_hint: the public, rounded number of units, which gives the default of `delta`.
+        lifetime_epsilon: of everything ever opened on the dataset, this charge included; or "unlimited".
+        sample_rate: probability of each unit to enter a draw.
+    Raises: BudgetError if the lifetime budget would be exceeded; ConfigError for a name of a stage.
+    """
+    if name in STAGES or not name.isidentifier():
+        raise ConfigError(f"name={name!r}: give a word that is not the name of a stage, such as 'edges'")
+    public, once = read_card(Path(card)), secrets.token_hex(16)  # two calls are never the same work
+    work = authorize.ChargeRequest(
+        stage=name,
+        plan=once,
+        settings=once,
+        mechanism=Mechanism(noise_multiplier=sigma, sample_rate=sample_rate, uses=uses),
+        max_norm=max_norm,
+        released="sums of a query of one's own",
+        sensitivity=f"{max_norm:g}: rows are scaled to this norm",
+        unit=public.unit,
+    )
+    policy = authorize.SpendingPolicy(delta=delta or default_delta(size_hint), lifetime_epsilon=lifetime_epsilon)
+    charge = authorize.open_charge(Path(state), public, work, policy)
+    try:
+        yield OwnCharge(charge)
+    finally:
+        charge.close()

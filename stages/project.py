@@ -1,0 +1,138 @@
+"""A project from Python: what `stage init` writes and `dvc repro` runs, as one object."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import chdir
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sfumato.errors import BudgetError, ConfigError, DataError, SfumatoError
+from sfumato.storage.documents import read_json
+from stages.init import MINUTES, init
+from stages.state import ARTIFACTS, CARD, PLAN, PUBLIC, state_dir
+
+if TYPE_CHECKING:
+    import pandas
+
+    from sfumato.release.loading import Release
+
+REPORT = ARTIFACTS / "report" / "index.html"
+ERRORS: dict[int, type[SfumatoError]] = {kind.exit_code: kind for kind in (ConfigError, BudgetError, DataError)}
+NOISE = ("Running stage", "Updating lock", "To track", "\tgit add", "To enable", "\tdvc config", "Use `dvc push`")
+
+
+class Project:
+    """A folder with `params.yaml` and `dvc.yaml`: the same stages, ledger and odometer as on the command line.
+
+    Raises ConfigError if the folder holds no project: `Project.create` makes one.
+    """
+
+    def __init__(self, folder: str | Path = ".") -> None:
+        self.folder = Path(folder).expanduser().resolve()
+        missing = [name for name in ("params.yaml", "dvc.yaml") if not (self.folder / name).is_file()]
+        if missing:
+            raise ConfigError(f"{self.folder} is not a project: {missing[0]} is missing. Project.create makes one")
+
+    @classmethod
+    def create(
+        cls, folder: str | Path, *, images: str | Path, epsilon: float, minutes: float = MINUTES, **options: Any
+    ) -> Project:
+        """Look at a folder of images and write a project that fits them, ε and the minutes; spends nothing.
+
+        Args:
+            folder: of the project; images: one folder a class, elsewhere.
+            options: those of `stage init`, with underscores: groups, one_image_each, size_hint, dataset_id, public,
+                force.
+        Raises: ConfigError or DataError, as `stage init` does.
+        """
+        paths = {name: Path(value) for name, value in options.items() if name == "public" and value is not None}
+        out = Path(folder).expanduser().resolve()
+        init(Path(images), epsilon=epsilon, minutes=minutes, out=out, yes=True, **options | paths)
+        return cls(folder)
+
+    def plan(self) -> pandas.DataFrame:
+        """What each stage would cost, in ε and minutes; spends nothing.
+
+        Returns: a row for each stage that runs: noise_multiplier, sample_rate, releases, epsilon (of this query only)
+        and share of the budget, empty for a stage that is free; minutes. `attrs` holds epsilon, delta and target.
+        """
+        import pandas
+
+        from sfumato.data.store import read_card, read_public_card
+        from sfumato.planning.estimate import expected_seconds
+        from sfumato.settings.recipes import load_params
+        from stages.plan import RECIPES
+
+        self._repro("plan", progress=False)
+        with chdir(self.folder):
+            params, card = load_params(Path("params.yaml"), RECIPES), read_card(CARD)
+            public = PUBLIC / "card.json"
+            images = read_public_card(public).images if public.is_file() else 0
+            seconds = expected_seconds(params, card.shape, len(card.classes), state_dir(), images)
+            budget: Any = read_json(PLAN / "budget.json")
+        rows = {
+            name: {
+                "noise_multiplier": row.get("noise_multiplier"),
+                "sample_rate": row.get("sample_rate"),
+                "releases": row.get("uses"),
+                "epsilon": row.get("epsilon"),
+                "share": row.get("share"),
+                "minutes": None if value is None else value / 60,
+            }
+            for name, value in seconds.items()
+            if name in params.run
+            for row in [budget["stages"].get(name, {})]
+        }
+        table = pandas.DataFrame.from_dict(rows, orient="index").rename_axis("stage")
+        table.attrs = {key: budget[key] for key in ("epsilon", "delta", "target")}
+        return table
+
+    def run(self, *, progress: bool = True) -> Release:
+        """Run what changed since the last run, and return the release. Every charge is journalled as ever.
+
+        Raises: the error of the stage that failed, in its own words.
+        """
+        self._repro(progress=progress)
+        return self.release
+
+    @property
+    def release(self) -> Release:
+        """The release of the last run. Raises DataError if there is none, or if a file of it was changed."""
+        from sfumato.release.loading import load_release
+
+        return load_release(self.folder / ARTIFACTS / "synthesize")
+
+    def report(self) -> Path:
+        """The page that says what was released, what it cost and what an attacker can learn at most."""
+        if not (self.folder / REPORT).is_file():
+            raise DataError(f"{self.folder / REPORT} does not exist: call run() first")
+        return self.folder / REPORT
+
+    def _repro(self, *targets: str, progress: bool) -> None:
+        """`dvc repro` in the folder; its lines are shown while it runs."""
+        words = [sys.executable, "-c", "from stages.project import repro; repro()", *targets]
+        with subprocess.Popen(
+            words, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        ) as running:
+            lines = []
+            for line in running.stdout or ():
+                lines.append(line)
+                if progress and line.strip() and not line.startswith(NOISE):
+                    print(line, end="", flush=True)
+        if running.returncode:
+            said = [line.removeprefix("error: ").strip() for line in lines if line.startswith("error: ")]
+            codes = [int(word) for line in lines if "exited with" in line for word in line.split() if word.isdigit()]
+            kind = ERRORS.get(codes[-1] if codes else 0, SfumatoError)
+            raise kind(said[-1] if said else "".join(lines[-5:]).strip())
+
+
+def repro() -> None:
+    """`dvc repro`, with the `stage` program of this very environment first on the path."""
+    import os
+
+    from dvc.cli import main
+
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    sys.exit(main(["repro", *sys.argv[1:]]))
