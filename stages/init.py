@@ -202,7 +202,7 @@ def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float
     from sfumato.planning.resolve import make_plan
     from sfumato.privacy.odometer import Odometer
     from sfumato.settings.data import GROUP, IMAGE
-    from stages.plan import show_budget, show_minutes
+    from stages.plan import show_budget, show_minutes, show_risk
 
     params = proposed.params
     side = params.data.size or known.side
@@ -226,7 +226,9 @@ def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float
         version="proposed",
         unit=GROUP if known.unit == GROUP else IMAGE,
     )
-    show_budget(make_plan(params, card))
+    made = make_plan(params, card)
+    show_budget(made)
+    show_risk(made)
     show_minutes(params, table)
     if known.unit == GROUP:
         say("the minutes are those of one image a person: queries take longer where persons have more")

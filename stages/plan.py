@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -87,6 +88,8 @@ def plan(
     released = released_records(known, odometer, ARTIFACTS, LEDGER)
     made = make_plan(loaded, known, shown_public, released, inherited)
     show_budget(made)
+    if dry_run and not inherited:
+        show_risk(made)
     show_shares(made, params)
     if inherited:
         say(
@@ -209,6 +212,24 @@ def show_budget(made: Plan) -> None:
     table.add_section()
     table.add_row("together", "", "", "", f"{budget['epsilon']:.3f}", f"target {budget['target']:g}")
     table_console().print(table)
+
+
+def show_risk(made: Plan) -> None:
+    """Show what the budget means before it is spent: how often an attacker is right, and at which ε half as far ahead."""
+    from sfumato.privacy.accountant import epsilon
+    from sfumato.privacy.profile import best_guess, noise_for_guess
+
+    mechanisms, unit = [*made.mechanisms.values()], made.params.privacy.unit
+    adjacency, accountant = made.budget["adjacency"], made.budget["accountant"]
+    guess = best_guess(mechanisms, adjacency)
+    half = noise_for_guess(mechanisms, (guess + 0.5) / 2, adjacency)
+    events = [replace(one, noise_multiplier=half * one.noise_multiplier).event for one in mechanisms]
+    lower = epsilon(events, made.budget["delta"], accountant, adjacency)
+    typer.echo(
+        f"risk: who guesses whether one {'person' if unit == 'group' else 'image'} was in the set is right at most "
+        f"{100 * guess:.1f} % of the time (a coin: 50 %), whatever else they know; {100 * (guess + 0.5) / 2:.1f} % at "
+        f"ε = {lower:.2g}"
+    )
 
 
 def show_minutes(params: Params, seconds: Mapping[str, float | None]) -> None:

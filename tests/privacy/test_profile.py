@@ -1,7 +1,9 @@
 """What a budget means for an attacker, against the closed form of one Gaussian."""
 
 import math
+import re
 from functools import lru_cache
+from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
@@ -9,9 +11,16 @@ import pytest
 from dp_accounting import ComposedDpEvent
 
 from sfumato.errors import BudgetError
-from sfumato.privacy.accountant import epsilon
+from sfumato.privacy.accountant import NoiseRequest, calibrate, epsilon
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism
-from sfumato.privacy.profile import Profile, membership_advantage, privacy_profile, true_positive_rate
+from sfumato.privacy.profile import (
+    Profile,
+    best_guess,
+    membership_advantage,
+    noise_for_guess,
+    privacy_profile,
+    true_positive_rate,
+)
 
 NORMAL = NormalDist()
 SIGMAS = (0.5, 1.0, 3.0, 20.0)
@@ -135,3 +144,22 @@ def test_unknown_adjacencies_and_rates_are_refused():
         privacy_profile([gaussian(1).event], adjacency="none")
     with pytest.raises(BudgetError, match="false_positive_rate"):
         true_positive_rate(profile_of(gaussian(1), pld=False), 1.5)
+
+
+def test_the_quick_guess_is_a_bound_near_the_exact_one():
+    mechanisms = [Mechanism(noise_multiplier=2.0), Mechanism(noise_multiplier=1.5, sample_rate=0.2, uses=30)]
+    exact = (1 + membership_advantage(privacy_profile([one.event for one in mechanisms]))) / 2
+    assert exact <= best_guess(mechanisms) <= exact + 0.001
+    assert best_guess([Mechanism(noise_multiplier=1.0)]) == pytest.approx(NORMAL.cdf(0.5), abs=1e-4)
+    factor = noise_for_guess(mechanisms, (exact + 0.5) / 2)
+    assert best_guess(mechanisms, noise=factor) <= (exact + 0.5) / 2 < best_guess(mechanisms, noise=0.98 * factor)
+
+
+def test_the_table_of_risks_in_the_docs_is_that_of_one_gaussian():
+    page = (Path(__file__).parents[2] / "docs" / "howto.md").read_text()
+    rows = re.findall(r"^\| ([\d.]+) \| ([\d.]+) % \| ([\d.]+) in 100 \|$", page, re.MULTILINE)
+    assert len(rows) >= 5
+    for target, guess, hits in rows:
+        (one,) = calibrate({"frequency": NoiseRequest()}, float(target), 1e-5).values()
+        assert float(guess) == pytest.approx(100 * best_guess([one]), abs=0.06)
+        assert float(hits) == pytest.approx(100 * true_positive_rate(privacy_profile([one.event])), abs=0.06)
