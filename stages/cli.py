@@ -52,6 +52,8 @@ def main() -> None:
     except SfumatoError as error:
         print(f"error: {shown(str(error))}", file=sys.stderr)
         leave(error.exit_code)
+    except SystemExit as ended:
+        leave(ended.code)  # type: ignore[arg-type]  # Typer gives a number
     except BrokenPipeError:  # `stage … | head`: whoever read has seen enough
         sys.stdout = None  # type: ignore[assignment]  # nothing is left to flush at the end
         sys.exit(1)
