@@ -18,7 +18,7 @@ from pydantic import Field
 
 from sfumato.data.images import ImageSet
 from sfumato.data.store import SENSITIVE, Card, LatentSet, load_latents, load_prepared
-from sfumato.errors import BudgetError, explained
+from sfumato.errors import BudgetError, ConfigError, explained
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.charge import Charge, WorkerCharge
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism, event_from_json, event_to_json
@@ -27,6 +27,7 @@ from sfumato.privacy.odometer import CLOSE, LOCAL, OPEN, RESUME, Odometer
 from sfumato.runtime import distributed
 from sfumato.settings.data import GROUP, IMAGE, OF_THE_OWNER
 from sfumato.settings.privacy import UNLIMITED
+from sfumato.settings.stages import STAGES
 from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import EXACT
 
@@ -146,6 +147,8 @@ def open_charge(
 
     With many processes it is a collective call. Raises RefusedElsewhereError in the others if the first raises.
     """
+    if work.stage in STAGES and STAGES[work.stage].alone and distributed.world_size() > 1:
+        raise ConfigError(f"{work.stage} runs in one process, not in {distributed.world_size()}")
     if not distributed.is_main():
         return open_share(state, card, work, distributed.broadcast_object(None))
     share = None
