@@ -232,7 +232,7 @@ def open_alone(
         else:
             resumed, record, used = False, new_record(card, work, permission, noise.label), 0
             run_id = record["id"]
-            check_lifetime(odometer, {work.stage: work.mechanism}, permission)
+            check_lifetime(odometer, {work.stage: work.mechanism}, permission, work.unit)
         run = state / "runs" / run_id
         run.mkdir(mode=0o700, parents=True, exist_ok=True)
         held = f"{work.stage}: run {run_id} is held by another process: wait for it, or stop it"
@@ -321,11 +321,23 @@ def check_known(odometer: Odometer, card: Card, seen: Collection[str], bounded: 
         )
 
 
-def check_lifetime(odometer: Odometer, coming: Mapping[str, Mechanism], permission: SpendingPolicy) -> None:
-    """Raise BudgetError if everything ever opened and `coming`, by stage, exceed the lifetime budget."""
+def check_lifetime(
+    odometer: Odometer, coming: Mapping[str, Mechanism], permission: SpendingPolicy, unit: str
+) -> None:
+    """Raise BudgetError if everything ever opened and `coming`, by stage, exceed the lifetime budget of one `unit`.
+
+    What was spent on another unit has no bound for this one: it counts as infinite.
+    """
     limit, dataset = permission.lifetime_epsilon, odometer.dataset_id
     if isinstance(limit, str):
         return
+
+    if odometer.spent_otherwise(unit):
+        raise BudgetError(
+            f"privacy.lifetime_epsilon={limit:g} of dataset {dataset!r} cannot be kept: something was spent on another "
+            f"unit, or on groups that are no more, which has no bound for one {unit} of today. Prepare the images as "
+            f"they were, or say privacy.lifetime_epsilon: {UNLIMITED}, if the owner of the images agrees"
+        )
 
     def cost(events: Iterable[DpEvent]) -> float:
         return epsilon(events, permission.delta, permission.accountant, permission.adjacency)
