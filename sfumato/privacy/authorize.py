@@ -321,9 +321,7 @@ def check_known(odometer: Odometer, card: Card, seen: Collection[str], bounded: 
         )
 
 
-def check_lifetime(
-    odometer: Odometer, coming: Mapping[str, Mechanism], permission: SpendingPolicy, unit: str
-) -> None:
+def check_lifetime(odometer: Odometer, coming: Mapping[str, Mechanism], permission: SpendingPolicy, unit: str) -> None:
     """Raise BudgetError if everything ever opened and `coming`, by stage, exceed the lifetime budget of one `unit`.
 
     What was spent on another unit has no bound for this one: it counts as infinite.
