@@ -257,4 +257,4 @@ def check_lifetime_of(made: Plan, odometer: Odometer, spending: Sequence[Spendin
     """Refuse a plan that would run out of the lifetime budget half-way, before its first query."""
     coming = {e.stage: made.mechanisms[e.stage] for e in spending if not e.done and not e.left_open}
     if coming:
-        check_lifetime(odometer, coming, policy_of(made))
+        check_lifetime(odometer, coming, policy_of(made), made.params.privacy.protected)

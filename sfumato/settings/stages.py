@@ -42,7 +42,8 @@ class Stage:
     inputs: the stages whose artifacts it reads, and "public" for the public set; optional: those that may be switched
     off; seeded: it draws public randomness, from `seed`; network: it depends on the parameters of the network;
     shows_epsilon: it shows ε while it runs, so it depends on δ; owned: it names the owner of the release, hence on
-    the section `release`; shared: many processes share its work, as those of every query; beside: more files it reads.
+    the section `release`; shared: many processes share its work, as that of every query which is not `alone`; beside:
+    more files it reads.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Stage:
     shows_epsilon: bool = False
     owned: bool = False
     shared: bool = False
+    alone: bool = False
     beside: tuple[str, ...] = ()
 
     @property
@@ -76,7 +78,7 @@ class Stage:
     @property
     def spread(self) -> bool:
         """Its work is spread over the processes of a launch."""
-        return self.shared or self.kind is Kind.QUERY
+        return self.shared or (self.kind is Kind.QUERY and not self.alone)
 
     @property
     def public_only(self) -> bool:
@@ -134,6 +136,7 @@ STAGES: dict[str, Stage] = {
             "Release noisy votes for the candidates of a public renderer, round by round, and the last generation.",
             inputs=("classifier", "count"),
             seeded=True,
+            alone=True,
         ),
         Stage(
             "adversarial",
@@ -142,6 +145,7 @@ STAGES: dict[str, Stage] = {
             inputs=("count",),
             seeded=True,
             shows_epsilon=True,
+            alone=True,
         ),
         Stage(
             "histogram",
