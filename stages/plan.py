@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -67,11 +65,7 @@ def plan(
         check_parquet()  # before anything is spent
     known = read_card(card)
     if loaded.privacy.unit is None and loaded.data.groups is None and known.source in OF_THE_OWNER:
-        if is_asked(dry_run):
-            ask_about_people(params)
-            loaded = load_params(params, recipes)
-        else:
-            say(f"warning: {PEOPLE}")
+        say(f"warning: {PEOPLE}")
     reads, inputs = reads_public(loaded), []
     if reads:
         inputs.append(read_artifact(public, "public"))
@@ -122,33 +116,6 @@ def plan(
     if dry_run:
         return show_next(made, spending)
     write_texts(out, plan_texts(made, out))
-
-
-def is_asked(dry_run: bool) -> bool:
-    """Whether somebody is there to answer a question: on a terminal, and not in a pipeline, which must never wait."""
-    return not dry_run and sys.stdin.isatty() and sys.stdout.isatty() and "DVC_STAGE" not in os.environ
-
-
-def ask_about_people(params: Path) -> None:
-    """Ask whether two images can be of one person, and write the answer "no" into `params` as the owner's claim.
-
-    Raises ConfigError, with what to write, for "yes", and if the file has an unexpected form.
-    """
-
-    if typer.confirm("Can two images in this set be of the same person, such as one patient?"):
-        raise ConfigError(
-            "two images can be of one person, and one image is all that privacy.unit: image protects: say "
-            "privacy.unit: group, which images are whose (data.groups), and how many persons there are about "
-            "(privacy.size_hint); then run `stage prepare sensitive` and `stage plan`"
-        )
-    text = params.read_text(encoding="utf-8")
-    found = re.search(r"^privacy:[ \t]*(#.*)?\n(\s*#.*\n)*([ \t]+)", text, re.MULTILINE)
-    if found is None:
-        raise ConfigError(f"{params}: write unit: image into the section privacy, which is your word for that")
-    start = found.end(3) - len(found[3])
-    line = f"{found[3]}unit: image   # the owner's word: no two images are of one person\n"
-    replace_file(params, (text[:start] + line + text[start:]).encode())
-    say(f"{params}: privacy.unit: image is written, and reports will say that it is your word")
 
 
 def show_memory(made: Plan) -> None:

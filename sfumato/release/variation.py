@@ -2,7 +2,7 @@
 
 All of it works on what was released, so it is free. What a generator draws covers less than the real images do. A
 teacher that learned from those can label what lies around the drawn ones, and a classifier then learns there too.
-Source: METHODS §9c; distortions are ours.
+The distortions are ours.
 """
 
 from __future__ import annotations

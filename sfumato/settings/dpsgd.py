@@ -25,7 +25,7 @@ class Saliency(QuerySettings):
 
 
 class Lora(Strict):
-    """Low-rank adapters: W' = W + scale · A·B (METHODS §8)."""
+    """Low-rank adapters: W' = W + scale · A·B."""
 
     rank: Positive = 4  # r
     scale: PositiveFloat = 1.0  # α/r
@@ -36,7 +36,7 @@ RANKED = (*SALIENT, "random-lora", "synflow-lora")  # the sets that are the firs
 
 
 class Finetune(QuerySettings):
-    """DP-SGD on the diffusion model (METHODS §8)."""
+    """DP-SGD on the diffusion model."""
 
     chooser: ClassVar[str] = "trainable"
     releases: ClassVar[str] = "steps"
