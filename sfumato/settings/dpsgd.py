@@ -40,7 +40,6 @@ class Finetune(QuerySettings):
 
     chooser: ClassVar[str] = "trainable"
     releases: ClassVar[str] = "steps"
-
     noise: Noise = REST
     steps: Positive = 2100
     batch: Positive = 4096  # expected images per step: sample_rate = batch / size_hint
@@ -53,7 +52,7 @@ class Finetune(QuerySettings):
     ema: Fraction = 0.999  # decay of the average of the weights
     microbatch_size: Positive | None = machine(None)  # images whose gradients are taken together; None: what fits
     checkpoint_every: Positive = machine(10)  # steps
-    # which weights: the salient ones are those that `saliency` chose
+    # which weights are trained; `saliency` chooses the salient ones
     trainable: Literal[
         "all", "attention", "attention-lora", "salient", "salient-lora", "random-lora", "synflow-lora", "noisy"
     ] = "all"

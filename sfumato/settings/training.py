@@ -108,13 +108,8 @@ class Model(Strict):
 
     def non_default(self) -> dict[str, Any]:
         """What a plan holds: the keys of the network in use that differ from their defaults."""
-        return self.model_copy(update={"declared_public": False}).model_dump(
-            mode="json", exclude_defaults=True, include={*self.resolved()}
-        )
-
-    def resolved(self) -> dict[str, Any]:
-        """What the stages that train may depend on: the keys of the network in use, and no others."""
-        return self.model_dump(mode="json", include={*PUBLIC_MODEL}) if self.directory else self.network()
+        used = PUBLIC_MODEL if self.directory else self.network()
+        return self.model_dump(mode="json", exclude_defaults=True, include={*used})
 
 
 PUBLIC_MODEL = ("directory", "sha256", "image_size", "prompt", "prompts")  # the keys of a public model
