@@ -15,7 +15,7 @@ from rich.table import Table
 from sfumato.errors import ConfigError, DataError, explained
 from sfumato.storage.files import replace_file
 from stages.runner import DryRun
-from stages.screen import show_local
+from stages.screen import numbers_table, show_local
 from stages.state import EVALUATION, check_local, state_dir
 
 if TYPE_CHECKING:
@@ -90,11 +90,8 @@ def experiments() -> list[dict]:
 def screen_table(runs: pd.DataFrame, classifiers: list[str]) -> Table:
     from sfumato.evaluation.tables import number, percent
 
-    table = Table(title="Runs (local). Accuracy on the real hold-out, %", title_justify="left")
-    for heading in ("run", "recipe", "target", "ε", *classifiers, "distance", "differs in"):
-        table.add_column(
-            heading, justify="left" if heading in ("run", "recipe", "differs in") else "right", overflow="fold"
-        )
+    title, headings = "Runs (local). Accuracy on the real hold-out, %", ("run", "recipe", "target", "ε", *classifiers)
+    table = numbers_table(title, *headings, "distance", "differs in", words=("run", "recipe", "differs in"))
     for name, row in zip(short_names(list(runs["run"])), runs.to_dict("records"), strict=True):
         accuracies = [percent({"mean": row[key], "std": row[f"{key}_std"]}) for key in classifiers]
         cost = f"{row['target']:g}", f"{row['epsilon']:.4g}"

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from sfumato.errors import BudgetError, ConfigError
 from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import merge_records, read_artifact
 from sfumato.storage.files import replace_file
 from stages.runner import CardPath, PublicPath, lineage_of_model, memory_line
-from stages.screen import say, table_console
+from stages.screen import numbers_table, say, table_console
 from stages.state import ARTIFACTS, CARD, LEDGER, PLAN, PUBLIC, seen_in_ledgers, state_dir
 
 if TYPE_CHECKING:
@@ -25,9 +24,8 @@ if TYPE_CHECKING:
     from sfumato.settings.params import Params
 
 PEOPLE = (
-    "privacy.unit is not said, so one image is protected, and a person with several images is not: what is spent on "
-    "each adds up. Where that can be, say privacy.unit: group and data.groups; where no two images are of one person, "
-    "say privacy.unit: image, which reports then name as your word"
+    "privacy.unit is not said, so one image is protected: the costs of several images of one person add up. If there "
+    "are such, write privacy.unit: group and data.groups; if not, privacy.unit: image, which reports quote as your word"
 )
 ParamsPath = Annotated[Path, typer.Option("--params", help="What the user edits.")]
 BUSY = 0.5  # running programs per processor, from which a line warns of them
@@ -41,9 +39,7 @@ def plan(
     card: CardPath = CARD,
     public: PublicPath = PUBLIC,
     out: Annotated[Path, typer.Option(help="Directory to write.")] = PLAN,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the budget and what would be spent again; write nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be spent; write nothing.")] = False,
 ) -> None:
     """Free: one resolved configuration per stage, and the budget table."""
     from sfumato.data.store import read_card, read_public_card
@@ -83,10 +79,8 @@ def plan(
     show_budget(made)
     show_shares(made, params)
     if inherited:
-        say(
-            f"{len(inherited)} charges of an earlier release come with public images or the public model "
-            f"(datasets {', '.join(sorted({record['dataset_id'] for record in inherited}))}): the budget holds them too"
-        )
+        ids = ", ".join(sorted({record["dataset_id"] for record in inherited}))
+        say(f"the budget includes {len(inherited)} charges (datasets {ids}) behind public images or the public model")
     for warning in warnings_of(loaded, made.budget["delta"]):
         say(f"warning: {warning}")
     if odometer.head() is not None:
@@ -119,17 +113,16 @@ def plan(
 
 
 def show_memory(made: Plan) -> None:
-    """Show how much memory the queries that train the network, or ask which part of it to train, will take."""
+    """Show how much memory the queries that take gradients of the network need."""
     params = made.params
-    for name in made.mechanisms:
-        if STAGES[name].network:
-            file, settings = made.files[name], getattr(params, name)
-            shape, classes = tuple(file["shape"]), len(file["classes"])
-            typer.echo(f"{name}: memory {memory_line(params.model, shape, classes, settings, file['size_hint'])}")
+    for name in (name for name in made.mechanisms if STAGES[name].network):
+        file = made.files[name]
+        about = tuple(file["shape"]), len(file["classes"]), getattr(params, name), file["size_hint"]
+        typer.echo(f"{name}: memory {memory_line(params.model, *about)}")
 
 
 def show_step_noise(made: Plan) -> None:
-    """Show how much of a step of DP-SGD can be signal at most, by public numbers. Without DP-SGD, show nothing."""
+    """Show how long the noise of a DP-SGD step is beside the longest possible signal, by public numbers."""
     params, mechanism = made.params, made.mechanisms.get("finetune")
     if mechanism is None:
         return
@@ -144,7 +137,7 @@ def show_step_noise(made: Plan) -> None:
     weights = sum(value.numel() for value in parameters.values())
     length = step_noise(mechanism.noise_multiplier, weights, mechanism.sample_rate * file["size_hint"])
     about = "about " if params.finetune.trainable in RANKED else ""
-    hint = ": mostly noise. A larger share or ε, a larger batch or fewer trained weights shorten it"
+    hint = ": mostly noise. A larger share, ε or batch, or fewer trained weights shorten it"
     typer.echo(
         f"finetune: the noise of a step is {length:.2g} times as long as its signal can be, "
         f"over {about}{weights:,} trained weights{hint if length > 1 else ''}"
@@ -167,9 +160,8 @@ def write_texts(out: Path, texts: dict[str, str]) -> None:
 def show_budget(made: Plan) -> None:
     """Stage, mechanism, epsilon alone, share; then the total against the target."""
     budget = made.budget
-    table = Table(title=f"{budget['recipe']}: privacy budget at δ = {budget['delta']:.3g}", title_justify="left")
-    for heading in ("stage", "σ", "sample rate", "releases", "ε alone", "share of RDP"):
-        table.add_column(heading, justify="left" if heading == "stage" else "right")
+    title = f"{budget['recipe']}: privacy budget at δ = {budget['delta']:.3g}"
+    table = numbers_table(title, "stage", "σ", "sample rate", "releases", "ε alone", "share of RDP")
     for name, row in budget["stages"].items():
         noise = f"{row['noise_multiplier']:g}", f"{row['sample_rate']:.4g}", str(row["uses"])
         table.add_row(name, *noise, f"{row['epsilon']:.3f}", f"{row['share']:.1%}")
@@ -179,9 +171,8 @@ def show_budget(made: Plan) -> None:
 
 
 def show_minutes(params: Params, seconds: Mapping[str, float | None]) -> None:
-    """Expected minutes of each stage that is switched on, of everything else, and in total. seconds: by name."""
-    table = Table("stage", title="minutes on this machine", title_justify="left")
-    table.add_column("expected", justify="right")
+    """Expected minutes of each stage that is switched on, of all else, and in total. seconds: by name."""
+    table = numbers_table("minutes on this machine", "stage", "expected")
     others = 0.0
     for name, value in seconds.items():
         if name in STAGES and params.runs(name):
@@ -228,7 +219,8 @@ def show_spending(made: Plan, card: Card, odometer: Odometer, spending: Sequence
             typer.echo(f"{stage}: resumes an interrupted run (already charged: {cost})")
         else:
             why = "is new or was changed" if cause == stage else f"depends on {cause}, which was changed"
-            why = "is named in privacy.spend_again, or reads what is" if made.lineage[stage].again else why
+            if made.lineage[stage].again:
+                why = "is named in privacy.spend_again, or reads what is"
             typer.echo(f"{stage}: would {'re-spend' if stage in before else 'spend'} {cost}: it {why}")
 
 
