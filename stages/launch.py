@@ -1,6 +1,6 @@
-"""One stage in many processes: `SFUMATO_LAUNCH` names the program that starts them, `torchrun` with its options, say.
+"""One stage in many processes: a command starts itself again under the program that `SFUMATO_LAUNCH` names.
 
-A command then starts itself again under that program. `dvc.yaml` and the commands stay as they are.
+That is `torchrun` with its options, say. `dvc.yaml` and the commands stay as they are.
 """
 
 from __future__ import annotations
