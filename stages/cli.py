@@ -52,6 +52,8 @@ def main() -> None:
     except SfumatoError as error:
         print(f"error: {shown(str(error))}", file=sys.stderr)
         leave(error.exit_code)
+    except SystemExit as ended:
+        leave(ended.code)  # type: ignore[arg-type]  # Typer gives a number
     except BrokenPipeError:  # `stage … | head`: whoever read has seen enough
         sys.stdout = None  # type: ignore[assignment]  # nothing is left to flush at the end
         sys.exit(1)
@@ -65,15 +67,12 @@ def main() -> None:
 
 
 def shown(text: str) -> str:
-    """A message with the names of files in it, whose control characters a terminal would obey, as escapes."""
+    """A message whose control characters, from names of files, are escaped: a terminal would obey them."""
     return "\n".join(HIDDEN.sub(lambda found: repr(found[0])[1:-1], line) for line in text.split("\n"))
 
 
 def beyond_the_machine(error: BaseException) -> str | None:
-    """What to say where a disk, the memory or the stack did not suffice, or a file cannot be had; None for a bug.
-
-    It is said here, once the stage has ended: what was opened stays journalled, what was half-written is gone.
-    """
+    """The message if the disk, the memory or the stack did not suffice, or a file cannot be read; None for a bug."""
     if isinstance(error, OSError):
         what = f"{error.filename}: " if error.filename else ""
         room = ". Nothing half-written is left; make room and run again" if error.errno in FULL else ""

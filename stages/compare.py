@@ -15,22 +15,20 @@ from rich.table import Table
 from sfumato.errors import ConfigError, DataError, explained
 from sfumato.storage.files import replace_file
 from stages.runner import DryRun
-from stages.screen import show_local
+from stages.screen import numbers_table, show_local
 from stages.state import EVALUATION, check_local, state_dir
 
 if TYPE_CHECKING:
     import pandas as pd
 
+EXPERIMENTS = "dvc exp show --json"
 DVC_HELP = "Also the experiments of this repository, as `dvc exp show` lists them."
-REVISION_HELP = "With --dvc: experiments of this commit, branch or tag. May be repeated."
 CLASSIFIER_HELP = "Which accuracy to plot. Default: cnn, or the first that the runs have."
 
 
 def compare(
     runs: Annotated[list[Path] | None, typer.Argument(help="Folders that hold metrics.json and ledger.json.")] = None,
     dvc: Annotated[bool, typer.Option("--dvc", help=DVC_HELP)] = False,
-    revisions: Annotated[list[str] | None, typer.Option("--rev", help=REVISION_HELP)] = None,
-    every: Annotated[bool, typer.Option("--all-commits", help="With --dvc: experiments of all commits.")] = False,
     classifier: Annotated[str | None, typer.Option(help=CLASSIFIER_HELP)] = None,
     out: Annotated[Path, typer.Option(help="Directory for comparison.csv and comparison.png.")] = EVALUATION,
     dry_run: DryRun = False,
@@ -39,13 +37,11 @@ def compare(
     folders = runs or []
     if not folders and not dvc:
         raise ConfigError("nothing to compare: name folders that hold metrics.json and ledger.json, or give --dvc")
-    if (revisions or every) and not dvc:
-        raise ConfigError("--rev and --all-commits say which experiments of DVC to show: give --dvc too")
     if dry_run:
         for folder in folders:
             typer.echo(f"reads   {folder / 'metrics.json'}, {folder / 'ledger.json'}")
         if dvc:
-            typer.echo(f"reads   `{' '.join(dvc_command(revisions or [], every))}`, {state_dir() / 'evaluations'}")
+            typer.echo(f"reads   `{EXPERIMENTS}`, {state_dir() / 'evaluations'}")
         typer.echo(f"writes  {out / 'comparison.csv'}, {out / 'comparison.png'} (local)\ncharges nothing")
         return
     from sfumato.evaluation.comparison import classifiers_of, compared, read_run
@@ -53,7 +49,7 @@ def compare(
     from sfumato.evaluation.tables import csv_of
 
     check_local("--out", out / "comparison.csv")
-    found = [read_run(folder) for folder in folders] + (experiments(revisions or [], every) if dvc else [])
+    found = [read_run(folder) for folder in folders] + (experiments() if dvc else [])
     if not found:
         raise DataError(
             "no run is left to compare: run `stage evaluate` in one (`dvc repro`, `dvc exp run`) and try again"
@@ -71,22 +67,18 @@ def compare(
     typer.echo(f"{out / 'comparison.csv'}, {out / 'comparison.png'}: local, not to be shared", err=True)
 
 
-def dvc_command(revisions: list[str], every: bool) -> list[str]:
-    named = [word for name in revisions for word in ("--rev", name)]
-    return ["dvc", "exp", "show", "--json", *(["--all-commits"] if every else []), *named]
-
-
-def experiments(revisions: list[str], every: bool) -> list[dict]:
+def experiments() -> list[dict]:
     """The experiments that `dvc exp show` lists, as rows, joined with the local numbers of the state directory."""
     from sfumato.evaluation.comparison import rows_of_experiments
 
-    command = dvc_command(revisions, every)
     # the dvc of this installation, whatever modules lie in the current folder
-    done = subprocess.run([sys.executable, "-P", "-m", *command], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", *EXPERIMENTS.split()], capture_output=True, text=True, check=False
+    )
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[0].removeprefix("ERROR: ")
-        raise ConfigError(f"`{' '.join(command)}` failed ({reason}): run it in the repository of the experiments")
-    printed = f"`{' '.join(command)}` printed no JSON"
+        raise ConfigError(f"`{EXPERIMENTS}` failed ({reason}): run it in the repository of the experiments")
+    printed = f"`{EXPERIMENTS}` printed no JSON"
     with explained(ConfigError, lambda error: f"{printed} ({error}): another version of dvc may be needed"):
         shown = json.loads(done.stdout)
     rows, left_out = rows_of_experiments(shown, state_dir())
@@ -98,11 +90,8 @@ def experiments(revisions: list[str], every: bool) -> list[dict]:
 def screen_table(runs: pd.DataFrame, classifiers: list[str]) -> Table:
     from sfumato.evaluation.tables import number, percent
 
-    table = Table(title="Runs (local). Accuracy on the real hold-out, %", title_justify="left")
-    for heading in ("run", "recipe", "target", "ε", *classifiers, "distance", "differs in"):
-        table.add_column(
-            heading, justify="left" if heading in ("run", "recipe", "differs in") else "right", overflow="fold"
-        )
+    title, headings = "Runs (local). Accuracy on the real hold-out, %", ("run", "recipe", "target", "ε", *classifiers)
+    table = numbers_table(title, *headings, "distance", "differs in", words=("run", "recipe", "differs in"))
     for name, row in zip(short_names(list(runs["run"])), runs.to_dict("records"), strict=True):
         accuracies = [percent({"mean": row[key], "std": row[f"{key}_std"]}) for key in classifiers]
         cost = f"{row['target']:g}", f"{row['epsilon']:.4g}"

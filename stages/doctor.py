@@ -28,12 +28,7 @@ def doctor(
 ) -> None:
     """What is here: device, threads, libraries, data, state, DVC."""
     if overlap:
-        check_overlap(card, public)
-    else:
-        show_machine(card)
-
-
-def show_machine(card: Path) -> None:
+        return check_overlap(card, public)
     import torch
 
     from sfumato.data.sources.idx import DEBIAN_FASHION_MNIST
@@ -45,10 +40,10 @@ def show_machine(card: Path) -> None:
     table.add_row("device", torch.cuda.get_device_name() if gpu else f"CPU, {torch.get_num_threads()} threads")
     for name in ("torch", "torchvision", "opacus", "dp-accounting", "dvc", "pytorch-fid"):
         table.add_row(name, version(name) if importlib.util.find_spec(name.replace("-", "_")) else "not installed")
-    missing = [name for name in ("diffusers", "transformers") if not importlib.util.find_spec(name)]
-    found = ", ".join(f"{name} {version(name)}" for name in ("diffusers", "transformers") if name not in missing)
-    would = "public text-to-image models as starting points (dp-sapf, dp-lora, dp-ldm, dp-finetune)"
-    table.add_row("extra diffusers", f"no {', '.join(missing)}: {EXTRA} adds {would}" if missing else found)
+    extra = ("diffusers", "transformers")
+    missing = [name for name in extra if not importlib.util.find_spec(name)]
+    would = f"no {', '.join(missing)}: {EXTRA} adds public text-to-image models (dp-sapf, dp-lora, dp-ldm, dp-finetune)"
+    table.add_row("extra diffusers", would if missing else ", ".join(f"{name} {version(name)}" for name in extra))
     state = state_dir()
     table.add_row("state directory", f"{state} ({'exists' if state.exists() else 'not there yet'})")
     prepared = sorted(p.parent.name for p in state.glob("data/*/card.json"))
@@ -74,10 +69,7 @@ def card_in_words(card: Path) -> str:
 
 
 def check_overlap(card: Path, public: Path) -> None:
-    """Compare the public set with all real images. The answer is local, and the call is journalled.
-
-    Raises DataError where an image is in both.
-    """
+    """Compare the public set with all real images, and journal it. Raises DataError if an image is in both."""
     from sfumato.data.lineage import refuse_overlap
     from sfumato.data.store import load_public, read_card, read_public_card
     from sfumato.privacy.authorize import open_local

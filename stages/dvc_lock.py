@@ -1,8 +1,7 @@
 """DVC's own files that a kill can damage: `dvc.lock`, which it writes in place, and its lock on what runs.
 
-Of a whole `dvc.lock` a copy is kept before each stage works, and before a ledger forgets that it may take releases up
-again. So one that a kill cut or emptied is put back as it was before the stage that was noted, which then runs again;
-a query takes up its release, at no cost.
+A whole `dvc.lock` is copied before each stage works, and after a ledger was written. One that a kill damaged can then
+be restored; the last stage runs again, and a query restores its release at no cost.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def damage() -> str | None:
 
 
 def lock_in_words() -> str:
-    """Whether DVC can read what it noted of its runs."""
+    """Whether DVC can read `dvc.lock`."""
     if not LOCK.exists():
         return "not there yet"
     if (wrong := damage()) is None:
@@ -50,7 +49,7 @@ def lock_in_words() -> str:
 
 
 def rwlock_in_words() -> str:
-    """Whether DVC can read the file of who reads and writes what. A kill may leave it empty, and then nothing runs."""
+    """Whether DVC can read its lock on what runs. A kill may leave it empty, and then nothing runs."""
     try:
         read_json(RUNNING)
     except FileNotFoundError:

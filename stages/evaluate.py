@@ -113,11 +113,10 @@ def evaluate(
     metrics.chmod(0o600)
     keep_private(out)
     keep(found, ledger)
-    if found["warnings"] and not sys.stderr.isatty():  # they hold numbers of real images
-        say(f"evaluate: there are warnings, in {metrics}")
-    else:
-        for warning in found["warnings"]:
-            say(f"warning: {warning}")
+    if not sys.stderr.isatty():  # warnings hold numbers of real images, and that there are some tells of those too
+        say(f"evaluate: warnings, if there are any, are in {metrics}")
+    for warning in found["warnings"] if sys.stderr.isatty() else ():
+        say(f"warning: {warning}")
     show_local(screen_tables(found, attacked), metrics)
 
 

@@ -12,7 +12,6 @@ from sfumato.features.public_network import load_classifier
 from sfumato.privacy.checkpoint import drop_checkpoints
 from sfumato.queries.count import read_counts
 from sfumato.queries.feature_means import encoder_of, ensure_encoded
-from sfumato.runtime import distributed
 from sfumato.runtime.compute import device
 from sfumato.settings.baselines import Evolve
 from stages.runner import QueryRun
@@ -24,9 +23,7 @@ def evolve(run: QueryRun[Evolve]) -> None:
     plan, settings = run.plan, run.settings
     generator = RendererGenerator(settings.generator, plan.shape)
     network = load_classifier(run.path("classifier")) if settings.feature == CLASSIFIER else None
-    embedding = distributed.broadcast_state(
-        embedding_of(settings, plan.shape, network, generator, plan.seed).to(device())
-    )
+    embedding = embedding_of(settings, plan.shape, network, generator, plan.seed).to(device())
     encoding = partial(progress, "features of the images, once", clock=False)
     encoder = encoder_of(embedding, embedding.config())
     latents = ensure_encoded(embedding, encoder, device(), state_dir(), read_card(run.card), encoding)

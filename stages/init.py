@@ -26,14 +26,12 @@ if TYPE_CHECKING:
 MINUTES = 30.0
 GROUPS_QUESTION = "Which are whose (a pattern around the id in a file's name, such as ^(P\\d+)_, or a CSV file)"
 FOLDER_HELP = "Folder of images: one folder a class, or train/ and test/, each laid out so."
-SIZE_HELP = (
-    "A public, rounded idea of how many images there are. Default: their number to one digit, which is published."
-)
+SIZE_HELP = "Public, rounded number of images. Default: their number to one digit, which is published."
 GROUPS_HELP = (
-    "Which images are of one person: a pattern whose one group in parentheses is the id in a file's name, or a CSV "
-    "file with the columns file and group. Then persons are protected, with all their images."
+    "Protect persons with all their images: a pattern whose one group in parentheses is the id in a file's name, or a "
+    "CSV file with the columns file and group."
 )
-SINGLE_HELP = "Your word that no two images are of one person; reports name it as such."
+SINGLE_HELP = "Your word that no two images are of one person; reports quote it."
 NAME_HELP = "The name that the odometer counts by, for ever. Default: that of the folder."
 
 
@@ -90,7 +88,7 @@ def init(
 
 
 class Questions:
-    """Takes what is given and asks for the rest, or takes the default if nothing may be asked."""
+    """Takes what is given and asks for the rest, or takes the default under --yes."""
 
     def __init__(self, yes: bool) -> None:
         self.yes = yes
@@ -146,11 +144,11 @@ def check_places(folder: Path, public: Path | None, out: Path, force: bool) -> N
             )
     there = [name for name in ("params.yaml", "dvc.yaml") if (out / name).exists()]
     if there and not force:
-        raise ConfigError(f"{out} holds {' and '.join(there)} already: name another folder with --out, or say --force")
+        raise ConfigError(f"{out} holds {' and '.join(there)} already: name another folder with --out, or give --force")
 
 
 def look_at(folder: Path, groups: Groups | None) -> tuple[Survey, float]:
-    """What the folder looks like, and the seconds that reading it took."""
+    """What is in the folder, and the seconds that reading it took."""
     from rich.progress import track
 
     from sfumato.data.sources.imagefolder import survey
@@ -216,7 +214,7 @@ def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float
     say(f"public   {public}, the shape of its images, and privacy.size_hint={known.size_hint}")
     if counted:
         what = "persons" if known.unit == GROUP else "images"
-        say(f"         size_hint is the number of {what} to one digit: where that must not be known, give --size-hint")
+        say(f"         size_hint is the number of {what} to one digit: if it must not be known, give --size-hint")
     card = Card(
         dataset_id=known.dataset_id,
         source="imagefolder",
@@ -233,18 +231,17 @@ def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float
     if known.unit == GROUP:
         say("the minutes are those of one image a person: queries take longer where persons have more")
     if not proposed.enough:
-        least = f"the smallest proposal takes about {proposed.seconds / 60:.0f}"
-        say(f"warning: --minutes {known.minutes:g} is too little: {least}")
+        say(f"warning: --minutes {known.minutes:g} is too little: the least is about {proposed.seconds / 60:.0f}")
     if Odometer(state_dir(), known.dataset_id).opened():
         say(f"warning: dataset {known.dataset_id!r} has a history here already: what was spent on it counts on")
 
 
 def protected(known: Known) -> str:
-    """What the guarantee is for, in words."""
-    from sfumato.settings.data import GROUP, IMAGE
+    """The unit of privacy, in words."""
+    from sfumato.settings.data import IMAGE
 
-    if known.unit == GROUP:
-        (way, value), *_ = (known.groups or {}).items()
+    if known.groups:
+        (way, value), *_ = known.groups.items()
         where = {"folder": "a folder each, in each class", "array": "groups.npy"}.get(way, f"{way} {value}")
         return f"each person with all their images, whose ids are found by: {where}"
     if known.unit == IMAGE:
@@ -254,13 +251,11 @@ def protected(known: Known) -> str:
 
 def notes(counted: bool) -> dict[str, str]:
     """Comments of `params.yaml`, by the section that they stand above."""
-    privacy = "epsilon is spent on the first release; privacy.lifetime_epsilon allows further ones"
-    if counted:
-        published = "size_hint, the number of images or persons rounded to one digit, is published with the release"
-        privacy = f"{published}\n{privacy}"
+    published = "size_hint, the number of images or persons rounded to one digit, is published with the release\n"
+    spent = "epsilon is spent on the first release; privacy.lifetime_epsilon allows further ones"
     return {
         "data": "dataset_id keeps its name for ever: the odometer counts by it",
-        "privacy": privacy,
+        "privacy": f"{published if counted else ''}{spent}",
         "public": "free, and without any guarantee of their own: none of them was made from sensitive images",
     }
 
@@ -295,8 +290,7 @@ def begin_repository(out: Path) -> None:
         return
     options = ["--no-scm"] if shutil.which("git") is None else [] if (out / ".git").exists() else ["--subdir"]
     for words in (["init", "-q", *options], ["config", "core.analytics", "false"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "dvc", *words], cwd=out, capture_output=True, text=True, check=False
-        )
+        call = [sys.executable, "-m", "dvc", *words]
+        done = subprocess.run(call, cwd=out, capture_output=True, text=True, check=False)
         if done.returncode:
             raise ConfigError(f"`dvc {' '.join(words)}` failed in {out}: {done.stderr.strip()}")

@@ -1,6 +1,6 @@
-"""One stage in many processes: `SFUMATO_LAUNCH` names the program that starts them, `torchrun` with its options, say.
+"""One stage in many processes: a command starts itself again under the program that `SFUMATO_LAUNCH` names.
 
-A command then starts itself again under that program. `dvc.yaml` and the commands stay as they are.
+That is `torchrun` with its options, say. `dvc.yaml` and the commands stay as they are.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from sfumato.errors import ConfigError, explained
+from sfumato.errors import ConfigError, SfumatoError, explained
 
 LAUNCH = "SFUMATO_LAUNCH"
 EXIT_CODE = "SFUMATO_EXIT_CODE"  # names the file in which the first process leaves its exit code
@@ -28,12 +28,17 @@ def again() -> int:
 
     The first process writes its exit code to a file, since `torchrun` turns every exit code into 1.
     """
+    launcher = f"{LAUNCH}={os.environ[LAUNCH]!r}"
+    if EXIT_CODE in os.environ:
+        raise ConfigError(f"{launcher} starts no group of processes: name `torchrun` and its options")
     with tempfile.TemporaryDirectory() as folder:
         said = Path(folder) / "code"
-        words = [*shlex.split(os.environ[LAUNCH]), "-m", "stages.cli", *sys.argv[1:]]
-        with explained(ConfigError, lambda error: f"{LAUNCH}={os.environ[LAUNCH]!r} does not start: {error}"):
+        with explained(ConfigError, lambda error: f"{launcher} does not start: {error}"):
+            words = [*shlex.split(os.environ[LAUNCH]), "-m", "stages.cli", *sys.argv[1:]]
             done = subprocess.run(words, env={**os.environ, EXIT_CODE: str(said)}, check=False)
-        return int(said.read_text(encoding="utf-8")) if said.is_file() else done.returncode
+        if not said.is_file():
+            raise SfumatoError(f"{launcher} ended with {done.returncode}, and the first process did not come to an end")
+        return int(said.read_text(encoding="utf-8"))
 
 
 def speaks() -> bool:

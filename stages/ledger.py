@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from sfumato.errors import BudgetError, ConfigError, SfumatoError, explained
+from sfumato.errors import BudgetError, ConfigError, SfumatoError
 from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.artifacts import Artifact, merge_records, read_artifact
 from sfumato.storage.files import replace_file
@@ -29,9 +29,7 @@ from stages.state import (
     state_dir,
 )
 
-app = typer.Typer(
-    no_args_is_help=True, help="The privacy ledger: write it, check it, show it, and everything ever spent."
-)
+app = typer.Typer(no_args_is_help=True, help="Write, check and show the privacy ledger, and everything ever spent.")
 LedgerPath = Annotated[Path, typer.Option("--ledger", help="The ledger file.")]
 Folder = Annotated[Path, typer.Option("--artifacts", help="Folder of artifact directories.")]
 
@@ -66,21 +64,21 @@ def write(
         elif odometer.complete() and not named - odometer.known():
             head = odometer.head()
         elif REGROUP in {entry["kind"] for entry in odometer.entries()}:
-            gap = f"{odometer.path} holds charges of before the images came in other groups"
+            gap = f"{odometer.path} holds charges from before the images were regrouped"
         elif odometer.head():
-            gap = f"{odometer.path} does not know every charge on dataset {mine!r} that a ledger names"
+            gap = f"{odometer.path} lacks a charge on dataset {mine!r} that a ledger names"
     except BudgetError as error:
         gap = str(error)
     ledger = build_ledger(budget, records, journal, dataset_id=mine, head=head)
     spent, problems = check_ledger(ledger)
     fail(out, problems)
     if head is None:
-        say(f"note: the line of the odometer is incomplete: {gap}")
+        say(f"note: the odometer is incomplete: {gap}")
     remember(state_dir(), artifacts, PUBLIC)
     replace_file(out, ledger_text(ledger).encode())
     keep_copy()
-    # Copies of what this ledger holds stay, to be put back where a stage runs again for nothing. So do those of what no
-    # ledger held yet: a kill may have come before they were taken over, and they are paid for.
+    # The copies of releases that this ledger holds stay, to be restored at no cost. So do those that no ledger held
+    # yet: they are paid for, and a kill may have come before the pipeline took them over.
     replaced = earlier - by_id(ledger).keys()
     for run, record in odometer.runs().items() if replaced else ():
         if record["id"] in replaced:
@@ -94,13 +92,11 @@ def check(
     epsilon: Annotated[float | None, typer.Option(help="Fail above this epsilon.")] = None,
     delta: Annotated[float | None, typer.Option(help="Compute at this delta instead of the ledger's.")] = None,
     unit: Annotated[str | None, typer.Option(help="Fail unless this is protected: image, or group.")] = None,
-    artifacts: Annotated[
-        bool, typer.Option("--artifacts", help="Also verify the files on disk and their records.")
-    ] = False,
+    artifacts: Annotated[bool, typer.Option("--artifacts", help="Also verify the files and their records.")] = False,
     folder: Annotated[Path, typer.Option(help="Folder of artifact directories, for --artifacts.")] = ARTIFACTS,
     lock: Annotated[Path, typer.Option(help="DVC's lock file.")] = Path("dvc.lock"),
 ) -> None:
-    """Recompute epsilon from the records alone; exit 3 if anything does not hold. Needs no data and no GPU."""
+    """Recompute epsilon from the records only; exit 3 if anything does not hold. Needs no data and no GPU."""
     from sfumato.privacy.check import check_ledger, lock_problems
     from sfumato.privacy.events import UNITS
     from sfumato.privacy.ledger import read_ledger
@@ -123,16 +119,16 @@ def check(
     opinions = all_opinions(content["records"], delta or content["delta"])  # takes seconds: of a ledger that holds
     fail(ledger, disagreements(opinions, content["accountant"]))
     bound = f" ≤ {epsilon:g}" if epsilon is not None else ""
+    units = "".join(f", for {name}" for name in sorted({record["unit"] for record in content["records"]}))
     typer.echo(
         f"{ledger} holds: ε = {spent:.4f}{bound} at δ = {delta or content['delta']:.3g}, "
-        f"{len(content['records'])} charges, {content['adjacency']}"
-        f"{''.join(f', for {name}' for name in sorted({record['unit'] for record in content['records']}))}"
+        f"{len(content['records'])} charges, {content['adjacency']}{units}"
     )
     typer.echo(f"ε by accountant: {', '.join(f'{name} {opinion}' for name, opinion in opinions.items())}")
 
 
 def artifact_problems(ledger: dict, folder: Path, lock: Path) -> list[str]:
-    """What does not fit in the artifacts on disk: their bytes, their names, and the records that they must hold.
+    """What is wrong with the bytes, names and records of the artifacts on disk.
 
     An artifact holds the records of every input that its plan reads, a query its own too; the ledger holds them all.
     """
@@ -191,10 +187,8 @@ def show(ledger: LedgerPath = LEDGER) -> None:
     from sfumato.privacy.record import record_problems
 
     content = read_ledger(ledger)
-    fail(
-        ledger,
-        malformed(content) or [p for i, r in enumerate(content["records"]) for p in record_problems(f"record {i}", r)],
-    )
+    fail(ledger, malformed(content))
+    fail(ledger, [p for i, r in enumerate(content["records"]) for p in record_problems(f"record {i}", r)])
     records = by_id(content)
     spent = f"ε = {content['epsilon'][content['accountant']]:.4f} at δ = {content['delta']:.3g}"
     heads = ("stage", "charge", "released", "mechanism", "ε alone", "share")
@@ -207,16 +201,16 @@ def show(ledger: LedgerPath = LEDGER) -> None:
     table_console().print(table)
     by = ", ".join(f"{name} {value:.4f}" for name, value in content["epsilon"].items())
     odometer = content["odometer"]
+    least, note = ("", "") if odometer["complete"] else ("at least ", " (incomplete: charges lacked in the journal)")
     typer.echo(
         f"ε by accountant: {by}. {content['adjacency']}. Ever opened on dataset {odometer['dataset_id']!r}: "
-        f"{'' if odometer['complete'] else 'at least '}{odometer['charges']} charges, ε = {odometer['epsilon']:.4f}"
-        f"{'' if odometer['complete'] else ' (incomplete: the journal at hand did not know all)'}"
+        f"{least}{odometer['charges']} charges, ε = {odometer['epsilon']:.4f}{note}"
     )
 
 
 @app.command()
 def adopt(folder: Folder = ARTIFACTS, card: CardPath = CARD) -> None:
-    """Go on without a journal that was lost: count what can be read of it, and what ledgers and artifacts hold."""
+    """Replace a lost journal: count what can be read of it, and what ledgers and artifacts hold."""
     from sfumato.data.store import read_card
     from sfumato.privacy.ledger import by_id
     from sfumato.privacy.odometer import Odometer
@@ -234,10 +228,10 @@ def adopt(folder: Folder = ARTIFACTS, card: CardPath = CARD) -> None:
     whole = [record for record in records.values() if not record_problems("record", record)]
     new, lost = odometer.adopt([record for record in whole if record["dataset_id"] == mine], seen_in_ledgers(mine))
     if lost:
-        say(f"{lost} entries of the old journal cannot be read, and what they charged is not counted: it lies beside")
+        say(f"{lost} entries of the old journal, kept beside it, cannot be read: their charges are not counted")
     typer.echo(
         f"{odometer.path}: {new} charges adopted, {len(odometer.opened())} are counted. "
-        "What else was lost is not known, so ledgers and reports say that the odometer is incomplete"
+        "More may be lost, so ledgers and reports call the odometer incomplete"
     )
 
 
@@ -248,7 +242,6 @@ def history(
     delta: Annotated[float | None, typer.Option(help="Delta for the total. Default: that of the plan.")] = None,
 ) -> None:
     """Everything ever opened on the sensitive images, aborted charges too."""
-
     from sfumato.data.store import read_card
     from sfumato.privacy.accountant import epsilon
     from sfumato.privacy.odometer import ABANDON, ADOPT, CLOSE, LOCAL, OPEN, PROGRESS, Odometer
@@ -259,18 +252,16 @@ def history(
     unknown = seen_in_ledgers(odometer.dataset_id) - odometer.known()
     if unknown:
         say(
-            f"{odometer.path} does not know {min(unknown)[:8]}, which {LEDGER} names: it is an older copy or another "
-            "journal, and more was spent than it says. Restore the newest state directory, or run `stage ledger adopt`"
+            f"{odometer.path} lacks {min(unknown)[:8]}, which {LEDGER} names: it is an older copy or another journal, "
+            "and more was spent. Restore the newest state directory, or run `stage ledger adopt`"
         )
     if not entries or entries[-1]["kind"] == GENESIS:
         typer.echo(f"dataset {odometer.dataset_id!r}: no history")
         return
-    if delta is None:
-        missing = "--delta is needed where there is no plan: give it, or run `stage plan`"
-        with explained(ConfigError, lambda error: f"{missing} ({error})", causes=(ConfigError,)):
-            delta = read_policy().delta
+    delta = read_policy().delta if delta is None else delta
     runs = odometer.runs()
-    ended = {entry["id"]: entry["kind"] for entry in entries if entry["kind"] in (CLOSE, ABANDON)}
+    words = {CLOSE: "released", ABANDON: "given up"}
+    ended = {entry["id"]: words[entry["kind"]] for entry in entries if entry["kind"] in words}
     durable = {entry["id"]: entry["uses"] for entry in entries if entry["kind"] == PROGRESS}
     heads = ("time (UTC)", "stage", "charge", "mechanism", "state")
     table = Table(*heads, title=f"dataset {odometer.dataset_id}", title_justify="left")
@@ -278,10 +269,8 @@ def history(
         when = utc(entry["time"])
         if entry["kind"] == OPEN:
             key = entry["record"]["id"]
-            state = {CLOSE: "released", ABANDON: "given up"}.get(
-                ended.get(key, ""), f"open, {durable.get(key, 0)} uses on disk"
-            )
-            record = runs[key]  # the newest of a run that was resumed, by which ledgers know it
+            state = ended.get(key, f"open, {durable.get(key, 0)} uses on disk")
+            record = runs[key]  # the newest of a run that was resumed, which ledgers hold
             table.add_row(when, record["stage"], record["id"][:8], mechanism_text(record["event"]), state)
         elif entry["kind"] == LOCAL:
             table.add_row(when, "local", "", entry["purpose"], "outside the guarantee")
@@ -290,10 +279,8 @@ def history(
                 table.add_row(when, record["stage"], record["id"][:8], mechanism_text(record["event"]), "adopted")
     table_console().print(table)
     opened = odometer.events()
-    typer.echo(
-        f"{len(opened)} charges, ε = {epsilon(opened, delta):.4f} together at δ = {delta:.3g}"
-        f"{' (incomplete: what the journal once held is not all known)' if unknown or not odometer.complete() else ''}"
-    )
+    note = " (incomplete: entries of the journal were lost)" if unknown or not odometer.complete() else ""
+    typer.echo(f"{len(opened)} charges, ε = {epsilon(opened, delta):.4f} together at δ = {delta:.3g}{note}")
 
 
 def utc(seconds: int) -> str:
@@ -313,4 +300,4 @@ def mechanism_text(event: dict) -> str:
         case "SelfComposed":
             return f"{mechanism_text(event['event'])}, × {event['count']}"
         case _:
-            return " + ".join(mechanism_text(e) for e in event["events"])
+            return " + ".join(map(mechanism_text, event["events"]))

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from sfumato.errors import BudgetError, ConfigError
 from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import merge_records, read_artifact
 from sfumato.storage.files import replace_file
 from stages.runner import CardPath, PublicPath, lineage_of_model, memory_line
-from stages.screen import say, table_console
+from stages.screen import numbers_table, say, table_console
 from stages.state import ARTIFACTS, CARD, LEDGER, PLAN, PUBLIC, seen_in_ledgers, state_dir
 
 if TYPE_CHECKING:
@@ -28,9 +25,8 @@ if TYPE_CHECKING:
     from sfumato.settings.params import Params
 
 PEOPLE = (
-    "privacy.unit is not said, so one image is protected, and a person with several images is not: what is spent on "
-    "each adds up. Where that can be, say privacy.unit: group and data.groups; where no two images are of one person, "
-    "say privacy.unit: image, which reports then name as your word"
+    "privacy.unit is not said, so one image is protected: the costs of several images of one person add up. If there "
+    "are such, write privacy.unit: group and data.groups; if not, privacy.unit: image, which reports quote as your word"
 )
 ParamsPath = Annotated[Path, typer.Option("--params", help="What the user edits.")]
 BUSY = 0.5  # running programs per processor, from which a line warns of them
@@ -44,9 +40,7 @@ def plan(
     card: CardPath = CARD,
     public: PublicPath = PUBLIC,
     out: Annotated[Path, typer.Option(help="Directory to write.")] = PLAN,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the budget and what would be spent again; write nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be spent; write nothing.")] = False,
 ) -> None:
     """Free: one resolved configuration per stage, and the budget table."""
     from sfumato.data.store import read_card, read_public_card
@@ -68,11 +62,7 @@ def plan(
         check_parquet()  # before anything is spent
     known = read_card(card)
     if loaded.privacy.unit is None and loaded.data.groups is None and known.source in OF_THE_OWNER:
-        if is_asked(dry_run):
-            ask_about_people(params)
-            loaded = load_params(params, recipes)
-        else:
-            say(f"warning: {PEOPLE}")
+        say(f"warning: {PEOPLE}")
     reads, inputs = reads_public(loaded), []
     if reads:
         inputs.append(read_artifact(public, "public"))
@@ -92,10 +82,8 @@ def plan(
         show_risk(made)
     show_shares(made, params)
     if inherited:
-        say(
-            f"{len(inherited)} charges of an earlier release come with public images or the public model "
-            f"(datasets {', '.join(sorted({record['dataset_id'] for record in inherited}))}): the budget holds them too"
-        )
+        ids = ", ".join(sorted({record["dataset_id"] for record in inherited}))
+        say(f"the budget includes {len(inherited)} charges (datasets {ids}) behind public images or the public model")
     for warning in warnings_of(loaded, made.budget["delta"]):
         say(f"warning: {warning}")
     if odometer.head() is not None:
@@ -127,45 +115,17 @@ def plan(
     write_texts(out, plan_texts(made, out))
 
 
-def is_asked(dry_run: bool) -> bool:
-    """Whether somebody is there to answer a question: on a terminal, and not in a pipeline, which must never wait."""
-    return not dry_run and sys.stdin.isatty() and sys.stdout.isatty() and "DVC_STAGE" not in os.environ
-
-
-def ask_about_people(params: Path) -> None:
-    """Ask whether two images can be of one person, and write the answer "no" into `params` as the owner's claim.
-
-    Raises ConfigError, with what to write, for "yes", and if the file has an unexpected form.
-    """
-
-    if typer.confirm("Can two images in this set be of the same person, such as one patient?"):
-        raise ConfigError(
-            "two images can be of one person, and one image is all that privacy.unit: image protects: say "
-            "privacy.unit: group, which images are whose (data.groups), and how many persons there are about "
-            "(privacy.size_hint); then run `stage prepare sensitive` and `stage plan`"
-        )
-    text = params.read_text(encoding="utf-8")
-    found = re.search(r"^privacy:[ \t]*(#.*)?\n(\s*#.*\n)*([ \t]+)", text, re.MULTILINE)
-    if found is None:
-        raise ConfigError(f"{params}: write unit: image into the section privacy, which is your word for that")
-    start = found.end(3) - len(found[3])
-    line = f"{found[3]}unit: image   # the owner's word: no two images are of one person\n"
-    replace_file(params, (text[:start] + line + text[start:]).encode())
-    say(f"{params}: privacy.unit: image is written, and reports will say that it is your word")
-
-
 def show_memory(made: Plan) -> None:
-    """Show how much memory the queries that train the network, or ask which part of it to train, will take."""
+    """Show how much memory the queries that take gradients of the network need."""
     params = made.params
-    for name in made.mechanisms:
-        if STAGES[name].network:
-            file, settings = made.files[name], getattr(params, name)
-            shape, classes = tuple(file["shape"]), len(file["classes"])
-            typer.echo(f"{name}: memory {memory_line(params.model, shape, classes, settings, file['size_hint'])}")
+    for name in (name for name in made.mechanisms if STAGES[name].network):
+        file = made.files[name]
+        about = tuple(file["shape"]), len(file["classes"]), getattr(params, name), file["size_hint"]
+        typer.echo(f"{name}: memory {memory_line(params.model, *about)}")
 
 
 def show_step_noise(made: Plan) -> None:
-    """Show how much of a step of DP-SGD can be signal at most, by public numbers. Without DP-SGD, show nothing."""
+    """Show how long the noise of a DP-SGD step is beside the longest possible signal, by public numbers."""
     params, mechanism = made.params, made.mechanisms.get("finetune")
     if mechanism is None:
         return
@@ -180,7 +140,7 @@ def show_step_noise(made: Plan) -> None:
     weights = sum(value.numel() for value in parameters.values())
     length = step_noise(mechanism.noise_multiplier, weights, mechanism.sample_rate * file["size_hint"])
     about = "about " if params.finetune.trainable in RANKED else ""
-    hint = ": mostly noise. A larger share or ε, a larger batch or fewer trained weights shorten it"
+    hint = ": mostly noise. A larger share, ε or batch, or fewer trained weights shorten it"
     typer.echo(
         f"finetune: the noise of a step is {length:.2g} times as long as its signal can be, "
         f"over {about}{weights:,} trained weights{hint if length > 1 else ''}"
@@ -203,9 +163,8 @@ def write_texts(out: Path, texts: dict[str, str]) -> None:
 def show_budget(made: Plan) -> None:
     """Stage, mechanism, epsilon alone, share; then the total against the target."""
     budget = made.budget
-    table = Table(title=f"{budget['recipe']}: privacy budget at δ = {budget['delta']:.3g}", title_justify="left")
-    for heading in ("stage", "σ", "sample rate", "releases", "ε alone", "share of RDP"):
-        table.add_column(heading, justify="left" if heading == "stage" else "right")
+    title = f"{budget['recipe']}: privacy budget at δ = {budget['delta']:.3g}"
+    table = numbers_table(title, "stage", "σ", "sample rate", "releases", "ε alone", "share of RDP")
     for name, row in budget["stages"].items():
         noise = f"{row['noise_multiplier']:g}", f"{row['sample_rate']:.4g}", str(row["uses"])
         table.add_row(name, *noise, f"{row['epsilon']:.3f}", f"{row['share']:.1%}")
@@ -233,9 +192,8 @@ def show_risk(made: Plan) -> None:
 
 
 def show_minutes(params: Params, seconds: Mapping[str, float | None]) -> None:
-    """Expected minutes of each stage that is switched on, of everything else, and in total. seconds: by name."""
-    table = Table("stage", title="minutes on this machine", title_justify="left")
-    table.add_column("expected", justify="right")
+    """Expected minutes of each stage that is switched on, of all else, and in total. seconds: by name."""
+    table = numbers_table("minutes on this machine", "stage", "expected")
     others = 0.0
     for name, value in seconds.items():
         if name in STAGES and params.runs(name):
@@ -282,7 +240,8 @@ def show_spending(made: Plan, card: Card, odometer: Odometer, spending: Sequence
             typer.echo(f"{stage}: resumes an interrupted run (already charged: {cost})")
         else:
             why = "is new or was changed" if cause == stage else f"depends on {cause}, which was changed"
-            why = "is named in privacy.spend_again, or reads what is" if made.lineage[stage].again else why
+            if made.lineage[stage].again:
+                why = "is named in privacy.spend_again, or reads what is"
             typer.echo(f"{stage}: would {'re-spend' if stage in before else 'spend'} {cost}: it {why}")
 
 

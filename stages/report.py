@@ -1,7 +1,4 @@
-"""`stage report`: one self-contained page for people.
-
-The public edition may be shared with the release; the owner's edition may not.
-"""
+"""`stage report`: one self-contained page; the public edition may be shared, the owner's may not."""
 
 from __future__ import annotations
 
@@ -74,7 +71,7 @@ def report(
 
         verdict = local.verdict or "none: `stage evaluate` gives one"
         if local.verdict and not on_terminal():
-            verdict = f"local, so it is shown on a terminal alone: see {metrics} or {page}"
+            verdict = f"local, so only a terminal shows it: see {metrics} or {page}"
         for line in summary_lines(synthesize, ledger, PAGES[Audience.public].parent, verdict):
             typer.echo(line)
 

@@ -17,14 +17,22 @@ Report = Callable[[int, int], None]  # done, of how many
 
 
 def say(text: str) -> None:
-    """A line on standard error: of many processes, the first speaks."""
+    """A line on standard error, of the first process only."""
     if launch.speaks():
         typer.echo(text, err=True)
 
 
 def table_console() -> Console:
-    """Where tables are printed: names of folders and classes as they are, square brackets too."""
+    """Where tables are printed: square brackets in names are not markup."""
     return Console(markup=False)
+
+
+def numbers_table(title: str, *headings: str, words: tuple[str, ...] = ("stage",)) -> Table:
+    """An empty table of numbers. words: the columns that hold text."""
+    table = Table(title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in words else "right", overflow="fold")
+    return table
 
 
 @contextmanager
@@ -56,7 +64,7 @@ def progress(name: str, *, clock: bool = True) -> Iterator[Report]:
 
 
 def show_local(tables: Iterable[Table | str], file: Path) -> None:
-    """Print what holds numbers from real images on a terminal. Elsewhere, a log of CI say, name their file instead."""
+    """Print tables of numbers from real images on a terminal. Elsewhere, as in a log of CI, name their file instead."""
     if sys.stdout.isatty():
         for table in tables:
             table_console().print(table)

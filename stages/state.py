@@ -19,17 +19,14 @@ PERMISSION = "permission.json"  # beside the plan
 
 def state_dir() -> Path:
     """Where sensitive bytes, keys, journals and checkpoints live: $SFUMATO_STATE, or the user's state directory."""
-    if named := os.environ.get("SFUMATO_STATE"):
-        if not Path(named).is_absolute():
-            raise ConfigError(
-                f"SFUMATO_STATE={named} is relative: from another folder it would be another odometer. "
-                "Give the whole path"
-            )
-        path = Path(named)
-    else:
-        from platformdirs import user_state_path
+    from platformdirs import user_state_path
 
-        path = user_state_path("sfumato")
+    named = os.environ.get("SFUMATO_STATE")
+    path = Path(named) if named else user_state_path("sfumato")
+    if named and not path.is_absolute():
+        raise ConfigError(
+            f"SFUMATO_STATE={named} is relative: from another folder it would be another odometer. Give the whole path"
+        )
     if path.exists() and not path.is_dir():
         raise ConfigError(f"the state directory {path} is a file: name a folder in SFUMATO_STATE")
     if in_git(path / "keys"):

@@ -43,8 +43,8 @@ FEATURES = 16  # channels of the discriminator's first layer
 class AdversarialState:
     """What a run carries: the discriminator as DP-SGD trains it, the generator, its average and Adam's moments.
 
-    priors: (classes,) public label shares of generated images; seed: fixes what is generated, which is public, so that
-    all processes generate the same. The rest as for `State`.
+    priors: (classes,) public label shares of generated images; seed: fixes what is generated, which is public. The rest
+    as for `State`.
     """
 
     def __init__(

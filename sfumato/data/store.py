@@ -7,6 +7,7 @@ images: never in an artifact, never tracked by DVC, under the state directory wi
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from torch import Tensor
 from sfumato.data.images import ImageSet, load_array, load_images, write_header
 from sfumato.errors import DataError, explained
 from sfumato.settings.data import GROUP, IMAGE, DatasetId
-from sfumato.storage.digest import digest_of
+from sfumato.storage.digest import digest_of, digest_of_file
 from sfumato.storage.documents import EXACT, class_name, read_json, validated
 from sfumato.storage.files import open_private, replacing_directory
 
@@ -161,20 +162,28 @@ class LatentSet:
         """The latents at `indices` and their labels, copied out of any memory map.
 
         indices: may be empty. Returns ((B, c, h, w) float32, (B,) int64); labels_only: ((B, 0), (B,)).
+        A number that is not finite is zero: kernels may spread it over the rows of other images.
         """
         indices = np.asarray(indices, dtype=np.int64)
         if labels_only:
             return torch.zeros(len(indices), 0), torch.from_numpy(np.array(self.labels[indices]))
         latents, labels = (torch.from_numpy(np.array(array[indices])) for array in (self.latents, self.labels))
-        return latents.float(), labels
+        return latents.float().nan_to_num_(0, 0, 0), labels
+
+
+@functools.cache
+def digest_of_code() -> str:
+    """Of this package and torch: what other code has computed is not relied on."""
+    return digest_of([torch.__version__, *map(digest_of_file, sorted(Path(__file__).parents[1].rglob("*.py")))])
 
 
 def latents_key(card: Card, encoder: str) -> str:
     """The name under which latents are kept.
 
-    encoder: what fixes them besides the images (sha256 of the VAE, the image size).
+    encoder: what fixes them besides the images and the code (sha256 of the VAE, the image size).
     """
-    return digest_of({"encoder": encoder, "version": card.version, "dtype": "float16"})[:32]
+    what = {"encoder": encoder, "version": card.version, "dtype": "float16", "code": digest_of_code()}
+    return digest_of(what)[:32]
 
 
 def latents_directory(state: Path, card: Card, key: str) -> Path:

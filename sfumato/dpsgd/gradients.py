@@ -241,7 +241,7 @@ def choose_precision(
     """Choose how gradients are taken on this machine: returns whether in bfloat16, and sets `model.use_unfold`.
 
     Each choice is timed on blank images: neither the answer nor the time depends on data. The first process chooses for
-    all: no image's gradient may depend on which process takes it.
+    all, and gives them its weights: no image's gradient may depend on which process takes it.
 
     Args:
         draws_per_pass: draws of an image at a time, as they will be taken.
@@ -263,5 +263,6 @@ def choose_precision(
         model.use_unfold = use_unfold
         gradients(autocast is not False)
 
+    distributed.broadcast_state(model)
     model.use_unfold = device.type == "cuda" and model.supports_ghost_layers and pays(unfolding, "unfolded", autocast)
     return pays(gradients, "per-image") if autocast is None else autocast

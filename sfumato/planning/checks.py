@@ -17,15 +17,9 @@ from sfumato.text_to_image.prompts import class_prompts
 
 def check_consistent(params: Params, card: Card) -> None:
     """Raise ConfigError if a stage needs one that is switched off, or if parameters and images do not fit."""
-    for problem in chain(
-        card_problems(params, card),
-        unit_problems(params, card),
-        missing_stages(params),
-        name_problems(params),
-        public_model_problems(params),
-        shape_problems(params, card),
-        release_problems(params),
-    ):
+    of_the_card = card_problems(params, card), unit_problems(params, card)
+    of_the_stages = missing_stages(params), name_problems(params), public_model_problems(params)
+    for problem in chain(*of_the_card, *of_the_stages, shape_problems(params, card), release_problems(params)):
         raise ConfigError(problem)
     if params.model.directory is not None:
         class_prompts(params.model, card.dataset_id, card.classes)  # raises ConfigError where a prompt cannot be made
@@ -49,21 +43,12 @@ def reads_public(params: Params) -> bool:
 
 
 def card_problems(params: Params, card: Card) -> Iterator[str]:
-    data = params.data
+    data, remedy = params.data, "run `stage prepare sensitive`, or mend params.yaml"
     if card.dataset_id != data.name:
-        yield (
-            f"data.dataset_id={data.name!r}, but the prepared card is of {card.dataset_id!r}: "
-            "run `stage prepare sensitive`, or mend params.yaml"
-        )
-    for key, asked, prepared in (
-        ("source", data.source, card.source),
-        ("size", data.size, card.shape[1]),
-        ("channels", data.channels, card.shape[0]),
-    ):
-        if asked not in (None, prepared):
-            yield (
-                f"data.{key}={asked}, but {prepared} was prepared: run `stage prepare sensitive`, or mend params.yaml"
-            )
+        yield f"data.dataset_id={data.name!r}, but the prepared card is of {card.dataset_id!r}: {remedy}"
+    for key, prepared in {"source": card.source, "size": card.shape[1], "channels": card.shape[0]}.items():
+        if (asked := getattr(data, key)) not in (None, prepared):
+            yield f"data.{key}={asked}, but {prepared} was prepared: {remedy}"
 
 
 def unit_problems(params: Params, card: Card) -> Iterator[str]:
@@ -71,7 +56,7 @@ def unit_problems(params: Params, card: Card) -> Iterator[str]:
     if groups is not None and privacy.unit != GROUP:
         yield (
             f"data.groups names groups, but privacy.unit={privacy.unit or 'null'}: say privacy.unit: group (and count "
-            "groups in privacy.size_hint), or take data.groups out where no two images are of one person"
+            "groups in privacy.size_hint), or take data.groups out if no two images are of one person"
         )
     if groups is None and privacy.unit == GROUP:
         yield (
@@ -85,8 +70,8 @@ def unit_problems(params: Params, card: Card) -> Iterator[str]:
         )
     if privacy.group_cap is not None and not params.runs("count"):
         yield (
-            f"privacy.group_weight=capped gives groups of fewer than {privacy.group_cap} images less weight, which "
-            "privacy.size_hint knows nothing of: add count to run"
+            f"privacy.group_weight=capped gives groups of fewer than {privacy.group_cap} images less weight than "
+            "privacy.size_hint counts: add count to run"
         )
 
 

@@ -23,16 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cost:
-    """One pass over one image.
+    """One pass over one image."""
 
-    products: operations of convolutions and matrix products; elements: written ones; calls: of operators, which a batch
-    shares; width: of the output.
-    """
-
-    products: float
-    elements: float = 0.0
-    calls: int = 0
-    width: int = 0
+    products: float  # operations of convolutions and matrix products
+    elements: float = 0.0  # written ones
+    calls: int = 0  # of operators, which a batch shares
+    width: int = 0  # of the output
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(self.products + other.products, self.elements + other.elements, self.calls + other.calls)

@@ -1,8 +1,8 @@
 """How long each stage should take on this machine: operations of its networks divided by a measured speed.
 
 The operations are counted on one blank image; the speed is that of a small reference network, measured once per
-machine. A stage that ran before corrects its estimate by the time it took. Nothing here reads a sensitive image. The
-durations of queries depend on sensitive draws, so they stay in the private state directory, rounded to two digits.
+machine. A free stage that ran before corrects its estimate by the time it took. Durations of queries depend on
+sensitive draws: they are not kept. Nothing here reads a sensitive image.
 """
 
 from __future__ import annotations
@@ -65,15 +65,12 @@ IMPORTS = "import torch, sfumato.planning.resolve, sfumato.privacy.authorize, sf
 # --- the machine ------------------------------------------------------------------------------------------------------
 
 
-def one_thread() -> bool:
-    return torch.get_num_threads() == 1 and not torch.cuda.is_available()
-
-
 def now() -> float:
     """Seconds of processor time if one thread does the work, so that other programs count little; else wall time."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    return time.process_time() if one_thread() else time.perf_counter()
+        return time.perf_counter()
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 class Machine:
@@ -213,11 +210,9 @@ def teacher_seconds(work: Work) -> float:
     settings = work.params.teacher
     known = work.params.auxiliary.images if settings.fitted_on == "auxiliary" else work.public_images
     fitted = min(FITTED, known)
-    fit = work.passes(work.teacher_map, 2 * fitted) + work.directions(
-        fitted, work.teacher_map.width, settings.dimension
-    )
-    steps = work.sums(settings.dimension, settings.steps * work.drawn(settings))
-    return fit + work.passes(work.teacher_map, work.sensitive) + steps
+    passes = work.passes(work.teacher_map, 2 * fitted + work.sensitive)
+    directions = work.directions(fitted, work.teacher_map.width, settings.dimension)
+    return passes + directions + work.sums(settings.dimension, settings.steps * work.drawn(settings))
 
 
 def embedding_seconds(work: Work) -> float:
@@ -266,7 +261,7 @@ def evaluate_seconds(work: Work) -> float:
     return found
 
 
-# seconds of a stage's work; a stage without an entry has no estimate until it ran here
+# seconds of a stage's work; the time of a stage without an entry is unknown until it ran here
 WORK: dict[str, Callable[[Work], float]] = {
     "count": lambda work: 0.0,
     "central": lambda work: work.sums(
@@ -296,17 +291,17 @@ WORK: dict[str, Callable[[Work], float]] = {
 def expected_seconds(
     params: Params, shape: Shape, classes: int, state: Path, public_images: int = 0
 ) -> dict[str, float | None]:
-    """Seconds of each stage and of the commands of FRAME, by name; None if neither an estimate nor a past run is there.
+    """Seconds of each stage and of the commands of FRAME, by name; None without an estimate and a past run.
 
-    shape: (C, H, W); public_images: how many there are, if a stage reads them; state: the private state directory.
-    The number of sensitive images is `privacy.size_hint`, never a private count.
+    Args:
+        shape: (C, H, W) of an image. Their number is `privacy.size_hint`, never a private count.
+        public_images: how many there are, if a stage reads them.
+        state: the private state directory.
     """
-    machine, found = Machine(state), dict[str, float | None]()
-    for name in STAGES:
-        seconds: float | None = OFF
-        if params.runs(name):
-            seconds = corrected(name, Work(params, shape, classes, machine, public_images))
-        found[name] = seconds if seconds is None or not params.runs(name) else machine.start() + seconds
+    machine, found = Machine(state), dict[str, float | None](dict.fromkeys(STAGES, OFF))
+    for name in filter(params.runs, STAGES):
+        seconds = corrected(name, Work(params, shape, classes, machine, public_images))
+        found[name] = None if seconds is None else machine.start() + seconds
     return {**found, **dict.fromkeys(FRAME, machine.start())}
 
 
@@ -331,7 +326,7 @@ def corrected(name: str, work: Work) -> float | None:
 
 @contextmanager
 def timed(state: Path, plan: StagePlan[Any]) -> Iterator[None]:
-    """Remember how long the work of a stage takes, if it ends well. Of many processes the first one writes."""
+    """Remember how long the work of a free stage takes, if it ends well. Of many processes the first one writes."""
     begun = now()
     yield
     if distributed.is_main():

@@ -31,11 +31,10 @@ def stages_before(name: str, params: Params) -> tuple[str, ...]:
 
 
 def released_records(card: Card, odometer: Odometer, artifacts: Path, ledger: Path) -> list[dict]:
-    """The records of what was released on these images, or left open by a kill; of two the later one is to be kept.
+    """The records of what was released on these images, or left open by a kill; of two, the later one is kept.
 
-    From the committed ledger, which is there after `git clone`; from the odometer, which outlives a lost cache; from
-    the artifacts that lie there now. A record that cannot be read is skipped: then nothing is kept, and the odometer
-    refuses all the same to spend on what was released before.
+    They come from the committed ledger, which a clone has, from the odometer, which outlives a lost cache, and from the
+    artifacts. A record that cannot be read is skipped: the odometer still refuses to spend on what it covers.
     """
     found = [*records_in(ledger), *odometer_records(odometer)]
     for name in QUERIES:
@@ -54,7 +53,7 @@ def records_in(file: Path) -> list[dict]:
 
 
 def odometer_records(odometer: Odometer) -> list[dict]:
-    """Those of charges that are not given up: the open ones first, for a closed one is kept before it."""
+    """The records of charges that were not given up, the open ones first: a closed one is kept before them."""
     entries, newest = odometer.entries(), odometer.runs()
     gone = {entry["id"] for entry in entries if entry["kind"] == ABANDON}
     closed = {entry["id"] for entry in entries if entry["kind"] == CLOSE}
@@ -66,10 +65,10 @@ def odometer_records(odometer: Odometer) -> list[dict]:
 
 
 def repeat_counts(params: Params, plans: Mapping[str, tuple[str, ...]], released: Sequence[dict]) -> dict[str, int]:
-    """How often each query has been, or is to be, paid for again under its plan.
+    """How often each query was, or will be, paid for again under its plan.
 
-    privacy.spend_again has a number for each wish, which is compared with what was released, so a wish is granted once
-    whatever else is lost. It also reaches the queries that depend on a named one, because their inputs will change.
+    The number in privacy.spend_again is compared with what was released, so a wish is granted once. It also reaches the
+    queries that depend on a named one, because their inputs will change.
     """
     wishes, found = params.privacy.spend_again, {}
     for name, same in plans.items():
@@ -96,16 +95,12 @@ def kept_releases(
 
 @dataclass(frozen=True, kw_only=True)
 class Spending:
-    """What becomes of one query under a plan.
-
-    done: the charge that released it; cause: the stage whose change makes it spend, or None; left_open: a kill left it
-    on the odometer, and it goes on from there at no further cost.
-    """
+    """What becomes of one query under a plan."""
 
     stage: str
-    done: str | None
-    cause: str | None
-    left_open: bool
+    done: str | None  # the charge that released it
+    cause: str | None  # the stage whose change makes it spend
+    left_open: bool  # by a kill: it resumes at no further cost
 
 
 def spending_of(made: Plan, out: Path) -> list[Spending]:

@@ -44,8 +44,11 @@ TRACKED = ".dvc .dvcignore .github .gitignore README.md params.yaml dvc.yaml dvc
 
 def dvc_text(*, clone: bool = False) -> str:
     """The text of `dvc.yaml`."""
-    header = CLONE_HEADER if clone else DVC_HEADER
-    return header + yaml.safe_dump(dvc_content(clone=clone), sort_keys=False, allow_unicode=True, width=120)
+    return (CLONE_HEADER if clone else DVC_HEADER) + block_yaml(dvc_content(clone=clone))
+
+
+def block_yaml(content: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=120)
 
 
 def dvc_content(*, clone: bool = False) -> dict[str, Any]:
@@ -80,8 +83,7 @@ def renew(file: Path) -> bool:
     if not ours - set(made["stages"]):
         return False
     made["stages"] |= {name: entry for name, entry in stages.items() if name not in ours}
-    body = yaml.safe_dump(made, sort_keys=False, allow_unicode=True, width=120)
-    replace_file(file, (DVC_HEADER + body).encode())
+    replace_file(file, (DVC_HEADER + block_yaml(made)).encode())
     return True
 
 
@@ -94,24 +96,21 @@ def params_text(own: Mapping[str, Any], notes: Mapping[str, str]) -> str:
     for key, value in own.items():
         if key in notes:
             lines += ["", *(f"# {line}" for line in notes[key].splitlines())]
-        lines.append(yaml.safe_dump({key: value}, sort_keys=False, allow_unicode=True, width=120).rstrip())
+        lines.append(block_yaml({key: value}).rstrip())
     return "\n".join(lines) + "\n"
-
-
-def template(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def project_files(own: Mapping[str, Any], notes: Mapping[str, str], minutes: float, version: str) -> dict[str, str]:
     """Every file of the project, by its path."""
     privacy = {"unit": IMAGE, "delta": default_delta(own["privacy"]["size_hint"]), **own["privacy"]}
     facts = {**own, **own["data"], **privacy, "minutes": minutes, "version": version, "tracked": TRACKED}
+    here = Path(__file__)
     return {
         "params.yaml": params_text(own, notes),
         "dvc.yaml": dvc_text(),
         ".gitignore": IGNORED.replace(" ", "\n") + "\n",
-        "README.md": template("project_readme.md").format(**facts),
-        ".github/workflows/ledger.yml": template("project_workflow.yaml").format(**facts),
+        "README.md": here.with_name("project_readme.md").read_text("utf-8").format(**facts),
+        ".github/workflows/ledger.yml": here.with_name("project_workflow.yaml").read_text("utf-8").format(**facts),
     }
 
 

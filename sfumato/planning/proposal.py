@@ -1,7 +1,7 @@
 """What `stage init` proposes for a folder of images: parameters that fit the images, ε and the minutes.
 
-The rules are the table `proposals.yaml`; here they are read. All that decides is public, or told to the owner as
-public: the shape of the images, their classes, a rounded number of them, ε, the minutes, steps timed on blank images.
+The rules are the table `proposals.yaml`. All that decides is public, or told to the owner as public: the shape of the
+images, their classes, a rounded number of them, ε, and the minutes that `planning/estimate.py` expects.
 """
 
 from __future__ import annotations
@@ -127,19 +127,10 @@ def proposal(
     known: Known, row: Mapping[str, Any], overlays: list, part: float, seconds: Seconds, table: Mapping[str, Any]
 ) -> Proposal:
     """One point between the first and the last numbers of a row: part 0 to 1."""
-    own: dict[str, Any] = {
-        "recipe": None,
-        "profile": None,
-        "seed": 0,
-        "data": {
-            "dataset_id": known.dataset_id,
-            "source": "imagefolder",
-            "path": known.path,
-            "size": known.side,
-            "channels": known.channels,
-        },
-        "privacy": {"epsilon": known.epsilon, "size_hint": known.size_hint},
-    }
+    data = {"dataset_id": known.dataset_id, "source": "imagefolder", "path": known.path}
+    data |= {"size": known.side, "channels": known.channels}
+    privacy = {"epsilon": known.epsilon, "size_hint": known.size_hint}
+    own: dict[str, Any] = {"recipe": None, "profile": None, "seed": 0, "data": data, "privacy": privacy}
     if known.groups is not None:
         own["data"]["groups"] = dict(known.groups)
     if known.unit is not None:

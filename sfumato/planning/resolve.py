@@ -31,6 +31,7 @@ from sfumato.settings.params import Params
 from sfumato.settings.recipes import as_yaml
 from sfumato.settings.stages import QUERIES, STAGES, Stage
 from sfumato.storage.digest import digest_of
+from sfumato.storage.files import csv_text
 
 OF_THE_SENSITIVE_SET = ("dataset_id", "classes", "size_hint")  # left out of plans that read only the public set
 
@@ -39,8 +40,8 @@ OF_THE_SENSITIVE_SET = ("dataset_id", "classes", "size_hint")  # left out of pla
 class Plan:
     """All that `stage plan` works out.
 
-    files: the resolved configuration of each stage; mechanisms: of each query that is switched on; budget: a table;
-    lineage: of each such query; kept: the release that each of them keeps, if there is one.
+    files: the resolved configuration of each stage; mechanisms, lineage: of each query that is switched on; kept: the
+    release that such a query keeps.
     """
 
     params: Params
@@ -70,8 +71,7 @@ def noise_requests(params: Params) -> dict[str, NoiseRequest]:
         )
     if len(rests) != 1:
         raise ConfigError(
-            f"recipe={params.recipe!r}: exactly one stage must have noise: rest, "
-            f"and {', '.join(rests) or 'none'} ha{'ve' if len(rests) > 1 else 's'} it. "
+            f"recipe={params.recipe!r}: exactly one stage must have noise: rest, found {', '.join(rests) or 'none'}. "
             f"Queries switched on: {', '.join(asks) or 'none'}"
         )
     return asks
@@ -121,11 +121,7 @@ def make_plan(
         "target": privacy.epsilon,
         "epsilon": epsilon(every, delta, privacy.accountant, adjacency),
         "stages": {
-            name: {
-                **vars(m),
-                "epsilon": epsilon([m.event], delta, privacy.accountant, adjacency),
-                "share": shares[name],
-            }
+            name: vars(m) | {"epsilon": epsilon([m.event], delta, privacy.accountant, adjacency), "share": shares[name]}
             for name, m in mechanisms.items()
         },
     }
@@ -136,9 +132,7 @@ def make_plan(
     repeats = repeat_counts(params, plans, released)
     for name in mechanisms:
         files[name] |= {"again": repeats[name]} if repeats[name] else {}
-    lineage = {
-        name: Lineage(plan=today[name], schema4=earlier.get(name, {}), again=repeats[name]) for name in mechanisms
-    }
+    lineage = {n: Lineage(plan=today[n], schema4=earlier.get(n, {}), again=repeats[n]) for n in mechanisms}
     return Plan(params, files, mechanisms, budget, lineage, kept_releases(plans, repeats, released))
 
 
@@ -244,8 +238,8 @@ def plan_texts(plan: Plan, before: Path | None = None) -> dict[str, str]:
         for file, content in ((f"{stage}.yaml", content) for stage, content in plan.files.items())
     }
     texts["budget.json"] = json.dumps(plan.budget, indent=1) + "\n"
-    rows = [f"{name},{row['epsilon']:.6g},{row['share']:.6g}" for name, row in plan.budget["stages"].items()]
-    texts["budget.csv"] = "\n".join(["stage,epsilon_alone,share", *rows]) + "\n"  # for `dvc plots`
+    rows = [row | {"stage": name, "epsilon_alone": row["epsilon"]} for name, row in plan.budget["stages"].items()]
+    texts["budget.csv"] = csv_text(rows, {"stage": "", "epsilon_alone": ".6g", "share": ".6g"})  # for `dvc plots`
     permission = {key: value for key, value in vars(policy_of(plan)).items() if key != "one_image_each" or value}
     texts["permission.json"] = json.dumps(permission, indent=1) + "\n"
     lineage = {name: {k: v for k, v in asdict(entry).items() if v} for name, entry in plan.lineage.items()}
@@ -257,4 +251,4 @@ def check_lifetime_of(made: Plan, odometer: Odometer, spending: Sequence[Spendin
     """Refuse a plan that would run out of the lifetime budget half-way, before its first query."""
     coming = {e.stage: made.mechanisms[e.stage] for e in spending if not e.done and not e.left_open}
     if coming:
-        check_lifetime(odometer, coming, policy_of(made))
+        check_lifetime(odometer, coming, policy_of(made), made.params.privacy.protected)

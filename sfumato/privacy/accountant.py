@@ -1,7 +1,7 @@
 """The cost of mechanisms: RDP with the tight and the papers' conversion, PLD, and calibration of noise to a budget.
 
 The Rényi curves and the privacy-loss distributions are dp-accounting's. Ours are the conversion, which drops an order
-whose value is not a number (it never counts as free), and the solver of budget shares (METHODS §1).
+whose value is not a number (it never counts as free), and the solver of budget shares.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def calibrate(
     adjacency: str = ADD_OR_REMOVE_ONE,
     before: Sequence[DpEvent] = (),
 ) -> dict[str, Mechanism]:
-    """The mechanisms whose composition with `before` costs at most `target` at `delta` (METHODS §1).
+    """The mechanisms whose composition with `before` costs at most `target` at `delta`.
 
     At each order, the allowed RDP is `target` less the conversion and what `before` took. A share is a part of `target`
     less the conversion at `reference_order`, which the stage's own sampling, the target and delta fix: no other stage

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from sfumato.data.images import ImageSet
 from sfumato.data.store import SENSITIVE, Card, LatentSet, load_latents, load_prepared
-from sfumato.errors import BudgetError, explained
+from sfumato.errors import BudgetError, ConfigError, explained
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.charge import Charge, WorkerCharge
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism, event_from_json, event_to_json
@@ -27,6 +27,7 @@ from sfumato.privacy.odometer import CLOSE, LOCAL, OPEN, RESUME, Odometer
 from sfumato.runtime import distributed
 from sfumato.settings.data import GROUP, IMAGE, OF_THE_OWNER
 from sfumato.settings.privacy import UNLIMITED
+from sfumato.settings.stages import STAGES
 from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import EXACT
 
@@ -146,6 +147,8 @@ def open_charge(
 
     With many processes it is a collective call. Raises RefusedElsewhereError in the others if the first raises.
     """
+    if work.stage in STAGES and STAGES[work.stage].alone and distributed.world_size() > 1:
+        raise ConfigError(f"{work.stage} runs in one process, not in {distributed.world_size()}")
     if not distributed.is_main():
         return open_share(state, card, work, distributed.broadcast_object(None))
     share = None
@@ -229,7 +232,7 @@ def open_alone(
         else:
             resumed, record, used = False, new_record(card, work, permission, noise.label), 0
             run_id = record["id"]
-            check_lifetime(odometer, {work.stage: work.mechanism}, permission)
+            check_lifetime(odometer, {work.stage: work.mechanism}, permission, work.unit)
         run = state / "runs" / run_id
         run.mkdir(mode=0o700, parents=True, exist_ok=True)
         held = f"{work.stage}: run {run_id} is held by another process: wait for it, or stop it"
@@ -318,11 +321,21 @@ def check_known(odometer: Odometer, card: Card, seen: Collection[str], bounded: 
         )
 
 
-def check_lifetime(odometer: Odometer, coming: Mapping[str, Mechanism], permission: SpendingPolicy) -> None:
-    """Raise BudgetError if everything ever opened and `coming`, by stage, exceed the lifetime budget."""
+def check_lifetime(odometer: Odometer, coming: Mapping[str, Mechanism], permission: SpendingPolicy, unit: str) -> None:
+    """Raise BudgetError if everything ever opened and `coming`, by stage, exceed the lifetime budget of one `unit`.
+
+    What was spent on another unit has no bound for this one: it counts as infinite.
+    """
     limit, dataset = permission.lifetime_epsilon, odometer.dataset_id
     if isinstance(limit, str):
         return
+
+    if odometer.spent_otherwise(unit):
+        raise BudgetError(
+            f"privacy.lifetime_epsilon={limit:g} of dataset {dataset!r} cannot be kept: something was spent on another "
+            f"unit, or on groups that are no more, which has no bound for one {unit} of today. Prepare the images as "
+            f"they were, or say privacy.lifetime_epsilon: {UNLIMITED}, if the owner of the images agrees"
+        )
 
     def cost(events: Iterable[DpEvent]) -> float:
         return epsilon(events, permission.delta, permission.accountant, permission.adjacency)

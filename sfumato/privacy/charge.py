@@ -23,10 +23,11 @@ from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import NoiseSource, public_grid, rounded
 from sfumato.privacy.odometer import ABANDON, CLOSE, PROGRESS, Odometer
 from sfumato.privacy.rows import Rows, bounded_sum
-from sfumato.privacy.sampling import group_picks, group_weights, poisson_blocks
+from sfumato.privacy.sampling import dealt, group_picks, group_weights, poisson_blocks
 from sfumato.runtime import distributed
 
 Drawn = tuple[np.ndarray, np.ndarray | None]  # indices of images, and their weights where all of a group are drawn
+PROBES = 4  # images of public noise by which processes are compared
 SMALLEST_NORM = 1e-20  # far above the smallest float32 that has all its bits
 
 
@@ -105,18 +106,26 @@ class Charge:
 
     def _pieces(self, use: int, size: int, draws: int | None, labels_only: bool) -> Iterator[tuple[Tensor, ...]]:
         """This process's part of the draw for one use, read piece by piece: nothing of it after its release."""
-        mine = slice(distributed.rank(), None, distributed.world_size())
         for chosen, weights in self._told(self._draw(draws)):
-            chosen, weights = chosen[mine], None if weights is None else weights[mine]
             for piece in (slice(start, start + size) for start in range(0, len(chosen), size)):
                 if not self._drawn or self.used != use:
                     raise BudgetError(f"{self.record['stage']}: this draw was released: nothing more of it can be seen")
                 yield self._read(chosen[piece], None if weights is None else weights[piece], labels_only)
 
     def _told(self, blocks: Iterator[Drawn]) -> Iterator[Drawn]:
-        """The blocks that the first process draws, for every process."""
-        while (block := distributed.broadcast_object(next(blocks, None))) is not None:
-            yield block
+        """This process's rows of the blocks that the first one draws, which deals them out in secret."""
+        if (many := distributed.world_size()) == 1:
+            yield from blocks
+            return
+        secret = NoiseSource().generator  # of its own: the draws of a seeded charge stay those of one process
+        while True:
+            block = next(blocks, None)  # the others draw none
+            told = distributed.broadcast_object(block and (*block, dealt(secret, block[0], many)))
+            if told is None:
+                return
+            chosen, weights, places = told
+            mine = places == distributed.rank()
+            yield chosen[mine], None if weights is None else weights[mine]
 
     def _draw(self, draws: int | None) -> Iterator[Drawn]:
         """One draw in blocks: the indices of its images, (n,); of groups those of all images, with weights.
@@ -158,17 +167,18 @@ class Charge:
         are not finite are left out, longer ones than `max_norm` scaled to it; the rest as in `release`. The row of a
         group is the mean of those of its images, so queries ignore groups. labels_only: as `batches` takes it.
         """
-        blank = rows_of(*self.blank())
-        total = bounded_sum(Rows(blank.left[:0], None if blank.right is None else blank.right[:0]), max_norm)
+        trial = rows_of(*self.probe())
+        distributed.check_alike([part for part in trial if part is not None])
+        total = bounded_sum(Rows(trial.left[:0], None if trial.right is None else trial.right[:0]), max_norm)
         pieces = self.batches(size, labels_only=True) if labels_only else self.batches(size)
         for images, labels, *weights in pieces:
             total = total + bounded_sum(rows_of(images, labels), max_norm, *weights).to(total.device)
         return self.release(total.cpu(), max_norm, integer=integer)
 
-    def blank(self) -> tuple[Tensor, Tensor]:
-        """A black image with a label of no class: its row gives the shape of a sum if nothing is drawn."""
+    def probe(self) -> tuple[Tensor, Tensor]:
+        """Images of public noise, and labels: their rows have the shape of a sum, and are alike in all processes."""
         images, _ = self._images.batch(np.zeros(0, dtype=np.int64))
-        return images.new_zeros(1, *images.shape[1:]), torch.tensor([-1])
+        return torch.rand(PROBES, *images.shape[1:], generator=torch.Generator().manual_seed(0)), torch.arange(PROBES)
 
     def release(self, total: Tensor, max_norm: float, *, integer: bool = False) -> Tensor:
         """`total` + N(0, (noise_multiplier · max_norm)² I), rounded to a public grid: completes the use.
@@ -181,6 +191,8 @@ class Charge:
         of a float, which depend on what was summed up.
         """
         self._check_owner()
+        if self._closed:
+            raise BudgetError(f"{self.record['stage']}: the charge is closed: nothing more can be released")
         if not self._drawn:
             raise BudgetError(f"{self.record['stage']}: nothing was drawn for this release")
         if not SMALLEST_NORM <= max_norm < float("inf"):

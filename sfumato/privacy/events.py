@@ -5,7 +5,6 @@ A record of the ledger holds a mechanism, not an epsilon, so a reader can apply 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ SEEDED = "seeded: for tests only"  # no check accepts a record with this one
 ADD_OR_REMOVE_ONE = "add-or-remove-one"
 ZERO_OUT_ONE = "zero-out-one"
 MOST_USES = 10**9  # of one mechanism
+SMALLEST, LARGEST = 1e-100, 1e100  # of its numbers: the accountants square them
 UNITS = {IMAGE: "one (image, label)", GROUP: "all (image, label) of one group"}  # as records name them
 
 
@@ -35,12 +35,8 @@ class Mechanism:
     uses: int = 1
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
-            raise BudgetError(
-                f"noise_multiplier={self.noise_multiplier} gives no guarantee: it must be positive and finite"
-            )
-        if not 0 < self.sample_rate <= 1:
-            raise BudgetError(f"sample_rate={self.sample_rate} is outside (0, 1]")
+        _number(self.noise_multiplier, "noise_multiplier")
+        _number(self.sample_rate, "sample_rate", high=1)
         if not 1 <= self.uses <= MOST_USES or self.uses != int(self.uses):
             raise BudgetError(f"uses={self.uses} must be a whole number from 1 to {MOST_USES:,}")
 
@@ -111,29 +107,32 @@ KEYS = {
 }
 
 
-def event_from_json(data: object) -> DpEvent:
-    """Read back what `event_to_json` wrote. Raises BudgetError for anything else: it guesses and skips nothing."""
+def event_from_json(data: object, uses: int = 1) -> DpEvent:
+    """Read back what `event_to_json` wrote. Raises BudgetError for anything else: it guesses and skips nothing.
+
+    uses: of what it is part of.
+    """
     kind = data.get("type") if isinstance(data, dict) else None
-    if not isinstance(data, dict) or kind not in KEYS or set(data) != KEYS[kind]:
+    if not isinstance(data, dict) or not isinstance(kind, str) or kind not in KEYS or set(data) != KEYS[kind]:
         raise BudgetError(f"{str(data)[:120]} is not a mechanism that a ledger can hold")
     if kind == "Gaussian":
         return GaussianDpEvent(_number(data["noise_multiplier"], "noise_multiplier"))
     if kind == "PoissonSampled":
-        inner = event_from_json(data["event"])
+        inner = event_from_json(data["event"], uses)
         if not isinstance(inner, GaussianDpEvent):
             raise BudgetError("only a Gaussian can be Poisson-sampled")
         return PoissonSampledDpEvent(_number(data["sampling_probability"], "sampling_probability", high=1), inner)
     if kind == "SelfComposed":
         count = data["count"]
-        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_USES:
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count * uses <= MOST_USES:
             raise BudgetError(f"count={count!r} of a composition must be a whole number from 1 to {MOST_USES:,}")
-        return SelfComposedDpEvent(event_from_json(data["event"]), count)
+        return SelfComposedDpEvent(event_from_json(data["event"], uses * count), count)
     if not isinstance(data["events"], list):
         raise BudgetError("the events of a composition must be a list")
-    return ComposedDpEvent([event_from_json(e) for e in data["events"]])
+    return ComposedDpEvent([event_from_json(e, uses) for e in data["events"]])
 
 
-def _number(value: object, name: str, high: float = math.inf) -> float:
-    if not is_positive(value) or value > high:
-        raise BudgetError(f"{name}={value!r} of a mechanism is outside (0, {high:g}]")
+def _number(value: object, name: str, high: float = LARGEST) -> float:
+    if not is_positive(value) or not SMALLEST <= value <= high:
+        raise BudgetError(f"{name}={value!r} of a mechanism gives no guarantee: it is outside [{SMALLEST:g}, {high:g}]")
     return float(value)

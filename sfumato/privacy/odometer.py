@@ -13,8 +13,9 @@ from typing import Any
 from dp_accounting import DpEvent
 
 from sfumato.errors import BudgetError
-from sfumato.privacy.events import event_from_json
+from sfumato.privacy.events import UNITS, event_from_json
 from sfumato.privacy.record import is_record
+from sfumato.settings.data import GROUP
 from sfumato.storage.journal import GENESIS, REGROUP, Journal
 
 OPEN, RESUME, PROGRESS, CLOSE, ABANDON = "open", "resume", "progress", "close", "abandon"
@@ -55,6 +56,16 @@ class Odometer(Journal):
 
     def events(self) -> list[DpEvent]:
         return [event_from_json(record["event"]) for record in self.opened()]
+
+    def spent_otherwise(self, unit: str) -> bool:
+        """Whether something was spent on another unit, or on groups that the images had before they came in others."""
+        spent: set[str] = set()
+        for entry in self.entries():
+            if entry["kind"] == REGROUP and UNITS[GROUP] in spent:
+                return True
+            found = entry["records"] if entry["kind"] == ADOPT else [entry["record"]] if "record" in entry else []
+            spent |= {record["unit"] for record in found}
+        return bool(spent - {UNITS[unit]})
 
     def run_of(self, record_id: str) -> str:
         """The run that a record belongs to, by the id of its directory."""

@@ -39,6 +39,14 @@ def poisson_blocks(generator: np.random.Generator, size: int, sample_rate: float
         yield np.concatenate(block)
 
 
+def dealt(generator: np.random.Generator, chosen: np.ndarray, processes: int) -> np.ndarray:
+    """The process that each row of a draw falls to: (n,) int64, uniform and independent of all other rows.
+
+    Guarantee: one row more or less moves no other row to another process, where it might be computed in another way.
+    """
+    return generator.integers(processes, size=len(chosen))
+
+
 def group_weights(sizes: np.ndarray, cap: int) -> np.ndarray:
     """The weight of one image of a group of so many, (n,) float64.
 

@@ -18,6 +18,7 @@ from sfumato.dpsgd.gradients import Draws, choose_precision, clipped_gradient_su
 from sfumato.dpsgd.microbatch import choose_microbatch
 from sfumato.errors import DataError, explained
 from sfumato.privacy.noise import secret_generator
+from sfumato.runtime import distributed
 from sfumato.runtime.compute import to_device
 from sfumato.settings.dpsgd import Saliency
 from sfumato.storage.artifacts import Artifact
@@ -82,6 +83,7 @@ def query_saliency(
 
     autocast = choose_precision(model, parameters, microbatch_size, fresh, draws_per_pass, autocast)
     bound, factors = settings.max_norm, parameters if settings.score == "snip" else None
+    distributed.agree(parameters.values(), microbatch_size, draws_per_pass, autocast, model.use_unfold)
     total = torch.zeros(size, dtype=torch.float64, device=device)
     for images, labels in charge.batches(size=4 * microbatch_size, draws=settings.draws):
         images, labels = to_device(images, device), to_device(labels, device)

@@ -57,11 +57,13 @@ def dataset_card(
     kinds: Mapping[str, int],
     records: Mapping[str, dict],
 ) -> str:
-    """The card as Markdown with YAML front matter, byte-deterministic.
+    """The card as Markdown with YAML front matter, byte-deterministic; epsilon as in `cost_of`.
 
-    per_class: (M,) number of released images of each label; sources: stage -> images it drew; kinds: plain,
-    distorted, mixed -> number of images; records: every charge behind the release, by id. It states Rényi's epsilon at
-    the default delta of the plan's `size_hint`.
+    Args:
+        per_class: (M,) number of released images of each label.
+        sources: stage -> images it drew.
+        kinds: plain, distorted, mixed -> number of images.
+        records: every charge behind the release, by id.
     """
     settings, cost = plan.settings, cost_of(plan, records)
     unit = next((record["unit"] for record in records.values()), UNITS[IMAGE])
@@ -101,13 +103,8 @@ def template(name: str, **given: Any) -> Template:
     """A template of this folder. given: `autoescape`, and filters by name."""
     from jinja2 import Environment, StrictUndefined
 
-    environment = Environment(
-        autoescape=given.pop("autoescape"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    layout = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
+    environment = Environment(autoescape=given.pop("autoescape"), undefined=StrictUndefined, **layout)
     environment.filters |= given
     return environment.from_string((Path(__file__).parent / name).read_text(encoding="utf-8"))
 
@@ -139,12 +136,12 @@ def files_of(export: Sequence[str], shape: Mapping[str, Any], channels: int, cla
         "card.json": "shape, classes, which model drew how many",
         "privacy.json": "every privacy mechanism behind the images, and the sha256 of every file here",
     }
-    forms = {
-        "npz": (NPZ, "images, labels and classes in one archive"),
-        "parquet": (PARQUET, "one table: image (PNG bytes) and label, as dataset libraries load it"),
-        "png": (f"{PNG}/", f"one PNG an image, a folder a class, {METADATA} with file_name, label, class"),
-    }
-    files |= dict(forms[form] for form in forms if form in export)
+    if "npz" in export:
+        files[NPZ] = "images, labels and classes in one archive"
+    if "parquet" in export:
+        files[PARQUET] = "one table: image (PNG bytes) and label, as dataset libraries load it"
+    if "png" in export:
+        files[f"{PNG}/"] = f"one PNG an image, a folder a class, {METADATA} with file_name, label, class"
     return [(f"`{name}`", what) for name, what in files.items()]
 
 

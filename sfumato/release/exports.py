@@ -20,8 +20,7 @@ from sfumato.storage.png import png_bytes, save_png
 NPZ, PNG, METADATA = "images.npz", "png", "metadata.csv"
 PARQUET = "parquet/train-00000-of-00001.parquet"  # dataset hubs name the parts of a split so
 SOURCE_TYPE = "Iptc4xmpExt:DigitalSourceType"
-# An exported file names the origin of its pixels by IPTC's digital source type, which platforms and Article 50 of the
-# EU's AI Act look for in generated images. Public images, privately selected, are called what they are.
+# Exported files name the origin of their pixels by IPTC's digital source type, as the EU's AI Act, Article 50, asks.
 PUBLIC_SOURCE = "select"  # the source whose images are public ones
 VOCABULARY = "http://cv.iptc.org/newscodes/digitalsourcetype/"
 XMP = (
@@ -88,9 +87,9 @@ def check_parquet() -> None:
 def save_parquet(path: Path, image_set: ImageSet, mark: Mark | None = None) -> None:
     """Write one table with a row per image: `image`, a struct of the PNG's bytes and an empty path, and `label`, int64.
 
-    The schema marks them as an image and a class label with these names, as Hugging Face's `datasets` does. So
-    `load_dataset` returns pictures and names; pandas and others read the bytes. mark: where the pixels come from, for
-    each PNG and for the table's metadata. The same set always gives the same bytes. Raises ConfigError without pyarrow.
+    The schema marks them as Hugging Face's `datasets` does, so that `load_dataset` returns pictures and class names.
+    The same set always gives the same bytes. mark: the origin of the pixels, for each PNG and the table's metadata.
+    Raises: ConfigError without pyarrow.
     """
     check_parquet()
     import pyarrow
@@ -119,8 +118,8 @@ def save_parquet(path: Path, image_set: ImageSet, mark: Mark | None = None) -> N
 def save_png_folders(directory: Path, image_set: ImageSet, mark: Mark | None = None) -> None:
     """Write one PNG per image, `<class>/<index>.png`, and `metadata.csv` with a row for each: file_name, label, class.
 
-    mark: where the pixels come from, for the XMP of each PNG. Readers that number the folders by their sorted names, as
-    torchvision's ImageFolder does, find the same labels, provided each class has an image.
+    Readers that number the folders by sorted names, as torchvision's ImageFolder does, find the same labels if each
+    class has an image. mark: the origin of the pixels, for the XMP of each PNG.
     """
     folders = folder_names(image_set.classes)
     rows = []
@@ -132,10 +131,7 @@ def save_png_folders(directory: Path, image_set: ImageSet, mark: Mark | None = N
 
 
 def folder_names(classes: Sequence[str]) -> tuple[str, ...]:
-    """A folder name for each class, after the class.
-
-    All begin with the label where names alone would sort in another order, clash, be invalid or begin as formulas.
-    """
+    """A folder name for each class; with the label first if names would not sort, clash, be invalid or formulas."""
     safe = [re.sub(r'[\x00-\x1f/\\:*?"<>|]', "_", name).strip(" .") for name in classes]
     alike = {name.casefold() for name in safe}
     plain = all(name and not name.startswith(FORMULA) for name in safe)

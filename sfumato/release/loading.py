@@ -90,8 +90,8 @@ class Release:
 def load_release(path: str | Path) -> Release:
     """The release in a folder, as `stage synthesize` writes it or a dataset hub gives it back.
 
-    Every file that `privacy.json` lists and that is there must have the sha256 that it lists; exports may be missing,
-    and a hub's own files may have been added. Raises DataError where the folder is no release, incomplete or changed.
+    Files must have the sha256 that `privacy.json` lists; exports may be missing, and a hub may have added files.
+    Raises: DataError if the folder is not a release, incomplete or changed.
     """
     folder = Path(path)
     file = folder / "privacy.json"

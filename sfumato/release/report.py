@@ -1,7 +1,6 @@
 """The report for people: what was released, what it cost, and what that means, as one self-contained page.
 
-The public edition reads the release and the ledger only, so it is as private as they are, and always the same bytes.
-The owner's edition adds numbers from real images, and says on every page that it is local.
+The public edition reads the release and the ledger only. The owner's edition adds numbers from real images.
 """
 
 from __future__ import annotations
@@ -10,10 +9,9 @@ import base64
 import io
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sfumato.errors import UNREADABLE, BudgetError, DataError, SfumatoError, explained
 from sfumato.privacy.accountant import round_up
@@ -30,7 +28,6 @@ from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_json
 
 FALSE_ALARMS = 0.01
-RULE = "─" * 72  # around the last page in the terminal
 LARGEST_PICTURE = 1_500_000  # bytes of a PNG in the page; it shrinks larger ones
 WIDEST = 1200  # pixels, of a picture after shrinking
 LISTED_CLASSES = 100
@@ -67,8 +64,7 @@ ACCURACY = "Accuracy on real hold-out images, %"
 VERDICT = "What a classifier can do, %"
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     """A PNG inside the page."""
 
     title: str
@@ -76,8 +72,7 @@ class Picture:
     uri: str
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """Numbers by measure: one row each, with a cell for every column."""
 
     title: str
@@ -85,19 +80,14 @@ class Table:
     rows: tuple[tuple[str, tuple[str, ...]], ...]
 
 
-@dataclass(frozen=True)
-class Local:
-    """What only the owner's edition shows.
+class Local(NamedTuple):
+    """What only the owner's edition shows."""
 
-    verdict: on the release, a sentence; metrics, plots: numbers from real images; pictures: what the models learned
-    from.
-    """
-
-    verdict: str = ""
-    metrics: tuple[Table, ...] = ()
+    verdict: str = ""  # on the release, a sentence
+    metrics: tuple[Table, ...] = ()  # numbers from real images
     warnings: tuple[str, ...] = ()
     plots: tuple[Picture, ...] = ()
-    pictures: tuple[Picture, ...] = ()
+    pictures: tuple[Picture, ...] = ()  # what the models learned from
 
 
 def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
@@ -111,11 +101,9 @@ def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
     again, causes = "run `stage ledger write`, or restore it from git", (*UNREADABLE, OverflowError)
     with explained(BudgetError, lambda error: f"{shown} ({error!r}): {again}", causes=causes):
         cost, proof = what_it_cost(content, spent), what_to_check(artifact, content, ledger)
-    released, attacker = what_was_released(artifact), what_it_means(content)
+    facts = {"release": what_was_released(artifact), "cost": cost, "attacker": what_it_means(content), "proof": proof}
     fixed = {"trust": TRUST, "not_covered": (PEOPLE[cost["grouped"]], *NOT_COVERED), "words": ABOUT}
-    return template("report.html", autoescape=True).render(
-        local=local, release=released, cost=cost, attacker=attacker, proof=proof, **fixed
-    )
+    return template("report.html", autoescape=True).render(local=local, **facts, **fixed)
 
 
 def checked(release: Path, ledger: Path) -> tuple[Artifact, dict, float]:
@@ -132,9 +120,8 @@ def checked(release: Path, ledger: Path) -> tuple[Artifact, dict, float]:
         if by_id(content).get(key) != record
     ]
     if problems:
-        raise BudgetError(
-            f"{ledger} does not hold: {'; '.join(problems)}. Run `stage ledger write`, or restore it from git"
-        )
+        remedy = "Run `stage ledger write`, or restore it from git"
+        raise BudgetError(f"{ledger} does not hold: {'; '.join(problems)}. {remedy}")
     return artifact, content, spent
 
 
@@ -188,29 +175,30 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
         cost = {"epsilon": bound_text(entry["epsilon"]), "share": f"{share:.1f}"}
         rows.append({"stage": stage, "charges": charges, **cost, **place})
         start += share
-    delta = ledger["delta"]
+    delta, public = ledger["delta"], any(record["stage"] == "histogram" for record in ledger["records"])
     first: dict = next(iter(ledger["records"]), {})
+    unit, claims = first.get("unit", UNITS[IMAGE]), {record.get("claim") for record in ledger["records"]}
     return {
         "recipe": ledger["recipe"],
         "dataset": ", ".join(sorted({record["dataset_id"] for record in ledger["records"]})),
-        "unit": first.get("unit", UNITS[IMAGE]),
-        "grouped": first.get("unit") == UNITS[GROUP],
+        "unit": unit,
+        "grouped": unit == UNITS[GROUP],
         "weight": first.get("group_weight"),
-        "claim": first.get("claim") if len({record.get("claim") for record in ledger["records"]}) == 1 else None,
+        "claim": first.get("claim") if len(claims) == 1 else None,
         "declared": ledger["adjacency"] == ZERO_OUT_ONE,
         "adjacency": ledger["adjacency"],
-        "neighbours": neighbours(first.get("unit", UNITS[IMAGE]), ledger["adjacency"]),
+        "neighbours": neighbours(unit, ledger["adjacency"]),
         "epsilon": bound_text(spent),
         "delta": scientific(delta),
         "one_in": grouped(math.floor(1 / delta)),
-        # a larger factor says nothing that a reader could use: the ceilings on an attacker do
+        # a larger factor is of no use to a reader: the ceilings on an attacker are
         "factor": bound_text(math.exp(spent), 3) if spent <= math.log(LARGEST_FACTOR) else "",
         "target": f"{ledger['target']:g}",
         "size_hint": grouped(ledger["size_hint"]),
         "accountant": ACCOUNTANTS[ledger["accountant"]],
         "accountants": [(name, bound_text(value)) for name, value in sorted(composed["epsilon"].items())],
         "stages": rows,
-        "public_images": any(record["stage"] == "histogram" for record in ledger["records"]),
+        "public_images": public,
         "odometer": ledger["odometer"] | {"epsilon": bound_text(ledger["odometer"]["epsilon"])},
         "charges": len(ledger["records"]),
     }
@@ -273,7 +261,7 @@ def summary_lines(release: Path, ledger: Path, report: Path, verdict: str) -> li
         "keep": "metrics.json, evaluation/ and the state directory are local: numbers and pixels of real images",
         "in git": f"git add params.yaml dvc.lock {ledger} (DVC's own hint leaves {ledger} out)",
     }
-    return [RULE, *(f"{name:<9} {text}" for name, text in rows.items()), RULE]
+    return ["─" * 72, *(f"{name:<9} {text}" for name, text in rows.items()), "─" * 72]
 
 
 # --- the owner's edition ----------------------------------------------------------------------------------------------
@@ -292,7 +280,7 @@ def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
     pictures = []
     for stage, what in SEEN.items():
         try:
-            files = sorted((artifacts / stage).glob("*.png")) if (artifacts / stage).is_dir() else []
+            files = sorted((artifacts / stage).glob("*.png"))
             if files:
                 read_artifact(artifacts / stage, stage)
         except SfumatoError:  # not whole, so do not trust its pictures

@@ -1,7 +1,6 @@
 """Machine-readable statements beside the public report, from the release and the ledger only.
 
-Their texts are the forms of `statements.yaml`. Nothing that the owner writes can change the structure of a statement:
-the forms are parsed before the facts enter them.
+Their texts are in `statements.yaml`, parsed before facts enter: the owner's words cannot change the structure.
 """
 
 from __future__ import annotations

@@ -35,13 +35,14 @@ def draw_from(
     shape: Sequence[int] | None = None,
     guide: Guide | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`count` images of one model: the generator for "auxiliary", "refine" and "adversarial", the last generation for
-    "evolve", the public images for "select", the diffusion sampler for the others.
+    """`count` images of one model, by the name of its stage.
 
-    paths: the artifact of each model; a fine-tuned one saved as adapters needs that of "pretrain" too; priors:
-    (classes,) label shares, None for equal ones; shape: (C, H, W) of the images wanted: images of a public model are
-    resized to it; guide: the teacher's part in the diffusion sampler's draws.
-    Returns ((N, C, H, W) float32 in [0, 1], (N,) int64).
+    Args:
+        paths: the artifact of each model; a fine-tuned one saved as adapters needs that of "pretrain" too.
+        priors: (classes,) label shares; None for equal ones.
+        shape: (C, H, W) that images of a public model are resized to.
+        guide: the teacher's part in the diffusion sampler's draws.
+    Returns: ((N, C, H, W) float32 in [0, 1], (N,) int64).
     """
     if name == "select":
         return chosen_images(paths, count, priors, seed, shape)
@@ -57,7 +58,7 @@ def draw_from(
 
 
 def evolved_images(directory: Path, count: int, priors: Tensor | None, seed: int) -> tuple[Tensor, Tensor]:
-    """`count` of the last generation of Private Evolution, at random. Where a class has too few, all of them in turn.
+    """`count` of the last generation of Private Evolution, at random; if a class has too few, all of them in turn.
 
     A class without any, whose noisy count was zero, gives its part to the others.
     """
@@ -77,7 +78,7 @@ def evolved_images(directory: Path, count: int, priors: Tensor | None, seed: int
 def chosen_images(
     paths: Mapping[str, Path], count: int, priors: Tensor | None, seed: int, shape: Sequence[int] | None
 ) -> tuple[Tensor, Tensor]:
-    """`count` of the public images that the teacher chose, of each class the surest. Raises DataError: not so many."""
+    """`count` of the public images that the teacher chose, of each class the surest. Raises DataError for too many."""
     public = load_public(paths["public"], (*shape,))  # type: ignore[misc]
     images, labels, _ = public_training_set(public, paths["select"], None)
     wanted = balanced_labels(count, priors, int(labels.max()) + 1, torch.Generator().manual_seed(seed))

@@ -1,8 +1,7 @@
 """Variants of released images: distorted, blended with a class easily confused; teacher labels.
 
-All of it works on what was released, so it is free. What a generator draws covers less than the real images do. A
-teacher that learned from those can label what lies around the drawn ones, and a classifier then learns there too.
-Source: METHODS §9c; distortions are ours.
+All of it works on what was released, so it is free. A generator's images cover less than the real ones. The teacher
+labels variants around them, and a classifier then learns there too. The distortions are ours.
 """
 
 from __future__ import annotations
@@ -35,11 +34,14 @@ class Varied:
 
 
 def vary(images: Tensor, labels: Tensor, settings: Synthesize, teacher: TeacherNetwork | None, seed: int) -> Varied:
-    """Change a part of the images as `settings` says, and label all by the teacher where it says so.
+    """Change a part of the images by `settings`, and label all by the teacher under `relabel`.
 
-    images: (N, C, H, W) float32 in [0, 1], in random order; labels: (N,) int64, those asked of the models. teacher:
-    None where nothing needs one. It labels the plain images so that classes keep the shares that were asked, and the
-    others by the same rule. `seed` fixes the variants; the global generator stays as it was.
+    Classes of the plain images keep the shares that were asked; the others are labelled by the same rule.
+
+    Args:
+        images: (N, C, H, W) float32 in [0, 1], in random order.
+        labels: (N,) int64, those asked of the models.
+        seed: fixes the variants; the global generator stays as it was.
     """
     names = ("distorted", "mixed")
     parts = {name: int(len(images) * part) for name in names if (part := getattr(settings, name))}

@@ -7,7 +7,7 @@ their part of a draw, and never a sum over all of them. They trust each other: a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
@@ -15,11 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from sfumato.errors import ConfigError
 from sfumato.runtime import compute
 
 T = TypeVar("T")
 R = TypeVar("R")
 M = TypeVar("M", bound=nn.Module)
+ALIKE = 1e-5  # relative and absolute: what two processors may differ by, and a precision may not
 PATIENCE = timedelta(hours=24)  # the others may wait long while the first process encodes or trains
 
 
@@ -71,11 +73,39 @@ def broadcast_state(module: M) -> M:
 
     What each process computed for itself may differ in the last bits, and a choice made by timing in more than that.
     """
-    if world_size() > 1:
-        with torch.no_grad():
-            for tensor in module.state_dict().values():
-                tensor.copy_(broadcast(tensor.clone(memory_format=torch.contiguous_format)))
+    agree(module.state_dict().values())
     return module
+
+
+@torch.no_grad()
+def agree(tensors: Iterable[Tensor], *plain: object) -> None:
+    """Give tensors the values that they have in the first process, in place, and compare all: a collective call.
+
+    plain: what is compared only. Raises ConfigError in all processes where one holds something else.
+    """
+    if world_size() > 1:
+        sums = []  # of the bytes: the same in any order, on any device
+        for tensor in tensors:
+            tensor.copy_(broadcast(tensor.clone(memory_format=torch.contiguous_format)))
+            sums.append(tensor.contiguous().flatten().view(torch.uint8).sum().cpu())
+        mine = (*plain, *map(int, sums))
+        _refuse_unless(broadcast_object(mine) == mine)
+
+
+def check_alike(parts: Sequence[Tensor]) -> None:
+    """Raise ConfigError in all processes unless each part is that of the first, up to rounding: a collective call."""
+    if world_size() > 1:
+        own = [part.detach().cpu().double() for part in parts]
+        first = [broadcast(part.clone(memory_format=torch.contiguous_format)) for part in own]
+        _refuse_unless(all(torch.allclose(a, b, ALIKE, ALIKE, equal_nan=True) for a, b in zip(own, first, strict=True)))
+
+
+def _refuse_unless(same: bool) -> None:
+    if not all_min(same):
+        raise ConfigError(
+            "the processes do not compute alike, so the sum over them would be of no one query: "
+            "start them on machines of one kind with the same installation, or run without SFUMATO_LAUNCH"
+        )
 
 
 def reduce_sum(part: Tensor) -> Tensor:

@@ -12,8 +12,6 @@ from sfumato.settings.fields import Fraction, Positive, Strict
 from sfumato.storage.documents import dataset_name
 
 DatasetId = Annotated[str, AfterValidator(dataset_name)]
-
-
 # units of privacy: one image with its label, or all images of one person
 IMAGE: Literal["image"] = "image"
 GROUP: Literal["group"] = "group"
@@ -21,7 +19,7 @@ OF_THE_OWNER = ("imagefolder", "npz")  # sources that hold whatever their owner 
 
 
 class Groups(Strict):
-    """Where the id of each image's person is found: one of csv, pattern, folder, array. Ids are never written."""
+    """Where the id of each image's person is found: by csv, pattern, folder or array. Ids are never written."""
 
     csv: str | None = None  # a table with the columns file (the path below data.path) and group (the id)
     pattern: str | None = None  # a regular expression for file names; its one group is the id

@@ -25,7 +25,7 @@ class Saliency(QuerySettings):
 
 
 class Lora(Strict):
-    """Low-rank adapters: W' = W + scale · A·B (METHODS §8)."""
+    """Low-rank adapters: W' = W + scale · A·B."""
 
     rank: Positive = 4  # r
     scale: PositiveFloat = 1.0  # α/r
@@ -36,11 +36,10 @@ RANKED = (*SALIENT, "random-lora", "synflow-lora")  # the sets that are the firs
 
 
 class Finetune(QuerySettings):
-    """DP-SGD on the diffusion model (METHODS §8)."""
+    """DP-SGD on the diffusion model."""
 
     chooser: ClassVar[str] = "trainable"
     releases: ClassVar[str] = "steps"
-
     noise: Noise = REST
     steps: Positive = 2100
     batch: Positive = 4096  # expected images per step: sample_rate = batch / size_hint
@@ -53,7 +52,7 @@ class Finetune(QuerySettings):
     ema: Fraction = 0.999  # decay of the average of the weights
     microbatch_size: Positive | None = machine(None)  # images whose gradients are taken together; None: what fits
     checkpoint_every: Positive = machine(10)  # steps
-    # which weights: the salient ones are those that `saliency` chose
+    # which weights are trained; `saliency` chooses the salient ones
     trainable: Literal[
         "all", "attention", "attention-lora", "salient", "salient-lora", "random-lora", "synflow-lora", "noisy"
     ] = "all"

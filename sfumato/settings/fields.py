@@ -24,8 +24,7 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Strength = Annotated[float, Field(gt=0, lt=1)]
 
-
-# Machine settings: they change speed alone, so no plan holds them. A stage reads them from its environment.
+# Machine settings: they change speed only, so no plan holds them. A stage reads them from its environment.
 MACHINE = {"microbatch_size": "SFUMATO_MICROBATCH", "checkpoint_every": "SFUMATO_CHECKPOINT_EVERY"}
 
 
@@ -44,7 +43,7 @@ class Settings(Strict):
     chooser: ClassVar[str] = ""  # the key that decides which inputs are read, if one does
 
     def on_this_machine(self) -> Self:
-        """With the machine settings that the environment gives. Raises ConfigError for one that is no number."""
+        """With the machine settings of the environment. Raises ConfigError for one that is not a number."""
         if os.environ.get("SFUMATO_CHUNK"):
             raise ConfigError("SFUMATO_CHUNK was renamed: set SFUMATO_MICROBATCH instead")
         found = {}

@@ -67,16 +67,15 @@ Noise = Annotated[float | str, BeforeValidator(parse_noise)]
 
 
 class QuerySettings(Settings):
-    """The parameters of a query. `noise` is solved for by the plan; the query never sees it.
+    """The parameters of a query. The plan solves for `noise`; the query never sees it.
 
-    `batch`, where it has one, says how many images are expected in a draw; without it, or where it is None, all are
-    drawn.
+    `batch` is the expected number of images in a draw. Without it, or if it is None, all are drawn.
     """
 
-    releases: ClassVar[str] = ""  # the key that says how many releases there are, where not one alone
+    releases: ClassVar[str] = ""  # the key that holds the number of releases, if there can be several
     noise: Noise
 
     def sampling(self, size_hint: int) -> tuple[float, int]:
-        """(sample rate, number of releases), by public numbers alone."""
+        """(sample rate, number of releases), from public numbers only."""
         batch, uses = getattr(self, "batch", None), getattr(self, self.releases) if self.releases else 1
         return 1.0 if batch is None else min(1.0, batch / size_hint), uses

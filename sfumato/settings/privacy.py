@@ -16,7 +16,7 @@ UNLIMITED = "unlimited"  # a lifetime budget: for images that are public
 def parse_lifetime(value: object) -> object:
     """A lifetime budget: a positive number, or "unlimited"."""
     if value is not None and value != UNLIMITED and not is_positive(value):
-        raise ValueError("expected a positive number, or unlimited where the images are public")
+        raise ValueError("expected a positive number, or unlimited if the images are public")
     return value
 
 

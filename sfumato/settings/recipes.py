@@ -10,7 +10,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from sfumato.errors import ConfigError, explained
+from sfumato.errors import ConfigError, explained, nearest
 from sfumato.settings.fields import MACHINE, REST
 from sfumato.settings.params import Params
 from sfumato.settings.privacy import UNLIMITED
@@ -18,17 +18,17 @@ from sfumato.storage import documents
 
 RECIPES = Path("pipelines")
 WHOLE = {"sources", "noise_levels"}  # replaced whole by an overlay, not merged key by key
-REMOVED = {  # keys of earlier versions -> what to know about them
+REMOVED = {  # keys of earlier versions -> what holds now
     "auxiliary.labels": "every class has as many images in a batch",
-    "model.label_dropout": "it is always 0.1",
-    "model.sigma_data": "it is always 0.5",
-    "pretrain.ema": "it is always 0.999",
-    "pretrain.median": "it is always 3",
-    "pretrain.noise_levels": "they are always log-normal",
-    "public.enabled": "public images are prepared if `run` names a stage that reads them, such as classifier or select",
-    "public.fonts": "glyphs are drawn with matplotlib's fonts",
+    "model.label_dropout": "it is 0.1",
+    "model.sigma_data": "it is 0.5",
+    "pretrain.ema": "it is 0.999",
+    "pretrain.median": "it is 3",
+    "pretrain.noise_levels": "they are log-normal",
+    "public.enabled": "public images are prepared if a stage in `run` reads them",
+    "public.fonts": "glyphs are drawn in matplotlib's fonts",
     "refine.labels": "every class has as many images in a batch",
-    "select.count": "give select.ratio, the part of the public classes to keep",
+    "select.count": "select.ratio is the part of the public classes to keep",
 }
 
 
@@ -69,21 +69,18 @@ def params_of(own: dict[str, Any], path: Path, recipes: Path = RECIPES) -> Param
 
 
 def restore_rest(recipe: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """`values`, with the rest of the budget for the stage that has it in the recipe. Both are valid.
+    """`values`, with `rest` for the stage that has it in the recipe, if a share in `params.yaml` left no stage with it.
 
-    A `params.yaml` may hold a share that was meant for another recipe. If it would leave the recipe without a stage
-    that takes the rest, the share gives way; a noise multiplier does not.
+    A `params.yaml` may hold a share that was meant for another recipe. A noise multiplier does not give way.
     """
 
     def resting(content: Mapping[str, Any]) -> list[str]:
         return [name for name in values.get("run", ()) if content.get(name, {}).get("noise") == REST]
 
-    if resting(values) or len(named := resting(recipe)) != 1:
+    named = resting(recipe)
+    if resting(values) or len(named) != 1 or not str(values[named[0]]["noise"]).endswith("%"):
         return values
-    section = values[named[0]]
-    if not str(section["noise"]).endswith("%"):
-        return values
-    return {**values, named[0]: {**section, "noise": REST}}
+    return overlaid(values, {named[0]: {"noise": REST}})
 
 
 def drop_unlimited_lifetime(merged: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,11 +95,7 @@ def drop_unlimited_lifetime(merged: dict[str, Any], own: Mapping[str, Any]) -> d
 def read_overlay(folder: Path, name: object, kind: str) -> dict:
     known = sorted(p.stem for p in folder.glob("*.yaml"))
     if name not in known:
-        near = difflib.get_close_matches(str(name), known, 1)
-        raise ConfigError(
-            f"{kind}={name!r} does not exist{f': did you mean {near[0]!r}?' if near else '.'} "
-            f"Known: {', '.join(known) or 'none'}"
-        )
+        raise ConfigError(f"{kind}={name!r} does not exist: {nearest(str(name), known)}")
     overlay = read_yaml(folder / f"{name}.yaml")
     overlay.pop("description", None)
     return overlay
@@ -129,30 +122,22 @@ def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
 def validate(values: dict, path: Path) -> Params:
     for stage, section in values.items():
         for key in {*MACHINE, "chunk"} & section.keys() if isinstance(section, dict) else ():
-            raise ConfigError(
-                f"{path}: {stage}.{key} was removed (it affects only speed): delete it and set "
-                f"the environment variable {MACHINE.get(key, 'SFUMATO_MICROBATCH')}={section[key]} if you need it"
-            )
+            instead = f"{MACHINE.get(key, 'SFUMATO_MICROBATCH')}={section[key]}"
+            raise ConfigError(f"{path}: {stage}.{key} was removed: delete it; the environment sets it, as {instead}")
     try:
         return Params.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        if key in REMOVED:
-            problem = f"{key} was removed: delete it; {REMOVED[key]}"
-        elif key.endswith(".enabled"):
-            stage = key.removesuffix(".enabled")
-            problem = f"{key} was removed: put {stage} into the list `run` to switch the stage on, or take it out"
+        gone = REMOVED.get(key) or (key.endswith(".enabled") and "the stages in `run` are switched on")
+        if gone:
+            problem = f"{key} was removed: delete it; {gone}"
         elif first["type"] == "extra_forbidden":
-            problem = f"unknown key {key!r}{nearest_key(key)}"
+            near = difflib.get_close_matches(key, sorted(all_keys(Params)), 1, cutoff=0.4)
+            problem = f"unknown key {key!r}{f': did you mean {near[0]!r}?' if near else ''}"
         else:
             problem = f"{key}={first['input']!r} is not valid: {first['msg'].removeprefix('Value error, ')}"
         raise ConfigError(f"{path}: {problem}") from error
-
-
-def nearest_key(key: str) -> str:
-    near = difflib.get_close_matches(key, sorted(all_keys(Params)), 1, cutoff=0.4)
-    return f": did you mean {near[0]!r}?" if near else ""
 
 
 def all_keys(model: type[BaseModel], prefix: str = "") -> set[str]:

@@ -10,11 +10,7 @@ from sfumato.settings.fields import Fraction, Positive, PositiveFloat, Settings,
 
 # the values of OpenDP's Deployments Registry
 Publisher = Literal["Government", "Industry", "Nonprofit"]
-
-
 Sector = Literal["Technology", "Healthcare", "Education", "Government", "Energy", "Finance"]
-
-
 Line = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\r\n]+$")]
 
 
@@ -25,7 +21,7 @@ class Release(Strict):
     """
 
     owner: Line | None = None  # who publishes the set
-    owner_type: Publisher | None = None  # what kind of publisher that is, for deployment.yaml
+    owner_type: Publisher | None = None  # kind of publisher, for deployment.yaml
     contact: Line | None = None  # an address that answers questions about it
     purpose: Line | None = None  # what it is for
     region: Line | None = None  # that the images describe, or whose laws apply
@@ -51,7 +47,7 @@ class Synthesize(Settings):
     # 0: none; 1: D moves towards its label by Bayes' rule, as the teacher sees it (diffusion models that draw pixels)
     teacher_guidance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     relabel: bool = False  # released with the teacher's labels, not with those asked of the models
-    distorted: Fraction = 0.0  # part of the images that is warped, textured and under another light; needs `relabel`
+    distorted: Fraction = 0.0  # part of the images that is warped, textured and relit; needs `relabel`
     mixed: Fraction = 0.0  # part that is blended with images of classes that the teacher confuses with their own
     # further forms beside the arrays: a folder of PNGs a class, one archive, one table
     export: tuple[Literal["png", "npz", "parquet"], ...] = ()

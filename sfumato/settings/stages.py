@@ -41,8 +41,8 @@ class Stage:
     each revision computes.
     inputs: the stages whose artifacts it reads, and "public" for the public set; optional: those that may be switched
     off; seeded: it draws public randomness, from `seed`; network: it depends on the parameters of the network;
-    shows_epsilon: it shows ε while it runs, so it depends on δ; owned: it names the owner of the release, hence on
-    the section `release`; shared: many processes share its work, as those of every query; beside: more files it reads.
+    shows_epsilon: it shows ε while it runs, so it depends on δ; owned: it depends on the section `release`;
+    shared: many processes share its work, as that of every query which is not `alone`; beside: more files it reads.
     """
 
     name: str
@@ -57,6 +57,7 @@ class Stage:
     shows_epsilon: bool = False
     owned: bool = False
     shared: bool = False
+    alone: bool = False
     beside: tuple[str, ...] = ()
 
     @property
@@ -76,7 +77,7 @@ class Stage:
     @property
     def spread(self) -> bool:
         """Its work is spread over the processes of a launch."""
-        return self.shared or self.kind is Kind.QUERY
+        return self.shared or (self.kind is Kind.QUERY and not self.alone)
 
     @property
     def public_only(self) -> bool:
@@ -85,164 +86,61 @@ class Stage:
 
 
 QUERY, FREE, LOCAL = Kind
-STAGES: dict[str, Stage] = {
-    stage.name: stage
-    for stage in (
-        Stage("count", QUERY, "Release noisy class counts of the sensitive images."),
-        Stage(
-            "central",
-            QUERY,
-            "Release noisy central images, the mean or the mode of a draw of each class.",
-            inputs=("count",),
-        ),
-        Stage(
-            "frequency",
-            QUERY,
-            "Release the noisy mean of random Fourier features of all images, by class.",
-            inputs=("count",),
-            seeded=True,
-        ),
-        Stage(
-            "classifier",
-            FREE,
-            "Train a residual network to tell the public classes apart.",
-            inputs=("public",),
-            seeded=True,
-        ),
-        Stage(
-            "moments",
-            QUERY,
-            "Release the noisy means of a public network's features of all images, and of their squares, by class.",
-            inputs=("classifier", "count"),
-        ),
-        Stage(
-            "covariance",
-            QUERY,
-            "Release the noisy means and covariances of the low frequencies of all images, by class.",
-            inputs=("count",),
-        ),
-        Stage(
-            "auxiliary",
-            FREE,
-            "Fit a generator to a release of all images, and draw images from it.",
-            inputs=("frequency", "moments", "covariance", "public", "count"),
-            seeded=True,
-        ),
-        Stage(
-            "evolve",
-            QUERY,
-            "Release noisy votes for the candidates of a public renderer, round by round, and the last generation.",
-            inputs=("classifier", "count"),
-            seeded=True,
-        ),
-        Stage(
-            "adversarial",
-            QUERY,
-            "Train a discriminator on the sensitive images by DP-SGD, and a generator against it.",
-            inputs=("count",),
-            seeded=True,
-            shows_epsilon=True,
-        ),
-        Stage(
-            "histogram",
-            QUERY,
-            "Release noisy votes of the sensitive images for the public classes.",
-            inputs=("classifier",),
-        ),
-        Stage(
-            "teacher",
-            QUERY,
-            "Release a linear classifier on public features, by noisy gradient steps.",
-            inputs=("classifier", "auxiliary", "public", "count"),
-            seeded=True,
-        ),
-        Stage(
-            "embedding",
-            QUERY,
-            "Release the noisy mean of random Fourier features that were learned on what was released, by class.",
-            inputs=("auxiliary", "teacher", "count"),
-            seeded=True,
-        ),
-        Stage(
-            "refine",
-            FREE,
-            "Fit the generator further, to both embeddings and to the teacher, and draw images from it.",
-            inputs=("auxiliary", "frequency", "embedding", "teacher", "count"),
-            seeded=True,
-        ),
-        Stage(
-            "select",
-            FREE,
-            "Keep the public classes with the most votes, or label public images by the teacher and keep the surest.",
-            inputs=("histogram", "teacher", "public"),
-            optional=("histogram",),
-        ),
-        Stage(
-            "pretrain",
-            FREE,
-            "Train the diffusion model on central, auxiliary and public images, in the order of its curriculum.",
-            inputs=("central", "frequency", "auxiliary", "refine", "evolve", "select", "public", "count"),
-            seeded=True,
-            network=True,
-            shared=True,
-        ),
-        Stage(
-            "saliency",
-            QUERY,
-            "Release how strongly the sensitive images pull at each weight matrix: `finetune` trains the most salient.",
-            inputs=("pretrain", "count"),
-            network=True,
-        ),
-        Stage(
-            "finetune",
-            QUERY,
-            "Train the synthesizer, or the chosen part of it, on the sensitive images by DP-SGD.",
-            inputs=("pretrain", "saliency", "count"),
-            seeded=True,
-            network=True,
-            shows_epsilon=True,
-        ),
-        Stage(
-            "synthesize",
-            FREE,
-            "Draw the synthetic set. What this writes may be shared.",
-            inputs=(
-                "finetune",
-                "pretrain",
-                "refine",
-                "auxiliary",
-                "evolve",
-                "adversarial",
-                "select",
-                "public",
-                "teacher",
-                "count",
-            ),
-            seeded=True,
-            owned=True,
-            shared=True,
-        ),
-        Stage(
-            "evaluate",
-            LOCAL,
-            "Train classifiers on synthetic images, test them on the real hold-out, compare features.",
-            inputs=(
-                "synthesize",
-                "teacher",
-                "select",
-                "public",
-                "auxiliary",
-                "refine",
-                "evolve",
-                "adversarial",
-                "pretrain",
-                "finetune",
-                "count",
-            ),
-            beside=(LEDGER,),
-        ),
-    )
-}
+# fmt: off
+TABLE = (
+    Stage("count", QUERY, "Release noisy class counts of the sensitive images."),
+    Stage("central", QUERY, "Release noisy central images, the mean or the mode of a draw of each class.",
+          inputs=("count",)),
+    Stage("frequency", QUERY, "Release the noisy mean of random Fourier features of all images, by class.",
+          inputs=("count",), seeded=True),
+    Stage("classifier", FREE, "Train a residual network to tell the public classes apart.",
+          inputs=("public",), seeded=True),
+    Stage("moments", QUERY,
+          "Release the noisy means of a public network's features of all images, and of their squares, by class.",
+          inputs=("classifier", "count")),
+    Stage("covariance", QUERY,
+          "Release the noisy means and covariances of the low frequencies of all images, by class.",
+          inputs=("count",)),
+    Stage("auxiliary", FREE, "Fit a generator to a release of all images, and draw images from it.",
+          inputs=("frequency", "moments", "covariance", "public", "count"), seeded=True),
+    Stage("evolve", QUERY,
+          "Release noisy votes for the candidates of a public renderer, round by round, and the last generation.",
+          inputs=("classifier", "count"), seeded=True, alone=True),
+    Stage("adversarial", QUERY,
+          "Train a discriminator on the sensitive images by DP-SGD, and a generator against it.",
+          inputs=("count",), seeded=True, shows_epsilon=True, alone=True),
+    Stage("histogram", QUERY, "Release noisy votes of the sensitive images for the public classes.",
+          inputs=("classifier",)),
+    Stage("teacher", QUERY, "Release a linear classifier on public features, by noisy gradient steps.",
+          inputs=("classifier", "auxiliary", "public", "count"), seeded=True),
+    Stage("embedding", QUERY,
+          "Release the noisy mean of random Fourier features that were learned on what was released, by class.",
+          inputs=("auxiliary", "teacher", "count"), seeded=True),
+    Stage("refine", FREE,
+          "Fit the generator further, to both embeddings and to the teacher, and draw images from it.",
+          inputs=("auxiliary", "frequency", "embedding", "teacher", "count"), seeded=True),
+    Stage("select", FREE,
+          "Keep the public classes with the most votes, or label public images by the teacher and keep the surest.",
+          inputs=("histogram", "teacher", "public"), optional=("histogram",)),
+    Stage("pretrain", FREE,
+          "Train the diffusion model on central, auxiliary and public images, in the order of its curriculum.",
+          inputs=("central", "frequency", "auxiliary", "refine", "evolve", "select", "public", "count"), seeded=True,
+          network=True, shared=True),
+    Stage("saliency", QUERY,
+          "Release how strongly the sensitive images pull at each weight matrix: `finetune` trains the most salient.",
+          inputs=("pretrain", "count"), network=True),
+    Stage("finetune", QUERY, "Train the synthesizer, or the chosen part of it, on the sensitive images by DP-SGD.",
+          inputs=("pretrain", "saliency", "count"), seeded=True, network=True, shows_epsilon=True),
+    Stage("synthesize", FREE, "Draw the synthetic set. What this writes may be shared.",
+          inputs=("finetune", "pretrain", "refine", "auxiliary", "evolve", "adversarial", "select", "public",
+          "teacher", "count"), seeded=True, owned=True, shared=True),
+    Stage("evaluate", LOCAL,
+          "Train classifiers on synthetic images, test them on the real hold-out, compare features.",
+          inputs=("synthesize", "teacher", "select", "public", "auxiliary", "refine", "evolve", "adversarial",
+          "pretrain", "finetune", "count"), beside=(LEDGER,)),
+)
+# fmt: on
+STAGES: dict[str, Stage] = {stage.name: stage for stage in TABLE}
 QUERIES = tuple(name for name, stage in STAGES.items() if stage.kind is QUERY)
 
 
@@ -253,21 +151,15 @@ def dvc_stages(clone: bool = True) -> dict[str, dict]:
     A sensitive, hold-out or latent byte, or a number measured on one, is never a dependency or an output: DVC would
     write its hash into git.
     """
+    cards = [f"{PUBLIC}/card.json", f"{PUBLIC}/privacy.json"]
+    charged = [f"{ARTIFACTS}/{name}" for name in (*QUERIES, "synthesize")]
     frame = {
         "prepare-sensitive": (["stage prepare sensitive"], [RECIPES], [CARD]),
         "prepare-public": (["stage prepare public"], ["params.yaml", RECIPES, CARD], [PUBLIC]),
-        "plan": (
-            ["stage plan"],
-            ["params.yaml", RECIPES, CARD, f"{PUBLIC}/card.json", f"{PUBLIC}/privacy.json"],
-            [PLAN],
-        ),
+        "plan": (["stage plan"], ["params.yaml", RECIPES, CARD, *cards], [PLAN]),
     }
     closing = {
-        "ledger": (
-            ["stage ledger write"],
-            [f"{PLAN}/budget.json", CARD, *(f"{ARTIFACTS}/{name}" for name in (*QUERIES, "synthesize"))],
-            [LEDGER],
-        ),
+        "ledger": (["stage ledger write"], [f"{PLAN}/budget.json", CARD, *charged], [LEDGER]),
         "report": (["stage report"], [f"{ARTIFACTS}/synthesize", LEDGER], [f"{ARTIFACTS}/report"]),
     }
     resolved = {}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import glob
 import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from io import StringIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -62,27 +60,23 @@ def write_json(path: Path, content: Any, **options: Any) -> None:
 def csv_text(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
     """CSV with a header. columns: name -> format of its values; a None stays empty.
 
-    A text that a spreadsheet would take for a formula gets a ' before it, by which it is shown and not computed.
+    A text that a spreadsheet would take for a formula gets a ' before it: it is shown and not computed.
     """
-    table = StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(columns)
-    for row in rows:
-        writer.writerow("" if row[name] is None else cell(row[name], form) for name, form in columns.items())
-    return table.getvalue()
+    import pandas as pd
 
+    def cell(value: Any, form: str) -> str:
+        text = "" if value is None else format(value, form)
+        return f"'{text}" if isinstance(value, str) and text.startswith(FORMULA) else text
 
-def cell(value: Any, form: str) -> str:
-    text = format(value, form)
-    return f"'{text}" if isinstance(value, str) and text.startswith(FORMULA) else text
+    cells = [[cell(row[name], form) for name, form in columns.items()] for row in rows]
+    return pd.DataFrame(cells, columns=[*columns]).to_csv(index=False, lineterminator="\n")
 
 
 @contextmanager
 def replacing_directory(path: Path, *, private: bool = False) -> Iterator[Path]:
-    """An empty directory to write into. Flushed to disk, it replaces `path` when the block ends well.
+    """An empty directory to write into, flushed to disk, which replaces `path` if the block ends well, else vanishes.
 
-    Otherwise it vanishes, and `path` stays as it is. If a kill falls between the two renames, the next call restores
-    the old directory. private: only the owner may enter it (mode 0700).
+    If a kill falls between the two renames, the next call restores the old directory. private: of mode 0700.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     sweep(path)
@@ -132,7 +126,7 @@ def is_running(process: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:  # somebody else's
-        return True
+        pass
     return True
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 from sfumato.data.groups import checked, spelling
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import load_prepared, read_card
-from sfumato.errors import ConfigError, DataError, SfumatoError
+from sfumato.errors import BudgetError, ConfigError, DataError, SfumatoError
 from sfumato.privacy.authorize import ChargeRequest, SpendingPolicy, open_charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import Odometer
@@ -65,11 +65,11 @@ class Clinic:
             found[name] = dict(groups)
         return found
 
-    def spend(self) -> None:
+    def spend(self, plan: str = "p", lifetime: float | str = "unlimited") -> None:
         card = read_card(self.card)
-        words = {"plan": "p", "settings": "p", "released": "counts", "sensitivity": "1", "max_norm": 1.0}
+        words = {"plan": plan, "settings": plan, "released": "counts", "sensitivity": "1", "max_norm": 1.0}
         work = ChargeRequest(stage="count", mechanism=Mechanism(noise_multiplier=2.0), unit=card.unit, **words)
-        charge = open_charge(self.state, card, work, SpendingPolicy(delta=1e-5, lifetime_epsilon="unlimited"))
+        charge = open_charge(self.state, card, work, SpendingPolicy(delta=1e-5, lifetime_epsilon=lifetime))
         charge._lock.close()
 
 
@@ -267,6 +267,17 @@ def test_images_that_were_spent_on_come_in_other_groups_only_where_the_owner_say
     assert clinic.card.read_text() == card and odometer.complete()
     clinic.prepare(**then, other_groups=True)
     assert odometer.opened() == before and not odometer.complete()  # never reset, and said to be incomplete
+    with pytest.raises(BudgetError, match="has no bound for one"):
+        clinic.spend("then", lifetime=1000.0)  # epsilon of an image says nothing of a person with forty
+    clinic.spend("then")
+
+
+def test_a_lifetime_adds_up_what_was_spent_on_one_unit(clinic):
+    clinic.prepare(groups={"pattern": r"^(\w+-\d+)_"})
+    clinic.spend()
+    clinic.spend("more", lifetime=1000.0)
+    with pytest.raises(BudgetError, match="would be exceeded"):
+        clinic.spend("most", lifetime=3.0)
 
 
 def test_a_set_that_is_gone_or_was_resized_cannot_be_compared(clinic):

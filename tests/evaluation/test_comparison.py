@@ -179,7 +179,7 @@ def test_what_is_missing_or_broken_is_one_sentence(desk):
     )
     folder = write_run(desk / "a", "full", 1, 0.8)
     (folder / "metrics.json").unlink()
-    for words, code in (((str(folder),), 4), ((str(desk),), 3), (("--rev", "main", str(folder)), 2)):
+    for words, code in (((str(folder),), 4), ((str(desk),), 3)):
         found, text = call("compare", *words)
         assert found == code and text.startswith("error: ") and "Traceback" not in text
     (folder / "metrics.json").write_text("[]")

@@ -73,7 +73,7 @@ class Recorder:
         random = torch.Generator().manual_seed(len(self.asked))
         return (torch.randn(total.shape, generator=random) * 20).round().to(total.dtype) if self.given else total
 
-    def blank(self) -> tuple[Tensor, Tensor]:
+    def probe(self) -> tuple[Tensor, Tensor]:
         return self.images.new_zeros(1, *self.images.shape[1:]), torch.tensor([-1])
 
 
@@ -165,7 +165,7 @@ def central(charge: Any, **settings: Any) -> Tensor:
 
 def teacher(charge: Any, **settings: Any) -> Tensor:
     chosen = Teacher(**{"steps": 3, "learning_rate": 2.0, "ridge": 0.1, "last_rate": 0.5, **settings})
-    spread = torch.linspace(1, 2, charge.blank()[0].shape[1]).double().diag()
+    spread = torch.linspace(1, 2, charge.probe()[0].shape[1]).double().diag()
     return query_teacher(charge, chosen, CLASSES, PUBLIC, spread, lambda done, total: None)
 
 

@@ -1,13 +1,17 @@
 """What `test_left_out.py` has several processes do: `left_out.py OUT`, under torchrun or alone.
 
 The first process saves every sum that a query releases of a set, and of that set without one of its images or groups.
-Noise is so small that the sums show through. Draws of DP-SGD are tied to the image, whichever process sees it.
+The processes are not equal: all but the first see each image mirrored and paler, and so sum up other rows.
+Noise is so small that the sums show through. What is drawn for an image in DP-SGD, and the process that a row is dealt
+to, are tied to the image. The other sums would be released by processes that differ in their rows or their settings.
 """
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -17,11 +21,17 @@ from test_groups import CLASSES, HIDDEN, SIZES, drawn_by, made_patients, opened,
 
 from sfumato.data.images import ImageSet
 from sfumato.data.store import LatentSet
+from sfumato.dpsgd import run
+from sfumato.errors import ConfigError
 from sfumato.privacy import charge as door
 from sfumato.privacy.charge import Charge, WorkerCharge
 from sfumato.privacy.events import Mechanism
+from sfumato.privacy.rows import Rows
+from sfumato.queries import saliency
 from sfumato.runtime import distributed
+from sfumato.settings.stages import STAGES
 
+SHARED = {name: case for name, case in CASES.items() if STAGES[case.stage].spread}
 SINGLES = (0, 100, 201)  # images that are left out if images are the unit
 
 
@@ -33,16 +43,45 @@ def charge_on(images: ImageSet | LatentSet, max_norm: float, uses: int) -> Charg
     return WorkerCharge({"stage": "count", "max_norm": max_norm}, images, mechanism, run=Path(), used=0)
 
 
-def neighbours(everyone: ImageSet) -> Iterator[tuple[str, ImageSet]]:
-    """(who is left out, the set): of groups, and of images alone."""
-    yield "group whole", everyone
+def neighbours(everyone: ImageSet) -> Iterator[tuple[str, ImageSet, np.ndarray]]:
+    """(who is left out, the set, the process that each image is dealt to): of groups, and of images alone."""
+    places = np.random.default_rng(0).integers(distributed.world_size(), size=len(everyone))
+    yield "group whole", everyone, places
     for group in range(len(SIZES)):
-        yield f"group {group}", part(everyone, everyone.groups != group)
+        kept = everyone.groups != group
+        yield f"group {group}", part(everyone, kept), places[kept]
     alone = replace(everyone, groups=None)
-    yield "image whole", alone
+    yield "image whole", alone, places
     for image in SINGLES:
         kept = np.arange(len(alone)) != image
-        yield f"image {image}", ImageSet(alone.images[kept], alone.labels[kept], CLASSES)
+        yield f"image {image}", ImageSet(alone.images[kept], alone.labels[kept], CLASSES), places[kept]
+
+
+def seen_otherwise(charge: Charge, *given) -> tuple[torch.Tensor, ...]:
+    images, *rest = READ(charge, *given)
+    return (0.6 * images.flip(-1) + 0.1, *rest)
+
+
+READ, SUM = Charge._read, Charge.sum
+
+
+def other_rows(charge: Charge, rows_of, *given, **more) -> torch.Tensor:
+    """A sum whose rows are a hundredth longer."""
+    return SUM(charge, lambda *batch: Rows(1.01 * (rows := rows_of(*batch)).left, rows.right), *given, **more)
+
+
+def refused(name: str, everyone: ImageSet) -> bool:
+    """Whether no process releases where the others' rows, or their microbatches, are not those of the first."""
+    case, own = SHARED[name], 16 if distributed.is_main() else 8
+    charge = charge_on(drawn_by(case, everyone), case.bound, case.uses)
+    with (
+        suppress(ConfigError),
+        patch.object(Charge, "sum", SUM if distributed.is_main() else other_rows),
+        patch.object(run, "choose_microbatch", lambda *given: (own, 8)),
+        patch.object(saliency, "choose_microbatch", lambda *given: (own, 8)),
+    ):
+        case.query(charge)
+    return bool(distributed.all_min(charge.used == 0))
 
 
 def main(out: Path) -> None:
@@ -53,10 +92,14 @@ def main(out: Path) -> None:
     images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[..., None]
     everyone = made_patients(ImageSet(images, bunch.target.astype(np.int64), CLASSES))
     few, found = part(everyone, everyone.groups < 9), {}
-    for name, case in CASES.items():
-        for who, some in neighbours(few):
+    if not distributed.is_main():
+        Charge._read = seen_otherwise
+    for name, case in SHARED.items():
+        for who, some, places in neighbours(few):
+            door.dealt = lambda generator, chosen, many, places=places: places[chosen.reshape(len(chosen), -1)[:, 0]]
             charge = charge_on(drawn_by(case, some), case.bound, case.uses)
             found[f"{name}, {who}"] = case.first_release(charge)
+        found[f"{name}, refused"] = refused(name, replace(few, groups=None))
     if distributed.is_main():
         torch.save(found, out)
     distributed.leave()

@@ -1,7 +1,8 @@
 """What `test_processes.py` has one process do, or several: `python many_processes.py STATE CARD OUT [STEP]`.
 
 With STEP, only DP-SGD is run, and all processes but the first are killed after that step. Draws of DP-SGD are tied to
-the image and the step, so that it does not matter which process an image falls to.
+the image and the step, so that it does not matter which process an image falls to. All but the first are of another
+kind: their weights move after each step, and the next one must begin with those of the first.
 """
 
 import json
@@ -32,6 +33,12 @@ STEPS = Mechanism(noise_multiplier=0.5, sample_rate=0.05, uses=5)
 
 class Tied(State):
     """The draws of an image depend on its pixels and the step alone."""
+
+    @torch.no_grad()
+    def descend(self, gradient):
+        super().descend(gradient)
+        for value in self.parameters.values() if self.steps < SETTINGS.steps and not distributed.is_main() else ():
+            value += 0.1
 
     def draw(self, images):
         rows = []

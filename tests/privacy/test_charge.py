@@ -1,5 +1,6 @@
 import copy
 import dataclasses
+import math
 import os
 import pickle
 import re
@@ -16,11 +17,13 @@ from sfumato.features.public_network import ResNet
 from sfumato.privacy import sampling
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.authorize import AlreadyReleasedError, SpendingPolicy, open_local
+from sfumato.privacy.charge import PROBES
 from sfumato.privacy.events import SEEDED, Mechanism, event_from_json
 from sfumato.privacy.noise import NoiseSource, public_grid
 from sfumato.privacy.rows import Rows, one_hot
 from sfumato.queries.count import query_count
 from sfumato.queries.histogram import query_histogram
+from sfumato.runtime import distributed
 
 THREE = Mechanism(noise_multiplier=2.0, sample_rate=0.3, uses=3)
 
@@ -166,6 +169,31 @@ def test_the_last_bits_of_a_sum_tell_nothing(owner):
         assert np.array_equal(values, np.rint(values / grid) * grid)
     assert grid < 1e-5 * 3.0  # rounding costs nothing that one could see
     assert public_grid(3.0) == public_grid(3.9) and np.log2(grid) == int(np.log2(grid))  # public, whatever the sum
+
+
+def test_each_draw_is_dealt_to_the_processes_anew(owner, monkeypatch):
+    """False-alarm rate 2^-1000: two deals of all images to two processes are equal. The others' rows are not read."""
+    charge = owner.open(Mechanism(noise_multiplier=2.0, uses=2))
+    for name, value in {"world_size": 2, "rank": 0}.items():
+        monkeypatch.setattr(distributed, name, lambda value=value: value)
+    for name in ("broadcast_object", "broadcast", "reduce_sum"):
+        monkeypatch.setattr(distributed, name, lambda given: given)
+    seen = []
+    for _ in range(2):
+        seen.append(torch.cat([images.flatten(1) for images in draw(charge)]))
+        charge.release(torch.zeros(1), max_norm=1.0)
+    size = len(load_prepared(owner.state, owner.card, "sensitive"))
+    assert all(abs(len(rows) - size / 2) < 3 * math.sqrt(size) for rows in seen)
+    assert seen[0].shape != seen[1].shape or not torch.equal(*seen)
+
+
+@pytest.mark.parametrize("end", ["close", "abandon"])
+def test_nothing_is_released_after_the_end(owner, end):
+    charge = owner.open(THREE)
+    draw(charge)
+    getattr(charge, end)()
+    with pytest.raises(BudgetError, match="closed"):
+        charge.release(torch.zeros(1), 1.0)
 
 
 @pytest.mark.parametrize("attempt", [copy.copy, copy.deepcopy, pickle.dumps])
@@ -385,7 +413,7 @@ def test_the_charge_itself_bounds_clips_and_leaves_out_what_a_query_hands_over(o
 
     total = charge.sum(careless, 0.5, size=100)
     assert total.shape == (64,) and total.isfinite().all() and charge.used == 1
-    assert max(batches) <= 100 and sum(batches) == images + 1  # and the black one, by which the shape is known
+    assert max(batches) <= 100 and sum(batches) == images + PROBES
     assert 0.3 * images < total.norm() <= 0.5 * images + 1
 
 

@@ -18,6 +18,14 @@ def test_json_gives_the_event_back(mechanism):
     assert event_from_json(event_to_json(event)) == event
 
 
+def nested(levels: int) -> dict:
+    """So many compositions of a billion, one in the other."""
+    event: dict = {"type": "Gaussian", "noise_multiplier": 1}
+    for _ in range(levels):
+        event = {"type": "SelfComposed", "count": 10**9, "event": event}
+    return event
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -35,6 +43,14 @@ def test_json_gives_the_event_back(mechanism):
         {"type": "PoissonSampled", "sampling_probability": 1.5, "event": {"type": "Gaussian", "noise_multiplier": 1}},
         {"type": "PoissonSampled", "sampling_probability": 0.5, "event": {"type": "Composed", "events": []}},
         {"type": "Composed", "events": {}},
+        {"type": ["Gaussian"], "noise_multiplier": 1},
+        nested(40),
+        {"type": {"Gaussian": 1}, "noise_multiplier": 1},
+        *({"type": "Gaussian", "noise_multiplier": noise} for noise in (1e-200, 1e-101, 1e101, 1e155, 1e308)),
+        *(
+            {"type": "PoissonSampled", "sampling_probability": q, "event": {"type": "Gaussian", "noise_multiplier": 1}}
+            for q in (5e-324, 1e-320, 1e-101)
+        ),
     ],
 )
 def test_anything_outside_the_closed_list_is_refused(data):
@@ -52,6 +68,11 @@ def test_an_event_of_another_type_cannot_be_written():
     [
         {"noise_multiplier": 0},
         {"noise_multiplier": -1},
+        {"noise_multiplier": 1e-200},
+        {"noise_multiplier": 1e155},
+        {"noise_multiplier": float("nan")},
+        {"noise_multiplier": 1, "sample_rate": 1e-320},
+        {"noise_multiplier": 1, "sample_rate": 1.1},
         {"noise_multiplier": 1, "sample_rate": 0},
         {"noise_multiplier": 1, "uses": 0},
     ],

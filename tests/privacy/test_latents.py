@@ -5,10 +5,13 @@ import json
 import numpy as np
 import pytest
 import torch
+from test_groups import opened
 
+from sfumato.data import store
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import (
     LATENTS,
+    LatentSet,
     have_latents,
     latents_directory,
     latents_key,
@@ -241,6 +244,22 @@ def test_changed_images_or_another_encoder_have_latents_of_their_own(encoded, tm
     changed = read_card(tmp_path / "other.json")
     key = latents_key(changed, "another encoder")
     assert not have_latents(encoded.state, changed, key)  # a preparation removes them all
+
+
+def test_latents_that_other_code_made_are_made_again(encoded, monkeypatch):
+    monkeypatch.setattr(store, "digest_of_code", lambda: "of other code")
+    assert latents_key(encoded.card, "some encoder") != encoded.key
+
+
+def test_the_charge_hands_out_no_number_that_is_not_finite():
+    """A kernel of bfloat16 may spread it over the rows of other images; without it none can."""
+    latents = np.random.default_rng(0).normal(size=(7, 3, 5, 5)).astype(np.float16)
+    broken = latents.copy()
+    broken[2, 1, 1], broken[5, 0, 0] = [np.nan, np.inf, -np.inf, 1, np.nan], np.inf
+    (drawn, _), *_ = opened(LatentSet(broken, np.zeros(7, dtype=np.int64)), 1.0).batches(size=7)
+    assert drawn.isfinite().all() and drawn[2, 1, 1].tolist() == [0, 0, 0, 1, 0]
+    others = [0, 1, 3, 4, 6]
+    assert torch.equal(drawn[others], torch.from_numpy(latents[others]).float())
 
 
 def test_an_interrupted_encoding_leaves_nothing(owner):

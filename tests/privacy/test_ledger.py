@@ -128,6 +128,13 @@ EDITS = {
     "seeded noise": (lambda x: record_in(x, COUNT).update(noise_source=SEEDED), "seeded noise source"),
     "unknown mechanism": (lambda x: record_in(x, COUNT).update(event={"type": "Free"}), "not a mechanism"),
     "no noise": (lambda x: record_in(x, COUNT)["event"].update(noise_multiplier=0), "outside"),
+    "type no text": (lambda x: record_in(x, COUNT)["event"].update(type=["Gaussian"]), "not a mechanism"),
+    "noise too small": (lambda x: record_in(x, COUNT)["event"].update(noise_multiplier=1e-200), "noise_multiplier="),
+    "noise too large": (lambda x: record_in(x, COUNT)["event"].update(noise_multiplier=1e155), "noise_multiplier="),
+    "rate too small": (
+        lambda x: record_in(x, STEPS)["event"]["event"].update(sampling_probability=1e-320),
+        "sampling_probability=",
+    ),
     "delta too large": (lambda x: x.update(delta=0.01), "1/size_hint"),
     "delta that means nothing": (lambda x: x.update(delta=0.3, size_hint=3), "with that probability there is no"),
     "record renamed": (lambda x: record_in(x, COUNT).update(id=f"{7:032x}"), "table of stages"),

@@ -1,4 +1,7 @@
-"""Over two processes too, one image or one group more or less moves every sum by at most its bound."""
+"""Over two processes that are not equal, one image or one group more or less moves every sum by at most its bound.
+
+A query that is `alone` in the table of stages opens no charge in many processes.
+"""
 
 import os
 import subprocess
@@ -7,9 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import CASES
-from left_out import SINGLES
+from left_out import SHARED, SINGLES
 from test_groups import SIZES
+
+from sfumato.errors import ConfigError
+from sfumato.runtime import distributed
+from sfumato.settings.stages import QUERIES, STAGES
 
 SCRIPT = Path(__file__).with_name("left_out.py")
 LEFT_OUT = [*(("group", str(group)) for group in range(len(SIZES))), *(("image", str(image)) for image in SINGLES)]
@@ -27,11 +33,29 @@ def sums(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("unit", "who"), LEFT_OUT)
-@pytest.mark.parametrize("query", CASES)
+@pytest.mark.parametrize("query", SHARED)
 def test_leaving_one_out_moves_the_sum_over_two_processes_by_at_most_the_bound(query, unit, who, sums):
     moved = float((sums[f"{query}, {unit} whole"] - sums[f"{query}, {unit} {who}"]).norm())
-    assert moved <= CASES[query].bound * (1 + 1e-5)
-    assert moved > 0.01 * CASES[query].bound  # it was in the sum
+    assert moved <= SHARED[query].bound * (1 + 1e-5)
+    assert moved > 0.01 * SHARED[query].bound  # it was in the sum
+
+
+@pytest.mark.parametrize("query", SHARED)
+def test_processes_that_compute_other_rows_release_nothing(query, sums):
+    assert sums[f"{query}, refused"] is True
+
+
+@pytest.mark.parametrize("stage", [stage for stage in QUERIES if not STAGES[stage].spread])
+def test_a_query_that_runs_alone_opens_no_charge_in_many_processes(stage, owner, monkeypatch):
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    with pytest.raises(ConfigError, match=f"{stage} runs in one process, not in 2"):
+        owner.open(stage=stage)
+    assert not owner.odometer.opened()
+
+
+def test_the_queries_that_share_their_work_are_these():
+    """Each was tested above; `test_queries.py` fails for a query without a case."""
+    assert {case.stage for case in SHARED.values()} == {*QUERIES} - {"evolve", "adversarial"}
 
 
 def test_both_processes_have_a_part_of_the_sum(sums):

@@ -3,7 +3,7 @@ import pytest
 
 from sfumato.privacy import sampling
 from sfumato.privacy.noise import NoiseSource
-from sfumato.privacy.sampling import poisson_blocks, poisson_draw
+from sfumato.privacy.sampling import dealt, poisson_blocks, poisson_draw
 
 
 def joined(generator, size, rate):
@@ -50,3 +50,14 @@ def test_a_draw_in_blocks_is_ascending_and_no_block_is_large_or_empty(size, rate
         whole = np.concatenate([np.zeros(0, dtype=np.int64), *blocks])
         assert np.all(np.diff(whole) > 0) and np.all((whole >= 0) & (whole < size)) and whole.dtype == np.int64
         assert all(0 < len(block) < 2 * 16 for block in blocks) and (rate < 1 or len(whole) == size)
+
+
+def test_each_row_falls_to_any_process_whatever_the_others_do():
+    """False-alarm rate 1e-6: binomials within six standard errors. Dealt in turn, no two neighbours would be alike."""
+    rows, many = 30_000, 3
+    generator = NoiseSource().generator
+    places = dealt(generator, np.arange(rows), many)
+    width = 6 * np.sqrt(rows * (many - 1)) / many
+    assert np.all(np.abs(np.bincount(places, minlength=many) - rows / many) < width)
+    for other in (np.roll(places, 1), np.roll(places, many), dealt(generator, np.arange(rows), many)):
+        assert abs((places == other).sum() - rows / many) < width

@@ -197,7 +197,7 @@ def test_the_history_says_where_the_whole_state_is_an_older_copy(planned):
     shutil.rmtree(state)
     shutil.copytree("older", state)
     text = planned("ledger", "history")[1]
-    assert "incomplete" in text and "does not know bbbbbbbb" in text and "older copy" in text
+    assert "incomplete" in text and "lacks bbbbbbbb" in text and "older copy" in text
 
 
 def test_a_clock_that_was_far_off_does_not_hide_the_history(planned, monkeypatch):

@@ -36,7 +36,20 @@ def test_a_refusal_is_one_line_and_its_own_exit_code(repository):
     assert code == 3 and text.count("already released") == 1 and "Traceback" not in text, text
 
 
-def test_a_launcher_that_does_not_exist_is_named(repository):
-    repository.environment["SFUMATO_LAUNCH"] = "no-such-program -n 2"
-    code, text = repository.run("stage", "count")
-    assert code == 2 and "no-such-program" in text and "Traceback" not in text
+@pytest.mark.parametrize(
+    ("launcher", "expected", "reason"),
+    [
+        ("no-such-program -n 2", 2, "does not start"),
+        ("'unclosed", 2, "does not start"),
+        ("python", 2, "starts no group of processes"),  # it would start itself without end
+        ("true", 1, "ended with 0"),
+        ("echo", 1, "ended with 0"),
+        ("sh -c 'exit 77'", 1, "ended with 77"),
+    ],
+)
+def test_a_launcher_that_starts_no_group_is_named_in_a_sentence(launcher, expected, reason, repository, monkeypatch):
+    monkeypatch.setitem(repository.environment, "SFUMATO_LAUNCH", launcher)
+    before = repository.opened()
+    code, text = repository.run("stage", "count", "--out", "artifacts/anew")
+    assert code == expected and text.count("error:") == 1 and reason in text and "Traceback" not in text, text
+    assert repository.opened() == before and not (repository.path / "artifacts/anew").exists()

@@ -1,18 +1,13 @@
-"""Patients through the stages: a plan, charges and a ledger for all images of one person, and what the plan asks."""
+"""Patients through the stages: a plan, charges and a ledger for all images of one person."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 import yaml
 
-from sfumato.errors import ConfigError
-from sfumato.settings.recipes import load_params
 from sfumato.settings.stages import QUERIES
-from stages.plan import ask_about_people, is_asked
 
 ARRAY = {"data": {"groups": {"array": True}}, "privacy": {"unit": "group"}}
 PARAMS = {
@@ -122,55 +117,3 @@ def test_a_plan_without_a_unit_says_so_and_is_what_it_always_was(clinic):
     changed = {name for name in plans[0] if plans[0][name] != plans[1][name]}
     assert changed == {"permission.json"}  # the owner's word re-runs nothing
     assert not any("unit" in text or "group" in text for text in plans[0].values())
-
-
-# --- the question -----------------------------------------------------------------------------------------------------
-
-FORMS = {
-    "privacy:\n  epsilon: 3\n": "privacy:\n  unit: image   # ",
-    "data: {}\nprivacy:   # the budget\n    epsilon: 3\nseed: 1\n": "privacy:   # the budget\n    unit: image   # ",
-    "privacy:\n  # first a word\n  epsilon: 3\n": "  # first a word\n  unit: image   # ",
-}
-
-
-@pytest.mark.parametrize("text", FORMS)
-def test_the_answer_no_is_written_once_and_nothing_else_changes(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(typer, "confirm", lambda question: False)
-    params = tmp_path / "params.yaml"
-    params.write_text(text)
-    ask_about_people(params)
-    written = params.read_text()
-    assert FORMS[text] in written
-    assert "".join(line for line in written.splitlines(True) if "unit:" not in line) == text
-    (tmp_path / "profiles").mkdir()
-    (tmp_path / "full.yaml").write_text("{}")
-    content = yaml.safe_load(written)
-    assert content["privacy"]["unit"] == "image"
-    params.write_text(yaml.safe_dump(content | {"profile": None}))
-    assert load_params(params, tmp_path).privacy.unit == "image"
-
-
-def test_the_answer_yes_and_a_file_of_another_form_say_what_to_write(tmp_path, monkeypatch):
-    params = tmp_path / "params.yaml"
-    params.write_text("privacy: {epsilon: 3}\n")
-    for answer, message in ((True, "privacy.unit: group"), (False, "unit: image")):
-        monkeypatch.setattr(typer, "confirm", lambda question, answer=answer: answer)
-        with pytest.raises(ConfigError, match=message):
-            ask_about_people(params)
-    assert params.read_text() == "privacy: {epsilon: 3}\n"
-
-
-def test_nobody_is_asked_in_a_pipeline_or_without_a_terminal(monkeypatch):
-    class Terminal:
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.delenv("DVC_STAGE", raising=False)
-    assert not is_asked(False)  # here
-    monkeypatch.setattr(sys, "stdin", Terminal())
-    monkeypatch.setattr(sys, "stdout", Terminal())
-    asked = [is_asked(False), is_asked(True)]
-    monkeypatch.setenv("DVC_STAGE", "plan")
-    asked.append(is_asked(False))
-    monkeypatch.undo()
-    assert asked == [True, False, False]

@@ -254,9 +254,9 @@ importlib.util.find_spec = lambda name, *rest: None if name in ("diffusers", "tr
 for package in (sfumato, stages):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         importlib.import_module(module.name)
-from stages.doctor import show_machine
+from stages.doctor import doctor
 from pathlib import Path
-show_machine(Path("nowhere"))
+doctor(Path("nowhere"))
 """
     environment = os.environ | {
         "SFUMATO_STATE": str(tmp_path),
