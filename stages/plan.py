@@ -174,7 +174,7 @@ def show_budget(made: Plan) -> None:
 
 
 def show_risk(made: Plan) -> None:
-    """Show what the budget means before it is spent: how often an attacker is right, and at which ε half as far ahead."""
+    """Show what the budget means: how often an attacker is right at most, and at which ε half as far above a coin."""
     from sfumato.privacy.accountant import epsilon
     from sfumato.privacy.profile import best_guess, noise_for_guess
 
