@@ -189,7 +189,7 @@ def show_minutes(params: Params, seconds: Mapping[str, float | None]) -> None:
 
 
 def show_shares(made: Plan, params: Path) -> None:
-    """Show which stages have another share than the one asked for, and why."""
+    """Show which stages have another share than the requested one, and why."""
     from sfumato.settings.fields import REST
     from sfumato.settings.recipes import read_yaml
 
@@ -232,7 +232,5 @@ def show_next(made: Plan, spending: Sequence[Spending]) -> None:
     granted = [entry.stage for entry in spending if entry.done and entry.stage in wishes]
     if granted:
         more = ", ".join(f"{name}: {made.lineage[name].again + 1}" for name in granted)
-        typer.echo(
-            f"{', '.join(granted)} was paid for again as asked; privacy.spend_again: {{{more}}} would pay once more"
-        )
+        typer.echo(f"{', '.join(granted)} was paid for again; privacy.spend_again: {{{more}}} would pay once more")
     typer.echo(f"next: `dvc repro` will spend: {costs}" if coming else "next: nothing to spend: `dvc repro`")

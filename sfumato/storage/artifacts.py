@@ -1,7 +1,4 @@
-"""Artifact directories: plain files, and `privacy.json`, which says what they cost and what their bytes are.
-
-Every artifact states its cost: writing one takes its inputs, and its `privacy.json` holds their records and its own.
-"""
+"""Artifact directories: plain files, and `privacy.json` with their sha256 and the records of every charge behind."""
 
 from __future__ import annotations
 
@@ -56,10 +53,7 @@ def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = F
     file = path / PRIVACY
     if not file.is_file():
         wanted = {"public": "prepare public"}.get(stage or path.name, stage or path.name)
-        raise DataError(
-            f"{path} is not an artifact: {PRIVACY} is missing. Run `stage {wanted}` first, "
-            "or name the directory that holds it"
-        )
+        raise DataError(f"{path} is not an artifact: {PRIVACY} is missing. Run `stage {wanted}` first, or name another")
     again = "run the stage again or restore it (`dvc checkout`)"
     with explained(DataError, lambda error: f"{file} cannot be read ({error}): {again}"):
         said = validated(Privacy, read_json(file))
@@ -69,14 +63,10 @@ def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = F
     if stage is not None and artifact.stage != stage:
         raise DataError(f"{path} was written by `{artifact.stage}`, not by `{stage}`: name another directory")
     if problems := changed_files(path, said.files):
-        raise DataError(
-            f"{path}: {problems[0]}. Restore it (`dvc checkout {path}`) or run `stage {artifact.stage}` again"
-        )
+        remedy = f"Restore it (`dvc checkout {path}`) or run `stage {artifact.stage}` again"
+        raise DataError(f"{path}: {problems[0]}. {remedy}")
     if artifact.local and not allow_local:
-        raise DataError(
-            f"{path} is local: it holds numbers from real images that no noise covers, "
-            "so nothing to be released may use it"
-        )
+        raise DataError(f"{path} is local: it holds numbers from real images without noise, so no release may use it")
     return artifact
 
 
@@ -108,7 +98,7 @@ def merge_records(inputs: Sequence[Artifact], own: Sequence[dict] = ()) -> dict[
         for key, record in artifact.records.items():
             if merged.setdefault(key, record) != record:
                 raise DataError(
-                    f"record {key} of {artifact.path} differs from the same record elsewhere: one of the two was edited"
+                    f"record {key} of {artifact.path} differs from the same record elsewhere: one was edited"
                 )
     return dict(sorted(merged.items()))
 
