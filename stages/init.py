@@ -138,9 +138,9 @@ def check_places(folder: Path, public: Path | None, out: Path, force: bool) -> N
     """Raise ConfigError if git would take the images, or if files would be overwritten."""
     for images in (folder, *([public.expanduser().resolve()] if public else [])):
         if out == images or out in images.parents or images in out.parents:
+            remedy = "run from another folder, or name one with --out"
             raise ConfigError(
-                f"the project {out} and the images {images} lie in one another, where git would take the images: "
-                "run from another folder, or name one with --out"
+                f"git would take the images {images}, for the project {out} is in or above them: {remedy}"
             )
     there = [name for name in ("params.yaml", "dvc.yaml") if (out / name).exists()]
     if there and not force:

@@ -141,9 +141,9 @@ def read_inputs(stage: Stage, paths: Mapping[str, Path]) -> dict[str, Artifact]:
     for name, path in paths.items():
         found[name] = read_artifact(path, name)
         if not found[name].enabled and name not in stage.optional:
+            remedy = f"add {name} to run, and run `stage plan` and `stage {name}`"
             raise ConfigError(
-                f"{stage.name} needs {name}, but {path} is the empty artifact of a stage that is switched off: "
-                f"add {name} to run, and run `stage plan` and `stage {name}`"
+                f"{stage.name} needs {name}, but {path} is the empty artifact of a stage that is off: {remedy}"
             )
     return found
 
@@ -257,9 +257,7 @@ class QueryRun(StageRun[S]):
 
         plan, public, lineage = self.plan, read_card(self.card), read_lineage(self.folder, self.plan.stage)
         if (public.dataset_id, public.shape, public.classes) != (plan.dataset_id, plan.shape, plan.classes):
-            raise ConfigError(
-                f"the plan of {plan.stage} was made for another data card than {self.card}: run `stage plan` again"
-            )
+            raise ConfigError(f"the plan of {plan.stage} is for another card than {self.card}: run `stage plan` again")
         work = authorize.ChargeRequest(
             stage=plan.stage,
             settings=plan.digest,

@@ -38,18 +38,14 @@ OF_THE_SENSITIVE_SET = ("dataset_id", "classes", "size_hint")  # left out of pla
 
 @dataclass(frozen=True)
 class Plan:
-    """All that `stage plan` works out.
-
-    files: the resolved configuration of each stage; mechanisms, lineage: of each query that is switched on; kept: the
-    release that such a query keeps.
-    """
+    """All that `stage plan` works out."""
 
     params: Params
-    files: dict[str, dict]
-    mechanisms: dict[str, Mechanism]
+    files: dict[str, dict]  # the resolved configuration of each stage
+    mechanisms: dict[str, Mechanism]  # of each query that is switched on
     budget: dict
-    lineage: dict[str, Lineage]
-    kept: dict[str, dict]
+    lineage: dict[str, Lineage]  # of each such query
+    kept: dict[str, dict]  # the release that such a query keeps
 
 
 def noise_requests(params: Params) -> dict[str, NoiseRequest]:
@@ -162,10 +158,8 @@ def inherited_events(records: Sequence[dict], target: float, delta: float, unit:
         raise BudgetError(f"public images or the public model bring records that cannot be counted: {problems[0]}")
     events = [event_from_json(record["event"]) for record in records]
     if (spent := epsilon(events, delta)) >= target:
-        raise BudgetError(
-            f"privacy.epsilon={target:g}: public images or the public model were made from sensitive images, "
-            f"and that alone costs {spent:.4g}. Raise privacy.epsilon, or choose others"
-        )
+        cause = f"public images or the public model were made from sensitive images at a cost of {spent:.4g}"
+        raise BudgetError(f"privacy.epsilon={target:g}: {cause}. Raise privacy.epsilon, or choose others")
     return events
 
 

@@ -26,17 +26,13 @@ NEEDED = ("images.npy", "labels.npy", "card.json")
 
 @dataclass(frozen=True)
 class Release:
-    """A released set.
+    """A released set."""
 
-    images: (N, H, W, C) uint8, memory-mapped and read-only; labels: (N,) int64 below len(classes); card: what
-    `card.json` says, ε and δ among it; ledger: the record of every privacy mechanism behind the set, by id.
-    """
-
-    images: np.ndarray
-    labels: np.ndarray
+    images: np.ndarray  # (N, H, W, C) uint8, memory-mapped and read-only
+    labels: np.ndarray  # (N,) int64 below len(classes)
     classes: tuple[str, ...]
-    card: dict[str, Any]
-    ledger: dict[str, dict[str, Any]]
+    card: dict[str, Any]  # the content of `card.json`, with ε and δ
+    ledger: dict[str, dict[str, Any]]  # the record of every privacy mechanism behind the set, by id
 
     def __len__(self) -> int:
         return len(self.images)

@@ -20,17 +20,13 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Artifact:
-    """A directory that was read and found whole.
-
-    `records`: every charge it depends on, by record id. `local`: computed outside the guarantee, never to be released.
-    `enabled`: False for the empty artifact of a stage that its recipe switches off.
-    """
+    """A directory that was read and found whole."""
 
     path: Path
     stage: str
-    records: dict[str, dict] = field(default_factory=dict)
-    local: bool = False
-    enabled: bool = True
+    records: dict[str, dict] = field(default_factory=dict)  # every charge it depends on, by record id
+    local: bool = False  # computed outside the guarantee, never to be released
+    enabled: bool = True  # False for the empty artifact of a stage that its recipe switches off
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +44,7 @@ class Privacy:
 def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = False) -> Artifact:
     """Read an artifact and verify every file against its sha256.
 
-    Raises DataError where it is missing, incomplete, changed, of another stage, or local without `allow_local`.
+    Raises: DataError if it is missing, incomplete, changed, of another stage, or local without `allow_local`.
     """
     file = path / PRIVACY
     if not file.is_file():
