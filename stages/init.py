@@ -281,7 +281,7 @@ def begin_repository(out: Path) -> None:
     import subprocess
 
     if shutil.which("git") is None:
-        say("git is not installed: the project has no history, and nobody else can check its ledger")
+        say("git is not installed: the project has no history, so others cannot check its ledger")
     elif git("-C", str(out), "rev-parse", "--git-dir")[0] != 0:
         git("init", "-q", str(out))
     if (out / ".dvc").is_dir():

@@ -22,11 +22,11 @@ def check_consistent(params: Params, card: Card) -> None:
     for problem in chain(*of_the_card, *of_the_stages, shape_problems(params, card), release_problems(params)):
         raise ConfigError(problem)
     if params.model.directory is not None:
-        class_prompts(params.model, card.dataset_id, card.classes)  # raises ConfigError where a prompt cannot be made
+        class_prompts(params.model, card.dataset_id, card.classes)  # raises ConfigError if a prompt cannot be made
     elif params.runs("pretrain"):
         from sfumato.release.synthesizer import outline
 
-        outline(params.model, card.shape, len(card.classes))  # raises ConfigError where widths and levels do not fit
+        outline(params.model, card.shape, len(card.classes))  # raises ConfigError if widths and levels do not fit
 
 
 def settings_of(params: Params, stage: Stage) -> Settings:

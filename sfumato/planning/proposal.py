@@ -70,7 +70,7 @@ def rounded_size(count: int) -> int:
 def propose(known: Known, seconds: Seconds) -> Proposal:
     """The parameters for `known`. seconds: that parameters are expected to take on this machine.
 
-    Raises ConfigError where no row of the table fits.
+    Raises ConfigError if no row of the table fits.
     """
     table = read_table()
     row = row_for(known, table)

@@ -115,7 +115,7 @@ class Journal:
         if not self.path.exists():
             return []
         if not self.path.is_file():  # a pipe would be waited for
-            raise BudgetError(f"{self.path} is no file: {WAY_OUT}")
+            raise BudgetError(f"{self.path} is not a file: {WAY_OUT}")
         lines = self.path.read_text(encoding="utf-8", errors="replace").split("\n")
         if not is_whole(lines[-1]):
             lines.pop()
