@@ -111,7 +111,7 @@ def proposal(
     known: Known, row: Mapping[str, Any], overlays: list, part: float, seconds: Seconds, table: Mapping[str, Any]
 ) -> Proposal:
     """One point between the first and the last numbers of a row: part 0 to 1."""
-    data = {"dataset_id": known.dataset_id, "source": "imagefolder", "path": known.path}
+    data: dict[str, Any] = {"dataset_id": known.dataset_id, "source": "imagefolder", "path": known.path}
     data |= {"size": known.side, "channels": known.channels}
     privacy = {"epsilon": known.epsilon, "size_hint": known.size_hint}
     own: dict[str, Any] = {"recipe": None, "profile": None, "seed": 0, "data": data, "privacy": privacy}
