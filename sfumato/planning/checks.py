@@ -177,9 +177,12 @@ def check_public(params: Params, public: PublicCard, sensitive: int) -> None:
 
         kept = number_to_keep(select, classes)
         if kept < sensitive:
+            remedy = f"select.ratio must be at least {sensitive / classes:.4g}"
+            if classes < sensitive:
+                remedy = "take another public set, or histogram.per_class: false"
             raise ConfigError(
                 f"select.ratio={select.ratio:g} keeps {kept} of {classes} public classes, but each of the {sensitive} "
-                f"sensitive ones needs its own: raise it to {sensitive / classes:.4g}, or take more public classes"
+                f"sensitive ones needs its own: {remedy}"
             )
     if params.runs("histogram") and histogram.votes > classes:
         raise ConfigError(f"histogram.votes={histogram.votes} exceeds the {classes} public classes: lower it")
