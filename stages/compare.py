@@ -31,7 +31,7 @@ def compare(
     classifier: Annotated[str | None, typer.Option(help=CLASSIFIER_HELP)] = None,
     out: Annotated[Path, typer.Option(help="Directory for comparison.csv and comparison.png.")] = EVALUATION,
 ) -> None:
-    """Local: one table and one plot of many runs, with a warning where they cannot be compared."""
+    """Local: one table and one plot of many runs, with a warning if they cannot be compared."""
     folders = runs or []
     if not folders and not dvc:
         raise ConfigError("nothing to compare: name folders that hold metrics.json and ledger.json, or give --dvc")
