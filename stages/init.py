@@ -140,7 +140,7 @@ def check_places(folder: Path, public: Path | None, out: Path, force: bool) -> N
         if out == images or out in images.parents or images in out.parents:
             remedy = "run from another folder, or name one with --out"
             raise ConfigError(
-                f"git would take the images {images}, for the project {out} is in or above them: {remedy}"
+                f"the project {out} and {images} lie in one another, where git would take the images: {remedy}"
             )
     there = [name for name in ("params.yaml", "dvc.yaml") if (out / name).exists()]
     if there and not force:

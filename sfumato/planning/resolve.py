@@ -158,7 +158,7 @@ def inherited_events(records: Sequence[dict], target: float, delta: float, unit:
         raise BudgetError(f"public images or the public model bring records that cannot be counted: {problems[0]}")
     events = [event_from_json(record["event"]) for record in records]
     if (spent := epsilon(events, delta)) >= target:
-        cause = f"public images or the public model were made from sensitive images at a cost of {spent:.4g}"
+        cause = f"public images or the public model were made from sensitive images: that alone costs {spent:.4g}"
         raise BudgetError(f"privacy.epsilon={target:g}: {cause}. Raise privacy.epsilon, or choose others")
     return events
 
