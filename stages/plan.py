@@ -80,9 +80,7 @@ def plan(
     show_shares(made, params)
     if inherited:
         ids = ", ".join(sorted({record["dataset_id"] for record in inherited}))
-        say(
-            f"the budget holds {len(inherited)} charges of an earlier release too, behind public inputs (datasets {ids})"
-        )
+        say(f"the budget holds {len(inherited)} charges of an earlier release, behind public inputs (datasets {ids})")
     for warning in warnings_of(loaded, made.budget["delta"]):
         say(f"warning: {warning}")
     if odometer.head() is not None:
