@@ -11,7 +11,6 @@ from sfumato.baselines.dp_gan import FEATURES, LATENT, WIDTH, AdversarialState, 
 from sfumato.dpsgd.run import epsilon_by_step, save_log
 from sfumato.generators.one_step import new_generator, save_drawing
 from sfumato.privacy.checkpoint import drop_checkpoints
-from sfumato.queries.count import read_counts
 from sfumato.runtime.compute import device
 from sfumato.settings.baselines import Adversarial
 from stages.runner import QueryRun
@@ -20,7 +19,7 @@ from stages.screen import progress, say
 
 def adversarial(run: QueryRun[Adversarial]) -> None:
     plan, settings = run.plan, run.settings.on_this_machine()
-    counts = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes))
+    counts = run.counts
     generator = new_generator(plan.shape, len(plan.classes), LATENT, WIDTH, plan.seed)
     torch.manual_seed(plan.seed)
     judge = Discriminator(plan.shape[1], plan.shape[0], len(plan.classes), FEATURES).to(device())

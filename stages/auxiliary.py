@@ -9,7 +9,6 @@ from torch import Tensor
 from sfumato.baselines.feta_sampler import new_sampled
 from sfumato.generators.gaussian import fit_gaussians, public_details
 from sfumato.generators.one_step import Match, OneStep, fit_generator, new_generator, save_drawing
-from sfumato.queries.count import read_counts
 from sfumato.queries.feature_means import load_means
 from sfumato.runtime.compute import device
 from sfumato.settings.training import Auxiliary
@@ -19,7 +18,7 @@ from stages.screen import progress
 
 def auxiliary(run: StageRun[Auxiliary]) -> None:
     plan, settings = run.plan, run.settings
-    priors = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes)).priors
+    priors = run.counts.priors
     if settings.target == "covariance":
         details = public_details(run.path("public"), plan.shape, plan.seed) if settings.details else None
         generator: OneStep = fit_gaussians(load_means("covariance", run.path("covariance")), priors, details)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from sfumato.queries.central import central_norm, query_central
-from sfumato.queries.count import read_counts
 from sfumato.settings.queries import Central
 from stages.runner import QueryRun
 
@@ -17,7 +16,7 @@ SENSITIVITY = {
 
 def central(run: QueryRun[Central]) -> None:
     settings, plan = run.settings, run.plan
-    counts = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes))
+    counts = run.counts
     released = f"{settings.statistic} images: {settings.repeats} of each class"
     charge = run.open_charge(released, SENSITIVITY[settings.statistic], central_norm(plan.shape, settings))
     images = query_central(charge, charge.sample_rate * counts.per_class, plan.shape, settings)

@@ -1,4 +1,4 @@
-"""`stage classifier`: a network that names images, trained on the public set alone."""
+"""`stage classifier`: a network that names images, trained on the public set only."""
 
 from __future__ import annotations
 

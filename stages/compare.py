@@ -14,7 +14,6 @@ from rich.table import Table
 
 from sfumato.errors import ConfigError, DataError, explained
 from sfumato.storage.files import replace_file
-from stages.runner import DryRun
 from stages.screen import numbers_table, show_local
 from stages.state import EVALUATION, check_local, state_dir
 
@@ -31,19 +30,11 @@ def compare(
     dvc: Annotated[bool, typer.Option("--dvc", help=DVC_HELP)] = False,
     classifier: Annotated[str | None, typer.Option(help=CLASSIFIER_HELP)] = None,
     out: Annotated[Path, typer.Option(help="Directory for comparison.csv and comparison.png.")] = EVALUATION,
-    dry_run: DryRun = False,
 ) -> None:
-    """Local: one table and one plot of many runs, with a warning where they cannot be compared."""
+    """Local: one table and one plot of many runs, with a warning if they cannot be compared."""
     folders = runs or []
     if not folders and not dvc:
         raise ConfigError("nothing to compare: name folders that hold metrics.json and ledger.json, or give --dvc")
-    if dry_run:
-        for folder in folders:
-            typer.echo(f"reads   {folder / 'metrics.json'}, {folder / 'ledger.json'}")
-        if dvc:
-            typer.echo(f"reads   `{EXPERIMENTS}`, {state_dir() / 'evaluations'}")
-        typer.echo(f"writes  {out / 'comparison.csv'}, {out / 'comparison.png'} (local)\ncharges nothing")
-        return
     from sfumato.evaluation.comparison import classifiers_of, compared, read_run
     from sfumato.evaluation.plots import plot_comparison
     from sfumato.evaluation.tables import csv_of
@@ -51,9 +42,7 @@ def compare(
     check_local("--out", out / "comparison.csv")
     found = [read_run(folder) for folder in folders] + (experiments() if dvc else [])
     if not found:
-        raise DataError(
-            "no run is left to compare: run `stage evaluate` in one (`dvc repro`, `dvc exp run`) and try again"
-        )
+        raise DataError("no run is left to compare: run `stage evaluate` (`dvc repro`, `dvc exp run`) and try again")
     table, warnings = compared(found)
     names = classifiers_of(table)
     chosen = classifier or ("cnn" if "cnn" in names else names[0])

@@ -1,8 +1,9 @@
-"""`stage evaluate`: how useful and how faithful the release is. Local: measured on real images, not to be shared."""
+"""`stage evaluate`: how useful and how faithful the release is, measured on real images: local, not to be shared."""
 
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -125,7 +126,7 @@ def log(what: str) -> None:
 
 
 def draw_from_model(plan: StagePlan[Any], name: str, paths: dict[str, Path]) -> ImageSet:
-    """Images of a single model, drawn as the release draws them: they show what each stage contributes."""
+    """Images of a single model, drawn as the release draws them."""
     from sfumato.data.images import ImageSet, as_uint8
     from sfumato.queries.count import read_counts
     from sfumato.release.synthesis import draw_from
@@ -139,12 +140,9 @@ def draw_from_model(plan: StagePlan[Any], name: str, paths: dict[str, Path]) -> 
 
 
 def keep(found: dict, ledger: Path) -> None:
-    """Keep a private copy of the numbers under their release: other runs of the pipeline overwrite metrics.json."""
+    """Keep a private copy of the numbers under their release, if there is a ledger: other runs replace metrics.json."""
     from sfumato.evaluation.comparison import keep_evaluation
     from sfumato.privacy.ledger import read_ledger
 
-    try:
-        content = read_ledger(ledger)
-    except BudgetError:
-        return  # not run by the pipeline: there is no experiment to find the numbers for
-    keep_evaluation(state_dir(), found | {"ledger": content})
+    with suppress(BudgetError):
+        keep_evaluation(state_dir(), found | {"ledger": read_ledger(ledger)})

@@ -10,7 +10,6 @@ from sfumato.data.store import read_card
 from sfumato.features.projection import CLASSIFIER
 from sfumato.features.public_network import load_classifier
 from sfumato.privacy.checkpoint import drop_checkpoints
-from sfumato.queries.count import read_counts
 from sfumato.queries.feature_means import encoder_of, ensure_encoded
 from sfumato.runtime.compute import device
 from sfumato.settings.baselines import Evolve
@@ -27,7 +26,7 @@ def evolve(run: QueryRun[Evolve]) -> None:
     encoding = partial(progress, "features of the images, once", clock=False)
     encoder = encoder_of(embedding, embedding.config())
     latents = ensure_encoded(embedding, encoder, device(), state_dir(), read_card(run.card), encoding)
-    priors = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes)).priors
+    priors = run.counts.priors
     released = f"{settings.rounds} rounds of votes for candidates of {settings.generator}"
     open_charge = partial(run.open_charge, released, "1: an image votes for one candidate", 1.0, latents=latents)
     with progress("evolve", clock=False) as report:

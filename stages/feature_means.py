@@ -12,7 +12,6 @@ from sfumato.data.store import read_card
 from sfumato.features import FeatureMeans
 from sfumato.features.projection import ProjectedFeatures
 from sfumato.features.public_network import PublicNetwork
-from sfumato.queries.count import read_counts
 from sfumato.queries.feature_means import encoder_of, ensure_encoded, query_feature_means, save_means
 from sfumato.runtime.compute import device
 from stages.runner import QueryRun
@@ -37,7 +36,7 @@ def release_means(
     released: what the record states; cache: what decides the maps, whose cached rows are sampled instead of images.
     """
     plan, features = run.plan, features.to(device())
-    size = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes)).total
+    size = run.counts.total
     latents = None if cache is None else encoded(run, features.vectors, encoder_of(features, cache))
     charge = run.open_charge(released, sensitivity, 1.0, latents=latents)
     table = query_feature_means(charge, features, len(plan.classes), size, cached=latents is not None)

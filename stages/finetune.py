@@ -12,7 +12,6 @@ from sfumato.dpsgd.run import State, epsilon_by_step, fine_tune, save_log
 from sfumato.dpsgd.trainable import check_trained, choose_trainable, save_trained
 from sfumato.errors import ConfigError
 from sfumato.privacy.checkpoint import drop_checkpoints
-from sfumato.queries.count import read_counts
 from sfumato.queries.saliency import read_ranking
 from sfumato.release.synthesizer import load_start, start_file
 from sfumato.runtime import distributed
@@ -41,7 +40,7 @@ def finetune(run: QueryRun[Finetune]) -> None:
     if settings.trainable == "noisy" and ranking:
         randomise_unselected(model, ranking, settings.ratio, plan.seed)
     before = {name: value.to("cpu", copy=True) for name, value in model.state_dict().items()}
-    counts = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes))
+    counts = run.counts
     public_batch = plan.mechanism.sample_rate * counts.total
     state = State(model, settings, public_batch=public_batch, label_dropout=plan.network.label_dropout)
 

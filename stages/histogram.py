@@ -21,10 +21,7 @@ def histogram(run: QueryRun[Histogram]) -> None:
     model = load_classifier(trained).to(device())
     names = read_json(trained / "card.json")["classes"]
     if model.shape != shape:
-        raise DataError(
-            f"{trained} was trained on images of shape {model.shape}, the sensitive ones have {shape}: "
-            "run `stage classifier` again"
-        )
+        raise DataError(f"{trained} was trained on shape {model.shape}, not {shape}: run `stage classifier` again")
     if votes > model.classes:
         raise ConfigError(f"histogram.votes={votes} exceeds the {model.classes} public classes: lower it")
     rows = len(run.plan.classes) if run.settings.per_class else None

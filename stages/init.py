@@ -138,9 +138,9 @@ def check_places(folder: Path, public: Path | None, out: Path, force: bool) -> N
     """Raise ConfigError if git would take the images, or if files would be overwritten."""
     for images in (folder, *([public.expanduser().resolve()] if public else [])):
         if out == images or out in images.parents or images in out.parents:
+            remedy = "run from another folder, or name one with --out"
             raise ConfigError(
-                f"the project {out} and the images {images} lie in one another, where git would take the images: "
-                "run from another folder, or name one with --out"
+                f"the project {out} and {images} lie in one another, where git would take the images: {remedy}"
             )
     there = [name for name in ("params.yaml", "dvc.yaml") if (out / name).exists()]
     if there and not force:
@@ -283,7 +283,7 @@ def begin_repository(out: Path) -> None:
     import subprocess
 
     if shutil.which("git") is None:
-        say("git is not installed: the project has no history, and nobody else can check its ledger")
+        say("git is not installed: the project has no history, so others cannot check its ledger")
     elif git("-C", str(out), "rev-parse", "--git-dir")[0] != 0:
         git("init", "-q", str(out))
     if (out / ".dvc").is_dir():

@@ -83,7 +83,7 @@ def plan(
     show_shares(made, params)
     if inherited:
         ids = ", ".join(sorted({record["dataset_id"] for record in inherited}))
-        say(f"the budget includes {len(inherited)} charges (datasets {ids}) behind public images or the public model")
+        say(f"the budget holds {len(inherited)} charges of an earlier release, behind public inputs (datasets {ids})")
     for warning in warnings_of(loaded, made.budget["delta"]):
         say(f"warning: {warning}")
     if odometer.head() is not None:
@@ -210,7 +210,7 @@ def show_minutes(params: Params, seconds: Mapping[str, float | None]) -> None:
 
 
 def show_shares(made: Plan, params: Path) -> None:
-    """Show which stages have another share than the one asked for, and why."""
+    """Show which stages have another share than the requested one, and why."""
     from sfumato.settings.fields import REST
     from sfumato.settings.recipes import read_yaml
 
@@ -253,7 +253,5 @@ def show_next(made: Plan, spending: Sequence[Spending]) -> None:
     granted = [entry.stage for entry in spending if entry.done and entry.stage in wishes]
     if granted:
         more = ", ".join(f"{name}: {made.lineage[name].again + 1}" for name in granted)
-        typer.echo(
-            f"{', '.join(granted)} was paid for again as asked; privacy.spend_again: {{{more}}} would pay once more"
-        )
+        typer.echo(f"{', '.join(granted)} was paid for again; privacy.spend_again: {{{more}}} would pay once more")
     typer.echo(f"next: `dvc repro` will spend: {costs}" if coming else "next: nothing to spend: `dvc repro`")

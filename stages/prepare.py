@@ -15,9 +15,7 @@ from stages.state import CARD, PUBLIC, state_dir
 Raw = Annotated[Path, typer.Option("--raw", help="Where downloads are looked for and kept.")]
 RAW = Path("data/raw")
 
-app = typer.Typer(
-    no_args_is_help=True, help="Take images from their source; the sensitive ones never enter the repository."
-)
+app = typer.Typer(no_args_is_help=True, help="Take images from their source; no sensitive one enters the repository.")
 
 
 @app.command()
@@ -28,12 +26,9 @@ def sensitive(
     from sfumato.data.prepare import prepare_sensitive
     from sfumato.settings.recipes import load_params
 
-    data = load_params(params, recipes).data
-    content = prepare_sensitive(data, state_dir(), card, raw)
-    typer.echo(
-        f"{card}: dataset {content['dataset_id']!r}, shape {content['shape']}, {len(content['classes'])} classes, "
-        f"{content['split']} hold-out"
-    )
+    content = prepare_sensitive(load_params(params, recipes).data, state_dir(), card, raw)
+    shape = f"shape {content['shape']}, {len(content['classes'])} classes, {content['split']} hold-out"
+    typer.echo(f"{card}: dataset {content['dataset_id']!r}, {shape}")
 
 
 @app.command()
@@ -44,7 +39,7 @@ def public(
     raw: Raw = RAW,
     out: Annotated[Path, typer.Option(help="Directory to write.")] = PUBLIC,
 ) -> None:
-    """Free: labelled public images in the shape of the sensitive ones; an empty set where the recipe uses none."""
+    """Free: labelled public images in the shape of the sensitive ones; an empty set if no stage reads them."""
     from sfumato.data.prepare import prepare_public, refuse_sensitive_as_public
     from sfumato.data.store import read_card
     from sfumato.planning.checks import reads_public
@@ -59,9 +54,6 @@ def public(
     private = partial(open_local, state, known, "overlap check")
     content = prepare_public(wanted, known.shape, out, raw, loaded.seed, private=private, state=state)
     if not content["enabled"]:
-        typer.echo(f"no stage reads public images: {out} says so and holds none")
-        return
-    typer.echo(
-        f"{out}: {content['images']} images of {content['source']}, shape {list(content['shape'])}, "
-        f"{len(content['classes'])} classes"
-    )
+        return typer.echo(f"no stage reads public images: {out} holds none")
+    shape = f"shape {list(content['shape'])}, {len(content['classes'])} classes"
+    typer.echo(f"{out}: {content['images']} images of {content['source']}, {shape}")

@@ -8,7 +8,6 @@ from sfumato.baselines.feta_sampler import fit_phases
 from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.unet import UNet, drop_extra_classes
 from sfumato.generators.one_step import Match
-from sfumato.queries.count import read_counts
 from sfumato.queries.feature_means import load_means
 from sfumato.runtime.compute import device
 from sfumato.settings.training import Pretrain
@@ -32,7 +31,7 @@ def pretrain(run: StageRun[Pretrain]) -> None:
     settings, dropout = run.settings, plan.network.label_dropout
     with progress("pretrain") as report:
         if "frequency" in run.inputs:  # FETA-Pro without a generator: a phase fits the model to this release
-            priors = read_counts(run.inputs["count"], plan.size_hint, len(classes)).priors
+            priors = run.counts.priors
             means = load_means("frequency", run.path("frequency"))
             match = Match(means.table.to(device()), means.features)
             fit_phases(model, settings, sets.sources, match, priors, plan.seed, report, label_dropout=dropout)
@@ -50,7 +49,4 @@ def refer_to_public_model(run: StageRun[Pretrain]) -> None:
     plan = run.plan
     with run.writing(lineage_of_model(plan.network, check_declared=False)) as directory:
         found = save_reference(plan.network, plan.dataset_id, plan.classes, directory, device())
-    say(
-        f"pretrain: {found['directory']} has sha256 {found['sha256']}; set model.sha256 to it, "
-        "and no other model will be taken"
-    )
+    say(f"pretrain: {found['directory']} has sha256 {found['sha256']}; set model.sha256 to refuse any other model")

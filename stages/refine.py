@@ -6,7 +6,6 @@ from functools import partial
 
 from sfumato.features.teacher_network import load_teacher, relabelled
 from sfumato.generators.one_step import Match, fit_generator, load_generator, save_drawing
-from sfumato.queries.count import read_counts
 from sfumato.queries.feature_means import load_means
 from sfumato.runtime.compute import device
 from sfumato.settings.training import Refine
@@ -26,7 +25,7 @@ def refine(run: StageRun[Refine]) -> None:
         Match(means.table.to(device()), means.features),
         Match(learned.table.to(device()), learned.features, WEIGHT),
     ]
-    priors = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes)).priors
+    priors = run.counts.priors
     generator = load_generator(run.path("auxiliary"))
     with progress("refine") as report:
         fit_generator(generator, matches, settings, priors, plan.seed + 2, report, teacher=teacher, agreement=AGREEMENT)

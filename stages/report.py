@@ -24,7 +24,7 @@ class Audience(StrEnum):
     owner = "owner"
 
 
-AUDIENCE_HELP = "public: made of the release and the ledger alone. owner: also numbers from real images."
+AUDIENCE_HELP = "public: made of the release and the ledger only. owner: also numbers from real images."
 OUT_HELP = "HTML file. Default: artifacts/report/index.html; evaluation/report.html for the owner."
 METRICS_HELP = "Owner only: numbers of `stage evaluate`."
 ARTIFACTS_HELP = "Owner only: folder of artifacts whose pictures to show."

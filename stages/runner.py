@@ -1,7 +1,6 @@
-"""What every stage does: its command line, its plan, the dry run, its inputs, the charge, and writing what came of it.
+"""What every stage does: its command line, its plan, the dry run, its inputs, the charge, and writing the result.
 
-A stage that the plan resolves is a function of the name of its module, `stages/<name>.py`, and takes a `StageRun`, or a
-`QueryRun` if it spends. It names what it reads, calls the library, and saves.
+The function `<name>` of `stages/<name>.py` takes a `StageRun`, or a `QueryRun` if it spends.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from stages.state import ARTIFACTS, CARD, PLAN, PUBLIC, read_policy, run_directo
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
     from sfumato.privacy.resolved import QueryPlan, StagePlan
+    from sfumato.queries.count import PublicCounts
 
 CONFIG_HELP = "Resolved configuration. Default: artifacts/plan/<stage>.yaml, which `stage plan` writes."
 ConfigPath = Annotated[Path | None, typer.Option("--config", help=CONFIG_HELP)]
@@ -143,9 +143,9 @@ def read_inputs(stage: Stage, paths: Mapping[str, Path]) -> dict[str, Artifact]:
     for name, path in paths.items():
         found[name] = read_artifact(path, name)
         if not found[name].enabled and name not in stage.optional:
+            remedy = f"add {name} to run, and run `stage plan` and `stage {name}`"
             raise ConfigError(
-                f"{stage.name} needs {name}, but {path} is the empty artifact of a stage that is switched off: "
-                f"add {name} to run, and run `stage plan` and `stage {name}`"
+                f"{stage.name} needs {name}, but {path} is the empty artifact of a stage that is off: {remedy}"
             )
     return found
 
@@ -163,11 +163,7 @@ def describe(plan: StagePlan[Any], reads: Mapping[str, Path], out: Path) -> None
     from sfumato.privacy.resolved import QueryPlan
 
     if not plan.enabled:
-        typer.echo(
-            f"{plan.stage} is switched off, for `run` does not name it: it writes an empty artifact to {out} "
-            "and charges nothing"
-        )
-        return
+        return typer.echo(f"{plan.stage} is not in `run`: it writes an empty artifact to {out} and charges nothing")
     for name, path in reads.items():
         typer.echo(f"reads   {path} ({name}{'' if path.exists() else ': not there yet'})")
     typer.echo(f"writes  {out}")
@@ -179,7 +175,7 @@ def describe(plan: StagePlan[Any], reads: Mapping[str, Path], out: Path) -> None
 
 
 def memory_line(network: Any, shape: tuple[int, int, int], classes: int, settings: Any, size_hint: int) -> str:
-    """Memory for per-image gradients of the network, by the rule for microbatches; or why it is not known here."""
+    """Memory for per-image gradients of the network, or why it is unknown here."""
     from sfumato.dpsgd.microbatch import needed
     from sfumato.dpsgd.trainable import trained_parameters
     from sfumato.release.synthesizer import outline
@@ -201,7 +197,7 @@ class TakenOver(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class StageRun(Generic[S]):
-    """One run of a stage: its plan, the verified artifacts that it reads, by name, and the directory that it writes."""
+    """One run of a stage: its plan, its verified inputs by name, and the directory that it writes."""
 
     plan: StagePlan[Any]
     inputs: Mapping[str, Artifact]
@@ -217,8 +213,15 @@ class StageRun(Generic[S]):
         """The directory of an input."""
         return self.inputs[name].path
 
+    @property
+    def counts(self) -> PublicCounts:
+        """The noisy class counts; uniform ones of the public size if `count` is switched off."""
+        from sfumato.queries.count import read_counts
+
+        return read_counts(self.inputs["count"], self.plan.size_hint, len(self.plan.classes))
+
     def first_alone(self) -> None:
-        """Raise TakenOver in all processes but the first: what is left to do, one does."""
+        """Raise TakenOver in all processes but the first, which writes."""
         from sfumato.runtime import distributed
 
         if not distributed.is_main():
@@ -226,9 +229,9 @@ class StageRun(Generic[S]):
 
     @contextmanager
     def writing(self, also: Iterable[Artifact] = ()) -> Iterator[Path]:
-        """A directory that becomes the artifact, with the records of all inputs, when the block ends well.
+        """A directory that becomes the artifact, with the records of all inputs and of `also`, if the block ends well.
 
-        also: what it was made from besides. Of many processes the first one writes; the others' work ends here.
+        Of many processes the first one writes; the others' work ends here.
         """
         self.first_alone()
         with writing(self.out, self.plan.stage, [*self.inputs.values(), *also]) as directory:
@@ -242,29 +245,22 @@ class QueryRun(StageRun[S]):
     plan: QueryPlan[Any]
 
     def open_charge(self, released: str, sensitivity: str, max_norm: float, *, latents: str | None = None) -> Charge:
-        """The charge that the plan asks for. released, sensitivity: in words, for the record.
+        """The charge that the plan asks for.
 
-        max_norm: what one image can contribute at most, in L2; a group contributes no more.
-        Raises TakenOver if nothing is left to do: this very work was released, and its artifact is gone. A kill came
-        before the pipeline took it over, or DVC removed it, because something changed that the stage does not read. The
-        release, of which its run keeps a copy, is then put back, at no cost.
+        Args:
+            released, sensitivity: words for the record.
+            max_norm: the largest contribution of one image, or of one group, in L2.
+        Raises: TakenOver if this very work was released and its artifact is gone, by a kill or by DVC: the copy of its
+            run is restored, at no cost.
         """
         from sfumato.data.store import read_card
-        from sfumato.privacy.authorize import (
-            RELEASED,
-            AlreadyReleasedError,
-            ChargeRequest,
-            RefusedElsewhereError,
-            open_charge,
-        )
+        from sfumato.privacy import authorize
         from sfumato.privacy.resolved import read_lineage
 
         plan, public, lineage = self.plan, read_card(self.card), read_lineage(self.folder, self.plan.stage)
         if (public.dataset_id, public.shape, public.classes) != (plan.dataset_id, plan.shape, plan.classes):
-            raise ConfigError(
-                f"the plan of {plan.stage} was made for another data card than {self.card}: run `stage plan` again"
-            )
-        work = ChargeRequest(
+            raise ConfigError(f"the plan of {plan.stage} is for another card than {self.card}: run `stage plan` again")
+        work = authorize.ChargeRequest(
             stage=plan.stage,
             settings=plan.digest,
             mechanism=plan.mechanism,
@@ -282,18 +278,18 @@ class QueryRun(StageRun[S]):
             group_cap=plan.group_cap,
         )
         try:
-            return open_charge(state_dir(), public, work, read_policy())
-        except RefusedElsewhereError as refusal:
+            return authorize.open_charge(state_dir(), public, work, read_policy())
+        except authorize.RefusedElsewhereError as refusal:
             raise TakenOver(str(refusal)) from None
-        except AlreadyReleasedError as refusal:
-            kept = run_directory(refusal.run_id) / RELEASED
+        except authorize.AlreadyReleasedError as refusal:
+            kept = run_directory(refusal.run_id) / authorize.RELEASED
             if own_record(self.out, refusal.record_id) or not (refusal.same_inputs and kept.exists()):
                 raise
             copy_directory(kept, self.out)
             raise TakenOver(f"already released as {refusal.record_id[:8]}: put back, nothing is charged") from None
 
     def seen(self) -> set[str]:
-        """What the ledgers and the inputs name of the journal, which may lack none of it."""
+        """The charges and heads that the ledgers and the inputs name: the journal must hold all of them."""
         mine = self.plan.dataset_id
         records = [record for artifact in self.inputs.values() for record in artifact.records.values()]
         return seen_in_ledgers(mine) | {record["id"] for record in records if record["dataset_id"] == mine}
@@ -302,8 +298,8 @@ class QueryRun(StageRun[S]):
     def releasing(self, charge: Charge, *, local: bool = False) -> Iterator[Path]:
         """A directory that becomes the artifact, with the record of the charge, which is closed at the end.
 
-        The release is written into the private directory of the run, then journalled, and only then copied to `out`: a
-        charge that is open has released nothing. It stays there until a ledger is written that does not hold it.
+        The release is written into the private directory of the run, journalled, and only then copied to `out`: an open
+        charge has released nothing. The copy stays until a ledger without it is written.
         local: it depends on numbers from real images.
         """
         from sfumato.privacy.authorize import RELEASED

@@ -8,7 +8,6 @@ from sfumato.data.store import read_card
 from sfumato.dpsgd.latents import ensure_latents
 from sfumato.dpsgd.microbatch import choose_microbatch
 from sfumato.dpsgd.trainable import candidates, flat
-from sfumato.queries.count import read_counts
 from sfumato.queries.saliency import query_saliency, rank_candidates, save_ranking
 from sfumato.release.synthesizer import load_start
 from sfumato.runtime.compute import device
@@ -26,7 +25,7 @@ def saliency(run: QueryRun[Saliency]) -> None:
     latents = ensure_latents(model, state_dir(), read_card(run.card), lambda: load_codec(pretrain, device()), encoding)
     settings = run.settings.on_this_machine()
     pool = candidates(model.to(device()), settings.candidates)
-    public_size = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes)).total
+    public_size = run.counts.total
     released = f"gradient of {len(pool)} candidates ({settings.candidates}, score {settings.score})"
     sensitivity = "max_norm: the jointly clipped gradient of one image"
     trained = {name: model.get_parameter(name) for name in flat(pool)}

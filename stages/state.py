@@ -24,16 +24,12 @@ def state_dir() -> Path:
     named = os.environ.get("SFUMATO_STATE")
     path = Path(named) if named else user_state_path("sfumato")
     if named and not path.is_absolute():
-        raise ConfigError(
-            f"SFUMATO_STATE={named} is relative: from another folder it would be another odometer. Give the whole path"
-        )
+        raise ConfigError(f"SFUMATO_STATE={named} is relative, so the odometer would vary: give the whole path")
     if path.exists() and not path.is_dir():
         raise ConfigError(f"the state directory {path} is a file: name a folder in SFUMATO_STATE")
     if in_git(path / "keys"):
-        raise ConfigError(
-            f"the state directory {path} would hold real images and keys in a place that git takes: "
-            "ignore it (a line in .gitignore), or set SFUMATO_STATE to a place outside the repository"
-        )
+        remedy = "ignore it (a line in .gitignore), or set SFUMATO_STATE to a place outside the repository"
+        raise ConfigError(f"git would take the state directory {path}, with real images and keys: {remedy}")
     return path
 
 
@@ -76,15 +72,11 @@ def check_local(option: str, *files: Path) -> None:
     for file in files:
         for folder in file.absolute().parents:
             if (folder / "privacy.json").is_file() or folder.resolve() in (ARTIFACTS.resolve(), PUBLIC.resolve()):
-                raise ConfigError(
-                    f"{option} {file} lies in the artifact {folder}, which may be shared, "
-                    "and numbers from real images may not: name a place elsewhere"
-                )
+                where = f"lies in the artifact {folder}, which may be shared"
+                raise ConfigError(f"{option} {file} {where}, and numbers from real images may not: name another place")
         if in_git(file):
-            raise ConfigError(
-                f"{option} {file} would be taken by git, and numbers from real images may not be shared: "
-                "name a place that git ignores, such as evaluation/, or ignore it (a line in .gitignore)"
-            )
+            remedy = "name a place that git ignores, such as evaluation/, or ignore it (a line in .gitignore)"
+            raise ConfigError(f"{option} {file} would be taken by git, but holds numbers from real images: {remedy}")
 
 
 def ledgers() -> list[dict]:

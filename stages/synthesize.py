@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from sfumato.features.teacher_network import guide_by, load_teacher
-from sfumato.queries.count import read_counts
 from sfumato.release.exports import check_parquet
 from sfumato.release.release import save_release
 from sfumato.release.synthesis import draw_mixture
@@ -20,7 +19,7 @@ def synthesize(run: StageRun[Synthesize]) -> None:
     if "parquet" in settings.export:
         check_parquet()  # before anything slow
     paths = {name: artifact.path for name, artifact in run.inputs.items()}
-    counts = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes))
+    counts = run.counts
     priors = counts.priors if settings.labels == "prior" else None
     teacher = load_teacher(paths["teacher"]).to(device()) if settings.reads("teacher") else None
     guide = guide_by(teacher, settings.teacher_guidance) if teacher and settings.teacher_guidance else None

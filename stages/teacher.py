@@ -7,7 +7,6 @@ from sfumato.data.store import load_public
 from sfumato.features.projection import CLASSIFIER
 from sfumato.features.public_network import load_classifier
 from sfumato.features.teacher_network import TeacherNetwork, fit_features, save_teacher
-from sfumato.queries.count import read_counts
 from sfumato.queries.feature_means import encoder_of
 from sfumato.queries.teacher import query_teacher
 from sfumato.runtime import distributed
@@ -24,7 +23,7 @@ def teacher(run: QueryRun[Teacher]) -> None:
     features, covariance = fit_features(settings, plan.shape, network, known_images(run), plan.seed)
     distributed.broadcast_state(features)
     latents = encoded(run, features.to(device()), encoder_of(features, features.config()))
-    size = read_counts(run.inputs["count"], plan.size_hint, len(plan.classes)).total * plan.mechanism.sample_rate
+    size = run.counts.total * plan.mechanism.sample_rate
     released = f"{settings.steps} steps of a linear classifier on {features.dimension} features ({settings.feature})"
     sensitivity = "max_norm: the clipped error of one image times its features of norm 1"
     charge = run.open_charge(released, sensitivity, settings.max_norm, latents=latents)

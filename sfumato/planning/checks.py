@@ -22,11 +22,11 @@ def check_consistent(params: Params, card: Card) -> None:
     for problem in chain(*of_the_card, *of_the_stages, shape_problems(params, card), release_problems(params)):
         raise ConfigError(problem)
     if params.model.directory is not None:
-        class_prompts(params.model, card.dataset_id, card.classes)  # raises ConfigError where a prompt cannot be made
+        class_prompts(params.model, card.dataset_id, card.classes)  # raises ConfigError if a prompt cannot be made
     elif params.runs("pretrain"):
         from sfumato.release.synthesizer import outline
 
-        outline(params.model, card.shape, len(card.classes))  # raises ConfigError where widths and levels do not fit
+        outline(params.model, card.shape, len(card.classes))  # raises ConfigError if widths and levels do not fit
 
 
 def settings_of(params: Params, stage: Stage) -> Settings:
@@ -54,25 +54,16 @@ def card_problems(params: Params, card: Card) -> Iterator[str]:
 def unit_problems(params: Params, card: Card) -> Iterator[str]:
     privacy, groups = params.privacy, params.data.groups
     if groups is not None and privacy.unit != GROUP:
-        yield (
-            f"data.groups names groups, but privacy.unit={privacy.unit or 'null'}: say privacy.unit: group (and count "
-            "groups in privacy.size_hint), or take data.groups out if no two images are of one person"
-        )
+        remedy = "say privacy.unit: group (and count groups in privacy.size_hint), or take data.groups out"
+        yield f"data.groups names groups, but privacy.unit={privacy.unit or 'null'}: {remedy}"
     if groups is None and privacy.unit == GROUP:
-        yield (
-            "privacy.unit=group protects all images of a person, but data.groups is missing: say which images are "
-            "whose, such as data.groups: {pattern: '^(P\\d+)_'}, and run `stage prepare sensitive`"
-        )
+        remedy = "say which images are whose, such as {pattern: '^(P\\d+)_'}, and run `stage prepare sensitive`"
+        yield f"privacy.unit=group protects all images of a person, but data.groups is missing: {remedy}"
     if card.unit != privacy.protected:
-        yield (
-            f"privacy.unit={privacy.protected}, but the images were prepared for one {card.unit}: "
-            "run `stage prepare sensitive`, or mend params.yaml"
-        )
+        remedy = "run `stage prepare sensitive`, or mend params.yaml"
+        yield f"privacy.unit={privacy.protected}, but the images were prepared for one {card.unit}: {remedy}"
     if privacy.group_cap is not None and not params.runs("count"):
-        yield (
-            f"privacy.group_weight=capped gives groups of fewer than {privacy.group_cap} images less weight than "
-            "privacy.size_hint counts: add count to run"
-        )
+        yield "privacy.group_weight=capped gives small groups less weight than privacy.size_hint: add count to run"
 
 
 def missing_stages(params: Params) -> Iterator[str]:
@@ -88,13 +79,9 @@ def missing_stages(params: Params) -> Iterator[str]:
             if not params.runs(other) and other not in stage.optional and settings.reads(other):
                 way_out = f"change {name}.{settings.chooser}" if settings.chooser else f"take {name} out"
                 yield f"{recipe}: {who} needs {other}, which is switched off. Add {other} to run, or {way_out}"
-    select = params.select
-    voted = params.runs("select") and select.by == "votes"
-    if voted and not params.runs("histogram") and select.ratio < 1:
-        yield (
-            f"{recipe}: select.ratio below 1 needs histogram, which is switched off. Add histogram to run, "
-            "or set select.ratio: 1"
-        )
+    voted = params.runs("select") and params.select.by == "votes" and params.select.ratio < 1
+    if voted and not params.runs("histogram"):
+        yield f"{recipe}: select.ratio below 1 needs histogram. Add histogram to run, or set select.ratio: 1"
 
 
 def name_problems(params: Params) -> Iterator[str]:
@@ -121,10 +108,7 @@ def shape_problems(params: Params, card: Card) -> Iterator[str]:
     _, height, width = card.shape
     central, frequency, model = params.central, params.frequency, params.model
     if params.runs("central") and (height % central.pool or width % central.pool):
-        yield (
-            f"central.pool={central.pool} does not divide images of {height}×{width}: "
-            "choose a divisor, or another data.size"
-        )
+        yield f"central.pool={central.pool} does not divide images of {height}×{width}: choose a divisor"
     if params.runs("central") and central.statistic == "mode" and central.max_norm is not None:
         yield f"central.max_norm={central.max_norm} has no effect on the mode, whose bound is fixed: leave it out"
     number = sum(len(feature.length_scales) for feature in frequency.features)
@@ -137,19 +121,13 @@ def shape_problems(params: Params, card: Card) -> Iterator[str]:
     if any(params.runs(name) for name in ("pretrain", "auxiliary", "adversarial")) and height != width:
         yield f"images of {height}×{width} do not fit the models, which need square ones: set data.size"
     if params.runs("evolve") and params.evolve.population < len(card.classes):
-        yield (
-            f"evolve.population={params.evolve.population} is less than one candidate for each of "
-            f"{len(card.classes)} classes: raise it"
-        )
+        yield f"evolve.population={params.evolve.population} is below the {len(card.classes)} classes: raise it"
     if params.runs("pretrain") and model.directory is None and height % model.unshuffle:
-        yield (
-            f"model.unshuffle={model.unshuffle} does not divide images of {height}×{width}: "
-            "set data.size, or model.unshuffle"
-        )
+        yield f"model.unshuffle={model.unshuffle} does not divide images of {height}×{width}: choose a divisor"
 
 
 def release_problems(params: Params) -> Iterator[str]:
-    """Releases of public images that have no sensitive class, and a guide where there is nothing for it to guide."""
+    """Public images without a sensitive class, and a guide without a diffusion model."""
     if params.runs("synthesize") and params.synthesize.teacher_guidance > 0:
         if not {"pretrain", "finetune"} & set(params.synthesize.sources):
             yield "synthesize.teacher_guidance guides diffusion models, and synthesize.sources names none: leave it out"
@@ -157,14 +135,12 @@ def release_problems(params: Params) -> Iterator[str]:
             yield "synthesize.teacher_guidance does not go with a public model, which draws latents: leave it out"
     labelled = params.select.by == "teacher" or (params.runs("histogram") and params.histogram.per_class)
     if params.runs("synthesize") and "select" in params.synthesize.sources and not labelled:
-        yield (
-            "synthesize.sources names select, whose images keep their public labels: set select.by: teacher, or "
-            "histogram.per_class: true"
-        )
+        remedy = "set select.by: teacher, or histogram.per_class: true"
+        yield f"synthesize.sources names select, whose images keep their public labels: {remedy}"
 
 
 def public_model_problems(params: Params) -> Iterator[str]:
-    """What does not go with a public text-to-image model, or with none."""
+    """Settings that do not fit a public text-to-image model, or its absence."""
     model, finetune = params.model, params.finetune
     given = ", ".join(f"model.{name}" for name in PUBLIC_MODEL if getattr(model, name) and name != "directory")
     if model.directory is None:
@@ -173,24 +149,17 @@ def public_model_problems(params: Params) -> Iterator[str]:
         return
     if params.runs("pretrain") and params.pretrain.phases:
         yield (
-            f"model.directory={model.directory}: a public model has no warm-up, "
-            f"but pretrain has {len(params.pretrain.phases)} phase(s). "
-            "Set pretrain.phases: [], or use one of the recipes dp-sapf, dp-lora, dp-ldm, dp-finetune"
+            f"model.directory={model.directory}: a public model has no warm-up. Set pretrain.phases: [], "
+            "or use one of the recipes dp-sapf, dp-lora, dp-ldm, dp-finetune"
         )
     if params.runs("finetune") and (finetune.flip or finetune.crop > 0):
-        yield (
-            "finetune.flip and finetune.crop do not go with a public model, whose images are encoded once: "
-            "set flip: false and crop: 0"
-        )
+        yield "a public model's images are encoded once: set finetune.flip: false and finetune.crop: 0"
     if params.runs("finetune") and finetune.convergence:
-        yield (
-            "finetune.convergence does not go with a public model, whose samples take too long: leave it out, "
-            "and look at the release with evaluate"
-        )
+        yield "finetune.convergence takes too long with a public model: leave it out"
 
 
 def check_public(params: Params, public: PublicCard, sensitive: int) -> None:
-    """Raise ConfigError where more public classes are asked for than there are, or fewer than each class needs."""
+    """Raise ConfigError if more public classes are asked for than there are, or fewer than each class needs."""
     if public.source not in (None, params.public.source):
         raise ConfigError(
             f"public.source={params.public.source}, but {public.source} was prepared: run `stage prepare public`"
@@ -208,14 +177,12 @@ def check_public(params: Params, public: PublicCard, sensitive: int) -> None:
 
         kept = number_to_keep(select, classes)
         if kept < sensitive:
-            way_out = ", which this public set cannot give: take another, or histogram.per_class: false"
+            remedy = f"select.ratio must be at least {sensitive / classes:.4g}"
+            if classes < sensitive:
+                remedy = "take another public set, or histogram.per_class: false"
             raise ConfigError(
                 f"select.ratio={select.ratio:g} keeps {kept} of {classes} public classes, but each of the {sensitive} "
-                f"sensitive ones needs its own: select.ratio must be at least {sensitive / classes:.4g}"
-                f"{way_out if classes < sensitive else ''}"
+                f"sensitive ones needs its own: {remedy}"
             )
     if params.runs("histogram") and histogram.votes > classes:
-        raise ConfigError(
-            f"histogram.votes={histogram.votes} is more than the {classes} public classes of "
-            f"{public.source!r}: lower it"
-        )
+        raise ConfigError(f"histogram.votes={histogram.votes} exceeds the {classes} public classes: lower it")

@@ -10,10 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-import os
 import platform
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -56,10 +53,9 @@ BATCH = 64  # images in one pass without gradients
 PUBLIC_CLASSES = 100  # of a public set that is not prepared yet
 FRAME = ("prepare sensitive", "prepare public", "plan", "ledger", "report")  # commands that the plan does not resolve
 OFF = 1.0  # seconds of a stage that is switched off, with DVC's part
-AROUND = 1.0  # seconds that DVC and the files of an artifact add to a stage
+START = 8.0  # seconds that DVC, imports and the files of an artifact add to a stage
 FACTOR = 4.0  # a past run that differs more than this from its estimate is not used: it was resumed, or disturbed
 MEASURED = 0.5  # seconds of the speed's measurement
-IMPORTS = "import torch, sfumato.planning.resolve, sfumato.privacy.authorize, sfumato.evaluation.downstream"
 
 
 # --- the machine ------------------------------------------------------------------------------------------------------
@@ -100,10 +96,6 @@ class Machine:
         speed = self.measured("speed_bfloat16", lambda: products_per_second(True)) if bfloat16 else usual
         return images * (cost.products / speed + ELEMENT * cost.elements / usual + CALL * cost.calls / max(batch, 1))
 
-    def start(self) -> float:
-        """Seconds before a stage begins its work."""
-        return self.measured("start", seconds_of_imports) + AROUND
-
 
 @functools.cache
 def products_per_second(bfloat16: bool) -> float:
@@ -122,27 +114,18 @@ def products_per_second(bfloat16: bool) -> float:
     return BATCH * (cost.products + ELEMENT * cost.elements * (not bfloat16)) / best
 
 
-@functools.cache
-def seconds_of_imports() -> float:
-    """Seconds of processor time of a program that imports what a stage needs."""
-    before = os.times()
-    subprocess.run([sys.executable, "-c", IMPORTS], check=False, capture_output=True)
-    after = os.times()
-    return after.children_user - before.children_user + after.children_system - before.children_system
-
-
 # --- the stages -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Work:
-    """What the entries of WORK are made of, in seconds. public_images: how many there are."""
+    """What the entries of WORK are made of, in seconds."""
 
     params: Params
     shape: Shape
     classes: int
     machine: Machine
-    public_images: int
+    public_images: int  # how many there are
 
     @property
     def sensitive(self) -> int:
@@ -217,12 +200,9 @@ def teacher_seconds(work: Work) -> float:
 
 def embedding_seconds(work: Work) -> float:
     settings, images = work.params.embedding, work.params.auxiliary.images
-    fitted = min(FITTED, images)
-    how = LEARNED.model_copy(update={"steps": settings.learned.steps})
-    study = work.training(work.studied, how) + work.passes(work.studied, fitted)
-    directions = work.directions(fitted, math.prod(work.shape), DIMENSION)
+    study = work.training(work.studied, LEARNED.model_copy(update={"steps": settings.learned.steps}))
     query = work.passes(work.learned, work.sensitive) + work.sums(settings.size, work.sensitive)
-    return work.passes(work.teacher_map, images) + study + directions + query
+    return work.passes(work.teacher_map, images) + study + query
 
 
 def pretrain_seconds(work: Work) -> float:
@@ -301,8 +281,8 @@ def expected_seconds(
     machine, found = Machine(state), dict[str, float | None](dict.fromkeys(STAGES, OFF))
     for name in filter(params.runs, STAGES):
         seconds = corrected(name, Work(params, shape, classes, machine, public_images))
-        found[name] = None if seconds is None else machine.start() + seconds
-    return {**found, **dict.fromkeys(FRAME, machine.start())}
+        found[name] = None if seconds is None else START + seconds
+    return {**found, **dict.fromkeys(FRAME, START)}
 
 
 def corrected(name: str, work: Work) -> float | None:

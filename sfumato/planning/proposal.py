@@ -26,39 +26,31 @@ Seconds = Callable[[Params], float]
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What is public of the images, and what the owner asks for.
-
-    side, channels: of the images as they will be stored; size_hint: a rounded number of sensitive images, or of
-    persons; unit, groups: what is protected and which images are whose, as `params.yaml` says it, or None; public: the
-    folder of public images, and how many it holds.
-    """
+    """What is public of the images, and what the owner asks for."""
 
     dataset_id: str
     path: str
-    side: int
+    side: int  # of the images as they will be stored
     channels: int
-    size_hint: int
+    size_hint: int  # a rounded number of sensitive images, or of persons
     epsilon: float
     minutes: float
-    unit: str | None = None
-    groups: Mapping[str, Any] | None = None
-    public: str | None = None
-    public_images: int = 0
+    unit: str | None = None  # privacy.unit
+    groups: Mapping[str, Any] | None = None  # data.groups
+    public: str | None = None  # folder of public images
+    public_images: int = 0  # how many it holds
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """own: what `params.yaml` is to say; params: the same, resolved; row: of the table; grown: part of the way, 0 to 1.
+    """Parameters for a set of images."""
 
-    seconds: that it is expected to take; enough: no more than there are.
-    """
-
-    own: dict[str, Any]
-    params: Params
-    row: str
-    grown: float
-    seconds: float
-    enough: bool
+    own: dict[str, Any]  # the content of `params.yaml`
+    params: Params  # the same, resolved
+    row: str  # of the table
+    grown: float  # part of the way, 0 to 1
+    seconds: float  # expected
+    enough: bool  # whether the time suffices
 
 
 def read_table() -> dict[str, Any]:
@@ -78,7 +70,7 @@ def rounded_size(count: int) -> int:
 def propose(known: Known, seconds: Seconds) -> Proposal:
     """The parameters for `known`. seconds: that parameters are expected to take on this machine.
 
-    Raises ConfigError where no row of the table fits.
+    Raises ConfigError if no row of the table fits.
     """
     table = read_table()
     row = row_for(known, table)
@@ -99,27 +91,19 @@ def row_for(known: Known, table: Mapping[str, Any]) -> Mapping[str, Any]:
         fits = known.channels in when["channels"] and low <= known.side <= high
         if fits and when.get("public", known.public is not None) == (known.public is not None):
             return dict(row)
-    kind = "colour" if known.channels == 3 else "grey"
-    raise ConfigError(
-        f"no recipe is known for {kind} images of {known.side}×{known.side}"
-        f"{' with public images' if known.public else ''}: "
-        "choose one by `stage recipe list`, and write params.yaml by hand"
-    )
+    kind = f"{'colour' if known.channels == 3 else 'grey'} images of {known.side}×{known.side}"
+    kind += " with public images" if known.public else ""
+    raise ConfigError(f"no recipe is known for {kind}: take one of `stage recipe list` and write params.yaml")
 
 
 def grown_into(budget: float, least: Proposal, at: Callable[[float], Proposal]) -> Proposal:
     """The proposal that goes as far as `budget` seconds allow: all of the way, or as found by halving."""
-    best = at(1.0)
-    if best.seconds <= budget:
-        return best
-    best, low, high = least, 0.0, 1.0
+    if (whole := at(1.0)).seconds <= budget:
+        return whole
+    best, step = least, 0.5
     for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        found = at(middle)
-        if found.seconds <= budget:
-            best, low = found, middle
-        else:
-            high = middle
+        found = at(best.grown + step)
+        best, step = (found if found.seconds <= budget else best), step / 2
     return best
 
 
@@ -127,7 +111,7 @@ def proposal(
     known: Known, row: Mapping[str, Any], overlays: list, part: float, seconds: Seconds, table: Mapping[str, Any]
 ) -> Proposal:
     """One point between the first and the last numbers of a row: part 0 to 1."""
-    data = {"dataset_id": known.dataset_id, "source": "imagefolder", "path": known.path}
+    data: dict[str, Any] = {"dataset_id": known.dataset_id, "source": "imagefolder", "path": known.path}
     data |= {"size": known.side, "channels": known.channels}
     privacy = {"epsilon": known.epsilon, "size_hint": known.size_hint}
     own: dict[str, Any] = {"recipe": None, "profile": None, "seed": 0, "data": data, "privacy": privacy}

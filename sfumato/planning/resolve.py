@@ -38,18 +38,14 @@ OF_THE_SENSITIVE_SET = ("dataset_id", "classes", "size_hint")  # left out of pla
 
 @dataclass(frozen=True)
 class Plan:
-    """All that `stage plan` works out.
-
-    files: the resolved configuration of each stage; mechanisms, lineage: of each query that is switched on; kept: the
-    release that such a query keeps.
-    """
+    """All that `stage plan` works out."""
 
     params: Params
-    files: dict[str, dict]
-    mechanisms: dict[str, Mechanism]
+    files: dict[str, dict]  # the resolved configuration of each stage
+    mechanisms: dict[str, Mechanism]  # of each query that is switched on
     budget: dict
-    lineage: dict[str, Lineage]
-    kept: dict[str, dict]
+    lineage: dict[str, Lineage]  # of each such query
+    kept: dict[str, dict]  # the release that such a query keeps
 
 
 def noise_requests(params: Params) -> dict[str, NoiseRequest]:
@@ -97,14 +93,11 @@ def make_plan(
     privacy = params.privacy
     delta = privacy.delta or default_delta(privacy.size)
     if delta > 1 / privacy.size:
-        raise ConfigError(
-            f"privacy.delta={delta:g} is above 1/privacy.size_hint={1 / privacy.size:.3g}: "
-            "it would allow publishing an image. Lower it, or leave it out"
-        )
+        bound = f"1/privacy.size_hint={1 / privacy.size:.3g}: it would allow publishing an image"
+        raise ConfigError(f"privacy.delta={delta:g} is above {bound}. Lower it, or leave it out")
     if delta > LARGEST_DELTA:
-        raise ConfigError(
-            f"privacy.delta={delta:g} is above {LARGEST_DELTA:g}: with that probability there is no guarantee. Lower it"
-        )
+        bound = f"{LARGEST_DELTA:g}: with that probability there is no guarantee"
+        raise ConfigError(f"privacy.delta={delta:g} is above {bound}. Lower it")
     adjacency = ZERO_OUT_ONE if privacy.declared_size else ADD_OR_REMOVE_ONE
     brought = inherited_events(inherited, privacy.epsilon, delta, privacy.protected)
     if any(record["adjacency"] == ADD_OR_REMOVE_ONE for record in inherited):
@@ -156,8 +149,7 @@ def schema4_digests(params: Params, files: Mapping[str, dict], public: PublicCar
 
 def inherited_events(records: Sequence[dict], target: float, delta: float, unit: str = IMAGE) -> list[DpEvent]:
     """The mechanisms of records that inputs bring. Raises BudgetError if they do not count, or cost too much."""
-    problems = [problem for record in records for problem in record_problems("record", record)]
-    problems = problems or [
+    problems = [problem for record in records for problem in record_problems("record", record)] or [
         f"{record['id'][:8]} is of the unit {record['unit']!r}, not {UNITS[unit]!r}"
         for record in records
         if record["unit"] != UNITS[unit]
@@ -166,25 +158,20 @@ def inherited_events(records: Sequence[dict], target: float, delta: float, unit:
         raise BudgetError(f"public images or the public model bring records that cannot be counted: {problems[0]}")
     events = [event_from_json(record["event"]) for record in records]
     if (spent := epsilon(events, delta)) >= target:
-        raise BudgetError(
-            f"privacy.epsilon={target:g}: public images or the public model were made from sensitive images, "
-            f"and that alone costs {spent:.4g}. Raise privacy.epsilon, or choose others"
-        )
+        cause = f"public images or the public model were made from sensitive images: that alone costs {spent:.4g}"
+        raise BudgetError(f"privacy.epsilon={target:g}: {cause}. Raise privacy.epsilon, or choose others")
     return events
 
 
 def warnings_of(params: Params, delta: float) -> list[str]:
     """What is allowed and yet weakens the guarantee: one sentence each."""
     found, hint = [], params.privacy.size
+    named = f"privacy.size_hint={hint}"
     if params.privacy.delta is None and delta == LARGEST_DELTA:
-        found.append(
-            f"privacy.size_hint={hint}: δ = {delta:g} is the largest allowed; so few images cannot be protected well"
-        )
+        found.append(f"{named}: δ = {delta:g} is the largest allowed; so few images cannot be protected well")
     if not params.privacy.declared_size and float(f"{hint:.1e}") != hint:
-        found.append(
-            f"privacy.size_hint={hint} looks like an exact count, which is private: round it to two digits, such as "
-            f"{float(f'{hint:.1e}'):.0f}, or set privacy.declared_size: true if the number is public"
-        )
+        remedy = f"round it, as to {float(f'{hint:.1e}'):.0f}, or set privacy.declared_size: true if it is public"
+        found.append(f"{named} looks like an exact count, which is private: {remedy}")
     return found
 
 

@@ -40,7 +40,7 @@ class Profile:
 def privacy_profile(events: Iterable[DpEvent], adjacency: str = ADD_OR_REMOVE_ONE, pld: bool = True) -> Profile:
     """The profile of the composition of all events: the better of Rényi and privacy-loss distribution at each epsilon.
 
-    pld: False uses the Rényi curve alone, which is faster and looser. So do events for which dp-accounting has no
+    pld: False uses only the Rényi curve, which is faster and looser. So do events for which dp-accounting has no
     distribution.
     Guarantee: an upper bound on delta in both directions of the adjacency. Without a finite bound, delta is 1.
     """

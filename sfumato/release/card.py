@@ -103,7 +103,7 @@ def template(name: str, **given: Any) -> Template:
     """A template of this folder. given: `autoescape`, and filters by name."""
     from jinja2 import Environment, StrictUndefined
 
-    layout = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
+    layout: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
     environment = Environment(autoescape=given.pop("autoescape"), undefined=StrictUndefined, **layout)
     environment.filters |= given
     return environment.from_string((Path(__file__).parent / name).read_text(encoding="utf-8"))

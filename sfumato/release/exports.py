@@ -75,7 +75,7 @@ def save_npz(path: Path, image_set: ImageSet) -> None:
 
 
 def check_parquet() -> None:
-    """Raise ConfigError where pyarrow is not installed."""
+    """Raise ConfigError if pyarrow is not installed."""
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:

@@ -29,19 +29,14 @@ NEEDED = ("images.npy", "labels.npy", "card.json")
 
 @dataclass(frozen=True)
 class Release:
-    """A released set.
+    """A released set."""
 
-    images: (N, H, W, C) uint8, memory-mapped and read-only; labels: (N,) int64 below len(classes); card: what
-    `card.json` says, ε and δ among it; ledger: the record of every privacy mechanism behind the set, by id; path: the
-    folder that it was read from.
-    """
-
-    images: np.ndarray
-    labels: np.ndarray
+    images: np.ndarray  # (N, H, W, C) uint8, memory-mapped and read-only
+    labels: np.ndarray  # (N,) int64 below len(classes)
     classes: tuple[str, ...]
-    card: dict[str, Any]
-    ledger: dict[str, dict[str, Any]]
-    path: Path
+    card: dict[str, Any]  # the content of `card.json`, with ε and δ
+    ledger: dict[str, dict[str, Any]]  # the record of every privacy mechanism behind the set, by id
+    path: Path  # the folder that it was read from
 
     def __len__(self) -> int:
         return len(self.images)
@@ -55,7 +50,7 @@ class Release:
         """A row for each image: `image`, (H, W, C) uint8, `label` and `class`. Needs pandas."""
         import pandas
 
-        names = pandas.Categorical.from_codes(self.labels, list(self.classes))
+        names = [self.classes[label] for label in self.labels]
         return pandas.DataFrame({"image": list(self.images), "label": self.labels, "class": names})
 
     def to_huggingface(self, path: str | Path) -> Path:

@@ -91,7 +91,7 @@ class Local(NamedTuple):
 
 
 def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
-    """The page as HTML: the public edition, or the owner's where `local` is given.
+    """The page as HTML: the public edition, or that of the owner with `local`.
 
     Raises what `checked` raises.
     Guarantee: without `local` the page is a function of the files of `release` and `ledger`, both already released.
@@ -109,7 +109,7 @@ def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
 def checked(release: Path, ledger: Path) -> tuple[Artifact, dict, float]:
     """The release, its ledger, and ε computed again.
 
-    Raises BudgetError where the ledger does not hold or belongs to another release, DataError where the release is
+    Raises BudgetError if the ledger does not hold or belongs to another release, DataError if the release is
     missing, changed or local.
     """
     artifact, content = read_artifact(release, "synthesize"), read_ledger(ledger)
@@ -244,7 +244,7 @@ def summary_lines(release: Path, ledger: Path, report: Path, verdict: str) -> li
     """The last page in the terminal after a run.
 
     report: folder of the public report; verdict: on the release, or where to find it.
-    Raises BudgetError where the ledger cannot be read, DataError where the release cannot.
+    Raises BudgetError if the ledger cannot be read, DataError if the release cannot.
     """
     artifact, content = read_artifact(release, "synthesize"), read_ledger(ledger)
     spent, _ = check_ledger(content)
@@ -270,7 +270,7 @@ def summary_lines(release: Path, ledger: Path, report: Path, verdict: str) -> li
 def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
     """What the owner may see beyond the release: numbers and plots of `stage evaluate`, pictures of noisy releases.
 
-    It skips what does not exist. Raises DataError where a file exists and cannot be read.
+    It skips what does not exist. Raises DataError if a file exists and cannot be read.
     """
     with explained(DataError, lambda error: f"{metrics} cannot be read ({error}): run `stage evaluate` again"):
         found = read_json(metrics) if metrics.is_file() else {}

@@ -1,4 +1,4 @@
-"""Drawing labelled images from the trained models, alone or as a weighted mixture. All of it is post-processing."""
+"""Drawing labelled images from the trained models, singly or as a weighted mixture. All of it is post-processing."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def draw_mixture(
 
 
 def sorted_examples(images: Tensor, labels: Tensor, classes: int, per_class: int) -> Tensor:
-    """The first `per_class` images of each class, class by class, for a grid; blanks where a class has fewer."""
+    """The first `per_class` images of each class, class by class, for a grid; blanks if a class has fewer."""
     examples = torch.ones(classes, per_class, *images.shape[1:])
     for label in range(classes):
         found = images[labels == label][:per_class]

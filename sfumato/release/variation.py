@@ -105,7 +105,7 @@ def blend(images: Tensor, others: Tensor, probabilities: Tensor, random: torch.G
     """Each image blended with one of a class that the teacher confuses it with.
 
     images: the last B of `others`, (N, C, H, W); probabilities: (N, classes) of `others`. An image's second class is
-    drawn by the teacher's probability for it; where no image is of that class, any image is taken.
+    drawn by the teacher's probability for it; if no image is of that class, any image is taken.
     """
     classes, own = probabilities.argmax(dim=1), probabilities[len(others) - len(images) :]
     rest = own.scatter(1, own.argmax(dim=1, keepdim=True), 0) + 1e-6

@@ -69,19 +69,14 @@ class Data(Strict):
     @model_validator(mode="after")
     def groups_are_of_the_owner(self) -> Data:
         if self.groups is not None and self.source not in OF_THE_OWNER:
-            raise ValueError(
-                f"data.groups goes with images of your own ({', '.join(OF_THE_OWNER)}), not with source={self.source}"
-            )
+            raise ValueError(f"data.groups needs one of the sources {', '.join(OF_THE_OWNER)}, not {self.source}")
         return self
 
     @property
     def name(self) -> str:
         """The id that the odometer counts by. An image folder or an archive must be given one."""
         if self.dataset_id is None and self.source in OF_THE_OWNER:
-            raise ConfigError(
-                f"data.dataset_id is missing: name the images of this {self.source} once and for ever, "
-                "such as clinic-2026"
-            )
+            raise ConfigError("data.dataset_id is missing: name these images once and for ever, such as clinic-2026")
         return self.dataset_id or self.source
 
 

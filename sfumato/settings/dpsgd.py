@@ -65,10 +65,7 @@ class Finetune(QuerySettings):
     @model_validator(mode="after")
     def convergence_within_the_run(self) -> Finetune:
         if self.convergence and max(self.convergence) > self.steps:
-            raise ValueError(
-                f"finetune.convergence names step {max(self.convergence)}, and finetune.steps is {self.steps}: "
-                f"name steps from 1 to {self.steps}"
-            )
+            raise ValueError(f"finetune.convergence names step {max(self.convergence)}: name 1 to {self.steps}")
         return self
 
     def reads(self, name: str) -> bool:

@@ -34,17 +34,12 @@ class Evaluate(Settings):
 
     @model_validator(mode="after")
     def extractor_has_what_it_needs(self) -> Evaluate:
-        named = f"evaluate.extractor: {self.extractor}"
-        if self.extractor == "embedded" and (self.weights or self.sha256):
-            raise ValueError(
-                f"{named} has no weights file: leave out evaluate.weights and evaluate.sha256, "
-                "or set evaluate.extractor to inception"
-            )
-        if self.fidelity and "inception_score" in self.fidelity and self.extractor != "inception":
-            raise ValueError(
-                f"evaluate.fidelity names inception_score, which {named} does not have: "
-                "set it to inception, or take the score out"
-            )
+        for needs, key in (
+            (self.weights or self.sha256, "weights and sha256"),
+            (self.fidelity and "inception_score" in self.fidelity, "fidelity: inception_score"),
+        ):
+            if needs and self.extractor != "inception":
+                raise ValueError(f"evaluate.{key} needs evaluate.extractor: inception, not {self.extractor}")
         return self
 
     def reads(self, name: str) -> bool:

@@ -17,9 +17,7 @@ def parse_noise(value: object) -> object:
     if isinstance(value, str) and value != REST:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", value)
         if not match or not 0 < float(match[1]) < 100:
-            raise ValueError(
-                f"{value!r} is not a noise: give a multiplier such as 5.0, a share such as '3%', or 'rest'"
-            )
+            raise ValueError(f"{value!r} is not a noise: give a multiplier (5.0), a share ('3%') or 'rest'")
         return f"{float(match[1]):g}%"
     if isinstance(value, (int, float)) and not isinstance(value, bool) and not is_positive(value):
         raise ValueError(f"a noise multiplier must be positive and finite, not {value}")

@@ -68,10 +68,8 @@ class Privacy(Strict):
     def size(self) -> int:
         """`size_hint`, which must be known by now."""
         if self.size_hint is None:
-            raise ConfigError(
-                "privacy.size_hint is missing: give a public, rounded idea of how many sensitive images there are "
-                "(of persons under unit: group), such as 50000"
-            )
+            what = "a public, rounded number of sensitive images (of persons under unit: group), such as 50000"
+            raise ConfigError(f"privacy.size_hint is missing: give {what}")
         return self.size_hint
 
     @property

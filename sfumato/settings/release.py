@@ -55,9 +55,7 @@ class Synthesize(Settings):
     @model_validator(mode="after")
     def some_stay_plain(self) -> Synthesize:
         if self.distorted + self.mixed >= 1:
-            raise ValueError(
-                f"distorted={self.distorted:g} and mixed={self.mixed:g} leave no plain image: lower one of them"
-            )
+            raise ValueError(f"distorted={self.distorted:g} and mixed={self.mixed:g} leave no plain image: lower one")
         if (self.mixed > 0 or self.distorted > 0) and not self.relabel:
             raise ValueError("distorted and mixed images have no label but the teacher's: set relabel: true")
         return self

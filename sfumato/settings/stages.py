@@ -1,8 +1,7 @@
 """The stages of the pipeline: what each one is, reads and writes. They are listed here and nowhere else.
 
-The `stage` program, the plan, the ledger and the docs are made from this table; a test compares `dvc.yaml` with it.
-A stage that the plan resolves is done by the function of its name in `stages/<name>.py`, and its parameters are the
-section of its name in `sfumato.settings.params.Params`.
+The `stage` program, the plan, the ledger, `dvc.yaml` and the docs are made from this table. The function of a stage is
+`<name>` in `stages/<name>.py`; its parameters are the section of its name in `sfumato.settings.params.Params`.
 """
 
 from __future__ import annotations
@@ -39,10 +38,6 @@ class Stage:
     revision: raised by hand when the same settings would release other numbers or compute other tensors. Plans and
     records hold it, so a raised revision re-runs the stage, and a query spends again; `tests/test_golden.py` pins what
     each revision computes.
-    inputs: the stages whose artifacts it reads, and "public" for the public set; optional: those that may be switched
-    off; seeded: it draws public randomness, from `seed`; network: it depends on the parameters of the network;
-    shows_epsilon: it shows ε while it runs, so it depends on δ; owned: it depends on the section `release`;
-    shared: many processes share its work, as that of every query which is not `alone`; beside: more files it reads.
     """
 
     name: str
@@ -50,15 +45,15 @@ class Stage:
     summary: str
     _: KW_ONLY
     revision: int = 1
-    inputs: tuple[str, ...] = ()
-    optional: tuple[str, ...] = ("count",)
-    seeded: bool = False
-    network: bool = False
-    shows_epsilon: bool = False
-    owned: bool = False
-    shared: bool = False
-    alone: bool = False
-    beside: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()  # the stages whose artifacts it reads, and "public" for the public set
+    optional: tuple[str, ...] = ("count",)  # the inputs that may be switched off
+    seeded: bool = False  # it draws public randomness, from `seed`
+    network: bool = False  # it depends on the parameters of the network
+    shows_epsilon: bool = False  # it shows ε while it runs, so it depends on δ
+    owned: bool = False  # it depends on the section `release`
+    shared: bool = False  # many processes share its work, as that of every query that does not run alone
+    alone: bool = False  # a query that refuses more than one process
+    beside: tuple[str, ...] = ()  # more files it reads
 
     @property
     def settings(self) -> type[Settings]:
@@ -145,11 +140,11 @@ QUERIES = tuple(name for name, stage in STAGES.items() if stage.kind is QUERY)
 
 
 def dvc_stages(clone: bool = True) -> dict[str, dict]:
-    """What `dvc.yaml` must say of every stage: its commands, what it depends on and what it writes, by DVC's names.
+    """The commands, dependencies and outputs of every stage, by DVC's names.
 
-    clone: the recipes are files of the project; otherwise they are those of the package.
-    A sensitive, hold-out or latent byte, or a number measured on one, is never a dependency or an output: DVC would
-    write its hash into git.
+    clone: the recipes are files of the project, not those of the package.
+    Guarantee: sensitive, hold-out or latent bytes, or numbers measured on them, are neither dependencies nor outputs,
+    whose hashes DVC would write into git.
     """
     cards = [f"{PUBLIC}/card.json", f"{PUBLIC}/privacy.json"]
     charged = [f"{ARTIFACTS}/{name}" for name in (*QUERIES, "synthesize")]

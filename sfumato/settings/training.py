@@ -149,10 +149,7 @@ class Phase(Strict):
     @model_validator(mode="after")
     def fits_alone(self) -> Phase:
         if self.fits and (len(self.sources) > 1 or self.augment or self.amp is not None):
-            raise ValueError(
-                "a phase with the source frequency fits the model to that release, and shows it no image: "
-                "give it no other source, no augment and no amp"
-            )
+            raise ValueError("the source frequency shows it no image: give it no other source, no augment and no amp")
         return self
 
 

@@ -1,7 +1,4 @@
-"""Artifact directories: plain files, and `privacy.json`, which says what they cost and what their bytes are.
-
-Every artifact states its cost: writing one takes its inputs, and its `privacy.json` holds their records and its own.
-"""
+"""Artifact directories: plain files, and `privacy.json` with their sha256 and the records of every charge behind."""
 
 from __future__ import annotations
 
@@ -23,17 +20,13 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Artifact:
-    """A directory that was read and found whole.
-
-    `records`: every charge it depends on, by record id. `local`: computed outside the guarantee, never to be released.
-    `enabled`: False for the empty artifact of a stage that its recipe switches off.
-    """
+    """A directory that was read and found whole."""
 
     path: Path
     stage: str
-    records: dict[str, dict] = field(default_factory=dict)
-    local: bool = False
-    enabled: bool = True
+    records: dict[str, dict] = field(default_factory=dict)  # every charge it depends on, by record id
+    local: bool = False  # computed outside the guarantee, never to be released
+    enabled: bool = True  # False for the empty artifact of a stage that its recipe switches off
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,15 +44,12 @@ class Privacy:
 def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = False) -> Artifact:
     """Read an artifact and verify every file against its sha256.
 
-    Raises DataError where it is missing, incomplete, changed, of another stage, or local without `allow_local`.
+    Raises: DataError if it is missing, incomplete, changed, of another stage, or local without `allow_local`.
     """
     file = path / PRIVACY
     if not file.is_file():
         wanted = {"public": "prepare public"}.get(stage or path.name, stage or path.name)
-        raise DataError(
-            f"{path} is not an artifact: {PRIVACY} is missing. Run `stage {wanted}` first, "
-            "or name the directory that holds it"
-        )
+        raise DataError(f"{path} is not an artifact: {PRIVACY} is missing. Run `stage {wanted}` first, or name another")
     again = "run the stage again or restore it (`dvc checkout`)"
     with explained(DataError, lambda error: f"{file} cannot be read ({error}): {again}"):
         said = validated(Privacy, read_json(file))
@@ -69,14 +59,10 @@ def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = F
     if stage is not None and artifact.stage != stage:
         raise DataError(f"{path} was written by `{artifact.stage}`, not by `{stage}`: name another directory")
     if problems := changed_files(path, said.files):
-        raise DataError(
-            f"{path}: {problems[0]}. Restore it (`dvc checkout {path}`) or run `stage {artifact.stage}` again"
-        )
+        remedy = f"Restore it (`dvc checkout {path}`) or run `stage {artifact.stage}` again"
+        raise DataError(f"{path}: {problems[0]}. {remedy}")
     if artifact.local and not allow_local:
-        raise DataError(
-            f"{path} is local: it holds numbers from real images that no noise covers, "
-            "so nothing to be released may use it"
-        )
+        raise DataError(f"{path} is local: it holds numbers from real images without noise, so no release may use it")
     return artifact
 
 
@@ -108,7 +94,7 @@ def merge_records(inputs: Sequence[Artifact], own: Sequence[dict] = ()) -> dict[
         for key, record in artifact.records.items():
             if merged.setdefault(key, record) != record:
                 raise DataError(
-                    f"record {key} of {artifact.path} differs from the same record elsewhere: one of the two was edited"
+                    f"record {key} of {artifact.path} differs from the same record elsewhere: one was edited"
                 )
     return dict(sorted(merged.items()))
 

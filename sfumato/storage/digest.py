@@ -22,14 +22,9 @@ def digest_of(data: object) -> str:
 
 
 def digest_of_file(path: Path) -> str:
-    """The sha256 of a file, read in pieces.
-
-    Raises DataError where it is larger than LARGEST_FILE: a hole of a terabyte costs nothing to make, hours to read.
-    """
+    """The sha256 of a file. Raises DataError if it is larger than LARGEST_FILE, such as a hole of a terabyte."""
     with path.open("rb") as file:
         if (size := os.fstat(file.fileno()).st_size) > LARGEST_FILE:
-            raise DataError(
-                f"{path} has {size / 2**30:.0f} GiB, and no file that is checked may have more than "
-                f"{LARGEST_FILE // 2**30}: it is damaged, or not what it should be"
-            )
+            largest = f"more than the {LARGEST_FILE // 2**30} allowed: it is damaged, or not what it should be"
+            raise DataError(f"{path} has {size / 2**30:.0f} GiB, {largest}")
         return hashlib.file_digest(file, "sha256").hexdigest()

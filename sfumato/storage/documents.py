@@ -137,10 +137,9 @@ def parse_yaml(text: str) -> Any:
 
 
 def validated(kind: type[T], content: Any) -> T:
-    """The content of a file as `kind`: a dataclass, a model, any type that pydantic can check.
+    """The content of a file as `kind`, any type that pydantic can check. No coercion except list → tuple.
 
-    No coercion except list → tuple: "1" and true are not numbers. Raises ValueError, which names the first entry that
-    is missing, unknown or of another type.
+    Raises: ValueError, which names the first entry that is missing, unknown or of another type.
     """
     from pydantic import ValidationError
 
@@ -164,10 +163,10 @@ def adapter(kind: Any) -> Any:
 def dataset_name(name: str) -> str:
     """The id of a dataset, which names files. Raises ValueError for one that could name a file elsewhere."""
     if not NAME.fullmatch(name) or name.endswith(".journal"):  # `keys/<id>.journal` lies beside the key `keys/<id>`
-        raise ValueError(
-            f"{name[:80]!r} is not a valid dataset id: give 1 to 64 letters, digits, dots, underscores or hyphens, "
-            "starting with a letter or a digit, and not ending in .journal"
+        rule = (
+            "1 to 64 letters, digits, dots, underscores or hyphens, a letter or a digit first, not ending in .journal"
         )
+        raise ValueError(f"{name[:80]!r} is not a valid dataset id: give {rule}")
     return name
 
 

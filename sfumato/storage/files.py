@@ -112,7 +112,7 @@ def sweep(path: Path) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise OSError where nothing can be written beside `path`. Removes what killed processes left there of it."""
+    """Raise OSError if nothing can be written beside `path`. Removes what killed processes left there of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     sweep(path)
     probe = temporary_name(path)

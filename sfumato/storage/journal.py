@@ -1,9 +1,9 @@
 """An append-only journal whose entries are chained, so that one that was lost, replaced, cut or edited is found.
 
 Each entry is one JSON line in `<state>/odometer/<dataset_id>.jsonl`. Its `head` is an HMAC of the head before it and of
-the entry, under a secret salt. So a head tells nothing of the entries and may be published; and whoever knows a later
-head than the journal does, knows that entries are missing. Salt and newest head are kept apart from the entries, in
-`<state>/keys/<dataset_id>.journal`. An append holds a lock, and the entry is on disk when it returns.
+the entry, under a secret salt: it reveals no entry and may be published, and a head that the journal lacks shows that
+entries are missing. Salt and newest head are in `<state>/keys/<dataset_id>.journal`. An append holds a lock, and the
+entry is on disk when it returns.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ GENESIS = "genesis"  # the first entry; of a journal older than the chain, the f
 REGROUP = "regroup"  # images on which something was spent came again in other groups
 WAY_OUT = (
     "what was spent is unknown, so nothing more can be spent. Restore it from a backup of the whole state directory, "
-    "or run `stage ledger adopt`: it counts what can still be read and what ledger.json holds, and the odometer is "
-    "said to be incomplete ever after"
+    "or run `stage ledger adopt`, which counts what can be read and marks the odometer as incomplete"
 )
 
 
@@ -53,10 +52,9 @@ class Journal:
             yield
 
     def begin(self, *, lost: bool = False) -> None:
-        """Write the genesis entry, where there is none yet. A journal from before there was a chain is continued.
+        """Write the genesis entry if there is none. A journal from before there was a chain is continued.
 
-        Raises BudgetError where the journal does not hold, or is missing while images were prepared: it was lost, and
-        `lost` was not said.
+        Raises: BudgetError if the journal does not hold, or is missing without `lost` while images were prepared.
         """
         with self.locked():
             if self.anchor.exists():
@@ -74,10 +72,10 @@ class Journal:
             self._append(salt, head, GENESIS, {})
 
     def entries(self) -> list[dict]:
-        """Every entry, oldest first; none before images are prepared. Raises BudgetError where it does not hold.
+        """Every entry, oldest first; none before images are prepared. Raises BudgetError if it does not hold.
 
         It skips an unfinished last line: that append never returned, so nothing was drawn because of it. A last line
-        that lacks its newline alone is an entry.
+        that lacks only its newline is an entry.
         """
         if not self.anchor.exists() and not self.path.exists():
             if self.images.exists():
@@ -86,15 +84,14 @@ class Journal:
         return self._checked(*self._secrets())
 
     def head(self) -> str | None:
-        """The head of the newest entry, which stands for all; None where the journal was never begun."""
+        """The head of the newest entry, which stands for all; None if the journal was never begun."""
         entries = self.entries()
         return entries[-1]["head"] if entries else None
 
     def append(self, kind: str, **fields: object) -> None:
-        """Add an entry and flush it to disk. Raises BudgetError where the disk does not take all of it.
+        """Add an entry and flush it to disk. A caller whose entry depends on what it read holds `locked()`.
 
-        Where the entry depends on what the caller read, the caller holds `locked()`. A journal that was never begun, or
-        does not hold, takes no entry.
+        Raises: BudgetError if the journal was never begun or does not hold, or the disk is full.
         """
         with self.locked():
             salt, newest = self._secrets()
@@ -118,7 +115,7 @@ class Journal:
         if not self.path.exists():
             return []
         if not self.path.is_file():  # a pipe would be waited for
-            raise BudgetError(f"{self.path} is no file: {WAY_OUT}")
+            raise BudgetError(f"{self.path} is not a file: {WAY_OUT}")
         lines = self.path.read_text(encoding="utf-8", errors="replace").split("\n")
         if not is_whole(lines[-1]):
             lines.pop()
@@ -143,15 +140,10 @@ class Journal:
             head = link(salt, head, entry)
             chained = chained or entry["kind"] == GENESIS or "head" in entry
             if chained and not hmac.compare_digest(head.encode(), str(entry.get("head")).encode()):
-                raise BudgetError(
-                    f"{self.path}, line {number}, does not follow from the lines before it, one of which was changed, "
-                    f"added or taken out: {WAY_OUT}"
-                )
+                raise BudgetError(f"{self.path}, line {number}, does not follow from those before it: {WAY_OUT}")
             found.append(entry)
         if not any(entry.get("head") == newest for entry in found):
-            raise BudgetError(
-                f"{self.path} is older than {self.anchor.name} says, its last entries are gone: {WAY_OUT}"
-            )
+            raise BudgetError(f"{self.path} is older than {self.anchor.name}, its last entries are gone: {WAY_OUT}")
         return found
 
     def _missing(self) -> BudgetError:
@@ -187,10 +179,7 @@ class Journal:
             except OSError:
                 whole = False
             if not whole:
-                raise BudgetError(
-                    f"{self.path} could not be written whole: is its disk full? "
-                    "Nothing was drawn because of it; make room and run again"
-                )
+                raise BudgetError(f"{self.path} could not be written whole: make room on its disk and run again")
             if not content:
                 sync(self.path.parent)  # it holds the name of a new journal
         finally:

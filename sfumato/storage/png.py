@@ -16,10 +16,9 @@ SMALLEST = 48  # pixels of a side, below which an image is magnified in a grid
 
 
 def to_grid(images: Tensor | np.ndarray, columns: int) -> np.ndarray:
-    """Images side by side, row by row, for looking at.
+    """Images side by side, row by row, as (H', W', C) uint8 on a white ground; small ones are magnified.
 
-    images: (N, C, H, W) float, clamped to [0, 1], NaN shown black. An image with a side under SMALLEST pixels is
-    magnified by a whole number, without smoothing. Returns (H', W', C) uint8 on a white ground.
+    images: (N, C, H, W) float, clamped to [0, 1], NaN shown black.
     """
     array = torch.as_tensor(images).detach().float().cpu().nan_to_num(0.0).clamp(0, 1).mul(255).round().byte().numpy()
     count, channels, height, width = array.shape

@@ -19,7 +19,7 @@ N = TypeVar("N", bound=nn.Module)
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write tensors as safetensors. Raises OSError where they cannot be written, a full disk included."""
+    """Write tensors as safetensors. Raises OSError if they cannot be written, a full disk included."""
     try:
         save_file(dict(tensors), path, metadata)
     except SafetensorError as error:
@@ -35,7 +35,7 @@ def save_network(model: nn.Module, arguments: Mapping[str, Any], directory: Path
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file. Raises ValueError where it is none, or a number in it is not finite."""
+    """The tensors of a safetensors file. Raises ValueError if it is none, or a number in it is not finite."""
     try:
         tensors: dict[str, Tensor] = load_file(path)
     except SafetensorError as error:
@@ -49,7 +49,7 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 def load_network(directory: Path, build: Callable[..., N], stage: str, weights: str = WEIGHTS) -> N:
     """The network that `save_network` wrote. build: makes it from its arguments; stage: the one that writes it.
 
-    Raises DataError where files are missing or do not fit together.
+    Raises DataError if files are missing or do not fit together.
     """
     for name in (CONFIG, weights):
         if not (directory / name).is_file():

@@ -30,7 +30,6 @@ SMALL = {
 @pytest.fixture(autouse=True)
 def speed(monkeypatch):
     monkeypatch.setattr(estimate, "products_per_second", lambda bfloat16: 1e9)
-    monkeypatch.setattr(estimate, "seconds_of_imports", lambda: 1.0)
 
 
 def expected(state, **changes):

@@ -196,7 +196,7 @@ def test_what_is_named_in_spend_again_runs_anew_once_with_what_depends_on_it(des
     assert opened() == ["count", "central"] * 2
     assert planned(desk) == anew  # granted: the key may stay
     code, text = desk("plan", "--dry-run")
-    assert "count was paid for again as asked; privacy.spend_again: {count: 2} would pay once more" in text
+    assert "count was paid for again; privacy.spend_again: {count: 2} would pay once more" in text
     lost = Path("artifacts/plan").rename("elsewhere")  # the wish is compared with the odometer, not with the last plan
     assert planned(desk) == anew and lost.is_dir()
     assert desk("count")[0] == 3
