@@ -35,7 +35,7 @@ class OwnCharge:
 
         Args:
             rows: (B, C, H, W) float32 in [0, 1] and (B,) int64 -> (B, K): a row for each image, a function of that
-                image only. It keeps nothing, and prints nothing.
+                image only. It keeps nothing and prints nothing. A first call gets public noise.
             max_norm: that of the charge; longer rows are scaled to it, those that are not finite are left out.
             size: B at most. With 1, no image can change another's row; a larger batch is faster, and that promise
                 becomes the function's own (batch normalisation breaks it).
