@@ -19,7 +19,7 @@ def embedding(run: QueryRun[Embedding]) -> None:
     images = load_images(run.path("auxiliary"), plan.classes)
     with progress("network of the features", clock=False) as report:
         network = train_feature_network(images, teacher, settings.learned.steps, plan.seed, report)
-    network = distributed.broadcast_state(network)
+    distributed.agree(network.state_dict().values())
     features = learned_features(teacher.features, network, settings.size, plan.seed)
     released = f"joint embedding: {settings.size} Fourier features, learned on what was released, by class"
     about = {"seed": plan.seed, "size": settings.size, "length_scales": LENGTH_SCALES, "teacher": TEACHER}

@@ -21,7 +21,7 @@ def teacher(run: QueryRun[Teacher]) -> None:
     plan, settings = run.plan, run.settings
     network = load_classifier(run.path("classifier")) if settings.feature == CLASSIFIER else None
     features, covariance = fit_features(settings, plan.shape, network, known_images(run), plan.seed)
-    distributed.broadcast_state(features)
+    distributed.agree(features.state_dict().values())
     latents = encoded(run, features.to(device()), encoder_of(features, features.config()))
     size = run.counts.total * plan.mechanism.sample_rate
     released = f"{settings.steps} steps of a linear classifier on {features.dimension} features ({settings.feature})"

@@ -99,7 +99,7 @@ def fit_phases(
             for phase in phases:
                 how = Fit(steps=phase.steps, batch=phase.batch, learning_rate=phase.learning_rate)
                 fit_generator(SampledGenerator(model), [match], how, priors, seed, progress)
-            distributed.broadcast_state(model)
+            distributed.agree(model.state_dict().values())
         else:
             ema_model(model, warm_up(model, phases, sources, seed, progress, label_dropout=label_dropout))
         done += sum(phase.steps for phase in phases)

@@ -263,6 +263,6 @@ def choose_precision(
         model.use_unfold = use_unfold
         gradients(autocast is not False)
 
-    distributed.broadcast_state(model)
+    distributed.agree(model.state_dict().values())
     model.use_unfold = device.type == "cuda" and model.supports_ghost_layers and pays(unfolding, "unfolded", autocast)
     return pays(gradients, "per-image") if autocast is None else autocast

@@ -85,9 +85,7 @@ def query_feature_means(
     Returns: (K, classes) float32 on the CPU, a target of `fit_generator`.
     Guarantee: one image more or less moves the sum by at most 1 in L2, because φ has norm 1 at most.
     """
-    matters = False
-    if not cached:  # an image's row must not depend on the process that it falls to
-        matters = not distributed.all_min(not place_matters(features, features.shape, device_of(features)))
+    matters = not cached and place_matters(features, features.shape, device_of(features))
 
     def rows_of(drawn: Tensor, labels: Tensor) -> Rows:
         if cached:

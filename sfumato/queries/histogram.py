@@ -6,7 +6,6 @@ Source: RPGen stage 1; PrivImage.
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,6 @@ from torch import Tensor
 from sfumato.features.batch_invariant import place_matters, rows_alone
 from sfumato.features.public_network import PublicNetwork
 from sfumato.privacy.rows import Rows, one_hot
-from sfumato.runtime import distributed
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
@@ -60,16 +58,10 @@ def query_histogram(charge: Charge, model: PublicNetwork, votes: int, classes: i
     Raises ValueError, before any draw, where `votes` exceeds the number of public classes.
     """
     check_votes(votes, model.classes)
-
-    @functools.cache
-    def one_by_one(shape: tuple[int, int, int]) -> bool:
-        """Tried once, in every process, when the charge asks for the row of a blank image: before any draw."""
-        matters = model.training or place_matters(model, shape, model.head.weight.device)
-        return not distributed.all_min(not matters)
+    matters = model.training or place_matters(model, model.shape, model.head.weight.device)
 
     def rows_of(images: Tensor, labels: Tensor) -> Rows:
-        channels, height, width = images.shape[1:]
-        logits = lone_logits(model, images, one_by_one((channels, height, width)))
+        logits = lone_logits(model, images, matters)
         return vote_rows(logits.cpu(), labels, votes, classes)
 
     return charge.sum(rows_of, math.sqrt(votes), size=512, integer=True)

@@ -13,14 +13,13 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from sfumato.errors import ConfigError
 from sfumato.runtime import compute
 
 T = TypeVar("T")
 R = TypeVar("R")
-M = TypeVar("M", bound=nn.Module)
 ALIKE = 1e-5  # relative and absolute: what two processors may differ by, and a precision may not
 PATIENCE = timedelta(hours=24)  # the others may wait long while the first process encodes or trains
 
@@ -68,19 +67,11 @@ def broadcast_object(value: T) -> T:
     return box[0]
 
 
-def broadcast_state(module: M) -> M:
-    """Give a module the state that it has in the first process, in place: a collective call.
-
-    What each process computed for itself may differ in the last bits, and a choice made by timing in more than that.
-    """
-    agree(module.state_dict().values())
-    return module
-
-
 @torch.no_grad()
 def agree(tensors: Iterable[Tensor], *plain: object) -> None:
     """Give tensors the values that they have in the first process, in place, and compare all: a collective call.
 
+    What each process computed for itself may differ in the last bits, and a choice made by timing in more than that.
     plain: what is compared only. Raises ConfigError in all processes where one holds something else.
     """
     if world_size() > 1:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from test_groups import SIZES
 from sfumato.errors import ConfigError
 from sfumato.runtime import distributed
 from sfumato.settings.stages import QUERIES, STAGES
+from stages import runner
 
 SCRIPT = Path(__file__).with_name("left_out.py")
 LEFT_OUT = [*(("group", str(group)) for group in range(len(SIZES))), *(("image", str(image)) for image in SINGLES)]
@@ -51,6 +53,16 @@ def test_a_query_that_runs_alone_opens_no_charge_in_many_processes(stage, owner,
     with pytest.raises(ConfigError, match=f"{stage} runs in one process, not in 2"):
         owner.open(stage=stage)
     assert not owner.odometer.opened()
+
+
+@pytest.mark.parametrize("stage", [stage for stage in QUERIES if not STAGES[stage].spread])
+def test_a_query_that_runs_alone_refuses_to_be_launched(stage, tmp_path, monkeypatch):
+    """Before anything is read or opened; it is not run in one process either, for that was not asked."""
+    plan = SimpleNamespace(enabled=True, settings=SimpleNamespace(reads=lambda name: False))
+    monkeypatch.setattr(runner, "load_plan", lambda *given: plan)
+    monkeypatch.setenv("SFUMATO_LAUNCH", "torchrun --nproc-per-node=2")
+    with pytest.raises(ConfigError, match=f"{stage} runs in one process: unset SFUMATO_LAUNCH"):
+        runner.run_stage(STAGES[stage], out=tmp_path / "out")
 
 
 def test_the_queries_that_share_their_work_are_these():
