@@ -1,4 +1,4 @@
-"""`stage embedding`: noisy joint Fourier embedding under features learned on what was released (METHODS §9c)."""
+"""`stage embedding`: noisy joint Fourier embedding under features learned on what was released."""
 
 from __future__ import annotations
 

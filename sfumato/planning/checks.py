@@ -180,7 +180,7 @@ def release_problems(params: Params) -> Iterator[str]:
 
 def public_model_problems(params: Params) -> Iterator[str]:
     """What does not go with a public text-to-image model, or with none."""
-    model, finetune = params.model, params.finetune
+    model = params.model
     given = ", ".join(f"model.{name}" for name in PUBLIC_MODEL if getattr(model, name) and name != "directory")
     if model.directory is None:
         if given:
@@ -191,16 +191,6 @@ def public_model_problems(params: Params) -> Iterator[str]:
             f"model.directory={model.directory}: a public model has no warm-up, "
             f"but pretrain has {len(params.pretrain.phases)} phase(s). "
             "Set pretrain.phases: [], or use one of the recipes dp-sapf, dp-lora, dp-ldm, dp-finetune"
-        )
-    if params.runs("finetune") and (finetune.flip or finetune.crop > 0):
-        yield (
-            "finetune.flip and finetune.crop do not go with a public model, whose images are encoded once: "
-            "set flip: false and crop: 0"
-        )
-    if params.runs("finetune") and finetune.convergence:
-        yield (
-            "finetune.convergence does not go with a public model, whose samples take too long: leave it out, "
-            "and look at the release with evaluate"
         )
 
 

@@ -20,6 +20,11 @@ RECIPES = Path("pipelines")
 WHOLE = {"sources", "noise_levels"}  # replaced whole by an overlay, not merged key by key
 REMOVED = {  # keys of earlier versions -> what to know about them
     "auxiliary.labels": "every class has as many images in a batch",
+    "finetune.convergence": "compare the release with real images by `stage evaluate`",
+    "finetune.crop": "images are not shifted",
+    "finetune.debias": "candidates are always ranked by their norm less what the noise adds to it",
+    "finetune.ema": "it is always 0.999",
+    "finetune.flip": "images are not mirrored",
     "model.label_dropout": "it is always 0.1",
     "model.sigma_data": "it is always 0.5",
     "pretrain.ema": "it is always 0.999",
@@ -28,6 +33,7 @@ REMOVED = {  # keys of earlier versions -> what to know about them
     "public.enabled": "public images are prepared if `run` names a stage that reads them, such as classifier or select",
     "public.fonts": "glyphs are drawn with matplotlib's fonts",
     "refine.labels": "every class has as many images in a batch",
+    "saliency.score": "it is always the gradient",
     "select.count": "give select.ratio, the part of the public classes to keep",
 }
 

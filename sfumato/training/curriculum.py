@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.diffusion.ema import EMA
+from sfumato.diffusion.ema import EMA, EMA_DECAY
 from sfumato.diffusion.noise_levels import draw_noise_levels
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.microbatch import plain_microbatch
@@ -49,7 +49,6 @@ Images = Tensor | MappedImages  # (N, C, H, W), uint8 or float32 in [0, 1]
 Sources = Mapping[str, tuple[Images, Tensor]]  # name -> images; labels (N,) int64, rows of the model's label table
 
 GROUP = 2  # images that share a draw of RandAugment operations: one draw per image would cost a tenth of a step
-EMA_DECAY = 0.999  # of the average of the weights
 REPORT_EVERY = 20  # steps between two reports of progress
 
 
