@@ -204,7 +204,7 @@ def machine() -> str:
 
 
 def docstring(kind: type) -> str:
-    text = re.sub(r"\s*\(METHODS [^)]*\)|[,;] METHODS [^).]*", "", inspect.cleandoc(kind.__doc__ or ""))
+    text = inspect.cleandoc(kind.__doc__ or "")
     paragraphs = text.split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 

@@ -82,7 +82,7 @@ class AdversarialState:
         labels = balanced_labels(FAKES, self.priors, self.model.classes, random).to(self.device)
         images = self.network(torch.randn(FAKES, self.network.latent, generator=random).to(self.device), labels)
         drawn = draw(self.model, images.cpu(), 1, LEVELS, random)
-        return images, labels, Draws(**{name: value.to(self.device) for name, value in drawn.tensors().items()})
+        return images, labels, Draws(**{name: value.to(self.device) for name, value in vars(drawn).items()})
 
     def step(self, charge: Charge) -> dict[str, float]:
         """One draw, one release, a step of each network. Returns the public row of the log."""

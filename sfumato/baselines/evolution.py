@@ -1,4 +1,4 @@
-"""The free part of Private Evolution: candidates from a public renderer, and the next ones after a vote (METHODS §13).
+"""The free part of Private Evolution: candidates from a public renderer, and the next ones after a vote.
 
 Nothing here reads a sensitive image. `sfumato.baselines.private_evolution` asks for the votes.
 Source: Lin et al. 2024 (PE); Lin et al. 2025 (Sim-PE, renderers).

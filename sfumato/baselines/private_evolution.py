@@ -2,7 +2,7 @@
 
 Each round is one release of votes; the next candidates follow from it at no cost. So T rounds cost as much as one
 Gaussian of the noise multiplier σ/√T.
-Source: Lin et al. 2024 (PE); METHODS §13.
+Source: Lin et al. 2024 (PE).
 """
 
 from __future__ import annotations

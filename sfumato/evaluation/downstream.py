@@ -1,4 +1,4 @@
-"""Downstream accuracy: train a classifier on one set, score it on another (METHODS §9).
+"""Downstream accuracy: train a classifier on one set, score it on another.
 
 The model is that of the last epoch: the scored images decide nothing.
 """
@@ -33,13 +33,6 @@ def schedule_of(name: str, count: int, epochs: int, steps: int | None = None) ->
         weight_decay=spec.weight_decay,
         augment=spec.augment,
     )
-
-
-def train_classifier(
-    name: str, images: np.ndarray, labels: np.ndarray, classes: int, epochs: int, seed: int
-) -> Classifier:
-    """`fit` for so many epochs: the model, in evaluation mode."""
-    return fit(name, images, labels, classes, schedule_of(name, len(images), epochs), seed)
 
 
 def fit(name: str, images: np.ndarray, labels: np.ndarray, classes: int, schedule: Schedule, seed: int) -> Classifier:

@@ -143,7 +143,7 @@ def learned_features(
 ) -> FourierFeatures:
     """Fourier features of the teacher's map and of a trained network's; the records of both maps come with them.
 
-    size: K; share: of the squared norm that the teacher's features have. Source: METHODS §9c.
+    size: K; share: of the squared norm that the teacher's features have.
     """
     maps = {"teacher": (teacher, share), "network": (network, 1 - share)}
     features = [FeatureMap(map=name, length_scales=length_scales, weight=part) for name, (_, part) in maps.items()]

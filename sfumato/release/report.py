@@ -324,9 +324,7 @@ def entries(name: str, values: Mapping) -> Iterable[tuple[str, str, str, str]]:
         for measure, share in values.items():
             yield ACCURACY, f"teacher: {measure.replace('_', ' ')}", "released classifier", f"{100 * share:.1f}"
     else:
-        by_set, title = (values, "Complexity, nats") if name == "complexity" else ({name: values}, "Other")
-        for column, measures in by_set.items():
-            yield from ((table, measure, column, text) for table, measure, text in leaves(measures, title))
+        yield from ((table, measure, name, text) for table, measure, text in leaves(values, "Other"))
 
 
 def leaves(values: Mapping, title: str) -> Iterable[tuple[str, str, str]]:

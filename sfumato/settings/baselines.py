@@ -9,7 +9,7 @@ from sfumato.settings.noise import Noise, QuerySettings
 
 
 class Evolve(QuerySettings):
-    """Private Evolution: candidates of a public renderer, and votes of the images for the nearest (METHODS §13)."""
+    """Private Evolution: candidates of a public renderer, and votes of the images for the nearest."""
 
     chooser: ClassVar[str] = "feature"
     releases: ClassVar[str] = "rounds"

@@ -13,7 +13,7 @@ Fidelity = Literal["frechet", "mmd", "inception_score", "precision_recall", "fld
 
 
 class Evaluate(Settings):
-    """The release measured on real images: local, outside the guarantee (METHODS §9)."""
+    """The release measured on real images: local, outside the guarantee."""
 
     chooser: ClassVar[str] = "stages"
     # what is trained on synthetic images and tested on the hold-out: lr, mlp, cnn, student, wrn, resnet, resnext

@@ -12,7 +12,7 @@ from sfumato.settings.noise import Noise, QuerySettings
 
 
 class Count(QuerySettings):
-    """One noisy release of the class counts (METHODS §2)."""
+    """One noisy release of the class counts."""
 
     noise: Noise = 50.0
 
@@ -73,7 +73,7 @@ class Histogram(QuerySettings):
     batch: Positive | None = None  # expected images: sample_rate = batch / size_hint; None: all images, sample_rate 1
 
 
-# of `Teacher` where nothing else is said: at ε up to 1, and from 10 on; between them by powers of ε (METHODS §9c)
+# of `Teacher` where nothing else is said: at ε up to 1, and from 10 on; between them by powers of ε
 TEACHER: dict[str, dict[str, tuple[float, float]]] = {
     "public": {"dimension": (256, 512), "power": (0.8, 0.5), "steps": (25, 40), "learning_rate": (12.0, 60.0)},
     "auxiliary": {
@@ -91,7 +91,7 @@ TEACHER: dict[str, dict[str, tuple[float, float]]] = {
 
 
 class Teacher(QuerySettings):
-    """A linear classifier on public features, by noisy gradient steps over all images (METHODS §12).
+    """A linear classifier on public features, by noisy gradient steps over all images.
 
     With few steps and a high rate: each step releases as many numbers as the classifier has. What is left out follows
     from `fitted_on` and privacy.epsilon alone, by the table TEACHER; the defaults here are those at ε = 10.
@@ -133,7 +133,7 @@ class Learned(Strict):
 
 
 class Embedding(QuerySettings):
-    """Noisy joint Fourier embedding as `frequency`, of features that were learned on what was released (METHODS §9c).
+    """Noisy joint Fourier embedding as `frequency`, of features that were learned on what was released.
 
     The features are those of the teacher and of a network trained on the generator's images.
     """

@@ -10,7 +10,7 @@ from sfumato.settings.fields import Positive, PositiveFloat, Settings, Share, St
 
 
 class Classifier(Settings):
-    """A network trained to classify the public set, and on nothing else (METHODS §5, §9c)."""
+    """A network trained to classify the public set, and on nothing else."""
 
     validation: ClassVar[float] = 0.1  # part of the public images on which its accuracy is measured
 
@@ -48,7 +48,7 @@ class Fit(Settings):
 
 
 class Auxiliary(Fit):
-    """One-step generator fitted to the frequency release, and the images it draws (FETA-Pro §3.3, METHODS §9c)."""
+    """One-step generator fitted to the frequency release, and the images it draws (FETA-Pro §3.3)."""
 
     latent: Positive = 32  # random numbers of an image
     width: Positive = 40  # channels at half resolution
@@ -71,7 +71,7 @@ class Auxiliary(Fit):
 
 
 class Refine(Fit):
-    """The generator fitted further: to both releases, and to what the teacher sees in its images (METHODS §9c)."""
+    """The generator fitted further: to both releases, and to what the teacher sees in its images."""
 
     steps: Positive = 300  # gradient steps of Adam
     learning_rate: PositiveFloat = 4e-3  # falls to zero by a cosine

@@ -1,7 +1,7 @@
 """Adversarial model perturbation (AMP): descend by the gradient at the worst weights nearby.
 
 Later noise in the weights then hurts less. Public training only; nothing here touches sensitive images.
-Source: RPGen §Stage 2, after Zheng, Zhang and Mao 2021; METHODS §6.
+Source: RPGen §Stage 2, after Zheng, Zhang and Mao 2021.
 """
 
 from __future__ import annotations

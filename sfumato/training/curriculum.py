@@ -1,7 +1,7 @@
 """Warm-up: denoising training, phase by phase, on images that are public or already paid for.
 
 Nothing here touches sensitive images.
-Source: DP-FETA §3.1 and FETA-Pro §3.2 ("from easy to hard"), RPGen §Stage 2; METHODS §3, §4 and §6.
+Source: DP-FETA §3.1 and FETA-Pro §3.2 ("from easy to hard"), RPGen §Stage 2.
 """
 
 from __future__ import annotations

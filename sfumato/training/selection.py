@@ -1,7 +1,7 @@
 """Choose public images: relabel those of the classes with the most votes, or let the teacher choose and label.
 
 It reads only what was released and public images, so it is free, and how many to keep may be tuned afterwards.
-Source: RPGen stage 1; PrivImage; METHODS §9c.
+Source: RPGen stage 1; PrivImage.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def surest(probabilities: np.ndarray, per_class: int) -> tuple[np.ndarray, np.nd
 
     probabilities: (N, M), of public images. All pairs of image and class are taken from the likeliest down; a pair is
     passed over where its image is taken or its class is full. Returns (int64 indices, int64 labels), class by class,
-    the surest first. Source: METHODS §9c.
+    the surest first.
     Raises ConfigError where there are too few images.
     """
     count, classes = probabilities.shape
