@@ -37,7 +37,6 @@ LISTED_CLASSES = 100
 SEEN = {
     "auxiliary": "drawn by the generator",
     "refine": "drawn by the generator, fitted further",
-    "evolve": "the last generation that the images voted for",
     "adversarial": "drawn by the generator that a discriminator taught",
     "select": "public images that were chosen",
     "pretrain": "what the warm-up saw",

@@ -68,20 +68,17 @@ def select_classes(histogram: np.ndarray, keep: int) -> list[Kept]:
     return kept
 
 
-def select_all(public_classes: int, keep: int) -> list[Kept]:
-    """Every public class, in order: the only choice without a histogram. Raises ConfigError where `keep` differs."""
+def select_public(settings: Select, votes: np.ndarray | None, public_classes: int) -> list[Kept]:
+    """The classes to keep, by the votes, (R, P). Without votes all of them: ConfigError if fewer are asked for."""
+    keep = number_to_keep(settings, public_classes)
+    if votes is not None:
+        return select_classes(votes, keep)
     if keep != public_classes:
         raise ConfigError(
             f"select keeps {keep} of {public_classes} public classes, but no histogram says which: "
             "add histogram to run, or set select.ratio: 1"
         )
     return [Kept(public, 0, math.nan) for public in range(public_classes)]
-
-
-def select_public(settings: Select, votes: np.ndarray | None, public_classes: int) -> list[Kept]:
-    """The classes to keep, by the votes, (R, P), or all of them where nothing was counted."""
-    keep = number_to_keep(settings, public_classes)
-    return select_all(public_classes, keep) if votes is None else select_classes(votes, keep)
 
 
 def read_votes(histogram: Path, public: Sequence[str], classes: int) -> tuple[np.ndarray, bool]:

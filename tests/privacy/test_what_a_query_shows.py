@@ -36,8 +36,8 @@ def evolve(charge: Recorder) -> dict[str, Tensor]:
     embedding = embedding_of(settings, SHAPE, None, renderer(), seed=0)
     priors = torch.full((CLASSES,), 1 / CLASSES)
     charge.run, charge.durable = Path(tempfile.mkdtemp()), lambda: None
-    _, population, best, _ = query_evolve(lambda: charge, settings, renderer(), embedding, priors, 0, say=print)
-    return {**population.tensors(), "best": best}
+    _, population, _ = query_evolve(lambda: charge, settings, renderer(), embedding, priors, 0, say=print)
+    return population.tensors()
 
 
 ROUNDS = replace(CASES["evolve"], query=evolve, uses=3, encode=lambda images: images.flatten(1)[:, :64])
