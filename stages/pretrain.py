@@ -26,9 +26,9 @@ def pretrain(run: StageRun[Pretrain]) -> None:
     if plan.network.directory is not None:
         return refer_to_public_model(run)
     paths = {name: artifact.path for name, artifact in run.inputs.items()}
-    sets = training_sets(paths, plan.shape, classes)
+    sources, extra_classes = training_sets(paths, plan.shape, classes)
     torch.manual_seed(plan.seed)
-    network = plan.network.network() | {"extra_classes": sets.extra_classes}
+    network = plan.network.network() | {"extra_classes": extra_classes}
     model = UNet(resolution=plan.shape[1], channels=plan.shape[0], classes=len(classes), **network).to(device())
     settings, dropout = run.settings, plan.network.label_dropout
     with progress("pretrain") as report:
@@ -36,9 +36,9 @@ def pretrain(run: StageRun[Pretrain]) -> None:
             priors = read_counts(run.inputs["count"], plan.size_hint, len(classes)).priors
             means = load_means("frequency", run.path("frequency"))
             match = Match(means.table.to(device()), means.features)
-            fit_phases(model, settings, sets.sources, match, priors, plan.seed, report, label_dropout=dropout)
+            fit_phases(model, settings, sources, match, priors, plan.seed, report, label_dropout=dropout)
         else:
-            average = warm_up(model, settings.phases, sets.sources, plan.seed, report, label_dropout=dropout)
+            average = warm_up(model, settings.phases, sources, plan.seed, report, label_dropout=dropout)
             ema_model(model, average)
     with run.writing() as directory:
         drop_extra_classes(model).save(directory)

@@ -54,9 +54,7 @@ def vote_rows(candidates: Tensor, candidate_labels: Tensor, classes: int, vector
     and no processor. Of equally near ones the first gets the vote. An image does not vote if its vector is not finite,
     or if its class has no candidates or is out of range.
 
-    Args:
-        candidates: (N, d), the candidates in the embedding; candidate_labels: (N,), their classes.
-        vectors: (B, d), the images in the embedding; labels: (B,) int64.
+    candidates, vectors: (N, d) and (B, d), in the embedding; candidate_labels, labels: (N,) and (B,) int64.
     """
     finite = vectors.isfinite().all(dim=1)
     where, places = on_grid(torch.where(finite[:, None], vectors, 0)), on_grid(candidates)
@@ -108,8 +106,7 @@ def query_evolve(
     The charge draws `embedding` of the images. After the last round the population has `settings.images` members. What
     is kept between rounds follows only from noisy votes.
 
-    Args:
-        priors: (M,), the share of each class among the candidates, by public or released numbers.
+    priors: (M,), the share of each class among the candidates, by public or released numbers.
     Returns: the charge, all of whose uses are on disk, the last population, and the public log.
     """
     charge, state, log = resume(open_charge, "evolve", say, "round")

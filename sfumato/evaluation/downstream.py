@@ -38,10 +38,8 @@ def schedule_of(name: str, count: int, epochs: int, steps: int | None = None) ->
 def fit(name: str, images: np.ndarray, labels: np.ndarray, classes: int, schedule: Schedule, seed: int) -> Classifier:
     """Train classifier `name`, one of CLASSIFIERS. Returns it after its last step, in evaluation mode.
 
-    Args:
-        images: (N, H, W, C) uint8.
-        labels: (N,) integers below `classes`.
-        seed: fixes initialisation, order, augmentation and dropout; the global generator does not change.
+    images: (N, H, W, C) uint8; labels: (N,) integers below `classes`; seed: fixes initialisation, order, augmentation
+    and dropout; the global generator does not change.
     """
     if not len(images):
         raise ValueError(f"no images to train the {name} on")

@@ -225,11 +225,7 @@ def ensure_encoded(
     """The key of the cached rows that a charge draws instead of images; computes them if they are not cached yet.
 
     Local work outside the guarantee: it is journalled and kept in the state directory, and shows only how many parts of
-    100 are done.
-
-    Args:
-        function: (B, C, H, W) on the device `where` -> (B, d).
-        encoder: its digest, `encoder_of`.
+    100 are done. function: (B, C, H, W) on the device `where` -> (B, d); encoder: its digest, by `encoder_of`.
     Guarantee: a row is a function of its image alone.
     """
     key = latents_key(card, encoder)

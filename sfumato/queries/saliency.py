@@ -61,8 +61,6 @@ def query_saliency(
     jointly. Memory does not grow with N.
 
     Args:
-        candidates: name -> names of its parameters in `model`.
-        settings: its noise is not read.
         public_size: N̄, never a realised count.
         autocast: run the network in bfloat16; None to do so if that is faster.
         generator: only for tests, because the draws are secret (`sfumato.dpsgd.run.State`).

@@ -65,14 +65,10 @@ def warm_up(
 ) -> dict[str, Tensor]:
     """Train `model` in place through the phases, and return the average of its weights by name.
 
-    Each phase has a new Adam, without weight decay. The average runs over the whole curriculum, so the last phase
-    weighs most.
-    Args:
-        seed: fixes batches, noise and augmentation.
-        report: called with (steps done, steps of all phases).
-        label_dropout: share of images without label.
-        autocast: bfloat16 or not; None to measure which is faster.
-        microbatch_size: images of a batch whose activations are held together; None for as many as fit.
+    Each phase has a new Adam, without weight decay. The average runs over all phases, so the last one weighs most.
+    seed: fixes batches, noise and augmentation; report: called with (steps done, steps of all phases); autocast:
+    bfloat16 or not, None to measure which is faster; microbatch_size: images of a batch whose activations are held
+    together, None for as many as fit.
     Raises: ConfigError when a phase names a source that is missing or empty.
     """
     for number, phase in enumerate(phases):

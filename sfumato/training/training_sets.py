@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -20,31 +19,26 @@ from sfumato.training.curriculum import Images, MappedImages
 AGAIN = "run `stage select` again"
 
 
-@dataclass
-class TrainingSets:
-    """sources: images and labels by name; extra_classes: further classes that they need."""
+def training_sets(
+    paths: Mapping[str, Path], shape: Shape, classes: Sequence[str]
+) -> tuple[dict[str, tuple[Images, Tensor]], int]:
+    """Images and labels by source, "central", "auxiliary", "refine", "evolve" or "public", as far as `paths` has them.
 
-    sources: dict[str, tuple[Images, Tensor]] = field(default_factory=dict)
-    extra_classes: int = 0
-
-
-def training_sets(paths: Mapping[str, Path], shape: Shape, classes: Sequence[str]) -> TrainingSets:
-    """The sets of "central", "auxiliary", "refine", "evolve" and "public", of those in `paths`, by stage.
-
-    "public" needs "select" too.
+    "public" needs "select" too. The number is that of the further classes that the labels need.
     """
-    sets = TrainingSets()
+    sources: dict[str, tuple[Images, Tensor]] = {}
+    extra = 0
     if "central" in paths:
-        sets.sources["central"] = load_central(paths["central"], shape)
+        sources["central"] = load_central(paths["central"], shape)
     for name in ("auxiliary", "refine", "evolve"):
         if name in paths:
             drawn = load_images(paths[name], classes)
-            sets.sources[name] = MappedImages(drawn.images), torch.from_numpy(np.array(drawn.labels))
+            sources[name] = MappedImages(drawn.images), torch.from_numpy(np.array(drawn.labels))
     if "public" in paths:
         public = load_public(paths["public"], shape)
-        selected, labels, sets.extra_classes = public_training_set(public, paths["select"], len(classes))
-        sets.sources["public"] = selected, labels
-    return sets
+        selected, labels, extra = public_training_set(public, paths["select"], len(classes))
+        sources["public"] = selected, labels
+    return sources, extra
 
 
 def public_training_set(public: ImageSet, selection: Path, classes: int | None) -> tuple[MappedImages, Tensor, int]:

@@ -146,7 +146,7 @@ def test_a_stopped_run_goes_on_after_its_last_round_and_opens_one_charge(owner, 
     assert charge.run == first.run and charge.used == charge.uses == 4
     assert said == [f"evolve: resuming run {charge.run.name[:8]} after round 2: no further charge"]
     assert len(owner.odometer.opened()) == 1
-    assert len(population) == 50 and [row["round"] for row in log] == [1, 2, 3, 4]
+    assert len(population.labels) == 50 and [row["round"] for row in log] == [1, 2, 3, 4]
 
 
 def test_what_is_kept_between_rounds_holds_no_count_of_images(owner, generator):
