@@ -41,7 +41,7 @@ from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd import clip
 from sfumato.dpsgd.clip import clipped_sum
-from sfumato.dpsgd.gradients import Draws, augment, choose_precision, clipped_gradient_sum, draw, per_image_gradients
+from sfumato.dpsgd.gradients import Draws, choose_precision, clipped_gradient_sum, draw, per_draw, per_image_gradients
 from sfumato.dpsgd.microbatch import choose_microbatch
 from sfumato.settings.dpsgd import Finetune
 from sfumato.settings.noise_levels import LogNormal
@@ -116,7 +116,7 @@ def in_float64(model: UNet, images: Tensor, labels: Tensor, drawn: Draws) -> Ten
     """The same by a loop of ordinary backward passes in float64, image by image."""
     exact = model.double()
     rows = []
-    for i, copies in enumerate(augment(images.double(), drawn)):
+    for i, copies in enumerate(per_draw(images.double(), drawn)):
         shown = torch.where(drawn.drop[i], model.classes, labels[i])
         loss = per_image_loss(
             Exact(exact),
@@ -158,7 +158,7 @@ def gradients(found: Found) -> None:
     model, (images, labels) = setting.network(device), setting.data(count, device)
     parameters, generator = dict(model.named_parameters()), torch.Generator(device).manual_seed(0)
     for draws in (1, 8):
-        drawn = draw(model, images, draws, LogNormal(), generator, label_dropout=0.2, flip=True, crop=1)
+        drawn = draw(model, images, draws, LogNormal(), generator, label_dropout=0.2)
         exact = in_float64(model, images, labels, drawn)
         norms = exact.norm(dim=1)
         for tf32 in (False, True) if device == "cuda" else (False,):
@@ -256,8 +256,8 @@ def graphed(setting: Setting, draws: int, autocast: bool, chunk: int) -> Callabl
             piece = slice(start, start + chunk)
             x.copy_(images[piece])
             y.copy_(labels[piece])
-            for name, value in drawn.tensors().items():
-                value.copy_(fresh.tensors()[name][piece])
+            for name, value in vars(drawn).items():
+                value.copy_(vars(fresh)[name][piece])
             graph.replay()
         return total
 

@@ -22,7 +22,7 @@ from sfumato.data.rendered import drawn_set
 from sfumato.data.sources.idx import read_idx
 from sfumato.evaluation.extractors import embedded_extractor
 from sfumato.evaluation.metrics.fidelity import fidelity
-from sfumato.evaluation.plots import plot_embedding, plot_neighbours
+from sfumato.evaluation.plots import plot_neighbours
 from sfumato.settings.evaluate import Evaluate
 
 CLASSES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
@@ -63,9 +63,7 @@ def rows_of_known_quality(
 def main(
     images: Annotated[int, typer.Option(help="Of each of: training, hold-out, synthetic.")] = 5000,
     folder: Annotated[Path, typer.Option(help="Holds the four .gz files.")] = Path("/usr/share/datasets/fashion-mnist"),
-    plots: Annotated[
-        Path | None, typer.Option(help="Also write neighbours.png and embedding.png for the half copies.")
-    ] = None,
+    plots: Annotated[Path | None, typer.Option(help="Also write neighbours.png for the half copies.")] = None,
 ) -> None:
     pixels = read_idx(folder / "train-images-idx3-ubyte.gz")[..., None]
     labels = read_idx(folder / "train-labels-idx1-ubyte.gz").astype(np.int64)
@@ -101,7 +99,6 @@ def main(
             )
             synthetic, real = ImageSet(array, labelled, CLASSES), ImageSet(train, labels[np.sort(parts[0])], CLASSES)
             plot_neighbours(synthetic, real, features, train_features, plots / "neighbours.png")
-            plot_embedding(synthetic, real, features, train_features, plots / "embedding.png", extractor.name)
     Console(width=160).print(table)
 
 

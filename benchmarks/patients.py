@@ -28,7 +28,7 @@ import yaml
 from sfumato import load_release
 from sfumato.data.images import ImageSet
 from sfumato.data.sources.idx import DEBIAN_FASHION_MNIST, read_idx
-from sfumato.evaluation.downstream import train_classifier
+from sfumato.evaluation.downstream import fit, schedule_of
 from sfumato.settings.stages import QUERIES
 from sfumato.training.supervised import accuracy
 
@@ -133,7 +133,8 @@ def measure(name: str, classes: str, unit: str, epsilon: float, seed: int) -> di
         release = load_release(work / "artifacts" / "synthesize")
         found = {}
         for classifier in CLASSIFIERS:
-            trained = train_classifier(classifier, np.array(release.images), np.array(release.labels), 10, 8, seed)
+            schedule = schedule_of(classifier, len(release.images), 8)
+            trained = fit(classifier, np.array(release.images), np.array(release.labels), 10, schedule, seed)
             found[classifier] = accuracy(trained, tested)
     finally:
         shutil.rmtree(work)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from sfumato.privacy.resolved import StagePlan
 
 LEDGER_HELP = "Ledger of the release, by which `stage compare` finds these numbers again."
-COMPLEXITY_HELP = "Also entropy and texture of central, auxiliary, released and real images."
 MEMBERSHIP_HELP = "Also attack the release: can members of the sensitive set be told from the hold-out?"
 
 
@@ -33,7 +32,6 @@ def evaluate(
     metrics: Annotated[Path, typer.Option(help="File for the numbers.")] = Path("metrics.json"),
     card: CardPath = CARD,
     ledger: Annotated[Path, typer.Option(help=LEDGER_HELP)] = LEDGER,
-    complexity: Annotated[bool, typer.Option("--complexity", help=COMPLEXITY_HELP)] = False,
     membership: Annotated[bool, typer.Option("--membership", help=MEMBERSHIP_HELP)] = False,
     dry_run: DryRun = False,
     **paths: Path,
@@ -62,7 +60,6 @@ def evaluate(
     from sfumato.evaluation import membership as attacks
     from sfumato.evaluation.comparison import identity
     from sfumato.evaluation.extractors import build_extractor
-    from sfumato.evaluation.metrics.complexity import complexity_by_step
     from sfumato.evaluation.plots import plot_accuracy, plot_features
     from sfumato.evaluation.scores import evaluate_release, teacher_accuracy
     from sfumato.evaluation.tables import accuracy_table, class_table, csv_of, screen_tables
@@ -94,9 +91,6 @@ def evaluate(
         log("teacher")
         found["teacher"] = teacher_accuracy(load_teacher(teacher).to(device()), holdout)
     found["verdict"] = verdict(found, holdout.labels, len(plan.classes))
-    if complexity:
-        steps = (read_artifact(paths[name], name) for name in ("central", "auxiliary"))
-        found["complexity"] = complexity_by_step(synthetic["release"], train, *steps)
     tables = {"accuracy.csv": accuracy_table(found), "per_class.csv": class_table(found)}
     attacked = []
     if membership:

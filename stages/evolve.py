@@ -30,9 +30,9 @@ def evolve(run: QueryRun[Evolve]) -> None:
     released = f"{settings.rounds} rounds of votes for candidates of {settings.generator}"
     open_charge = partial(run.open_charge, released, "1: an image votes for one candidate", 1.0, latents=latents)
     with progress("evolve", clock=False) as report:
-        charge, population, best, log = query_evolve(
+        charge, population, log = query_evolve(
             open_charge, settings, generator, embedding, priors, plan.seed, report=report, say=say
         )
     with run.releasing(charge) as directory:
-        save_population(generator, population, best, log, plan.classes, directory)
+        save_population(generator, population, log, plan.classes, directory)
     drop_checkpoints(charge.run)

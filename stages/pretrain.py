@@ -11,8 +11,9 @@ from sfumato.generators.one_step import Match
 from sfumato.queries.feature_means import load_means
 from sfumato.runtime.compute import device
 from sfumato.settings.training import Pretrain
-from sfumato.storage.png import save_png
+from sfumato.storage.png import save_png, to_grid
 from sfumato.text_to_image.reference import save_reference
+from sfumato.training.central_images import load_central
 from sfumato.training.curriculum import warm_up
 from sfumato.training.training_sets import training_sets
 from stages.runner import StageRun, lineage_of_model
@@ -24,9 +25,9 @@ def pretrain(run: StageRun[Pretrain]) -> None:
     if plan.network.directory is not None:
         return refer_to_public_model(run)
     paths = {name: artifact.path for name, artifact in run.inputs.items()}
-    sets = training_sets(paths, plan.shape, classes)
+    sources, extra_classes = training_sets(paths, plan.shape, classes)
     torch.manual_seed(plan.seed)
-    network = plan.network.network() | {"extra_classes": sets.extra_classes}
+    network = plan.network.network() | {"extra_classes": extra_classes}
     model = UNet(resolution=plan.shape[1], channels=plan.shape[0], classes=len(classes), **network).to(device())
     settings, dropout = run.settings, plan.network.label_dropout
     with progress("pretrain") as report:
@@ -34,14 +35,15 @@ def pretrain(run: StageRun[Pretrain]) -> None:
             priors = run.counts.priors
             means = load_means("frequency", run.path("frequency"))
             match = Match(means.table.to(device()), means.features)
-            fit_phases(model, settings, sets.sources, match, priors, plan.seed, report, label_dropout=dropout)
+            fit_phases(model, settings, sources, match, priors, plan.seed, report, label_dropout=dropout)
         else:
-            average = warm_up(model, settings.phases, sets.sources, plan.seed, report, label_dropout=dropout)
+            average = warm_up(model, settings.phases, sources, plan.seed, report, label_dropout=dropout)
             ema_model(model, average)
     with run.writing() as directory:
         drop_extra_classes(model).save(directory)
-        for name, grid in sets.pictures.items():
-            save_png(directory / f"{name}.png", grid)
+        if "central" in paths:
+            images, _ = load_central(paths["central"], plan.shape)
+            save_png(directory / "central.png", to_grid(images, len(classes)))
 
 
 def refer_to_public_model(run: StageRun[Pretrain]) -> None:

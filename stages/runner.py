@@ -295,19 +295,18 @@ class QueryRun(StageRun[S]):
         return seen_in_ledgers(mine) | {record["id"] for record in records if record["dataset_id"] == mine}
 
     @contextmanager
-    def releasing(self, charge: Charge, *, local: bool = False) -> Iterator[Path]:
+    def releasing(self, charge: Charge) -> Iterator[Path]:
         """A directory that becomes the artifact, with the record of the charge, which is closed at the end.
 
         The release is written into the private directory of the run, journalled, and only then copied to `out`: an open
         charge has released nothing. The copy stays until a ledger without it is written.
-        local: it depends on numbers from real images.
         """
         from sfumato.privacy.authorize import RELEASED
 
         self.first_alone()
         kept = charge.run / RELEASED
         check_writable(kept)  # removes what a killed process left
-        with writing(kept, self.plan.stage, list(self.inputs.values()), [charge.record], local=local) as directory:
+        with writing(kept, self.plan.stage, list(self.inputs.values()), [charge.record]) as directory:
             yield directory
         charge.close()
         copy_directory(kept, self.out)

@@ -26,7 +26,7 @@ def saliency(run: QueryRun[Saliency]) -> None:
     settings = run.settings.on_this_machine()
     pool = candidates(model.to(device()), settings.candidates)
     public_size = run.counts.total
-    released = f"gradient of {len(pool)} candidates ({settings.candidates}, score {settings.score})"
+    released = f"gradient of {len(pool)} candidates ({settings.candidates})"
     sensitivity = "max_norm: the jointly clipped gradient of one image"
     trained = {name: model.get_parameter(name) for name in flat(pool)}
     microbatch = choose_microbatch(model, trained, settings.draws, public_size, settings.microbatch_size)

@@ -149,7 +149,7 @@ def clip_each_draw(state: State, charge: Any) -> Tensor:
     total = torch.zeros(state.size)
     for images, labels in charge.batches(size=16):
         draws = state.draw(images)
-        alone = Draws(**{name: value.flatten(0, 1)[:, None] for name, value in draws.tensors().items()})  # (B·K, 1)
+        alone = Draws(**{name: value.flatten(0, 1)[:, None] for name, value in vars(draws).items()})  # (B·K, 1)
         copies, own = images.repeat_interleave(DRAWS, 0), labels.repeat_interleave(DRAWS)
         total += clipped_gradient_sum(
             state.model, state.parameters, copies, own, alone, CLIP, DRAWS * state.microbatch_size

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sfumato.baselines.discriminator import Discriminator
-from sfumato.diffusion.ema import ema_model
+from sfumato.diffusion.ema import EMA_DECAY, ema_model
 from sfumato.dpsgd.clip import flatten
 from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw
 from sfumato.dpsgd.run import State, Trained, gradient_sum
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 BETAS = (0.5, 0.99)  # of both Adams: a short memory, because the other network changes
 LEVELS = LogNormal(mean=-2.0, std=0.5)  # of the noise on all images that the discriminator sees
-EMA = 0.999  # decay of the average of both networks' weights
 FAKES = 200  # generated images of a step
 LATENT, WIDTH = 32, 16  # of the generator
 GENERATOR_RATE = 2e-3  # its learning rate
@@ -64,7 +63,6 @@ class AdversarialState:
             **settings.model_dump(include=keys),
             draws=1,
             noise_levels=LEVELS,
-            ema=EMA,
             microbatch_size=settings.microbatch_size,
             checkpoint_every=settings.checkpoint_every,
         )
@@ -74,7 +72,7 @@ class AdversarialState:
         self.judge.optimiser.param_groups[0]["betas"] = BETAS
         self.model, self.device = model, self.judge.device
         self.network, self.priors, self.seed = network.to(self.device).train(), priors.cpu(), seed
-        self.pupil = Trained(dict(network.named_parameters()), GENERATOR_RATE, EMA, BETAS)
+        self.pupil = Trained(dict(network.named_parameters()), GENERATOR_RATE, EMA_DECAY, BETAS)
         self.against = copy.copy(model)  # the same weights, with the loss of generated images
         self.against.target = -1
 
@@ -84,7 +82,7 @@ class AdversarialState:
         labels = balanced_labels(FAKES, self.priors, self.model.classes, random).to(self.device)
         images = self.network(torch.randn(FAKES, self.network.latent, generator=random).to(self.device), labels)
         drawn = draw(self.model, images.cpu(), 1, LEVELS, random)
-        return images, labels, Draws(**{name: value.to(self.device) for name, value in drawn.tensors().items()})
+        return images, labels, Draws(**{name: value.to(self.device) for name, value in vars(drawn).items()})
 
     def step(self, charge: Charge) -> dict[str, float]:
         """One draw, one release, a step of each network. Returns the public row of the log."""

@@ -1,4 +1,4 @@
-"""The free part of Private Evolution: candidates from a public renderer, and the next ones after a vote (METHODS §13).
+"""The free part of Private Evolution: candidates from a public renderer, and the next ones after a vote.
 
 Nothing here reads a sensitive image. `sfumato.baselines.private_evolution` asks for the votes.
 Source: Lin et al. 2024 (PE); Lin et al. 2025 (Sim-PE, renderers).
@@ -51,9 +51,6 @@ class Population:
     kinds: Tensor  # (N,) int64
     genes: Tensor  # (N, …) float32
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
     def tensors(self) -> dict[str, Tensor]:
         return {"labels": self.labels, "kinds": self.kinds, "genes": self.genes.contiguous()}
 
@@ -76,11 +73,8 @@ def parents_of(votes: Tensor, labels: Tensor, wanted: Tensor, threshold: float, 
     Systematic resampling: each gets its share, up to one. A class in which nothing is above the threshold takes all its
     candidates alike, or all of any class if it has none.
 
-    Args:
-        votes: (M, N), noisy.
-        labels: (N,), the classes of the candidates: a class chooses among its own.
-        wanted: (n,), the classes of the next candidates.
-        threshold: votes up to it count as zero, votes above it in full.
+    votes: (M, N), noisy; labels: (N,), the classes of the candidates; wanted: (n,), the classes of the next ones;
+    threshold: votes up to it count as zero, votes above it in full.
     """
     found = torch.empty_like(wanted)
     for label in wanted.unique():

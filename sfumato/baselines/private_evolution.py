@@ -2,7 +2,7 @@
 
 Each round is one release of votes; the next candidates follow from it at no cost. So T rounds cost as much as one
 Gaussian of the noise multiplier σ/√T.
-Source: Lin et al. 2024 (PE); METHODS §13.
+Source: Lin et al. 2024 (PE).
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from sfumato.privacy.rows import Rows, one_hot
 from sfumato.settings.baselines import Evolve
 from sfumato.storage.digest import digest_of
 from sfumato.storage.files import csv_text
-from sfumato.storage.png import save_png, to_grid
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
@@ -41,7 +40,6 @@ GRID, BOUND = 2048, 8  # steps of the grid on which nearness is measured, to a u
 DIMENSION = 256  # principal directions of the features, at most; unscaled
 THRESHOLD = 1.0  # votes up to so many standard deviations of the noise count as none
 VARIATION = 0.3, 0.05  # how far genes move, in the first and in the last round
-EACH = 2  # candidates of each class that the picture of a round shows
 
 
 def on_grid(vectors: Tensor) -> Tensor:
@@ -56,9 +54,7 @@ def vote_rows(candidates: Tensor, candidate_labels: Tensor, classes: int, vector
     and no processor. Of equally near ones the first gets the vote. An image does not vote if its vector is not finite,
     or if its class has no candidates or is out of range.
 
-    Args:
-        candidates: (N, d), the candidates in the embedding; candidate_labels: (N,), their classes.
-        vectors: (B, d), the images in the embedding; labels: (B,) int64.
+    candidates, vectors: (N, d) and (B, d), in the embedding; candidate_labels, labels: (N,) and (B,) int64.
     """
     finite = vectors.isfinite().all(dim=1)
     where, places = on_grid(torch.where(finite[:, None], vectors, 0)), on_grid(candidates)
@@ -104,24 +100,21 @@ def query_evolve(
     *,
     report: Callable[[int, int], None] = lambda done, total: None,
     say: Callable[[str], None] = lambda text: None,
-) -> tuple[Charge, Population, Tensor, list[dict]]:
+) -> tuple[Charge, Population, list[dict]]:
     """All rounds of a charge: candidates, one release of votes, the next candidates. A killed run goes on.
 
     The charge draws `embedding` of the images. After the last round the population has `settings.images` members. What
     is kept between rounds follows only from noisy votes.
 
-    Args:
-        priors: (M,), the share of each class among the candidates, by public or released numbers.
-    Returns: the charge, all of whose uses are on disk, the last population, the candidates with the most votes in each
-        round, (T, EACH · classes, C, H, W) uint8, and the public log.
+    priors: (M,), the share of each class among the candidates, by public or released numbers.
+    Returns: the charge, all of whose uses are on disk, the last population, and the public log.
     """
     charge, state, log = resume(open_charge, "evolve", say, "round")
     if state is None:
         wanted = candidate_labels(priors, seed, settings.population)
-        population, best = first_population(generator, wanted, public_random(seed, "first")), []
+        population = first_population(generator, wanted, public_random(seed, "first"))
     else:
         population = Population(*(state[name] for name in ("labels", "kinds", "genes")))
-        best = [*state["best"]]
 
     def embed(images: Tensor) -> Tensor:
         return torch.cat([embedding(part.to(embedding.mean.device)).cpu() for part in images.split(BATCH)])
@@ -141,11 +134,10 @@ def query_evolve(
         parents = parents_of(votes, population.labels, wanted, threshold, public_random(seed, "parents", done))
         chance = public_random(seed, "variation", done)
         log.append({"round": done + 1, "strength": strength, "parents": len(parents.unique())})
-        best.append(most_voted(votes, population.labels, images))
         population = descendants(generator, population, parents, wanted, strength, chance)
-        make_durable(charge, {**population.tensors(), "best": torch.stack(best)}, log)
+        make_durable(charge, population.tensors(), log)
         report(charge.used, charge.uses)
-    return charge, population, torch.stack(best), log
+    return charge, population, log
 
 
 def query_votes(charge: Charge, candidates: Tensor, candidate_labels: Tensor, classes: int) -> Tensor:
@@ -153,28 +145,11 @@ def query_votes(charge: Charge, candidates: Tensor, candidate_labels: Tensor, cl
     return charge.sum(partial(vote_rows, candidates, candidate_labels, classes), 1.0, size=512, integer=True)
 
 
-def most_voted(votes: Tensor, labels: Tensor, images: Tensor) -> Tensor:
-    """The EACH candidates of each class with the most noisy votes, class by class: (EACH · M, C, H, W) uint8."""
-    rows = []
-    for label in range(len(votes)):
-        mine = torch.where(labels == label, votes[label], float("-inf"))
-        found = mine.argsort(descending=True, stable=True)[:EACH]
-        shown = images[found[mine[found].isfinite()]]
-        rows += [shown, torch.zeros(EACH - len(shown), *images.shape[1:])]
-    return torch.cat(rows).mul(255).round().byte()
-
-
 def save_population(
-    generator: RendererGenerator,
-    population: Population,
-    best: Tensor,
-    log: list[dict],
-    classes: tuple[str, ...],
-    directory: Path,
+    generator: RendererGenerator, population: Population, log: list[dict], classes: tuple[str, ...], directory: Path
 ) -> None:
-    """Write the last generation as an image set, a log, and a picture: a row a round, EACH candidates a class."""
+    """Write the last generation as an image set, and a log."""
     images = generator.images(population.kinds, population.genes)
     save_images(directory, ImageSet(as_uint8(images), population.labels.numpy(), classes))
-    save_png(directory / "rounds.png", to_grid(best.flatten(0, 1).float() / 255, best.shape[1]))
     columns = {"round": "", "strength": ".4g", "parents": ""}
     (directory / "log.csv").write_text(csv_text(log, columns), encoding="utf-8")

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+EMA_DECAY = 0.999  # of the warm-up and of DP-SGD
+
 
 class EMA:
     """Average of a dict of tensors: after step t, average ← d·average + (1 − d)·value.

@@ -3,7 +3,7 @@
 With groups, the unit is a group instead of an image: its K draws show K of its images, picked at random.
 
 Nothing here adds noise or draws images: a `Charge` does.
-Source: Dockhorn et al. 2023 (DPDM) for the K draws; METHODS §8 and §10.
+Source: Dockhorn et al. 2023 (DPDM) for the K draws.
 """
 
 from __future__ import annotations
@@ -31,27 +31,22 @@ class Draws:
     The sensitivity bound rests on that: taking an image away takes its row away and changes nothing for the others.
 
     levels: (B, K) noise levels, as the network draws them; noise: (B, K, C, H, W), standard normal; drop: (B, K) bool,
-    label hidden; flip: (B, K) bool, mirrored, or None; shift: (B, K, 2) int64, pixels down and right, or None.
+    label hidden.
     """
 
     levels: Tensor
     noise: Tensor
     drop: Tensor
-    flip: Tensor | None = None
-    shift: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.levels)
 
-    def tensors(self) -> dict[str, Tensor]:
-        return {name: value for name, value in vars(self).items() if value is not None}
-
     def rows(self, index: slice | Tensor) -> Draws:
-        return Draws(**{name: value[index] for name, value in self.tensors().items()})
+        return Draws(**{name: value[index] for name, value in vars(self).items()})
 
     def of_each(self, index: slice) -> Draws:
         """Some of the K draws of every image."""
-        return Draws(**{name: value[:, index] for name, value in self.tensors().items()})
+        return Draws(**{name: value[:, index] for name, value in vars(self).items()})
 
 
 def draw(
@@ -62,40 +57,21 @@ def draw(
     generator: torch.Generator,
     *,
     label_dropout: float = 0.0,
-    flip: bool = False,
-    crop: int = 0,
 ) -> Draws:
-    """Fresh draws for a batch, for `model`.
-
-    images: (B, C, H, W) or (B, K, C, H, W), of which only the shape is used; draws: K; crop: largest shift in pixels.
-    """
+    """Fresh draws for a batch. images: (B, C, H, W) or (B, K, C, H, W), of which only the shape is used; draws: K."""
     count, device = len(images), generator.device
     shape = (count, draws)
     return Draws(
         levels=model.draw_levels(law, count * draws, generator).reshape(shape),
         noise=torch.randn(*shape, *images.shape[-3:], generator=generator, device=device),
         drop=torch.rand(shape, generator=generator, device=device) < label_dropout,
-        flip=torch.rand(shape, generator=generator, device=device) < 0.5 if flip else None,
-        shift=torch.randint(-crop, crop + 1, (*shape, 2), generator=generator, device=device) if crop else None,
     )
 
 
-def augment(images: Tensor, draws: Draws) -> Tensor:
-    """Each image K times, mirrored and shifted as its row says; edges are repeated. (B, C, H, W) to (B, K, C, H, W).
-
-    Of a group its K images, (B, K, C, H, W), each once.
-    """
-    x = images.contiguous()
-    x = x if x.ndim == 5 else x[:, None].expand(-1, draws.levels.shape[1], -1, -1, -1)
-    if draws.flip is not None:
-        x = torch.where(draws.flip[:, :, None, None, None], x.flip(-1), x)
-    if draws.shift is not None:
-        for axis, size in ((0, x.shape[-2]), (1, x.shape[-1])):
-            # (B, K, size)
-            source = (torch.arange(size, device=x.device) - draws.shift[:, :, axis, None]).clamp(0, size - 1)
-            source = source[:, :, None, :, None] if axis == 0 else source[:, :, None, None, :]
-            x = x.gather(3 + axis, source.expand(x.shape))
-    return x
+def per_draw(images: Tensor, draws: Draws) -> Tensor:
+    """What each draw shows, (B, K, C, H, W): an image K times, or the K images of a group."""
+    images = images.contiguous()
+    return images if images.ndim == 5 else images[:, None].expand(-1, draws.levels.shape[1], -1, -1, -1)
 
 
 def per_image_gradients(
@@ -117,7 +93,7 @@ def per_image_gradients(
     labels = torch.where((labels < 0) | (labels >= model.classes), model.classes, labels)
     labels = torch.where(draws.drop, model.classes, labels if labels.ndim == 2 else labels[:, None])  # (B, K)
     detached = {name: value.detach() for name, value in parameters.items()}
-    batch = (augment(images, draws), labels, draws.levels, draws.noise)  # each (B, K, ...)
+    batch = (per_draw(images, draws), labels, draws.levels, draws.noise)  # each (B, K, ...)
     take = by_layers if model.supports_ghost_layers else by_vmap
     # The cast of a weight must stay inside the transform that made it: no cache.
     with torch.autocast(images.device.type, torch.bfloat16, cache_enabled=False) if autocast else nullcontext():
@@ -198,7 +174,6 @@ def clipped_gradient_sum(
     max_grad_norm: float,
     microbatch_size: int,
     autocast: bool = False,
-    factors: Mapping[str, Tensor] | None = None,
     draws_per_pass: int | None = None,
 ) -> Tensor:
     """Sum over images of their clipped gradients, `microbatch_size` images at a time.
@@ -207,7 +182,6 @@ def clipped_gradient_sum(
         images: (B, C, H, W) float32 in [0, 1], any memory format; of groups (B, K, C, H, W).
         labels: (B,) int64; of groups (B, K).
         draws: B rows, averaged before the clip.
-        factors: public, by name and of the parameters' shapes: each gradient is multiplied by them before the clip.
         draws_per_pass: draws of an image at a time; None for all.
     Returns: (P,) float32; zeros without images.
     Guarantee: one image, or one group, more or less changes the sum by at most `max_grad_norm` in L2.
@@ -223,8 +197,6 @@ def clipped_gradient_sum(
         index = index.clamp(max=len(images) - 1)
         own = draws.rows(index)
         rows = mean_gradients(model, parameters, images[index], labels[index], own, autocast, draws_per_pass)
-        if factors is not None:
-            rows = {name: value * factors[name].detach() for name, value in rows.items()}
         total += clipped_sum({name: value[:count] for name, value in rows.items()}, max_grad_norm)
     return total
 

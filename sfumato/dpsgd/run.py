@@ -1,7 +1,7 @@
 """DP-SGD for a denoiser: a draw of images, the sum of their clipped gradients, noise, a step of Adam; then the next.
 
 A `Charge` draws the images and adds the noise; nothing here reads the noise multiplier or the sample rate.
-Source: Abadi et al. 2016 for the step; Dockhorn et al. 2023 (DPDM) for the K draws; METHODS §8 and §10.
+Source: Abadi et al. 2016 for the step; Dockhorn et al. 2023 (DPDM) for the K draws.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from sfumato.diffusion.denoiser import Denoiser
-from sfumato.diffusion.ema import EMA
+from sfumato.diffusion.ema import EMA, EMA_DECAY
 from sfumato.dpsgd.clip import unflatten
 from sfumato.dpsgd.gradients import Draws, choose_precision, clipped_gradient_sum, draw
 from sfumato.dpsgd.microbatch import choose_microbatch
@@ -33,13 +33,6 @@ if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
 
 ADAM_STATE = ("exp_avg", "exp_avg_sq", "step")  # as torch names it: a checkpoint holds it
-
-
-class Curve(Protocol):
-    """Compares samples with real images during training. Local work: it reads the weights and changes nothing."""
-
-    def resume(self, run: Path, used: int) -> None: ...
-    def measure(self, model: Any, average: Mapping[str, Tensor], step: int) -> object: ...
 
 
 class Trained:
@@ -117,7 +110,7 @@ class State(Trained):
         parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
         if not parameters:
             raise ValueError("the model has no parameter to train: all have requires_grad=False")
-        super().__init__(parameters, config.learning_rate, config.ema)
+        super().__init__(parameters, config.learning_rate, EMA_DECAY)
         self.model, self.config, self.public_batch, self.label_dropout = model, config, public_batch, label_dropout
         self.device = next(iter(parameters.values())).device
         self.size = sum(value.numel() for value in parameters.values())
@@ -133,14 +126,7 @@ class State(Trained):
         """The secret draws of a batch."""
         config = self.config
         return draw(
-            self.model,
-            images,
-            config.draws,
-            config.noise_levels,
-            self.generator,
-            label_dropout=self.label_dropout,
-            flip=config.flip,
-            crop=config.crop,
+            self.model, images, config.draws, config.noise_levels, self.generator, label_dropout=self.label_dropout
         )
 
     def tensors(self) -> dict[str, Tensor]:
@@ -169,7 +155,6 @@ def fine_tune(
     open_charge: Callable[[], Charge],
     *,
     epsilon_after: Callable[[int], float],
-    curve: Curve | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[Charge, list[dict]]:
@@ -177,7 +162,6 @@ def fine_tune(
 
     Args:
         epsilon_after: ε of so many steps, for the log.
-        curve: local measurements, if asked for.
         report: called with (durable steps, steps), never between.
     Returns: the charge, all of whose uses are on disk, and the public log, one row for each step: never a loss, a
         number of images or a time.
@@ -186,8 +170,6 @@ def fine_tune(
     charge, found, log = resume(open_charge, "finetune", say)
     if found is not None:
         state.load(found)
-    if curve is not None:
-        curve.resume(charge.run, charge.used)
 
     report(charge.used, charge.uses)
     while charge.used < charge.uses:
@@ -199,8 +181,6 @@ def fine_tune(
         if charge.used % state.config.checkpoint_every == 0 or charge.used == charge.uses:
             make_durable(charge, state.tensors(), log)
             report(charge.used, charge.uses)
-        if curve is not None and charge.used in state.config.convergence:
-            curve.measure(state.model, state.ema.average, charge.used)
     return charge, log
 
 
@@ -218,7 +198,7 @@ def gradient_sum(state: State, charge: Charge) -> Tensor:
     for images, labels in charge.batches(size=4 * size, draws=state.config.draws):
         images, labels = to_device(images, state.device), to_device(labels, state.device)
         draws = state.draw(images)
-        total += clipped_gradient_sum(model, names, images, labels, draws, bound, size, state.autocast, None, each)
+        total += clipped_gradient_sum(model, names, images, labels, draws, bound, size, state.autocast, each)
     return total
 
 

@@ -1,4 +1,4 @@
-"""Downstream accuracy: train a classifier on one set, score it on another (METHODS §9).
+"""Downstream accuracy: train a classifier on one set, score it on another.
 
 The model is that of the last epoch: the scored images decide nothing.
 """
@@ -35,20 +35,11 @@ def schedule_of(name: str, count: int, epochs: int, steps: int | None = None) ->
     )
 
 
-def train_classifier(
-    name: str, images: np.ndarray, labels: np.ndarray, classes: int, epochs: int, seed: int
-) -> Classifier:
-    """`fit` for so many epochs: the model, in evaluation mode."""
-    return fit(name, images, labels, classes, schedule_of(name, len(images), epochs), seed)
-
-
 def fit(name: str, images: np.ndarray, labels: np.ndarray, classes: int, schedule: Schedule, seed: int) -> Classifier:
     """Train classifier `name`, one of CLASSIFIERS. Returns it after its last step, in evaluation mode.
 
-    Args:
-        images: (N, H, W, C) uint8.
-        labels: (N,) integers below `classes`.
-        seed: fixes initialisation, order, augmentation and dropout; the global generator does not change.
+    images: (N, H, W, C) uint8; labels: (N,) integers below `classes`; seed: fixes initialisation, order, augmentation
+    and dropout; the global generator does not change.
     """
     if not len(images):
         raise ValueError(f"no images to train the {name} on")

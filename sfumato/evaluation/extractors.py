@@ -22,7 +22,7 @@ from sfumato.data.images import ImageSet, Shape
 from sfumato.data.rendered import drawn_set
 from sfumato.errors import ConfigError, DataError
 from sfumato.evaluation.classifiers import FEATURES
-from sfumato.evaluation.downstream import train_classifier
+from sfumato.evaluation.downstream import fit, schedule_of
 from sfumato.runtime import compute
 from sfumato.settings.evaluate import Evaluate
 from sfumato.storage.digest import digest_of_file
@@ -118,7 +118,8 @@ def embedded_extractor(public: ImageSet, name: str) -> Extractor:
             f"{len(public)} images of {len(public.classes)} classes cannot train a feature network: "
             "two or more of each are needed"
         )
-    network = train_classifier("cnn", public.images, public.labels, len(public.classes), EPOCHS, seed=0)
+    schedule = schedule_of("cnn", len(public), EPOCHS)
+    network = fit("cnn", public.images, public.labels, len(public.classes), schedule, seed=0)
     digest = hashlib.sha256(b"embedded")
     for key, value in sorted(network.state_dict().items()):
         digest.update(key.encode() + value.detach().cpu().contiguous().numpy().tobytes())

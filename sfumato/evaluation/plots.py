@@ -134,11 +134,10 @@ def plot_neighbours(
 
 
 def plot_features(extractor: Extractor, release: ImageSet, train: ImageSet, out: Path) -> None:
-    """Draw what lies nearest to some released images, and both sets in the plane, into `out`."""
+    """Draw the training images nearest to some released ones into `out`/neighbours.png."""
     shown, searched = subsample(release), subsample(train, SEARCHED)
     features, real = features_of(extractor, shown.images), features_of(extractor, searched.images)
     plot_neighbours(shown, searched, features, real, out / "neighbours.png")
-    plot_embedding(shown, searched, features, real, out / "embedding.png", extractor.name)
 
 
 def framed(image: np.ndarray, scale: int, colour: tuple[int, int, int]) -> np.ndarray:
@@ -147,46 +146,6 @@ def framed(image: np.ndarray, scale: int, colour: tuple[int, int, int]) -> np.nd
     tile = np.full((larger.shape[0] + 4, larger.shape[1] + 4, 3), colour, dtype=np.uint8)
     tile[2:-2, 2:-2] = larger
     return tile
-
-
-def plot_embedding(
-    synthetic: ImageSet, real: ImageSet, features: Array, real_features: Array, path: Path, space: str, most: int = 1000
-) -> None:
-    """t-SNE of synthetic and real features together, at most `most` of each, side by side and coloured by class."""
-    from matplotlib import colormaps
-    from sklearn.manifold import TSNE
-
-    random = np.random.default_rng(0)
-    chosen = [np.sort(random.permutation(len(rows))[:most]) for rows in (features, real_features)]
-    together = np.concatenate([features[chosen[0]], real_features[chosen[1]]]).astype(np.float64)
-    # The jitter keeps points apart: t-SNE crashes where all are equal.
-    together = together / max(float(together.std()), 1e-12) + 1e-6 * random.normal(size=together.shape)
-    perplexity = min(30.0, max(1.0, (len(together) - 1) / 4))
-    start = "pca" if together.shape[1] > 1 else "random"
-    places = TSNE(perplexity=perplexity, init=start, random_state=0).fit_transform(together)
-    first = len(chosen[0])
-    count = len(synthetic.classes)
-    colours = colormaps["tab10" if count <= 10 else "tab20" if count <= 20 else "gist_rainbow"]
-    figure = new_figure(10, 5.4)
-    panels = figure.subplots(1, 2, sharex=True, sharey=True)
-    sides = (
-        ("real", places[first:], real.labels[chosen[1]]),
-        ("synthetic", places[:first], synthetic.labels[chosen[0]]),
-    )
-    for axes, (title, own, labels) in zip(panels, sides, strict=True):
-        axes.scatter(*places.T, s=4, color="#e3e3e3", linewidths=0)  # both sets in grey, as a background
-        for label in range(count):
-            colour = colours(label if count <= 20 else label / count)
-            axes.scatter(*own[labels == label].T, s=7, color=colour, linewidths=0, label=synthetic.classes[label][:16])
-        axes.set_title(f"{title} ({len(own)})", fontsize=10)
-        axes.set(xticks=[], yticks=[])
-        axes.spines[:].set_color("#cccccc")
-    if count <= MOST_CLASSES:
-        handles, names = panels[0].get_legend_handles_labels()
-        below = {"loc": "outside lower center", "ncols": min(count, 10), "markerscale": 2.5, "handletextpad": 0.1}
-        figure.legend(handles, names, **below, **LEGEND)
-    figure.suptitle(f"t-SNE of features in {space}, in colour by class, grey: the other set ({LOCAL})", fontsize=10)
-    save(figure, path)
 
 
 def new_figure(width: float, height: float):

@@ -32,13 +32,11 @@ def evaluate_release(
     """Downstream accuracy and fidelity of each synthetic set, and of the real one as the bound.
 
     A collective call: each process trains a part of the classifiers, and only the first goes on to fidelity. "real"
-    compares real images with other real images: the values to aim for. A synthetic set may lack a class (noisy counts):
-    it is scored all the same, with a warning.
+    compares real images with other real images: the values to aim for. A synthetic set without some class is scored
+    all the same, with a warning.
 
-    Args:
-        synthetic: sets by name ("release", "auxiliary", …), of the classes and shape of `train`; "real" is taken.
-        extractor: the feature space; None only if `config` asks for no fidelity.
-        progress: told what comes next.
+    synthetic: sets by name ("release", "auxiliary", …), of the classes and shape of `train`; extractor: the feature
+    space, None only if `config` asks for no fidelity.
     Returns: {"scope": "local", "warnings": […], name: {"lr": {"mean", "std", "per_seed", …}, …, "fidelity": {…}}}:
         accuracies on `holdout` in [0, 1], fidelity to it (`sfumato.evaluation.metrics.fidelity`).
     Raises: DataError if a set is empty or of another shape.

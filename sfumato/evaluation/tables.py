@@ -11,8 +11,6 @@ from sfumato.evaluation.membership import Attack
 from sfumato.evaluation.plots import scored
 from sfumato.storage.files import FORMULA
 
-COMPLEXITY = ("entropy", "texture_complexity")
-
 
 def csv_of(table: pd.DataFrame, numbers: str = "%.4f") -> str:
     """CSV with a header; a missing value stays empty. numbers: format of floats.
@@ -43,7 +41,7 @@ def class_table(found: dict) -> pd.DataFrame:
 
 
 def screen_tables(found: dict, attacks: Sequence[Attack] = ()) -> Iterator[Table | str]:
-    """What the terminal shows: accuracy by training set and by class, fidelity, complexity, membership, the verdict."""
+    """What the terminal shows: accuracy by training set and by class, fidelity, membership, the verdict."""
     sets = scored(found)
     names = list(next(iter(sets.values())))
     rows = ([name, *(percent(values[c]) for c in names)] for name, values in sets.items())
@@ -62,9 +60,6 @@ def screen_tables(found: dict, attacks: Sequence[Attack] = ()) -> Iterator[Table
         keys = [key for key in map(str, first.index) if isinstance(first[key], float) and not key.endswith("_std")]
         rows = ([key.replace("_", " "), *map(number, compared.loc[key])] for key in keys)
         yield table_of(title, ["metric", *compared.columns], rows)
-    if "complexity" in found:
-        rows = ([name, *(f"{row[key]:.3f}" for key in COMPLEXITY)] for name, row in found["complexity"].items())
-        yield table_of("Complexity, nats (local)", ["images", *(key.replace("_", " ") for key in COMPLEXITY)], rows)
     if attacks:
         rows = (
             [one.name, f"{one.auc:.3f}", f"{one.low:.3f} to {one.high:.3f}", f"{100 * one.hits:.1f} %", one.outcome]

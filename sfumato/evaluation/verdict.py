@@ -1,12 +1,9 @@
 """The verdict on a release: what a classifier learns from it, between guessing and the real images. All of it is local.
 
-Measured by balanced accuracy, the mean over the classes, since a classifier that always names the largest class has the
-accuracy of that class and has learned nothing. The scale is the part of what there is to learn:
+Measured by balanced accuracy, the mean over the classes: a classifier that always names the largest class has learned
+nothing. The scale is the part of what there is to learn, with the best classifier on each side:
 
     learned = (release - chance) / (real - chance)
-
-with the best classifier on each side. `LEVELS` are its thresholds, a convention: below a tenth a release is useless,
-from nine tenths on it is good.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ import numpy as np
 
 from sfumato.evaluation.plots import accuracies
 
-# level -> the least part of what there is to learn, and what to say; the first that is met holds
+# level -> the least part of what there is to learn, a convention, and what to say; the first that is met holds
 LEVELS = {
     "good": (0.9, "a classifier learns nearly as much from this release as from the real images"),
     "fair": (0.5, "a classifier learns much of what the real images teach from this release, and not all"),
@@ -34,11 +31,10 @@ BETTER = 0.02  # balanced accuracy by which the teacher must lead to be recommen
 def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[str, Any]:
     """The verdict on the release of an evaluation.
 
-    found: what `evaluate_release` returns, with "teacher" where there is one; labels: (N,) of the hold-out; classes:
-    of the plan. Returns {"level": one of LEVELS or "unknown", "sentence", "learned": the part, None where unknown,
-    "accuracy" and "balanced_accuracy": {"chance", "majority class", "release", "teacher", "real"}, shares in [0, 1]}.
-    Without real images as the bound, "real" is absent and perfect accuracy takes its place: the verdict can then only
-    be too hard.
+    found: what `evaluate_release` returns, perhaps with "teacher"; labels: (N,) of the hold-out; classes: of the plan.
+    Returns {"level": one of LEVELS or "unknown", "sentence", "learned": the part, None if unknown, "accuracy" and
+    "balanced_accuracy": {"chance", "majority class", "release", "teacher", "real"}, shares in [0, 1]}.
+    Without "real", perfect accuracy takes its place: the verdict can then only be too hard.
     """
     present = np.bincount(labels, minlength=classes)
     chance = 1 / max(int((present > 0).sum()), 1)

@@ -66,14 +66,21 @@ class Scattering(nn.Module):
         # smooth at zero, where a gradient would be undefined
         return (real.square() + imaginary.square() + 1e-6).sqrt() - 1e-3
 
-    def forward(self, images: Tensor) -> Tensor:
-        count = len(images)
+    def orders(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The average image, the averaged moduli of all octaves, (B, d) each; the moduli of the finest octave."""
         plane = images.flatten(0, 1)[:, None]  # (B·C, 1, H, W)
-        rows = [averaged(plane, 2**self.scales).reshape(count, -1)]
+        zeroth, first = averaged(plane, 2**self.scales).reshape(len(images), -1), []
+        finest = moduli = self.moduli(plane)
         for octave in range(self.scales):
-            rows.append(averaged(self.moduli(plane), 2 ** (self.scales - octave)).reshape(count, -1))
-            plane = self.halve(plane)
-        row = torch.cat(rows, dim=1)
+            if octave:
+                plane = self.halve(plane)
+                moduli = self.moduli(plane)
+            first.append(averaged(moduli, 2 ** (self.scales - octave)).reshape(len(images), -1))
+        return zeroth, torch.cat(first, dim=1), finest
+
+    def forward(self, images: Tensor) -> Tensor:
+        zeroth, first, _ = self.orders(images)
+        row = torch.cat([zeroth, first], dim=1)
         return row * (math.sqrt(row.shape[1]) / (torch.linalg.vector_norm(row, dim=1, keepdim=True) + 1e-3))
 
 
@@ -89,18 +96,10 @@ class DeepScattering(Scattering):
     WEIGHTS = (0.35, 0.65, 0.675)  # of the three orders
 
     def forward(self, images: Tensor) -> Tensor:
-        count = len(images)
-        plane = images.flatten(0, 1)[:, None]  # (B·C, 1, H, W)
-        blocks = [averaged(plane, 2**self.scales).reshape(count, -1)]
-        first = []
-        for octave in range(self.scales):
-            moduli = self.moduli(plane)
-            first.append(averaged(moduli, 2 ** (self.scales - octave)).reshape(count, -1))
-            if octave == 0:
-                coarse = averaged(moduli, 2).flatten(0, 1)[:, None]
-                second = averaged(self.moduli(coarse), 2 ** (self.scales - 1))
-            plane = self.halve(plane)
-        blocks += [torch.cat(first, dim=1), second.reshape(count, -1)]
+        zeroth, first, finest = self.orders(images)
+        coarse = averaged(finest, 2).flatten(0, 1)[:, None]
+        second = averaged(self.moduli(coarse), 2 ** (self.scales - 1)).reshape(len(images), -1)
+        blocks = zeroth, first, second
         row = torch.cat([weight * unit(block) for weight, block in zip(self.WEIGHTS, blocks, strict=True)], dim=1)
         return row * math.sqrt(row.shape[1] / sum(weight**2 for weight in self.WEIGHTS))
 

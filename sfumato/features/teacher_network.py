@@ -1,4 +1,4 @@
-"""The teacher as a model: a linear classifier on public features, and what its answers are used for (METHODS §12).
+"""The teacher as a model: a linear classifier on public features, and what its answers are used for.
 
 Everything here is post-processing of a release: it labels public and synthetic images, and guides a sampler.
 """

@@ -141,7 +141,7 @@ def release_problems(params: Params) -> Iterator[str]:
 
 def public_model_problems(params: Params) -> Iterator[str]:
     """Settings that do not fit a public text-to-image model, or its absence."""
-    model, finetune = params.model, params.finetune
+    model = params.model
     given = ", ".join(f"model.{name}" for name in PUBLIC_MODEL if getattr(model, name) and name != "directory")
     if model.directory is None:
         if given:
@@ -152,10 +152,6 @@ def public_model_problems(params: Params) -> Iterator[str]:
             f"model.directory={model.directory}: a public model has no warm-up. Set pretrain.phases: [], "
             "or use one of the recipes dp-sapf, dp-lora, dp-ldm, dp-finetune"
         )
-    if params.runs("finetune") and (finetune.flip or finetune.crop > 0):
-        yield "a public model's images are encoded once: set finetune.flip: false and finetune.crop: 0"
-    if params.runs("finetune") and finetune.convergence:
-        yield "finetune.convergence takes too long with a public model: leave it out"
 
 
 def check_public(params: Params, public: PublicCard, sensitive: int) -> None:

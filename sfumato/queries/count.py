@@ -1,4 +1,4 @@
-"""Noisy class counts: the public size, the denominators of the other queries and the label priors (METHODS §2)."""
+"""Noisy class counts: the public size, the denominators of the other queries and the label priors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Noisy class means of a bounded feature map φ: the one query of frequency, moments, covariance and embedding.
 
-An entry of KINDS is a stage with features of its own. All are differentiable, so that a generator can be fitted to the
-release. This module also caches feature maps of the sensitive images, which queries then sample instead of pixels.
+All maps are differentiable, so that a generator can be fitted to the release. This module also caches feature maps of
+the sensitive images, which queries then sample instead of pixels.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,7 +140,7 @@ def learned_features(
 ) -> FourierFeatures:
     """Fourier features of the teacher's map and of a trained network's; the records of both maps come with them.
 
-    size: K; share: of the squared norm that the teacher's features have. Source: METHODS §9c.
+    size: K; share: of the squared norm that the teacher's features have.
     """
     maps = {"teacher": (teacher, share), "network": (network, 1 - share)}
     features = [FeatureMap(map=name, length_scales=length_scales, weight=part) for name, (_, part) in maps.items()]
@@ -152,45 +151,29 @@ def learned_features(
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-Rebuild = Callable[[dict, Path, ProjectedFeatures | None], Features]  # features.json, its folder, the teacher's map
+TENSORS = {  # by stage, the name of its release
+    "frequency": "embedding",
+    "moments": "moments",
+    "covariance": "covariance",
+    "embedding": "embedding",
+}
 
 
-def fourier_again(about: dict, folder: Path, teacher: ProjectedFeatures | None) -> FourierFeatures:
+def rebuild_features(stage: str, about: dict, folder: Path, teacher: ProjectedFeatures | None) -> Features:
+    """The features of a release. about: its `features.json`; folder: that of the file; teacher: of `embedding` only."""
+    if stage == "covariance":
+        return CosineMoments(tuple(about["shape"]), **{name: about[name] for name in (*COSINE, "flip")})
+    if stage == "moments":
+        network = load_network(folder, build_network, "moments").eval()
+        return moment_features(network, about["feature"], about["squares"])
+    if stage == "embedding":
+        if teacher is None:
+            raise ValueError("these features need those of the teacher")
+        learned = load_network(folder, ProjectedFeatures, "embedding").eval()
+        scales = tuple(about["length_scales"])
+        return learned_features(teacher, learned, about["size"], about["seed"], scales, about["teacher"])
     maps = [FeatureMap(**feature) for feature in about["features"]]
     return FourierFeatures(tuple(about["shape"]), maps, about["size"], about["seed"])
-
-
-def cosine_again(about: dict, folder: Path, teacher: ProjectedFeatures | None) -> CosineMoments:
-    return CosineMoments(tuple(about["shape"]), **{name: about[name] for name in (*COSINE, "flip")})
-
-
-def moments_again(about: dict, folder: Path, teacher: ProjectedFeatures | None) -> FourierFeatures:
-    network = load_network(folder, build_network, "moments").eval()
-    return moment_features(network, about["feature"], about["squares"])
-
-
-def learned_again(about: dict, folder: Path, teacher: ProjectedFeatures | None) -> FourierFeatures:
-    if teacher is None:
-        raise ValueError("these features need those of the teacher")
-    network = load_network(folder, ProjectedFeatures, "embedding").eval()
-    scales = tuple(about["length_scales"])
-    return learned_features(teacher, network, about["size"], about["seed"], scales, about["teacher"])
-
-
-@dataclass(frozen=True)
-class Kind:
-    """tensor: the name of the release, in `<tensor>.safetensors`; rebuild: its features from `features.json`."""
-
-    tensor: str
-    rebuild: Rebuild
-
-
-KINDS = {  # by stage
-    "frequency": Kind("embedding", fourier_again),
-    "moments": Kind("moments", moments_again),
-    "covariance": Kind("covariance", cosine_again),
-    "embedding": Kind("embedding", learned_again),
-}
 
 
 def save_means(
@@ -201,7 +184,7 @@ def save_means(
     network: PublicNetwork | ProjectedFeatures | None = None,
 ) -> None:
     """Write the release and what rebuilds its features. about: JSON; network: the one that they look through."""
-    tensor = KINDS[stage].tensor
+    tensor = TENSORS[stage]
     save_tensors({tensor: means.table.contiguous()}, folder / f"{tensor}.safetensors")
     write_json(folder / "features.json", {**about, "deviation": means.deviation})
     if network is not None:
@@ -211,11 +194,11 @@ def save_means(
 
 def load_means(stage: str, folder: Path, teacher: ProjectedFeatures | None = None) -> FeatureMeans:
     """The inverse. teacher: of `embedding` only. Raises DataError if files are missing or do not fit together."""
-    kind = KINDS[stage]
-    with explained(DataError, lambda error: f"{folder} holds no {kind.tensor} ({error!r}): run `stage {stage}` again"):
+    tensor = TENSORS[stage]
+    with explained(DataError, lambda error: f"{folder} holds no {tensor} ({error!r}): run `stage {stage}` again"):
         about = read_json(folder / "features.json")
-        table = load_tensors(folder / f"{kind.tensor}.safetensors")[kind.tensor]
-        return FeatureMeans(table, kind.rebuild(about, folder, teacher), about.get("deviation"))
+        table = load_tensors(folder / f"{tensor}.safetensors")[tensor]
+        return FeatureMeans(table, rebuild_features(stage, about, folder, teacher), about.get("deviation"))
 
 
 # --- cached maps of the sensitive images ------------------------------------------------------------------------------
@@ -240,11 +223,7 @@ def ensure_encoded(
     """The key of the cached rows that a charge draws instead of images; computes them if they are not cached yet.
 
     Local work outside the guarantee: it is journalled and kept in the state directory, and shows only how many parts of
-    100 are done.
-
-    Args:
-        function: (B, C, H, W) on the device `where` -> (B, d).
-        encoder: its digest, `encoder_of`.
+    100 are done. function: (B, C, H, W) on the device `where` -> (B, d); encoder: its digest, by `encoder_of`.
     Guarantee: a row is a function of its image alone.
     """
     key = latents_key(card, encoder)

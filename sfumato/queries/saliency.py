@@ -57,12 +57,10 @@ def query_saliency(
 ) -> dict[str, Tensor]:
     """The one release: the clipped gradients of the denoising loss summed over images, noised, over a public size.
 
-    Each image's gradient is the mean over `settings.draws` draws; for the score "snip" it is multiplied by the weights,
-    entry by entry; then it is clipped to `settings.max_norm` over all candidates jointly. Memory does not grow with N.
+    Each image's gradient is the mean over `settings.draws` draws, clipped to `settings.max_norm` over all candidates
+    jointly. Memory does not grow with N.
 
     Args:
-        candidates: name -> names of its parameters in `model`.
-        settings: its noise is not read.
         public_size: N̄, never a realised count.
         autocast: run the network in bfloat16; None to do so if that is faster.
         generator: only for tests, because the draws are secret (`sfumato.dpsgd.run.State`).
@@ -82,13 +80,20 @@ def query_saliency(
         return draw(model, images, settings.draws, settings.noise_levels, generator, label_dropout=label_dropout)
 
     autocast = choose_precision(model, parameters, microbatch_size, fresh, draws_per_pass, autocast)
-    bound, factors = settings.max_norm, parameters if settings.score == "snip" else None
     distributed.agree(parameters.values(), microbatch_size, draws_per_pass, autocast, model.use_unfold)
     total = torch.zeros(size, dtype=torch.float64, device=device)
     for images, labels in charge.batches(size=4 * microbatch_size, draws=settings.draws):
         images, labels = to_device(images, device), to_device(labels, device)
         total += clipped_gradient_sum(
-            model, parameters, images, labels, fresh(images), bound, microbatch_size, autocast, factors, draws_per_pass
+            model,
+            parameters,
+            images,
+            labels,
+            fresh(images),
+            settings.max_norm,
+            microbatch_size,
+            autocast,
+            draws_per_pass,
         )
     total = total.cpu()
     released = unflatten(charge.release(total, max_norm=settings.max_norm).double() / public_size, parameters)
@@ -101,7 +106,7 @@ def rank_candidates(released: Mapping[str, Tensor], noise_std: float) -> list[Sa
     noise_std: of the noise in each entry, σ·C_s/N̄, which is public. Noise adds size·noise_std² to the expected squared
     norm: a large candidate without any signal beats a small one with it. `debiased` is the squared norm less that term.
     The norm of the gradient itself also grows with the size of a candidate: that growth remains.
-    Source: DP-SAPF Eq. 8 and Algorithm 1 for the raw norm; METHODS §7 for the other.
+    Source: DP-SAPF Eq. 8 and Algorithm 1 for the raw norm.
     """
     norms = {name: float(torch.linalg.vector_norm(vector.double())) for name, vector in released.items()}
     debiased = {name: norms[name] ** 2 - len(vector) * noise_std**2 for name, vector in released.items()}
@@ -113,33 +118,22 @@ def rank_candidates(released: Mapping[str, Tensor], noise_std: float) -> list[Sa
     ]
 
 
-def ranked(rows: Sequence[Salience], debias: bool) -> list[str]:
-    """The candidates' names, the most salient first."""
-    return [row.name for row in sorted(rows, key=lambda row: row.rank if debias else row.raw_rank)]
-
-
 def save_ranking(
     rows: Sequence[Salience], candidates: Candidates, settings: Saliency, noise_std: float, directory: Path
 ) -> None:
-    """Write the table, and the parameters of each candidate in the order of their salience, by either norm."""
+    """Write the table, and the parameters of each candidate, the most salient first."""
     columns = {"matrix": "", "size": "", "raw_norm": ".6g", "debiased": ".6g", "rank": "", "raw_rank": ""}
     table = csv_text(({"matrix": row.name} | row._asdict() for row in rows), columns)
     (directory / "saliency.csv").write_text(table, encoding="utf-8")
-    orders = {"debiased": ranked(rows, True), "raw": ranked(rows, False)}
-    content = {
-        "candidates": settings.candidates,
-        "score": settings.score,
-        "noise_std": noise_std,
-        "ranked": {key: [candidates[name] for name in names] for key, names in orders.items()},
-    }
+    ranking = [candidates[row.name] for row in sorted(rows, key=lambda row: row.rank)]
+    content = {"candidates": settings.candidates, "noise_std": noise_std, "ranked": {"debiased": ranking}}
     write_json(directory / "saliency.json", content)
 
 
-def read_ranking(saliency: Artifact, debias: bool) -> list[list[str]] | None:
+def read_ranking(saliency: Artifact) -> list[list[str]] | None:
     """The parameters of each candidate, the most salient first; None if `saliency` is switched off."""
     if not saliency.enabled:
         return None
     file = saliency.path / "saliency.json"
     with explained(DataError, lambda error: f"{file} cannot be read ({error}): run `stage saliency` again"):
-        ranking = read_json(file)["ranked"]["debiased" if debias else "raw"]
-        return [[str(name) for name in names] for names in ranking]
+        return [[str(name) for name in names] for names in read_json(file)["ranked"]["debiased"]]

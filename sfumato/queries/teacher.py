@@ -1,4 +1,4 @@
-"""Noisy gradient steps of a linear classifier on public features of the images: the teacher (METHODS §12)."""
+"""Noisy gradient steps of a linear classifier on public features of the images: the teacher."""
 
 from __future__ import annotations
 

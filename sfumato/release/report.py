@@ -34,7 +34,6 @@ LISTED_CLASSES = 100
 SEEN = {
     "auxiliary": "drawn by the generator",
     "refine": "drawn by the generator, fitted further",
-    "evolve": "the last generation that the images voted for",
     "adversarial": "drawn by the generator that a discriminator taught",
     "select": "public images that were chosen",
     "pretrain": "what the warm-up saw",
@@ -312,9 +311,7 @@ def entries(name: str, values: Mapping) -> Iterable[tuple[str, str, str, str]]:
         for measure, share in values.items():
             yield ACCURACY, f"teacher: {measure.replace('_', ' ')}", "released classifier", f"{100 * share:.1f}"
     else:
-        by_set, title = (values, "Complexity, nats") if name == "complexity" else ({name: values}, "Other")
-        for column, measures in by_set.items():
-            yield from ((table, measure, column, text) for table, measure, text in leaves(measures, title))
+        yield from ((table, measure, name, text) for table, measure, text in leaves(values, "Other"))
 
 
 def leaves(values: Mapping, title: str) -> Iterable[tuple[str, str, str]]:

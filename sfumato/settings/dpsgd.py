@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
-
-from sfumato.settings.fields import REST, Fraction, Positive, PositiveFloat, Share, Strict, machine
+from sfumato.settings.fields import REST, Positive, PositiveFloat, Share, Strict, machine
 from sfumato.settings.noise import Noise, QuerySettings
 from sfumato.settings.noise_levels import LogNormal, NoiseLevels
 
@@ -18,7 +16,6 @@ class Saliency(QuerySettings):
     max_norm: PositiveFloat = 1.0  # C_s, the L2 clip of one image's gradient over all candidates
     # the matrices among which it chooses: of attention (qkv, qkvo), of all layers, or whole layers
     candidates: Literal["qkv", "qkvo", "matrices", "layers"] = "qkv"
-    score: Literal["gradient", "snip"] = "gradient"  # snip: each gradient times its weight
     draws: Positive = 1  # noise levels per image, averaged before the clip
     noise_levels: NoiseLevels = LogNormal()  # the law of the noise levels
     microbatch_size: Positive | None = machine(None)  # images whose gradients are taken together; None: what fits
@@ -47,9 +44,6 @@ class Finetune(QuerySettings):
     max_grad_norm: PositiveFloat = 1e-3  # C, the L2 clip of one image's gradient
     draws: Positive = 32  # K, noise levels per image, averaged before the clip
     noise_levels: NoiseLevels = LogNormal()  # the law of the noise levels
-    flip: bool = False  # mirror each draw by chance
-    crop: Annotated[int, Field(ge=0)] = 0  # random shift by up to so many pixels
-    ema: Fraction = 0.999  # decay of the average of the weights
     microbatch_size: Positive | None = machine(None)  # images whose gradients are taken together; None: what fits
     checkpoint_every: Positive = machine(10)  # steps
     # which weights are trained; `saliency` chooses the salient ones
@@ -57,16 +51,7 @@ class Finetune(QuerySettings):
         "all", "attention", "attention-lora", "salient", "salient-lora", "random-lora", "synflow-lora", "noisy"
     ] = "all"
     ratio: Share = 0.3  # c: part of the candidate matrices, for the sets that choose some
-    debias: bool = True  # salient ones are ranked by their norm less what the noise adds to it
     lora: Lora = Lora()  # the adapters, for the sets with adapters
-    # steps after which a sample is compared with real images: the run is then local, nothing of it is released
-    convergence: tuple[Positive, ...] = ()
-
-    @model_validator(mode="after")
-    def convergence_within_the_run(self) -> Finetune:
-        if self.convergence and max(self.convergence) > self.steps:
-            raise ValueError(f"finetune.convergence names step {max(self.convergence)}: name 1 to {self.steps}")
-        return self
 
     def reads(self, name: str) -> bool:
         return name != "saliency" or self.trainable in SALIENT

@@ -20,6 +20,11 @@ RECIPES = Path("pipelines")
 WHOLE = {"sources", "noise_levels"}  # replaced whole by an overlay, not merged key by key
 REMOVED = {  # keys of earlier versions -> what holds now
     "auxiliary.labels": "every class has as many images in a batch",
+    "finetune.convergence": "compare the release with real images by `stage evaluate`",
+    "finetune.crop": "images are not shifted",
+    "finetune.debias": "candidates are ranked by their norm less what the noise adds to it",
+    "finetune.ema": "it is 0.999",
+    "finetune.flip": "images are not mirrored",
     "model.label_dropout": "it is 0.1",
     "model.sigma_data": "it is 0.5",
     "pretrain.ema": "it is 0.999",
@@ -28,6 +33,7 @@ REMOVED = {  # keys of earlier versions -> what holds now
     "public.enabled": "public images are prepared if a stage in `run` reads them",
     "public.fonts": "glyphs are drawn in matplotlib's fonts",
     "refine.labels": "every class has as many images in a batch",
+    "saliency.score": "it is the gradient",
     "select.count": "select.ratio is the part of the public classes to keep",
 }
 

@@ -1,7 +1,7 @@
 """Adversarial model perturbation (AMP): descend by the gradient at the worst weights nearby.
 
 Later noise in the weights then hurts less. Public training only; nothing here touches sensitive images.
-Source: RPGen §Stage 2, after Zheng, Zhang and Mao 2021; METHODS §6.
+Source: RPGen §Stage 2, after Zheng, Zhang and Mao 2021.
 """
 
 from __future__ import annotations
@@ -22,12 +22,9 @@ def amp_gradient(parameters: Iterable[Tensor], losses: Callable[[], Iterable[Ten
     The optimiser then descends at θ: the paper's Eq. 5 prints a plus. With many processes, each has the losses of its
     own part of the batch, and all add up to that of the whole.
 
-    Args:
-        parameters: θ, the leaves that the optimiser trains.
-        losses: scalars of the parameters' current values that add up to L, such as those of parts of a batch: each is
-            differentiated before the next is taken. It runs `amp.steps` + 1 times, so it must draw nothing: draw batch,
-            noise levels, noise and dropped labels before. Enter autocast inside it: autocast caches copies of weights,
-            and the weights move here.
+    losses: scalars of the parameters' current values that add up to L, such as those of parts of a batch: each is
+    differentiated before the next is taken. It runs `amp.steps` + 1 times, so it must draw nothing at random. Enter
+    autocast inside it: autocast caches copies of weights, and the weights move here.
     """
     parameters = list(parameters)
     if amp is None or amp.radius == 0:

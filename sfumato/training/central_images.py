@@ -16,27 +16,18 @@ from sfumato.errors import DataError
 MEDIAN = 3  # pixels: side of the window of the median blur
 
 
-def central_training_set(
-    released: Tensor, statistic: str, shape: tuple[int, int, int], median: int = MEDIAN
-) -> tuple[Tensor, Tensor]:
-    """Images and labels of all releases.
+def load_central(directory: Path, shape: Shape, median: int = MEDIAN) -> tuple[Tensor, Tensor]:
+    """Images and labels of all releases of `stage central`: ((R·M, C, H, W) float32 in [0, 1], (R·M,) int64).
 
-    released: the result of `query_central`, (R, M, C, H', W') or, for the mode, (R, M, bins, C, H', W'); shape:
-    (C, H, W) of the sensitive images; median: side of the blur's window, odd; 1 for no blur.
-    Returns ((R·M, C, H, W) float32 in [0, 1], (R·M,) int64).
+    shape: (C, H, W) of the sensitive images; median: side of the blur's window, odd; 1 for no blur.
     """
-    images = finish_images(mode_images(released) if statistic == "mode" else released, shape[1:], median)
+    file = directory / ("mode.npy" if (directory / "mode.npy").is_file() else "mean.npy")
+    released = torch.from_numpy(np.array(load_array(file)))
+    if released.dtype != torch.float32 or not released.isfinite().all():
+        raise DataError(f"{file} holds no finite float32 numbers: run `stage central` again")
+    images = finish_images(mode_images(released) if file.stem == "mode" else released, shape[1:], median)
     repeats, classes = images.shape[:2]
     return images.flatten(0, 1), torch.arange(classes).repeat(repeats)
-
-
-def load_central(directory: Path, shape: Shape, median: int = MEDIAN) -> tuple[Tensor, Tensor]:
-    """The training set of what `stage central` wrote, mean.npy or mode.npy; arguments and result as above."""
-    released = directory / ("mode.npy" if (directory / "mode.npy").is_file() else "mean.npy")
-    images = np.array(load_array(released))
-    if images.dtype != np.float32 or not np.isfinite(images).all():
-        raise DataError(f"{released} holds no finite float32 numbers: run `stage central` again")
-    return central_training_set(torch.from_numpy(images), released.stem, shape, median)
 
 
 def mode_images(histograms: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Warm-up: denoising training, phase by phase, on images that are public or already paid for.
 
 Nothing here touches sensitive images.
-Source: DP-FETA §3.1 and FETA-Pro §3.2 ("from easy to hard"), RPGen §Stage 2; METHODS §3, §4 and §6.
+Source: DP-FETA §3.1 and FETA-Pro §3.2 ("from easy to hard"), RPGen §Stage 2.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.diffusion.ema import EMA
+from sfumato.diffusion.ema import EMA, EMA_DECAY
 from sfumato.diffusion.noise_levels import draw_noise_levels
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.microbatch import plain_microbatch
@@ -49,7 +49,6 @@ Images = Tensor | MappedImages  # (N, C, H, W), uint8 or float32 in [0, 1]
 Sources = Mapping[str, tuple[Images, Tensor]]  # name -> images; labels (N,) int64, rows of the model's label table
 
 GROUP = 2  # images that share a draw of RandAugment operations: one draw per image would cost a tenth of a step
-EMA_DECAY = 0.999  # of the average of the weights
 REPORT_EVERY = 20  # steps between two reports of progress
 
 
@@ -66,14 +65,10 @@ def warm_up(
 ) -> dict[str, Tensor]:
     """Train `model` in place through the phases, and return the average of its weights by name.
 
-    Each phase has a new Adam, without weight decay. The average runs over the whole curriculum, so the last phase
-    weighs most.
-    Args:
-        seed: fixes batches, noise and augmentation.
-        report: called with (steps done, steps of all phases).
-        label_dropout: share of images without label.
-        autocast: bfloat16 or not; None to measure which is faster.
-        microbatch_size: images of a batch whose activations are held together; None for as many as fit.
+    Each phase has a new Adam, without weight decay. The average runs over all phases, so the last one weighs most.
+    seed: fixes batches, noise and augmentation; report: called with (steps done, steps of all phases); autocast:
+    bfloat16 or not, None to measure which is faster; microbatch_size: images of a batch whose activations are held
+    together, None for as many as fit.
     Raises: ConfigError when a phase names a source that is missing or empty.
     """
     for number, phase in enumerate(phases):

@@ -27,10 +27,8 @@ def train_public_classifier(
 ) -> tuple[PublicNetwork, float]:
     """Train on a random part of the public images, and measure the accuracy on the rest.
 
-    Args:
-        images: public; read batch by batch, so they may be memory-mapped.
-        seed: fixes the split, initialisation, order and augmentation; the global generator does not change.
-        progress: called with (steps done, steps).
+    images: read batch by batch, so they may be memory-mapped; seed: fixes the split, initialisation, order and
+    augmentation; the global generator does not change.
     Returns: the network after its last step, in evaluation mode, and its accuracy on the validation part, in [0, 1].
     Raises: DataError if the set is too small to split.
     """

@@ -1,7 +1,7 @@
 """Choose public images: relabel those of the classes with the most votes, or let the teacher choose and label.
 
 It reads only what was released and public images, so it is free, and how many to keep may be tuned afterwards.
-Source: RPGen stage 1; PrivImage; METHODS §9c.
+Source: RPGen stage 1; PrivImage.
 """
 
 from __future__ import annotations
@@ -68,20 +68,17 @@ def select_classes(histogram: np.ndarray, keep: int) -> list[Kept]:
     return kept
 
 
-def select_all(public_classes: int, keep: int) -> list[Kept]:
-    """Every public class, in order: the only choice without a histogram. Raises ConfigError where `keep` differs."""
+def select_public(settings: Select, votes: np.ndarray | None, public_classes: int) -> list[Kept]:
+    """The classes to keep, by the votes, (R, P). Without votes all of them: ConfigError if fewer are asked for."""
+    keep = number_to_keep(settings, public_classes)
+    if votes is not None:
+        return select_classes(votes, keep)
     if keep != public_classes:
         raise ConfigError(
             f"select keeps {keep} of {public_classes} public classes, but no histogram says which: "
             "add histogram to run, or set select.ratio: 1"
         )
     return [Kept(public, 0, math.nan) for public in range(public_classes)]
-
-
-def select_public(settings: Select, votes: np.ndarray | None, public_classes: int) -> list[Kept]:
-    """The classes to keep, by the votes, (R, P), or all of them where nothing was counted."""
-    keep = number_to_keep(settings, public_classes)
-    return select_all(public_classes, keep) if votes is None else select_classes(votes, keep)
 
 
 def read_votes(histogram: Path, public: Sequence[str], classes: int) -> tuple[np.ndarray, bool]:
@@ -154,7 +151,7 @@ def surest(probabilities: np.ndarray, per_class: int) -> tuple[np.ndarray, np.nd
 
     probabilities: (N, M), of public images. All pairs of image and class are taken from the likeliest down; a pair is
     passed over where its image is taken or its class is full. Returns (int64 indices, int64 labels), class by class,
-    the surest first. Source: METHODS §9c.
+    the surest first.
     Raises ConfigError where there are too few images.
     """
     count, classes = probabilities.shape

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -14,42 +13,32 @@ from sfumato.data.images import ImageSet, Shape, load_array, load_images
 from sfumato.data.store import load_public
 from sfumato.errors import DataError, explained
 from sfumato.storage.documents import read_json
-from sfumato.storage.png import to_grid
 from sfumato.training.central_images import load_central
-from sfumato.training.curriculum import Images, MappedImages, as_float
+from sfumato.training.curriculum import Images, MappedImages
 
 AGAIN = "run `stage select` again"
 
 
-@dataclass
-class TrainingSets:
-    """sources: images and labels by name; extra_classes: further classes that they need; pictures: to look at."""
+def training_sets(
+    paths: Mapping[str, Path], shape: Shape, classes: Sequence[str]
+) -> tuple[dict[str, tuple[Images, Tensor]], int]:
+    """Images and labels by source, "central", "auxiliary", "refine", "evolve" or "public", as far as `paths` has them.
 
-    sources: dict[str, tuple[Images, Tensor]] = field(default_factory=dict)
-    extra_classes: int = 0
-    pictures: dict[str, np.ndarray] = field(default_factory=dict)
-
-
-def training_sets(paths: Mapping[str, Path], shape: Shape, classes: Sequence[str]) -> TrainingSets:
-    """The sets of "central", "auxiliary", "refine", "evolve" and "public", of those in `paths`, by stage.
-
-    "public" needs "select" too.
+    "public" needs "select" too. The number is that of the further classes that the labels need.
     """
-    sets = TrainingSets()
+    sources: dict[str, tuple[Images, Tensor]] = {}
+    extra = 0
     if "central" in paths:
-        images, labels = load_central(paths["central"], shape)
-        sets.sources["central"] = images, labels
-        sets.pictures["central"] = to_grid(images, len(classes))
+        sources["central"] = load_central(paths["central"], shape)
     for name in ("auxiliary", "refine", "evolve"):
         if name in paths:
             drawn = load_images(paths[name], classes)
-            sets.sources[name] = MappedImages(drawn.images), torch.from_numpy(np.array(drawn.labels))
+            sources[name] = MappedImages(drawn.images), torch.from_numpy(np.array(drawn.labels))
     if "public" in paths:
         public = load_public(paths["public"], shape)
-        selected, labels, sets.extra_classes = public_training_set(public, paths["select"], len(classes))
-        sets.sources["public"] = selected, labels
-        sets.pictures["public"] = to_grid(as_float(some_of_each(selected, labels)), 10)
-    return sets
+        selected, labels, extra = public_training_set(public, paths["select"], len(classes))
+        sources["public"] = selected, labels
+    return sources, extra
 
 
 def public_training_set(public: ImageSet, selection: Path, classes: int | None) -> tuple[MappedImages, Tensor, int]:
@@ -84,15 +73,3 @@ def check_rows(rows: np.ndarray, labels: np.ndarray, images: int, classes: int, 
         raise DataError(f"{selection} keeps no image: raise select.ratio, or prepare more public images")
     if len(rows) != len(labels):
         raise DataError(f"{selection} holds {len(rows)} indices but {len(labels)} labels: {AGAIN}")
-
-
-def some_of_each(images: Images, labels: Tensor, each: int = 10, most: int = 40) -> Tensor:
-    """The first `each` images of each of the `most` lowest labels, to show. Returns (n, C, H, W) in the images' dtype.
-
-    Black images fill up a label that has fewer, so a grid of `each` columns has one label per row.
-    """
-    grid = []
-    for label in labels.unique()[:most]:
-        shown = images[(labels == label).nonzero().flatten()[:each]]
-        grid.append(torch.cat([shown, shown.new_zeros(each - len(shown), *shown.shape[1:])]))
-    return torch.cat(grid)

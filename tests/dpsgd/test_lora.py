@@ -9,7 +9,7 @@ from torch.func import functional_call, grad, vmap
 
 from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.unet import UNet
-from sfumato.dpsgd.gradients import augment, draw, per_image_gradients
+from sfumato.dpsgd.gradients import draw, per_draw, per_image_gradients
 from sfumato.dpsgd.lora import LoraConv2d, LoraLinear, adapted_layers, add_lora, merge, save_adapter
 from sfumato.dpsgd.trainable import candidates
 from sfumato.errors import ConfigError, DataError
@@ -169,7 +169,7 @@ def test_per_image_gradients_are_those_of_a_loop(draws):
     rows = per_image_gradients(model, parameters, images, labels, drawn)
     for i in range(5):
         shown = torch.where(drawn.drop[i], model.classes, labels[i])
-        loss = per_image_loss(model, augment(images, drawn)[i], shown, drawn.levels[i], drawn.noise[i]).mean()
+        loss = per_image_loss(model, per_draw(images, drawn)[i], shown, drawn.levels[i], drawn.noise[i]).mean()
         expected = torch.autograd.grad(loss, list(parameters.values()))
         for name, value in zip(parameters, expected, strict=True):
             torch.testing.assert_close(rows[name][i], value, rtol=1e-3, atol=1e-5 * float(value.abs().max()))

@@ -36,7 +36,7 @@ def batch(model: UNet, draws: int, groups: bool = False):
     shape = (B, draws) if groups else (B,)
     images = torch.rand(*shape, model.channels, model.resolution, model.resolution, generator=generator)
     labels = torch.randint(model.classes, shape, generator=generator)
-    return images, labels, draw(model, images, draws, LogNormal(), generator, label_dropout=0.2, flip=True, crop=1)
+    return images, labels, draw(model, images, draws, LogNormal(), generator, label_dropout=0.2)
 
 
 @pytest.mark.parametrize("groups", [False, True])

@@ -55,7 +55,7 @@ def state(law: Any, **options: Any) -> State:
 @pytest.mark.parametrize("draws_per_pass", [4, 2])
 def test_nothing_in_the_sum_of_a_draw_waits_for_a_gpu(monkeypatch, law, draws_per_pass):
     monkeypatch.setattr(clip, "one_matrix", lambda device: True)  # as on a GPU
-    run, charge = state(law, flip=True, crop=1), OneDraw(7)
+    run, charge = state(law), OneDraw(7)
     run.draws_per_pass = draws_per_pass
     gradient_sum(run, charge)  # what is kept between steps is made in the first one
     with NoWaiting():

@@ -168,7 +168,7 @@ def test_a_killed_run_goes_on_and_is_charged_once(owner):
 def test_without_noise_the_generator_draws_what_the_images_show(monkeypatch):
     """Two kinds of images, bright above or below: after some steps the generated ones are far nearer than grey."""
     monkeypatch.setattr(dp_gan, "GENERATOR_RATE", 5e-3)
-    monkeypatch.setattr(dp_gan, "EMA", 0.9)
+    monkeypatch.setattr(dp_gan, "EMA_DECAY", 0.9)
     state = trainer(learning_rate=5e-3, max_grad_norm=1.0, microbatch_size=32)
     random = torch.Generator().manual_seed(0)
     labels = torch.arange(40) % CLASSES

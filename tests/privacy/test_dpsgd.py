@@ -9,7 +9,7 @@ from torch import Tensor
 from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.clip import clipped_sum, flatten, squared_norms, unflatten
-from sfumato.dpsgd.gradients import augment, clipped_gradient_sum, draw, per_image_gradients
+from sfumato.dpsgd.gradients import clipped_gradient_sum, draw, per_draw, per_image_gradients
 from sfumato.dpsgd.run import State, fine_tune, step, step_noise, update
 from sfumato.privacy.events import Mechanism
 from sfumato.settings.dpsgd import Finetune
@@ -29,11 +29,11 @@ def model() -> UNet:
     return model
 
 
-def batch(model: UNet, draws: int, seed: int = 0, **options):
+def batch(model: UNet, draws: int, seed: int = 0):
     generator = torch.Generator().manual_seed(seed)
     images = torch.rand(B, model.channels, model.resolution, model.resolution, generator=generator)
     labels = torch.randint(model.classes, (B,), generator=generator)
-    return images, labels, draw(model, images, draws, LAW, generator, label_dropout=0.2, **options)
+    return images, labels, draw(model, images, draws, LAW, generator, label_dropout=0.2)
 
 
 def matrix(model: UNet, parameters: dict[str, Tensor], *rest, **options) -> Tensor:
@@ -53,10 +53,10 @@ def names(model: UNet) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("draws", [1, 8])
 def test_per_image_gradients_are_those_of_a_loop(model, draws):
-    images, labels, drawn = batch(model, draws, flip=True, crop=2)
+    images, labels, drawn = batch(model, draws)
     rows = matrix(model, names(model), images, labels, drawn)
     for i in range(B):
-        copies = augment(images, drawn)[i]
+        copies = per_draw(images, drawn)[i]
         shown = torch.where(drawn.drop[i], model.classes, labels[i])
         loss = per_image_loss(model, copies, shown, drawn.levels[i], drawn.noise[i]).mean()
         expected = flatten(dict(enumerate(torch.autograd.grad(loss, list(model.parameters())))))
@@ -68,7 +68,7 @@ def test_the_draws_of_an_image_are_averaged_before_the_clip(model):
     each = [
         matrix(model, names(model), images, labels, drawn_k)
         for drawn_k in (
-            dataclasses.replace(drawn, **{n: v[:, k : k + 1] for n, v in drawn.tensors().items()}) for k in range(8)
+            dataclasses.replace(drawn, **{n: v[:, k : k + 1] for n, v in vars(drawn).items()}) for k in range(8)
         )
     ]
     total = clipped_gradient_sum(model, names(model), images, labels, drawn, C, microbatch_size=4)
@@ -82,7 +82,7 @@ def test_the_draws_of_an_image_are_averaged_before_the_clip(model):
 @pytest.mark.parametrize("chunk", [1, 4, 64])
 @pytest.mark.parametrize("draws", [1, 8])
 def test_one_image_moves_the_sum_by_at_most_the_clip(model, draws, chunk, layout):
-    images, labels, drawn = batch(model, draws, flip=True, crop=1)
+    images, labels, drawn = batch(model, draws)
     images = images.to(memory_format=layout)
     norms = torch.linalg.vector_norm(matrix(model, names(model), images, labels, drawn), dim=1)
     assert norms.min() > 2 * C  # or the test would say nothing
@@ -133,7 +133,7 @@ def test_an_image_s_gradient_does_not_depend_on_how_many_were_drawn(model, autoc
 
 
 def test_an_empty_draw_is_a_zero_sum(model):
-    images, labels, drawn = batch(model, 8, flip=True, crop=1)
+    images, labels, drawn = batch(model, 8)
     none = slice(0, 0)
     total = clipped_gradient_sum(model, names(model), images[none], labels[none], drawn.rows(none), C, 4)
     assert total.shape == (sum(p.numel() for p in model.parameters()),)
@@ -179,23 +179,11 @@ def test_a_label_out_of_range_counts_as_no_label(model):
 
 def test_draws_have_their_rates_and_shapes(model):
     images = torch.rand(200, 3, 10, 10)
-    drawn = draw(model, images, 10, LAW, torch.Generator().manual_seed(0), label_dropout=0.1, flip=True, crop=2)
+    drawn = draw(model, images, 10, LAW, torch.Generator().manual_seed(0), label_dropout=0.1)
     assert drawn.noise.shape == (200, 10, 3, 10, 10)
     assert len(torch.unique(drawn.noise.flatten(2)[:, :, 0])) == 2000  # no noise is shared
     # fixed seed; five standard errors, false alarm below 1e-6 under another
     assert float(drawn.drop.double().mean()) == pytest.approx(0.1, abs=5 * (0.09 / 2000) ** 0.5)
-    assert float(drawn.flip.double().mean()) == pytest.approx(0.5, abs=5 * (0.25 / 2000) ** 0.5)
-    assert drawn.shift.unique().tolist() == [-2, -1, 0, 1, 2]
-
-
-def test_augmentation_mirrors_and_shifts_as_drawn(model):
-    images, _, drawn = batch(model, 1)
-    drawn = dataclasses.replace(
-        drawn, flip=torch.ones(B, 1, dtype=torch.bool), shift=torch.tensor([2, -1]).expand(B, 1, 2)
-    )
-    out, mirrored = augment(images, drawn)[:, 0], images.flip(-1)
-    assert torch.equal(out[:, :, 2:, :-1], mirrored[:, :, :-2, 1:])
-    assert torch.equal(out[:, :, 0, :-1], mirrored[:, :, 0, 1:])  # the edge is repeated
 
 
 def test_only_the_parameters_given_are_differentiated(model):

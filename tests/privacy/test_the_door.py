@@ -141,7 +141,6 @@ DOORKEEPERS = {
     "sfumato/privacy/authorize.py": DOORS,
     "sfumato/queries/feature_means.py": {"open_local"},
     "sfumato/dpsgd/latents.py": {"open_local"},
-    "sfumato/evaluation/convergence.py": {"open_local"},
     "sfumato/baselines/private_evolution.py": {"open_charge"},
     "sfumato/privacy/checkpoint.py": {"open_charge"},
     "sfumato/dpsgd/run.py": {"open_charge"},
@@ -235,7 +234,7 @@ def test_a_bar_without_a_clock_shows_none(monkeypatch):
 
 @pytest.fixture
 def made_from(tmp_path) -> dict[str, Artifact]:
-    """Two artifacts that cost something, one of them marked local."""
+    """Two artifacts that cost something."""
     found = {}
     for number, name in enumerate(("frequency", "count"), start=11):
         with writing(tmp_path / name, name, records=[record(number)]):
@@ -254,18 +253,14 @@ def test_whatever_a_stage_writes_carries_the_records_of_all_that_it_read(made_fr
     assert read_artifact(tmp_path / "out").records.keys() == {f"{n:032x}" for n in (11, 12, 13)}
 
 
-@pytest.mark.parametrize("local", [False, True])
-def test_whatever_a_query_writes_carries_its_own_record_those_of_its_inputs_and_its_mark(
-    owner, made_from, tmp_path, monkeypatch, local
-):
+def test_whatever_a_query_writes_carries_its_own_record_and_those_of_its_inputs(owner, made_from, tmp_path):
     charge = owner.open(stage="finetune")
     plan = SimpleNamespace(stage="finetune")
     run = QueryRun(plan=plan, inputs=made_from, out=tmp_path / "out", card=tmp_path / "card.json")
-    with run.releasing(charge, local=local):
+    with run.releasing(charge):
         list(charge.batches(500)), charge.release(torch.zeros(1), 1.0)
-    found = read_artifact(tmp_path / "out", allow_local=True)
+    found = read_artifact(tmp_path / "out")
     assert found.records.keys() == {charge.record["id"], *(f"{n:032x}" for n in (11, 12))}
-    assert found.local is local
 
 
 def test_a_release_leaves_the_private_directory_when_its_charge_is_closed_and_not_before(
@@ -307,15 +302,6 @@ def test_an_artifact_that_does_not_say_what_it_cost_is_none(made_from, key):
     path.write_text(json.dumps(content))
     with pytest.raises(DataError, match="cannot be read"):
         read_artifact(made_from["count"].path)
-
-
-def test_fine_tuning_that_looked_at_real_images_is_marked_and_its_curve_kept_apart():
-    """The curve is all that finetune makes of real images without noise: the mark follows it, the file is local."""
-    path = ROOT / "stages" / "finetune.py"
-    (releasing,) = calls_of(path, "run.releasing")
-    assert {word.arg: ast.unparse(word.value) for word in releasing.keywords} == {"local": "curve is not None"}
-    curves = [call for call in calls_of(path, "replace_file") if "curve" in ast.unparse(call)]
-    assert [ast.unparse(call.args[0]) for call in curves] == ["EVALUATION / 'convergence.csv'"]
 
 
 # --- records together -------------------------------------------------------------------------------------------------

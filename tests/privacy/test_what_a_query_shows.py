@@ -36,8 +36,8 @@ def evolve(charge: Recorder) -> dict[str, Tensor]:
     embedding = embedding_of(settings, SHAPE, None, renderer(), seed=0)
     priors = torch.full((CLASSES,), 1 / CLASSES)
     charge.run, charge.durable = Path(tempfile.mkdtemp()), lambda: None
-    _, population, best, _ = query_evolve(lambda: charge, settings, renderer(), embedding, priors, 0, say=print)
-    return {**population.tensors(), "best": best}
+    _, population, _ = query_evolve(lambda: charge, settings, renderer(), embedding, priors, 0, say=print)
+    return population.tensors()
 
 
 ROUNDS = replace(CASES["evolve"], query=evolve, uses=3, encode=lambda images: images.flatten(1)[:, :64])
@@ -125,7 +125,6 @@ def differ(one: list[Tensor], other: list[Tensor]) -> bool:
         (teach, {"average": 1.0}, {}),
         (salient, {"max_norm": 2e-3}, {}),
         (salient, {"draws": 3}, {}),
-        (salient, {"score": "snip"}, {}),
         (salient, {"candidates": "matrices"}, {}),
         (salient, {"noise_levels": LogNormal(mean=1.0)}, {}),
     ],
@@ -146,16 +145,7 @@ def test_the_mean_is_of_pixels_pooled_before_the_clip():
 
 
 @pytest.mark.parametrize(
-    "keys",
-    [
-        {"draws": 3},
-        {"flip": True},
-        {"crop": 2},
-        {"noise_levels": LogNormal(mean=1.0)},
-        {"max_grad_norm": 1e-2},
-        {"learning_rate": 1e-2},
-        {"ema": 0.01},
-    ],
+    "keys", [{"draws": 3}, {"noise_levels": LogNormal(mean=1.0)}, {"max_grad_norm": 1e-2}, {"learning_rate": 1e-2}]
 )
 def test_every_key_of_dpsgd_reaches_its_steps(keys):
     def after(**given) -> list[Tensor]:

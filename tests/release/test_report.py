@@ -57,7 +57,6 @@ METRICS = {
         "cnn": {"mean": 0.9731, "std": 0.0048},
         "fidelity": {"space": "cnn-x", "reference": "holdout", "frechet": 5.4321},
     },
-    "complexity": {"central": {"entropy": 1.2345}, "real": {"entropy": 4.5678}},
     "verdict": {
         "level": "fair",
         "sentence": "fair (81 % of what there is to learn): much.",
@@ -461,7 +460,7 @@ def test_printed_ceilings_and_costs_are_never_below_the_true_ones():
 
 
 def test_metrics_become_tables_with_a_cell_for_each_set():
-    verdict, accuracy, fidelity, complexity = metric_tables(METRICS)
+    verdict, accuracy, fidelity = metric_tables(METRICS)
     assert verdict.columns == ("chance", "release") and verdict.rows[1][1] == ("50.0", "82.2")
     alone = metric_tables({"release": {"cnn": {"mean": 0.8317, "std": None, "per_seed": [0.8317]}}})
     assert alone[0].rows == (("cnn", ("83.2",)),)  # of a single seed there is no spread to state
@@ -472,7 +471,6 @@ def test_metrics_become_tables_with_a_cell_for_each_set():
         ("frechet", ("7.654", "5.432")),
         ("mmd", ("0.4567 ± 0.0321", "–")),
     )
-    assert complexity.columns == ("central", "real") and complexity.rows == (("entropy", ("1.234", "4.568")),)
     assert metric_tables({"scope": "local"}) == () and Local() == Local("", (), (), (), ())
 
 

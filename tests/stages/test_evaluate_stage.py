@@ -16,7 +16,7 @@ from sfumato.data.images import ImageSet, save_images
 from sfumato.data.store import read_card
 from sfumato.evaluation import downstream, extractors, scores
 from sfumato.privacy.ledger import build_ledger, ledger_text
-from sfumato.storage.artifacts import write_empty, writing
+from sfumato.storage.artifacts import writing
 from stages.cli import main
 from stages.state import in_git
 
@@ -103,7 +103,6 @@ def test_numbers_and_pictures_are_written_and_features_are_kept_privately(desk, 
         "accuracy.csv",
         "per_class.csv",
         "neighbours.png",
-        "embedding.png",
     }
     assert (
         Path("evaluation/accuracy.csv").read_text().startswith("model,trained_on,accuracy,std\nrelease: lr,release,0.")
@@ -182,21 +181,6 @@ def test_without_fidelity_there_is_no_network_and_no_picture_of_features(desk, m
     assert "release: lr" in text
     assert code == 0 and "feature network" not in text
     assert {p.name for p in Path("evaluation").iterdir()} == {"accuracy.png", "accuracy.csv", "per_class.csv"}
-
-
-def test_complexity_is_a_table_of_the_steps_that_are_on(desk, digits, monkeypatch):
-    monkeypatch.setattr(Screen, "terminal", True)
-    write_empty(Path("artifacts/central"), "central")
-    with writing(Path("artifacts/auxiliary"), "auxiliary") as directory:
-        save_images(directory, ImageSet(digits.images[:20], digits.labels[:20], digits.classes))
-    code, text = desk("--complexity", fidelity=[])
-    assert code == 0, text
-    found = json.loads(Path("metrics.json").read_text())["complexity"]
-    assert (
-        list(found) == ["auxiliary", "release", "real"]
-        and found["auxiliary"]["images"] == 20
-        and "texture complexity" in text
-    )
 
 
 def test_membership_inference_is_a_table_where_asked_for(desk, monkeypatch):

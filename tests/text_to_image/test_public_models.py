@@ -164,10 +164,6 @@ def test_the_mistakes_of_a_user_are_one_sentence_and_an_exit_code(models, reposi
         pretrain={"phases": [{"sources": {"public": 1}}]},
         **PUBLIC,
     )
-    assert "convergence does not go" in stage_with(
-        repository, models / "unet-epsilon", code=2, finetune={"convergence": [1]}
-    )
-    assert "encoded once" in stage_with(repository, models / "unet-epsilon", code=2, finetune={"flip": True})
     assert "model.directory names none" in stage_with(
         repository, None, code=2, recipe="dpdm", model={"prompt": "A {class}"}
     )

@@ -10,7 +10,7 @@ from sfumato.diffusion.unet import UNet, drop_extra_classes
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.training import Amp, Phase
 from sfumato.training.curriculum import MappedImages, as_float, mean_loss, mixed_batch, rand_augment, warm_up
-from sfumato.training.training_sets import public_training_set, some_of_each
+from sfumato.training.training_sets import public_training_set
 
 SOURCES = {
     "central": (torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3),
@@ -221,11 +221,3 @@ def test_public_classes_are_trained_and_leave_with_their_rows():
     plain = drop_extra_classes(model)
     assert plain.label.weight.shape == (4, 32)
     assert torch.equal(plain.label.weight, average["label.weight"][:4])
-
-
-def test_a_few_of_each_label_are_shown_a_row_each():
-    images, labels = SOURCES["central"][0], torch.tensor([7, 1, 7, 1, 7, 9])
-    shown = some_of_each(images, labels, each=2)
-    assert torch.equal(shown[:4], images[[1, 3, 0, 2]])
-    assert torch.equal(shown[4], images[5]) and not shown[5].any()
-    assert len(some_of_each(images, labels, each=2, most=1)) == 2

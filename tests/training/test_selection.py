@@ -24,12 +24,17 @@ from sfumato.training.selection import (
     example_grid,
     number_to_keep,
     relabel,
-    select_all,
     select_classes,
+    select_public,
     selection_rows,
     surest,
 )
 from stages.runner import run_stage
+
+
+def all_of(count: int) -> list[Kept]:
+    return select_public(Select(ratio=1.0), None, count)
+
 
 # ---- which classes
 
@@ -79,9 +84,9 @@ def test_what_cannot_be_kept_is_refused_with_what_to_do(rows, public, keep, mess
 
 
 def test_without_a_histogram_all_classes_or_none_can_be_kept():
-    assert [choice.public for choice in select_all(4, 4)] == [0, 1, 2, 3]
+    assert [choice.public for choice in all_of(4)] == [0, 1, 2, 3]
     with pytest.raises(ConfigError, match="add histogram to run"):
-        select_all(4, 3)
+        select_public(Select(ratio=0.75), None, 4)
 
 
 # ---- relabelling
@@ -99,7 +104,7 @@ def test_images_of_kept_classes_take_their_rank_or_the_sensitive_class():
 
 
 def test_all_classes_keep_all_images_and_their_labels():
-    indices, labels = relabel(LABELS, select_all(5, 5), 5, per_class=False)
+    indices, labels = relabel(LABELS, all_of(5), 5, per_class=False)
     assert indices.tolist() == [*range(7)] and labels.tolist() == LABELS.tolist()
 
 
@@ -110,7 +115,7 @@ def test_the_table_names_what_each_class_became():
         ("e", 8.0, 2, "cat"),
         ("b", 7.0, 3, "dog"),
     ]
-    assert [tuple(row.values()) for row in selection_rows(select_all(2, 2), public, None)] == [
+    assert [tuple(row.values()) for row in selection_rows(all_of(2), public, None)] == [
         ("a", None, 1, "a"),
         ("b", None, 2, "b"),
     ]
@@ -121,7 +126,7 @@ def test_the_picture_has_a_row_of_examples_for_each_kept_class(channels):
     """Every class but the first has one image; the first has none."""
     pixels = np.zeros((69, 8, 6, channels), dtype=np.uint8)
     images = ImageSet(pixels, np.arange(1, 70, dtype=np.int64), tuple(f"class {i}" for i in range(70)))
-    grid = example_grid(images, select_all(70, 70))
+    grid = example_grid(images, all_of(70))
     cell = 8 * 8 + 2  # pixels: each image is magnified by 8 and stands in a frame of 2
     assert grid.shape == (60 * cell + 2, 6 * (8 * 6 + 2) + 2, channels)
     assert (grid[:cell] == 255).all() and (grid[cell + 2 : 2 * cell, 2:50] == 0).all()

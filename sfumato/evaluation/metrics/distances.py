@@ -17,8 +17,7 @@ def frechet_distance(features_a: np.ndarray, features_b: np.ndarray) -> float:
     """||μa − μb||² + tr(A) + tr(B) − 2 tr((A^½ B A^½)^½), with A, B the sample covariances.
 
     features: (N, D), finite, two rows or more each; N may be below D. Computed in float64, in O(D²) extra memory.
-    tr((A^½ B A^½)^½) is the nuclear norm of X Yᵀ, where A = XᵀX and B = YᵀY. No matrix root is taken, so A and B may be
-    singular.
+    tr((A^½ B A^½)^½) is the nuclear norm of X Yᵀ, with A = XᵀX and B = YᵀY, so A and B may be singular.
     Source: Heusel et al. 2017, Eq. 6 (the distance: Dowson and Landau 1982).
     """
     a, b = np.asarray(features_a), np.asarray(features_b)
@@ -47,9 +46,8 @@ def kernel_distance(
 ) -> tuple[float, float]:
     """Mean and standard deviation, over random subsets, of the unbiased estimate of MMD².
 
-    features: (N, D), finite, two rows or more each. A subset has `size` rows of each set, drawn without repetition;
-    fewer where the smaller set has fewer. Unlike the Fréchet distance it is unbiased at any number of images, so it can
-    be negative. Computed in float64.
+    features: (N, D), finite, two rows or more each. A subset has `size` rows of each set, fewer if the smaller set has
+    fewer. Unlike the Fréchet distance it has no bias at few images, and can be negative. Computed in float64.
     Source: Bińkowski et al. 2018 (KID: 100 subsets of 1000).
     """
     if min(len(features_a), len(features_b)) < 2:
@@ -66,14 +64,10 @@ def kernel_distance(
 def squared_mmd(a: np.ndarray, b: np.ndarray) -> float:
     """Unbiased MMD² of (n, D) and (m, D) float64 under k(x, y) = (x·y / D + 1)³: inner sums without their diagonals."""
     n, m = len(a), len(b)
-    within_a, within_b, across = (kernel(x, y) for x, y in ((a, a), (b, b), (a, b)))
+    within_a, within_b, across = ((x @ y.T / x.shape[1] + 1) ** DEGREE for x, y in ((a, a), (b, b), (a, b)))
     mean_a = (within_a.sum() - np.trace(within_a)) / (n * (n - 1))
     mean_b = (within_b.sum() - np.trace(within_b)) / (m * (m - 1))
     return float(mean_a + mean_b - 2 * across.mean())
-
-
-def kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    return (x @ y.T / x.shape[1] + 1) ** DEGREE
 
 
 def inception_score(probabilities: np.ndarray, splits: int = 10) -> tuple[float, float]:

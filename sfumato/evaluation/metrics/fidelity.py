@@ -26,11 +26,8 @@ def fidelity(
 ) -> dict:
     """The metrics of the set called `name`.
 
-    Args:
-        compared, reference: (N, D) and (M, D) features, of the set and of the hold-out.
-        novel: (features to test for copies, training, hold-out).
-        metrics: some of those of `evaluate.fidelity`.
-        warn: told what limits a number.
+    compared, reference: (N, D) and (M, D) features, of the set and of the hold-out; novel: (features to test for
+    copies, training, hold-out); metrics: some of `evaluate.fidelity`; warn: called with what limits a number.
     Returns: {"space", "reference", "images", "reference_images", "frechet", "mmd", "mmd_std", "precision", …}.
         Distances are called "fid", "kid", "kid_std" only if the extractor is Inception with its published weights.
     """

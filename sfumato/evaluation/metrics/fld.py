@@ -29,8 +29,7 @@ def feature_likelihood(synthetic: np.ndarray, train: np.ndarray, holdout: np.nda
     `fld`: negative log-likelihood of the hold-out, less that of a baseline whose centres are one half of the training
     features, its widths fitted to the other half. 0 is as good as real images, copies reach thousands.
     `generalisation_gap`: negative log-likelihood of the training set less that of the hold-out; far below 0 when images
-    were memorised. The widths come from expectation-maximisation where the authors take 50 steps of Adam, with the same
-    objective and starting point.
+    were memorised. The widths come from expectation-maximisation instead of the authors' 50 steps of Adam.
     """
     if min(map(len, (synthetic, train, holdout))) < 4:
         raise ValueError(

@@ -1,17 +1,25 @@
 """How complex images are: entropy of the grey levels, entropy of the local patterns (FETA-Pro Table 2, Appendix C.3).
 
-The paper orders its curriculum by complexity: central images, then auxiliary images, then real ones.
+    python benchmarks/complexity.py
+
+The paper orders its curriculum by complexity: central images, then auxiliary images, then real ones. Local: the last
+row is computed from real images. Run it in a repository whose stages have run.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 from scipy import stats
 
 from sfumato.data.images import ImageSet, as_uint8, load_images
+from sfumato.data.store import read_card
 from sfumato.evaluation.scores import subsample
-from sfumato.storage.artifacts import Artifact
+from sfumato.privacy.authorize import open_local
+from sfumato.storage.artifacts import Artifact, read_artifact
 from sfumato.training.central_images import load_central
+from stages.state import ARTIFACTS, CARD, state_dir
 
 CIRCLE = ((-1, -1), (-1, 0), (-1, 1), (0, 1), (1, 1), (1, 0), (1, -1), (0, -1))  # the eight neighbours, in a circle
 
@@ -73,3 +81,19 @@ def complexity_by_step(
         images["auxiliary"] = subsample(load_images(auxiliary.path, real.classes)).images
     images |= {"release": subsample(release).images, "real": subsample(real).images}
     return {name: complexity(array) for name, array in images.items()}
+
+
+def main() -> None:
+    central, auxiliary, synthesize = (
+        read_artifact(ARTIFACTS / name, name) for name in ("central", "auxiliary", "synthesize")
+    )
+    real, _ = open_local(state_dir(), read_card(CARD), "complexity")
+    found = complexity_by_step(load_images(synthesize.path, real.classes), real, central, auxiliary)
+    table = Table("images", "entropy", "texture complexity", title="Complexity, nats (local)")
+    for name, row in found.items():
+        table.add_row(name, f"{row['entropy']:.3f}", f"{row['texture_complexity']:.3f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,9 +1,16 @@
 import math
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from sfumato.evaluation.metrics.complexity import complexity, entropy, grey, texture_complexity
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from complexity import complexity, complexity_by_step, entropy, grey, texture_complexity
+
+from sfumato.data.images import save_images
+from sfumato.storage.artifacts import read_artifact, write_empty, writing
 
 RNG = np.random.default_rng(0)
 
@@ -57,3 +64,12 @@ def test_colour_is_read_as_luminance():
 def test_tiny_images_are_refused():
     with pytest.raises(ValueError, match="three pixels"):
         texture_complexity(np.zeros((2, 2, 8, 1), dtype=np.uint8))
+
+
+def test_the_table_has_the_steps_that_are_on(digits, tmp_path):
+    write_empty(tmp_path / "central", "central")
+    with writing(tmp_path / "auxiliary", "auxiliary") as directory:
+        save_images(directory, digits.take(np.arange(20)))
+    steps = (read_artifact(tmp_path / name, name) for name in ("central", "auxiliary"))
+    found = complexity_by_step(digits.take(np.arange(30)), digits, *steps)
+    assert list(found) == ["auxiliary", "release", "real"] and found["auxiliary"]["images"] == 20
