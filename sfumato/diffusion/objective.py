@@ -1,7 +1,6 @@
 """What the denoiser learns: EDM preconditioning and weighting.
 
-Source: Karras et al. 2022 (EDM), Table 1. Inside this package images live in [-1, 1] (`to_model_range`); everywhere
-else they live in [0, 1].
+Source: Karras et al. 2022 (EDM), Table 1. Images are in [-1, 1] in this package, in [0, 1] everywhere else.
 """
 
 from __future__ import annotations

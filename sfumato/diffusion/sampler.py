@@ -47,17 +47,10 @@ def sample(
     autocast: bool = False,
     guide: Guide | None = None,
 ) -> Tensor:
-    """One image for each label.
+    """One image for each label, (N, C, H, W) float32 in [0, 1] on the CPU; the other arguments as in `Denoiser.draw`.
 
-    Args:
-        labels: (N,) int64.
-        steps: of the solver: 2·steps − 1 network evaluations, twice as many with guidance.
-        guidance: g; the denoiser D becomes D + g·(D − D_unconditional), 0 is none.
-        generator: a CPU one, which fixes the images up to rounding, for any `batch`, device and number of processes.
-        batch: images at a time, which the processes share.
-        autocast: run the network in bfloat16.
-        guide: a classifier's part in D, at every evaluation.
-    Returns: (N, C, H, W) float32 in [0, 1] on the CPU.
+    steps: 2·steps − 1 network evaluations, twice as many with guidance; generator: fixes the images up to rounding, for
+    any `batch`, device and number of processes; batch: images at a time, which the processes share; autocast: bfloat16.
     """
     device = next(model.parameters()).device
     shape = (model.channels, model.resolution, model.resolution)

@@ -1,9 +1,7 @@
 """Per-image gradients from one ordinary backward pass: every layer returns one gradient of its weight per image.
 
-`torch.func.vmap(grad)` gives the same for any network, more slowly: each operation costs Python time, and some split
-into many. vmap also keeps images apart by itself. Here the network must: no image may see another in its forward pass,
-and the first dimension of every input of a layer must be the batch. `sfumato.diffusion.unet.UNet` is such a network,
-and the tests check it.
+`torch.func.vmap(grad)` gives the same for any network, more slowly, and keeps images apart by itself. Here the network
+must: no image may see another in its forward pass, and the first dimension of every input of a layer must be the batch.
 Source: Rochette, Manoel and Tramel 2019, for the weight gradients of a convolution as a grouped convolution; Opacus
 (Yousefpour et al. 2021) for those of unfolded images.
 """
@@ -25,7 +23,7 @@ Geometry = tuple[list[int], list[int], list[int]]  # stride, padding, dilation
 
 
 class NoRuleError(RuntimeError):
-    """The network uses a trained weight in a way for which this module has no per-image gradient."""
+    """A use of a trained weight for which this module has no per-image gradient."""
 
 
 class PerImage(TorchFunctionMode):
@@ -181,10 +179,7 @@ def grouped_weight_gradients(gradient: Tensor, x: Tensor, weight: Tensor, geomet
 
 
 def unfolded_weight_gradients(gradient: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, images: int) -> Tensor:
-    """Each image's gradient as a matrix product over the pixels of all its draws. As `grouped_weight_gradients`.
-
-    It copies each pixel as often as a kernel covers it, which a GPU does quickly and a CPU does not.
-    """
+    """As `grouped_weight_gradients`, by a matrix product over the unfolded pixels of all draws: faster on a GPU."""
     (high, wide), (down, right), (tall, broad) = geometry
     rows, columns = weight.shape[2:]
     windows = F.pad(x, (right, right, down, down))

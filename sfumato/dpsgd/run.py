@@ -1,7 +1,7 @@
 """DP-SGD for a denoiser: a draw of images, the sum of their clipped gradients, noise, a step of Adam; then the next.
 
 A `Charge` draws the images and adds the noise; nothing here reads the noise multiplier or the sample rate.
-Source: Abadi et al. 2016 for the step; Dockhorn et al. 2023 (DPDM) for the K draws; METHODS §8 and §10.
+Source: Abadi et al. 2016.
 """
 
 from __future__ import annotations
@@ -95,9 +95,7 @@ class State(Trained):
 
     Args:
         model: its parameters with `requires_grad` are trained, in place.
-        config: its noise, batch and sample rate are not read.
         public_batch: the public denominator q·N̄, never a realised count.
-        label_dropout: as in the warm-up.
         autocast: run the network in bfloat16; None to do so if that is faster.
         generator: only for tests.
     """
@@ -144,7 +142,7 @@ class State(Trained):
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything a checkpoint needs, under names such as `parameters.conv_in.weight`: copies, on the CPU."""
+        """Everything a checkpoint needs, such as `parameters.conv_in.weight`: copies, on the CPU."""
         found: dict[str, Tensor] = {"step": torch.tensor(self.steps)}
         found |= {f"parameters.{name}": value for name, value in self.parameters.items()}
         return {name: value.detach().cpu().clone() for name, value in (found | self.moments()).items()}
@@ -152,10 +150,8 @@ class State(Trained):
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Continue from `tensors`, with fresh draws. Raises ValueError if they are of another model."""
-        expected = {name: value.shape for name, value in self.tensors().items()}
-        if odd := sorted(
-            n for n in expected.keys() | tensors.keys() if n not in tensors or tensors[n].shape != expected.get(n)
-        ):
+        expected = {(name, value.shape) for name, value in self.tensors().items()}
+        if odd := sorted({name for name, _ in expected ^ {(name, value.shape) for name, value in tensors.items()}}):
             raise ValueError(
                 f"the checkpoint is of another model: {', '.join(odd[:5])} missing, unknown or of another shape"
             )
@@ -175,14 +171,11 @@ def fine_tune(
 ) -> tuple[Charge, list[dict]]:
     """Run all steps of a charge, from the last durable step of an interrupted run, or from the start.
 
-    Args:
-        epsilon_after: ε of so many steps, for the log.
-        curve: local measurements, if asked for.
-        report: called with (durable steps, steps), never between.
-    Returns: the charge, all of whose uses are on disk, and the public log, one row for each step: never a loss, a
-        number of images or a time.
+    epsilon_after: ε of so many steps, for the log; curve: local measurements; report: called with (durable steps,
+    steps), never between.
+    Returns the charge, all of whose uses are on disk, and the public log, one row for each step: never a loss, a number
+    of images or a time.
     """
-    # the charge, and the state after its last durable step
     charge, found, log = resume(open_charge, "finetune", say)
     if found is not None:
         state.load(found)
@@ -231,10 +224,7 @@ def update(state: State, noised: Tensor) -> dict[str, float]:
 
 
 def step_noise(noise_multiplier: float, weights: int, batch: float) -> float:
-    """Length of the noise of one step in clips, σ·√P / batch, of P trained weights and `batch` expected images.
-
-    The mean of clipped gradients is at most 1 long, so above 1 a step is mostly noise, whatever the images are.
-    """
+    """Length of the noise of one step in clips, σ·√P / batch. Above 1 a step is mostly noise, whatever the images."""
     return noise_multiplier * math.sqrt(weights) / batch
 
 

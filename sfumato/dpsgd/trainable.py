@@ -1,7 +1,4 @@
-"""Which weights DP-SGD trains: the candidates, the choice, and the check afterwards that only those were trained.
-
-Everything here works on names and on public or released numbers, so it charges nothing.
-"""
+"""Which weights DP-SGD trains: the candidates, the choice, and the check afterwards that only those were trained."""
 
 from __future__ import annotations
 
@@ -31,8 +28,7 @@ def candidates(model: nn.Module, pattern: str = "qkv") -> dict[str, list[str]]:
 
     pattern: "qkv", the query, key and value matrices of every attention; "qkvo", its output matrix too; "matrices",
     every weight of a linear layer or a convolution; "layers", all parameters of a residual block, of an attention, or
-    of a module outside both. A matrix is named after its weight, without `.weight`.
-    Raises ConfigError if nothing matches.
+    of a module outside both. Raises ConfigError if nothing matches.
     """
     found: dict[str, list[str]] = {}
     if pattern == "layers":
@@ -75,29 +71,22 @@ def choose_trainable(model: Denoiser, settings: Finetune, ranking: Ranking | Non
 
     `settings.trainable` is one of:
     - all: every parameter.
-    - attention: every parameter of the attention layers, with norms and biases (DP-LDM, without its conditioning
-      embedder).
+    - attention: every parameter of the attention layers (DP-LDM, without its conditioning embedder).
     - attention-lora: adapters on all query, key and value matrices (DP-LoRA).
-    - salient: the selected parameters in full: those of the first `settings.ratio` of the candidates in `ranking`.
-    - salient-lora: adapters on the selected matrices (DP-SAPF). Of a selected layer, its linear layers and convolutions
-      get adapters; its biases, norms and embeddings stay frozen.
+    - salient: the parameters of the first `settings.ratio` of the candidates in `ranking`, in full.
+    - salient-lora: adapters on their linear layers and convolutions; the rest stays frozen (DP-SAPF).
     - random-lora, synflow-lora, noisy: the same, for rankings of `sfumato.baselines.selectors` and its random base.
 
-    Args:
-        ranking: the parameters of each candidate, the most salient first; None for a set that needs none.
-        seed: draws the adapters, which `settings.lora` describes.
-    Raises: ConfigError for a ranked set without a ranking, nothing to train, a rank above a matrix's; DataError for a
-        ranking that names parameters not in this model.
+    ranking: the parameters of each candidate, the most salient first; None for a set that needs none.
+    Raises ConfigError for a ranked set without a ranking, nothing to train, too high a rank; DataError for a ranking
+    that names parameters not in this model.
     """
     kind = settings.trainable
     everything = [name for name, _ in model.named_parameters()]
     chosen: list[str]
     if kind in RANKED:
         if ranking is None:
-            raise ConfigError(
-                f"finetune.trainable={kind} needs the choice that saliency makes: "
-                "switch saliency on (add saliency to run)"
-            )
+            raise ConfigError(f"finetune.trainable={kind} needs a ranking: switch saliency on (add saliency to run)")
         selected = set(flat(ranking[: how_many(settings.ratio, len(ranking))]))
         if missing := sorted({*flat(ranking)} - set(everything)):
             raise DataError(
@@ -114,10 +103,7 @@ def choose_trainable(model: Denoiser, settings: Finetune, ranking: Ranking | Non
     model.requires_grad_(False)
     if kind in ADAPTED or kind == "noisy":
         if not (adaptable := [name for name in chosen if name in set(flat(candidates(model, "matrices")))]):
-            raise ConfigError(
-                f"finetune.trainable={kind}: the selection holds no matrix that an adapter can be put on. "
-                "Use trainable: salient"
-            )
+            raise ConfigError(f"finetune.trainable={kind}: the selection holds no matrix to adapt. Use salient")
         add_lora(model, adaptable, settings.lora, seed)
     else:
         for name in chosen:
@@ -137,9 +123,9 @@ def flat(groups: Mapping[str, Sequence[str]] | Ranking) -> list[str]:
 
 
 def trained_parameters(model: Denoiser, settings: Finetune | Saliency, seed: int, pattern: str) -> dict[str, Tensor]:
-    """The parameters whose per-image gradients a stage takes, before `saliency` has ranked the candidates of `pattern`.
+    """The parameters that a stage trains, before `saliency` has ranked the candidates of `pattern`: by their order.
 
-    The first candidates stand for the selected ones. model: on the meta device; it is changed as the stage changes it.
+    model: on the meta device; it is changed as the stage changes it.
     """
     if isinstance(settings, Saliency):
         return {name: model.get_parameter(name) for name in flat(candidates(model, settings.candidates))}
@@ -152,7 +138,7 @@ def check_trained(before: Mapping[str, Tensor], model: nn.Module, names: Sequenc
     """Check that training changed every named parameter and left every other bit as it was.
 
     before: a copy of `model.state_dict()` from just before training. Raises SfumatoError, an internal error: a run must
-    not report a set of weights that it did not train (METHODS §10, 18).
+    not report a set of weights that it did not train.
     """
     after = model.state_dict()
     if before.keys() != after.keys() or not set(names) <= after.keys():
@@ -178,8 +164,7 @@ def save_trained(
     are merged: their base was randomised and is not on disk.
     """
     count = sum(model.get_parameter(name).numel() for name in names)
-    content = {"set": kind, "trained": list(names), "parameters": count}
-    write_json(directory / "trainable.json", content)
+    write_json(directory / "trainable.json", {"set": kind, "trained": list(names), "parameters": count})
     if kind in ADAPTED:
         return save_adapter(model, directory, base)
     merge(model)
