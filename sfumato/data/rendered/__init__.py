@@ -27,10 +27,7 @@ DRAWN: dict[str, Callable[[Shape], Drawing]] = {
 
 
 def drawing(source: str, shape: Shape) -> Drawing:
-    """The class names of a source in DRAWN, and the function that draws one image of `shape` (C, H, W).
-
-    Raises ConfigError for another source.
-    """
+    """The class names of a source in DRAWN, and the function that draws one image of `shape` (C, H, W)."""
     if source not in DRAWN:
         raise ConfigError(f"{source!r} is not drawn: choose from {', '.join(DRAWN)}.")
     return DRAWN[source](shape)
