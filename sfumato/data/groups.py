@@ -132,10 +132,8 @@ def checked(ids: Sequence[str | None], groups: Groups) -> Ids:
         name = None if text is None or text.strip().casefold() in NO_ID else text
         what = f"data.groups gives image {number}, in the order of classes and names,"
         if name is None and not groups.alone:
-            raise DataError(
-                f"{what} no id: give it one, or set data.groups.alone: true if each such image is the only one of its "
-                "person"
-            )
+            fix = "give it one, or set data.groups.alone: true if each such image is the only one of its person"
+            raise DataError(f"{what} no id: {fix}")
         if name is not None and known.setdefault(spelling(name), name) != name:
             raise DataError(
                 f"{what} an id that differs from another only in capitals, spaces or leading zeros. Spell them alike "

@@ -43,7 +43,9 @@ def lineage(path: Path, section: str, declared_public: bool, state: Path | None)
     Raises ConfigError if there is no privacy.json and they are not declared public; DataError if the privacy.json does
     not fit the files.
     """
-    carried = artifact_of(path)
+    resolved = path.expanduser().resolve()  # the files may lie in an artifact, or be it
+    folders = (folder for folder in (resolved, *resolved.parents) if (folder / PRIVACY).is_file())
+    carried = next(map(read_artifact, folders), None)
     if carried is None and not declared_public:
         raise ConfigError(
             f"{path} has no {PRIVACY}, so its cost is unknown. If nothing in it was made from sensitive images, set "
@@ -51,12 +53,6 @@ def lineage(path: Path, section: str, declared_public: bool, state: Path | None)
         )
     found = [] if carried is None else [carried]
     return [*found, *recognised(state, hashes(path))]
-
-
-def artifact_of(path: Path) -> Artifact | None:
-    """The artifact that a path is or lies in, links followed; None if there is none."""
-    path = path.expanduser().resolve()
-    return next((read_artifact(folder) for folder in (path, *path.parents) if (folder / PRIVACY).is_file()), None)
 
 
 def remember(state: Path, artifacts: Iterable[Artifact], public: Path) -> None:

@@ -96,9 +96,7 @@ def load_prepared(state: Path, card: Card, part: str) -> ImageSet:
     """The images of one part, "sensitive" or "holdout", memory-mapped. Raises DataError if they are not the card's."""
     home = dataset_directory(state, card.dataset_id)
     if not (home / CARD).is_file():
-        raise DataError(
-            f"no prepared images of dataset {card.dataset_id!r} under {state}: {AGAIN} or set SFUMATO_STATE"
-        )
+        raise DataError(f"no prepared images of {card.dataset_id!r} under {state}: {AGAIN}, or set SFUMATO_STATE")
     if read_card(home / CARD) != card:
         raise DataError(f"{home} holds other images than those of the data card: {AGAIN} again")
     images = load_images(home / part, card.classes, grouped=card.unit == GROUP)
@@ -123,14 +121,11 @@ def load_public(directory: Path, shape: tuple[int, int, int]) -> ImageSet:
     """
     card = read_public_card(directory / CARD)
     if not card.enabled:
-        raise DataError(
-            f"{directory} holds no public images: put a stage that reads them into run (classifier, select), "
-            f"and {AGAIN_PUBLIC}"
-        )
+        fix = f"put a stage that reads them into run (classifier, select), and {AGAIN_PUBLIC}"
+        raise DataError(f"{directory} holds no public images: {fix}")
     if card.shape != tuple(shape):
-        raise DataError(
-            f"{directory} has images of shape {card.shape}, the sensitive ones are {tuple(shape)}: {AGAIN_PUBLIC} again"
-        )
+        shapes = f"{card.shape}, the sensitive ones are {tuple(shape)}"
+        raise DataError(f"{directory} has images of shape {shapes}: {AGAIN_PUBLIC} again")
     return load_images(directory, card.classes)
 
 

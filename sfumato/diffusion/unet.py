@@ -122,12 +122,11 @@ class Level(nn.Module):
 class UNet(Denoiser):
     """U-Net F(x; c_noise, label) of the EDM denoiser.
 
-    resolution: height and width of the images; channels: those of the images; classes: labels are 0..classes-1, and
-    `classes` means no label; width · multipliers[l]: channels of level l (0 is the finest); attention: levels with
-    self-attention (the middle has it when the coarsest level has); blocks: residual blocks per level; unshuffle: the
-    network works at resolution / unshuffle, on channels · unshuffle² (about unshuffle² times cheaper); sigma_data: of
-    the preconditioning, which belongs to the weights; extra_classes: further rows of the label table, for the classes
-    of public images: label classes+1+j is the j-th (`drop_extra_classes` removes them).
+    resolution, channels: of the images; classes: labels are 0..classes-1, and `classes` means no label;
+    width · multipliers[l]: channels of level l (0 is the finest); attention: levels with self-attention (the middle has
+    it if the coarsest level has); blocks: residual blocks per level; unshuffle: the network works at
+    resolution / unshuffle, on channels · unshuffle²; sigma_data: of the preconditioning, which belongs to the weights;
+    extra_classes: rows of the label table for public classes: label classes+1+j is the j-th (`drop_extra_classes`).
     Raises ConfigError on sizes that do not fit together.
     """
 
@@ -224,7 +223,7 @@ class UNet(Denoiser):
     ) -> Sampler:
         """Images of its own shape, by Heun's solver, in bfloat16 where that is faster here."""
         half = drawing_in_bfloat16(self, guidance)
-        return lambda labels: sample(self, labels, steps, guidance, generator, self.at_a_time, half, guide)
+        return lambda labels: sample(self, labels, steps, guidance, generator, half, guide)
 
     def save(self, directory: Path, trained: Sequence[str] = ()) -> None:
         """All weights, whichever were trained. Extra classes must be gone."""

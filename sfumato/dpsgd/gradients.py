@@ -177,14 +177,10 @@ def clipped_gradient_sum(
     factors: Mapping[str, Tensor] | None = None,
     draws_per_pass: int | None = None,
 ) -> Tensor:
-    """Sum over images of their clipped gradients, `microbatch_size` images at a time.
+    """Sum over images of their clipped gradients, (P,) float32, `microbatch_size` images at a time.
 
-    Args:
-        images: (B, C, H, W) float32 in [0, 1], any memory format; of groups (B, K, C, H, W).
-        labels: (B,) int64; of groups (B, K).
-        draws: B rows, averaged before the clip; `draws_per_pass` at a time, None for all.
-        factors: public, by name and of the parameters' shapes: each gradient is multiplied by them before the clip.
-    Returns: (P,) float32; zeros without images.
+    images, labels, draws, draws_per_pass: as in `per_image_gradients`; B may be 0.
+    factors: public, by name and of the parameters' shapes: each gradient is multiplied by them before the clip.
     Guarantee: one image, or one group, more or less changes the sum by at most `max_grad_norm` in L2.
     """
     if len(draws) != len(images):

@@ -67,17 +67,15 @@ def layer_of(model: nn.Module, name: str) -> nn.Linear | nn.Conv2d:
     path, _, last = name.rpartition(".")
     layer = dict(model.named_modules()).get(path) if path and last == "weight" else None
     if layer is None:
-        raise ConfigError(
-            f"{name} is not a weight of a layer of this model: name a matrix such as middle.0.attention.q.weight"
-        )
+        raise ConfigError(f"{name} is not a weight of a layer of this model, such as middle.0.attention.q.weight")
     # A subclass, as in nn.MultiheadAttention, may use its weight without a call of the layer: the adapter does nothing.
     if type(layer) is nn.Linear:
         return layer
     if type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros":
         return layer
+    kind = type(layer).__name__
     raise ConfigError(
-        f"{name} belongs to {type(layer).__name__}: only plain nn.Linear and nn.Conv2d (one group, zero padding) "
-        "can be adapted"
+        f"{name} is of {kind}: only plain nn.Linear and nn.Conv2d (one group, zero padding) can be adapted"
     )
 
 
@@ -163,8 +161,7 @@ def apply_adapter(model: nn.Module, directory: Path, base: Path) -> None:
     if (found := digest_of_file(base)) != expected:
         raise DataError(
             f"the adapters of {directory} were trained on a base with sha256 {expected[:12]}…, "
-            f"not on {base} ({found[:12]}…): restore that base (`dvc checkout`), "
-            "or run `stage finetune` on this one"
+            f"not on {base} ({found[:12]}…): restore that base (`dvc checkout`), or {AGAIN}"
         )
     if tensors.keys() != {f"{name}.{part}" for name in matrices for part in ("A", "B")} or not math.isfinite(scale):
         raise DataError(f"{directory}: {ADAPTER} does not hold what {ADAPTER_CONFIG} lists: {AGAIN}")

@@ -64,9 +64,8 @@ class PerImage(TorchFunctionMode):
             return RULES[function](self, *args, **kwargs)
         result = function(*args, **kwargs)
         if isinstance(result, (Tensor, tuple, list)) and not isinstance(result, torch.Size):
-            raise NoRuleError(
-                f"no per-image gradient for {getattr(function, '__name__', function)} of a trained weight"
-            )
+            name = getattr(function, "__name__", function)
+            raise NoRuleError(f"no per-image gradient for {name} of a trained weight")
         return result  # a shape, a dtype
 
 
@@ -241,9 +240,7 @@ def conv2d(
 
 def embedding(mode: PerImage, index: Tensor, weight: Tensor, padding_idx=None, max_norm=None, **_: Any) -> Tensor:
     if index.ndim != 1 or padding_idx is not None or max_norm is not None:
-        raise NoRuleError(
-            "no per-image gradient for an embedding of more than one index each, with padding or a largest norm"
-        )
+        raise NoRuleError("no per-image gradient for an embedding with padding, a largest norm or several indices each")
     return Embedding.apply(index, weight.detach(), mode.rows_of(weight))
 
 

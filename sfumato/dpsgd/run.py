@@ -152,9 +152,8 @@ class State(Trained):
         """Continue from `tensors`, with fresh draws. Raises ValueError if they are of another model."""
         expected = {(name, value.shape) for name, value in self.tensors().items()}
         if odd := sorted({name for name, _ in expected ^ {(name, value.shape) for name, value in tensors.items()}}):
-            raise ValueError(
-                f"the checkpoint is of another model: {', '.join(odd[:5])} missing, unknown or of another shape"
-            )
+            named = ", ".join(odd[:5])
+            raise ValueError(f"the checkpoint is of another model: {named} missing, unknown or of another shape")
         for name, value in self.parameters.items():
             value.copy_(tensors[f"parameters.{name}"])
         self.load_moments(tensors, int(tensors["step"]))

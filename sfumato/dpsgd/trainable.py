@@ -46,10 +46,8 @@ def candidates(model: nn.Module, pattern: str = "qkv") -> dict[str, list[str]]:
     else:
         raise ConfigError(f"saliency.candidates={pattern!r}: expected qkv, qkvo, matrices or layers")
     if not found:
-        raise ConfigError(
-            f"candidates {pattern!r}: nothing in this model matches. Give it attention (model.attention), "
-            "or choose matrices or layers"
-        )
+        fix = "Give it attention (model.attention), or choose matrices or layers"
+        raise ConfigError(f"candidates {pattern!r}: nothing in this model matches. {fix}")
     return found
 
 
@@ -89,10 +87,7 @@ def choose_trainable(model: Denoiser, settings: Finetune, ranking: Ranking | Non
             raise ConfigError(f"finetune.trainable={kind} needs a ranking: switch saliency on (add saliency to run)")
         selected = set(flat(ranking[: how_many(settings.ratio, len(ranking))]))
         if missing := sorted({*flat(ranking)} - set(everything)):
-            raise DataError(
-                f"the saliency artifact names {missing[0]}, which is not in this model: "
-                "run `stage saliency` on the same pretrain artifact"
-            )
+            raise DataError(f"saliency names {missing[0]}, which is not in this model: run `stage saliency` again")
         chosen = [name for name in everything if name in selected]
     elif kind == "all":
         chosen = everything
@@ -110,10 +105,8 @@ def choose_trainable(model: Denoiser, settings: Finetune, ranking: Ranking | Non
             model.get_parameter(name).requires_grad_(True)
     trained = [name for name, value in model.named_parameters() if value.requires_grad]
     if not trained:
-        raise ConfigError(
-            f"finetune.trainable={kind}: this model has nothing to train. Give it attention (model.attention), "
-            "or use trainable: all"
-        )
+        fix = "Give it attention (model.attention), or use trainable: all"
+        raise ConfigError(f"finetune.trainable={kind}: this model has nothing to train. {fix}")
     return trained
 
 

@@ -30,7 +30,6 @@ VARIANTS = ("", ".fp16")  # half-precision files only if there are no others
 PICKLED = (".bin", ".ckpt", ".pt", ".pth", ".pkl")
 HUB = "hub:"
 AGAIN = "download the model again"
-EXTRA = "pip install 'sfumato[diffusers]'"
 LAYOUT = (
     "expected a directory as diffusers saves it, with model_index.json, tokenizer, text_encoder, vae, scheduler, "
     "and unet or transformer"
@@ -80,7 +79,8 @@ def require_library() -> None:
 
     for name in ("diffusers", "transformers"):
         if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"model.directory names a public text-to-image model, which needs {name}: {EXTRA}")
+            fix = "pip install 'sfumato[diffusers]'"
+            raise ConfigError(f"model.directory names a public text-to-image model, which needs {name}: {fix}")
 
 
 def locate(directory: str) -> Path:
@@ -93,9 +93,8 @@ def locate(directory: str) -> Path:
         if path.is_file():
             raise DataError(f"model.directory={directory} is a single file: {LAYOUT}. Convert it with diffusers")
         if not path.is_dir():
-            raise ConfigError(
-                f"model.directory={directory} does not exist: {LAYOUT}. Download one (docs/public-models.md)"
-            )
+            fix = "Download one (docs/public-models.md)"
+            raise ConfigError(f"model.directory={directory} does not exist: {LAYOUT}. {fix}")
         return path
     require_library()
     found = re.fullmatch(r"hub:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", directory)
@@ -132,10 +131,8 @@ def read_model_directory(directory: str) -> ModelDirectory:
             raise DataError(f"{path / INDEX} does not name the part {part}: {LAYOUT}")
     for part, name in classes.items():
         if part in KNOWN and name not in KNOWN[part]:
-            raise DataError(
-                f"{path}: the {part} is a {name}, which is not supported: expected {' or '.join(KNOWN[part])}, "
-                "as in Stable Diffusion 1.x and 2.x or PixArt"
-            )
+            expected = f"{' or '.join(KNOWN[part])}, as in Stable Diffusion 1.x and 2.x or PixArt"
+            raise DataError(f"{path}: the {part} is a {name}, which is not supported: expected {expected}")
     configs = {part: read_json(path / part / CONFIG_OF.get(part, "config.json")) for part in classes}
     for part in classes:
         part_files(path, part)
@@ -144,9 +141,7 @@ def read_model_directory(directory: str) -> ModelDirectory:
     with explained(DataError, lambda error: f"{lacking} {error}: {AGAIN}"):
         _ = model.factor, model.multiple, model.image_size
     if model.prediction not in ("epsilon", "v_prediction"):
-        raise DataError(
-            f"{path}: the scheduler's prediction_type is {model.prediction!r}: expected epsilon or v_prediction"
-        )
+        raise DataError(f"{path}: prediction_type is {model.prediction!r}, expected epsilon or v_prediction")
     return model
 
 

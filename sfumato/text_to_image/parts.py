@@ -146,11 +146,10 @@ def make_differentiable(network: Any) -> None:
     for path, module in network.named_modules():
         if hasattr(module, "to_q") and hasattr(module, "processor"):
             odd = [name for name in UNSUPPORTED if getattr(module, name, None)]
-            if odd or module.residual_connection:
-                raise DataError(
-                    f"the attention {path} has {(odd or ['residual_connection'])[0]}, which is not supported: "
-                    "take Stable Diffusion 1.x, 2.x or PixArt"
-                )
+            odd += ["residual_connection"] if module.residual_connection else []
+            if odd:
+                fix = "take Stable Diffusion 1.x, 2.x or PixArt"
+                raise DataError(f"the attention {path} has {odd[0]}, which is not supported: {fix}")
     network.set_attn_processor(PlainAttention())
     for path, module in list(network.named_modules()):
         if type(module) is nn.GroupNorm and module.affine:
@@ -178,10 +177,8 @@ def embed_prompts(model: ModelDirectory, prompts: Sequence[str], device: torch.d
     for prompt in [*prompts, NO_LABEL]:
         text = prompt.lower().strip() if masked else prompt
         if len(tokenizer(text).input_ids) > length:
-            raise DataError(
-                f"the prompt {prompt[:60]!r}… has more than the {length} tokens of this model: "
-                "shorten it (model.prompt, model.prompts)"
-            )
+            fix = "shorten it (model.prompt, model.prompts)"
+            raise DataError(f"the prompt {prompt[:60]!r}… has more than the {length} tokens of this model: {fix}")
         tokens = tokenizer(text, padding="max_length", max_length=length, truncation=True, return_tensors="pt")
         attends = masked or getattr(encoder.config, "use_attention_mask", False)
         attended = tokens.attention_mask.to(device) if attends else None
@@ -240,8 +237,6 @@ def make_scheduler(model: ModelDirectory) -> Any:
     scheduler = load_part(model, "scheduler")
     alphas_cumprod = getattr(scheduler, "alphas_cumprod", None)
     if not isinstance(alphas_cumprod, Tensor) or alphas_cumprod.ndim != 1:
-        raise DataError(
-            f"{model.path / 'scheduler'}: {type(scheduler).__name__} has no discrete noise schedule (alphas_cumprod): "
-            "flow-matching models are not supported"
-        )
+        wrong = f"{type(scheduler).__name__} has no discrete noise schedule (alphas_cumprod)"
+        raise DataError(f"{model.path / 'scheduler'}: {wrong}: flow-matching models are not supported")
     return scheduler

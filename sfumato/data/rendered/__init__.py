@@ -1,7 +1,6 @@
 """Public image sets that are drawn, not downloaded: glyphs of fonts, procedural textures, patches of two photographs.
 
-Every image has its own random stream, seeded by (seed, class, number), so a larger set begins with the smaller one.
-Classes take turns, so every prefix is balanced.
+Every image has its own random stream, seeded by (seed, class, number): a larger set begins with the smaller one.
 """
 
 from __future__ import annotations

@@ -150,13 +150,15 @@ def has_splits(path: Path) -> bool:
 
 def list_classes(path: Path, root: Path, groups: Groups | None = None) -> Listing:
     """The classes of one part of the folder `root`."""
+    from PIL.Image import registered_extensions
+
     entries, nested = visible(path), groups is not None and groups.folder
     folders = [entry for entry in entries if entry.is_dir()]
     problems = [
         f"{entry if groups is None else f'A picture in {path}'} lies outside a class: "
         "move it into a folder named after its class."
         for entry in entries
-        if not entry.is_dir() and is_picture(entry)
+        if not entry.is_dir() and entry.suffix.lower() in registered_extensions()
     ]
     files: list[tuple[Path, int]] = []
     for label, folder in enumerate(folders):
@@ -206,12 +208,6 @@ def visible(folder: Path) -> list[Path]:
     """The entries of a folder, by name, without hidden files and those of operating systems."""
     entries = sorted(folder.iterdir(), key=lambda entry: entry.name)
     return [e for e in entries if not e.name.startswith(".") and e.name.lower() not in LEFT_BY_SYSTEMS]
-
-
-def is_picture(path: Path) -> bool:
-    from PIL.Image import registered_extensions
-
-    return path.suffix.lower() in registered_extensions()
 
 
 def pictures_of(

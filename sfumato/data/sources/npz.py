@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 import numpy as np
 
@@ -25,12 +25,7 @@ ROWS = 512  # read at once
 PLAIN = "write it with np.savez and plain arrays."
 
 
-class Header(NamedTuple):
-    """The header of a .npy array."""
-
-    shape: tuple[int, ...]
-    columnwise: bool
-    dtype: np.dtype
+Header = tuple[tuple[int, ...], bool, np.dtype]  # shape, whether it is stored column by column, type
 
 
 def unzipped(path: Path, wrong: str, fix: str) -> AbstractContextManager[None]:
@@ -127,10 +122,8 @@ def read_imagenet_labels(path: Path) -> np.ndarray:
         with np.load(path, allow_pickle=False) as archive:
             labels = archive["labels"]
     if dtype != np.uint8 or len(shape) != 2 or shape[1] != IMAGENET_ROW or columnwise:
-        raise DataError(
-            f"{path}: data is {dtype} {shape}, expected uint8 (N, {IMAGENET_ROW}), row by row: "
-            "take the 32×32 version for NumPy."
-        )
+        wanted = f"uint8 (N, {IMAGENET_ROW}), row by row"
+        raise DataError(f"{path}: data is {dtype} {shape}, expected {wanted}: take the 32×32 version for NumPy.")
     if labels.dtype.kind not in "iu" or labels.shape != shape[:1]:
         raise DataError(f"{path}: labels are {labels.dtype} {labels.shape}, expected {shape[0]} integers.")
     if len(labels) and not (labels.min() >= 1 and labels.max() <= IMAGENET_CLASSES):
@@ -154,7 +147,8 @@ def read_header(member: IO[bytes]) -> Header:
     """The header of the array in a .npy stream, which is left at the first value."""
     version = np.lib.format.read_magic(member)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    return Header(*read(member))
+    header: Header = read(member)
+    return header
 
 
 def imagenet_examples(files: Sequence[Path], labels: Sequence[np.ndarray], request: Request) -> Iterator[Example]:
