@@ -22,9 +22,9 @@ Ids = list[str | None]
 
 
 class GroupIndex:
-    """The images of each group, found without a search. groups: (N,) int64, the number of each image's group.
+    """The images of each group. groups: (N,) int64, the number of each image's group.
 
-    order: (N,) indices of images, group after group; starts, sizes: (G,) where a group begins there, and its length.
+    order: (N,) indices of images, group after group; starts, sizes: (G,), where a group begins there, and its length.
     """
 
     def __init__(self, groups: np.ndarray) -> None:
@@ -50,9 +50,6 @@ class GroupIndex:
         sizes = self.sizes[chosen]
         before = np.cumsum(sizes) - sizes
         return self.order[np.repeat(self.starts[chosen] - before, sizes) + np.arange(sizes.sum())]
-
-
-# --- ids --------------------------------------------------------------------------------------------------------------
 
 
 def ids_of_files(groups: Groups, files: Sequence[Path], root: Path) -> Ids:

@@ -94,9 +94,6 @@ def hashes(path: Path) -> Iterator[str]:
             yield digest_of_file(file)
 
 
-# --- images that are in both ------------------------------------------------------------------------------------------
-
-
 def refuse_overlap(public: ImageSet, private: Iterable[ImageSet]) -> None:
     """Raise DataError, which is local, if a public image is among the private ones."""
     found = overlapping(public, private)

@@ -117,10 +117,9 @@ def prepared_from(home: Path, listing: str, state: Path) -> bytes | None:
 
 
 def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], origin: dict) -> None:
-    """Raise ConfigError if images of another dataset id are among the new ones: each odometer would count a part.
+    """Raise ConfigError if images of another dataset id, or its source, are among those in `fresh`, which go to `home`.
 
-    home: where the new images go; fresh: where they are; shape: (C, H, W). Images are compared in the stored shape,
-    and the source with its path.
+    Each odometer would count a part. Images are compared in the stored shape, (C, H, W).
     """
     known: set[bytes] = set()
     for other in sorted(path.parent for path in home.parent.glob(f"*/{CARD}") if path.parent != home):
@@ -270,8 +269,7 @@ def secret_key(state: Path, dataset_id: str) -> bytes:
 def split(source: Source, key: bytes, holdout_fraction: float, directory: Path) -> ImageSet:
     """Write the source's images into `directory/sensitive` and `directory/holdout`; returns the sensitive part.
 
-    An official test split is the hold-out. Without one, hashes of the images decide, or of their groups: duplicates,
-    or all images of a group, stay together.
+    The hold-out is an official test split, or by hashes of images or groups, so that copies stay together.
     """
     writers: dict[str, ImageWriter] = {}
     grouped, numbers = source.groups is not None, dict[bytes, int]()

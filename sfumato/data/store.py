@@ -184,7 +184,6 @@ def write_latents(
     """Encode all sensitive images and keep the latents under `key`.
 
     All other latents of this dataset are removed. This is local work: the caller journals it first, with `open_local`.
-    An interrupted run leaves nothing.
     progress: called with 1, 2, … 100 of 100 however many images there are, for their number is private.
     Guarantee: latent i depends only on image i, given that `encode` works row by row.
     """

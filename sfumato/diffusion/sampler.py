@@ -97,8 +97,8 @@ def solve(model: UNet, x: Tensor, labels: Tensor, steps: int, guidance: float, g
 def guided(model: UNet, x: Tensor, sigma: float, labels: Tensor, guidance: float, guide: Guide | None = None) -> Tensor:
     """D at one noise level, guided.
 
-    Of images with the spread σ_data, and of one noised to σ, little but D is known: its variance is about
-    σ²σ_data² / (σ² + σ_data²) in every pixel, by which Bayes' rule turns the slope of log p(label | D) into a shift.
+    The variance of the image given its noised form is taken as σ²σ_data² / (σ² + σ_data²) in every pixel. By it,
+    Bayes' rule turns the slope of log p(label | D) into a shift.
     """
 
     def denoised(x: Tensor, labels: Tensor) -> Tensor:

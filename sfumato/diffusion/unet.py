@@ -120,14 +120,13 @@ class Level(nn.Module):
 
 
 class UNet(Denoiser):
-    """U-Net F(x; c_noise, label) of the EDM denoiser.
+    """U-Net F(x; c_noise, label) of the EDM denoiser. Raises ConfigError on sizes that do not fit together.
 
     resolution, channels: of the images; classes: labels are 0..classes-1, and `classes` means no label;
     width · multipliers[l]: channels of level l (0 is the finest); attention: levels with self-attention (the middle has
     it if the coarsest level has); blocks: residual blocks per level; unshuffle: the network works at
-    resolution / unshuffle, on channels · unshuffle²; sigma_data: of the preconditioning, which belongs to the weights;
+    resolution / unshuffle, on channels · unshuffle²; sigma_data: of the preconditioning;
     extra_classes: rows of the label table for public classes: label classes+1+j is the j-th (`drop_extra_classes`).
-    Raises ConfigError on sizes that do not fit together.
     """
 
     supports_ghost_layers = True
@@ -187,10 +186,7 @@ class UNet(Denoiser):
         return {name: getattr(self, name) for name in (*names, "sigma_data")}
 
     def forward(self, x: Tensor, c_noise: Tensor, labels: Tensor) -> Tensor:
-        """F(x; c_noise, label), (B, C, H, W).
-
-        x: (B, C, H, W); c_noise: (B,), ln σ / 4; labels: (B,) int64 in 0..classes+extra_classes.
-        """
+        """F, (B, C, H, W), of x: (B, C, H, W); c_noise: (B,), ln σ / 4; labels: (B,) in 0..classes+extra_classes."""
         embedding = F.silu(self.noise(fourier_features(c_noise, self.width)) + self.label(labels))  # (B, E)
         x = self.conv_in(F.pixel_unshuffle(x, self.unshuffle))
         skips = []

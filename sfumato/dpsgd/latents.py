@@ -12,15 +12,13 @@ from sfumato.diffusion.denoiser import Denoiser
 from sfumato.privacy.authorize import open_local
 from sfumato.runtime import distributed
 
-Report = Callable[[int, int], None]
-
 
 def ensure_latents(
     model: Denoiser,
     state: Path,
     card: Card,
     load_codec: Callable[[], Any],
-    progress: Callable[[], AbstractContextManager[Report]],
+    progress: Callable[[], AbstractContextManager[Callable[[int, int], None]]],
 ) -> str | None:
     """The key of the latents that a charge samples for `model`, encoded now if they do not exist; None for pixels.
 

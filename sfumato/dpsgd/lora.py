@@ -144,9 +144,8 @@ def save_adapter(model: nn.Module, directory: Path, base: Path) -> None:
 
 @torch.no_grad()
 def apply_adapter(model: nn.Module, directory: Path, base: Path) -> None:
-    """Merge the adapters that `save_adapter` wrote into `model`, in place: it stays a plain network.
+    """Merge the adapters that `save_adapter` wrote into `model`, in place. base: the weights file of `model`.
 
-    base: the weights file of `model`.
     Raises DataError: files missing or damaged, adapters that were trained on another base, shapes that do not fit.
     """
     for name in (ADAPTER, ADAPTER_CONFIG):

@@ -26,8 +26,8 @@ def choose_microbatch(
 ) -> tuple[int, int]:
     """Images whose gradients are taken at a time, and how many of the K draws of each. Call it before a charge opens.
 
-    On a GPU the choice is tried, and halved until it fits. A collective call: the same for all processes.
-    batch: expected images of a step; wanted: images at a time, as the user asked.
+    On a GPU it is halved until a trial fits. The same for all processes. batch: expected images of a step; wanted:
+    images at a time, as the user asked.
     """
     device = device_of(parameters)
     if wanted is not None:

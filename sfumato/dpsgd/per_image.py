@@ -29,9 +29,8 @@ class NoRuleError(RuntimeError):
 class PerImage(TorchFunctionMode):
     """A context in which layers that use a weight of `weights` give it one gradient per image.
 
-    weights: the tensors that the network uses, by name; images: B. Batches have K·B rows; row k·B + b is the k-th draw
-    of image b. `rows[name]`, (B, *shape), stands for B equal weights in the memory of one: differentiate by it.
-    use_unfold: gradients of convolutions as matrix products of unfolded images, instead of as grouped convolutions.
+    weights: by name; images: B. Batches have K·B rows; row k·B + b is the k-th draw of image b. `rows[name]`,
+    (B, *shape), stands for B equal weights in the memory of one: differentiate by it. use_unfold: see `Convolution`.
     A use of a weight without a rule raises NoRuleError, so no part of a gradient is lost silently.
     """
 

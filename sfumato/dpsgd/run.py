@@ -62,8 +62,8 @@ class Trained:
 
     def descend(self, gradient: Tensor) -> None:
         """One step of Adam along `gradient`, (P,), and of the average."""
-        for value, part in zip(self.parameters.values(), unflatten(gradient, self.parameters).values(), strict=True):
-            value.grad = part
+        for name, part in unflatten(gradient, self.parameters).items():
+            self.parameters[name].grad = part
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         self.ema.update(self.parameters)

@@ -20,6 +20,7 @@ ATTENTION = r"(.*\.)?(attention|attn\d*)\."  # the names of our U-Net and of pub
 PATTERNS = {"qkv": ATTENTION + r"(to_)?[qkv]\.weight", "qkvo": ATTENTION + r"((to_)?[qkv]|out|to_out\.0)\.weight"}
 # The sets whose result is adapters on an unchanged base
 ADAPTED = ("attention-lora", "salient-lora", "random-lora", "synflow-lora")
+INTERNAL = "internal error (nothing is written: please report it)"
 Ranking = Sequence[Sequence[str]]  # the parameters of each candidate, the most salient first
 
 
@@ -116,10 +117,7 @@ def flat(groups: Mapping[str, Sequence[str]] | Ranking) -> list[str]:
 
 
 def trained_parameters(model: Denoiser, settings: Finetune | Saliency, seed: int, pattern: str) -> dict[str, Tensor]:
-    """The parameters that a stage trains, before `saliency` has ranked the candidates of `pattern`: by their order.
-
-    model: on the meta device; it is changed as the stage changes it.
-    """
+    """The parameters that a stage trains in `model`, which is changed. Before a ranking, the first candidates count."""
     if isinstance(settings, Saliency):
         return {name: model.get_parameter(name) for name in flat(candidates(model, settings.candidates))}
     ranking = list(candidates(model, pattern).values()) if settings.trainable in RANKED else None
@@ -136,25 +134,20 @@ def check_trained(before: Mapping[str, Tensor], model: nn.Module, names: Sequenc
     after = model.state_dict()
     if before.keys() != after.keys() or not set(names) <= after.keys():
         odd = (before.keys() ^ after.keys()) | (set(names) - after.keys())
-        raise internal(f"{min(odd)} is not in the model both before and after training")
+        raise SfumatoError(f"{INTERNAL}: {min(odd)} is not in the model both before and after training")
     same = {name for name, value in after.items() if torch.equal(value.to(before[name].device), before[name])}
     if idle := [name for name in names if name in same]:
-        raise internal(f"{idle[0]} was to be trained and did not change ({len(idle)} such)")
+        raise SfumatoError(f"{INTERNAL}: {idle[0]} was to be trained and did not change ({len(idle)} such)")
     if moved := sorted(after.keys() - same - set(names)):
-        raise internal(f"{moved[0]} was frozen and changed ({len(moved)} such)")
-
-
-def internal(what: str) -> SfumatoError:
-    return SfumatoError(f"internal error: {what}. Nothing is written: please report it")
+        raise SfumatoError(f"{INTERNAL}: {moved[0]} was frozen and changed ({len(moved)} such)")
 
 
 def save_trained(
     model: Denoiser, kind: str, names: Sequence[str], ranking: Ranking | None, directory: Path, base: Path
 ) -> None:
-    """Write what was trained: adapters on an untouched base, or the network's own weights; and the list of names.
+    """Write the trained adapters, or the network's own weights; and the list of names.
 
-    kind: `finetune.trainable`; base: the weights file of the network before training. The adapters of the set "noisy"
-    are merged: their base was randomised and is not on disk.
+    kind: `finetune.trainable`; base: the weights before training. The base of "noisy" is not on disk: it is merged.
     """
     count = sum(model.get_parameter(name).numel() for name in names)
     write_json(directory / "trainable.json", {"set": kind, "trained": list(names), "parameters": count})

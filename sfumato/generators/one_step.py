@@ -24,7 +24,7 @@ from sfumato.settings.training import Fit
 from sfumato.storage.png import save_png, to_grid
 from sfumato.storage.weights import load_network, save_network
 
-WEIGHTS = "generator.safetensors"
+WEIGHTS = "generator.safetensors"  # beside config.json
 OneStep = Generator | GaussianGenerator  # (z, labels) -> images
 RISE = 0.1  # part of the steps in which the learning rate rises
 RARE = 0.1  # of an equal share: below it, a class's column is mostly noise and gets no more weight
@@ -106,7 +106,7 @@ def fit_generator(
 def pace(done: float) -> float:
     """Part of the learning rate after the part `done` of the steps: a short rise, then half a cosine to zero.
 
-    Without the rise, the first steps may drive all pixels to black, where no gradient is left.
+    Without the rise, the first steps may drive all pixels to black, without a gradient.
     """
     return min(1.0, (done + 0.01) / RISE) * (1 + math.cos(math.pi * done)) / 2
 
@@ -186,7 +186,6 @@ def save_drawing(
 
 
 def save_generator(generator: OneStep, directory: Path) -> None:
-    """Write `generator.safetensors` and `config.json`."""
     save_network(generator, generator.config(), directory, WEIGHTS)
 
 

@@ -61,10 +61,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep freed memory for the next allocation, which saves a tenth of a training step.
-
-    With another C library nothing happens. The peak memory of the process stays the same.
-    """
+    """Let glibc, if there is one, keep freed memory for the next allocation, which saves a tenth of a training step."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:
         for option, value in MALLOC_OPTIONS:

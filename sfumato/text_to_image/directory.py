@@ -192,11 +192,6 @@ def part_digest(path: Path, part: str) -> str:
     return digest_of({file.name: digest_of_file(file) for file in part_files(path, part)})
 
 
-def part_digests(model: ModelDirectory) -> dict[str, str]:
-    """The sha256 of every part. The digest of this table is `model.sha256`."""
-    return {part: part_digest(model.path, part) for part in sorted(model.classes)}
-
-
 def choose_image_size(model: ModelDirectory, settings: Model) -> int:
     """`model.image_size`, or the model's own. Raises ConfigError if the VAE or the network cannot take it."""
     size, multiple = settings.image_size or model.image_size, model.multiple

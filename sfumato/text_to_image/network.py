@@ -27,12 +27,11 @@ TRAINED = "trained.safetensors"
 
 
 class LatentDiffusion(Denoiser):
-    """A text-conditional denoiser over latents, with the interface of our own network.
+    """A text-conditional denoiser of latents. Raises DataError if the prompts do not fit the network.
 
     network: U-Net or transformer of `model`, the only trained part; prompts: (classes + 1, tokens, D), the last for no
     label; mask: (classes + 1, tokens) bool, or None; alphas_cumprod: (T,) ᾱ of the model's own schedule; image_size:
     side of the images before encoding; reference: the folder that it was read from.
-    Raises DataError if the prompts do not fit the network.
     """
 
     at_a_time = 16

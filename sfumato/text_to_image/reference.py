@@ -17,13 +17,7 @@ from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import write_json
 from sfumato.storage.weights import save_tensors
-from sfumato.text_to_image.directory import (
-    ModelDirectory,
-    choose_image_size,
-    part_digest,
-    part_digests,
-    read_model_directory,
-)
+from sfumato.text_to_image.directory import ModelDirectory, choose_image_size, part_digest, read_model_directory
 from sfumato.text_to_image.parts import LatentCodec, embed_prompts, make_scheduler
 from sfumato.text_to_image.prompts import class_prompts
 
@@ -51,7 +45,7 @@ def save_reference(
     model = read_model_directory(settings.directory)
     image_size = choose_image_size(model, settings)
     texts = class_prompts(settings, dataset_id, classes)
-    parts = part_digests(model)
+    parts = {part: part_digest(model.path, part) for part in sorted(model.classes)}
     found = digest_of(parts)
     if settings.sha256 is not None and found != settings.sha256.lower():
         raise DataError(

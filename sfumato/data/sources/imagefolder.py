@@ -38,9 +38,8 @@ class Listing:
 def read_imagefolder(request: Request, raw: Path) -> Source:
     """A folder with one folder of pictures per class, in the order of their names; hidden files are ignored.
 
-    If a folder holds only `train/` and `test/`, `test/` is the hold-out. With `data.groups.folder`, pictures are one
-    folder deeper, in that of their person. Raises DataError, here or while the pictures are decoded, which names every
-    file that cannot be used; with groups, by its place, for its name may be an id.
+    If a folder holds only `train/` and `test/`, `test/` is the hold-out. Raises DataError, here or while the pictures
+    are decoded, which names every file that cannot be used; with groups, by its place, for its name may be an id.
     """
     path, groups = request.required_path(), request.groups
     if request.sensitive and path.is_dir() and (path / GROUPS).exists() and groups is None:
@@ -213,10 +212,9 @@ def visible(folder: Path) -> list[Path]:
 def pictures_of(
     files: list[tuple[Path, int]], every: list[tuple[Path, int]], request: Request, shapes: list[tuple[int, ...]]
 ) -> Iterator[Example]:
-    """Picture files decoded one by one.
+    """Picture files decoded one by one. shapes: takes the shape of the first picture, which all must have.
 
-    every: all files of the folder; shapes: takes the shape of the first picture, which all must have. Raises DataError
-    that names all files that cannot be read, or whose size or channels differ.
+    Raises DataError that names all of `every` that cannot be read, or whose size or channels differ.
     """
     for path, label in files:
         try:

@@ -100,8 +100,7 @@ def npy_rows(path: Path, name: str, fix: str = PLAIN) -> Iterator[np.ndarray]:
 def read_imagenet32(request: Request, raw: Path) -> Source:
     """The downsampled ImageNet: `train_data_batch_<n>.npz` with `data` (N, 3072) uint8 and `labels` (N,) in 1..1000.
 
-    Reads every batch, in order and in pieces: memory does not grow with their number. A `map_clsloc.txt` beside them
-    names the classes. Source: Chrabaszcz, Loshchilov, Hutter 2017.
+    A `map_clsloc.txt` beside them names the classes. Source: Chrabaszcz, Loshchilov, Hutter 2017.
     """
     place = raw / "imagenet32" if request.path is None else request.required_path()
     files = sorted(place.glob("train_data_batch_*.npz"), key=lambda path: (len(path.name), path.name))
@@ -158,9 +157,9 @@ def imagenet_examples(files: Sequence[Path], labels: Sequence[np.ndarray], reque
 
 
 def imagenet_names(place: Path) -> tuple[str, ...]:
-    """The names of the classes in the order of their labels, from lines such as "n02119789 1 kit_fox".
+    """The class names by label, from lines such as "n02119789 1 kit_fox"; with the id if two share a name.
 
-    A name that two classes share gets the id of each added. Without the file, names are class-0000, class-0001, ….
+    Without the file, names are class-0000, class-0001, ….
     """
     file = place / "map_clsloc.txt"
     if not file.is_file():
