@@ -33,7 +33,6 @@ def doctor(
 
     from sfumato.data.sources.idx import DEBIAN_FASHION_MNIST
     from sfumato.runtime.compute import device
-    from sfumato.text_to_image.directory import EXTRA
 
     table = Table("what", "found", show_header=False)
     gpu = device().type == "cuda"
@@ -42,7 +41,7 @@ def doctor(
         table.add_row(name, version(name) if importlib.util.find_spec(name.replace("-", "_")) else "not installed")
     extra = ("diffusers", "transformers")
     missing = [name for name in extra if not importlib.util.find_spec(name)]
-    would = f"no {', '.join(missing)}: {EXTRA} adds public text-to-image models (dp-sapf, dp-lora, dp-ldm, dp-finetune)"
+    would = f"no {', '.join(missing)}: pip install 'sfumato[text-to-image]' adds public text-to-image models (dp-sapf, dp-lora, dp-ldm, dp-finetune)"
     table.add_row("extra diffusers", would if missing else ", ".join(f"{name} {version(name)}" for name in extra))
     state = state_dir()
     table.add_row("state directory", f"{state} ({'exists' if state.exists() else 'not there yet'})")

@@ -1,7 +1,4 @@
-"""Groups: which images are of one person. Their ids are private; no message of this module names one.
-
-Nor does a message name a file, for a name may hold an id: it counts lines and pictures instead.
-"""
+"""Groups: which images are of one person. Ids are private: messages name no id and no file, but count images."""
 
 from __future__ import annotations
 
@@ -25,9 +22,9 @@ Ids = list[str | None]
 
 
 class GroupIndex:
-    """The images of each group, found without a search. groups: (N,) int64, the number of each image's group.
+    """The images of each group. groups: (N,) int64, the number of each image's group.
 
-    order: (N,) indices of images, group after group; starts, sizes: (G,) where a group begins there, and its length.
+    order: (N,) indices of images, group after group; starts, sizes: (G,), where a group begins there, and its length.
     """
 
     def __init__(self, groups: np.ndarray) -> None:
@@ -55,20 +52,15 @@ class GroupIndex:
         return self.order[np.repeat(self.starts[chosen] - before, sizes) + np.arange(sizes.sum())]
 
 
-# --- ids --------------------------------------------------------------------------------------------------------------
-
-
 def ids_of_files(groups: Groups, files: Sequence[Path], root: Path) -> Ids:
     """The id of each picture, by its name, its folder, a table or groups.npy. files: below `root`, in their order.
 
-    Raises DataError where a table does not fit the files, or an id is missing or ambiguous (`checked`).
+    Raises DataError if a table does not fit the files, or an id is missing or ambiguous (`checked`).
     """
     if groups.pattern is not None:
         matches = [re.search(groups.pattern, file.name) for file in files]
         if not any(matches):
-            raise DataError(
-                f"data.groups: the pattern {groups.pattern} matches no file name: mend it, or find ids in another way"
-            )
+            raise DataError(f"data.groups.pattern={groups.pattern} matches no file name: change it")
         return checked([match and match[1] for match in matches], groups)
     if groups.folder:
         return checked([file.parent.name if file.parent.parent != root else None for file in files], groups)
@@ -78,7 +70,7 @@ def ids_of_files(groups: Groups, files: Sequence[Path], root: Path) -> Ids:
 
 
 def ids_of_table(table: Path, files: Sequence[Path], root: Path) -> Ids:
-    """The ids that a CSV with the columns file and group gives, of every one of `files` and of no other."""
+    """The ids of a CSV with the columns file and group, which has a row for each of `files` and no other."""
     broken = f"data.groups.csv={table} is not a table"
     with (
         explained(
@@ -99,23 +91,21 @@ def ids_of_table(table: Path, files: Sequence[Path], root: Path) -> Ids:
         if not row:
             continue
         if len(row) != len(heads):
-            raise DataError(
-                f"data.groups.csv={table}, row {number}, has {len(row)} cells and {len(heads)} columns: "
-                "put what holds a comma into double quotes"
-            )
+            found_cells = f"{len(row)} cells and {len(heads)} columns"
+            raise DataError(f"data.groups.csv={table}, row {number}, has {found_cells}: quote cells with commas")
         index = known.get(plain_path(row[place]))
         if index is None:
             raise DataError(
                 f"data.groups.csv={table}, row {number}, names a file that is not below data.path: "
-                "take it out, or mend the path (such as class/picture.png)"
+                "remove it, or correct the path (such as class/picture.png)"
             )
         if index in found:
             raise DataError(f"data.groups.csv={table}, row {number}, names a file once more: one row for each file")
         found[index] = row[column]
-    missing = next((i for i in range(len(files)) if i not in found), None)
-    if missing is not None:
-        what = name_of(missing, files, root)
-        raise DataError(f"data.groups.csv={table} lacks {what}, and perhaps others: give each file a row")
+    for i, path in enumerate(files):
+        if i not in found:
+            folder = root / path.relative_to(root).parts[0]
+            raise DataError(f"data.groups.csv={table} lacks {place_of(path, files, folder)}: give each file a row")
     return [found[i] for i in range(len(files))]
 
 
@@ -124,29 +114,27 @@ def ids_of_array(array: np.ndarray, count: int, what: str) -> Ids:
     if array.dtype.kind not in "iuU" or array.ndim != 1:
         raise DataError(f"{what} is {array.dtype} in {array.ndim} dimensions, expected a row of whole numbers or text")
     if len(array) != count:
-        raise DataError(f"{what} has another length than the images: give one id for each, in their order")
+        raise DataError(f"{what} must hold one id for each image, in their order")
     return [str(value) for value in array]
 
 
 def checked(ids: Sequence[str | None], groups: Groups) -> Ids:
-    """The ids, None for an image without one. Raises DataError where one is missing, or two may be one person's.
+    """The ids, None for an image without one. Raises DataError if one is missing, or two may be one person's.
 
-    `groups.alone`: an image without an id is a group by itself. Else it is refused: it may be of anyone.
+    `groups.alone`: an image without an id is a group by itself. Otherwise it is refused: it may be of anyone.
     """
     known: dict[str, str] = {}
     found: Ids = []
     for number, text in enumerate(ids, 1):
         name = None if text is None or text.strip().casefold() in NO_ID else text
+        what = f"data.groups gives image {number}, in the order of classes and names,"
         if name is None and not groups.alone:
-            raise DataError(
-                f"data.groups gives image {number}, in the order of classes and names, no id: give it one, or say "
-                "data.groups.alone: true where each such image is the only one of its person"
-            )
+            fix = "give it one, or set data.groups.alone: true if each such image is the only one of its person"
+            raise DataError(f"{what} no id: {fix}")
         if name is not None and known.setdefault(spelling(name), name) != name:
             raise DataError(
-                f"data.groups gives image {number}, in the order of classes and names, an id that differs from "
-                "another in capitals, spaces or leading zeros alone: is it one person? Spell them alike, or make "
-                "them differ in more"
+                f"{what} an id that differs from another only in capitals, spaces or leading zeros. Spell them alike "
+                "if they are one person, or make them differ in more"
             )
         found.append(name)
     if len(known) == 1 and None not in found:
@@ -161,12 +149,11 @@ def spelling(text: str) -> str:
 
 
 def plain_path(text: str) -> str:
-    """A path below a folder as it is compared, whichever system wrote it."""
+    """A relative path in the form in which paths are compared, whichever system wrote it."""
     return unicodedata.normalize("NFC", text.strip().replace("\\", "/")).removeprefix("./")
 
 
-def name_of(index: int, files: Sequence[Path], root: Path) -> str:
-    """A picture without its file's name: its folder below `root`, and its place in it."""
-    folder = files[index].relative_to(root).parts[0]
-    first = next(i for i, file in enumerate(files) if file.relative_to(root).parts[0] == folder)
-    return f"picture {index - first + 1} of {root / folder}, in the order of names"
+def place_of(file: Path, files: Sequence[Path], folder: Path) -> str:
+    """A picture without its file's name: its place among the `files` in `folder`."""
+    inside = [path for path in files if path.is_relative_to(folder)]
+    return f"picture {inside.index(file) + 1} of {folder}, in the order of names"

@@ -21,7 +21,7 @@ from sfumato.storage.files import open_private, replacing
 Shape = tuple[int, int, int]  # channels, height, width
 IMAGES, LABELS, GROUPS = "images.npy", "labels.npy", "groups.npy"
 GROUPS_REFUSED = (
-    "holds one id per image (a patient, say), and nothing says to use it: say data.groups: {array: true} and "
+    "holds one id per image (a patient, say), and nothing says to use it: set data.groups: {array: true} and "
     "privacy.unit: group. Remove it only if no two images are of one person"
 )
 
@@ -30,9 +30,8 @@ GROUPS_REFUSED = (
 class ImageSet:
     """Labelled images.
 
-    images: (N, H, W, C) uint8, possibly a memory map; labels: (N,) int64 below len(classes); groups: (N,) int64, the
-    number of each image's person, which is private and means nothing but "the same"; None where each image stands for
-    itself.
+    images: (N, H, W, C) uint8, possibly a memory map; labels: (N,) int64 below len(classes); groups: (N,) int64, equal
+    for images of one person, and private; None if each image stands for itself.
     """
 
     images: np.ndarray
@@ -50,9 +49,9 @@ class ImageSet:
         return channels, height, width
 
     def batch(self, indices: np.ndarray, *, labels_only: bool = False) -> tuple[Tensor, Tensor]:
-        """The images at `indices` and their labels, copied out of any memory map.
+        """The images at `indices` and their labels, copied: ((B, C, H, W) float32 in [0, 1], (B,) int64).
 
-        indices: may be empty. Returns ((B, C, H, W) float32 in [0, 1], (B,) int64); labels_only: ((B, 0), (B,)).
+        labels_only: the images are (B, 0).
         """
         indices = np.asarray(indices, dtype=np.int64)
         labels = torch.from_numpy(np.array(self.labels[indices]))
@@ -62,7 +61,7 @@ class ImageSet:
         return images.permute(0, 3, 1, 2).contiguous().float().div_(255), labels
 
     def take(self, indices: np.ndarray) -> ImageSet:
-        """The images at `indices` with their labels, copied out of any memory map; without groups."""
+        """The images at `indices` with their labels, copied; without groups."""
         return ImageSet(self.images[indices], self.labels[indices], self.classes)
 
     def without(self, i: int) -> ImageSet:
@@ -72,10 +71,10 @@ class ImageSet:
 
 
 class ImageWriter:
-    """Appends images one by one to `images.npy` and `labels.npy`, in memory that does not grow with their number.
+    """Appends images one by one to `images.npy`, `labels.npy` and, if grouped, `groups.npy`; memory does not grow.
 
-    grouped: each image comes with the number of its group, which goes to `groups.npy`. A context manager: the files are
-    complete once it is left. An exception leaves unfinished files: write into a temporary directory and rename it.
+    The files are complete once the context is left. An exception leaves unfinished ones: write into a temporary
+    directory and rename it.
     """
 
     def __init__(self, directory: Path, shape: Shape, classes: tuple[str, ...], grouped: bool = False) -> None:
@@ -97,13 +96,11 @@ class ImageWriter:
             write_header(file, np.dtype(dtype), (self.count, *row))
 
     def append(self, image: np.ndarray, label: int, group: int | None = None) -> None:
-        """One image, (H, W, C) uint8, its label and its group. Raises DataError where they do not fit the set."""
+        """One image, (H, W, C) uint8, its label and its group. Raises DataError if they do not fit the set."""
         if image.dtype != np.uint8 or image.shape != self.row:
             raise DataError(f"an image is {image.dtype} {image.shape}, expected uint8 {self.row}")
         if not 0 <= label < len(self.classes):
-            raise DataError(
-                f"label {label} is out of range: there are {len(self.classes)} classes, so 0..{len(self.classes) - 1}"
-            )
+            raise DataError(f"an image has the label {label}, expected 0..{len(self.classes) - 1}")
         self.images.write(image.tobytes())
         self.labels.write(np.int64(label).tobytes())
         if self.groups is not None:
@@ -122,7 +119,7 @@ class ImageWriter:
 
 
 def write_header(file: BinaryIO, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-    """The head of a .npy file, which the values follow row by row."""
+    """Write the header of a .npy file, which the values follow row by row."""
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, header)
 
@@ -138,8 +135,7 @@ def save_images(directory: Path, image_set: ImageSet) -> None:
 def load_images(directory: Path, classes: Iterable[str], *, grouped: bool = False) -> ImageSet:
     """The set saved in `directory`, memory-mapped read-only and validated.
 
-    grouped: its images have groups, without which it is refused; else a set with groups is. Raises DataError, which
-    names the file and the fix.
+    Raises DataError if it is missing or damaged, and unless it has groups exactly if `grouped`.
     """
     if (directory / GROUPS).exists() and not grouped:
         raise DataError(f"{directory / GROUPS} {GROUPS_REFUSED}.")
@@ -165,8 +161,8 @@ def load_array(path: Path) -> np.ndarray:
 def check(images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], directory: Path) -> None:
     """Raise DataError unless the arrays are a valid set over `classes`."""
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3) or 0 in images.shape[1:]:
-        found = f"{images.dtype} {images.shape}"
-        raise DataError(f"{directory / IMAGES} is {found}, expected uint8 (N, H, W, C) with C 1 or 3.")
+        wanted = "uint8 (N, H, W, C) with C 1 or 3"
+        raise DataError(f"{directory / IMAGES} is {images.dtype} {images.shape}, expected {wanted}.")
     if labels.dtype != np.int64 or labels.ndim != 1:
         raise DataError(f"{directory / LABELS} is {labels.dtype} {labels.shape}, expected int64 (N,).")
     if len(labels) != len(images):
@@ -175,10 +171,10 @@ def check(images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], dire
 
 
 def check_labels(labels: np.ndarray, classes: tuple[str, ...], path: Path) -> None:
-    """Raise DataError where a label of the file `path` has no class."""
+    """Raise DataError if a label of the file `path` has no class."""
     if len(labels) and not (labels.min() >= 0 and labels.max() < len(classes)):
-        found, known = f"{labels.min()}..{labels.max()}", f"0..{len(classes) - 1} for {len(classes)} classes"
-        raise DataError(f"{path} has labels {found}, expected {known}.")
+        known = f"0..{len(classes) - 1} for {len(classes)} classes"
+        raise DataError(f"{path} has labels {labels.min()}..{labels.max()}, expected {known}.")
 
 
 def as_uint8(images: Tensor) -> np.ndarray:

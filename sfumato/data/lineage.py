@@ -1,10 +1,9 @@
-"""What public inputs have to do with sensitive images: records of the release they come from, and images in both.
+"""Records inherited from public inputs that were made from sensitive images; images that are public and sensitive.
 
 Public images and models cost nothing, unless they were made from sensitive images. Their `privacy.json` holds the
-records then; without it, the state directory recognises by their bytes the files that were released from here.
-
-A public image that is also a sensitive or hold-out image has no guarantee. Only exact duplicates are found, once both
-are in the stored shape: a copy that was recoloured or compressed with loss has other bytes.
+records then; without it, files that were released from this state directory are recognised by their bytes.
+A public image that is also a sensitive or hold-out image has no guarantee. Only exact duplicates in the stored shape
+are found: a copy that was recoloured or compressed with loss has other bytes.
 """
 
 from __future__ import annotations
@@ -38,32 +37,28 @@ class Remembered:
 
 
 def lineage(path: Path, section: str, declared_public: bool, state: Path | None) -> list[Artifact]:
-    """The releases that the files at `path`, a file or a folder, come from; none where they are public.
+    """The releases that the files at `path`, a file or a folder, come from; none if they are public.
 
-    section: where the parameters name them, "public" or "model".
-    Raises ConfigError where there is no privacy.json and the owner does not say that they are public; DataError where
-    the privacy.json does not fit the files.
+    section: of the parameters, "public" or "model".
+    Raises ConfigError if there is no privacy.json and they are not declared public; DataError if the privacy.json does
+    not fit the files.
     """
-    carried = artifact_of(path)
+    resolved = path.expanduser().resolve()  # the files may lie in an artifact, or be it
+    folders = (folder for folder in (resolved, *resolved.parents) if (folder / PRIVACY).is_file())
+    carried = next(map(read_artifact, folders), None)
     if carried is None and not declared_public:
         raise ConfigError(
-            f"{path} carries no {PRIVACY}, which would say what it cost: where nothing in it was made from sensitive "
-            f"images, say {section}.declared_public: true; where it was, name the folder that was released, as it was"
+            f"{path} has no {PRIVACY}, so its cost is unknown. If nothing in it was made from sensitive images, set "
+            f"{section}.declared_public: true; otherwise name the whole folder that was released, unchanged"
         )
     found = [] if carried is None else [carried]
     return [*found, *recognised(state, hashes(path))]
 
 
-def artifact_of(path: Path) -> Artifact | None:
-    """The artifact that a path is or lies in, links followed; None where it is in none."""
-    path = path.expanduser().resolve()
-    return next((read_artifact(folder) for folder in (path, *path.parents) if (folder / PRIVACY).is_file()), None)
-
-
 def remember(state: Path, artifacts: Iterable[Artifact], public: Path) -> None:
-    """Keep what the files and the images of released artifacts hash to, with their records.
+    """Keep the hashes of the files and images of released artifacts, with their records.
 
-    public: the prepared public set. Where some of its images were released as they are, they stay public.
+    public: the prepared public set. Images of it that were released unchanged stay public.
     """
     for artifact in artifacts:
         if artifact.records:
@@ -99,11 +94,8 @@ def hashes(path: Path) -> Iterator[str]:
             yield digest_of_file(file)
 
 
-# --- images that are in both ------------------------------------------------------------------------------------------
-
-
 def refuse_overlap(public: ImageSet, private: Iterable[ImageSet]) -> None:
-    """Raise DataError, which is local, where a public image is among the private ones."""
+    """Raise DataError, which is local, if a public image is among the private ones."""
     found = overlapping(public, private)
     if len(found):
         shown = ", ".join(map(str, found[:10])) + (", …" if len(found) > 10 else "")
@@ -115,16 +107,13 @@ def refuse_overlap(public: ImageSet, private: Iterable[ImageSet]) -> None:
 
 
 def overlapping(public: ImageSet, private: Iterable[ImageSet]) -> np.ndarray:
-    """Indices of the public images with the same bytes as a private one, ascending, (n,) int64. Labels do not matter.
-
-    It reads every image once, in order. Memory: about 100 bytes for each private image.
-    """
+    """Indices of the public images with the same bytes as a private one, ascending, (n,) int64."""
     known = {digest for image_set in private for digest in digests(image_set.images)}
     return np.array([i for i, digest in enumerate(digests(public.images)) if digest in known], dtype=np.int64)
 
 
 def digests(images: np.ndarray) -> Iterator[bytes]:
-    """A digest of 16 bytes for each image, (N, H, W, C) uint8: of its shape and its pixels."""
+    """A digest of 16 bytes of the shape and the pixels of each image, (N, H, W, C) uint8."""
     height, width, channels = images.shape[1:]
     shape = repr((channels, height, width)).encode()
     for image in images:

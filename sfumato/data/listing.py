@@ -22,9 +22,8 @@ FRESH = 2.0  # seconds: a file that changed so shortly before may change again w
 def listing_of(data: Data, key: bytes) -> str | None:
     """A keyed digest of what decides a prepared set: settings, PREPARE_REVISION, and every file that they name or hold.
 
-    A file counts by name, size, inode and the times of its last change: that of its content, and that of its status,
-    which no program can set back. None where nothing can be said: without a path, where a file changed just now, or
-    where a link may lead elsewhere.
+    A file counts by name, size, inode and the times of its last change: of its content, and of its status, which no
+    program can set back. None without a path, if a file changed just now, or if there is a link.
     """
     path = Path(data.path).expanduser() if data.path is not None else None
     if path is None or not path.exists():
@@ -41,7 +40,7 @@ def listing_of(data: Data, key: bytes) -> str | None:
 
 
 def named(value: Any) -> Iterator[Path]:
-    """What the settings name that is there: `data.path`, and any other file or folder."""
+    """Every existing file or folder that the settings name, such as `data.path`."""
     if isinstance(value, dict):
         for entry in value.values():
             yield from named(entry)

@@ -1,10 +1,9 @@
 """Take images from their source: sensitive ones into the private state directory, public ones into an artifact.
 
-A public card stands for the sensitive images. Layout of the private part: `<state>/keys/<dataset_id>` (the secret key)
-and `<state>/data/<dataset_id>/{sensitive,holdout,card.json,origin.json}`. Directories have mode 0700, files mode 0600.
-Guarantee: what is done to an image, and which part it goes to, depends on that image (where there are groups, the id of
-its group), the key and the section `data` alone; the card does not depend on the images, but for their shape where
-`data` names none.
+Layout of the private part: `<state>/keys/<dataset_id>` (the secret key) and
+`<state>/data/<dataset_id>/{sensitive,holdout,card.json,origin.json}`. Directories have mode 0700, files mode 0600.
+Guarantee: the conversion of an image, and its part, depend only on that image (with groups, on the id of its group),
+the key and the section `data`; the card does not depend on the images, except for their shape if `data` names none.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from filelock import FileLock
@@ -48,13 +46,12 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
     """Store the sensitive and hold-out images of the source that `data` names; write the public card and return it.
 
     state: where the images go; card: the file of the card. An older set of the same id is replaced as a whole, once the
-    new one is complete; one that was made from the very same files under the same settings stays. The card holds
-    dataset id, version, source, shape (C, H, W), range, class names, kind of split, and the unit where it is a group.
-    It holds no number of images or groups and no hash, keyed or not. The version is the owner's (`data.version`), or a
-    random one that stays until the owner gives another.
+    new one is complete, unless it was made from the very same files under the same settings. The card holds no number
+    of images or groups and no hash, keyed or not. The version is the owner's (`data.version`), or a random one that
+    stays until the owner gives another.
     Raises ConfigError or DataError (see `sources.read_source`; also for images that are counted under another id, or
     that come in other groups after something was spent on them), and then leaves the older set and card as they were;
-    BudgetError where the journal was lost or does not hold.
+    BudgetError if the journal was lost or does not hold.
     """
     home = dataset_directory(state, data.name)
     for directory in (state, home.parent, state / "keys"):
@@ -95,9 +92,8 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
             if not data.other_groups:
                 raise ConfigError(
                     f"data.dataset_id={data.name}: some images on which privacy was spent would come in other groups "
-                    "than before, or this cannot be told, and what was spent on a group says nothing of another. "
-                    "Prepare them with the groups that they had; where the old groups were wrong, say "
-                    "data.other_groups: true: the journal stays, and ledgers and reports say that it is incomplete"
+                    "than before, or this cannot be told. Prepare them with their old groups. If those were wrong, set "
+                    "data.other_groups: true: the journal stays, and ledgers and reports are marked as incomplete"
                 )
             journal.append(REGROUP)
         known_files = {LISTING: listing.encode()} if listing is not None else {}
@@ -109,7 +105,7 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
 
 
 def prepared_from(home: Path, listing: str, state: Path) -> bytes | None:
-    """The card of the set in `home`, where it is whole and was made from the files of `listing`; else None."""
+    """The card of the set in `home` if it is whole and was made from the files of `listing`; else None."""
     try:
         if (home / LISTING).read_text(encoding="utf-8") != listing:
             return None
@@ -121,10 +117,9 @@ def prepared_from(home: Path, listing: str, state: Path) -> bytes | None:
 
 
 def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], origin: dict) -> None:
-    """Raise ConfigError where images of another dataset id are among the new ones: each odometer would count a part.
+    """Raise ConfigError if images of another dataset id, or its source, are among those in `fresh`, which go to `home`.
 
-    home: where the new images go; fresh: where they are; shape: (C, H, W). Images are compared in the stored shape,
-    and the source with its path.
+    Each odometer would count a part. Images are compared in the stored shape, (C, H, W).
     """
     known: set[bytes] = set()
     for other in sorted(path.parent for path in home.parent.glob(f"*/{CARD}") if path.parent != home):
@@ -136,13 +131,13 @@ def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], orig
         if same:
             raise ConfigError(
                 f"data.dataset_id={home.name}: some of these images, or their folder, are counted as {other.name!r} "
-                "already, and under a second name what was spent on them would not add up. Keep the first name; where "
-                "these are images of other people all the same, say data.different_people: true"
+                "already: under a second name, their costs would not add up. Keep the first name; if these are images "
+                "of other people all the same, set data.different_people: true"
             )
 
 
-def read_origin(path: Path) -> Any:
-    """Source and path of prepared images. Raises DataError where that cannot be read."""
+def read_origin(path: Path) -> object:
+    """Source and path of prepared images. Raises DataError if that cannot be read."""
     with explained(DataError, lambda error: f"{path} cannot be read ({error}): prepare these images again"):
         return read_json(path)
 
@@ -156,8 +151,8 @@ def spent_on(journal: Journal) -> list[dict]:
 def regrouped(before: Path, after: Path, spent: Sequence[dict]) -> bool:
     """Whether images that are in both prepared sets, and were spent on, were of one group and are not now, or now are.
 
-    spent: records. Without groups, each image is a group. Images are compared in the stored shape; where that is
-    another, or the earlier set is gone, it cannot be told: True. An image with copies in several groups tells nothing.
+    spent: records. Without groups, each image is a group. It is True if the stored shapes differ or the earlier set is
+    gone, so that it cannot be told. An image with copies in several groups does not count.
     """
     homes = [home for home in (before, after) if (home / SENSITIVE / IMAGES).is_file()]
     grouped = any((home / SENSITIVE / GROUPS).exists() for home in homes) or any("group_weight" in r for r in spent)
@@ -206,12 +201,11 @@ def prepare_public(
 ) -> dict:
     """Write the public set as the artifact `out`: images, labels, card and picture; returns the content of its card.
 
-    Images come out in the shape (C, H, W) of the sensitive ones, one by one, so memory does not grow with their number.
-    public: None where no stage reads any. The artifact then holds its card alone, always the same bytes.
+    Images get the shape (C, H, W) of the sensitive ones, one by one: memory does not grow with their number.
+    public: None if no stage reads any; the artifact is then only its card, always the same bytes.
     private: opens the sensitive and the hold-out images, none of which may be among the public ones; it is not called
-    for images that are drawn here. state: where it is remembered what was released; a set that was made from a release
-    has the records of that.
-    Raises ConfigError or DataError, and then leaves what was at `out`.
+    for images that are drawn here. state: remembers releases; a set that was made from one inherits its records.
+    Raises ConfigError or DataError, and then leaves `out` unchanged.
     """
     inputs: list[Artifact] = []  # is added to before the block ends
     with writing(out, "public", inputs) as directory:
@@ -222,11 +216,8 @@ def prepare_public(
                 declared = public.declared_public or public.source not in OF_THE_OWNER
                 inputs += lineage(Path(public.path), "public", declared, state)
             counts = write_public(source, shape, directory)
-            if np.count_nonzero(counts) < 2:
-                raise DataError(
-                    f"public.source={public.source} has images of {np.count_nonzero(counts)} class(es): "
-                    "two or more must have some."
-                )
+            if (filled := np.count_nonzero(counts)) < 2:
+                raise DataError(f"public.source={public.source} has images of {filled} class(es): give two or more.")
             if public.source not in DRAWN:
                 images = load_images(directory, source.classes)
                 refuse_overlap(images, private())
@@ -255,35 +246,30 @@ def write_public(source: Source, shape: tuple[int, int, int], directory: Path) -
 
 
 def refuse_sensitive_as_public(data: Data, public: Public) -> None:
-    """Raise ConfigError where the public set is plainly the sensitive one: what is public has no guarantee."""
+    """Raise ConfigError if the public set is plainly the sensitive one: what is public has no guarantee."""
     paths = {Path(path).expanduser().resolve() for path in (data.path, public.path) if path is not None}
     same_files = len(paths) == 1 and None not in (data.path, public.path)
     if same_files or public.source == data.source == "cifar10":
-        raise ConfigError(
-            f"public.source={public.source}, public.path={public.path} names the sensitive images themselves: "
-            "choose others."
-        )
+        names = f"public.source={public.source}, public.path={public.path}"
+        raise ConfigError(f"{names} names the sensitive images themselves: choose others.")
 
 
 def secret_key(state: Path, dataset_id: str) -> bytes:
-    """The key of a dataset, 32 bytes: drawn from the operating system on the first call, the same ever after."""
+    """The key of a dataset, drawn from the operating system on the first call, the same ever after."""
     path = state / "keys" / dataset_id
     if not path.exists():
         with open_private(path) as file:
             file.write(os.urandom(KEY_BYTES))
     key = path.read_bytes()
     if len(key) != KEY_BYTES:
-        raise DataError(
-            f"{path} holds {len(key)} bytes, expected {KEY_BYTES}: remove it; the hold-out is then drawn anew."
-        )
+        raise DataError(f"{path} holds {len(key)} bytes, expected {KEY_BYTES}: remove it, for another hold-out.")
     return key
 
 
 def split(source: Source, key: bytes, holdout_fraction: float, directory: Path) -> ImageSet:
     """Write the source's images into `directory/sensitive` and `directory/holdout`; returns the sensitive part.
 
-    An official test split is the hold-out. Without one, `is_held_out` decides for each image, so duplicates stay
-    together; where there are groups, their hashes decide, so all images of one stay together.
+    The hold-out is an official test split, or by hashes of images or groups, so that copies stay together.
     """
     writers: dict[str, ImageWriter] = {}
     grouped, numbers = source.groups is not None, dict[bytes, int]()
@@ -303,7 +289,7 @@ def split(source: Source, key: bytes, holdout_fraction: float, directory: Path) 
 
 
 def assigned(source: Source, key: bytes, fraction: float) -> Iterator[tuple[bool, bytes | None, Example]]:
-    """Whether each image is held out, the keyed hash of its group where there are groups, and the image."""
+    """Whether each image is held out, the keyed hash of its group if there are groups, and the image."""
     if source.groups is not None:
         names = iter(source.groups)
         for example, name in zip(source.train, names, strict=False):
@@ -319,7 +305,7 @@ def assigned(source: Source, key: bytes, fraction: float) -> Iterator[tuple[bool
 
 
 def group_hash(name: str | None, image: np.ndarray, key: bytes) -> bytes:
-    """HMAC of the id of a group; of the image where it has none, for it is then a group with its copies alone."""
+    """HMAC of the id of a group; without an id, of the image, which is then a group with its copies."""
     if name is None:
         return hmac.digest(key, f"alone {image.shape} ".encode() + image.tobytes(), "sha256")
     return hmac.digest(key, f"group {name}".encode(), "sha256")
@@ -335,7 +321,7 @@ def is_held_out(image: np.ndarray, key: bytes, fraction: float) -> bool:
 
 
 def fingerprint(image_set: ImageSet, key: bytes) -> str:
-    """HMAC-SHA256 over the images and labels, in hexadecimal. Without the key it tells nothing about an image."""
+    """HMAC-SHA256 over the images and labels, in hexadecimal. Without the key it reveals nothing about an image."""
     mac = hmac.new(key, f"fingerprint {image_set.images.shape} ".encode(), hashlib.sha256)
     for array in (image_set.images, image_set.labels):
         for start in range(0, len(array), 4096):
@@ -344,10 +330,7 @@ def fingerprint(image_set: ImageSet, key: bytes) -> str:
 
 
 def progress(items: Iterable, total: int) -> Iterator:
-    """The same items, with a bar and the time left on a terminal, and a line every tenth elsewhere.
-
-    Parts alone are shown elsewhere, and no numbers: a log may be read by others.
-    """
+    """The same items, with a bar on a terminal, and elsewhere a line every tenth: a log, which shows no numbers."""
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import track

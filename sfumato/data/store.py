@@ -1,8 +1,7 @@
 """Prepared images and their cards: sensitive ones in the private state directory, public ones in an artifact; latents.
 
-A public card stands for the sensitive images, and finds them. Latents are those images after a public model's frozen
-encoder. They are computed once, kept beside the images and drawn by the same charge. They are as sensitive as the
-images: never in an artifact, never tracked by DVC, under the state directory with its modes (0700, 0600).
+Latents are the sensitive images after a public model's frozen encoder. They are as sensitive as the images: never in an
+artifact, never tracked by DVC, under the state directory with its modes (0700, 0600).
 """
 
 from __future__ import annotations
@@ -42,11 +41,10 @@ Encode = Callable[[Tensor], Tensor]  # (B, C, H, W) float32 in [0, 1] -> (B, c, 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What is public of a dataset.
+    """The public facts of a dataset.
 
     version: the owner's name for this state of the images, or a random one. It is not computed from them: equal ones
-    before and after a withdrawal would tell that the person was not in the set. unit: what is protected, "image" or
-    "group", which the card names only where it is the latter.
+    before and after a withdrawal would tell that the person was not in the set.
     """
 
     __pydantic_config__: ClassVar = EXACT
@@ -61,13 +59,13 @@ class Card:
     unit: Literal["image", "group"] = IMAGE
 
     def content(self) -> dict:
-        """As it is written."""
+        """The card as it is written: the unit only if it is not "image"."""
         return {key: value for key, value in asdict(self).items() if (key, value) != ("unit", IMAGE)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublicCard:
-    """What a prepared public set holds. Switched off: no source, no shape, no classes, no images."""
+    """The facts of a prepared public set; only `enabled`, false, if there is none."""
 
     __pydantic_config__: ClassVar = EXACT
 
@@ -79,13 +77,13 @@ class PublicCard:
 
 
 def card_at(path: Path, what: str, fix: str) -> AbstractContextManager[None]:
-    """Raise DataError where the file is missing or is no such card."""
+    """Raise DataError if the file is missing or is not `what`."""
     missing = f"{path} is missing: {fix} first"
     return explained(DataError, lambda error: f"{path} is not {what} ({error}): {fix} again", missing=missing)
 
 
 def read_card(path: Path) -> Card:
-    """Read a public card. Raises DataError where `path` does not hold one."""
+    """Read a public card. Raises DataError if `path` does not hold one."""
     with card_at(path, "a data card", AGAIN):
         return validated(Card, read_json(path))
 
@@ -95,18 +93,12 @@ def dataset_directory(state: Path, dataset_id: str) -> Path:
 
 
 def load_prepared(state: Path, card: Card, part: str) -> ImageSet:
-    """The images of one part, "sensitive" or "holdout", memory-mapped.
-
-    Raises DataError where the state directory holds no images, or not those that the card stands for.
-    """
+    """The images of one part, "sensitive" or "holdout", memory-mapped. Raises DataError if they are not the card's."""
     home = dataset_directory(state, card.dataset_id)
     if not (home / CARD).is_file():
-        raise DataError(
-            f"no prepared images of dataset {card.dataset_id!r} under {state}: {AGAIN}, "
-            "or set SFUMATO_STATE to where they are"
-        )
+        raise DataError(f"no prepared images of {card.dataset_id!r} under {state}: {AGAIN}, or set SFUMATO_STATE")
     if read_card(home / CARD) != card:
-        raise DataError(f"{home} holds other images than the data card stands for: {AGAIN} again")
+        raise DataError(f"{home} holds other images than those of the data card: {AGAIN} again")
     images = load_images(home / part, card.classes, grouped=card.unit == GROUP)
     if images.shape != card.shape:
         raise DataError(f"{home / part} has images of shape {images.shape}, the card says {card.shape}: {AGAIN} again")
@@ -114,7 +106,7 @@ def load_prepared(state: Path, card: Card, part: str) -> ImageSet:
 
 
 def read_public_card(path: Path) -> PublicCard:
-    """Read the card of a public set. Raises DataError where `path` does not hold one."""
+    """Read the card of a public set. Raises DataError if `path` does not hold one."""
     with card_at(path, "the card of a public set", AGAIN_PUBLIC):
         card = validated(PublicCard, read_json(path))
         if card.enabled and (card.source is None or card.shape is None or not card.classes):
@@ -125,19 +117,15 @@ def read_public_card(path: Path) -> PublicCard:
 def load_public(directory: Path, shape: tuple[int, int, int]) -> ImageSet:
     """The prepared public set, memory-mapped. Its bytes are verified by `read_artifact(directory, "public")`, not here.
 
-    shape: (C, H, W) of the sensitive images. Raises DataError where the set is missing, switched off, or has another
-    shape.
+    Raises DataError if the set is missing, switched off, or of another shape (C, H, W).
     """
     card = read_public_card(directory / CARD)
     if not card.enabled:
-        raise DataError(
-            f"{directory} holds no public images: put a stage that reads them into run (classifier, select), "
-            f"and {AGAIN_PUBLIC}"
-        )
+        fix = f"put a stage that reads them into run (classifier, select), and {AGAIN_PUBLIC}"
+        raise DataError(f"{directory} holds no public images: {fix}")
     if card.shape != tuple(shape):
-        raise DataError(
-            f"{directory} has images of shape {card.shape}, the sensitive ones are {tuple(shape)}: {AGAIN_PUBLIC} again"
-        )
+        shapes = f"{card.shape}, the sensitive ones are {tuple(shape)}"
+        raise DataError(f"{directory} has images of shape {shapes}: {AGAIN_PUBLIC} again")
     return load_images(directory, card.classes)
 
 
@@ -159,10 +147,9 @@ class LatentSet:
         return len(self.latents)
 
     def batch(self, indices: np.ndarray, *, labels_only: bool = False) -> tuple[Tensor, Tensor]:
-        """The latents at `indices` and their labels, copied out of any memory map.
+        """The latents at `indices` and their labels, copied: ((B, c, h, w) float32, (B,) int64), as `ImageSet.batch`.
 
-        indices: may be empty. Returns ((B, c, h, w) float32, (B,) int64); labels_only: ((B, 0), (B,)).
-        A number that is not finite is zero: kernels may spread it over the rows of other images.
+        A number that is not finite becomes zero: kernels may spread it over the rows of other images.
         """
         indices = np.asarray(indices, dtype=np.int64)
         if labels_only:
@@ -173,15 +160,12 @@ class LatentSet:
 
 @functools.cache
 def digest_of_code() -> str:
-    """Of this package and torch: what other code has computed is not relied on."""
+    """The digest of this package and torch: latents of other code are not used."""
     return digest_of([torch.__version__, *map(digest_of_file, sorted(Path(__file__).parents[1].rglob("*.py")))])
 
 
 def latents_key(card: Card, encoder: str) -> str:
-    """The name under which latents are kept.
-
-    encoder: what fixes them besides the images and the code (sha256 of the VAE, the image size).
-    """
+    """The name under which latents are kept. encoder: sha256 of the VAE, and the image size."""
     what = {"encoder": encoder, "version": card.version, "dtype": "float16", "code": digest_of_code()}
     return digest_of(what)[:32]
 
@@ -199,10 +183,9 @@ def write_latents(
 ) -> None:
     """Encode all sensitive images and keep the latents under `key`.
 
-    Latents of other encoders, or of other images of this dataset, are removed. This is local work: the caller journals
-    it first, with `open_local`. Memory does not grow with N. An interrupted run leaves nothing.
+    All other latents of this dataset are removed. This is local work: the caller journals it first, with `open_local`.
     progress: called with 1, 2, … 100 of 100 however many images there are, for their number is private.
-    Guarantee: latent i depends on image i alone, given that `encode` works row by row.
+    Guarantee: latent i depends only on image i, given that `encode` works row by row.
     """
     images = load_prepared(state, card, SENSITIVE)
     home = latents_directory(state, card, key)
@@ -231,18 +214,14 @@ def write_latents(
 
 
 def load_latents(state: Path, card: Card, key: str) -> LatentSet:
-    """The latents under `key` with the labels of the images, memory-mapped.
-
-    Raises DataError where there are none, or where they are of other images.
-    """
+    """The latents under `key` with the labels of the images, memory-mapped. Raises DataError if they are not there."""
     images = load_prepared(state, card, SENSITIVE)
     home = latents_directory(state, card, key)
     again = "remove that directory and run the stage again"
     with explained(DataError, lambda error: f"{home} holds no latents ({error!r}): {again}"):
         content = read_json(home / META)
-        fits = (content["key"], content["version"]) == (key, card.version)
-        shape = tuple(content["shape"])
+        fits, shape = (content["key"], content["version"]) == (key, card.version), tuple(content["shape"])
     latents = load_array(home / LATENTS)
     if not fits or latents.dtype != np.float16 or latents.shape != (len(images), *shape):
-        raise DataError(f"{home} holds latents of other images than the data card stands for: {again}")
+        raise DataError(f"{home} holds latents of other images than those of the data card: {again}")
     return LatentSet(latents, images.labels, images.groups)

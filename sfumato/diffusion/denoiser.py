@@ -19,8 +19,8 @@ Progress = Callable[[int, int], None]  # done, of how many
 class Denoiser(nn.Module):
     """A class-conditional network that learns to remove noise, from pixels or from latents.
 
-    channels, resolution: of what it works on; classes: labels are 0..classes-1, and `classes` means no label.
-    A network that is only trained, not sampled from, needs `per_image_loss` and no other method.
+    channels, resolution: of pixels or latents; classes: labels are 0..classes-1, and `classes` means no label.
+    A network that is only trained needs only `per_image_loss`.
     """
 
     classes: int
@@ -63,12 +63,9 @@ class Denoiser(nn.Module):
     ) -> Tensor:
         """One image for each label: (N, C, H, W) float32 in [0, 1], on the CPU.
 
-        Args:
-            steps: of the solver.
-            guidance: g of D + g·(D − D without label).
-            generator: a CPU one, which fixes the images up to rounding.
-            shape: (C, H, W) wanted, if the network can give another than its own.
-            guide: a classifier's part, for networks that draw pixels.
+        steps: of the solver; guidance: g of D + g·(D − D without label); generator: a CPU one, which fixes the images
+        up to rounding; shape: (C, H, W) wanted, if the network can give another than its own; guide: a classifier's
+        part, for networks that draw pixels.
         """
         sampler = self.sampler(steps, guidance, generator, shape, guide)
         images: list[Tensor] = []

@@ -25,7 +25,6 @@ class EMA:
 
     @torch.no_grad()
     def update(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take one step's values in. The names must be those the average was made of."""
         self.steps += 1
         decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
         for name, average in self.average.items():
@@ -33,7 +32,7 @@ class EMA:
 
 
 def ema_model(model: nn.Module, average: Mapping[str, Tensor]) -> nn.Module:
-    """`model` with the averaged values copied in (names absent from `average` stay). Changes `model` and returns it."""
+    """Copy the averaged values into `model` and return it. Names absent from `average` stay."""
     with torch.no_grad():
         for name, value in average.items():
             model.get_parameter(name).copy_(value)

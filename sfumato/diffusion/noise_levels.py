@@ -54,7 +54,7 @@ def draw_timesteps(law: TimestepMixture, n: int, generator: torch.Generator, ste
 
 @functools.cache
 def mixture(law: TimestepMixture, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The weights, (n,), and the bounds, (n + 1,) float64, of a law. Kept: to send them anew would hold up a GPU."""
+    """The weights, (n,), and the bounds, (n + 1,) float64, of a law, sent to the device once."""
     return torch.tensor(law.weights, device=device), torch.tensor(law.bounds, device=device, dtype=torch.float64)
 
 

@@ -1,7 +1,6 @@
 """What the denoiser learns: EDM preconditioning and weighting.
 
-Source: Karras et al. 2022 (EDM), Table 1. Inside this package images live in [-1, 1] (`to_model_range`); everywhere
-else they live in [0, 1].
+Source: Karras et al. 2022 (EDM), Table 1. Images are in [-1, 1] in this package, in [0, 1] everywhere else.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ def to_image_range(x: Tensor) -> Tensor:
 def denoise(network: Network, noisy: Tensor, sigma: Tensor, labels: Tensor, sigma_data: float = 0.5) -> Tensor:
     """The denoiser D(x; σ) = c_skip·x + c_out·F(c_in·x; ln σ / 4), an estimate of the clean image.
 
-    noisy: (B, C, H, W), clean image in [-1, 1] plus σ times a standard normal; sigma: (B,), positive; labels: (B,)
-    int64, where the number of classes means no label. Returns (B, C, H, W) float32.
+    noisy: (B, C, H, W), clean image in [-1, 1] plus σ times a standard normal; sigma: (B,), positive; labels: (B,).
     Source: EDM Eq. 7 and Table 1.
     """
     s = sigma.float()[:, None, None, None]
@@ -41,8 +39,7 @@ def per_image_loss(
 ) -> Tensor:
     """Weighted denoising error λ(σ)·mean((D(x + σn; σ) − x)²) with λ = (σ² + σ_data²)/(σ·σ_data)².
 
-    images: (B, C, H, W) float32 in [0, 1]; labels, sigma: (B,); noise: (B, C, H, W), standard normal. Returns (B,)
-    float32.
+    images: (B, C, H, W) float32 in [0, 1]; labels, sigma: (B,); noise: (B, C, H, W), standard normal. Returns (B,).
     Source: EDM Eq. 8.
     """
     clean = to_model_range(images)

@@ -1,7 +1,7 @@
 """Drawing images: Heun's second-order solver of the probability-flow ODE, with classifier-free guidance.
 
-Source: EDM, Algorithm 1 (deterministic) and Eq. 5 for the noise levels; Ho & Salimans 2021 for guidance without a
-classifier, Dhariwal & Nichol 2021 for that by one, here of the denoised image (Bansal et al. 2023).
+Source: EDM, Algorithm 1 (deterministic) and Eq. 5; Ho & Salimans 2021 for guidance without a classifier, Dhariwal &
+Nichol 2021 for that by one, here of the denoised image (Bansal et al. 2023).
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 SIGMA_MIN, SIGMA_MAX, RHO = 0.002, 80.0, 7.0
 # (D, labels, the variance of the image given its noised form) -> what is added to D; images in about [-1, 1]
 Guide = Callable[[Tensor, Tensor, float], Tensor]
-BATCH = 256  # images at a time
 TRIED = 32  # blank images at most, by which the precision of a draw is chosen
 
 
@@ -43,37 +42,26 @@ def sample(
     steps: int = 18,
     guidance: float = 0.0,
     generator: torch.Generator | None = None,
-    batch: int = BATCH,
     autocast: bool = False,
     guide: Guide | None = None,
 ) -> Tensor:
-    """One image for each label.
+    """One image for each label, (N, C, H, W) float32 in [0, 1] on the CPU; the processes share the work.
 
-    Args:
-        labels: (N,) int64.
-        steps: of the solver: 2·steps − 1 network evaluations, twice as many with guidance.
-        guidance: g; the denoiser D becomes D + g·(D − D_unconditional), 0 is none.
-        generator: a CPU one, which fixes the images up to rounding, for any `batch`, device and number of processes.
-        batch: images at a time, which the processes share.
-        autocast: run the network in bfloat16.
-        guide: a classifier's part in D, at every evaluation.
-    Returns: (N, C, H, W) float32 in [0, 1] on the CPU.
+    steps: 2·steps − 1 network evaluations, twice as many with guidance; generator: fixes the images up to rounding, for
+    any device and number of processes; autocast: bfloat16; the others as in `Denoiser.draw`.
     """
     device = next(model.parameters()).device
     shape = (model.channels, model.resolution, model.resolution)
     training = model.training
     model.eval()
-    images = [torch.empty(0, *shape)]
-    for part in labels.split(batch):
-        # One image's noise at a time, so that the k-th image does not depend on `batch`.
-        start = torch.cat([torch.empty(0, *shape), *(torch.randn(1, *shape, generator=generator) for _ in part)])
-        with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-            noised = distributed.local_shard(start).to(device) * noise_schedule(steps)[0].item()
-            own = distributed.local_shard(part).to(device)
-            drawn = to_image_range(solve(model, noised, own, steps, guidance, guide)).float()
-            images.append(distributed.all_gather(drawn, len(part)).cpu())
+    # One image's noise at a time, so that the k-th image does not depend on how many are drawn together.
+    start = torch.cat([torch.empty(0, *shape), *(torch.randn(1, *shape, generator=generator) for _ in labels)])
+    with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+        noised = distributed.local_shard(start).to(device) * noise_schedule(steps)[0].item()
+        own = distributed.local_shard(labels).to(device)
+        drawn = to_image_range(solve(model, noised, own, steps, guidance, guide)).float()
     model.train(training)
-    return torch.cat(images)
+    return distributed.all_gather(drawn, len(labels)).cpu()
 
 
 @torch.no_grad()
@@ -109,8 +97,8 @@ def solve(model: UNet, x: Tensor, labels: Tensor, steps: int, guidance: float, g
 def guided(model: UNet, x: Tensor, sigma: float, labels: Tensor, guidance: float, guide: Guide | None = None) -> Tensor:
     """D at one noise level, guided.
 
-    Of images with the spread σ_data, and of one noised to σ, little but D is known: its variance is about
-    σ²σ_data² / (σ² + σ_data²) in every pixel, by which Bayes' rule turns the slope of log p(label | D) into a shift.
+    The variance of the image given its noised form is taken as σ²σ_data² / (σ² + σ_data²) in every pixel. By it,
+    Bayes' rule turns the slope of log p(label | D) into a shift.
     """
 
     def denoised(x: Tensor, labels: Tensor) -> Tensor:

@@ -1,8 +1,7 @@
 """Class-conditional U-Net: the network inside the denoiser (the preconditioning around it is `diffusion.objective`).
 
-Built to be differentiated one image at a time (`sfumato.dpsgd.per_image`): no image sees another, the first dimension
-of every activation is the batch, and only layers use weights. Queries, keys, values and outputs of attention
-are four plain `nn.Linear`, so that LoRA can replace them by name.
+Built for `sfumato.dpsgd.per_image`: no image sees another, the first dimension of every activation is the batch, and
+only layers use weights. Attention has four plain `nn.Linear`, so that LoRA can replace them by name.
 """
 
 from __future__ import annotations
@@ -54,8 +53,7 @@ class GroupNorm(nn.Module):
 
 def normalised(x: Tensor, groups: int, scale: Tensor, shift: Tensor) -> Tensor:
     """Group normalisation, scaled and shifted for each image. x: (B, C, H, W); scale, shift: (B, C)."""
-    # All images as the channels of one: the scale, the shift and their gradients, one per image, are then part of
-    # the kernel.
+    # All images as the channels of one: the scale, the shift and their gradients are then part of the kernel.
     flat = x.reshape(1, -1, x[0, 0].numel())
     scale, shift = (value.flatten().to(x.dtype) for value in (scale, shift))
     return F.group_norm(flat, len(x) * groups, scale, shift).view(x.shape)
@@ -89,15 +87,10 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = max(1, channels // HEAD_CHANNELS)
         if channels % self.heads:
-            raise ConfigError(
-                f"{channels} channels do not split into {self.heads} heads: "
-                f"choose model.width as a multiple of {HEAD_CHANNELS}"
-            )
+            wish = f"choose model.width as a multiple of {HEAD_CHANNELS}"
+            raise ConfigError(f"{channels} channels do not split into {self.heads} heads: {wish}")
         self.norm = GroupNorm(channels)
-        self.q = nn.Linear(channels, channels)
-        self.k = nn.Linear(channels, channels)
-        self.v = nn.Linear(channels, channels)
-        self.out = nn.Linear(channels, channels)
+        self.q, self.k, self.v, self.out = (nn.Linear(channels, channels) for _ in range(4))
         zero(self.out)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -127,15 +120,13 @@ class Level(nn.Module):
 
 
 class UNet(Denoiser):
-    """U-Net F(x; c_noise, label) of the EDM denoiser.
+    """U-Net F(x; c_noise, label) of the EDM denoiser. Raises ConfigError on sizes that do not fit together.
 
-    resolution: height and width of the images; channels: those of the images; classes: labels are 0..classes-1, and
-    `classes` means no label; width · multipliers[l]: channels of level l (0 is the finest); attention: levels with
-    self-attention (the middle has it when the coarsest level has); blocks: residual blocks per level; unshuffle: the
-    network works at resolution / unshuffle, on channels · unshuffle² (about unshuffle² times cheaper); sigma_data: of
-    the preconditioning, which belongs to the weights; extra_classes: further rows of the label table, for the classes
-    of public images: label classes+1+j is the j-th (`drop_extra_classes` removes them).
-    Raises ConfigError on sizes that do not fit together.
+    resolution, channels: of the images; classes: labels are 0..classes-1, and `classes` means no label;
+    width · multipliers[l]: channels of level l (0 is the finest); attention: levels with self-attention (the middle has
+    it if the coarsest level has); blocks: residual blocks per level; unshuffle: the network works at
+    resolution / unshuffle, on channels · unshuffle²; sigma_data: of the preconditioning;
+    extra_classes: rows of the label table for public classes: label classes+1+j is the j-th (`drop_extra_classes`).
     """
 
     supports_ghost_layers = True
@@ -155,9 +146,7 @@ class UNet(Denoiser):
     ) -> None:
         super().__init__()
         if resolution % unshuffle:
-            raise ConfigError(
-                f"model.unshuffle={unshuffle} does not divide the resolution {resolution}: use 1 or resize the images"
-            )
+            raise ConfigError(f"model.unshuffle={unshuffle} does not divide the resolution {resolution}: use 1")
         if width % 4:
             raise ConfigError(f"model.width={width}: expected a multiple of 4")
         if not set(attention) <= set(range(len(multipliers))):
@@ -197,10 +186,7 @@ class UNet(Denoiser):
         return {name: getattr(self, name) for name in (*names, "sigma_data")}
 
     def forward(self, x: Tensor, c_noise: Tensor, labels: Tensor) -> Tensor:
-        """F(x; c_noise, label), (B, C, H, W).
-
-        x: (B, C, H, W); c_noise: (B,), ln σ / 4; labels: (B,) int64 in 0..classes+extra_classes.
-        """
+        """F, (B, C, H, W), of x: (B, C, H, W); c_noise: (B,), ln σ / 4; labels: (B,) in 0..classes+extra_classes."""
         embedding = F.silu(self.noise(fourier_features(c_noise, self.width)) + self.label(labels))  # (B, E)
         x = self.conv_in(F.pixel_unshuffle(x, self.unshuffle))
         skips = []
@@ -233,7 +219,7 @@ class UNet(Denoiser):
     ) -> Sampler:
         """Images of its own shape, by Heun's solver, in bfloat16 where that is faster here."""
         half = drawing_in_bfloat16(self, guidance)
-        return lambda labels: sample(self, labels, steps, guidance, generator, self.at_a_time, half, guide)
+        return lambda labels: sample(self, labels, steps, guidance, generator, half, guide)
 
     def save(self, directory: Path, trained: Sequence[str] = ()) -> None:
         """All weights, whichever were trained. Extra classes must be gone."""
@@ -252,11 +238,7 @@ def label_table(rows: Sequence[Tensor]) -> nn.Embedding:
 
 
 def drop_extra_classes(model: UNet) -> UNet:
-    """`model` without the label rows of public classes: its own classes and "no label" stay. Changes and returns it.
-
-    Put a name-by-name average of the weights into the model first (`ema_model`). An optimiser made before keeps the old
-    table.
-    """
+    """Remove the label rows of public classes from `model`, in place, after `ema_model`; returns it."""
     if model.extra_classes:
         trained = model.label.weight.requires_grad
         model.label = label_table([model.label.weight[: model.classes + 1]])
@@ -266,10 +248,7 @@ def drop_extra_classes(model: UNet) -> UNet:
 
 
 def fourier_features(c_noise: Tensor, size: int) -> Tensor:
-    """Sines and cosines of ln σ / 4 at geometric frequencies, 1/4 to 8 turns per unit.
-
-    c_noise: (B,). Returns (B, size).
-    """
+    """Sines and cosines of ln σ / 4, (B,), at geometric frequencies, 1/4 to 8 turns per unit: (B, size)."""
     frequencies = 2 * math.pi * torch.logspace(-2, 3, size // 2, base=2.0, device=c_noise.device)
     phase = c_noise[:, None] * frequencies
     return torch.cat([phase.cos(), phase.sin()], dim=1) * math.sqrt(2)
@@ -294,8 +273,7 @@ def double(x: Tensor, size: int) -> Tensor:
 def pairs(width: int, like: Tensor) -> Tensor:
     """(4·width, width): which of 2·width pixels in two rows belong to which pixel in a row of half the size.
 
-    As a product with this matrix, two rows at a time, the change of size and its derivative are many times faster on a
-    CPU than as sums over windows of two by two.
+    On a CPU a product with this matrix, and its derivative, is many times faster than sums over 2×2 windows.
     """
     return torch.eye(width, dtype=like.dtype, device=like.device).repeat_interleave(2, 0).repeat(2, 1)
 

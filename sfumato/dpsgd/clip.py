@@ -17,7 +17,7 @@ def clipped_sum(rows: Mapping[str, Tensor], max_grad_norm: float) -> Tensor:
     """Σ over images of row · min(1, C/(‖row‖ + 1e-6)), without the rows that hold a NaN or an infinity.
 
     rows: (B, *shape) float32 by name; row i is all that belongs to image i. Rows that are not finite are overwritten.
-    Returns (P,) float32. On a GPU the processor is not waited for.
+    Returns (P,) float32. It does not wait for a GPU.
     Guarantee: one image more or less changes the sum by at most `max_grad_norm` in L2, whatever its row holds.
     """
     parts = [part.flatten(1) for part in rows.values()]

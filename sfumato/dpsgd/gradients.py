@@ -1,8 +1,6 @@
-"""Per-image gradients of a loss, such as that of denoising, each the mean of K draws, and their clipped sum.
+"""Per-image gradients of a loss, each the mean of K draws, and their clipped sum; a `Charge` adds the noise.
 
 With groups, the unit is a group instead of an image: its K draws show K of its images, picked at random.
-
-Nothing here adds noise or draws images: a `Charge` does.
 Source: Dockhorn et al. 2023 (DPDM) for the K draws.
 """
 
@@ -26,9 +24,7 @@ from sfumato.settings.noise_levels import NoiseLevels
 
 @dataclass(frozen=True, kw_only=True)
 class Draws:
-    """The randomness of the loss, K draws per image: row i belongs to image i and to no other.
-
-    The sensitivity bound rests on that: taking an image away takes its row away and changes nothing for the others.
+    """The randomness of the loss, K draws per image. Row i belongs only to image i: the sensitivity bound needs that.
 
     levels: (B, K) noise levels, as the network draws them; noise: (B, K, C, H, W), standard normal; drop: (B, K) bool,
     label hidden.
@@ -59,10 +55,9 @@ def draw(
     label_dropout: float = 0.0,
 ) -> Draws:
     """Fresh draws for a batch. images: (B, C, H, W) or (B, K, C, H, W), of which only the shape is used; draws: K."""
-    count, device = len(images), generator.device
-    shape = (count, draws)
+    shape, device = (len(images), draws), generator.device
     return Draws(
-        levels=model.draw_levels(law, count * draws, generator).reshape(shape),
+        levels=model.draw_levels(law, len(images) * draws, generator).reshape(shape),
         noise=torch.randn(*shape, *images.shape[-3:], generator=generator, device=device),
         drop=torch.rand(shape, generator=generator, device=device) < label_dropout,
     )
@@ -81,13 +76,15 @@ def per_image_gradients(
     labels: Tensor,
     draws: Draws,
     autocast: bool = False,
+    draws_per_pass: int | None = None,
 ) -> dict[str, Tensor]:
-    """Gradient of each image's mean loss over its K draws, before any clip.
+    """Gradient of each image's mean loss over all of its K draws, before any clip.
 
     Args:
         parameters: the trained ones by name; `model` gives the others.
         images: (B, C, H, W) float32 in [0, 1], or latents; of each group K images, (B, K, C, H, W).
         labels: (B,) or (B, K) int64. One out of range counts as no label: an error would reveal it.
+        draws_per_pass: draws of every image at a time; None for all.
     Returns: (B, *shape) float32 by name, in the order of `parameters`: B·P numbers.
     """
     labels = torch.where((labels < 0) | (labels >= model.classes), model.classes, labels)
@@ -95,9 +92,17 @@ def per_image_gradients(
     detached = {name: value.detach() for name, value in parameters.items()}
     batch = (per_draw(images, draws), labels, draws.levels, draws.noise)  # each (B, K, ...)
     take = by_layers if model.supports_ghost_layers else by_vmap
+    count = draws.levels.shape[1]
+    total: dict[str, Tensor] = {}
     # The cast of a weight must stay inside the transform that made it: no cache.
     with torch.autocast(images.device.type, torch.bfloat16, cache_enabled=False) if autocast else nullcontext():
-        return take(model, detached, *batch)
+        if draws_per_pass is None or draws_per_pass >= count:
+            return take(model, detached, *batch)
+        for part in zip(*(tensor.split(draws_per_pass, dim=1) for tensor in batch), strict=True):
+            share = part[0].shape[1] / count
+            for name, value in take(model, detached, *part).items():
+                total[name] = total[name].add_(value, alpha=share) if name in total else value * share
+    return total
 
 
 class Losses(nn.Module):
@@ -117,7 +122,7 @@ def losses_at(model: Denoiser, parameters: Mapping[str, Tensor], *batch: Tensor)
 
 
 def by_layers(model: Denoiser, parameters: Mapping[str, Tensor], *batch: Tensor) -> dict[str, Tensor]:
-    """Per-image gradients of a network in which no image sees another: its layers split one backward pass by image."""
+    """For a network in which no image sees another: its layers split one backward pass by image."""
     count = len(batch[0])
     rows = [tensor.transpose(0, 1).flatten(0, 1) for tensor in batch]  # (K·B, ...)
     with torch.enable_grad():
@@ -129,39 +134,13 @@ def by_layers(model: Denoiser, parameters: Mapping[str, Tensor], *batch: Tensor)
 
 
 def by_vmap(model: Denoiser, parameters: Mapping[str, Tensor], *batch: Tensor) -> dict[str, Tensor]:
-    """Per-image gradients of any network: vmap keeps the images apart."""
+    """For any network: vmap keeps the images apart."""
 
     def loss(parameters: dict[str, Tensor], *batch: Tensor) -> Tensor:
         return losses_at(model, parameters, *batch).mean()  # over the K draws
 
     rows = vmap(grad(loss), in_dims=(None, 0, 0, 0, 0))(dict(parameters), *batch)
     return {name: rows[name] for name in parameters}
-
-
-def mean_gradients(
-    model: Denoiser,
-    parameters: Mapping[str, Tensor],
-    images: Tensor,
-    labels: Tensor,
-    draws: Draws,
-    autocast: bool = False,
-    draws_per_pass: int | None = None,
-) -> dict[str, Tensor]:
-    """As `per_image_gradients`, `draws_per_pass` of the K draws of every image at a time; None: all of them.
-
-    Guarantee: the row of an image is the mean over all of its K draws, which nothing has clipped yet.
-    """
-    count = draws.levels.shape[1]
-    if draws_per_pass is None or draws_per_pass >= count:
-        return per_image_gradients(model, parameters, images, labels, draws, autocast)
-    total: dict[str, Tensor] = {}
-    for part in (slice(start, min(start + draws_per_pass, count)) for start in range(0, count, draws_per_pass)):
-        shown, own = images[:, part] if images.ndim == 5 else images, labels[:, part] if labels.ndim == 2 else labels
-        rows = per_image_gradients(model, parameters, shown, own, draws.of_each(part), autocast)
-        share = (part.stop - part.start) / count
-        for name, value in rows.items():
-            total[name] = total[name].add_(value, alpha=share) if name in total else value * share
-    return total
 
 
 @torch.no_grad()  # otherwise weights that are not differentiated keep a graph over all images alive
@@ -176,14 +155,10 @@ def clipped_gradient_sum(
     autocast: bool = False,
     draws_per_pass: int | None = None,
 ) -> Tensor:
-    """Sum over images of their clipped gradients, `microbatch_size` images at a time.
+    """Sum over images of their clipped gradients, (P,) float32, `microbatch_size` images at a time.
 
-    Args:
-        images: (B, C, H, W) float32 in [0, 1], any memory format; of groups (B, K, C, H, W).
-        labels: (B,) int64; of groups (B, K).
-        draws: B rows, averaged before the clip.
-        draws_per_pass: draws of an image at a time; None for all.
-    Returns: (P,) float32; zeros without images.
+    images, labels, draws, draws_per_pass: as in `per_image_gradients`; B may be 0.
+    factors: public, by name and of the parameters' shapes: each gradient is multiplied by them before the clip.
     Guarantee: one image, or one group, more or less changes the sum by at most `max_grad_norm` in L2.
     """
     if len(draws) != len(images):
@@ -196,7 +171,7 @@ def clipped_gradient_sum(
         count = min(microbatch_size, len(images) - start)
         index = index.clamp(max=len(images) - 1)
         own = draws.rows(index)
-        rows = mean_gradients(model, parameters, images[index], labels[index], own, autocast, draws_per_pass)
+        rows = per_image_gradients(model, parameters, images[index], labels[index], own, autocast, draws_per_pass)
         total += clipped_sum({name: value[:count] for name, value in rows.items()}, max_grad_norm)
     return total
 
@@ -214,10 +189,7 @@ def choose_precision(
 
     Each choice is timed on blank images: neither the answer nor the time depends on data. The first process chooses for
     all, and gives them its weights: no image's gradient may depend on which process takes it.
-
-    Args:
-        draws_per_pass: draws of an image at a time, as they will be taken.
-        autocast: the answer if it is given; None to measure.
+    autocast: the answer if it is given; None to measure.
     """
     device = next(iter(parameters.values())).device
     images = torch.zeros(microbatch_size, model.channels, model.resolution, model.resolution, device=device)

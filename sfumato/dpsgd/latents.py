@@ -12,20 +12,18 @@ from sfumato.diffusion.denoiser import Denoiser
 from sfumato.privacy.authorize import open_local
 from sfumato.runtime import distributed
 
-Report = Callable[[int, int], None]
-
 
 def ensure_latents(
     model: Denoiser,
     state: Path,
     card: Card,
     load_codec: Callable[[], Any],
-    progress: Callable[[], AbstractContextManager[Report]],
+    progress: Callable[[], AbstractContextManager[Callable[[int, int], None]]],
 ) -> str | None:
-    """The key of the latents that a charge samples for `model`, encoded now if they do not exist yet.
+    """The key of the latents that a charge samples for `model`, encoded now if they do not exist; None for pixels.
 
-    None for a network that works on pixels. Local work outside the guarantee: it is journalled, kept in the state
-    directory, and shows only how many parts of 100 are done. load_codec: its `encode` maps images to latents.
+    Local work outside the guarantee: it is journalled, kept in the state directory, and shows only how many parts of
+    100 are done. load_codec: its `encode` maps images to latents.
     """
     if model.encoder is None:
         return None

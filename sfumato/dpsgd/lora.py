@@ -1,7 +1,6 @@
 """Low-rank adapters (LoRA): a layer computes with W + scale·A·B. W stays frozen; only A and B are trained.
 
-The adapted layers keep the names of their weights and add `A` and `B` beside them. Training never forms the product
-A·B, so per-image gradients by `torch.func.vmap(grad)` cost r·(m + n) numbers per image, not m·n.
+Training never forms A·B, so per-image gradients cost r·(m + n) numbers per image, not m·n.
 Source: Hu et al. 2022 (LoRA); DP-SAPF Eq. 9 and Algorithm 2, for A Gaussian and B zero.
 """
 
@@ -56,7 +55,7 @@ class LoraConv2d(Adapted, nn.Conv2d):
 
 
 def arguments(layer: nn.Linear | nn.Conv2d) -> dict[str, Any]:
-    """Arguments that build a layer of the same shape on the meta device. The caller replaces its parameters."""
+    """Arguments that build a layer of the same shape on the meta device."""
     names: tuple[str, ...] = ("in_features", "out_features")
     if isinstance(layer, nn.Conv2d):
         names = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation")
@@ -64,35 +63,27 @@ def arguments(layer: nn.Linear | nn.Conv2d) -> dict[str, Any]:
 
 
 def layer_of(model: nn.Module, name: str) -> nn.Linear | nn.Conv2d:
-    """The plain layer whose weight is `name`. Raises ConfigError where an adapter would not change the output."""
+    """The plain layer whose weight is `name`. Raises ConfigError if an adapter would not change the output."""
     path, _, last = name.rpartition(".")
-    try:
-        layer = model.get_submodule(path) if path and last == "weight" else None
-    except AttributeError:
-        layer = None
+    layer = dict(model.named_modules()).get(path) if path and last == "weight" else None
     if layer is None:
-        raise ConfigError(
-            f"{name} is not a weight of a layer of this model: name a matrix such as middle.0.attention.q.weight"
-        )
-    # A subclass may use its weight without calling the layer, as nn.MultiheadAttention does.
-    # The adapter would then do nothing.
+        raise ConfigError(f"{name} is not a weight of a layer of this model, such as middle.0.attention.q.weight")
+    # A subclass, as in nn.MultiheadAttention, may use its weight without a call of the layer: the adapter does nothing.
     if type(layer) is nn.Linear:
         return layer
     if type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros":
         return layer
+    kind = type(layer).__name__
     raise ConfigError(
-        f"{name} belongs to {type(layer).__name__}: only plain nn.Linear and nn.Conv2d (one group, zero padding) "
-        "can be adapted"
+        f"{name} is of {kind}: only plain nn.Linear and nn.Conv2d (one group, zero padding) can be adapted"
     )
 
 
 def add_lora(model: nn.Module, names: Sequence[str], lora: Lora, seed: int) -> None:
     """Put an adapter beside each named weight, in place. A ~ N(0, 1) from the public `seed`; B = 0 keeps the output.
 
-    names: weights of linear layers and convolutions, such as `middle.0.attention.q.weight` or `attn.to_out.0.weight`.
     It freezes the weights and biases of the adapted layers; the caller decides what else is trained.
-    Raises ConfigError before it changes anything: no such weight, a layer that cannot be adapted, a rank above the
-    matrix's.
+    Raises ConfigError before it changes anything: no such weight, a layer that cannot be adapted, too high a rank.
     """
     layers = {name: layer_of(model, name) for name in dict.fromkeys(names)}
     for name, layer in layers.items():
@@ -135,10 +126,7 @@ def merge(model: nn.Module) -> None:
 
 
 def save_adapter(model: nn.Module, directory: Path, base: Path) -> None:
-    """Write `adapter.safetensors` (A and B of each matrix) and `adapter.json`.
-
-    base: the file that the frozen weights came from. It writes nothing else of the model: any other change is lost.
-    """
+    """Write A and B of each matrix, and `adapter.json`. base: the file that the frozen weights came from."""
     layers = adapted_layers(model)
     if not layers:
         raise ValueError("the model has no adapter to save")
@@ -148,25 +136,23 @@ def save_adapter(model: nn.Module, directory: Path, base: Path) -> None:
         for part in ("A", "B")
     }
     first = next(iter(layers.values()))
-    rank, scale = first.A.shape[1], first.scale
-    content = {"base_sha256": digest_of_file(base), "rank": rank, "scale": scale, "matrices": list(layers)}
+    lora = {"rank": first.A.shape[1], "scale": first.scale}
+    content = {"base_sha256": digest_of_file(base), **lora, "matrices": list(layers)}
     save_tensors(tensors, directory / ADAPTER)
     write_json(directory / ADAPTER_CONFIG, content, sort_keys=True)
 
 
 @torch.no_grad()
 def apply_adapter(model: nn.Module, directory: Path, base: Path) -> None:
-    """Merge the adapters that `save_adapter` wrote into `model`, in place: it stays a plain network.
+    """Merge the adapters that `save_adapter` wrote into `model`, in place. base: the weights file of `model`.
 
-    base: the weights file of `model`, the one that the adapters were trained on.
     Raises DataError: files missing or damaged, adapters that were trained on another base, shapes that do not fit.
     """
     for name in (ADAPTER, ADAPTER_CONFIG):
         if not (directory / name).is_file():
             raise DataError(f"{directory} holds no adapter: {name} is missing")
-    with explained(
-        DataError, lambda error: f"{directory}: {ADAPTER_CONFIG} and {ADAPTER} cannot be read ({error}): {AGAIN}"
-    ):
+    files = f"{directory}: {ADAPTER_CONFIG} and {ADAPTER}"
+    with explained(DataError, lambda error: f"{files} cannot be read ({error}): {AGAIN}"):
         content = read_json(directory / ADAPTER_CONFIG)
         expected, scale = str(content["base_sha256"]), float(content["scale"])
         matrices = [str(name) for name in content["matrices"]]
@@ -174,16 +160,14 @@ def apply_adapter(model: nn.Module, directory: Path, base: Path) -> None:
     if (found := digest_of_file(base)) != expected:
         raise DataError(
             f"the adapters of {directory} were trained on a base with sha256 {expected[:12]}…, "
-            f"not on {base} ({found[:12]}…): restore that base (`dvc checkout`), "
-            "or run `stage finetune` on this one"
+            f"not on {base} ({found[:12]}…): restore that base (`dvc checkout`), or {AGAIN}"
         )
     if tensors.keys() != {f"{name}.{part}" for name in matrices for part in ("A", "B")} or not math.isfinite(scale):
         raise DataError(f"{directory}: {ADAPTER} does not hold what {ADAPTER_CONFIG} lists: {AGAIN}")
+    misfit = f"{directory} does not fit the model of {base.parent}"
     for name in matrices:
-        try:
+        with explained(DataError, lambda error: f"{misfit}: {error}", causes=(ConfigError,)):
             layer = layer_of(model, name)
-        except ConfigError as error:
-            raise DataError(f"{directory} does not fit the model of {base.parent}: {error}") from error
         a, b = tensors[f"{name}.A"], tensors[f"{name}.B"]
         rows, columns = len(layer.weight), layer.weight[0].numel()
         if not (a.ndim == b.ndim == 2 and (len(a), a.shape[1], b.shape[1]) == (rows, len(b), columns)):

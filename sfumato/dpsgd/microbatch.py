@@ -1,7 +1,4 @@
-"""How many images a step takes at a time: a setting of the machine, from public numbers and one pass of a blank image.
-
-No release depends on it, and a run may be resumed under another number.
-"""
+"""How many images a step takes at a time: a setting of the machine, from public numbers and blank images."""
 
 from __future__ import annotations
 
@@ -29,8 +26,8 @@ def choose_microbatch(
 ) -> tuple[int, int]:
     """Images whose gradients are taken at a time, and how many of the K draws of each. Call it before a charge opens.
 
-    On a GPU the choice is tried on blank images, and halved while memory does not suffice. A collective call: the same
-    for all processes. batch: expected images of a step; wanted: images at a time, as the user asked.
+    On a GPU it is halved until a trial fits. The same for all processes. batch: expected images of a step; wanted:
+    images at a time, as the user asked.
     """
     device = device_of(parameters)
     if wanted is not None:
@@ -93,7 +90,7 @@ def room_on(device: torch.device, parameters: Mapping[str, Tensor]) -> float:
 
 
 def activation_bytes(model: Denoiser, parameters: Mapping[str, Tensor]) -> int:
-    """Bytes that one float32 pass of a blank image keeps for the backward pass, besides weights."""
+    """Bytes that one float32 pass of a blank image saves for the backward pass, besides weights."""
     images, labels, draws = blanks(model, parameters, 1, 1)
     kept: dict[int, torch.UntypedStorage] = {}  # held, so that no other gets the same address
 

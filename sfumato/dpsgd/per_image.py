@@ -1,9 +1,7 @@
 """Per-image gradients from one ordinary backward pass: every layer returns one gradient of its weight per image.
 
-`torch.func.vmap(grad)` gives the same for any network, more slowly: each operation costs Python time, and some split
-into many. vmap also keeps images apart by itself. Here the network must: no image may see another in its forward pass,
-and the first dimension of every input of a layer must be the batch. `sfumato.diffusion.unet.UNet` is such a network,
-and the tests check it.
+`torch.func.vmap(grad)` gives the same for any network, more slowly, and keeps images apart by itself. Here the network
+must: no image may see another in its forward pass, and the first dimension of every input of a layer must be the batch.
 Source: Rochette, Manoel and Tramel 2019, for the weight gradients of a convolution as a grouped convolution; Opacus
 (Yousefpour et al. 2021) for those of unfolded images.
 """
@@ -25,15 +23,14 @@ Geometry = tuple[list[int], list[int], list[int]]  # stride, padding, dilation
 
 
 class NoRuleError(RuntimeError):
-    """The network uses a trained weight in a way for which this module has no per-image gradient."""
+    """A use of a trained weight for which this module has no per-image gradient."""
 
 
 class PerImage(TorchFunctionMode):
     """A context in which layers that use a weight of `weights` give it one gradient per image.
 
-    weights: the tensors that the network uses, by name; images: B. Batches have K·B rows; row k·B + b is the k-th draw
-    of image b. `rows[name]`, (B, *shape), stands for B equal weights in the memory of one: differentiate by it.
-    use_unfold: gradients of convolutions as matrix products of unfolded images, instead of as grouped convolutions.
+    weights: by name; images: B. Batches have K·B rows; row k·B + b is the k-th draw of image b. `rows[name]`,
+    (B, *shape), stands for B equal weights in the memory of one: differentiate by it. use_unfold: see `Convolution`.
     A use of a weight without a rule raises NoRuleError, so no part of a gradient is lost silently.
     """
 
@@ -66,9 +63,8 @@ class PerImage(TorchFunctionMode):
             return RULES[function](self, *args, **kwargs)
         result = function(*args, **kwargs)
         if isinstance(result, (Tensor, tuple, list)) and not isinstance(result, torch.Size):
-            raise NoRuleError(
-                f"no per-image gradient for {getattr(function, '__name__', function)} of a trained weight"
-            )
+            name = getattr(function, "__name__", function)
+            raise NoRuleError(f"no per-image gradient for {name} of a trained weight")
         return result  # a shape, a dtype
 
 
@@ -181,10 +177,7 @@ def grouped_weight_gradients(gradient: Tensor, x: Tensor, weight: Tensor, geomet
 
 
 def unfolded_weight_gradients(gradient: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, images: int) -> Tensor:
-    """Each image's gradient as a matrix product over the pixels of all its draws. As `grouped_weight_gradients`.
-
-    It copies each pixel as often as a kernel covers it, which a GPU does quickly and a CPU does not.
-    """
+    """As `grouped_weight_gradients`, by a matrix product over the unfolded pixels of all draws: faster on a GPU."""
     (high, wide), (down, right), (tall, broad) = geometry
     rows, columns = weight.shape[2:]
     windows = F.pad(x, (right, right, down, down))
@@ -246,9 +239,7 @@ def conv2d(
 
 def embedding(mode: PerImage, index: Tensor, weight: Tensor, padding_idx=None, max_norm=None, **_: Any) -> Tensor:
     if index.ndim != 1 or padding_idx is not None or max_norm is not None:
-        raise NoRuleError(
-            "no per-image gradient for an embedding of more than one index each, with padding or a largest norm"
-        )
+        raise NoRuleError("no per-image gradient for an embedding with padding, a largest norm or several indices each")
     return Embedding.apply(index, weight.detach(), mode.rows_of(weight))
 
 

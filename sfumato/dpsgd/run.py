@@ -55,8 +55,8 @@ class Trained:
 
     def descend(self, gradient: Tensor) -> None:
         """One step of Adam along `gradient`, (P,), and of the average."""
-        for value, part in zip(self.parameters.values(), unflatten(gradient, self.parameters).values(), strict=True):
-            value.grad = part
+        for name, part in unflatten(gradient, self.parameters).items():
+            self.parameters[name].grad = part
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         self.ema.update(self.parameters)
@@ -88,9 +88,7 @@ class State(Trained):
 
     Args:
         model: its parameters with `requires_grad` are trained, in place.
-        config: its noise, batch and sample rate are not read.
         public_batch: the public denominator q·N̄, never a realised count.
-        label_dropout: as in the warm-up.
         autocast: run the network in bfloat16; None to do so if that is faster.
         generator: only for tests.
     """
@@ -130,7 +128,7 @@ class State(Trained):
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything a checkpoint needs, under names such as `parameters.conv_in.weight`: copies, on the CPU."""
+        """Everything a checkpoint needs, such as `parameters.conv_in.weight`: copies, on the CPU."""
         found: dict[str, Tensor] = {"step": torch.tensor(self.steps)}
         found |= {f"parameters.{name}": value for name, value in self.parameters.items()}
         return {name: value.detach().cpu().clone() for name, value in (found | self.moments()).items()}
@@ -138,13 +136,10 @@ class State(Trained):
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Continue from `tensors`, with fresh draws. Raises ValueError if they are of another model."""
-        expected = {name: value.shape for name, value in self.tensors().items()}
-        if odd := sorted(
-            n for n in expected.keys() | tensors.keys() if n not in tensors or tensors[n].shape != expected.get(n)
-        ):
-            raise ValueError(
-                f"the checkpoint is of another model: {', '.join(odd[:5])} missing, unknown or of another shape"
-            )
+        expected = {(name, value.shape) for name, value in self.tensors().items()}
+        if odd := sorted({name for name, _ in expected ^ {(name, value.shape) for name, value in tensors.items()}}):
+            named = ", ".join(odd[:5])
+            raise ValueError(f"the checkpoint is of another model: {named} missing, unknown or of another shape")
         for name, value in self.parameters.items():
             value.copy_(tensors[f"parameters.{name}"])
         self.load_moments(tensors, int(tensors["step"]))
@@ -166,7 +161,6 @@ def fine_tune(
     Returns: the charge, all of whose uses are on disk, and the public log, one row for each step: never a loss, a
         number of images or a time.
     """
-    # the charge, and the state after its last durable step
     charge, found, log = resume(open_charge, "finetune", say)
     if found is not None:
         state.load(found)
@@ -211,10 +205,7 @@ def update(state: State, noised: Tensor) -> dict[str, float]:
 
 
 def step_noise(noise_multiplier: float, weights: int, batch: float) -> float:
-    """Length of the noise of one step in clips, σ·√P / batch, of P trained weights and `batch` expected images.
-
-    The mean of clipped gradients is at most 1 long, so above 1 a step is mostly noise, whatever the images are.
-    """
+    """Length of the noise of one step in clips, σ·√P / batch. Above 1 a step is mostly noise, whatever the images."""
     return noise_multiplier * math.sqrt(weights) / batch
 
 

@@ -1,7 +1,4 @@
-"""Which weights DP-SGD trains: the candidates, the choice, and the check afterwards that only those were trained.
-
-Everything here works on names and on public or released numbers, so it charges nothing.
-"""
+"""Which weights DP-SGD trains: the candidates, the choice, and the check afterwards that only those were trained."""
 
 from __future__ import annotations
 
@@ -23,6 +20,7 @@ ATTENTION = r"(.*\.)?(attention|attn\d*)\."  # the names of our U-Net and of pub
 PATTERNS = {"qkv": ATTENTION + r"(to_)?[qkv]\.weight", "qkvo": ATTENTION + r"((to_)?[qkv]|out|to_out\.0)\.weight"}
 # The sets whose result is adapters on an unchanged base
 ADAPTED = ("attention-lora", "salient-lora", "random-lora", "synflow-lora")
+INTERNAL = "internal error (nothing is written: please report it)"
 Ranking = Sequence[Sequence[str]]  # the parameters of each candidate, the most salient first
 
 
@@ -31,8 +29,7 @@ def candidates(model: nn.Module, pattern: str = "qkv") -> dict[str, list[str]]:
 
     pattern: "qkv", the query, key and value matrices of every attention; "qkvo", its output matrix too; "matrices",
     every weight of a linear layer or a convolution; "layers", all parameters of a residual block, of an attention, or
-    of a module outside both. A matrix is named after its weight, without `.weight`.
-    Raises ConfigError if nothing matches.
+    of a module outside both. Raises ConfigError if nothing matches.
     """
     found: dict[str, list[str]] = {}
     if pattern == "layers":
@@ -50,10 +47,8 @@ def candidates(model: nn.Module, pattern: str = "qkv") -> dict[str, list[str]]:
     else:
         raise ConfigError(f"saliency.candidates={pattern!r}: expected qkv, qkvo, matrices or layers")
     if not found:
-        raise ConfigError(
-            f"candidates {pattern!r}: nothing in this model matches. Give it attention (model.attention), "
-            "or choose matrices or layers"
-        )
+        fix = "Give it attention (model.attention), or choose matrices or layers"
+        raise ConfigError(f"candidates {pattern!r}: nothing in this model matches. {fix}")
     return found
 
 
@@ -75,35 +70,25 @@ def choose_trainable(model: Denoiser, settings: Finetune, ranking: Ranking | Non
 
     `settings.trainable` is one of:
     - all: every parameter.
-    - attention: every parameter of the attention layers, with norms and biases (DP-LDM, without its conditioning
-      embedder).
+    - attention: every parameter of the attention layers (DP-LDM, without its conditioning embedder).
     - attention-lora: adapters on all query, key and value matrices (DP-LoRA).
-    - salient: the selected parameters in full: those of the first `settings.ratio` of the candidates in `ranking`.
-    - salient-lora: adapters on the selected matrices (DP-SAPF). Of a selected layer, its linear layers and convolutions
-      get adapters; its biases, norms and embeddings stay frozen.
+    - salient: the parameters of the first `settings.ratio` of the candidates in `ranking`, in full.
+    - salient-lora: adapters on their linear layers and convolutions; the rest stays frozen (DP-SAPF).
     - random-lora, synflow-lora, noisy: the same, for rankings of `sfumato.baselines.selectors` and its random base.
 
-    Args:
-        ranking: the parameters of each candidate, the most salient first; None for a set that needs none.
-        seed: draws the adapters, which `settings.lora` describes.
-    Raises: ConfigError for a ranked set without a ranking, nothing to train, a rank above a matrix's; DataError for a
-        ranking that names parameters not in this model.
+    ranking: the parameters of each candidate, the most salient first; None for a set that needs none.
+    Raises ConfigError for a ranked set without a ranking, nothing to train, too high a rank; DataError for a ranking
+    that names parameters not in this model.
     """
     kind = settings.trainable
     everything = [name for name, _ in model.named_parameters()]
     chosen: list[str]
     if kind in RANKED:
         if ranking is None:
-            raise ConfigError(
-                f"finetune.trainable={kind} needs the choice that saliency makes: "
-                "switch saliency on (add saliency to run)"
-            )
+            raise ConfigError(f"finetune.trainable={kind} needs a ranking: switch saliency on (add saliency to run)")
         selected = set(flat(ranking[: how_many(settings.ratio, len(ranking))]))
         if missing := sorted({*flat(ranking)} - set(everything)):
-            raise DataError(
-                f"the saliency artifact names {missing[0]}, which is not in this model: "
-                "run `stage saliency` on the same pretrain artifact"
-            )
+            raise DataError(f"saliency names {missing[0]}, which is not in this model: run `stage saliency` again")
         chosen = [name for name in everything if name in selected]
     elif kind == "all":
         chosen = everything
@@ -114,20 +99,15 @@ def choose_trainable(model: Denoiser, settings: Finetune, ranking: Ranking | Non
     model.requires_grad_(False)
     if kind in ADAPTED or kind == "noisy":
         if not (adaptable := [name for name in chosen if name in set(flat(candidates(model, "matrices")))]):
-            raise ConfigError(
-                f"finetune.trainable={kind}: the selection holds no matrix that an adapter can be put on. "
-                "Use trainable: salient"
-            )
+            raise ConfigError(f"finetune.trainable={kind}: the selection holds no matrix to adapt. Use salient")
         add_lora(model, adaptable, settings.lora, seed)
     else:
         for name in chosen:
             model.get_parameter(name).requires_grad_(True)
     trained = [name for name, value in model.named_parameters() if value.requires_grad]
     if not trained:
-        raise ConfigError(
-            f"finetune.trainable={kind}: this model has nothing to train. Give it attention (model.attention), "
-            "or use trainable: all"
-        )
+        fix = "Give it attention (model.attention), or use trainable: all"
+        raise ConfigError(f"finetune.trainable={kind}: this model has nothing to train. {fix}")
     return trained
 
 
@@ -137,10 +117,7 @@ def flat(groups: Mapping[str, Sequence[str]] | Ranking) -> list[str]:
 
 
 def trained_parameters(model: Denoiser, settings: Finetune | Saliency, seed: int, pattern: str) -> dict[str, Tensor]:
-    """The parameters whose per-image gradients a stage takes, before `saliency` has ranked the candidates of `pattern`.
-
-    The first candidates stand for the selected ones. model: on the meta device; it is changed as the stage changes it.
-    """
+    """The parameters that a stage trains in `model`, which is changed. Before a ranking, the first candidates count."""
     if isinstance(settings, Saliency):
         return {name: model.get_parameter(name) for name in flat(candidates(model, settings.candidates))}
     ranking = list(candidates(model, pattern).values()) if settings.trainable in RANKED else None
@@ -152,34 +129,28 @@ def check_trained(before: Mapping[str, Tensor], model: nn.Module, names: Sequenc
     """Check that training changed every named parameter and left every other bit as it was.
 
     before: a copy of `model.state_dict()` from just before training. Raises SfumatoError, an internal error: a run must
-    not report a set of weights that it did not train (METHODS §10, 18).
+    not report a set of weights that it did not train.
     """
     after = model.state_dict()
     if before.keys() != after.keys() or not set(names) <= after.keys():
         odd = (before.keys() ^ after.keys()) | (set(names) - after.keys())
-        raise internal(f"{min(odd)} is not in the model both before and after training")
+        raise SfumatoError(f"{INTERNAL}: {min(odd)} is not in the model both before and after training")
     same = {name for name, value in after.items() if torch.equal(value.to(before[name].device), before[name])}
     if idle := [name for name in names if name in same]:
-        raise internal(f"{idle[0]} was to be trained and did not change ({len(idle)} such)")
+        raise SfumatoError(f"{INTERNAL}: {idle[0]} was to be trained and did not change ({len(idle)} such)")
     if moved := sorted(after.keys() - same - set(names)):
-        raise internal(f"{moved[0]} was frozen and changed ({len(moved)} such)")
-
-
-def internal(what: str) -> SfumatoError:
-    return SfumatoError(f"internal error: {what}. Nothing is written: please report it")
+        raise SfumatoError(f"{INTERNAL}: {moved[0]} was frozen and changed ({len(moved)} such)")
 
 
 def save_trained(
     model: Denoiser, kind: str, names: Sequence[str], ranking: Ranking | None, directory: Path, base: Path
 ) -> None:
-    """Write what was trained: adapters on an untouched base, or the network's own weights; and the list of names.
+    """Write the trained adapters, or the network's own weights; and the list of names.
 
-    kind: `finetune.trainable`; base: the weights file of the network before training. The adapters of the set "noisy"
-    are merged: their base was randomised and is not on disk.
+    kind: `finetune.trainable`; base: the weights before training. The base of "noisy" is not on disk: it is merged.
     """
     count = sum(model.get_parameter(name).numel() for name in names)
-    content = {"set": kind, "trained": list(names), "parameters": count}
-    write_json(directory / "trainable.json", content)
+    write_json(directory / "trainable.json", {"set": kind, "trained": list(names), "parameters": count})
     if kind in ADAPTED:
         return save_adapter(model, directory, base)
     merge(model)

@@ -1,6 +1,6 @@
-"""One Gaussian a class as a generator: low frequencies of a release, finer ones by a law or of public images.
+"""One Gaussian per class as a generator: low frequencies of a release, finer ones by a law or of public images.
 
-Nothing here reads a sensitive image: the release was charged, and what is made of it is post-processing.
+Nothing here reads a sensitive image: the release was charged, and the fit is post-processing.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ DECAYS = torch.arange(1.0, 4.55, 0.1)  # of the law: variance ∝ (1 + frequency
 class GaussianGenerator(nn.Module):
     """G(z, y): low coefficients of the cosine transform by the Gaussian of class y, and the others beside them.
 
-    features: the arguments of the `CosineMoments` that the release is of; details: public images whose finer
-    coefficients are taken, of one at random, recoloured; without any, these are independent, with the variances `fine`.
+    features: the arguments of the release's `CosineMoments`; details: number of public images. The finer coefficients
+    are those of a random public image, recoloured; without any, they are independent, with the variances `fine`.
     latent: size of z, one number for each coefficient and one that chooses the public image.
     """
 
@@ -84,9 +84,9 @@ def fit_gaussians(release: FeatureMeans, priors: Tensor, details: Tensor | None 
 
     priors: (classes,) public label shares, summing to 1; details: (n, C, H, W) uint8 public images.
 
-    A covariance is the law's diagonal, which is fitted to the release's own, plus what the pooled covariance of all
-    classes has beside it, plus OWN of what the class has beside that; of both only what noise does not explain: the
-    largest eigenvalue of noise alone is known, 2·√d times its deviation, and all are shrunk by it.
+    A covariance is the sum of the fitted law's diagonal, of what the pooled covariance has beside it, and of OWN of
+    what the class has beside that. Of the latter two, every eigenvalue is shrunk by the largest of pure noise, 2·√d
+    times its deviation.
     """
     features, deviation = release.features, release.deviation
     if deviation is None:
@@ -124,9 +124,9 @@ def shrunk(means: Tensor, noise: Tensor, shares: Tensor) -> Tensor:
 
 
 def recoloured(images: Tensor, random: Tensor) -> Tensor:
-    """Each image in another order of its channels, mirrored or not, inverted or not, less saturated, under other light.
+    """Each image with its channels reordered, mirrored, inverted, less saturated, under other light, at random.
 
-    So few images lend many details. images: (B, C, H, W) in [0, 1]; random: (B, RECOLOURED), uniform in [0, 1].
+    images: (B, C, H, W) in [0, 1]; random: (B, RECOLOURED), uniform in [0, 1].
     """
     order, mirrored, inverted, saturation, contrast, gamma = random.T[:, :, None, None, None]
     orders = torch.tensor(list(itertools.permutations(range(images.shape[1]))), device=images.device)

@@ -1,7 +1,4 @@
-"""The auxiliary generator: one step from noise and a label to an image, without a discriminator.
-
-Source: DP-MERF; FETA-Pro §3.3; the layers: METHODS §9c.
-"""
+"""The auxiliary generator: one step from noise and a label to an image (DP-MERF; FETA-Pro §3.3)."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ class Generator(nn.Module):
     """Class-conditional convolutional generator G(z, y).
 
     resolution: height and width, 4 or more; channels: 1 or 3; latent: size of z ~ N(0, I); width: channels at half
-    resolution, twice as many below. The image is a smooth one, drawn at half resolution and enlarged, and its details.
+    resolution, twice as many below. The image is the sum of a smooth one, at half resolution, and its details.
     """
 
     def __init__(self, resolution: int, channels: int, classes: int, latent: int = 32, width: int = 40) -> None:

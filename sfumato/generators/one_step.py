@@ -1,4 +1,4 @@
-"""The generator of auxiliary images: fit it to noisy releases, and draw images from it (FETA-Pro §3.3, METHODS §9c).
+"""The generator of auxiliary images: fit it to noisy releases, and draw images from it (FETA-Pro §3.3).
 
 Nothing here reads a sensitive image: the releases were charged, and the fit is post-processing.
 """
@@ -24,7 +24,7 @@ from sfumato.settings.training import Fit
 from sfumato.storage.png import save_png, to_grid
 from sfumato.storage.weights import load_network, save_network
 
-WEIGHTS = "generator.safetensors"
+WEIGHTS = "generator.safetensors"  # beside config.json
 OneStep = Generator | GaussianGenerator  # (z, labels) -> images
 RISE = 0.1  # part of the steps in which the learning rate rises
 RARE = 0.1  # of an equal share: below it, a class's column is mostly noise and gets no more weight
@@ -34,7 +34,7 @@ EMA, SETTLING = 0.99, 40  # of the weights; batches that the statistics of the a
 
 @dataclass(frozen=True)
 class Match:
-    """A release that the images shall match: target, (K, classes) over N̄; the φ that made it; its part in the loss."""
+    """A release that the images are fitted to: target, (K, classes) over N̄; its φ; its weight in the loss."""
 
     target: Tensor
     features: FourierFeatures
@@ -67,17 +67,12 @@ def fit_generator(
     priors: (classes,) public label shares, summing to 1; teacher: (B, C, H, W) -> (B, classes) logits, whose
     cross-entropy with the labels asked for has the weight `agreement`; progress: called with (steps done, steps).
     Returns `generator` with the moving average of its weights and recomputed batch-norm statistics, in eval mode.
-
-    Column m of μ(G) is priors_m times the mean of φ over the images of class m. Every class has the same number of
-    images in a batch, as near as whole numbers allow.
     """
     device, classes = matches[0].target.device, generator.classes
     for match in matches:
         if match.target.shape != (match.features.size, classes):
-            raise ValueError(
-                f"target of shape {tuple(match.target.shape)}: expected {(match.features.size, classes)}, "
-                "its own features' size × classes"
-            )
+            expected = (match.features.size, classes)
+            raise ValueError(f"target of shape {tuple(match.target.shape)}: expected {expected}, features × classes")
         match.features.to(device)
     random = torch.Generator().manual_seed(seed)
     generator.to(device).to(memory_format=torch.channels_last).train()
@@ -99,7 +94,9 @@ def fit_generator(
         loss.backward()
         optimizer.step()
         schedule.step()
-        follow(average, generator, min(EMA, (step + 1) / (step + 10)))
+        with torch.no_grad():
+            for mean, value in zip(average.parameters(), generator.parameters(), strict=True):
+                mean.lerp_(value, 1 - min(EMA, (step + 1) / (step + 10)))
         progress(step + 1, config.steps)
     generator.load_state_dict(average.state_dict())
     recompute_batch_norm(generator, config.batch, None, random)
@@ -109,7 +106,7 @@ def fit_generator(
 def pace(done: float) -> float:
     """Part of the learning rate after the part `done` of the steps: a short rise, then half a cosine to zero.
 
-    Without the rise, the first steps may drive all pixels to black, where no gradient is left.
+    Without the rise, the first steps may drive all pixels to black, without a gradient.
     """
     return min(1.0, (done + 0.01) / RISE) * (1 + math.cos(math.pi * done)) / 2
 
@@ -117,10 +114,9 @@ def pace(done: float) -> float:
 def mismatch(match: Match, images: Tensor, labels: Tensor, priors: Tensor) -> Tensor:
     """‖μ̃ − μ(G)‖² without the constant ‖μ̃‖², unbiased: a scalar. images: (B, C, H, W); labels: (B,).
 
-    Because ‖φ‖ = 1, the bias of the squared norm of a batch mean is a known factor, n/(n − 1), which is removed:
-    otherwise small batches reward images that are all alike.
-    Each column's error is divided by its prior. Equal classes keep their balance, and a rare class still counts (its
-    error would otherwise weigh priors_m²).
+    Column m of μ(G) is priors_m times the mean of φ over the images of class m. Because ‖φ‖ = 1, the bias of the
+    squared norm of a batch mean is known. It is removed: otherwise small batches reward images that are all alike.
+    Each column's error is divided by its prior: otherwise a rare class would weigh only priors_m².
     """
     onehot = F.one_hot(labels, len(priors)).to(priors)
     counts = onehot.sum(0)
@@ -130,13 +126,6 @@ def mismatch(match: Match, images: Tensor, labels: Tensor, priors: Tensor) -> Te
     unbiased = torch.where(counts > 1, counts / (counts - 1).clamp(min=1), 1.0)
     balance = shown / priors.clamp(min=RARE / len(priors))
     return (balance * (unbiased * embedding.square().sum(0) - 2 * (embedding * match.target).sum(0))).sum()
-
-
-@torch.no_grad()
-def follow(average: nn.Module, generator: nn.Module, decay: float) -> None:
-    """Move the averaged weights towards those of the generator."""
-    for mine, other in zip(average.parameters(), generator.parameters(), strict=True):
-        mine.lerp_(other, 1 - decay)
 
 
 @torch.no_grad()
@@ -158,8 +147,7 @@ def recompute_batch_norm(generator: OneStep, batch: int, priors: Tensor | None, 
 def balanced_labels(count: int, priors: Tensor | None, classes: int, random: torch.Generator) -> Tensor:
     """`count` labels with each class as near to its share as whole numbers allow, in random order: (count,) int64.
 
-    priors: (classes,) shares, or None for equal ones. Systematic sampling with one uniform offset: each class has its
-    share in expectation too.
+    priors: (classes,) shares, or None for equal ones. Systematic sampling with one uniform offset.
     """
     shares = torch.full((classes,), 1 / classes, dtype=torch.float64) if priors is None else priors.double()
     edges = (shares.cumsum(0) / shares.sum())[:-1].contiguous()
@@ -198,21 +186,14 @@ def save_drawing(
 
 
 def save_generator(generator: OneStep, directory: Path) -> None:
-    """Write `generator.safetensors` and `config.json`."""
     save_network(generator, generator.config(), directory, WEIGHTS)
-
-
-def load_generator(directory: Path, build: Callable[..., Any] | None = None) -> OneStep:
-    """The generator that `save_generator` wrote, in eval mode. Raises DataError when files are missing or damaged.
-
-    build: makes it from its arguments; by default `built`.
-    """
-    network = load_network(directory, build or built, "auxiliary", WEIGHTS)
-    return network.to(memory_format=torch.channels_last).eval()
 
 
 def built(**arguments: Any) -> OneStep:
     """A generator of the kind that the arguments are of, with new weights."""
-    if "features" in arguments:
-        return GaussianGenerator(**arguments)
-    return Generator(**arguments)
+    return GaussianGenerator(**arguments) if "features" in arguments else Generator(**arguments)
+
+
+def load_generator(directory: Path, build: Callable[..., Any] = built) -> OneStep:
+    """The generator that `save_generator` wrote, in eval mode. Raises DataError if files are missing or damaged."""
+    return load_network(directory, build, "auxiliary", WEIGHTS).to(memory_format=torch.channels_last).eval()

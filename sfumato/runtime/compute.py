@@ -1,8 +1,4 @@
-"""Where and how to run: the device, the precision, memory that stays, the number of threads.
-
-Precision and threads are measured, not guessed: bfloat16 depends on the processor and the network, and threads that
-wait for a busy or shared core cost more than they bring.
-"""
+"""Where and how to run: the device, the precision, the number of threads, memory that is kept."""
 
 from __future__ import annotations
 
@@ -29,7 +25,7 @@ MALLOC_OPTIONS = ((-1, 2**31 - 1), (-3, 2**25))
 
 
 def device() -> torch.device:
-    """The device of this process: that of `SFUMATO_DEVICE`, which is `auto` by default: a GPU if torch can use one.
+    """The device of `SFUMATO_DEVICE`; by default `auto`, a GPU if torch can use one.
 
     Raises ConfigError for `cuda` if torch cannot use one: it does not fall back on the CPU.
     """
@@ -46,7 +42,7 @@ def device() -> torch.device:
 
 @functools.cache
 def no_cuda() -> str:
-    """Why no GPU can be used, in a line; empty where one can. What torch warns of is said once, on standard error."""
+    """Why no GPU can be used, in a line; empty if one can. Prints torch's warning once, on standard error."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         usable = torch.cuda.is_available() and torch.cuda.device_count() > 0
@@ -65,11 +61,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep freed memory for the next allocation. With another C library nothing happens.
-
-    A training step frees and takes the same hundred megabytes each time. Giving them back to the system and fetching
-    them again, page by page, was seen to cost a tenth of the step. The peak memory of the process stays the same.
-    """
+    """Let glibc, if there is one, keep freed memory for the next allocation, which saves a tenth of a training step."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:
         for option, value in MALLOC_OPTIONS:
@@ -77,20 +69,16 @@ def keep_freed_memory() -> None:
 
 
 def configure_processor() -> int:
-    """Keep freed memory and choose the number of threads, so that training is fast here. Returns the number.
-
-    Raises ConfigError where `SFUMATO_DEVICE` names what is not there: before anything is charged.
-    """
+    """Keep freed memory and choose the number of threads, which it returns. Raises ConfigError as `device` does."""
     device()
     keep_freed_memory()
     return configure_threads()
 
 
 def configure_threads() -> int:
-    """Let PyTorch use one thread, or all of its own, whichever runs small convolutions faster now. Returns the number.
+    """Let PyTorch use one thread or all, whichever runs small convolutions faster now. Returns the number.
 
-    Where the user has set OMP_NUM_THREADS, the number stays. On a machine that shares its cores with another process,
-    two threads were seen to be up to 25 times slower than one.
+    OMP_NUM_THREADS keeps the number. On shared cores, two threads were up to 25 times slower than one.
     """
     every = torch.get_num_threads()
     if every == 1 or os.environ.get("OMP_NUM_THREADS"):
@@ -114,9 +102,9 @@ _measured: dict[Hashable, bool] = {}
 
 
 def is_faster(step: Callable[[bool], object], key: Hashable, device: torch.device) -> bool:
-    """Whether `step(True)` is faster than `step(False)`, by the best of some times of each, taken in turn.
+    """Whether `step(True)` is faster than `step(False)`, by the best of REPEATS times; cached per process under `key`.
 
-    Cached per process under `key`. `step` must not touch sensitive images: its time would reveal something of them.
+    `step` must not touch sensitive images: its time would reveal something of them.
     """
     if key not in _measured:
         best = {False: float("inf"), True: float("inf")}

@@ -1,7 +1,8 @@
-"""Many processes for one stage, as `torchrun` starts them. Rank 0 leads; with one process nothing here does anything.
+"""Many processes for one stage, as `torchrun` starts them. With one process nothing here does anything.
 
 Only the first process holds a charge: it draws, adds the noise and writes the artifact. The others see the images of
 their part of a draw, and never a sum over all of them. They trust each other: all are the owner's.
+Functions that broadcast, reduce, gather or compare are collective calls.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def is_main() -> bool:
 
 
 def broadcast_object(value: T) -> T:
-    """The value of the first process, in all of them: a collective call."""
+    """The value of the first process, in all of them."""
     if world_size() == 1:
         return value
     box = [value]
@@ -69,7 +70,7 @@ def broadcast_object(value: T) -> T:
 
 @torch.no_grad()
 def agree(tensors: Iterable[Tensor], *plain: object) -> None:
-    """Give tensors the values that they have in the first process, in place, and compare all: a collective call.
+    """Give tensors the values that they have in the first process, in place, and compare all, and `plain`.
 
     What each process computed for itself may differ in the last bits, and a choice made by timing in more than that.
     plain: what is compared only. Raises ConfigError in all processes where one holds something else.
@@ -84,7 +85,7 @@ def agree(tensors: Iterable[Tensor], *plain: object) -> None:
 
 
 def check_alike(parts: Sequence[Tensor]) -> None:
-    """Raise ConfigError in all processes unless each part is that of the first, up to rounding: a collective call."""
+    """Raise ConfigError in all processes unless each part is that of the first, up to rounding."""
     if world_size() > 1:
         own = [part.detach().cpu().double() for part in parts]
         first = [broadcast(part.clone(memory_format=torch.contiguous_format)) for part in own]
@@ -94,13 +95,13 @@ def check_alike(parts: Sequence[Tensor]) -> None:
 def _refuse_unless(same: bool) -> None:
     if not all_min(same):
         raise ConfigError(
-            "the processes do not compute alike, so the sum over them would be of no one query: "
+            "the processes do not compute alike, so their sum would not be that of one query: "
             "start them on machines of one kind with the same installation, or run without SFUMATO_LAUNCH"
         )
 
 
 def reduce_sum(part: Tensor) -> Tensor:
-    """The sum over all processes, in the first one: a collective call. The others get a tensor that means nothing."""
+    """The sum over all processes, in the first one. The others get a tensor without meaning."""
     if world_size() > 1:
         part = part.detach().clone()
         dist.reduce(part, dst=0)
@@ -108,7 +109,7 @@ def reduce_sum(part: Tensor) -> Tensor:
 
 
 def map_sharded(tasks: Sequence[T], work: Callable[[T], R]) -> list[R]:
-    """What `work` makes of each task, in their order: each process does its share, all get all. A collective call."""
+    """The result of `work` for each task, in their order: each process does its share, all get all."""
     own = [work(task) for task in tasks[rank() :: world_size()]]
     if world_size() == 1:
         return own
@@ -118,7 +119,7 @@ def map_sharded(tasks: Sequence[T], work: Callable[[T], R]) -> list[R]:
 
 
 def all_min(count: int) -> int:
-    """The smallest of the processes' numbers, for all: a collective call."""
+    """The smallest of the processes' numbers, for all."""
     if world_size() == 1:
         return count
     box = torch.tensor(count)
@@ -127,7 +128,7 @@ def all_min(count: int) -> int:
 
 
 def all_reduce(parts: Sequence[Tensor]) -> list[Tensor]:
-    """The sum over all processes of each tensor, in all of them, to the same last bit: a collective call."""
+    """The sum over all processes of each tensor, in all of them, to the same last bit."""
     if world_size() == 1:
         return list(parts)
     flat = torch.cat([part.detach().flatten() for part in parts])
@@ -142,7 +143,7 @@ def local_shard(tensor: Tensor) -> Tensor:
 
 
 def all_gather(rows: Tensor, count: int) -> Tensor:
-    """All `count` rows, of which each process has its share, in all of them: a collective call."""
+    """All `count` rows, of which each process has its share, in all of them."""
     if world_size() == 1:
         return rows
     whole = rows.new_zeros(count, *rows.shape[1:])
@@ -151,7 +152,7 @@ def all_gather(rows: Tensor, count: int) -> Tensor:
 
 
 def broadcast(tensor: Tensor) -> Tensor:
-    """The first process's tensor, for all, which have one of the same shape and type: a collective call."""
+    """The first process's tensor, for all, which have one of the same shape and type."""
     if world_size() > 1:
         dist.broadcast(tensor, src=0)
     return tensor

@@ -30,7 +30,6 @@ VARIANTS = ("", ".fp16")  # half-precision files only if there are no others
 PICKLED = (".bin", ".ckpt", ".pt", ".pth", ".pkl")
 HUB = "hub:"
 AGAIN = "download the model again"
-EXTRA = "pip install 'sfumato[diffusers]'"
 LAYOUT = (
     "expected a directory as diffusers saves it, with model_index.json, tokenizer, text_encoder, vae, scheduler, "
     "and unet or transformer"
@@ -39,7 +38,7 @@ LAYOUT = (
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDirectory:
-    """A complete model. classes: of each part, such as {"unet": "UNet2DConditionModel"}; configs: each part's JSON."""
+    """A complete model. classes: by part, such as {"unet": "UNet2DConditionModel"}; configs: the JSON of each part."""
 
     path: Path
     classes: dict[str, str]
@@ -75,12 +74,13 @@ class ModelDirectory:
 
 
 def require_library() -> None:
-    """Raise ConfigError where `diffusers` or `transformers` is not installed. Imports neither."""
+    """Raise ConfigError if `diffusers` or `transformers` is not installed. Imports neither."""
     import importlib.util
 
     for name in ("diffusers", "transformers"):
         if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"model.directory names a public text-to-image model, which needs {name}: {EXTRA}")
+            fix = "pip install 'sfumato[diffusers]'"
+            raise ConfigError(f"model.directory names a public text-to-image model, which needs {name}: {fix}")
 
 
 def locate(directory: str) -> Path:
@@ -91,22 +91,15 @@ def locate(directory: str) -> Path:
     if not directory.startswith(HUB):
         path = Path(directory).expanduser()
         if path.is_file():
-            raise DataError(
-                f"model.directory={directory} is a single file: {LAYOUT}; "
-                "convert it with diffusers, and name the directory"
-            )
+            raise DataError(f"model.directory={directory} is a single file: {LAYOUT}. Convert it with diffusers")
         if not path.is_dir():
-            raise ConfigError(
-                f"model.directory={directory} does not exist: {LAYOUT}. "
-                "Download one (docs/public-models.md), or name where it is"
-            )
+            fix = "Download one (docs/public-models.md)"
+            raise ConfigError(f"model.directory={directory} does not exist: {LAYOUT}. {fix}")
         return path
     require_library()
     found = re.fullmatch(r"hub:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", directory)
     if not found:
-        raise ConfigError(
-            f"model.directory={directory} is not a model of the hub: write hub:owner/name or hub:owner/name@revision"
-        )
+        raise ConfigError(f"model.directory={directory}: expected hub:owner/name or hub:owner/name@revision")
     from huggingface_hub import snapshot_download
 
     configs, weights = [f"{part}/*.json" for part in PARTS], [f"{part}/*.safetensors" for part in WEIGHTS_OF]
@@ -126,22 +119,20 @@ def reason_of(error: Exception) -> str:
 def read_model_directory(directory: str) -> ModelDirectory:
     """Read the model's JSON files and check that it is complete.
 
-    Raises ConfigError where there is no directory, DataError where a part is missing or not supported.
+    Raises ConfigError if there is no directory, DataError if a part is missing or not supported.
     """
     path = locate(directory)
     named = {part: value for part, value in read_json(path / INDEX).items() if part in PARTS}
     classes = {k: str(v[1]) for k, v in named.items() if isinstance(v, list) and len(v) == 2 and v[1]}
     if ("unet" in classes) == ("transformer" in classes):
-        raise DataError(f"{path / INDEX} names no denoising network: {LAYOUT}")
+        raise DataError(f"{path / INDEX} must name one of unet and transformer: {LAYOUT}")
     for part in ("tokenizer", "text_encoder", "vae", "scheduler"):
         if part not in classes:
             raise DataError(f"{path / INDEX} does not name the part {part}: {LAYOUT}")
     for part, name in classes.items():
         if part in KNOWN and name not in KNOWN[part]:
-            raise DataError(
-                f"{path}: the {part} is a {name}, which is not supported: expected {' or '.join(KNOWN[part])}, "
-                "as in Stable Diffusion 1.x and 2.x or PixArt"
-            )
+            expected = f"{' or '.join(KNOWN[part])}, as in Stable Diffusion 1.x and 2.x or PixArt"
+            raise DataError(f"{path}: the {part} is a {name}, which is not supported: expected {expected}")
     configs = {part: read_json(path / part / CONFIG_OF.get(part, "config.json")) for part in classes}
     for part in classes:
         part_files(path, part)
@@ -150,9 +141,7 @@ def read_model_directory(directory: str) -> ModelDirectory:
     with explained(DataError, lambda error: f"{lacking} {error}: {AGAIN}"):
         _ = model.factor, model.multiple, model.image_size
     if model.prediction not in ("epsilon", "v_prediction"):
-        raise DataError(
-            f"{path}: the scheduler's prediction_type is {model.prediction!r}: expected epsilon or v_prediction"
-        )
+        raise DataError(f"{path}: prediction_type is {model.prediction!r}, expected epsilon or v_prediction")
     return model
 
 
@@ -203,20 +192,13 @@ def part_digest(path: Path, part: str) -> str:
     return digest_of({file.name: digest_of_file(file) for file in part_files(path, part)})
 
 
-def digests(model: ModelDirectory) -> tuple[dict[str, str], str]:
-    """The sha256 of every part; of all of them together: the number to put into `model.sha256`."""
-    parts = {part: part_digest(model.path, part) for part in sorted(model.classes)}
-    return parts, digest_of(parts)
-
-
 def choose_image_size(model: ModelDirectory, settings: Model) -> int:
-    """`model.image_size`, or the model's own. Raises ConfigError where the VAE or the network cannot take it."""
-    size = settings.image_size or model.image_size
-    if size % model.multiple:
-        lower = max(model.multiple, size // model.multiple * model.multiple)
+    """`model.image_size`, or the model's own. Raises ConfigError if the VAE or the network cannot take it."""
+    size, multiple = settings.image_size or model.image_size, model.multiple
+    if size % multiple:
+        lower = max(multiple, size // multiple * multiple)
         raise ConfigError(
-            f"model.image_size={size} does not fit {model.path}: "
-            f"its VAE and {model.denoiser} take multiples of {model.multiple}, "
-            f"such as {lower} or {lower + model.multiple}"
+            f"model.image_size={size} does not fit {model.path}: its VAE and {model.denoiser} take multiples of "
+            f"{multiple}, such as {lower} or {lower + multiple}"
         )
     return size

@@ -1,8 +1,4 @@
-"""Public text-to-image latent diffusion models (Stable Diffusion 1.x and 2.x, PixArt) as a `Denoiser`.
-
-Only `network` is trained. The text encoder runs once, when the reference is written (`reference.py`), and images
-come as latents.
-"""
+"""Public text-to-image latent diffusion models (Stable Diffusion 1.x and 2.x, PixArt) as a `Denoiser` of latents."""
 
 from __future__ import annotations
 
@@ -18,33 +14,24 @@ from torch import Tensor
 from sfumato.diffusion.denoiser import Denoiser, Sampler
 from sfumato.diffusion.noise_levels import TIMESTEPS, draw_noise_levels, draw_timesteps
 from sfumato.diffusion.sampler import Guide, with_guidance
-from sfumato.errors import DataError
+from sfumato.errors import DataError, explained
 from sfumato.runtime.compute import is_faster
 from sfumato.settings.noise_levels import NoiseLevels, TimestepMixture
 from sfumato.settings.training import Model
 from sfumato.storage.weights import load_tensors, save_tensors
 from sfumato.text_to_image.directory import ModelDirectory, choose_image_size, read_model_directory
 from sfumato.text_to_image.parts import LONGEST_T5, build_network, load_part, make_differentiable, make_scheduler
-from sfumato.text_to_image.reference import (
-    CONFIG,
-    PROMPTS,
-    load_codec,
-    load_scheduler,
-    read_reference,
-    readable,
-    referred,
-)
+from sfumato.text_to_image.reference import CONFIG, PROMPTS, load_codec, load_scheduler, read_reference, referred
 
 TRAINED = "trained.safetensors"
 
 
 class LatentDiffusion(Denoiser):
-    """A text-conditional denoiser over latents, with the interface of our own network.
+    """A text-conditional denoiser of latents. Raises DataError if the prompts do not fit the network.
 
-    network: U-Net or transformer of `model`; prompts: (classes + 1, tokens, D), the last for no label; mask:
-    (classes + 1, tokens) bool, or None; alphas_cumprod: (T,) ᾱ of the model's own schedule; image_size: side of the
-    images that the latents stand for; reference: the folder that it was read from.
-    Raises DataError where the prompts do not fit the network.
+    network: U-Net or transformer of `model`, the only trained part; prompts: (classes + 1, tokens, D), the last for no
+    label; mask: (classes + 1, tokens) bool, or None; alphas_cumprod: (T,) ᾱ of the model's own schedule; image_size:
+    side of the images before encoding; reference: the folder that it was read from.
     """
 
     at_a_time = 16
@@ -83,10 +70,7 @@ class LatentDiffusion(Denoiser):
         self.register_buffer("alphas_cumprod", alphas_cumprod.float(), persistent=False)
 
     def forward(self, x: Tensor, timesteps: Tensor, labels: Tensor) -> Tensor:
-        """What the model predicts, (B, c, h, w).
-
-        x: (B, c, h, w) noisy latents; timesteps: (B,); labels: (B,) int64 in 0..classes.
-        """
+        """The model's prediction for noisy latents x, both (B, c, h, w); timesteps, labels: (B,), labels 0..classes."""
         more: dict[str, Any] = {}
         if self.is_transformer:
             sizes: dict[str, Tensor | None] = {"resolution": None, "aspect_ratio": None}
@@ -100,9 +84,8 @@ class LatentDiffusion(Denoiser):
         return output[:, : self.channels]  # some models also predict a variance, unused here
 
     def per_image_loss(self, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
-        """Mean squared error of the model's own prediction, (B,) float32.
+        """Mean squared error of the model's own prediction, (B,) float32. images: latents; levels: int64 timesteps.
 
-        images: (B, c, h, w), latents; noise: the same; labels, levels: (B,) int64, the latter timesteps.
         x_t = √ᾱ·x + √(1 − ᾱ)·ε; the target is ε, or v = √ᾱ·ε − √(1 − ᾱ)·x.
         Source: Ho et al. 2020; Salimans & Ho 2022 for v.
         """
@@ -115,8 +98,7 @@ class LatentDiffusion(Denoiser):
     def draw_levels(self, law: NoiseLevels, n: int, generator: torch.Generator) -> Tensor:
         """n independent timesteps of the law, (n,) int64, on the generator's device.
 
-        Timesteps: by the mixture, with its bounds stretched from 1000 steps to the model's own number. Log-normal: draw
-        σ, then take the first timestep whose √((1 − ᾱ)/ᾱ) is not below it.
+        Log-normal: draw σ, then take the first timestep whose √((1 − ᾱ)/ᾱ) is not below it.
         """
         steps = len(self.alphas_cumprod)
         if isinstance(law, TimestepMixture):
@@ -139,13 +121,12 @@ class LatentDiffusion(Denoiser):
             blank = torch.zeros(self.at_a_time, dtype=torch.int64)
             return self.sample_latents(scheduler, blank, 1, guidance, torch.Generator().manual_seed(0), autocast)
 
-        half = device.type == "cuda" and is_faster(step, ("latent sampling", self.resolution), device)
-
-        def drawn(labels: Tensor) -> Tensor:
+        def draw(labels: Tensor) -> Tensor:
             latents = self.sample_latents(scheduler, labels, steps, guidance, generator, half)
             return codec.decode(latents, (channels, height, width))
 
-        return drawn
+        half = device.type == "cuda" and is_faster(step, ("latent sampling", self.resolution), device)
+        return draw
 
     @torch.no_grad()
     def sample_latents(
@@ -159,8 +140,8 @@ class LatentDiffusion(Denoiser):
     ) -> Tensor:
         """One latent for each label, by a scheduler of `diffusers`: (B, c, h, w) float32 on the model's device.
 
-        labels: (B,) int64; guidance: g in ε + g·(ε − ε_no label), the library's guidance_scale − 1; generator: a CPU
-        one, which fixes the latents; autocast: run the network in bfloat16.
+        guidance: g in ε + g·(ε − ε_no label), the library's guidance_scale − 1; generator: a CPU one, which fixes the
+        latents; autocast: run the network in bfloat16.
         """
         device = next(self.parameters()).device
         labels = labels.to(device)
@@ -182,8 +163,7 @@ class LatentDiffusion(Denoiser):
 
     def save(self, directory: Path, trained: Sequence[str]) -> None:
         """Write the trained parameters, and the reference that they belong to. Other changes of the model are lost."""
-        tensors = {name: self.get_parameter(name).detach().cpu().contiguous() for name in trained}
-        save_tensors(tensors, directory / TRAINED)
+        save_tensors({name: self.get_parameter(name).detach().cpu() for name in trained}, directory / TRAINED)
         for name in (CONFIG, PROMPTS):
             shutil.copyfile(self.read_from() / name, directory / name)
 
@@ -197,8 +177,9 @@ def load_latent(directory: Path) -> LatentDiffusion:
     """The network of a reference with the model's own weights, float32, frozen."""
     reference = read_reference(directory)
     model = referred(reference, "denoiser", "scheduler")
-    with readable(directory / PROMPTS, "pretrain"):
-        tensors = load_tensors(directory / PROMPTS)
+    file = directory / PROMPTS
+    with explained(DataError, lambda error: f"{file} cannot be read ({error}): run `stage pretrain` again"):
+        tensors = load_tensors(file)
         prompts, mask = tensors["embeddings"], tensors.get("mask")
     network, alphas_cumprod = load_part(model, model.denoiser), make_scheduler(model).alphas_cumprod
     image_size = int(reference["image_size"])
@@ -208,7 +189,7 @@ def load_latent(directory: Path) -> LatentDiffusion:
 
 
 def outline(settings: Model, classes: int) -> LatentDiffusion:
-    """The network that `settings` names, on the meta device: shapes without weights, for estimates."""
+    """The network that `settings` names, on the meta device, for estimates."""
     assert settings.directory is not None
     model = read_model_directory(settings.directory)
     image_size = choose_image_size(model, settings)
@@ -225,15 +206,13 @@ def outline(settings: Model, classes: int) -> LatentDiffusion:
 
 @torch.no_grad()
 def load_trained(directory: Path) -> LatentDiffusion:
-    """The network that `LatentDiffusion.save` wrote. Raises DataError where the files do not fit the model."""
-    model = load_latent(directory)
-    with readable(directory / TRAINED, "finetune"):
-        tensors = load_tensors(directory / TRAINED)
+    """The network that `LatentDiffusion.save` wrote. Raises DataError if the files do not fit the model."""
+    model, file, again = load_latent(directory), directory / TRAINED, "run `stage finetune` again"
+    with explained(DataError, lambda error: f"{file} cannot be read ({error}): {again}"):
+        tensors = load_tensors(file)
     named = dict(model.named_parameters())
     for name, value in tensors.items():
         if name not in named or named[name].shape != value.shape:
-            raise DataError(
-                f"{directory / TRAINED} holds {name}, which does not fit the model: run `stage finetune` again"
-            )
+            raise DataError(f"{file} holds {name}, which does not fit the model: {again}")
         named[name].copy_(value)
     return model

@@ -18,7 +18,7 @@ LONGEST_T5 = 120  # tokens; class prompts are far shorter, and masked tokens onl
 
 
 def class_named(name: str) -> Any:
-    """A class of `diffusers` or `transformers`. Switches off their progress bars and warnings."""
+    """A class of `diffusers` or `transformers`, whose progress bars and warnings are switched off."""
     require_library()
     import diffusers
     import transformers
@@ -66,9 +66,8 @@ class PlainAttention:
         *_: Any,
         **__: Any,
     ) -> Tensor:
-        """The attended tokens, (B, n, D).
+        """The attended tokens, (B, n, D) as hidden_states; encoder_hidden_states: (B, m, E), None: self-attention.
 
-        hidden_states: (B, n, D); encoder_hidden_states: (B, m, E), the prompt, or None for self-attention;
         attention_mask: (B, 1, m), added to the scores.
         """
         context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
@@ -94,7 +93,6 @@ class GroupNorm(nn.GroupNorm):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: (B, C, …)."""
         grouped = x.reshape(x.shape[0], self.num_groups, -1)
         normed = F.layer_norm(grouped, grouped.shape[-1:], eps=self.eps).reshape(x.shape)
         shape = (-1, *[1] * (x.ndim - 2))
@@ -102,10 +100,7 @@ class GroupNorm(nn.GroupNorm):
 
 
 class LayerNorm(nn.LayerNorm):
-    """`nn.LayerNorm` in float32 or wider, as autocast does on a GPU.
-
-    On a CPU the backward pass of a mixed-precision layer norm fails under vmap.
-    """
+    """`nn.LayerNorm` in float32 or wider: on a CPU the backward pass of a mixed-precision one fails under vmap."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -113,10 +108,9 @@ class LayerNorm(nn.LayerNorm):
 
 
 class SiLU(torch.autograd.Function):
-    """x·sigmoid(x) with its backward pass in one kernel.
+    """x·sigmoid(x) with its backward pass in one kernel. A second derivative is an error.
 
-    Under `torch.func.grad` the built-in one uses its twice-differentiable backward: five passes over full-size
-    temporaries. A second derivative is an error.
+    Under `torch.func.grad` the built-in backward takes five passes over full-size temporaries.
     """
 
     generate_vmap_rule = True
@@ -140,7 +134,7 @@ class CheapSiLU(nn.Module):
 
 
 def build_network(model: ModelDirectory) -> nn.Module:
-    """The U-Net or the transformer with untrained weights, on the current device, which may be the meta device."""
+    """The U-Net or the transformer with untrained weights, on the current device."""
     kind = class_named(model.classes[model.denoiser])
     what = f"{model.path / model.denoiser}: config.json does not describe a {kind.__name__}"
     with explained(DataError, lambda error: f"{what} ({error}): {AGAIN}", causes=(Exception,)):
@@ -152,21 +146,16 @@ def make_differentiable(network: Any) -> None:
     for path, module in network.named_modules():
         if hasattr(module, "to_q") and hasattr(module, "processor"):
             odd = [name for name in UNSUPPORTED if getattr(module, name, None)]
-            if odd or module.residual_connection:
-                raise DataError(
-                    f"the attention {path} has {(odd or ['residual_connection'])[0]}, which is not supported: "
-                    "take Stable Diffusion 1.x, 2.x or PixArt"
-                )
+            odd += ["residual_connection"] if module.residual_connection else []
+            if odd:
+                fix = "take Stable Diffusion 1.x, 2.x or PixArt"
+                raise DataError(f"the attention {path} has {odd[0]}, which is not supported: {fix}")
     network.set_attn_processor(PlainAttention())
     for path, module in list(network.named_modules()):
         if type(module) is nn.GroupNorm and module.affine:
-            cheap = GroupNorm(module.num_groups, module.num_channels, module.eps, device="meta")
-            cheap.weight, cheap.bias = module.weight, module.bias
-            network.set_submodule(path, cheap)
+            module.__class__ = GroupNorm  # the same weights, another forward pass
         elif type(module) is nn.LayerNorm:
-            wide = LayerNorm(module.normalized_shape, module.eps, device="meta")
-            wide.weight, wide.bias = module.weight, module.bias
-            network.set_submodule(path, wide)
+            module.__class__ = LayerNorm
         elif type(module) is nn.SiLU:
             network.set_submodule(path, CheapSiLU())
     network.eval()
@@ -177,9 +166,9 @@ def make_differentiable(network: Any) -> None:
 
 @torch.no_grad()
 def embed_prompts(model: ModelDirectory, prompts: Sequence[str], device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """The embedding of each prompt and, last, of the empty one. It encodes each prompt once, alone.
+    """The embeddings of each prompt and, last, of the empty one; the masks of their real tokens, or None. On the CPU.
 
-    Returns ((len(prompts) + 1, tokens, D) float32, (…, tokens) bool, true for real tokens, or None), on the CPU.
+    Returns ((len(prompts) + 1, tokens, D) float32, (len(prompts) + 1, tokens) bool).
     """
     tokenizer, encoder = load_part(model, "tokenizer"), load_part(model, "text_encoder").to(device)
     masked = model.denoiser == "transformer"
@@ -188,10 +177,8 @@ def embed_prompts(model: ModelDirectory, prompts: Sequence[str], device: torch.d
     for prompt in [*prompts, NO_LABEL]:
         text = prompt.lower().strip() if masked else prompt
         if len(tokenizer(text).input_ids) > length:
-            raise DataError(
-                f"the prompt {prompt[:60]!r}… has more than the {length} tokens of this model: "
-                "shorten it (model.prompt, model.prompts)"
-            )
+            fix = "shorten it (model.prompt, model.prompts)"
+            raise DataError(f"the prompt {prompt[:60]!r}… has more than the {length} tokens of this model: {fix}")
         tokens = tokenizer(text, padding="max_length", max_length=length, truncation=True, return_tensors="pt")
         attends = masked or getattr(encoder.config, "use_attention_mask", False)
         attended = tokens.attention_mask.to(device) if attends else None
@@ -201,7 +188,7 @@ def embed_prompts(model: ModelDirectory, prompts: Sequence[str], device: torch.d
 
 
 class LatentCodec:
-    """The frozen VAE: images to latents and back, one at a time, so that no latent depends on another image."""
+    """The frozen VAE: images to latents and back, one at a time."""
 
     def __init__(self, model: ModelDirectory, image_size: int, device: torch.device) -> None:
         self.vae, self.image_size, self.device = load_part(model, "vae").to(device), image_size, device
@@ -213,8 +200,7 @@ class LatentCodec:
     def encode(self, images: Tensor) -> Tensor:
         """(B, C, H, W) float32 in [0, 1] to (B, c, h, w) float32: resize, repeat grey, take the mean of the posterior.
 
-        It draws nothing.
-        Guarantee: row i depends on image i alone, bit for bit, whatever the others hold and however many there are.
+        Guarantee: row i depends only on image i, bit for bit, whatever the others hold and however many there are.
         """
         rows = []
         for image in images.to(self.device).split(1):
@@ -247,12 +233,10 @@ def resize(images: Tensor, size: int) -> Tensor:
 
 
 def make_scheduler(model: ModelDirectory) -> Any:
-    """The library's sampler that the model names. Raises DataError where it has no discrete noise schedule."""
+    """The library's sampler that the model names. Raises DataError if it has no discrete noise schedule."""
     scheduler = load_part(model, "scheduler")
     alphas_cumprod = getattr(scheduler, "alphas_cumprod", None)
     if not isinstance(alphas_cumprod, Tensor) or alphas_cumprod.ndim != 1:
-        raise DataError(
-            f"{model.path / 'scheduler'}: {type(scheduler).__name__} has no discrete noise schedule (alphas_cumprod): "
-            "flow-matching models are not supported"
-        )
+        wrong = f"{type(scheduler).__name__} has no discrete noise schedule (alphas_cumprod)"
+        raise DataError(f"{model.path / 'scheduler'}: {wrong}: flow-matching models are not supported")
     return scheduler

@@ -21,9 +21,8 @@ NO_LABEL = ""  # the prompt for guidance and for dropped labels
 
 
 def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list[str]:
-    """One prompt for each class, in their order.
+    """One prompt for each class: the first of `model.prompts`, `model.prompt`, that of `dataset_id`, TEMPLATE.
 
-    The first of: `model.prompts` for this class, `model.prompt`, the paper's for `dataset_id`, "An image of a {class}".
     In a template, {class} is the name with spaces for underscores, {article} "a" or "an", {number} counts from 1.
     Raises ConfigError: an unknown field, a prompt for an unknown class, two classes with the same prompt.
     """
@@ -34,7 +33,11 @@ def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list
     usual = OF_DATASET.get(dataset_id, TEMPLATE)
     whole = usual if isinstance(usual, dict) and model.prompt is None else {}
     template = model.prompt or (usual if isinstance(usual, str) else TEMPLATE)
-    check_template(template)
+    for field in re.findall(r"\{[^{}]*\}", template):
+        if field not in FIELDS:
+            raise ConfigError(f"model.prompt={template!r} has the field {field}: known are {', '.join(FIELDS)}")
+    if re.search(r"[{}]", re.sub(r"\{[^{}]*\}", "", template)):
+        raise ConfigError(f"model.prompt={template!r} is not a template: write it as {TEMPLATE!r}")
     prompts = []
     for number, name in enumerate(classes, start=1):
         words = re.sub(r"[_\s]+", " ", name).strip()
@@ -42,16 +45,5 @@ def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list
         fields = {"class": words, "article": article, "number": str(number)}
         prompts.append(model.prompts.get(name) or whole.get(name) or template.format(**fields))
     if len(classes) > 1 and (same := [prompt for prompt in prompts if prompts.count(prompt) > 1]):
-        raise ConfigError(
-            f"the prompt {same[0]!r} is that of two classes, which the model could not tell apart: "
-            "put {class} into model.prompt"
-        )
+        raise ConfigError(f"two classes share the prompt {same[0]!r}: put {{class}} into model.prompt")
     return prompts
-
-
-def check_template(template: str) -> None:
-    for field in re.findall(r"\{[^{}]*\}", template):
-        if field not in FIELDS:
-            raise ConfigError(f"model.prompt={template!r} has the field {field}: known are {', '.join(FIELDS)}")
-    if re.search(r"[{}]", re.sub(r"\{[^{}]*\}", "", template)):
-        raise ConfigError(f"model.prompt={template!r} is not a template: write it as {TEMPLATE!r}")

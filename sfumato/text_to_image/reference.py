@@ -1,30 +1,23 @@
-"""A reference: what `stage pretrain` writes in place of weights where the network is a public text-to-image model.
+"""A reference to a public text-to-image model: its path, the sha256 of its parts, the embedded prompts of the classes.
 
-It holds the path of the model, the sha256 of its parts, the prompts of the classes and their embeddings.
+`stage pretrain` writes it instead of weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from sfumato.errors import UNREADABLE, DataError, explained
 from sfumato.settings.training import Model
+from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import write_json
-from sfumato.text_to_image.directory import (
-    ModelDirectory,
-    choose_image_size,
-    digests,
-    part_digest,
-    read_model_directory,
-)
+from sfumato.storage.weights import save_tensors
+from sfumato.text_to_image.directory import ModelDirectory, choose_image_size, part_digest, read_model_directory
 from sfumato.text_to_image.parts import LatentCodec, embed_prompts, make_scheduler
 from sfumato.text_to_image.prompts import class_prompts
 
@@ -33,7 +26,7 @@ KIND = "latent-diffusion"
 
 
 def is_latent(directory: Path) -> bool:
-    """Does the artifact refer to a public text-to-image model? Otherwise it holds a network of our own."""
+    """Whether the artifact refers to a public text-to-image model; else it holds a network of our own."""
     try:
         return read_json(directory / CONFIG).get("kind") == KIND
     except UNREADABLE:
@@ -45,14 +38,15 @@ def save_reference(
 ) -> dict[str, Any]:
     """Check the model that `settings` names, encode the class prompts, write `config.json` and `prompts.safetensors`.
 
-    It copies no weights. Returns the content of `config.json`. Raises ConfigError or DataError: no such model, a
-    missing part, another sha256, an image size that the model cannot take.
+    Returns the content of `config.json`. Raises ConfigError or DataError: no such model, a missing part, another
+    sha256, an image size that the model cannot take.
     """
     assert settings.directory is not None
     model = read_model_directory(settings.directory)
     image_size = choose_image_size(model, settings)
     texts = class_prompts(settings, dataset_id, classes)
-    parts, found = digests(model)
+    parts = {part: part_digest(model.path, part) for part in sorted(model.classes)}
+    found = digest_of(parts)
     if settings.sha256 is not None and found != settings.sha256.lower():
         raise DataError(
             f"{model.path} has sha256 {found}, but model.sha256 is {settings.sha256.lower()}: "
@@ -70,13 +64,13 @@ def save_reference(
         "prompts": dict(zip(classes, texts, strict=True)),
     }
     tensors = {"embeddings": embeddings} | ({} if mask is None else {"mask": mask.to(torch.uint8)})
-    save_file(tensors, directory / PROMPTS)
+    save_tensors(tensors, directory / PROMPTS)
     write_json(directory / CONFIG, content, ensure_ascii=False)
     return content
 
 
 def read_reference(directory: Path) -> dict[str, Any]:
-    """`config.json` of a reference. Raises DataError where it cannot be used."""
+    """`config.json` of a reference. Raises DataError if it cannot be used."""
     file = directory / CONFIG
     with explained(DataError, lambda error: f"{file} refers to no public model ({error}): run `stage pretrain` again"):
         content = read_json(file)
@@ -87,18 +81,8 @@ def read_reference(directory: Path) -> dict[str, Any]:
     return content
 
 
-def readable(file: Path, stage: str) -> AbstractContextManager[None]:
-    """Raise DataError where a file of tensors, which `stage` wrote, cannot be read."""
-    again = f"run `stage {stage}` again"
-    causes = (*UNREADABLE, SafetensorError)
-    return explained(DataError, lambda error: f"{file} cannot be read ({error}): {again}", causes=causes)
-
-
 def referred(reference: Mapping[str, Any], *parts: str) -> ModelDirectory:
-    """The model that a reference names, after a check of the bytes of `parts`.
-
-    In `parts`, "denoiser" stands for U-Net or transformer.
-    """
+    """The model that a reference names, after a check of the bytes of `parts`; "denoiser": U-Net or transformer."""
     model = read_model_directory(reference["directory"])
     for part in parts:
         part = model.denoiser if part == "denoiser" else part

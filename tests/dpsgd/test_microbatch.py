@@ -8,7 +8,7 @@ from torch import Tensor
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd import clip, gradients, microbatch
 from sfumato.dpsgd.clip import clipped_sum
-from sfumato.dpsgd.gradients import choose_precision, clipped_gradient_sum, draw, mean_gradients, per_image_gradients
+from sfumato.dpsgd.gradients import choose_precision, clipped_gradient_sum, draw, per_image_gradients
 from sfumato.dpsgd.microbatch import activation_bytes, choose_microbatch, needed, plain_microbatch
 from sfumato.dpsgd.run import State, gradient_sum
 from sfumato.settings.dpsgd import Finetune
@@ -48,7 +48,7 @@ def test_draws_in_parts_are_averaged_before_the_clip(model, draws_per_pass, grou
         torch.cat([value.flatten(1) for value in rows.values()], dim=1)
         for rows in (
             per_image_gradients(model, parameters, images, labels, drawn),
-            mean_gradients(model, parameters, images, labels, drawn, draws_per_pass=draws_per_pass),
+            per_image_gradients(model, parameters, images, labels, drawn, draws_per_pass=draws_per_pass),
         )
     )
     assert (torch.linalg.vector_norm(parts - whole, dim=1) < 1e-5 * torch.linalg.vector_norm(whole, dim=1)).all()

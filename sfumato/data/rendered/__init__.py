@@ -1,7 +1,6 @@
 """Public image sets that are drawn, not downloaded: glyphs of fonts, procedural textures, patches of two photographs.
 
-Every image has its own random stream, seeded by (seed, class, number), so a larger set begins with the smaller one.
-Classes take turns, so every prefix is balanced.
+Every image has its own random stream, seeded by (seed, class, number): a larger set begins with the smaller one.
 """
 
 from __future__ import annotations
@@ -27,10 +26,7 @@ DRAWN: dict[str, Callable[[Shape], Drawing]] = {
 
 
 def drawing(source: str, shape: Shape) -> Drawing:
-    """The class names of a source in DRAWN, and the function that draws one image of `shape` (C, H, W).
-
-    Raises ConfigError for another source.
-    """
+    """The class names of a source in DRAWN, and the function that draws one image of `shape` (C, H, W)."""
     if source not in DRAWN:
         raise ConfigError(f"{source!r} is not drawn: choose from {', '.join(DRAWN)}.")
     return DRAWN[source](shape)

@@ -1,9 +1,7 @@
-"""Drawn images by a vector of numbers in place of chance: the numbers are the parameters of the image, and can vary.
+"""Drawn images as functions of a vector in [0, 1)^n, their genes, which replaces the random stream of a drawing.
 
-What a drawing function asks of its random stream is read from a vector in [0, 1)^n, its genes, in order: a font, an
-angle, the noise of a texture. A small step of the genes is a small step of the image, whatever is drawn.
-Source: the primary sample space of Kelemen et al. 2002; renderers' parameters for Private Evolution: Sim-PE (Lin et
-al. 2025).
+A small step of the genes, such as those of an angle or of the noise of a texture, is a small step of the image.
+Source: the primary sample space of Kelemen et al. 2002; for Private Evolution, Sim-PE (Lin et al. 2025).
 """
 
 from __future__ import annotations
@@ -16,14 +14,11 @@ from scipy.special import ndtri
 from sfumato.data.images import Shape
 from sfumato.data.rendered import drawing
 
-MEASURED, LONGEST = 8, 8192  # images of each class by which the number of genes is found, and the most there may be
+MEASURED, LONGEST = 8, 8192  # images of each class that count the genes; the most there may be
 
 
 class Genes:
-    """The random stream that a drawing function is given: it reads `values`, (n,) in [0, 1), and counts them.
-
-    What it asks for beyond them comes from one fixed stream, so that equal genes are equal images.
-    """
+    """A random stream for drawing functions that reads `values`, (n,) in [0, 1), then one fixed stream; it counts."""
 
     def __init__(self, values: np.ndarray) -> None:
         self.values, self.read = values, 0
@@ -54,8 +49,7 @@ class Genes:
 class DrawnByGenes:
     """A drawn source whose images are functions of genes.
 
-    classes: of the source, whatever the sensitive ones are; length: n, how many genes an image has: as many as any of
-    its classes was seen to read, and LONGEST at most.
+    classes: of the source; length: n, as many genes as any of MEASURED images of each class read, LONGEST at most.
     """
 
     def __init__(self, source: str, shape: Shape) -> None:
@@ -63,13 +57,9 @@ class DrawnByGenes:
         self.length = 1
         for label in range(len(self.classes)):
             for number in range(MEASURED):
-                self.length = max(self.length, self.read_by(label, np.random.default_rng((label, number))))
-
-    def read_by(self, label: int, random: np.random.Generator) -> int:
-        """How many genes one image of the class reads, at most LONGEST."""
-        genes = Genes(random.random(LONGEST))
-        self.draw(genes, label)  # type: ignore[arg-type]
-        return min(genes.read, LONGEST)
+                genes = Genes(np.random.default_rng((label, number)).random(LONGEST))
+                self.draw(genes, label)  # type: ignore[arg-type]
+                self.length = max(self.length, min(genes.read, LONGEST))
 
     def image(self, label: int, genes: np.ndarray) -> np.ndarray:
         """The image of a class and its genes, (n,) in [0, 1): (H, W, C) uint8."""

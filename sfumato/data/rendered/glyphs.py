@@ -28,10 +28,7 @@ CONTRAST = 110.0  # least distance of foreground and ground, in units of 1/255
 
 
 def glyph_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, int], np.ndarray]:
-    """A function (random stream, label) -> one glyph, (H, W, C) uint8, of a random font.
-
-    Deterministic as long as matplotlib's fonts and the font renderer are the same.
-    """
+    """A function (random stream, label) -> one glyph, (H, W, C) uint8, of a random font of matplotlib."""
     from PIL import ImageFont
 
     basic = ImageFont.Layout.BASIC

@@ -1,8 +1,7 @@
 """Textures of six classical generators, grey or in colour; the generator is the class.
 
 Sources: dead leaves (Lee, Mumford, Huang 2001; as public images: Baradad et al. 2021), 1/f noise (Field 1987), gradient
-noise (Perlin 1985), cellular noise (Worley 1996), sine gratings, plain shapes. Lengths are in units of the image's
-shorter side.
+noise (Perlin 1985), cellular noise (Worley 1996). Lengths are in units of the image's shorter side.
 """
 
 from __future__ import annotations

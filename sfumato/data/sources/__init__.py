@@ -1,7 +1,7 @@
 """Where images come from: one entry of SOURCES each, by the name in the parameters.
 
-Every source yields one image at a time, already converted to the asked size and channels, so a set is never held in
-memory decoded. What happens to an image depends on that image and on what was asked alone.
+Every source yields one image at a time, already converted to the asked size and channels. The conversion of an image
+depends only on that image and the request.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def read_source(data: Data, raw: Path) -> Source:
     """Open the sensitive source that `data` names; `raw` is the folder of downloads.
 
     Names and array shapes are checked here; pictures are decoded, and can be refused, while they are iterated over.
-    Raises ConfigError where `data` is incomplete, DataError where files are missing or unusable.
+    Raises ConfigError if `data` is incomplete, DataError if files are missing or unusable.
     """
     size = None if data.size is None else (data.size, data.size)
     request = Request(
@@ -63,10 +63,9 @@ def read_source(data: Data, raw: Path) -> Source:
 
 
 def read_public(public: Public, shape: Shape, raw: Path, seed: int) -> Source:
-    """Open the training part of the public source that `public` names.
+    """Open the training part of the public source that `public` names. Raises as `read_source` does.
 
-    shape: (C, H, W) that its images get, as (H, W, C); seed: decides what is drawn, for the sources that are drawn.
-    Raises as `read_source` does.
+    shape: (C, H, W) that its images get, as (H, W, C); seed: for the sources that are drawn.
     """
     channels, height, width = shape
     asked = public.model_dump(include={"path", "per_class"})
@@ -89,7 +88,6 @@ def open_source(request: Request, raw: Path) -> Source:
         for name in source.classes:
             class_name(name)
     if len(source.classes) < 2:
-        raise DataError(
-            f"{request.section}.source={request.name} has one class only ({source.classes[0]}): give two or more."
-        )
+        only = f"one class only ({source.classes[0]})"
+        raise DataError(f"{request.section}.source={request.name} has {only}: give two or more.")
     return source

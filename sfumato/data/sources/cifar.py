@@ -57,10 +57,8 @@ def read_cifar(request: Request, raw: Path) -> Source:
         parts = [tuple(np.concatenate(arrays) for arrays in zip(*split, strict=True)) for split in batches]
     elif request.path is not None:
         wanted = ", ".join(path.name for split in files for path in split)
-        raise DataError(
-            f"{place} does not hold {wanted}: "
-            f"point {request.section}.path at the binary version of {known.torchvision}."
-        )
+        fix = f"point {request.section}.path at the binary version of {known.torchvision}"
+        raise DataError(f"{place} does not hold {wanted}: {fix}.")
     else:
         fix = f"Unpack {known.archive} so that {files[0][0]} exists"
         sets = download(known.torchvision, raw, fix, test=request.sensitive)

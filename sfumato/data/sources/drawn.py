@@ -23,10 +23,7 @@ def read_digits(request: Request, raw: Path) -> Source:
 def read_drawn(request: Request, raw: Path) -> Source:
     """`request.per_class` images of each class, of the size and the channels that are asked for."""
     if request.path is not None:
-        raise ConfigError(
-            f"public.path={request.path} has no effect on public.source={request.name}, which reads no files: "
-            "leave it out."
-        )
+        raise ConfigError(f"public.path={request.path}: public.source={request.name} reads no files: leave it out.")
     if request.size is None or request.channels is None:
         raise ConfigError(f"{request.section}.source={request.name} is drawn: it needs a size and channels.")
     classes, draw = drawing(request.name, (request.channels, *request.size))

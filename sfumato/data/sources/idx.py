@@ -71,10 +71,8 @@ def read_idx_set(request: Request, raw: Path) -> Source:
     for images_file, labels_file in zip(files[::2], files[1::2], strict=True):
         images, labels = read_idx(images_file), read_idx(labels_file)
         if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
-            raise DataError(
-                f"{images_file} has shape {images.shape} and its labels {labels.shape}: "
-                "not images and labels that belong together."
-            )
+            shapes = f"{images.shape} and its labels {labels.shape}"
+            raise DataError(f"{images_file} has shape {shapes}: these do not belong together.")
         check_labels(labels, known.classes, labels_file)
         size += len(images)
         upright = images.transpose(0, 2, 1) if known.transposed else images
@@ -101,10 +99,8 @@ def read_idx(path: Path) -> np.ndarray:
     ):
         magic = file.read(4)
         if magic[:3] != b"\0\0\x08" or len(magic) < 4:
-            raise DataError(
-                f"{path} is not an idx file of unsigned bytes: "
-                f"it starts with {magic.hex() or 'nothing'}, expected 000008."
-            )
+            start = magic.hex() or "nothing"
+            raise DataError(f"{path} is not an idx file of unsigned bytes: it starts with {start}, expected 000008.")
         header = file.read(4 * magic[3])
         if len(header) < 4 * magic[3]:
             raise DataError(f"{broken}: its header stops short. Fetch it again.")

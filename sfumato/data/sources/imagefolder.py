@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sfumato.data.groups import ids_of_files
+from sfumato.data.groups import ids_of_files, place_of
 from sfumato.data.images import GROUPS, GROUPS_REFUSED
 from sfumato.data.sources.source import Example, Request, Source, fit
 from sfumato.errors import DataError
@@ -23,7 +23,7 @@ FORMATS = "AVIF BMP DIB GIF ICO JPEG JPEG2000 PCX PNG PPM QOI SGI TGA TIFF WEBP"
 
 @dataclass(frozen=True)
 class Listing:
-    """What a folder holds, before any picture is decoded: files with their labels, and what is wrong with the rest."""
+    """The content of a folder, before any picture is decoded: files with their labels, and problems of the rest."""
 
     classes: tuple[str, ...]
     train: list[tuple[Path, int]]
@@ -38,9 +38,8 @@ class Listing:
 def read_imagefolder(request: Request, raw: Path) -> Source:
     """A folder with one folder of pictures per class, in the order of their names; hidden files are ignored.
 
-    Of a folder that holds `train/` and `test/` alone, `test/` is the hold-out. With `data.groups.folder`, pictures lie
-    one folder deeper, in that of their person. Raises DataError, here or while the pictures are decoded, which names
-    every file that cannot be used; where images have groups, by its place, for its name may be an id.
+    If a folder holds only `train/` and `test/`, `test/` is the hold-out. Raises DataError, here or while the pictures
+    are decoded, which names every file that cannot be used; with groups, by its place, for its name may be an id.
     """
     path, groups = request.required_path(), request.groups
     if request.sensitive and path.is_dir() and (path / GROUPS).exists() and groups is None:
@@ -53,8 +52,8 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
     ids = None if groups is None else ids_of_files(groups, [file for file, _ in found.files], path)
     if ids is not None and {*ids[: len(found.train)]} & {*ids[len(found.train) :]} - {None}:
         raise DataError(
-            f"data.groups: somebody has pictures in both {path / TRAIN} and {path / TEST}, and no guarantee covers the "
-            "hold-out: move all pictures of a person into one of them"
+            f"data.groups: one person has pictures in both {path / TRAIN} and {path / TEST}, and no guarantee covers "
+            "the hold-out: move all pictures of a person into one of them"
         )
     shapes: list[tuple[int, ...]] = []  # of the first picture, for both parts
     train = pictures_of(found.train, found.files, request, shapes)
@@ -85,10 +84,10 @@ def list_folder(path: Path, option: str = "data.path", groups: Groups | None = N
 
 @dataclass(frozen=True)
 class Survey:
-    """What a folder of sensitive images looks like. Private, but for what its owner decides to tell.
+    """The size and form of a folder of sensitive images. Private, except for what its owner decides to publish.
 
-    images, held_out: how many; side: the median of the shorter sides; colour: most pictures have some; groups: where
-    the ids of persons are found; persons: how many of them are not held out, where there are ids.
+    images, held_out, persons: how many, persons without those held out; side: the median of the shorter sides; colour:
+    most pictures have some; groups: where the ids of persons are found.
     """
 
     classes: tuple[str, ...]
@@ -101,10 +100,9 @@ class Survey:
 
 
 def survey(path: Path, progress: Callable[[Sequence], Iterable] = iter, groups: Groups | None = None) -> Survey:
-    """Look at every picture of a folder. progress: shows how far it is; groups: None where the folder is to say it.
+    """Look at every picture of a folder, whose sizes and channels may differ. groups: None for those of the layout.
 
-    Raises DataError that names every file that cannot be used, where there are groups by its place; sizes and channels
-    may differ.
+    Raises DataError that names every file that cannot be used; with groups, by its place.
     """
     groups = groups or groups_shown(path)
     found = list_folder(path, "FOLDER", groups)
@@ -121,9 +119,8 @@ def survey(path: Path, progress: Callable[[Sequence], Iterable] = iter, groups: 
     if problems:
         raise refusal(problems)
     if len(found.classes) < 2 or not sides:
-        raise DataError(
-            f"{path} has {len(found.classes)} class(es) and {len(sides)} pictures: give two or more of each."
-        )
+        has = f"{len(found.classes)} class(es) and {len(sides)} pictures"
+        raise DataError(f"{path} has {has}: give two or more of each.")
     held_out = None if found.test is None else len(found.test)
     ids = [] if groups is None else ids_of_files(groups, [file for file, _ in found.files], path)[: len(found.train)]
     persons = None if groups is None else len({*ids} - {None}) + ids.count(None)
@@ -132,7 +129,7 @@ def survey(path: Path, progress: Callable[[Sequence], Iterable] = iter, groups: 
 
 
 def groups_shown(path: Path) -> Groups | None:
-    """Which images are whose, where a folder says so: by `groups.npy`, or by a folder for each person in each class."""
+    """The groups of a folder by its layout: `groups.npy`, or a folder for each person in each class; or None."""
     if (path / GROUPS).exists():
         return Groups(array=True)
     parts = [path / TRAIN, path / TEST] if path.is_dir() and has_splits(path) else [path]
@@ -152,28 +149,29 @@ def has_splits(path: Path) -> bool:
 
 def list_classes(path: Path, root: Path, groups: Groups | None = None) -> Listing:
     """The classes of one part of the folder `root`."""
+    from PIL.Image import registered_extensions
+
     entries, nested = visible(path), groups is not None and groups.folder
     folders = [entry for entry in entries if entry.is_dir()]
     problems = [
         f"{entry if groups is None else f'A picture in {path}'} lies outside a class: "
         "move it into a folder named after its class."
         for entry in entries
-        if not entry.is_dir() and is_picture(entry)
+        if not entry.is_dir() and entry.suffix.lower() in registered_extensions()
     ]
     files: list[tuple[Path, int]] = []
     for label, folder in enumerate(folders):
         if wrong := misplaced(folder, root, str(folder)):
             problems.append(wrong)
             continue
-        # A folder without pictures is a class all the same: a refusal would tell that its last picture is gone.
+        # A folder without pictures is a class all the same: a refusal would reveal that its last picture is gone.
         for picture in pictures_in(folder, nested):
+            name = str(picture) if groups is None else f"An entry of {folder}"
             if picture.is_dir():
-                what = picture if groups is None else f"A folder in {folder}"
-                deeper = ", or, where it is one person's, say data.groups: {folder: true}" if groups is None else ""
-                problems.append(
-                    f"{what} is a folder inside a class: pictures must lie directly in their class's folder{deeper}."
-                )
-            elif wrong := misplaced(picture, root, str(picture) if groups is None else f"A picture in {folder}"):
+                fix = "pictures must lie directly in their class's folder"
+                fix += ", or, if it is one person's, set data.groups: {folder: true}" if groups is None else ""
+                problems.append(f"{name} is a folder inside a class: {fix}.")
+            elif wrong := misplaced(picture, root, name):
                 problems.append(wrong)
             else:
                 files.append((picture, label))
@@ -191,40 +189,32 @@ def misplaced(entry: Path, root: Path, name: str) -> str | None:
 
 
 def pictures_in(folder: Path, nested: bool) -> list[Path]:
-    """What the folder of a class holds; nested: with what its folders hold in their place."""
+    """The entries of a class's folder; nested: those of its folders instead of the folders."""
     inner = (visible(entry) if nested and entry.is_dir() else [entry] for entry in visible(folder))
     return [entry for entries in inner for entry in entries]
 
 
 def called(path: Path, request: Request) -> str:
-    """What messages call a picture: its file, or, where that may name a person, its place in the class's folder."""
+    """The name of a picture in messages: its file, or, if that may name a person, its place in the class's folder."""
     if request.groups is None:
         return str(path)
     root = request.required_path()
-    parts = path.relative_to(root).parts
-    folder = root.joinpath(*parts[: 2 if has_splits(root) else 1])
-    return f"picture {pictures_in(folder, request.groups.folder).index(path) + 1} of {folder}, in the order of names,"
+    folder = root.joinpath(*path.relative_to(root).parts[: 2 if has_splits(root) else 1])
+    return f"{place_of(path, pictures_in(folder, request.groups.folder), folder)},"
 
 
 def visible(folder: Path) -> list[Path]:
-    """What the owner put into a folder, by name: without hidden files and what operating systems leave there."""
+    """The entries of a folder, by name, without hidden files and those of operating systems."""
     entries = sorted(folder.iterdir(), key=lambda entry: entry.name)
     return [e for e in entries if not e.name.startswith(".") and e.name.lower() not in LEFT_BY_SYSTEMS]
-
-
-def is_picture(path: Path) -> bool:
-    from PIL.Image import registered_extensions
-
-    return path.suffix.lower() in registered_extensions()
 
 
 def pictures_of(
     files: list[tuple[Path, int]], every: list[tuple[Path, int]], request: Request, shapes: list[tuple[int, ...]]
 ) -> Iterator[Example]:
-    """Picture files decoded one by one.
+    """Picture files decoded one by one. shapes: takes the shape of the first picture, which all must have.
 
-    every: all files of the folder; shapes: takes the shape of the first picture, which all must have. Raises DataError
-    that names all files that cannot be read, or whose size or channels differ.
+    Raises DataError that names all of `every` that cannot be read, or whose size or channels differ.
     """
     for path, label in files:
         try:
@@ -241,32 +231,30 @@ def pictures_of(
 def problems_of(files: Iterable[tuple[Path, int]], request: Request) -> list[str]:
     """One sentence for each file that cannot be used, and one for all whose size or channels differ."""
     problems: list[str] = []
-    first: tuple[Path, tuple[int, ...]] | None = None
-    odd: list[tuple[Path, tuple[int, ...]]] = []
+    shapes: dict[str, tuple[int, ...]] = {}  # by the name in messages
     for path, _ in files:
+        name = called(path, request)
         try:
-            name = called(path, request)
-            shape = fit(decode(path, name), request, name).shape
+            shapes[name] = fit(decode(path, name), request, name).shape
         except DataError as error:
             problems.append(str(error))
-            continue
-        first = first or (path, shape)
-        if shape != first[1]:
-            odd.append((path, shape))
-    if first and odd:
-        sizes, channels = ({shape[part] for _, shape in (first, *odd)} for part in (slice(2), slice(2, 3)))
-        differs = {"size": len(sizes) > 1, "channels": len(channels) > 1}
-        wish = " and ".join(f"{request.section}.{key}" for key, value in differs.items() if value)
+    first = next(iter(shapes), "")
+    if odd := [name for name, shape in shapes.items() if shape != shapes[first]]:
+        differs: dict[str, set] = {
+            "size": {shape[:2] for shape in shapes.values()},
+            "channels": {shape[2] for shape in shapes.values()},
+        }
+        wish = " and ".join(f"{request.section}.{key}" for key, values in differs.items() if len(values) > 1)
         others = f" ({len(odd) - 1} more differ)" if len(odd) > 1 else ""
         problems.append(
-            f"{called(odd[0][0], request)} is {describe(odd[0][1])} but {called(first[0], request)} is "
-            f"{describe(first[1])}{others}: set {wish} to convert all alike."
+            f"{odd[0]} is {describe(shapes[odd[0]])} but {first} is {describe(shapes[first])}{others}: "
+            f"set {wish} to convert all alike."
         )
     return problems
 
 
 def refusal(problems: Sequence[str]) -> DataError:
-    """The error that names all problems, one line each; a single one as it is."""
+    """The error that names all problems, one line each."""
     if len(problems) == 1:
         return DataError(problems[0])
     more = [f"and {len(problems) - NAMED} more."] if len(problems) > NAMED else []
@@ -280,7 +268,7 @@ def describe(shape: tuple[int, ...]) -> str:
 def decode(path: Path, name: str = "") -> np.ndarray:
     """A picture file as (H, W, 1) or (H, W, 3) uint8: upright, 16-bit grey divided by 256, transparency over black.
 
-    name: what messages call it, where that is not its path.
+    name: in messages, by default its path.
     """
     from PIL import Image, ImageOps
 
@@ -301,16 +289,12 @@ def decode(path: Path, name: str = "") -> np.ndarray:
     if picture.mode.startswith("I;16"):
         return (np.asarray(picture).astype(np.uint16) >> 8).astype(np.uint8)[..., None]
     if picture.mode in ("I", "F"):
-        raise DataError(
-            f"{name} has 32-bit pixels, whose range nothing states: save it with 8 bits, or as 16-bit grey."
-        )
+        raise DataError(f"{name} has 32-bit pixels, of unknown range: save it with 8 bits, or as 16-bit grey.")
     if picture.has_transparency_data:
         mode = "L" if picture.mode in ("LA", "La", "L", "1") else "RGB"
         picture = picture.convert("RGBA")
         if picture.getchannel("A").getbbox() is None:
-            raise DataError(
-                f"{name} is fully transparent, so nothing would be left of it: save it without, or remove it."
-            )
+            raise DataError(f"{name} is fully transparent: save it without transparency, or remove it.")
         black = Image.new("RGBA", picture.size, (0, 0, 0, 255))
         picture = Image.alpha_composite(black, picture).convert(mode)
     array = np.asarray(picture.convert("L" if picture.mode in ("1", "L") else "RGB"))

@@ -1,4 +1,4 @@
-"""NumPy archives: a set of the user, and the batches of the downsampled ImageNet. Pickles are refused."""
+"""NumPy archives: a set of the owner, and the batches of the downsampled ImageNet. Pickles are refused."""
 
 from __future__ import annotations
 
@@ -25,8 +25,11 @@ ROWS = 512  # read at once
 PLAIN = "write it with np.savez and plain arrays."
 
 
+Header = tuple[tuple[int, ...], bool, np.dtype]  # shape, whether it is stored column by column, type
+
+
 def unzipped(path: Path, wrong: str, fix: str) -> AbstractContextManager[None]:
-    """Raise DataError where an archive cannot be read."""
+    """Raise DataError if an archive cannot be read."""
     causes = (*UNREADABLE, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)  # encrypted ones: RuntimeError
     return explained(DataError, lambda error: f"{path} {wrong} ({error}): {fix}", causes=causes)
 
@@ -34,25 +37,23 @@ def unzipped(path: Path, wrong: str, fix: str) -> AbstractContextManager[None]:
 def read_npz(request: Request, raw: Path) -> Source:
     """`images` (N, H, W) or (N, H, W, C) uint8, `labels` (N,) integers, `classes`: the names, as an array of strings.
 
-    The names must be in the file: if the labels were counted instead, the public class list would depend on who is in
-    the set.
+    The names must be in the file: if labels were counted instead, the public class list would depend on the images.
     """
     path = request.required_path()
     if not path.is_file():
-        raise DataError(
-            f"{request.section}.path={path} is not a file: expected an .npz with images, labels and classes."
-        )
+        wanted = "an .npz with images, labels and classes"
+        raise DataError(f"{request.section}.path={path} is not a file: expected {wanted}.")
     with unzipped(path, "cannot be read as .npz without pickle", PLAIN):
-        check_members(path)
+        headers = headers_of(path)
+        if missing := [key for key in ("images", "labels", "classes") if key not in headers]:
+            fix = "write it with np.savez(path, images=…, labels=…, classes=…)"
+            raise DataError(f"{path} has no array named {', '.join(missing)}: {fix}.")
+        grouped = "groups" in headers
         with np.load(path, allow_pickle=False) as archive:
-            if missing := [key for key in ("images", "labels", "classes") if key not in archive]:
-                raise DataError(
-                    f"{path} has no array named {', '.join(missing)}: "
-                    "write it with np.savez(path, images=…, labels=…, classes=…)."
-                )
-            given, grouped = archive["classes"], "groups" in archive
+            given = archive["classes"]
             groups = archive["groups"] if request.groups is not None and grouped else None
-        (shape, _, dtype), (labels_shape, _, labels_dtype) = npy_header(path, "images"), npy_header(path, "labels")
+    shape, _, dtype = headers["images"]
+    labels_shape, _, labels_dtype = headers["labels"]
     if request.sensitive and grouped and request.groups is None:
         raise DataError(f"{path}: `groups` {GROUPS_REFUSED}.")
     if dtype != np.uint8 or len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3)):
@@ -62,41 +63,31 @@ def read_npz(request: Request, raw: Path) -> Source:
     if not shape[0]:
         raise DataError(f"{path} holds no images.")
     if given.dtype.kind != "U" or given.ndim != 1 or not len(given) or len(set(given)) != len(given):
-        raise DataError(
-            f"{path}: classes are {given.dtype} {given.shape}, expected distinct names, an array of strings."
-        )
+        raise DataError(f"{path}: classes are {given.dtype} {given.shape}, expected distinct names as strings.")
     classes = tuple(str(name) for name in given)
     for part in npy_rows(path, "labels"):
         check_labels(part, classes, path)
     ids = None
     if request.groups is not None:
         if not request.groups.array:
-            raise ConfigError("data.groups: an archive has no file names, so its ids are an array: say {array: true}")
+            raise ConfigError("data.groups: an archive has no file names, so its ids are an array: set {array: true}")
         if groups is None:
             raise DataError(f"{path} has no array named groups: write it with np.savez(path, …, groups=…).")
         ids = checked(ids_of_array(groups, shape[0], f"{path}: `groups`"), request.groups)
-    # read in pieces: memory does not grow with their number
     images, labels = (chain.from_iterable(npy_rows(path, name)) for name in ("images", "labels"))
     return Source(classes, examples(images, labels, request, path.name), None, shape[0], ids)
 
 
-def npy_header(path: Path, name: str) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """As `read_npy_header`, of one array of an archive."""
-    with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as member:
-        return read_npy_header(member)
-
-
 def npy_rows(path: Path, name: str, fix: str = PLAIN) -> Iterator[np.ndarray]:
-    """An array of an archive in pieces of ROWS rows at most; whole where it was stored column by column."""
-    shape, rowwise, dtype = npy_header(path, name)
-    if not rowwise and len(shape) > 1:
-        with unzipped(path, "is truncated or corrupt", fix), np.load(path, allow_pickle=False) as archive:
-            yield archive[name]
-        return
-    size = math.prod(shape[1:]) * dtype.itemsize
+    """An array of an archive in pieces of ROWS rows at most; whole if it was stored column by column."""
     corrupt = unzipped(path, "is truncated or corrupt", fix)
     with corrupt, zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as member:
-        read_npy_header(member)
+        shape, columnwise, dtype = read_header(member)
+        if columnwise and len(shape) > 1:
+            with np.load(path, allow_pickle=False) as whole:
+                yield whole[name]
+            return
+        size = math.prod(shape[1:]) * dtype.itemsize
         for start in range(0, shape[0], ROWS):
             wanted = min(ROWS, shape[0] - start) * size
             content = member.read(wanted)
@@ -109,8 +100,7 @@ def npy_rows(path: Path, name: str, fix: str = PLAIN) -> Iterator[np.ndarray]:
 def read_imagenet32(request: Request, raw: Path) -> Source:
     """The downsampled ImageNet: `train_data_batch_<n>.npz` with `data` (N, 3072) uint8 and `labels` (N,) in 1..1000.
 
-    Reads every batch, in order and in pieces: memory does not grow with their number. `map_clsloc.txt` beside them, if
-    there, names the classes. Source: Chrabaszcz, Loshchilov, Hutter 2017.
+    A `map_clsloc.txt` beside them names the classes. Source: Chrabaszcz, Loshchilov, Hutter 2017.
     """
     place = raw / "imagenet32" if request.path is None else request.required_path()
     files = sorted(place.glob("train_data_batch_*.npz"), key=lambda path: (len(path.name), path.name))
@@ -124,18 +114,15 @@ def read_imagenet32(request: Request, raw: Path) -> Source:
 
 
 def read_imagenet_labels(path: Path) -> np.ndarray:
-    """The labels of a batch, less one. Raises DataError where its images or labels have another form."""
+    """The labels of a batch, less one. Raises DataError if its images or labels have another form."""
     again = "fetch it again; it must hold `data` and `labels`."
     with unzipped(path, "cannot be read as a batch of ImageNet-32", again):
-        check_members(path)
+        shape, columnwise, dtype = headers_of(path)["data"]
         with np.load(path, allow_pickle=False) as archive:
             labels = archive["labels"]
-        shape, rowwise, dtype = npy_header(path, "data")
-    if dtype != np.uint8 or len(shape) != 2 or shape[1] != IMAGENET_ROW or not rowwise:
-        raise DataError(
-            f"{path}: data is {dtype} {shape}, expected uint8 (N, {IMAGENET_ROW}), row by row: "
-            "take the 32×32 version for NumPy."
-        )
+    if dtype != np.uint8 or len(shape) != 2 or shape[1] != IMAGENET_ROW or columnwise:
+        wanted = f"uint8 (N, {IMAGENET_ROW}), row by row"
+        raise DataError(f"{path}: data is {dtype} {shape}, expected {wanted}: take the 32×32 version for NumPy.")
     if labels.dtype.kind not in "iu" or labels.shape != shape[:1]:
         raise DataError(f"{path}: labels are {labels.dtype} {labels.shape}, expected {shape[0]} integers.")
     if len(labels) and not (labels.min() >= 1 and labels.max() <= IMAGENET_CLASSES):
@@ -143,22 +130,24 @@ def read_imagenet_labels(path: Path) -> np.ndarray:
     return labels.astype(np.int64) - 1
 
 
-def check_members(path: Path) -> None:
-    """Raise ValueError where an array claims more values than the archive has bytes of it: NumPy would believe it."""
+def headers_of(path: Path) -> dict[str, Header]:
+    """The header of every array. Raises ValueError if one claims more bytes than there are: NumPy would believe it."""
+    found = {}
     with zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
             with archive.open(info) as member:
-                shape, _, dtype = read_npy_header(member)
+                shape, _, dtype = found[info.filename.removesuffix(".npy")] = read_header(member)
             if math.prod(shape) * dtype.itemsize > info.file_size or min(shape, default=0) < 0:
                 raise ValueError(f"{info.filename} claims the shape {shape} and has {info.file_size:,} bytes")
+    return found
 
 
-def read_npy_header(member: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """(shape, whether stored row by row, type) of the array in a .npy stream, which is left at the first value."""
+def read_header(member: IO[bytes]) -> Header:
+    """The header of the array in a .npy stream, which is left at the first value."""
     version = np.lib.format.read_magic(member)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, columnwise, dtype = read(member)
-    return shape, not columnwise, dtype
+    header: Header = read(member)
+    return header
 
 
 def imagenet_examples(files: Sequence[Path], labels: Sequence[np.ndarray], request: Request) -> Iterator[Example]:
@@ -168,9 +157,9 @@ def imagenet_examples(files: Sequence[Path], labels: Sequence[np.ndarray], reque
 
 
 def imagenet_names(place: Path) -> tuple[str, ...]:
-    """The names of the classes in the order of their labels, from lines such as "n02119789 1 kit_fox".
+    """The class names by label, from lines such as "n02119789 1 kit_fox"; with the id if two share a name.
 
-    A name that two classes share gets the id of each added. Without the file, names are class-0000, class-0001, ….
+    Without the file, names are class-0000, class-0001, ….
     """
     file = place / "map_clsloc.txt"
     if not file.is_file():

@@ -26,13 +26,13 @@ Example = tuple[np.ndarray, int]  # (H, W, C) uint8 and its label
 class Source:
     """A labelled source. `train` and `test` are read once; `test` is None without an official or a requested split.
 
-    groups: the id of each image's person, in the order of `train` and then `test`; None in it for an image without one.
+    groups: the id of each image's person, or None, in the order of `train` and then `test`.
     """
 
     classes: tuple[str, ...]
     train: Iterable[Example]
     test: Iterable[Example] | None
-    size: int  # images in all, for a progress bar; not public where the images are sensitive
+    size: int  # images in all, for a progress bar; private for sensitive images
     groups: Sequence[str | None] | None = None
 
 
@@ -67,10 +67,7 @@ def examples(images: Iterable[np.ndarray], labels: Iterable[int], request: Reque
 
 
 def fit(image: np.ndarray, request: Request, name: str) -> np.ndarray:
-    """One image, (H, W, C) uint8, with the channels and the size of `request`.
-
-    An image with other proportions is cut to its middle. Unset fields of `request` change nothing.
-    """
+    """One image, (H, W, C) uint8, with the channels and the size of `request`; the middle, for other proportions."""
     height, width, channels = image.shape
     if not height or not width:
         raise DataError(f"{name} has no pixels ({height}×{width}): remove it.")
