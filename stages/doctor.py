@@ -41,7 +41,8 @@ def doctor(
         table.add_row(name, version(name) if importlib.util.find_spec(name.replace("-", "_")) else "not installed")
     extra = ("diffusers", "transformers")
     missing = [name for name in extra if not importlib.util.find_spec(name)]
-    would = f"no {', '.join(missing)}: pip install 'sfumato[text-to-image]' adds public text-to-image models (dp-sapf, dp-lora, dp-ldm, dp-finetune)"
+    recipes = "dp-sapf, dp-lora, dp-ldm, dp-finetune"
+    would = f"no {', '.join(missing)}: pip install 'sfumato[diffusers]' adds public text-to-image models ({recipes})"
     table.add_row("extra diffusers", would if missing else ", ".join(f"{name} {version(name)}" for name in extra))
     state = state_dir()
     table.add_row("state directory", f"{state} ({'exists' if state.exists() else 'not there yet'})")

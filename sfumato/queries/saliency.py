@@ -121,12 +121,15 @@ def rank_candidates(released: Mapping[str, Tensor], noise_std: float) -> list[Sa
 def save_ranking(
     rows: Sequence[Salience], candidates: Candidates, settings: Saliency, noise_std: float, directory: Path
 ) -> None:
-    """Write the table, and the parameters of each candidate, the most salient first."""
+    """Write the table, and the parameters of each candidate, the most salient first, by either norm."""
     columns = {"matrix": "", "size": "", "raw_norm": ".6g", "debiased": ".6g", "rank": "", "raw_rank": ""}
     table = csv_text(({"matrix": row.name} | row._asdict() for row in rows), columns)
     (directory / "saliency.csv").write_text(table, encoding="utf-8")
-    ranking = [candidates[row.name] for row in sorted(rows, key=lambda row: row.rank)]
-    content = {"candidates": settings.candidates, "noise_std": noise_std, "ranked": {"debiased": ranking}}
+    ranked = {
+        "debiased": [candidates[row.name] for row in sorted(rows, key=lambda row: row.rank)],
+        "raw": [candidates[row.name] for row in sorted(rows, key=lambda row: row.raw_rank)],
+    }
+    content = {"candidates": settings.candidates, "score": "gradient", "noise_std": noise_std, "ranked": ranked}
     write_json(directory / "saliency.json", content)
 
 
