@@ -6,6 +6,8 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from sfumato.errors import ConfigError
+from sfumato.data.sources.deep import RangeMissing
+from sfumato.errors import ConfigError, explained
 from sfumato.storage.files import replace_file
 from stages.screen import say
 from stages.state import git, state_dir
@@ -31,8 +34,14 @@ GROUPS_HELP = (
     "Protect persons with all their images: a pattern whose one group in parentheses is the id in a file's name, or a "
     "CSV file with the columns file and group."
 )
+RANGE_HELP = "Which values of pictures with more than 8 bits (16-bit grey, DICOM) are black and white, such as 0,4095; published."
 SINGLE_HELP = "Your word that no two images are of one person; reports quote it."
 NAME_HELP = "The name that the odometer counts by, for ever. Default: that of the folder."
+
+
+class Fit(StrEnum):
+    CROP = "crop"
+    PAD = "pad"
 
 
 def init(
@@ -40,6 +49,10 @@ def init(
     epsilon: Annotated[float | None, typer.Option(min=0.0, help="The privacy budget, the owner's decision.")] = None,
     groups: Annotated[str | None, typer.Option(help=GROUPS_HELP)] = None,
     one_image_each: Annotated[bool, typer.Option("--one-image-each", help=SINGLE_HELP)] = False,
+    shown: Annotated[str | None, typer.Option("--range", help=RANGE_HELP)] = None,
+    fit: Annotated[Fit, typer.Option(help="Other proportions than square: crop to the middle, or pad with black.")] = (
+        Fit.CROP
+    ),
     minutes: Annotated[float | None, typer.Option(min=0.0, help="Time there is, on this machine.")] = None,
     size_hint: Annotated[int | None, typer.Option(min=3, help=SIZE_HELP)] = None,
     dataset_id: Annotated[str | None, typer.Option(help=NAME_HELP)] = None,
@@ -58,15 +71,22 @@ def init(
     check_places(folder, public, out, force)
     if epsilon is None and yes:
         raise ConfigError("--epsilon is missing: it is the owner's decision, and has no default (docs: choose ε)")
-    found, looking = look_at(folder, groups_of(groups))
+    ask, span = Questions(yes), range_of(shown)
+    try:
+        found, looking = look_at(folder, groups_of(groups), span)
+    except RangeMissing as missing:
+        if yes:
+            raise
+        say(str(missing))
+        span = range_of(ask.text("Values shown as black and white, such as 0,4095", None, None))
+        found, looking = look_at(folder, groups_of(groups), span)
     if found.groups is not None and one_image_each:
         raise ConfigError("--one-image-each says that no two images are of one person, and --groups or FOLDER who is")
-    ask = Questions(yes)
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name).strip("-._")[:64] or "images"
     name = ask.text("Name of the dataset, for ever", dataset_id, plain)
     budget = ask.number("Privacy budget ε", epsilon, None)
     if found.groups is None and not one_image_each and ask.agreed("Can two images be of one person?", False):
-        found, looking = look_at(folder, groups_of(ask.text(GROUPS_QUESTION, None, None)))
+        found, looking = look_at(folder, groups_of(ask.text(GROUPS_QUESTION, None, None)), span)
     elif found.groups is None and not yes:
         one_image_each = True
     time = ask.number("Minutes that a run may take on this machine", minutes, MINUTES)
@@ -75,6 +95,7 @@ def init(
     unit = GROUP if found.groups is not None else IMAGE if one_image_each else None
     configure_processor()
     known = facts(found, folder, public, dataset_id=name, epsilon=budget, minutes=time, size_hint=hint, unit=unit)
+    known = replace(known, data=({"range": list(span)} if span else {}) | ({"fit": "pad"} if fit is Fit.PAD else {}))
     proposed, table = proposal_for(known, len(found.classes), looking)
     show(proposed, known, found, table, size_hint is None)
     if not ask.agreed("Write the project?"):
@@ -134,6 +155,15 @@ def groups_of(text: str | None) -> Groups | None:
         raise ConfigError(f"--groups={text}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
 
 
+def range_of(text: str | None) -> tuple[float, float] | None:
+    """The values of black and white, as `--range` gives them: two numbers with a comma between."""
+    if text is None:
+        return None
+    with explained(ConfigError, lambda _: f"--range={text}: give two numbers, such as 0,4095", causes=(ValueError,)):
+        low, high = (float(part) for part in text.split(","))
+    return low, high
+
+
 def check_places(folder: Path, public: Path | None, out: Path, force: bool) -> None:
     """Raise ConfigError if git would take the images, or if files would be overwritten."""
     for images in (folder, *([public.expanduser().resolve()] if public else [])):
@@ -147,7 +177,7 @@ def check_places(folder: Path, public: Path | None, out: Path, force: bool) -> N
         raise ConfigError(f"{out} holds {' and '.join(there)} already: name another folder with --out, or give --force")
 
 
-def look_at(folder: Path, groups: Groups | None) -> tuple[Survey, float]:
+def look_at(folder: Path, groups: Groups | None, span: tuple[float, float] | None) -> tuple[Survey, float]:
     """What is in the folder, and the seconds that reading it took."""
     from rich.progress import track
 
@@ -157,7 +187,7 @@ def look_at(folder: Path, groups: Groups | None) -> tuple[Survey, float]:
         return track(files, "looking", console=Console(stderr=True)) if sys.stderr.isatty() else files
 
     start = perf_counter()
-    return survey(folder, shown, groups), perf_counter() - start
+    return survey(folder, shown, groups, span), perf_counter() - start
 
 
 # --- what is proposed -------------------------------------------------------------------------------------------------

@@ -64,6 +64,10 @@ def ids_of_files(groups: Groups, files: Sequence[Path], root: Path) -> Ids:
         return checked([match and match[1] for match in matches], groups)
     if groups.folder:
         return checked([file.parent.name if file.parent.parent != root else None for file in files], groups)
+    if groups.dicom:
+        from sfumato.data.sources.deep import patient_of
+
+        return checked([patient_of(file, f"picture {i}") for i, file in enumerate(files, 1)], groups)
     if groups.array:
         return checked(ids_of_array(load_array(root / "groups.npy"), len(files), str(root / "groups.npy")), groups)
     return checked(ids_of_table(Path(str(groups.csv)).expanduser(), files, root), groups)

@@ -18,14 +18,14 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 import torch
 from filelock import FileLock
-from pydantic import AfterValidator, Field
+from pydantic import Field
 from torch import Tensor
 
 from sfumato.data.images import ImageSet, load_array, load_images, write_header
 from sfumato.errors import DataError, explained
-from sfumato.settings.data import GROUP, IMAGE, DatasetId
+from sfumato.settings.data import GROUP, IMAGE, ClassName, DatasetId
 from sfumato.storage.digest import digest_of, digest_of_file
-from sfumato.storage.documents import EXACT, class_name, read_json, validated
+from sfumato.storage.documents import EXACT, read_json, validated
 from sfumato.storage.files import open_private, replacing_directory
 
 SENSITIVE, HOLDOUT, CARD = "sensitive", "holdout", "card.json"
@@ -35,7 +35,6 @@ LATENTS, META = "latents.npy", "latents.json"
 CHUNK = 64  # images in memory at a time
 
 Side = Annotated[int, Field(gt=0, lt=2**16)]  # pixels, or channels
-ClassName = Annotated[str, AfterValidator(class_name)]
 Encode = Callable[[Tensor], Tensor]  # (B, C, H, W) float32 in [0, 1] -> (B, c, h, w), row by row
 
 

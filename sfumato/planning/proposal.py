@@ -7,7 +7,7 @@ images, their classes, a rounded number of them, ε, and the minutes that `plann
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class Known:
     minutes: float
     unit: str | None = None  # privacy.unit
     groups: Mapping[str, Any] | None = None  # data.groups
+    data: Mapping[str, Any] = field(default_factory=dict)  # further keys of the section: range, fit
     public: str | None = None  # folder of public images
     public_images: int = 0  # how many it holds
 
@@ -112,7 +113,7 @@ def proposal(
 ) -> Proposal:
     """One point between the first and the last numbers of a row: part 0 to 1."""
     data: dict[str, Any] = {"dataset_id": known.dataset_id, "source": "imagefolder", "path": known.path}
-    data |= {"size": known.side, "channels": known.channels}
+    data |= {"size": known.side, "channels": known.channels, **known.data}
     privacy = {"epsilon": known.epsilon, "size_hint": known.size_hint}
     own: dict[str, Any] = {"recipe": None, "profile": None, "seed": 0, "data": data, "privacy": privacy}
     if known.groups is not None:

@@ -5,33 +5,45 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, FiniteFloat, field_validator, model_validator
 
 from sfumato.errors import ConfigError
 from sfumato.settings.fields import Fraction, Positive, Strict
-from sfumato.storage.documents import dataset_name
+from sfumato.storage.documents import class_name, dataset_name
 
 DatasetId = Annotated[str, AfterValidator(dataset_name)]
+ClassName = Annotated[str, AfterValidator(class_name)]
 # units of privacy: one image with its label, or all images of one person
 IMAGE: Literal["image"] = "image"
 GROUP: Literal["group"] = "group"
 OF_THE_OWNER = ("imagefolder", "npz")  # sources that hold whatever their owner put there
 
 
+def rising(span: tuple[float, float] | None) -> tuple[float, float] | None:
+    if span is not None and not span[0] < span[1]:
+        raise ValueError(f"{list(span)} is not a range: give the value of black and a larger one of white")
+    return span
+
+
+Range = Annotated[tuple[FiniteFloat, FiniteFloat] | None, AfterValidator(rising)]
+
+
 class Groups(Strict):
-    """Where the id of each image's person is found: by csv, pattern, folder or array. Ids are never written."""
+    """Where the id of each image's person is found: csv, pattern, folder, array or dicom. Ids are never written."""
 
     csv: str | None = None  # a table with the columns file (the path below data.path) and group (the id)
     pattern: str | None = None  # a regular expression for file names; its one group is the id
     folder: bool = False  # pictures lie in <class>/<id>/
     array: bool = False  # groups.npy in the folder, or `groups` in the archive: one id per image, in their order
+    dicom: bool = False  # the PatientID of each DICOM file
     alone: bool = False  # owner's confirmation: each image without an id is the only one of its person; else refused
 
     @model_validator(mode="after")
     def one_way(self) -> Groups:
-        ways = [name for name in ("csv", "pattern", "folder", "array") if getattr(self, name)]
+        known = ("csv", "pattern", "folder", "array", "dicom")
+        ways = [name for name in known if getattr(self, name)]
         if len(ways) != 1:
-            raise ValueError(f"it names {len(ways)} ways to find ids: give one of csv, pattern, folder, array")
+            raise ValueError(f"it names {len(ways)} ways to find ids: give one of {', '.join(known)}")
         return self
 
     @field_validator("pattern")
@@ -56,6 +68,11 @@ class Data(Strict):
     path: str | None = None  # folder or file; required for imagefolder and npz
     size: Positive | None = None  # height and width after resizing; None: as in the source
     channels: Literal[1, 3] | None = None  # 1 grey, 3 colour; None: as in the source
+    # values shown as black and white, for files with more than 8 bits (16-bit grey, DICOM after its rescale, such as
+    # Hounsfield units); required for them
+    range: Range = None
+    fit: Literal["crop", "pad"] = "crop"  # of images in other proportions: their middle, or black bars
+    classes: tuple[ClassName, ...] | None = None  # names by label, for archives that hold numbers only (MedMNIST)
     # public name of this state of the images; a new one makes every query run, and spend, again. None: a random one,
     # drawn at the first preparation and kept
     version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
@@ -88,6 +105,7 @@ class Public(Strict):
 
     source: str = "glyphs"  # one of SOURCES (sfumato/data/sources): glyphs, procedural, photos, cifar10, imagefolder, …
     path: str | None = None  # folder or file; required for imagenet32, imagefolder and npz
+    range: Range = None  # as in `data`, for files with more than 8 bits
     per_class: Positive = 300  # images of each class, for the drawn sources: glyphs, procedural, photos
     # owner's confirmation: images without privacy.json (imagefolder, npz) were not made from sensitive ones
     declared_public: bool = False

@@ -56,9 +56,8 @@ def read_source(data: Data, raw: Path) -> Source:
     Raises ConfigError if `data` is incomplete, DataError if files are missing or unusable.
     """
     size = None if data.size is None else (data.size, data.size)
-    request = Request(
-        section="data", name=data.source, path=data.path, size=size, channels=data.channels, groups=data.groups
-    )
+    asked = {name: getattr(data, name) for name in ("path", "channels", "groups", "range", "classes")}
+    request = Request(section="data", name=data.source, size=size, pad=data.fit == "pad", **asked)
     return open_source(request, raw)
 
 
@@ -68,7 +67,7 @@ def read_public(public: Public, shape: Shape, raw: Path, seed: int) -> Source:
     shape: (C, H, W) that its images get, as (H, W, C); seed: for the sources that are drawn.
     """
     channels, height, width = shape
-    asked = public.model_dump(include={"path", "per_class"})
+    asked = public.model_dump(include={"path", "per_class", "range"})
     request = Request(section="public", name=public.source, size=(height, width), channels=channels, seed=seed, **asked)
     return open_source(request, raw)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from sfumato.data.groups import ids_of_files, place_of
 from sfumato.data.images import GROUPS, GROUPS_REFUSED
+from sfumato.data.sources.deep import RangeMissing, Span, decode_dicom, is_dicom, shown
 from sfumato.data.sources.source import Example, Request, Source, fit
 from sfumato.errors import DataError
 from sfumato.settings.data import Groups
@@ -99,18 +100,23 @@ class Survey:
     persons: int | None = None
 
 
-def survey(path: Path, progress: Callable[[Sequence], Iterable] = iter, groups: Groups | None = None) -> Survey:
+def survey(
+    path: Path, progress: Callable[[Sequence], Iterable] = iter, groups: Groups | None = None, span: Span | None = None
+) -> Survey:
     """Look at every picture of a folder, whose sizes and channels may differ. groups: None for those of the layout.
 
-    Raises DataError that names every file that cannot be used; with groups, by its place.
+    Raises RangeMissing if a picture has more than 8 bits and there is no `span`; else DataError that names every file
+    that cannot be used; with groups, by its place.
     """
     groups = groups or groups_shown(path)
     found = list_folder(path, "FOLDER", groups)
-    request = Request(section="data", name="imagefolder", path=str(path), groups=groups)
+    request = Request(section="data", name="imagefolder", path=str(path), groups=groups, range=span)
     problems, sides, coloured = list(found.problems), [], 0
     for file, label in progress(found.files):
         try:
-            image = decode(file)
+            image = decode(file, span=span)
+        except RangeMissing:
+            raise
         except DataError:
             problems += problems_of([(file, label)], request)
             continue
@@ -129,12 +135,14 @@ def survey(path: Path, progress: Callable[[Sequence], Iterable] = iter, groups: 
 
 
 def groups_shown(path: Path) -> Groups | None:
-    """The groups of a folder by its layout: `groups.npy`, or a folder for each person in each class; or None."""
+    """The groups of a folder as it shows them: `groups.npy`, DICOM's patients, a folder for each person; or None."""
     if (path / GROUPS).exists():
         return Groups(array=True)
     parts = [path / TRAIN, path / TEST] if path.is_dir() and has_splits(path) else [path]
     classes = [entry for part in parts if part.is_dir() for entry in visible(part) if entry.is_dir()]
     inner = [entry for folder in classes for entry in visible(folder)]
+    if inner and all(entry.is_file() and is_dicom(entry) for entry in inner):
+        return Groups(dicom=True)
     if not inner or not all(entry.is_dir() and not entry.is_symlink() for entry in inner):
         return None
     return Groups(folder=True)
@@ -218,7 +226,9 @@ def pictures_of(
     """
     for path, label in files:
         try:
-            image = fit(decode(path), request, str(path))
+            image = fit(decode(path, span=request.range), request, str(path))
+        except RangeMissing:
+            raise
         except DataError:
             raise refusal(problems_of(every, request)) from None
         if not shapes:
@@ -235,7 +245,7 @@ def problems_of(files: Iterable[tuple[Path, int]], request: Request) -> list[str
     for path, _ in files:
         name = called(path, request)
         try:
-            shapes[name] = fit(decode(path, name), request, name).shape
+            shapes[name] = fit(decode(path, name, request.range), request, name).shape
         except DataError as error:
             problems.append(str(error))
     first = next(iter(shapes), "")
@@ -265,14 +275,16 @@ def describe(shape: tuple[int, ...]) -> str:
     return f"{shape[0]}×{shape[1]} {'grey' if shape[2] == 1 else 'colour'}"
 
 
-def decode(path: Path, name: str = "") -> np.ndarray:
-    """A picture file as (H, W, 1) or (H, W, 3) uint8: upright, 16-bit grey divided by 256, transparency over black.
+def decode(path: Path, name: str = "", span: Span | None = None) -> np.ndarray:
+    """A picture file as (H, W, 1) or (H, W, 3) uint8: upright, transparency over black.
 
-    name: in messages, by default its path.
+    name: in messages, by default its path; span: shows files with more than 8 bits, as `deep.shown` does.
     """
     from PIL import Image, ImageOps
 
     name = name or str(path)
+    if is_dicom(path):
+        return decode_dicom(path, name, span)
     Image.init()
     known = [form for form in FORMATS.split() if form in Image.OPEN]  # what this Pillow was built with
     try:
@@ -286,10 +298,8 @@ def decode(path: Path, name: str = "") -> np.ndarray:
     except Exception as error:  # whatever a decoder raises for damaged bytes, it is of this one file
         why = error if name == str(path) else type(error).__name__  # the text of some errors names the file
         raise DataError(f"{name} cannot be read as an image ({why}): repair or remove it.") from error
-    if picture.mode.startswith("I;16"):
-        return (np.asarray(picture).astype(np.uint16) >> 8).astype(np.uint8)[..., None]
-    if picture.mode in ("I", "F"):
-        raise DataError(f"{name} has 32-bit pixels, of unknown range: save it with 8 bits, or as 16-bit grey.")
+    if picture.mode.startswith("I;16") or picture.mode in ("I", "F"):
+        return shown(np.asarray(picture), span, name, "32-bit pixels" if picture.mode in ("I", "F") else "16-bit grey")
     if picture.has_transparency_data:
         mode = "L" if picture.mode in ("LA", "La", "L", "1") else "RGB"
         picture = picture.convert("RGBA")

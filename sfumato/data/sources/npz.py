@@ -6,7 +6,7 @@ import math
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain
 from pathlib import Path
@@ -37,14 +37,18 @@ def unzipped(path: Path, wrong: str, fix: str) -> AbstractContextManager[None]:
 def read_npz(request: Request, raw: Path) -> Source:
     """`images` (N, H, W) or (N, H, W, C) uint8, `labels` (N,) integers, `classes`: the names, as an array of strings.
 
-    The names must be in the file: if labels were counted instead, the public class list would depend on the images.
+    Or MedMNIST's own file: `train_images`, `train_labels` (N,) or (N, 1), `val_…`, and `test_…` as the hold-out. It
+    holds no names: `data.classes` gives them. If labels were counted instead, the public class list would depend on the
+    images.
     """
     path = request.required_path()
     if not path.is_file():
-        wanted = "an .npz with images, labels and classes"
+        wanted = "an .npz with images, labels and classes, or a file of MedMNIST"
         raise DataError(f"{request.section}.path={path} is not a file: expected {wanted}.")
     with unzipped(path, "cannot be read as .npz without pickle", PLAIN):
         headers = headers_of(path)
+        if "train_images" in headers:
+            return read_medmnist(path, headers, request)
         if missing := [key for key in ("images", "labels", "classes") if key not in headers]:
             fix = "write it with np.savez(path, images=…, labels=…, classes=…)"
             raise DataError(f"{path} has no array named {', '.join(missing)}: {fix}.")
@@ -52,30 +56,63 @@ def read_npz(request: Request, raw: Path) -> Source:
         with np.load(path, allow_pickle=False) as archive:
             given = archive["classes"]
             groups = archive["groups"] if request.groups is not None and grouped else None
-    shape, _, dtype = headers["images"]
-    labels_shape, _, labels_dtype = headers["labels"]
     if request.sensitive and grouped and request.groups is None:
         raise DataError(f"{path}: `groups` {GROUPS_REFUSED}.")
-    if dtype != np.uint8 or len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3)):
-        raise DataError(f"{path}: images are {dtype} {shape}, expected uint8 (N, H, W) or (N, H, W, C) with C 1 or 3.")
-    if labels_dtype.kind not in "iu" or labels_shape != shape[:1]:
-        raise DataError(f"{path}: labels are {labels_dtype} {labels_shape}, expected integers ({shape[0]},).")
-    if not shape[0]:
-        raise DataError(f"{path} holds no images.")
     if given.dtype.kind != "U" or given.ndim != 1 or not len(given) or len(set(given)) != len(given):
         raise DataError(f"{path}: classes are {given.dtype} {given.shape}, expected distinct names as strings.")
     classes = tuple(str(name) for name in given)
-    for part in npy_rows(path, "labels"):
-        check_labels(part, classes, path)
+    count = check_arrays(path, headers, "images", "labels", classes)
     ids = None
     if request.groups is not None:
         if not request.groups.array:
             raise ConfigError("data.groups: an archive has no file names, so its ids are an array: set {array: true}")
         if groups is None:
             raise DataError(f"{path} has no array named groups: write it with np.savez(path, …, groups=…).")
-        ids = checked(ids_of_array(groups, shape[0], f"{path}: `groups`"), request.groups)
-    images, labels = (chain.from_iterable(npy_rows(path, name)) for name in ("images", "labels"))
-    return Source(classes, examples(images, labels, request, path.name), None, shape[0], ids)
+        ids = checked(ids_of_array(groups, count, f"{path}: `groups`"), request.groups)
+    return Source(classes, examples_in(path, ["images"], request), None, count, ids)
+
+
+def read_medmnist(path: Path, headers: Mapping[str, Header], request: Request) -> Source:
+    """A file as MedMNIST publishes them: `val_…` belongs to the training images, `test_…` is the hold-out."""
+    if request.classes is None:
+        raise ConfigError(
+            f"{path} holds labels without names: name the classes in their order, {request.section}.classes: [a, b, …]"
+        )
+    if request.groups is not None:
+        raise ConfigError("data.groups: a file of MedMNIST says nothing of patients: write an .npz with `groups`")
+    parts = [part for part in ("train", "val", "test") if f"{part}_images" in headers]
+    sizes = {part: check_arrays(path, headers, f"{part}_images", f"{part}_labels", request.classes) for part in parts}
+    train = examples_in(path, [f"{part}_images" for part in parts if part != "test"], request)
+    test = examples_in(path, ["test_images"], request) if "test" in parts and request.sensitive else None
+    return Source(request.classes, train, test, sum(sizes.values()))
+
+
+def check_arrays(path: Path, headers: Mapping[str, Header], images: str, labels: str, classes: tuple[str, ...]) -> int:
+    """How many images there are. Raises DataError unless an archive's arrays are images and one label for each."""
+    if missing := [key for key in (images, labels) if key not in headers]:
+        raise DataError(f"{path} has no array named {', '.join(missing)}: {PLAIN}")
+    (shape, _, dtype), (labels_shape, _, labels_dtype) = headers[images], headers[labels]
+    if dtype != np.uint8 or len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3)):
+        raise DataError(
+            f"{path}: {images} are {dtype} {shape}, expected uint8 (N, H, W) or (N, H, W, C) with C 1 or 3."
+        )
+    if len(labels_shape) == 2 and labels_shape[1] > 1:
+        raise DataError(f"{path} has {labels_shape[1]} labels for each image: one is supported. Choose one of them.")
+    if labels_dtype.kind not in "iu" or labels_shape not in (shape[:1], (*shape[:1], 1)):
+        raise DataError(f"{path}: {labels} are {labels_dtype} {labels_shape}, expected integers ({shape[0]},).")
+    if not shape[0]:
+        raise DataError(f"{path} holds no images.")
+    for part in npy_rows(path, labels):
+        check_labels(part.reshape(-1), classes, path)
+    return int(shape[0])
+
+
+def examples_in(path: Path, names: Sequence[str], request: Request) -> Iterator[Example]:
+    """The images of some arrays of an archive, one by one, with their labels."""
+    for name in names:
+        images = chain.from_iterable(npy_rows(path, name))
+        labels = chain.from_iterable(part.reshape(-1) for part in npy_rows(path, name.replace("images", "labels")))
+        yield from examples(images, labels, request, path.name)
 
 
 def npy_rows(path: Path, name: str, fix: str = PLAIN) -> Iterator[np.ndarray]:

@@ -48,6 +48,9 @@ class Request:
     per_class: int = 0  # images of each class, of the sources that are drawn
     seed: int = 0  # of what is drawn
     groups: Groups | None = None  # where ids are found, of sensitive images
+    range: tuple[float, float] | None = None  # values of black and white, of files with more than 8 bits
+    pad: bool = False  # images in other proportions get black bars; otherwise their middle is taken
+    classes: tuple[str, ...] | None = None  # names by label, for archives without names
 
     @property
     def sensitive(self) -> bool:
@@ -67,7 +70,7 @@ def examples(images: Iterable[np.ndarray], labels: Iterable[int], request: Reque
 
 
 def fit(image: np.ndarray, request: Request, name: str) -> np.ndarray:
-    """One image, (H, W, C) uint8, with the channels and the size of `request`; the middle, for other proportions."""
+    """One image, (H, W, C) uint8, with the channels and the size of `request`: cropped to the middle, or padded."""
     height, width, channels = image.shape
     if not height or not width:
         raise DataError(f"{name} has no pixels ({height}×{width}): remove it.")
@@ -80,7 +83,8 @@ def fit(image: np.ndarray, request: Request, name: str) -> np.ndarray:
     if request.channels is not None:
         picture = picture.convert("L" if request.channels == 1 else "RGB")
     if request.size is not None:
-        picture = ImageOps.fit(picture, request.size[::-1], Resampling.LANCZOS)
+        fitted = ImageOps.pad if request.pad else ImageOps.fit
+        picture = fitted(picture, request.size[::-1], Resampling.LANCZOS)
     array = np.asarray(picture)
     return array if array.ndim == 3 else array[..., None]
 

@@ -1,0 +1,86 @@
+"""Grey pictures with more than 8 bits: 16-bit files, floating point, DICOM. A public range says what is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sfumato.errors import ConfigError, DataError
+
+DICOM = (".dcm", ".dicom")
+Span = tuple[float, float]
+
+
+class RangeMissing(DataError):
+    """Files with more than 8 bits, and nothing says which values are black and white."""
+
+
+def shown(values: np.ndarray, span: Span | None, name: str, what: str) -> np.ndarray:
+    """(H, W) numbers -> (H, W, 1) uint8: span[0] and below are black, span[1] and above white, linear between.
+
+    Raises RangeMissing without a span, which follows from no image; DataError for values that are not finite.
+    """
+    if span is None:
+        raise RangeMissing(
+            f"{name} has {what}: set the range of values to show, such as range: [0, 4095] for 12 bits (in `data`; "
+            "`stage init --range 0,4095`). It is public, so take it from the kind of device, not from these images."
+        )
+    if not np.isfinite(values).all():
+        raise DataError(f"{name} has values that are not finite: repair or remove it.")
+    scaled = (values.astype(np.float64) - span[0]) / (span[1] - span[0])
+    return np.rint(255 * scaled.clip(0, 1)).astype(np.uint8)[..., None]
+
+
+def is_dicom(path: Path) -> bool:
+    """Whether a file is DICOM, by its suffix or its first bytes."""
+    if path.suffix.lower() in DICOM:
+        return True
+    if path.suffix:
+        return False
+    with path.open("rb") as file:
+        return file.read(132)[128:] == b"DICM"
+
+
+def read_dicom(path: Path, name: str, **options: Any) -> Any:
+    """A DICOM file as pydicom's dataset. Raises ConfigError without pydicom, DataError if it cannot be read."""
+    try:
+        from pydicom import dcmread
+    except ImportError as error:
+        raise ConfigError("DICOM files need pydicom: pip install 'sfumato[dicom]'") from error
+    try:
+        return dcmread(path, **options)
+    except Exception as error:  # whatever it raises for damaged bytes; its text may quote a header
+        raise DataError(f"{name} cannot be read as DICOM ({type(error).__name__}): repair or remove it.") from error
+
+
+def decode_dicom(path: Path, name: str, span: Span | None) -> np.ndarray:
+    """The picture of a DICOM file, (H, W, 1) or (H, W, 3) uint8; no header field leaves it.
+
+    Grey values are rescaled as the file says (Hounsfield units, of CT) and shown by `span`; MONOCHROME1 is inverted.
+    """
+    data = read_dicom(path, name)
+    try:
+        from pydicom.pixels import apply_rescale
+
+        frames = int(data.get("NumberOfFrames", 1) or 1)
+        kind, array = str(data.PhotometricInterpretation), data.pixel_array
+        values = array if array.ndim == 3 else apply_rescale(array, data)
+    except Exception as error:
+        raise DataError(f"{name} has no readable pixels ({type(error).__name__}): repair or remove it.") from error
+    if frames > 1:
+        raise DataError(f"{name} holds {frames} frames: save the one to use as a file of its own.")
+    if values.ndim == 3:
+        if values.dtype != np.uint8 or values.shape[2] != 3:
+            raise DataError(f"{name} is {values.dtype} {kind}, expected grey, or colour of 8 bits: convert it.")
+        return np.ascontiguousarray(values)
+    if not kind.startswith("MONOCHROME"):
+        raise DataError(f"{name} is {kind}, expected MONOCHROME or RGB: convert it.")
+    grey = shown(values, span, name, f"{int(data.BitsStored)} bits of DICOM")
+    return 255 - grey if kind == "MONOCHROME1" else grey
+
+
+def patient_of(path: Path, name: str) -> str:
+    """The PatientID of a DICOM file, "" if there is none. Private."""
+    return str(read_dicom(path, name, stop_before_pixels=True, specific_tags=["PatientID"]).get("PatientID", "") or "")
