@@ -23,7 +23,7 @@ class Noiseless:
 
     sum = Charge.sum
 
-    def blank(self):
+    def probe(self):
         return self.images.new_zeros(1, *self.images.shape[1:]), torch.tensor([-1])
 
 
