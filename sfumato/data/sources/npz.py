@@ -45,15 +45,13 @@ def read_npz(request: Request, raw: Path) -> Source:
         raise DataError(f"{request.section}.path={path} is not a file: expected {wanted}.")
     with unzipped(path, "cannot be read as .npz without pickle", PLAIN):
         headers = headers_of(path)
-        if missing := [key for key in ("images", "labels", "classes") if key not in headers]:
-            fix = "write it with np.savez(path, images=…, labels=…, classes=…)"
-            raise DataError(f"{path} has no array named {', '.join(missing)}: {fix}.")
-        grouped = "groups" in headers
         with np.load(path, allow_pickle=False) as archive:
-            given = archive["classes"]
+            if missing := [key for key in ("images", "labels", "classes") if key not in archive]:
+                fix = "write it with np.savez(path, images=…, labels=…, classes=…)"
+                raise DataError(f"{path} has no array named {', '.join(missing)}: {fix}.")
+            given, grouped = archive["classes"], "groups" in archive
             groups = archive["groups"] if request.groups is not None and grouped else None
-    shape, _, dtype = headers["images"]
-    labels_shape, _, labels_dtype = headers["labels"]
+        (shape, _, dtype), (labels_shape, _, labels_dtype) = headers["images.npy"], headers["labels.npy"]
     if request.sensitive and grouped and request.groups is None:
         raise DataError(f"{path}: `groups` {GROUPS_REFUSED}.")
     if dtype != np.uint8 or len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3)):
@@ -117,7 +115,7 @@ def read_imagenet_labels(path: Path) -> np.ndarray:
     """The labels of a batch, less one. Raises DataError if its images or labels have another form."""
     again = "fetch it again; it must hold `data` and `labels`."
     with unzipped(path, "cannot be read as a batch of ImageNet-32", again):
-        shape, columnwise, dtype = headers_of(path)["data"]
+        shape, columnwise, dtype = headers_of(path)["data.npy"]
         with np.load(path, allow_pickle=False) as archive:
             labels = archive["labels"]
     if dtype != np.uint8 or len(shape) != 2 or shape[1] != IMAGENET_ROW or columnwise:
@@ -131,12 +129,12 @@ def read_imagenet_labels(path: Path) -> np.ndarray:
 
 
 def headers_of(path: Path) -> dict[str, Header]:
-    """The header of every array. Raises ValueError if one claims more bytes than there are: NumPy would believe it."""
+    """The header of every file in it. Raises ValueError if one claims more bytes than there are: NumPy believes it."""
     found = {}
     with zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
             with archive.open(info) as member:
-                shape, _, dtype = found[info.filename.removesuffix(".npy")] = read_header(member)
+                shape, _, dtype = found[info.filename] = read_header(member)
             if math.prod(shape) * dtype.itemsize > info.file_size or min(shape, default=0) < 0:
                 raise ValueError(f"{info.filename} claims the shape {shape} and has {info.file_size:,} bytes")
     return found
