@@ -1,4 +1,4 @@
-"""A discriminator whose gradient splits by image: it tells real images of a class from generated ones (DP-GAN)."""
+"""A discriminator whose gradient splits by image: it separates real images of a class from generated ones (DP-GAN)."""
 
 from __future__ import annotations
 

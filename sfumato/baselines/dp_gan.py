@@ -1,9 +1,8 @@
 """DP-GAN: a discriminator by DP-SGD on the sensitive images, and a generator that sees only the discriminator.
 
 A step releases the clipped sum of the discriminator's gradients on one draw of *real* images, as a step of `finetune`
-does; Δ is the clip. The other half of its loss is on generated images. They follow from released weights, and so does
-their gradient, whatever its norm: it is added after the noise, at no cost. The generator then descends on the noisy
-discriminator's loss for its images, which is post-processing too.
+does; Δ is the clip. The other half of its loss is on generated images, which follow from released weights: its gradient
+is added after the noise, at no cost. The generator then descends on the noisy discriminator's loss for its images.
 Source: Xie et al. 2018; Torkzadehmahani et al. 2019 for the two halves clipped apart; Bie et al. 2023.
 """
 
@@ -123,9 +122,7 @@ class AdversarialState:
         self.judge.load({name: value for name, value in tensors.items() if not name.startswith("generator")})
         for name, value in self.network.state_dict().items():
             value.copy_(tensors[f"generator.{name}"])
-        moments = {
-            name.removeprefix("generator_"): value for name, value in tensors.items() if name.startswith("generator_")
-        }
+        moments = {name: tensors[f"generator_{name}"] for name in self.pupil.moments()}
         self.pupil.load_moments(moments, int(tensors["generator_steps"]))
 
     def result(self) -> Generator:

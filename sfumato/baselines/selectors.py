@@ -1,4 +1,4 @@
-"""Selectors that DP-SAPF's figures compare with saliency: random, by SynFlow, and a base randomised where unselected.
+"""Selectors that DP-SAPF's figures compare with saliency: random, SynFlow, a base with random unselected matrices.
 
 None of them reads a sensitive image, so none charges anything.
 """

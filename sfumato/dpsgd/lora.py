@@ -65,7 +65,8 @@ def arguments(layer: nn.Linear | nn.Conv2d) -> dict[str, Any]:
 def layer_of(model: nn.Module, name: str) -> nn.Linear | nn.Conv2d:
     """The plain layer whose weight is `name`. Raises ConfigError if an adapter would not change the output."""
     path, _, last = name.rpartition(".")
-    layer = dict(model.named_modules()).get(path) if path and last == "weight" else None
+    layers = dict(model.named_modules(remove_duplicate=False))
+    layer = layers.get(path) if path and last == "weight" else None
     if layer is None:
         raise ConfigError(f"{name} is not a weight of a layer of this model, such as middle.0.attention.q.weight")
     # A subclass, as in nn.MultiheadAttention, may use its weight without a call of the layer: the adapter does nothing.

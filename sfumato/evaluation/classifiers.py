@@ -1,8 +1,7 @@
 """The classifiers that score synthetic images: a linear one, a perceptron, three small CNNs and three deep networks.
 
 All take (B, C, H, W) float32 in [0, 1] and return (B, classes) logits; `features` returns the input of the last layer.
-`wrn`, `resnet` and `resnext` are small networks of the families that DPImageBench scores with. A new classifier is one
-entry of CLASSIFIERS.
+`wrn`, `resnet` and `resnext` are small networks of the families that DPImageBench scores with.
 Sources: Zagoruyko and Komodakis 2016 (wide), He et al. 2016 (plain), Xie et al. 2017 (ResNeXt).
 """
 

@@ -1,8 +1,7 @@
 """Runs side by side: the cost of each, from its ledger, and the utility of its release, from its local evaluation.
 
-The table is local. A run is a folder with `metrics.json` and `ledger.json`, or a row of `dvc exp show --json`. DVC has
-the ledger of every experiment and the hash of its release, but not the numbers from real images. Those are in the state
-directory, where `stage evaluate` keeps a copy.
+The table is local. A run is a folder with `metrics.json` and `ledger.json`, or a row of `dvc exp show --json`, whose
+numbers from real images are in the state directory: `stage evaluate` keeps a copy there.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def embedded_extractor(public: ImageSet, name: str) -> Extractor:
 def inception_extractor(path: Path | None = None, sha256: str | None = None) -> Extractor:
     """The 2048 pooled features of pytorch-fid's Inception, images resized to 299×299 as there.
 
-    path: its weights file; None: where torch.hub keeps it, downloaded if it is missing.
+    path: its weights file; None: that of torch.hub, downloaded if it is missing.
     sha256: names another file to use; without it the file must be the published one. Only the published one gives FIDs.
     """
     from pytorch_fid import inception

@@ -19,7 +19,6 @@ SYNTHETIC, REAL = (37, 99, 168), (224, 122, 31)  # the frames of the images, and
 ACCURACY = "accuracy on real hold-out, %"
 MOST_CLASSES = 20
 LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 8}
-Array = np.ndarray
 
 
 def accuracies(values: Mapping) -> dict[str, dict]:
@@ -94,7 +93,7 @@ def plot_comparison(runs: pd.DataFrame, classifier: str, path: Path) -> None:
 
 
 def plot_neighbours(
-    synthetic: ImageSet, train: ImageSet, features: Array, train_features: Array, path: Path, pairs: int = 6
+    synthetic: ImageSet, train: ImageSet, features: np.ndarray, train_features: np.ndarray, path: Path, pairs: int = 6
 ) -> None:
     """For each class, the synthetic images that come nearest to any training image, each beside that one.
 

@@ -34,7 +34,7 @@ def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[
     found: what `evaluate_release` returns, perhaps with "teacher"; labels: (N,) of the hold-out; classes: of the plan.
     Returns {"level": one of LEVELS or "unknown", "sentence", "learned": the part, None if unknown, "accuracy" and
     "balanced_accuracy": {"chance", "majority class", "release", "teacher", "real"}, shares in [0, 1]}.
-    Without "real", perfect accuracy takes its place: the verdict can then only be too hard.
+    Without "real", the verdict can only be too hard: perfect accuracy stands for it.
     """
     present = np.bincount(labels, minlength=classes)
     chance = 1 / max(int((present > 0).sum()), 1)

@@ -18,7 +18,7 @@ def rows_alone(function: Callable[[Tensor], Tensor], images: Tensor, place_matte
 
     Guarantee: row i is a function of image i alone, to the last bit. Matrix kernels round differently for another batch
     size, layout, alignment or number of threads: removing one image could then change the rows of others. So all go
-    through the same memory, in batches of one size, on one thread; one image at a time where its place in the batch
+    through the same memory, in batches of one size, on one thread; one image at a time if its place in the batch
     matters. An image with any non-finite pixel gives a row of NaN.
     """
     size = 1 if place_matters else PLACES

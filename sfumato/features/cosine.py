@@ -25,12 +25,11 @@ class CosineMoments(nn.Module):
     """(B, C, H, W) float32 in [0, 1] -> (B, K) rows of norm 1 at most: z, and the products of its entries.
 
     z: the lowest coefficients of the orthonormal cosine transform of image − ½, divided by R = bound · √(C·H·W) and
-    scaled to norm 1 where longer. A row is √(1 − s) · z beside √s · the upper triangle of z zᵀ, its entries off the
+    scaled to norm 1 if longer. A row is √(1 − s) · z beside √s · the upper triangle of z zᵀ, its entries off the
     diagonal times √2, so its squared norm is (1 − s)‖z‖² + s‖z‖⁴.
 
-    frequencies: coefficients of brightness, the lowest first; contrasts: of each of the two contrasts of a colour
-    image; flip: an image and its mirror image have the same row, in which entries that change sign in the mirror are
-    left out; products: s.
+    frequencies: coefficients of brightness, the lowest first; contrasts: of each of a colour image's two contrasts;
+    flip: an image and its mirror image have the same row, without entries that change sign in the mirror; products: s.
     """
 
     rows: Tensor  # the transforms along both sides

@@ -29,8 +29,7 @@ class FourierFeatures(nn.Module):
     split evenly over its length-scales. ω ~ N(0, I/ℓ²), where ℓ is in units of √d and d is the dimension of the map's
     output; of the kernel "rational-quadratic", 1/(1 + r²/(2ℓ²)), each ω is longer by the root of an exponential number.
     A map of the kernel "linear" or "squared" has no frequencies: its output, or the squares of it, are brought to norm
-    1 and stand behind the others, so that K is larger by d, and is d where all maps are such.
-    Nothing here is stored: the same arguments rebuild the same φ.
+    1 and stand behind the others, so that K is larger by d, and is d if all maps are such.
     """
 
     amplitude: Tensor

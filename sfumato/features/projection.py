@@ -60,7 +60,7 @@ class ProjectedFeatures(nn.Module):
 
     @classmethod
     def through(cls, network: PublicNetwork | None, feature: str, shape: Shape, dimension: int) -> ProjectedFeatures:
-        """The same map, which looks at images through the trained `network`, where there is one."""
+        """The same map, which looks at images through the trained `network`, if there is one."""
         if network is None:
             return cls(feature, shape, dimension)
         features = cls(feature, shape, dimension, arguments_of(network))

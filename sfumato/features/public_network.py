@@ -14,12 +14,12 @@ from sfumato.storage.weights import load_network, save_network
 DEPTH = 4  # at most: each but the first halves the sides, down to SMALLEST
 SMALLEST = 4
 WIDEST = 4  # times `width`
-POOLED = 2  # cells per side that the head sees, so it can tell where a stroke is
+POOLED = 2  # cells per side that the head sees, so that places differ
 PATCH_FLOOR = 5e-4  # added to the variances of patches, so that flat directions are not blown up
 
 
 def shorter_side(shape: Shape, least: int) -> int:
-    """The shorter side of images, in pixels. Raises ValueError where it is below `least`."""
+    """The shorter side of images, in pixels. Raises ValueError if it is below `least`."""
     _, height, width = shape
     if min(height, width) < least:
         raise ValueError(

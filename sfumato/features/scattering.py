@@ -17,7 +17,7 @@ ORIENTATIONS = 8  # angles of the filters
 class Filtered(torch.autograd.Function):
     """Planes through fixed filters of odd size: (N, 1, H, W), (F, 1, size, size) -> (N, F, H, W), edges of zeros.
 
-    The gradient goes to the planes alone. PyTorch's own, towards a single channel, takes four times as long on a CPU as
+    The gradient goes to the planes only. PyTorch's own, towards a single channel, takes four times as long on a CPU as
     this: `size` sums along the rows, one for each row of the filters, which are then shifted and added.
     """
 
@@ -87,9 +87,8 @@ class Scattering(nn.Module):
 class DeepScattering(Scattering):
     """Wavelet scattering up to the second order, in three blocks that are weighed against each other.
 
-    (B, C, H, W) -> (B, d), each image's vector of norm √d. Beside the average image and the moduli |image * ψ_θ| of
-    `Scattering`, the moduli of the moduli of the finest octave, for every pair of angles, at half resolution. Each
-    block loses its own mean and is brought to norm 1 before it is weighed.
+    (B, C, H, W) -> (B, d), each image's vector of norm √d. Beside the two blocks of `Scattering`, the moduli of the
+    moduli of the finest octave, for every pair of angles, at half resolution. Blocks lose their mean and get norm 1.
     Source: Bruna and Mallat 2013; Tramèr and Boneh 2021 for learning on it under differential privacy.
     """
 

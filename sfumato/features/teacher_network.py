@@ -117,8 +117,7 @@ def at_shares(probabilities: Tensor, offsets: Tensor) -> Tensor:
 def share_offsets(probabilities: Tensor, wanted: Tensor) -> Tensor:
     """Offsets of log p under which each class is the likeliest one as often as wanted: (M,) float64.
 
-    A noisy teacher, or one of unequal classes, predicts some classes too often or hardly ever. Its ranking of images
-    within a class is more reliable than its class shares, which are known from the models that drew the images.
+    A noisy teacher predicts some classes too often or hardly ever. Its ranking of images within a class is reliable.
     probabilities: (N, M); wanted: (M,) numbers of images. Steps become shorter, since numbers of hard labels jump.
     Source: posteriors at known shares (Saerens et al. 2002).
     """

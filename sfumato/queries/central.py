@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def pooled_shape(shape: Shape, pool: int) -> Shape:
-    """(C, H/pool, W/pool); ValueError where pool does not divide the image."""
+    """(C, H/pool, W/pool); ValueError if pool does not divide the image."""
     channels, height, width = shape
     if height % pool or width % pool:
         raise ValueError(
@@ -69,9 +69,8 @@ def mode_rows(images: Tensor, labels: Tensor, classes: int, bins: int, pool: int
 def query_central(charge: Charge, denominators: Tensor, shape: Shape, settings: Central) -> Tensor:
     """`settings.repeats` releases, each from its own draw: noisy means or per-pixel histograms of all classes.
 
-    denominators: (classes,), public: q·N̄_m, never a realised count; shape: (C, H, W) of the images; settings: of which
-    noise and batch are not read. Without `max_norm`, an image is clipped to √d', the largest norm that one in [0, 1]
-    can have.
+    denominators: (classes,), public: q·N̄_m, never a realised count; shape: (C, H, W) of the images. Without `max_norm`,
+    an image is clipped to √d', the largest norm that one in [0, 1] can have.
     Returns float32, unclamped: mean (R, M, C, H', W'), mode (R, M, bins, C, H', W').
     """
     classes, small, mode = len(denominators), pooled_shape(shape, settings.pool), settings.statistic == "mode"

@@ -47,9 +47,8 @@ def query_count(charge: Charge, classes: int) -> Tensor:
 def public_counts(noisy: Tensor, noise_multiplier: float) -> PublicCounts:
     """Post-processing, free: noisy counts -> N̄, N̄_m and priors.
 
-    N̄_m = max(noisy count, 1, σ): below σ a count says nothing, and a smaller denominator would only amplify the noise
-    of its class. N̄ is the sum of the noisy counts before that floor (it is unbiased), with the same floor. Priors are
-    clipped at 0; where nothing is left they are uniform.
+    N̄_m = max(noisy count, 1, σ): below σ a count is mostly noise, which a smaller denominator would amplify. N̄ is the
+    unbiased sum of the noisy counts, with the same floor. Priors are clipped at 0; if nothing is left they are uniform.
     """
     noisy = noisy.double()
     floor = max(1.0, noise_multiplier)
@@ -69,7 +68,7 @@ def save_counts(counts: PublicCounts, noisy: Tensor, directory: Path) -> None:
 
 
 def read_counts(count: Artifact, size_hint: int, classes: int) -> PublicCounts:
-    """The noisy counts; where counting is switched off, the public size hint in equal parts."""
+    """The noisy counts; if counting is switched off, the public size hint in equal parts."""
     if not count.enabled:
         even = torch.full((classes,), 1 / classes).double()
         return PublicCounts(float(size_hint), torch.full((classes,), size_hint / classes).double(), even)

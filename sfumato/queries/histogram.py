@@ -23,11 +23,9 @@ if TYPE_CHECKING:
 def vote_rows(logits: Tensor, labels: Tensor, votes: int, classes: int | None = None) -> Rows:
     """Votes of a batch: each image gives 1 to each of its `votes` likeliest public classes. Ties go in class order.
 
-    logits: (B, P), row i made from image i alone (`lone_logits`); labels: (B,) int64; classes: number of sensitive
-    classes, for one row each (PrivImage), or None for one row in all (RPGen). Returns (B, classes or 1) ⊗ (B, P),
-    whole numbers, of norm √votes.
-    An image with a logit that is not finite does not vote. Where each sensitive class has its row, an image whose label
-    is out of range does not vote either.
+    logits: (B, P), by `lone_logits`; labels: (B,) int64; classes: number of sensitive classes, for one row each
+    (PrivImage), or None for one row in all (RPGen). Returns (B, classes or 1) ⊗ (B, P), whole numbers, of norm √votes.
+    An image with a logit that is not finite does not vote, nor, with `classes`, one whose label is out of range.
     """
     check_votes(votes, logits.shape[1])
     finite = logits.isfinite().all(dim=1)
@@ -37,11 +35,11 @@ def vote_rows(logits: Tensor, labels: Tensor, votes: int, classes: int | None = 
 
 
 def lone_logits(model: PublicNetwork, images: Tensor, one_by_one: bool = True) -> Tensor:
-    """Logits of every image as if it were alone: (B, C, H, W) float32 in [0, 1], any memory format -> (B, P) float32.
+    """Batch-invariant logits: (B, C, H, W) float32 in [0, 1], any memory format -> (B, P) float32.
 
-    one_by_one: False, for batches of one size, only where `place_matters` found that the place in one does not matter.
-    Row i is a function of image i alone: where two classes nearly tie, an image's votes could otherwise depend on how
-    many others were drawn, and removing one image would move more than its own votes.
+    one_by_one: False only if `place_matters` found that an image's place in a batch does not matter.
+    Row i is a function of image i only: if two classes nearly tie, an image's votes could otherwise depend on how many
+    others were drawn, and removing one image would move more than its own votes.
     """
     if model.training:
         raise ValueError(
@@ -55,7 +53,7 @@ def query_histogram(charge: Charge, model: PublicNetwork, votes: int, classes: i
 
     model: trained on public images, in eval mode; votes, classes: as in `vote_rows`. Returns (classes or 1, P) float64,
     some perhaps negative, divided by nothing.
-    Raises ValueError, before any draw, where `votes` exceeds the number of public classes.
+    Raises ValueError, before any draw, if `votes` exceeds the number of public classes.
     """
     check_votes(votes, model.classes)
     matters = model.training or place_matters(model, model.shape, model.head.weight.device)

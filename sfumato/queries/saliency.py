@@ -84,16 +84,9 @@ def query_saliency(
     total = torch.zeros(size, dtype=torch.float64, device=device)
     for images, labels in charge.batches(size=4 * microbatch_size, draws=settings.draws):
         images, labels = to_device(images, device), to_device(labels, device)
+        draws = fresh(images)
         total += clipped_gradient_sum(
-            model,
-            parameters,
-            images,
-            labels,
-            fresh(images),
-            settings.max_norm,
-            microbatch_size,
-            autocast,
-            draws_per_pass,
+            model, parameters, images, labels, draws, settings.max_norm, microbatch_size, autocast, draws_per_pass
         )
     total = total.cpu()
     released = unflatten(charge.release(total, max_norm=settings.max_norm).double() / public_size, parameters)
@@ -125,10 +118,8 @@ def save_ranking(
     columns = {"matrix": "", "size": "", "raw_norm": ".6g", "debiased": ".6g", "rank": "", "raw_rank": ""}
     table = csv_text(({"matrix": row.name} | row._asdict() for row in rows), columns)
     (directory / "saliency.csv").write_text(table, encoding="utf-8")
-    ranked = {
-        "debiased": [candidates[row.name] for row in sorted(rows, key=lambda row: row.rank)],
-        "raw": [candidates[row.name] for row in sorted(rows, key=lambda row: row.raw_rank)],
-    }
+    orders = {"debiased": sorted(rows, key=lambda row: row.rank), "raw": sorted(rows, key=lambda row: row.raw_rank)}
+    ranked = {key: [candidates[row.name] for row in order] for key, order in orders.items()}
     content = {"candidates": settings.candidates, "score": "gradient", "noise_std": noise_std, "ranked": ranked}
     write_json(directory / "saliency.json", content)
 

@@ -38,8 +38,8 @@ def query_teacher(
     """Noisy gradient steps from zero: one release each, of the sum over a draw. Returns the weights, (d, M) float64.
 
     The charge draws the features ψ of the images. public_size: N̄, the expected size of a draw, never a realised one;
-    covariance: (d, d), of public or released images, by which steps are preconditioned where `settings.ridge` is set.
-    The result is the mean over the last part of the steps: post-processing, as all that follows a release.
+    covariance: (d, d), of public or released images, by which steps are preconditioned if `settings.ridge` is set.
+    The result is the mean over the last part of the steps: post-processing.
     """
     weights = torch.zeros(len(covariance), classes, dtype=torch.float64)
     velocity, mean, averaged = torch.zeros_like(weights), torch.zeros_like(weights), 0

@@ -30,6 +30,7 @@ VARIANTS = ("", ".fp16")  # half-precision files only if there are no others
 PICKLED = (".bin", ".ckpt", ".pt", ".pth", ".pkl")
 HUB = "hub:"
 AGAIN = "download the model again"
+EXTRA = "pip install 'sfumato[diffusers]'"
 LAYOUT = (
     "expected a directory as diffusers saves it, with model_index.json, tokenizer, text_encoder, vae, scheduler, "
     "and unet or transformer"
@@ -79,8 +80,7 @@ def require_library() -> None:
 
     for name in ("diffusers", "transformers"):
         if importlib.util.find_spec(name) is None:
-            fix = "pip install 'sfumato[diffusers]'"
-            raise ConfigError(f"model.directory names a public text-to-image model, which needs {name}: {fix}")
+            raise ConfigError(f"model.directory names a public text-to-image model, which needs {name}: {EXTRA}")
 
 
 def locate(directory: str) -> Path:

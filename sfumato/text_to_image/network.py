@@ -163,7 +163,8 @@ class LatentDiffusion(Denoiser):
 
     def save(self, directory: Path, trained: Sequence[str]) -> None:
         """Write the trained parameters, and the reference that they belong to. Other changes of the model are lost."""
-        save_tensors({name: self.get_parameter(name).detach().cpu() for name in trained}, directory / TRAINED)
+        tensors = {name: self.get_parameter(name).detach().cpu().contiguous() for name in trained}
+        save_tensors(tensors, directory / TRAINED)
         for name in (CONFIG, PROMPTS):
             shutil.copyfile(self.read_from() / name, directory / name)
 

@@ -36,13 +36,9 @@ def mode_images(histograms: Tensor) -> Tensor:
 
 
 def finish_images(images: Tensor, size: tuple[int, int], median: int = 1) -> Tensor:
-    """Clamp to [0, 1], median blur, upsample: (R, M, C, H', W') -> (R, M, C, *size). Free."""
-    flat = median_blur(images.flatten(0, 1).clamp(0, 1), median)
+    """Clamp to [0, 1], median blur of each channel, upsample: (R, M, C, H', W') -> (R, M, C, *size). Free."""
+    clamped = images.flatten(0, 1).clamp(0, 1)
+    flat = torch.from_numpy(median_filter(clamped.numpy(), (1, 1, median, median), mode="nearest"))
     if flat.shape[-2:] != tuple(size):
         flat = F.interpolate(flat, size=tuple(size), mode="bilinear", align_corners=False)
     return flat.unflatten(0, images.shape[:2])
-
-
-def median_blur(images: Tensor, side: int) -> Tensor:
-    """Median over a side × side window of each channel, edges repeated: (B, C, H, W) -> (B, C, H, W). side: odd."""
-    return torch.from_numpy(median_filter(images.numpy(), (1, 1, side, side), mode="nearest"))

@@ -112,7 +112,7 @@ def warm_up(
 def losses_of_parts(
     model: UNet, batch: Sequence[Tensor], autocast: bool, size: int, microbatch_size: int
 ) -> Iterator[Tensor]:
-    """The terms of `mean_loss`, `microbatch_size` images each; a zero for no image."""
+    """The terms of `mean_loss`, `microbatch_size` images each; a zero without images."""
     for part in zip(*(tensor.split(microbatch_size) for tensor in batch), strict=True):
         yield mean_loss(model, part, autocast, size)
 

@@ -62,10 +62,7 @@ def train_public_classifier(
 
 
 def shuffled(indices: np.ndarray, batch: int, order: np.random.Generator) -> Iterator[np.ndarray]:
-    """Endless batches, in a new order in each pass. A pass leaves out an incomplete last batch.
-
-    Each batch is sorted, which reads faster from disk.
-    """
+    """Endless whole batches, in a new order in each pass. Each is sorted, which reads faster from disk."""
     batch = min(batch, len(indices))
     while True:
         indices = order.permutation(indices)

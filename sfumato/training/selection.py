@@ -41,7 +41,7 @@ def select_classes(histogram: np.ndarray, keep: int) -> list[Kept]:
     histogram: (R, P) noisy votes. One row: the top `keep` (RPGen). One row per sensitive class (PrivImage): go through
     the pairs of row and class from the most voted down. A class goes to the first row that asks for it, and a row stops
     at its share. In the end each row has ⌊keep/R⌋ or ⌈keep/R⌉ classes, and no two rows share one.
-    Raises ConfigError where `keep` is less than the rows.
+    Raises ConfigError if `keep` is less than the rows.
     """
     rows, public_classes = histogram.shape
     if public_classes < rows:
@@ -84,7 +84,7 @@ def select_public(settings: Select, votes: np.ndarray | None, public_classes: in
 def read_votes(histogram: Path, public: Sequence[str], classes: int) -> tuple[np.ndarray, bool]:
     """The noisy votes that `stage histogram` wrote, (R, P), and whether they are by sensitive class.
 
-    public: the names of the public classes; classes: the number of sensitive ones. Raises DataError where the votes are
+    public: the names of the public classes; classes: the number of sensitive ones. Raises DataError if the votes are
     of other classes.
     """
     votes = load_array(histogram / "histogram.npy")
@@ -109,7 +109,7 @@ def save_selection(
 ) -> None:
     """Write the chosen images and their labels, a table and a picture of the choice.
 
-    sensitive: names of the sensitive classes, where the images are relabelled to them.
+    sensitive: names of the sensitive classes, if the images are relabelled to them.
     """
     columns = {"public_class": "", "noisy_count": ".2f", "rank": "", "relabelled_as": ""}
     table = csv_text(selection_rows(kept, images.classes, sensitive), columns)
@@ -135,8 +135,7 @@ def relabel(
     """The public images to keep and their new labels: int64 indices, ascending, and int64 labels of the same length.
 
     labels: (N,) int64 below `public_classes`. per_class: an image takes the sensitive class that chose its class
-    (PrivImage); else the kept classes are numbered 0, 1, … in the order of `kept`. It reads no image and holds a few
-    numbers for each.
+    (PrivImage); else the kept classes are numbered 0, 1, … in the order of `kept`.
     """
     new = np.full(public_classes, -1, dtype=np.int64)
     for rank, choice in enumerate(kept):
@@ -149,10 +148,9 @@ def relabel(
 def surest(probabilities: np.ndarray, per_class: int) -> tuple[np.ndarray, np.ndarray]:
     """The images that a teacher is surest of: `per_class` for each class, each image for one class at most.
 
-    probabilities: (N, M), of public images. All pairs of image and class are taken from the likeliest down; a pair is
-    passed over where its image is taken or its class is full. Returns (int64 indices, int64 labels), class by class,
-    the surest first.
-    Raises ConfigError where there are too few images.
+    probabilities: (N, M), of public images. Pairs of image and class are taken from the likeliest down, unless the
+    image is taken or the class is full. Returns (int64 indices, int64 labels), class by class, the surest first.
+    Raises ConfigError if there are too few images.
     """
     count, classes = probabilities.shape
     if count < per_class * classes:
@@ -213,10 +211,7 @@ def selection_rows(
 
 
 def example_grid(images: ImageSet, kept: Sequence[Kept]) -> np.ndarray:
-    """One row of EXAMPLES images for each of the first SHOWN kept classes, for looking at: (H', W', C) uint8.
-
-    A class with fewer images has white ones instead.
-    """
+    """A row of EXAMPLES images, perhaps white ones, for each of the first SHOWN kept classes: (H', W', C) uint8."""
     channels, height, width = images.shape
     cells = np.ones((len(kept[:SHOWN]) * EXAMPLES, channels, height, width), dtype=np.float32)
     for place, choice in enumerate(kept[:SHOWN]):

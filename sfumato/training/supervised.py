@@ -71,10 +71,9 @@ def train_supervised(
 def optimizer_of(model: nn.Module, schedule: Schedule) -> torch.optim.Optimizer:
     matrices = [value for value in model.parameters() if value.ndim > 1]
     vectors = [value for value in model.parameters() if value.ndim <= 1]
-    decay = schedule.weight_decay
     groups = [
-        {"params": matrices, "weight_decay": decay},
-        {"params": vectors, "weight_decay": decay if schedule.decay_vectors else 0.0},
+        {"params": matrices, "weight_decay": schedule.weight_decay},
+        {"params": vectors, "weight_decay": schedule.weight_decay if schedule.decay_vectors else 0.0},
     ]
     if schedule.sgd:
         return torch.optim.SGD(groups, lr=schedule.learning_rate, momentum=0.9, nesterov=True)

@@ -44,10 +44,10 @@ def training_sets(
 def public_training_set(public: ImageSet, selection: Path, classes: int | None) -> tuple[MappedImages, Tensor, int]:
     """The selected images (still memory-mapped), the label of each, and how many extra classes they add to the model.
 
-    selection: directory that `stage select` wrote; classes: M, of the sensitive set, None where it is known to have
-    relabelled. Labels are rows of the label table of `UNet(extra_classes=k)`: sensitive classes 0..M-1 where the
-    selection relabelled to them (PrivImage; k = 0), else M + 1 + j for the j-th of its k public classes (RPGen).
-    Raises DataError where the selection is damaged or belongs to another public set.
+    selection: directory that `stage select` wrote; classes: M, of the sensitive set, None if it relabelled. Labels are
+    rows of the label table of `UNet(extra_classes=k)`: sensitive classes 0..M-1 if the selection relabelled to them
+    (PrivImage; k = 0), else M + 1 + j for the j-th of its k public classes (RPGen).
+    Raises DataError if the selection is damaged or belongs to another public set.
     """
     rows, labels = (np.array(load_array(selection / name)) for name in ("indices.npy", "labels.npy"))
     file = selection / "selection.json"

@@ -250,11 +250,9 @@ def problems_of(files: Iterable[tuple[Path, int]], request: Request) -> list[str
             problems.append(str(error))
     first = next(iter(shapes), "")
     if odd := [name for name, shape in shapes.items() if shape != shapes[first]]:
-        differs: dict[str, set] = {
-            "size": {shape[:2] for shape in shapes.values()},
-            "channels": {shape[2] for shape in shapes.values()},
-        }
-        wish = " and ".join(f"{request.section}.{key}" for key, values in differs.items() if len(values) > 1)
+        sizes, channels = {shape[:2] for shape in shapes.values()}, {shape[2] for shape in shapes.values()}
+        differs = {"size": len(sizes) > 1, "channels": len(channels) > 1}
+        wish = " and ".join(f"{request.section}.{key}" for key, value in differs.items() if value)
         others = f" ({len(odd) - 1} more differ)" if len(odd) > 1 else ""
         problems.append(
             f"{odd[0]} is {describe(shapes[odd[0]])} but {first} is {describe(shapes[first])}{others}: "

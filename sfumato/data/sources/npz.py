@@ -47,14 +47,13 @@ def read_npz(request: Request, raw: Path) -> Source:
         raise DataError(f"{request.section}.path={path} is not a file: expected {wanted}.")
     with unzipped(path, "cannot be read as .npz without pickle", PLAIN):
         headers = headers_of(path)
-        if "train_images" in headers:
+        if "train_images.npy" in headers:
             return read_medmnist(path, headers, request)
-        if missing := [key for key in ("images", "labels", "classes") if key not in headers]:
-            fix = "write it with np.savez(path, images=…, labels=…, classes=…)"
-            raise DataError(f"{path} has no array named {', '.join(missing)}: {fix}.")
-        grouped = "groups" in headers
         with np.load(path, allow_pickle=False) as archive:
-            given = archive["classes"]
+            if missing := [key for key in ("images", "labels", "classes") if key not in archive]:
+                fix = "write it with np.savez(path, images=…, labels=…, classes=…)"
+                raise DataError(f"{path} has no array named {', '.join(missing)}: {fix}.")
+            given, grouped = archive["classes"], "groups" in archive
             groups = archive["groups"] if request.groups is not None and grouped else None
     if request.sensitive and grouped and request.groups is None:
         raise DataError(f"{path}: `groups` {GROUPS_REFUSED}.")
@@ -80,7 +79,7 @@ def read_medmnist(path: Path, headers: Mapping[str, Header], request: Request) -
         )
     if request.groups is not None:
         raise ConfigError("data.groups: a file of MedMNIST says nothing of patients: write an .npz with `groups`")
-    parts = [part for part in ("train", "val", "test") if f"{part}_images" in headers]
+    parts = [part for part in ("train", "val", "test") if f"{part}_images.npy" in headers]
     sizes = {part: check_arrays(path, headers, f"{part}_images", f"{part}_labels", request.classes) for part in parts}
     train = examples_in(path, [f"{part}_images" for part in parts if part != "test"], request)
     test = examples_in(path, ["test_images"], request) if "test" in parts and request.sensitive else None
@@ -89,9 +88,9 @@ def read_medmnist(path: Path, headers: Mapping[str, Header], request: Request) -
 
 def check_arrays(path: Path, headers: Mapping[str, Header], images: str, labels: str, classes: tuple[str, ...]) -> int:
     """How many images there are. Raises DataError unless an archive's arrays are images and one label for each."""
-    if missing := [key for key in (images, labels) if key not in headers]:
+    if missing := [key for key in (images, labels) if f"{key}.npy" not in headers]:
         raise DataError(f"{path} has no array named {', '.join(missing)}: {PLAIN}")
-    (shape, _, dtype), (labels_shape, _, labels_dtype) = headers[images], headers[labels]
+    (shape, _, dtype), (labels_shape, _, labels_dtype) = headers[f"{images}.npy"], headers[f"{labels}.npy"]
     if dtype != np.uint8 or len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3)):
         raise DataError(
             f"{path}: {images} are {dtype} {shape}, expected uint8 (N, H, W) or (N, H, W, C) with C 1 or 3."
@@ -154,7 +153,7 @@ def read_imagenet_labels(path: Path) -> np.ndarray:
     """The labels of a batch, less one. Raises DataError if its images or labels have another form."""
     again = "fetch it again; it must hold `data` and `labels`."
     with unzipped(path, "cannot be read as a batch of ImageNet-32", again):
-        shape, columnwise, dtype = headers_of(path)["data"]
+        shape, columnwise, dtype = headers_of(path)["data.npy"]
         with np.load(path, allow_pickle=False) as archive:
             labels = archive["labels"]
     if dtype != np.uint8 or len(shape) != 2 or shape[1] != IMAGENET_ROW or columnwise:
@@ -168,12 +167,12 @@ def read_imagenet_labels(path: Path) -> np.ndarray:
 
 
 def headers_of(path: Path) -> dict[str, Header]:
-    """The header of every array. Raises ValueError if one claims more bytes than there are: NumPy would believe it."""
+    """The header of every file in it. Raises ValueError if one claims more bytes than there are: NumPy believes it."""
     found = {}
     with zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
             with archive.open(info) as member:
-                shape, _, dtype = found[info.filename.removesuffix(".npy")] = read_header(member)
+                shape, _, dtype = found[info.filename] = read_header(member)
             if math.prod(shape) * dtype.itemsize > info.file_size or min(shape, default=0) < 0:
                 raise ValueError(f"{info.filename} claims the shape {shape} and has {info.file_size:,} bytes")
     return found

@@ -75,7 +75,7 @@ def inception_score(probabilities: np.ndarray, splits: int = 10) -> tuple[float,
 
     Are single images clear, and are all of them together varied? It uses no real image.
     probabilities: (N, classes), rows that add up to 1. They are shuffled first, because sets may be sorted by class.
-    There are fewer parts where a part would have fewer than two images. Source: Salimans et al. 2016.
+    There are fewer parts if one would have fewer than two images. Source: Salimans et al. 2016.
     """
     if probabilities.ndim != 2 or len(probabilities) < 2 or not np.allclose(probabilities.sum(axis=1), 1, atol=1e-3):
         raise ValueError(f"probabilities are {probabilities.shape}: expected two rows or more, each adding up to 1")

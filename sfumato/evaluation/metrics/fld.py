@@ -39,7 +39,8 @@ def feature_likelihood(synthetic: np.ndarray, train: np.ndarray, holdout: np.nda
     random = np.random.default_rng(0)
     size = min(len(train) // 2, len(synthetic), MOST)  # as many centres for both: more centres look better
     centres, fitted, scored = (
-        some_rows(features, most, random) for features, most in ((synthetic, size), (train, 2 * size), (holdout, MOST))
+        np.asarray(features[random.permutation(len(features))[:most]], dtype=np.float64)
+        for features, most in ((synthetic, size), (train, 2 * size), (holdout, MOST))
     )
     mean, std = scored.mean(axis=0), scored.std(axis=0, ddof=1)
     varied = std > 1e-8 * max(float(std.max()), 1e-300)
@@ -53,11 +54,6 @@ def feature_likelihood(synthetic: np.ndarray, train: np.ndarray, holdout: np.nda
     of_train = negative_log_likelihood(points, normal, variances)
     baseline = negative_log_likelihood(unseen, points[:size], fit_variances(points[:size], points[size:]))
     return {"fld": 100 * (of_holdout - baseline), "generalisation_gap": 100 * (of_train - of_holdout)}
-
-
-def some_rows(features: np.ndarray, most: int, random: np.random.Generator) -> np.ndarray:
-    """At most `most` rows in random order, float64."""
-    return np.asarray(features[random.permutation(len(features))[:most]], dtype=np.float64)
 
 
 def fit_variances(centres: Tensor, points: Tensor) -> Tensor:

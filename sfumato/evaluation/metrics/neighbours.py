@@ -51,11 +51,10 @@ def radii(features: np.ndarray, k: int) -> np.ndarray:
 def precision_recall(synthetic: np.ndarray, real: np.ndarray, k: int = 5) -> dict[str, float]:
     """Precision, recall (Kynkäänniemi et al. 2019), density, coverage (Naeem et al. 2020): balls to the k-th neighbour.
 
-    synthetic: (N, D), real: (M, D), finite. Balls are closed.
-    Precision: share of synthetic images inside the ball of some real image. Recall: share of real images inside the
-    ball of some synthetic image. Density: mean number of real balls around a synthetic image, over k; it can exceed 1.
-    Coverage: share of real balls that hold a synthetic image. k is 5 for all four (Naeem et al.); 3 in the first paper.
-    Raises ValueError unless both sets have more than k images.
+    synthetic: (N, D), real: (M, D), finite, more than k rows each. Balls are closed; k is 3 in the first paper.
+    Precision: share of synthetic images inside some real ball. Recall: share of real images inside some synthetic ball.
+    Density: mean number of real balls around a synthetic image, over k; it can exceed 1. Coverage: share of real balls
+    that hold a synthetic image.
     """
     real_radii, synthetic_radii = radii(real, k), radii(synthetic, k)
     precise = dense = 0
@@ -78,10 +77,9 @@ def precision_recall(synthetic: np.ndarray, real: np.ndarray, k: int = 5) -> dic
 def authenticity(synthetic: np.ndarray, train: np.ndarray, holdout: np.ndarray) -> dict[str, float]:
     """Whether a set comes nearer to the training images than fresh real images do.
 
-    `authenticity`: share of synthetic images that are farther from their nearest training image than that one is from
-    its own nearest training image (Alaa et al. 2022); near one half for fresh real images, 0 for copies.
-    `distance_ratio`: median distance of a synthetic image to its nearest training image, over that of a hold-out image;
-    1 for fresh real images, 0 for copies.
+    `authenticity`: share of synthetic images farther from their nearest training image than that one is from its own
+    (Alaa et al. 2022); near one half for fresh real images, 0 for copies. `distance_ratio`: median distance of a
+    synthetic image to its nearest training image, over that of a hold-out image; 1 for fresh real images, 0 for copies.
     """
     index, distance = nearest(synthetic, train)
     own = np.sqrt(radii(train, 1))
