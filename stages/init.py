@@ -34,8 +34,8 @@ GROUPS_HELP = (
     "Protect persons with all their images: a pattern whose one group in parentheses is the id in a file's name, or a "
     "CSV file with the columns file and group."
 )
-RANGE_HELP = "Values shown as black and white of pictures with more than 8 bits (16-bit grey, DICOM): 0,4095, say. Published."
-    "Which values of pictures with more than 8 bits (16-bit grey, DICOM) are black and white: 0,4095, say; published."
+RANGE_HELP = "Values of black and white, if pictures have more than 8 bits (16-bit grey, DICOM): 0,4095, say. Public."
+    "Values of black and white, of pictures with more than 8 bits (16-bit grey, DICOM): 0,4095, say. Published."
 )
 SINGLE_HELP = "Your word that no two images are of one person; reports quote it."
 NAME_HELP = "The name that the odometer counts by, for ever. Default: that of the folder."

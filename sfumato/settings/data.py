@@ -83,6 +83,13 @@ class Data(Strict):
     # owner's confirmation: images that were already charged are regrouped. The odometer is then incomplete
     other_groups: bool = False
 
+    @field_validator("classes")
+    @classmethod
+    def are_distinct(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if value is not None and len({*value}) < len(value):
+            raise ValueError("two classes have one name: give each its own")
+        return value
+
     @model_validator(mode="after")
     def groups_are_of_the_owner(self) -> Data:
         if self.groups is not None and self.source not in OF_THE_OWNER:

@@ -80,11 +80,10 @@ def test_dicom_is_rescaled_inverted_and_refused_by_frames_and_damage(tmp_path):
 
 @pytest.fixture
 def scans(tmp_path):
-    """Two classes of DICOM files without suffix, of six patients with one or two scans each."""
+    """Two classes of DICOM files without suffix, of five patients with one or two scans each."""
     for i in range(9):
-        dicom(
-            tmp_path / "scans" / ("ill" if i % 2 else "well") / f"IM{i:04d}", RAMP // (1 + i % 3), f"patient {i // 2}"
-        )
+        folder = tmp_path / "scans" / ("ill" if i % 2 else "well")
+        dicom(folder / f"IM{i:04d}", RAMP // (1 + i % 3), f"patient {i // 2}")
     return tmp_path / "scans"
 
 

@@ -22,14 +22,14 @@ def test_a_folder_gives_its_classes_and_pictures_by_name(tmp_path):
     assert np.array_equal(images[4], np.asarray(Image.open(root / "dog" / "1.png")))
 
 
-def test_sixteen_bit_grey_keeps_its_scale_and_transparency_is_black(tmp_path):
+def test_sixteen_bit_grey_is_shown_by_its_range_and_transparency_is_black(tmp_path):
     root = write_folder(tmp_path / "in", shape=(2, 2, 1))
     Image.fromarray(np.array([[0, 255], [256, 65535]], np.uint16)).save(root / "cat" / "0.png")
     Image.fromarray(np.array([[[255, 0], [255, 255]], [[100, 255], [0, 255]]], np.uint8), "LA").save(
         root / "cat" / "1.png"
     )
-    _, images, _ = read_all(Data(source="imagefolder", path=str(root)), tmp_path)
-    assert images[0][..., 0].tolist() == [[0, 0], [1, 255]]
+    _, images, _ = read_all(Data(source="imagefolder", path=str(root), range=(0, 65535)), tmp_path)
+    assert images[0][..., 0].tolist() == [[0, 1], [1, 255]]
     assert images[1][..., 0].tolist() == [[0, 255], [100, 0]]
 
 
