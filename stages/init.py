@@ -35,8 +35,6 @@ GROUPS_HELP = (
     "CSV file with the columns file and group."
 )
 RANGE_HELP = "Values of black and white, if pictures have more than 8 bits (16-bit grey, DICOM): 0,4095, say. Public."
-    "Values of black and white, of pictures with more than 8 bits (16-bit grey, DICOM): 0,4095, say. Published."
-)
 SINGLE_HELP = "Your word that no two images are of one person; reports quote it."
 NAME_HELP = "The name that the odometer counts by, for ever. Default: that of the folder."
 
