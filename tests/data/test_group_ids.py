@@ -237,7 +237,7 @@ def test_ids_that_differ_are_different(pair):
 
 
 def test_groups_go_with_images_of_the_owner_alone():
-    with pytest.raises(ValueError, match="images of your own"):
+    with pytest.raises(ValueError, match="needs one of the sources"):
         Data(source="digits", groups=Groups(folder=True))
 
 

@@ -108,7 +108,7 @@ def spoil_class_name(root):
         (spoil_sizes, "1.png", "set data.size to"),
         (spoil_modes, "1.png", "set data.channels to"),
         (spoil_frames, "1.gif", "3 frames"),
-        (spoil_depth, "1.tiff", "8 bits"),
+        (spoil_depth, "1.tiff", "range: "),
         (spoil_nesting, "puppies", "directly in their class"),
         (spoil_loose, "loose.jpg", "outside a class"),
         (spoil_groups, "groups.npy", "privacy.unit: group"),
