@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from sfumato.data.sources.deep import RangeMissing
 from sfumato.errors import ConfigError, explained
 from sfumato.storage.files import replace_file
 from stages.screen import say
@@ -63,6 +62,7 @@ def init(
 ) -> None:
     """Local: look at a folder of images, and write a project whose parameters fit them, ε and the minutes."""
     from sfumato import __version__
+    from sfumato.data.sources.deep import RangeMissing
     from sfumato.planning.project import project_files
     from sfumato.runtime.compute import configure_processor
     from sfumato.settings.data import GROUP, IMAGE
