@@ -7,9 +7,10 @@ import sys
 
 import typer
 
-from sfumato.errors import DataError, SfumatoError
+from sfumato.errors import DataError, PrivateError, SfumatoError
 from sfumato.settings.stages import STAGES
 from sfumato.storage.documents import HIDDEN
+from sfumato.storage.files import replace_private
 from stages import ledger, prepare, recipe
 from stages.compare import compare
 from stages.doctor import doctor
@@ -19,6 +20,7 @@ from stages.launch import leave
 from stages.plan import plan
 from stages.report import report
 from stages.runner import command, with_paths
+from stages.state import state_dir
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "Cannot allocate memory")
@@ -50,7 +52,7 @@ def main() -> None:
     try:
         app()
     except SfumatoError as error:
-        print(f"error: {shown(str(error))}", file=sys.stderr)
+        print(f"error: {told_apart(error)}", file=sys.stderr)
         leave(error.exit_code)
     except SystemExit as ended:
         leave(ended.code)  # type: ignore[arg-type]  # Typer gives a number
@@ -64,6 +66,15 @@ def main() -> None:
         leave(DataError.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def told_apart(error: SfumatoError) -> str:
+    """What is printed of an error. Of a PrivateError, one constant sentence where no terminal is: logs are shared."""
+    if not isinstance(error, PrivateError) or sys.stderr.isatty():
+        return shown(str(error))
+    file = state_dir() / "refused.txt"
+    replace_private(file, f"{error}\n".encode(errors="backslashreplace"))
+    return f"the sensitive images do not go with what was asked. Why may tell who is among them: {file} says it to you"
 
 
 def shown(text: str) -> str:

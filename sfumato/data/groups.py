@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from sfumato.data.images import load_array
-from sfumato.errors import UNREADABLE, DataError, explained
+from sfumato.errors import UNREADABLE, DataError, PrivateError, explained
 from sfumato.settings.data import Groups
 
 NO_ID = {"", "na", "n/a", "nan", "none", "null", "?", "-"}  # what tables hold where nothing is known
@@ -61,12 +61,13 @@ class GroupIndex:
 def ids_of_files(groups: Groups, files: Sequence[Path], root: Path) -> Ids:
     """The id of each picture, by its name, its folder, a table or groups.npy. files: below `root`, in their order.
 
-    Raises DataError where a table does not fit the files, or an id is missing or ambiguous (`checked`).
+    Raises DataError where a table is none; PrivateError where it does not fit the files, or an id is missing or
+    ambiguous (`checked`).
     """
     if groups.pattern is not None:
         matches = [re.search(groups.pattern, file.name) for file in files]
         if not any(matches):
-            raise DataError(
+            raise PrivateError(
                 f"data.groups: the pattern {groups.pattern} matches no file name: mend it, or find ids in another way"
             )
         return checked([match and match[1] for match in matches], groups)
@@ -99,23 +100,23 @@ def ids_of_table(table: Path, files: Sequence[Path], root: Path) -> Ids:
         if not row:
             continue
         if len(row) != len(heads):
-            raise DataError(
+            raise PrivateError(
                 f"data.groups.csv={table}, row {number}, has {len(row)} cells and {len(heads)} columns: "
                 "put what holds a comma into double quotes"
             )
         index = known.get(plain_path(row[place]))
         if index is None:
-            raise DataError(
+            raise PrivateError(
                 f"data.groups.csv={table}, row {number}, names a file that is not below data.path: "
                 "take it out, or mend the path (such as class/picture.png)"
             )
         if index in found:
-            raise DataError(f"data.groups.csv={table}, row {number}, names a file once more: one row for each file")
+            raise PrivateError(f"data.groups.csv={table}, row {number}, names a file once more: one row for each file")
         found[index] = row[column]
     missing = next((i for i in range(len(files)) if i not in found), None)
     if missing is not None:
         what = name_of(missing, files, root)
-        raise DataError(f"data.groups.csv={table} lacks {what}, and perhaps others: give each file a row")
+        raise PrivateError(f"data.groups.csv={table} lacks {what}, and perhaps others: give each file a row")
     return [found[i] for i in range(len(files))]
 
 
@@ -124,12 +125,12 @@ def ids_of_array(array: np.ndarray, count: int, what: str) -> Ids:
     if array.dtype.kind not in "iuU" or array.ndim != 1:
         raise DataError(f"{what} is {array.dtype} in {array.ndim} dimensions, expected a row of whole numbers or text")
     if len(array) != count:
-        raise DataError(f"{what} has another length than the images: give one id for each, in their order")
+        raise PrivateError(f"{what} has another length than the images: give one id for each, in their order")
     return [str(value) for value in array]
 
 
 def checked(ids: Sequence[str | None], groups: Groups) -> Ids:
-    """The ids, None for an image without one. Raises DataError where one is missing, or two may be one person's.
+    """The ids, None for an image without one. Raises PrivateError where one is missing, or two may be one person's.
 
     `groups.alone`: an image without an id is a group by itself. Else it is refused: it may be of anyone.
     """
@@ -138,19 +139,19 @@ def checked(ids: Sequence[str | None], groups: Groups) -> Ids:
     for number, text in enumerate(ids, 1):
         name = None if text is None or text.strip().casefold() in NO_ID else text
         if name is None and not groups.alone:
-            raise DataError(
+            raise PrivateError(
                 f"data.groups gives image {number}, in the order of classes and names, no id: give it one, or say "
                 "data.groups.alone: true where each such image is the only one of its person"
             )
         if name is not None and known.setdefault(spelling(name), name) != name:
-            raise DataError(
+            raise PrivateError(
                 f"data.groups gives image {number}, in the order of classes and names, an id that differs from "
                 "another in capitals, spaces or leading zeros alone: is it one person? Spell them alike, or make "
                 "them differ in more"
             )
         found.append(name)
     if len(known) == 1 and None not in found:
-        raise DataError("data.groups puts all images into one group: it must tell one person from another")
+        raise PrivateError("data.groups puts all images into one group: it must tell one person from another")
     return found
 
 

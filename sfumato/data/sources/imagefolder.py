@@ -11,7 +11,7 @@ import numpy as np
 from sfumato.data.groups import ids_of_files
 from sfumato.data.images import GROUPS, GROUPS_REFUSED
 from sfumato.data.sources.source import Example, Request, Source, fit
-from sfumato.errors import DataError
+from sfumato.errors import DataError, PrivateError
 from sfumato.settings.data import Groups
 
 LEFT_BY_SYSTEMS = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx"}  # in any case; hidden files are ignored too
@@ -52,7 +52,7 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
         raise refusal([*found.problems, *problems_of(found.files, request)])
     ids = None if groups is None else ids_of_files(groups, [file for file, _ in found.files], path)
     if ids is not None and {*ids[: len(found.train)]} & {*ids[len(found.train) :]} - {None}:
-        raise DataError(
+        raise PrivateError(
             f"data.groups: somebody has pictures in both {path / TRAIN} and {path / TEST}, and no guarantee covers the "
             "hold-out: move all pictures of a person into one of them"
         )
