@@ -91,6 +91,8 @@ def beyond_the_machine(error: BaseException) -> str | None:
         return f"{what}{error.strerror or error}{room}{closed if error.filename else ''}"
     if isinstance(error, RecursionError):
         return "an input is nested too deeply to be read"
+    if "home directory" in str(error):  # Path.expanduser, which has no type of its own either
+        return "a path begins with ~ and the name of a user who is not here: write the whole path"
     # PyTorch has no type of its own for the memory of the processor
     if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
         return (

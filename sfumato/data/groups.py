@@ -6,6 +6,7 @@ Nor does a message name a file, for a name may hold an id: it counts lines and p
 from __future__ import annotations
 
 import csv
+import io
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ import numpy as np
 from sfumato.data.images import load_array
 from sfumato.errors import UNREADABLE, DataError, PrivateError, explained
 from sfumato.settings.data import Groups
+from sfumato.storage.documents import read_text
 
 NO_ID = {"", "na", "n/a", "nan", "none", "null", "?", "-"}  # what tables hold where nothing is known
 COLUMNS = ("file", "group")
@@ -81,15 +83,14 @@ def ids_of_files(groups: Groups, files: Sequence[Path], root: Path) -> Ids:
 def ids_of_table(table: Path, files: Sequence[Path], root: Path) -> Ids:
     """The ids that a CSV with the columns file and group gives, of every one of `files` and of no other."""
     broken = f"data.groups.csv={table} is not a table"
-    with (
-        explained(
-            DataError,
-            lambda error: f"{broken} ({type(error).__name__}): write it as UTF-8 text with commas",
-            causes=(*UNREADABLE, csv.Error),
-        ),
-        table.open(encoding="utf-8-sig", newline="") as file,
+    with explained(
+        DataError,
+        lambda error: f"{broken} ({type(error).__name__}): write a regular file of UTF-8 text with commas",
+        missing=f"data.groups.csv={table} is missing: mend the path, or write that table",
+        causes=(*UNREADABLE, csv.Error),
     ):
-        rows = list(csv.reader(file, strict=True))
+        text = read_text(table).removeprefix("\ufeff")
+        rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
     heads = [name.strip() for name in rows[0]] if rows else []
     if any(heads.count(name) != 1 for name in COLUMNS):
         raise DataError(f"{broken} with the columns file and group, each once: name them in its first line")

@@ -1,6 +1,7 @@
 """Groups of images: their ids are found and never shown, they are held out whole, and nothing spent is forgotten."""
 
 import json
+import os
 import shutil
 from collections import defaultdict
 from pathlib import Path
@@ -175,6 +176,8 @@ BAD = {
     "a table without its columns": lambda c: c.write(c.rows, heads="picture,patient"),
     "an empty table": lambda c: c.table.write_text("") * 0 or {"csv": str(c.table)},
     "no table": lambda c: {"csv": str(c.root / "nowhere.csv")},
+    "a pipe": lambda c: os.mkfifo(c.table) or {"csv": str(c.table)},
+    "a device": lambda c: {"csv": "/dev/zero"},
     "no text": lambda c: c.table.write_bytes(b"file,group\n\xff\xfe\x00") * 0 or {"csv": str(c.table)},
     "all in one group": lambda c: c.write([(name, f"{ID}-00") for name, _ in c.rows]),
     "a pattern that matches nothing": lambda c: {"pattern": "^(PATIENT.*)_"},
@@ -196,6 +199,11 @@ def test_bad_groups_are_one_sentence_without_an_id(name, clinic):
     assert ID.casefold() not in str(caught.value).casefold() and "groups" in str(caught.value)
     assert isinstance(caught.value, ValueError) or caught.value.exit_code in (2, 4)
     assert not clinic.card.exists()
+
+
+def test_a_table_that_is_missing_is_called_so(clinic):
+    with pytest.raises(DataError, match=r"nowhere\.csv is missing"):
+        clinic.prepare(groups={"csv": str(clinic.root / "nowhere.csv")})
 
 
 def test_messages_about_pictures_name_no_file_where_names_are_ids(clinic):

@@ -20,6 +20,14 @@ def test_a_state_directory_that_is_a_file_is_named(tmp_path, monkeypatch):
         state_dir()
 
 
+@pytest.mark.parametrize("words", [["init", "~nosuch/x", "--epsilon", "1", "--yes"], ["prepare", "sensitive"]])
+def test_the_home_of_nobody_is_one_sentence(desk, tmp_path, words):
+    data = "{source: imagefolder, dataset_id: a, path: ~nosuch/x}"
+    (tmp_path / "params.yaml").write_text(f"{{recipe: dp-merf, data: {data}}}")
+    code, text = desk(*words)
+    assert code == 4 and "begins with ~" in text and "Traceback" not in text
+
+
 def test_permission_denied_says_which_command_gives_it(tmp_path):
     said = beyond_the_machine(PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "x")))
     assert said.endswith(f"Permission denied. Give yourself access: chmod u+rwX {tmp_path / 'x'}")
