@@ -20,7 +20,14 @@ from sfumato.errors import UNREADABLE, DataError, PrivateError, explained
 from sfumato.settings.data import Groups
 from sfumato.storage.documents import read_text
 
-NO_ID = {"", "na", "n/a", "nan", "none", "null", "?", "-"}  # what tables hold where nothing is known
+# what tables hold where nothing is known, as `spelling` has it
+UNKNOWN = "_ na n/a #n/a <na> nan nat none null nil unknown unk missing anonymous notavailable ? ?? - --"
+NO_ID = {"", *UNKNOWN.split()}
+UNCLEAR = {"0", "-1"}  # ids in some tables, and in others what stands for none
+# what is not seen, besides the categories C
+UNSEEN = re.compile("[\\s\u034f\u115f\u1160\u180b-\u180f\u2800\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+# Cyrillic and Greek letters, small, that look like Latin ones in small or capital letters; and apostrophes, minus
+LOOK_ALIKE = str.maketrans("авекмнорстухіјѕαβεηικμνορτυχζ’‘ʼ−", "abekmhopctyxijsabehikmnoptyxz'''-")
 COLUMNS = ("file", "group")
 
 Ids = list[str | None]
@@ -138,7 +145,13 @@ def checked(ids: Sequence[str | None], groups: Groups) -> Ids:
     known: dict[str, str] = {}
     found: Ids = []
     for number, text in enumerate(ids, 1):
-        name = None if text is None or text.strip().casefold() in NO_ID else text
+        name = None if text is None or spelling(text) in NO_ID else text
+        if name is not None and spelling(name) in UNCLEAR:
+            raise PrivateError(
+                f"data.groups gives image {number}, in the order of classes and names, an id that often stands for "
+                "nobody (0 or -1): leave it empty where the person is not known, else write "
+                "another, as by counting from 1 or by a letter in front"
+            )
         if name is None and not groups.alone:
             raise PrivateError(
                 f"data.groups gives image {number}, in the order of classes and names, no id: give it one, or say "
@@ -147,8 +160,8 @@ def checked(ids: Sequence[str | None], groups: Groups) -> Ids:
         if name is not None and known.setdefault(spelling(name), name) != name:
             raise PrivateError(
                 f"data.groups gives image {number}, in the order of classes and names, an id that differs from "
-                "another in capitals, spaces or leading zeros alone: is it one person? Spell them alike, or make "
-                "them differ in more"
+                "another in capitals, spaces, leading zeros, or characters that look alike or are not seen alone: is "
+                "it one person? Spell them alike, or make them differ in more"
             )
         found.append(name)
     if len(known) == 1 and None not in found:
@@ -157,8 +170,10 @@ def checked(ids: Sequence[str | None], groups: Groups) -> Ids:
 
 
 def spelling(text: str) -> str:
-    """What two spellings of one id have in common."""
-    folded = re.sub(r"\s+", "", unicodedata.normalize("NFKC", text).casefold())
+    """What two spellings of one id have in common: neither capitals nor what is not seen, and one sign for a look."""
+    kinds = [(unicodedata.category(c), c) for c in unicodedata.normalize("NFKC", text).casefold()]
+    shown = ["-" if kind == "Pd" else c for kind, c in kinds if kind[0] != "C" and not UNSEEN.match(c)]
+    folded = "".join(shown).translate(LOOK_ALIKE)
     return re.sub(r"(?<!\d)0+(?=\d)", "", re.sub(r"(?<=\d)\.0+$", "", folded))
 
 
