@@ -20,8 +20,11 @@ from stages.launch import leave
 from stages.plan import plan
 from stages.report import report
 from stages.runner import command, with_paths
+from stages.screen import say
 from stages.state import state_dir
 
+INTERRUPTED = 130  # exit code after Ctrl-C
+STOPPED = "stopped: run the same again, nothing is lost. What was charged is not charged twice"
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "Cannot allocate memory")
 # stages whose command has options of its own
@@ -55,6 +58,8 @@ def main() -> None:
         print(f"error: {told_apart(error)}", file=sys.stderr)
         leave(error.exit_code)
     except SystemExit as ended:
+        if ended.code == INTERRUPTED:  # by Typer
+            say(STOPPED)
         leave(ended.code)  # type: ignore[arg-type]  # Typer gives a number
     except BrokenPipeError:  # `stage … | head`: whoever read has seen enough
         sys.stdout = None  # type: ignore[assignment]  # nothing is left to flush at the end
@@ -65,7 +70,8 @@ def main() -> None:
         print(f"error: {shown(reason)}", file=sys.stderr)
         leave(DataError.exit_code)
     except KeyboardInterrupt:
-        sys.exit(130)
+        say(STOPPED)
+        sys.exit(INTERRUPTED)
 
 
 def told_apart(error: SfumatoError) -> str:

@@ -11,8 +11,9 @@ import numpy as np
 from sfumato.data.groups import ids_of_files
 from sfumato.data.images import GROUPS, GROUPS_REFUSED
 from sfumato.data.sources.source import Example, Request, Source, fit
-from sfumato.errors import DataError, PrivateError
+from sfumato.errors import DataError, PrivateError, explained
 from sfumato.settings.data import Groups
+from sfumato.storage.documents import class_name
 
 LEFT_BY_SYSTEMS = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx"}  # in any case; hidden files are ignored too
 TRAIN, TEST = "train", "test"
@@ -71,7 +72,10 @@ def list_folder(path: Path, option: str = "data.path", groups: Groups | None = N
     else:
         train, test = list_classes(path, path, groups), None
     if not train.classes:
-        raise DataError(f"{option}={path} is empty: expected one folder of pictures per class.")
+        raise DataError(f"{option}={path} holds no folder of a class: expected one folder of pictures per class.")
+    with explained(DataError, lambda error: f"{option}={path}: {error}. Rename its folder."):
+        for name in (*train.classes, *(test.classes if test else ())):
+            class_name(name)
     if test is None:
         return train
     problems = [
