@@ -36,6 +36,8 @@ def load_central(directory: Path, shape: Shape, median: int = MEDIAN) -> tuple[T
     images = np.array(load_array(released))
     if images.dtype != np.float32 or not np.isfinite(images).all():
         raise DataError(f"{released} holds no finite float32 numbers: run `stage central` again")
+    if images.ndim != (6 if released.stem == "mode" else 5) or images.shape[-3] != shape[0] or 0 in images.shape:
+        raise DataError(f"{released} is {images.shape}, of other images than {shape}: run `stage central` again")
     return central_training_set(torch.from_numpy(images), released.stem, shape, median)
 
 

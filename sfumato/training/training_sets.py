@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.data.images import ImageSet, Shape, load_array, load_images
+from sfumato.data.images import ImageSet, Shape, check_labels, load_array, load_images
 from sfumato.data.store import load_public
 from sfumato.errors import DataError, explained
 from sfumato.storage.documents import read_json
@@ -38,11 +38,12 @@ def training_sets(paths: Mapping[str, Path], shape: Shape, classes: Sequence[str
     sets = TrainingSets()
     if "central" in paths:
         images, labels = load_central(paths["central"], shape)
+        check_labels(labels.numpy(), tuple(classes), paths["central"])
         sets.sources["central"] = images, labels
         sets.pictures["central"] = to_grid(images, len(classes))
     for name in ("auxiliary", "refine", "evolve"):
         if name in paths:
-            drawn = load_images(paths[name], classes)
+            drawn = load_images(paths[name], classes, shape=shape)
             sets.sources[name] = MappedImages(drawn.images), torch.from_numpy(np.array(drawn.labels))
     if "public" in paths:
         public = load_public(paths["public"], shape)
