@@ -34,6 +34,10 @@ class DataError(SfumatoError):
     exit_code = 4
 
 
+class PrivateError(DataError):
+    """A DataError whose text may tell who is among the sensitive images: `stage` shows it on a terminal only."""
+
+
 @contextmanager
 def explained(
     kind: type[SfumatoError],

@@ -21,7 +21,7 @@ def auxiliary(run: StageRun[Auxiliary]) -> None:
     priors = run.counts.priors
     if settings.target == "covariance":
         details = public_details(run.path("public"), plan.shape, plan.seed) if settings.details else None
-        generator: OneStep = fit_gaussians(load_means("covariance", run.path("covariance")), priors, details)
+        generator: OneStep = fit_gaussians(load_means("covariance", run.path("covariance"), plan=plan), priors, details)
     else:
         generator = fitted(run, priors)
     with run.writing() as directory:
@@ -30,7 +30,7 @@ def auxiliary(run: StageRun[Auxiliary]) -> None:
 
 def fitted(run: StageRun[Auxiliary], priors: Tensor) -> OneStep:
     plan, settings = run.plan, run.settings
-    means = load_means(settings.target, run.path(settings.target))
+    means = load_means(settings.target, run.path(settings.target), plan=plan)
     match = Match(means.table.to(device()), means.features)
     if settings.network == "denoiser":
         generator: Any = new_sampled(plan.shape, len(plan.classes), settings.width, plan.seed)

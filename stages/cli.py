@@ -7,9 +7,10 @@ import sys
 
 import typer
 
-from sfumato.errors import DataError, SfumatoError
+from sfumato.errors import DataError, PrivateError, SfumatoError
 from sfumato.settings.stages import STAGES
 from sfumato.storage.documents import HIDDEN
+from sfumato.storage.files import replace_private
 from stages import ledger, prepare, recipe
 from stages.compare import compare
 from stages.doctor import doctor
@@ -19,7 +20,11 @@ from stages.launch import leave
 from stages.plan import plan
 from stages.report import report
 from stages.runner import command, with_paths
+from stages.screen import say
+from stages.state import state_dir
 
+INTERRUPTED = 130  # exit code after Ctrl-C
+STOPPED = "stopped: run the same again, nothing is lost. What was charged is not charged twice"
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "Cannot allocate memory")
 # stages whose command has options of its own
@@ -50,9 +55,11 @@ def main() -> None:
     try:
         app()
     except SfumatoError as error:
-        print(f"error: {shown(str(error))}", file=sys.stderr)
+        print(f"error: {told_apart(error)}", file=sys.stderr)
         leave(error.exit_code)
     except SystemExit as ended:
+        if ended.code == INTERRUPTED:  # by Typer
+            say(STOPPED)
         leave(ended.code)  # type: ignore[arg-type]  # Typer gives a number
     except BrokenPipeError:  # `stage … | head`: whoever read has seen enough
         sys.stdout = None  # type: ignore[assignment]  # nothing is left to flush at the end
@@ -63,7 +70,17 @@ def main() -> None:
         print(f"error: {shown(reason)}", file=sys.stderr)
         leave(DataError.exit_code)
     except KeyboardInterrupt:
-        sys.exit(130)
+        say(STOPPED)
+        sys.exit(INTERRUPTED)
+
+
+def told_apart(error: SfumatoError) -> str:
+    """What is printed of an error. Of a PrivateError, one constant sentence where no terminal is: logs are shared."""
+    if not isinstance(error, PrivateError) or sys.stderr.isatty():
+        return shown(str(error))
+    file = state_dir() / "refused.txt"
+    replace_private(file, f"{error}\n".encode(errors="backslashreplace"))
+    return f"the sensitive images do not go with what was asked. Why may tell who is among them: {file} says it to you"
 
 
 def shown(text: str) -> str:
@@ -80,6 +97,8 @@ def beyond_the_machine(error: BaseException) -> str | None:
         return f"{what}{error.strerror or error}{room}{closed if error.filename else ''}"
     if isinstance(error, RecursionError):
         return "an input is nested too deeply to be read"
+    if "home directory" in str(error):  # Path.expanduser, which has no type of its own either
+        return "a path begins with ~ and the name of a user who is not here: write the whole path"
     # PyTorch has no type of its own for the memory of the processor
     if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
         return (

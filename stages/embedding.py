@@ -16,7 +16,7 @@ from stages.screen import progress
 def embedding(run: QueryRun[Embedding]) -> None:
     plan, settings = run.plan, run.settings
     teacher = load_teacher(run.path("teacher")).to(device())
-    images = load_images(run.path("auxiliary"), plan.classes)
+    images = load_images(run.path("auxiliary"), plan.classes, shape=plan.shape)
     with progress("network of the features", clock=False) as report:
         network = train_feature_network(images, teacher, settings.learned.steps, plan.seed, report)
     distributed.agree(network.state_dict().values())

@@ -72,7 +72,7 @@ def evaluate(
     configure_processor()
     synthesize, teacher = paths["synthesize"], paths["teacher"]
     read_artifact(synthesize, "synthesize")
-    synthetic = {"release": load_images(synthesize, plan.classes)}
+    synthetic = {"release": load_images(synthesize, plan.classes, shape=plan.shape)}
     extractor = build_extractor(plan.settings, plan.shape, log)  # before anything slow: a weights file may be missing
     for name in plan.settings.stages:
         read_artifact(paths[name], name)

@@ -33,7 +33,7 @@ def pretrain(run: StageRun[Pretrain]) -> None:
     with progress("pretrain") as report:
         if "frequency" in run.inputs:  # FETA-Pro without a generator: a phase fits the model to this release
             priors = run.counts.priors
-            means = load_means("frequency", run.path("frequency"))
+            means = load_means("frequency", run.path("frequency"), plan=plan)
             match = Match(means.table.to(device()), means.features)
             fit_phases(model, settings, sources, match, priors, plan.seed, report, label_dropout=dropout)
         else:

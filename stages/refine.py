@@ -19,8 +19,8 @@ AGREEMENT = 0.01  # weight of the teacher's cross-entropy
 def refine(run: StageRun[Refine]) -> None:
     plan, settings = run.plan, run.settings
     teacher = load_teacher(run.path("teacher")).to(device())
-    means = load_means("frequency", run.path("frequency"))
-    learned = load_means("embedding", run.path("embedding"), teacher.features)
+    means = load_means("frequency", run.path("frequency"), plan=plan)
+    learned = load_means("embedding", run.path("embedding"), teacher.features, plan=plan)
     matches = [
         Match(means.table.to(device()), means.features),
         Match(learned.table.to(device()), learned.features, WEIGHT),

@@ -37,4 +37,4 @@ def known_images(run: QueryRun[Teacher]) -> ImageSet:
     """The public or released images that span the features."""
     if run.settings.fitted_on == "public":
         return load_public(run.path("public"), run.plan.shape)
-    return load_images(run.path("auxiliary"), run.plan.classes)
+    return load_images(run.path("auxiliary"), run.plan.classes, shape=run.plan.shape)

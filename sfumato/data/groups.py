@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -12,10 +13,18 @@ from pathlib import Path
 import numpy as np
 
 from sfumato.data.images import load_array
-from sfumato.errors import UNREADABLE, DataError, explained
+from sfumato.errors import UNREADABLE, DataError, PrivateError, explained
 from sfumato.settings.data import Groups
+from sfumato.storage.documents import read_text
 
-NO_ID = {"", "na", "n/a", "nan", "none", "null", "?", "-"}  # what tables hold where nothing is known
+# what tables hold where nothing is known, as `spelling` has it
+UNKNOWN = "_ na n/a #n/a <na> nan nat none null nil unknown unk missing anonymous notavailable ? ?? - --"
+NO_ID = {"", *UNKNOWN.split()}
+UNCLEAR = {"0", "-1"}  # ids in some tables, and in others what stands for none
+# what is not seen, besides the categories C
+UNSEEN = re.compile("[\\s\u034f\u115f\u1160\u180b-\u180f\u2800\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+# Cyrillic and Greek letters, small, that look like Latin ones in small or capital letters; and apostrophes, minus
+LOOK_ALIKE = str.maketrans("авекмнорстухіјѕαβεηικμνορτυχζ’‘ʼ−", "abekmhopctyxijsabehikmnoptyxz'''-")
 COLUMNS = ("file", "group")
 
 Ids = list[str | None]
@@ -55,12 +64,13 @@ class GroupIndex:
 def ids_of_files(groups: Groups, files: Sequence[Path], root: Path) -> Ids:
     """The id of each picture, by its name, its folder, a table or groups.npy. files: below `root`, in their order.
 
-    Raises DataError if a table does not fit the files, or an id is missing or ambiguous (`checked`).
+    Raises DataError where a table is none; PrivateError where it does not fit the files, or an id is missing or
+    ambiguous (`checked`).
     """
     if groups.pattern is not None:
         matches = [re.search(groups.pattern, file.name) for file in files]
         if not any(matches):
-            raise DataError(f"data.groups.pattern={groups.pattern} matches no file name: change it")
+            raise PrivateError(f"data.groups.pattern={groups.pattern} matches no file name: change it")
         return checked([match and match[1] for match in matches], groups)
     if groups.folder:
         return checked([file.parent.name if file.parent.parent != root else None for file in files], groups)
@@ -76,15 +86,14 @@ def ids_of_files(groups: Groups, files: Sequence[Path], root: Path) -> Ids:
 def ids_of_table(table: Path, files: Sequence[Path], root: Path) -> Ids:
     """The ids of a CSV with the columns file and group, which has a row for each of `files` and no other."""
     broken = f"data.groups.csv={table} is not a table"
-    with (
-        explained(
-            DataError,
-            lambda error: f"{broken} ({type(error).__name__}): write it as UTF-8 text with commas",
-            causes=(*UNREADABLE, csv.Error),
-        ),
-        table.open(encoding="utf-8-sig", newline="") as file,
+    with explained(
+        DataError,
+        lambda error: f"{broken} ({type(error).__name__}): write a regular file of UTF-8 text with commas",
+        missing=f"data.groups.csv={table} is missing: mend the path, or write that table",
+        causes=(*UNREADABLE, csv.Error),
     ):
-        rows = list(csv.reader(file, strict=True))
+        text = read_text(table).removeprefix("\ufeff")
+        rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
     heads = [name.strip() for name in rows[0]] if rows else []
     if any(heads.count(name) != 1 for name in COLUMNS):
         raise DataError(f"{broken} with the columns file and group, each once: name them in its first line")
@@ -96,20 +105,20 @@ def ids_of_table(table: Path, files: Sequence[Path], root: Path) -> Ids:
             continue
         if len(row) != len(heads):
             found_cells = f"{len(row)} cells and {len(heads)} columns"
-            raise DataError(f"data.groups.csv={table}, row {number}, has {found_cells}: quote cells with commas")
+            raise PrivateError(f"data.groups.csv={table}, row {number}, has {found_cells}: quote cells with commas")
         index = known.get(plain_path(row[place]))
         if index is None:
-            raise DataError(
+            raise PrivateError(
                 f"data.groups.csv={table}, row {number}, names a file that is not below data.path: "
                 "remove it, or correct the path (such as class/picture.png)"
             )
         if index in found:
-            raise DataError(f"data.groups.csv={table}, row {number}, names a file once more: one row for each file")
+            raise PrivateError(f"data.groups.csv={table}, row {number}, names a file once more: one row for each file")
         found[index] = row[column]
     for i, path in enumerate(files):
         if i not in found:
             folder = root / path.relative_to(root).parts[0]
-            raise DataError(f"data.groups.csv={table} lacks {place_of(path, files, folder)}: give each file a row")
+            raise PrivateError(f"data.groups.csv={table} lacks {place_of(path, files, folder)}: give each file a row")
     return [found[i] for i in range(len(files))]
 
 
@@ -118,37 +127,47 @@ def ids_of_array(array: np.ndarray, count: int, what: str) -> Ids:
     if array.dtype.kind not in "iuU" or array.ndim != 1:
         raise DataError(f"{what} is {array.dtype} in {array.ndim} dimensions, expected a row of whole numbers or text")
     if len(array) != count:
-        raise DataError(f"{what} must hold one id for each image, in their order")
+        raise PrivateError(f"{what} has another length than the images: give one id for each, in their order")
     return [str(value) for value in array]
 
 
 def checked(ids: Sequence[str | None], groups: Groups) -> Ids:
-    """The ids, None for an image without one. Raises DataError if one is missing, or two may be one person's.
+    """The ids, None for an image without one. Raises PrivateError where one is missing, or two may be one person's.
 
     `groups.alone`: an image without an id is a group by itself. Otherwise it is refused: it may be of anyone.
     """
     known: dict[str, str] = {}
     found: Ids = []
     for number, text in enumerate(ids, 1):
-        name = None if text is None or text.strip().casefold() in NO_ID else text
-        what = f"data.groups gives image {number}, in the order of classes and names,"
+        name = None if text is None or spelling(text) in NO_ID else text
+        if name is not None and spelling(name) in UNCLEAR:
+            raise PrivateError(
+                f"data.groups gives image {number}, in the order of classes and names, an id that often stands for "
+                "an unknown person (0 or -1): leave it empty if the person is unknown; otherwise write "
+                "another, such as one with a letter in front"
+            )
         if name is None and not groups.alone:
-            fix = "give it one, or set data.groups.alone: true if each such image is the only one of its person"
-            raise DataError(f"{what} no id: {fix}")
+            raise PrivateError(
+                f"data.groups gives image {number}, in the order of classes and names, no id: give it one, or say "
+                "data.groups.alone: true where each such image is the only one of its person"
+            )
         if name is not None and known.setdefault(spelling(name), name) != name:
-            raise DataError(
-                f"{what} an id that differs from another only in capitals, spaces or leading zeros. Spell them alike "
-                "if they are one person, or make them differ in more"
+            raise PrivateError(
+                f"data.groups gives image {number}, in the order of classes and names, an id that differs from "
+                "another in capitals, spaces, leading zeros, or characters that look alike or are not seen alone: is "
+                "it one person? Spell them alike, or make them differ in more"
             )
         found.append(name)
     if len(known) == 1 and None not in found:
-        raise DataError("data.groups puts all images into one group: it must tell one person from another")
+        raise PrivateError("data.groups puts all images into one group: it must tell one person from another")
     return found
 
 
 def spelling(text: str) -> str:
-    """What two spellings of one id have in common."""
-    folded = re.sub(r"\s+", "", unicodedata.normalize("NFKC", text).casefold())
+    """What two spellings of one id have in common: neither capitals nor what is not seen, and one sign for a look."""
+    kinds = [(unicodedata.category(c), c) for c in unicodedata.normalize("NFKC", text).casefold()]
+    shown = ["-" if kind == "Pd" else c for kind, c in kinds if kind[0] != "C" and not UNSEEN.match(c)]
+    folded = "".join(shown).translate(LOOK_ALIKE)
     return re.sub(r"(?<!\d)0+(?=\d)", "", re.sub(r"(?<=\d)\.0+$", "", folded))
 
 

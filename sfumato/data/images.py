@@ -132,15 +132,23 @@ def save_images(directory: Path, image_set: ImageSet) -> None:
             np.save(file, array, allow_pickle=False)
 
 
-def load_images(directory: Path, classes: Iterable[str], *, grouped: bool = False) -> ImageSet:
+def load_images(
+    directory: Path, classes: Iterable[str], *, grouped: bool = False, shape: Shape | None = None
+) -> ImageSet:
     """The set saved in `directory`, memory-mapped read-only and validated.
 
-    Raises DataError if it is missing or damaged, and unless it has groups exactly if `grouped`.
+    shape: (C, H, W) that its images must have. Raises DataError if it is missing, damaged or of another shape, and
+    unless it has groups exactly if `grouped`.
     """
     if (directory / GROUPS).exists() and not grouped:
         raise DataError(f"{directory / GROUPS} {GROUPS_REFUSED}.")
     images, labels = (load_array(directory / name) for name in (IMAGES, LABELS))
     check(images, labels, names := tuple(classes), directory)
+    height, width, channels = images.shape[1:]
+    if shape is not None and (channels, height, width) != tuple(shape):
+        raise DataError(
+            f"{directory / IMAGES} is {images.shape}, expected {shape} (C, H, W) each: run its stage again."
+        )
     groups = load_array(directory / GROUPS) if grouped else None
     if groups is not None and (groups.dtype != np.int64 or groups.shape != labels.shape):
         raise DataError(f"{directory / GROUPS} is {groups.dtype}, of another length than the labels: write all again.")

@@ -18,7 +18,7 @@ import numpy as np
 
 from sfumato.data.images import IMAGES, ImageSet, load_array
 from sfumato.data.store import CARD
-from sfumato.errors import ConfigError, DataError
+from sfumato.errors import ConfigError, DataError, PrivateError
 from sfumato.storage.artifacts import PRIVACY, Artifact, as_text, read_artifact
 from sfumato.storage.digest import digest_of, digest_of_file
 from sfumato.storage.documents import read_json, validated
@@ -95,11 +95,11 @@ def hashes(path: Path) -> Iterator[str]:
 
 
 def refuse_overlap(public: ImageSet, private: Iterable[ImageSet]) -> None:
-    """Raise DataError, which is local, if a public image is among the private ones."""
+    """Raise PrivateError where a public image is among the private ones."""
     found = overlapping(public, private)
     if len(found):
         shown = ", ".join(map(str, found[:10])) + (", …" if len(found) > 10 else "")
-        raise DataError(
+        raise PrivateError(
             f"local, not to be shared: {len(found)} of the {len(public)} public images are sensitive or hold-out "
             f"images too, byte for byte (public images {shown}). What is public has no guarantee: "
             "take them out of the public source, or choose another"

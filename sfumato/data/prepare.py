@@ -284,7 +284,10 @@ def split(source: Source, key: bytes, holdout_fraction: float, directory: Path) 
             number = None if group is None else numbers.setdefault(group, len(numbers))
             writers[HOLDOUT if held_out else SENSITIVE].append(image, label, number)
     if not writers or not writers[SENSITIVE].count:
-        raise DataError("no sensitive image is left after the split: the source holds too few.")
+        raise DataError(
+            "no sensitive image is left after the split: equal images (of groups, all of one person) stay together, "
+            "and all were held out. Give more that differ, or a hold-out of your own in test/."
+        )
     return load_images(directory / SENSITIVE, source.classes, grouped=grouped)
 
 

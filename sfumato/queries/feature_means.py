@@ -10,14 +10,16 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
+from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from sfumato.data.images import ImageSet, Shape
-from sfumato.data.store import Card, have_latents, latents_key, write_latents
+from sfumato.data.store import Card, Side, have_latents, latents_key, write_latents
 from sfumato.errors import DataError, explained
 from sfumato.features import FeatureMeans
 from sfumato.features.batch_invariant import place_matters, rows_alone
@@ -30,15 +32,17 @@ from sfumato.privacy.authorize import open_local
 from sfumato.privacy.rows import Rows, one_hot
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import to_device
+from sfumato.settings.fields import Strict
 from sfumato.settings.queries import FeatureMap
 from sfumato.settings.training import Classifier
-from sfumato.storage.documents import read_json
+from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import write_json
 from sfumato.storage.weights import load_network, load_tensors, save_network, save_tensors
 from sfumato.training.public_classifier import train_public_classifier
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
+    from sfumato.privacy.resolved import StagePlan
 
 SQUARES = 0.5  # share of the squared norm that the squares have in `moments` (DP-MEPF)
 COSINE = {"frequencies": 64, "contrasts": 16, "bound": 0.3, "products": 0.7}  # of `covariance`: see CosineMoments
@@ -151,29 +155,81 @@ def learned_features(
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-TENSORS = {  # by stage, the name of its release
-    "frequency": "embedding",
-    "moments": "moments",
-    "covariance": "covariance",
-    "embedding": "embedding",
+Part = Annotated[float, Field(gt=0, lt=1)]
+
+
+class About(Strict):
+    """The form of `features.json`, of each stage its own."""
+
+    deviation: PositiveFloat | None
+
+
+class AboutFourier(About):
+    shape: tuple[Side, Side, Side]
+    size: PositiveInt
+    seed: int
+    features: tuple[FeatureMap, ...]
+
+
+class AboutCosine(About):
+    shape: tuple[Side, Side, Side]
+    frequencies: PositiveInt
+    contrasts: Annotated[int, Field(ge=0)]
+    bound: PositiveFloat
+    products: Part
+    flip: bool
+
+
+class AboutMoments(About):
+    feature: Literal["classifier", "cells"]
+    squares: Annotated[float, Field(ge=0, lt=1)]
+
+
+class AboutLearned(About):
+    size: PositiveInt
+    seed: int
+    length_scales: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)]
+    teacher: Part
+
+
+Rebuild = Callable[[Any, Path, ProjectedFeatures | None], Features]  # the form, its folder, the teacher's map
+
+
+def fourier_again(about: AboutFourier, folder: Path, teacher: ProjectedFeatures | None) -> FourierFeatures:
+    return FourierFeatures(about.shape, about.features, about.size, about.seed)
+
+
+def cosine_again(about: AboutCosine, folder: Path, teacher: ProjectedFeatures | None) -> CosineMoments:
+    return CosineMoments(**about.model_dump(exclude={"deviation"}))
+
+
+def moments_again(about: AboutMoments, folder: Path, teacher: ProjectedFeatures | None) -> FourierFeatures:
+    network = load_network(folder, build_network, "moments").eval()
+    return moment_features(network, about.feature, about.squares)
+
+
+def learned_again(about: AboutLearned, folder: Path, teacher: ProjectedFeatures | None) -> FourierFeatures:
+    if teacher is None:
+        raise ValueError("these features need those of the teacher")
+    network = load_network(folder, ProjectedFeatures, "embedding").eval()
+    return learned_features(teacher, network, about.size, about.seed, about.length_scales, about.teacher)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """tensor: the name of the release, in `<tensor>.safetensors`; form: of `features.json`; rebuild: its features."""
+
+    tensor: str
+    form: type[About]
+    rebuild: Rebuild
+
+
+KINDS = {  # by stage
+    "frequency": Kind("embedding", AboutFourier, fourier_again),
+    "moments": Kind("moments", AboutMoments, moments_again),
+    "covariance": Kind("covariance", AboutCosine, cosine_again),
+    "embedding": Kind("embedding", AboutLearned, learned_again),
 }
-
-
-def rebuild_features(stage: str, about: dict, folder: Path, teacher: ProjectedFeatures | None) -> Features:
-    """The features of a release. about: its `features.json`; folder: that of the file; teacher: of `embedding` only."""
-    if stage == "covariance":
-        return CosineMoments(tuple(about["shape"]), **{name: about[name] for name in (*COSINE, "flip")})
-    if stage == "moments":
-        network = load_network(folder, build_network, "moments").eval()
-        return moment_features(network, about["feature"], about["squares"])
-    if stage == "embedding":
-        if teacher is None:
-            raise ValueError("these features need those of the teacher")
-        learned = load_network(folder, ProjectedFeatures, "embedding").eval()
-        scales = tuple(about["length_scales"])
-        return learned_features(teacher, learned, about["size"], about["seed"], scales, about["teacher"])
-    maps = [FeatureMap(**feature) for feature in about["features"]]
-    return FourierFeatures(tuple(about["shape"]), maps, about["size"], about["seed"])
 
 
 def save_means(
@@ -184,7 +240,7 @@ def save_means(
     network: PublicNetwork | ProjectedFeatures | None = None,
 ) -> None:
     """Write the release and what rebuilds its features. about: JSON; network: the one that they look through."""
-    tensor = TENSORS[stage]
+    tensor = KINDS[stage].tensor
     save_tensors({tensor: means.table.contiguous()}, folder / f"{tensor}.safetensors")
     write_json(folder / "features.json", {**about, "deviation": means.deviation})
     if network is not None:
@@ -192,13 +248,29 @@ def save_means(
         save_network(network, arguments, folder)
 
 
-def load_means(stage: str, folder: Path, teacher: ProjectedFeatures | None = None) -> FeatureMeans:
-    """The inverse. teacher: of `embedding` only. Raises DataError if files are missing or do not fit together."""
-    tensor = TENSORS[stage]
-    with explained(DataError, lambda error: f"{folder} holds no {tensor} ({error!r}): run `stage {stage}` again"):
-        about = read_json(folder / "features.json")
-        table = load_tensors(folder / f"{tensor}.safetensors")[tensor]
-        return FeatureMeans(table, rebuild_features(stage, about, folder, teacher), about.get("deviation"))
+def load_means(
+    stage: str, folder: Path, teacher: ProjectedFeatures | None = None, *, plan: StagePlan[Any] | None = None
+) -> FeatureMeans:
+    """The inverse. teacher: of `embedding` only.
+
+    Raises DataError if files are missing, of another form, or do not fit together or `plan`.
+    """
+    kind = KINDS[stage]
+    with explained(DataError, lambda error: f"{folder} holds no {kind.tensor} ({error!r}): run `stage {stage}` again"):
+        about = validated(kind.form, read_json(folder / "features.json"))
+        table = load_tensors(folder / f"{kind.tensor}.safetensors")[kind.tensor]
+        shape = getattr(about, "shape", plan.shape if plan else ())
+        if getattr(about, "size", 0) > len(table) or (plan and shape != tuple(plan.shape)):  # before memory is taken
+            raise ValueError(f"features.json is of {shape}, or has more rows than the release")
+        features = kind.rebuild(about, folder, teacher)
+        classes = len(plan.classes) if plan else table.shape[-1]
+        if (
+            table.shape != (features.size, classes)
+            or table.dtype != torch.float32
+            or (plan and features.shape != shape)
+        ):
+            raise ValueError(f"the release is {table.dtype} {(*table.shape,)}, expected {(features.size, classes)}")
+        return FeatureMeans(table, features, about.deviation)
 
 
 # --- cached maps of the sensitive images ------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sfumato.baselines.feta_sampler import load_drawing
-from sfumato.data.images import IMAGES, LABELS, load_array
+from sfumato.data.images import LABELS, load_array, load_images
 from sfumato.data.store import load_public
 from sfumato.diffusion.sampler import Guide
 from sfumato.errors import DataError
@@ -47,7 +47,7 @@ def draw_from(
     if name == "select":
         return chosen_images(paths, count, priors, seed, shape)
     if name == "evolve":
-        return evolved_images(paths[name], count, priors, seed)
+        return evolved_images(paths[name], count, priors, seed, shape)
     if name in ("auxiliary", "refine", "adversarial"):
         return draw_images(load_drawing(paths[name]), count, priors, seed)
     start = paths["pretrain"]
@@ -57,13 +57,17 @@ def draw_from(
     return model.draw(labels, settings.steps, settings.guidance, random, shape, progress, guide), labels
 
 
-def evolved_images(directory: Path, count: int, priors: Tensor | None, seed: int) -> tuple[Tensor, Tensor]:
+def evolved_images(
+    directory: Path, count: int, priors: Tensor | None, seed: int, shape: Sequence[int] | None = None
+) -> tuple[Tensor, Tensor]:
     """`count` of the last generation of Private Evolution, at random; if a class has too few, all of them in turn.
 
     A class without any, whose noisy count was zero, gives its part to the others.
     """
-    known = load_array(directory / LABELS)
-    held = torch.from_numpy(np.bincount(known, minlength=1 if priors is None else len(priors)))
+    classes = len(priors) if priors is not None else int(load_array(directory / LABELS).max(initial=0)) + 1
+    population = load_images(directory, map(str, range(classes)), shape=shape)  # type: ignore[arg-type]
+    known = population.labels
+    held = torch.from_numpy(np.bincount(known, minlength=classes))
     shares = (torch.ones(len(held)).double() if priors is None else priors.double()) * (held > 0)
     random = torch.Generator().manual_seed(seed)
     labels = balanced_labels(count, shares / shares.sum(), len(held), random)
@@ -72,7 +76,7 @@ def evolved_images(directory: Path, count: int, priors: Tensor | None, seed: int
         places, own = (labels == label).nonzero().flatten(), torch.from_numpy(np.flatnonzero(known == label))
         order = own[torch.randperm(len(own), generator=random)]
         rows[places] = order.repeat(-(-len(places) // len(own)))[: len(places)]
-    return MappedImages(load_array(directory / IMAGES))[rows].float() / 255, labels
+    return MappedImages(population.images)[rows].float() / 255, labels
 
 
 def chosen_images(

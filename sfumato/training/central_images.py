@@ -25,6 +25,8 @@ def load_central(directory: Path, shape: Shape, median: int = MEDIAN) -> tuple[T
     released = torch.from_numpy(np.array(load_array(file)))
     if released.dtype != torch.float32 or not released.isfinite().all():
         raise DataError(f"{file} holds no finite float32 numbers: run `stage central` again")
+    if released.ndim != (6 if file.stem == "mode" else 5) or released.shape[-3] != shape[0] or 0 in released.shape:
+        raise DataError(f"{file} is {(*released.shape,)}, of other images than {shape}: run `stage central` again")
     images = finish_images(mode_images(released) if file.stem == "mode" else released, shape[1:], median)
     repeats, classes = images.shape[:2]
     return images.flatten(0, 1), torch.arange(classes).repeat(repeats)

@@ -91,9 +91,10 @@ def read_votes(histogram: Path, public: Sequence[str], classes: int) -> tuple[np
     with explained(DataError, lambda error: f"{histogram} holds no votes ({error!r}): run `stage histogram` again"):
         about = read_json(histogram / "histogram.json")
         per_class, counted = bool(about["per_class"]), tuple(about["public_classes"])
-    if counted != tuple(public) or votes.shape != (classes if per_class else 1, len(public)):
+    numbers = votes.dtype.kind == "f" and bool(np.isfinite(votes).all())
+    if not numbers or counted != tuple(public) or votes.shape != (classes if per_class else 1, len(public)):
         raise DataError(
-            f"{histogram} counted votes for other classes than those of the public set: "
+            f"{histogram} counted votes for other classes than those of the public set, or holds no numbers: "
             "run `stage classifier` and `stage histogram` again"
         )
     return votes, per_class

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.data.images import ImageSet, Shape, load_array, load_images
+from sfumato.data.images import ImageSet, Shape, check_labels, load_array, load_images
 from sfumato.data.store import load_public
 from sfumato.errors import DataError, explained
 from sfumato.storage.documents import read_json
@@ -30,9 +30,10 @@ def training_sets(
     extra = 0
     if "central" in paths:
         sources["central"] = load_central(paths["central"], shape)
+        check_labels(sources["central"][1].numpy(), tuple(classes), paths["central"])
     for name in ("auxiliary", "refine", "evolve"):
         if name in paths:
-            drawn = load_images(paths[name], classes)
+            drawn = load_images(paths[name], classes, shape=shape)
             sources[name] = MappedImages(drawn.images), torch.from_numpy(np.array(drawn.labels))
     if "public" in paths:
         public = load_public(paths["public"], shape)

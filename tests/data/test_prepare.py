@@ -475,7 +475,9 @@ def test_a_public_set_that_holds_real_images_is_refused(desk, tmp_path, images):
         write_both(images, public)
         assert desk("prepare", "sensitive", **own_params(**data))[0] == 0
         code, text = desk("prepare", "public", **own_params(**data))
-        assert code == 4 and "local" in text and all(word in text for word in words) and "Traceback" not in text
+        assert code == 4 and "refused.txt" in text and not any(word in text for word in words)
+        why = (tmp_path / "state" / "refused.txt").read_text()
+        assert "local" in why and all(word in why for word in words)
         assert not (tmp_path / "data" / "public").exists()
     write_both(images, other)
     assert desk("prepare", "public", **own_params())[0] == 0
@@ -493,7 +495,8 @@ def test_doctor_finds_public_images_among_the_real_ones_and_journals_that_it_loo
     write_both(images, other)
     assert desk("prepare", "sensitive", **params)[0] == 0
     code, text = desk("doctor", "--overlap", **params)
-    assert code == 4 and "local" in text and "2 of the 30" in text and "4, 17" in text and "Traceback" not in text
+    why = (tmp_path / "state" / "refused.txt").read_text()
+    assert code == 4 and "30" not in text and "local" in why and "2 of the 30" in why and "4, 17" in why
     journal = "".join(path.read_text() for path in (tmp_path / "state").rglob("*.jsonl"))
     assert journal.count("overlap check") == 2
     other[[4, 17]] ^= 1

@@ -142,11 +142,11 @@ def test_who_says_that_persons_have_several_images_is_asked_whose_they_are(quick
     from stages.cli import app
 
     monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
-    answers = "clinic\n2\ny\n^(\\d+)\n7\n\ny\n"
+    answers = "clinic\n2\ny\n^(\\d+\\.)\n7\n\ny\n"
     done = CliRunner().invoke(app, ["init", str(write_shapes(tmp_path / "in"))], input=answers)
     assert done.exit_code == 0, done.output
     own = yaml.safe_load((project / "params.yaml").read_text())
-    assert own["data"]["groups"] == {"pattern": r"^(\d+)"}
+    assert own["data"]["groups"] == {"pattern": r"^(\d+\.)"}
     assert own["privacy"] == {"epsilon": 2.0, "size_hint": 50, "unit": "group"}  # 0.8 · 60 numbers, to one digit
 
 
@@ -180,7 +180,7 @@ def test_a_folder_that_says_which_images_are_whose_gets_a_project_for_persons(
 
 def test_persons_and_one_image_each_do_not_go_together(desk, quick, project, tmp_path):
     root = write_shapes(tmp_path / "in", each=4)
-    for words in (["--groups", r"^(\d+)"], []):
+    for words in (["--groups", r"^(\d+\.)"], []):
         code, text = desk("init", str(root), "--epsilon", "5", "--yes", "--one-image-each", *words)
         assert (code == 2 and "--one-image-each says" in text) if words else code == 0, text
     code, text = desk("init", str(root), "--epsilon", "5", "--yes", "--force", "--groups", "(a)(b)")

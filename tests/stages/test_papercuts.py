@@ -1,12 +1,15 @@
 """Small mistakes of a user, each answered by one sentence that says what to do."""
 
 import errno
+import os
 import sys
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from sfumato.data.prepare import split
+from sfumato.data.sources import Source
 from sfumato.data.sources.imagefolder import decode
 from sfumato.errors import ConfigError, DataError
 from stages.cli import beyond_the_machine
@@ -18,6 +21,40 @@ def test_a_state_directory_that_is_a_file_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
     with pytest.raises(ConfigError, match="state is a file: name a folder in SFUMATO_STATE"):
         state_dir()
+
+
+@pytest.mark.parametrize("words", [["init", "~nosuch/x", "--epsilon", "1", "--yes"], ["prepare", "sensitive"]])
+def test_the_home_of_nobody_is_one_sentence(desk, tmp_path, words):
+    data = "{source: imagefolder, dataset_id: a, path: ~nosuch/x}"
+    (tmp_path / "params.yaml").write_text(f"{{recipe: dp-merf, data: {data}}}")
+    code, text = desk(*words)
+    assert code == 4 and "begins with ~" in text and "Traceback" not in text
+
+
+def test_who_stops_a_stage_is_told_that_nothing_is_lost(desk, monkeypatch):
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sfumato.settings.recipes.load_params", stop)
+    code, text = desk("prepare", "sensitive")
+    assert code == 130 and "run the same again, nothing is lost" in text
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[2J", "a\u202eb", os.fsdecode(b"a\xff")])
+def test_init_refuses_the_class_names_that_prepare_refuses(desk, tmp_path, name):
+    for folder in (name, "b"):
+        (tmp_path / "in" / folder).mkdir(parents=True)
+        Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "in" / folder / "1.png")
+    code, text = desk("init", str(tmp_path / "in"), "--epsilon", "5", "--yes", "--out", str(tmp_path / "out"))
+    assert code == 4 and "not a valid class name" in text and "Rename its folder" in text
+    assert "\x1b" not in text and "\u202e" not in text
+
+
+def test_equal_images_that_are_all_held_out_are_called_that(tmp_path):
+    image = np.zeros((4, 4, 1), np.uint8)
+    source = Source(("a", "b"), [(image, i % 2) for i in range(100)], None, 100)
+    with pytest.raises(DataError, match="equal images .* stay together, and all were held out"):
+        split(source, bytes(32), 1.0, tmp_path)
 
 
 def test_permission_denied_says_which_command_gives_it(tmp_path):

@@ -12,8 +12,9 @@ from sfumato.data.groups import ids_of_files, place_of
 from sfumato.data.images import GROUPS, GROUPS_REFUSED
 from sfumato.data.sources.deep import RangeMissing, Span, decode_dicom, is_dicom, shown
 from sfumato.data.sources.source import Example, Request, Source, fit
-from sfumato.errors import DataError
+from sfumato.errors import DataError, PrivateError, explained
 from sfumato.settings.data import Groups
+from sfumato.storage.documents import class_name
 
 LEFT_BY_SYSTEMS = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx"}  # in any case; hidden files are ignored too
 TRAIN, TEST = "train", "test"
@@ -52,9 +53,9 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
         raise refusal([*found.problems, *problems_of(found.files, request)])
     ids = None if groups is None else ids_of_files(groups, [file for file, _ in found.files], path)
     if ids is not None and {*ids[: len(found.train)]} & {*ids[len(found.train) :]} - {None}:
-        raise DataError(
-            f"data.groups: one person has pictures in both {path / TRAIN} and {path / TEST}, and no guarantee covers "
-            "the hold-out: move all pictures of a person into one of them"
+        raise PrivateError(
+            f"data.groups: somebody has pictures in both {path / TRAIN} and {path / TEST}, and no guarantee covers the "
+            "hold-out: move all pictures of a person into one of them"
         )
     shapes: list[tuple[int, ...]] = []  # of the first picture, for both parts
     train = pictures_of(found.train, found.files, request, shapes)
@@ -71,7 +72,10 @@ def list_folder(path: Path, option: str = "data.path", groups: Groups | None = N
     else:
         train, test = list_classes(path, path, groups), None
     if not train.classes:
-        raise DataError(f"{option}={path} is empty: expected one folder of pictures per class.")
+        raise DataError(f"{option}={path} holds no folder of a class: expected one folder of pictures per class.")
+    with explained(DataError, lambda error: f"{option}={path}: {error}. Rename its folder."):
+        for name in (*train.classes, *(test.classes if test else ())):
+            class_name(name)
     if test is None:
         return train
     problems = [

@@ -153,7 +153,7 @@ def test_a_missing_empty_or_single_class_folder_is_refused(tmp_path):
     with pytest.raises(DataError, match="not a folder"):
         read_source(Data(source="imagefolder", path=str(tmp_path / "nowhere")), tmp_path)
     (tmp_path / "in").mkdir()
-    with pytest.raises(DataError, match="is empty"):
+    with pytest.raises(DataError, match="holds no folder of a class"):
         read_source(Data(source="imagefolder", path=str(tmp_path / "in")), tmp_path)
     write_folder(tmp_path / "in", classes=("cat",))
     with pytest.raises(DataError, match="one class only"):

@@ -1,0 +1,65 @@
+"""Errors that could tell who is among the sensitive images: off a terminal they are all the same."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from sfumato.errors import PrivateError
+from stages import cli
+
+
+@pytest.fixture
+def clinic(desk):
+    """Pictures of six persons in two classes; `stage` with the settings of the sections `data` and `public`."""
+    random = np.random.default_rng(0)
+    for number in range(24):
+        for root in ("in", "public"):
+            path = Path(root) / "ab"[number % 2] / f"Q{number % 6}-{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(random.integers(0, 256, (8, 8), dtype=np.uint8)).save(path)
+
+    def prepare(what="sensitive", public=(), **groups):
+        data = {"dataset_id": "clinic", "source": "imagefolder", "path": "in"} | ({"groups": groups} if groups else {})
+        params = {"recipe": "teacher-public", "profile": None, "data": data}
+        unit = {"unit": "group"} if groups else {}
+        params["privacy"] = {"epsilon": 10, "size_hint": 100, **unit}
+        params["public"] = {"source": "imagefolder", "path": "public", "declared_public": True}
+        Path("params.yaml").write_text(yaml.safe_dump(params))
+        return desk("prepare", what)
+
+    return prepare
+
+
+def test_a_pattern_that_fits_nobody_somebody_or_that_splits_is_refused_in_the_same_words(clinic):
+    Path("in/a/q0-99.png").write_bytes(Path("in/a/Q0-0.png").read_bytes())  # another spelling
+    patterns = ["^(Q9)-", "^(Q3)-", r"^([Qq]\d)-"]
+    said, reasons = set(), []
+    for pattern in patterns:
+        said.add(clinic(pattern=pattern))
+        reasons.append(Path("state/refused.txt").read_text())
+        assert Path("state/refused.txt").stat().st_mode & 0o777 == 0o600
+    assert len(said) == 1 and len(set(reasons)) == 3
+    code, text = said.pop()
+    assert code == 4 and "refused.txt says it to you" in text and "Q" not in text
+
+
+def test_public_images_that_are_sensitive_ones_are_not_counted_in_a_log(clinic, desk):
+    assert clinic()[0] == 0
+    said = set()
+    for number in (2, 5):
+        name = f"{'ab'[number % 2]}/Q{number % 6}-{number}.png"
+        Path("public", name).write_bytes(Path("in", name).read_bytes())
+        code, text = clinic("public")
+        said.add(text)
+        assert code == 4 and "refused.txt" in text and "24" not in text
+        assert "of the 24 public images" in Path("state/refused.txt").read_text()
+    assert len(said) == 1
+
+
+def test_on_a_terminal_the_reason_is_shown(monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert cli.told_apart(PrivateError("image 3 has no id")) == "image 3 has no id"
