@@ -215,11 +215,13 @@ def open_alone(
                 f"privacy.spend_again: {{{work.stage}: {work.again + 1}}}",
                 same_inputs=same_inputs,
             )
-        left = next(
-            (resumable for digest in work.digests if (resumable := odometer.unfinished(digest, card.version))), None
-        )
-        if left is not None and left[1]["noise_source"] == noise.label:
-            resumed, (run_id, record, used) = True, left
+        same_work = (odometer.unfinished(card.version, work=digest) for digest in work.digests)
+        left = next((run for run in same_work if run), None)
+        if left is not None and odometer.runs()[left]["noise_source"] != noise.label:
+            left = None
+        resumed, (used, checkpoint) = left is not None, odometer.durable(left) if left else (0, None)
+        if left is not None:
+            run_id, record = left, odometer.runs()[left]
             asked = (event_to_json(work.mechanism.event), work.max_norm, permission.adjacency)
             asked_unit = (UNITS[work.unit], work.of_groups.get("group_weight"))
             other_unit = (record["unit"], record.get("group_weight")) != asked_unit
@@ -230,7 +232,7 @@ def open_alone(
                     "privacy.spend_again to open another charge"
                 )
         else:
-            resumed, record, used = False, new_record(card, work, permission, noise.label), 0
+            record = new_record(card, work, permission, noise.label)
             run_id = record["id"]
             check_lifetime(odometer, {work.stage: work.mechanism}, permission, work.unit)
         run = state / "runs" / run_id
@@ -257,6 +259,7 @@ def open_alone(
         run=run,
         lock=lock,
         used=used,
+        checkpoint=checkpoint,
         group_cap=work.group_cap,
     )
 
