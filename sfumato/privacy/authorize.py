@@ -140,6 +140,19 @@ def released_before(odometer: Odometer, card: Card, work: ChargeRequest) -> tupl
     return None
 
 
+def left_open(odometer: Odometer, card: Card, work: ChargeRequest, noise: str) -> tuple[str, bool] | None:
+    """The newest run open on these images for the same work, or else under the same plan: as `released_before`.
+
+    noise: the source that it draws from.
+    """
+    same: list[dict] = [{"work": digest} for digest in work.digests]
+    for words in [*same, *({"plan": plan, "again": work.again} for plan in work.plans)]:
+        found = odometer.unfinished(card.version, **words)
+        if found and odometer.runs()[found]["noise_source"] == noise:
+            return found, words in same
+    return None
+
+
 def open_charge(
     state: Path, card: Card, work: ChargeRequest, permission: SpendingPolicy, noise: NoiseSource | None = None
 ) -> Charge:
@@ -195,7 +208,8 @@ def open_alone(
     The same work on the same images is refused once it was released. A charge of it that a kill left open has released
     nothing: it goes on at its last durable use, with fresh noise, at no further cost, under a record with a new id,
     which takes the place of the old in the journal. So two continuations of one copied state directory leave two
-    records. noise: only for tests.
+    records. One of the same plan on other inputs never goes on, and no second one is opened beside it: two clones whose
+    free stages gave other bytes would pay twice. noise: only for tests.
     Raises BudgetError: already released, over the lifetime budget, in use by another process, a journal that does not
     hold or is not the one that `work.seen` speaks of; DataError: no images.
     """
@@ -215,13 +229,24 @@ def open_alone(
                 f"privacy.spend_again: {{{work.stage}: {work.again + 1}}}",
                 same_inputs=same_inputs,
             )
-        same_work = (odometer.unfinished(card.version, work=digest) for digest in work.digests)
-        left = next((run for run in same_work if run), None)
-        if left is not None and odometer.runs()[left]["noise_source"] != noise.label:
-            left = None
-        resumed, (used, checkpoint) = left is not None, odometer.durable(left) if left else (0, None)
-        if left is not None:
-            run_id, record = left, odometer.runs()[left]
+        if found := left_open(odometer, card, work, noise.label):
+            resumed, (run_id, same_inputs), record = True, found, odometer.runs()[found[0]]
+        else:
+            resumed, record = False, new_record(card, work, permission, noise.label)
+            run_id = record["id"]
+            check_lifetime(odometer, {work.stage: work.mechanism}, permission, work.unit)
+        run = state / "runs" / run_id
+        run.mkdir(mode=0o700, parents=True, exist_ok=True)
+        held = f"{work.stage}: run {run_id} is held by another process: wait for it, or stop it"
+        with explained(BudgetError, lambda _: held, causes=(Timeout,)):
+            stack.enter_context(FileLock(run / "lock", blocking=False))
+        if resumed:
+            if not same_inputs:
+                raise BudgetError(
+                    f"{work.stage}: run {run_id[:8]} was opened under this very plan on other inputs, and not ended: a "
+                    "free stage before it was run again and gave other bytes. Restore them (`git checkout` dvc.lock, "
+                    f"`dvc checkout`), or pay again by privacy.spend_again: {{{work.stage}: {work.again + 1}}}"
+                )
             asked = (event_to_json(work.mechanism.event), work.max_norm, permission.adjacency)
             asked_unit = (UNITS[work.unit], work.of_groups.get("group_weight"))
             other_unit = (record["unit"], record.get("group_weight")) != asked_unit
@@ -231,15 +256,6 @@ def open_alone(
                     f"max_norm={work.max_norm:g}, {permission.adjacency}: set that back, or name {work.stage} in "
                     "privacy.spend_again to open another charge"
                 )
-        else:
-            record = new_record(card, work, permission, noise.label)
-            run_id = record["id"]
-            check_lifetime(odometer, {work.stage: work.mechanism}, permission, work.unit)
-        run = state / "runs" / run_id
-        run.mkdir(mode=0o700, parents=True, exist_ok=True)
-        held = f"{work.stage}: run {run_id} is held by another process: wait for it, or stop it"
-        with explained(BudgetError, lambda _: held, causes=(Timeout,)):
-            stack.enter_context(FileLock(run / "lock", blocking=False))
         if resumed and (run / RELEASED).exists():  # whole, and on disk: a kill came before it was journalled
             odometer.append(CLOSE, id=run_id, uses=work.mechanism.uses)
             raise AlreadyReleasedError(run_id, record["id"], f"{work.stage}: already released as {record['id']}")
@@ -248,6 +264,7 @@ def open_alone(
             odometer.append(RESUME, id=run_id, adopts=adopted, record=record)
         else:
             odometer.append(OPEN, plan=work.plan, work=work.digests[0], record=record)
+        used, checkpoint = odometer.durable(run_id)
         lock = stack.pop_all()
     mechanism = Mechanism.from_event(event_from_json(record["event"]))
     return Charge(
