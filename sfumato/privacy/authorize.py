@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 from pydantic import Field
 
 from sfumato.data.images import ImageSet
+from sfumato.data.prepare import kept_fingerprint
 from sfumato.data.store import SENSITIVE, Card, LatentSet, load_latents, load_prepared
 from sfumato.errors import BudgetError, ConfigError, explained
 from sfumato.privacy.accountant import epsilon
@@ -42,12 +43,14 @@ RELEASED = "released"  # in a run's directory: its release, whole once it has th
 class AlreadyReleasedError(BudgetError):
     """The same work was released before, by the run `run_id`, under the record `record_id`.
 
-    same_inputs: from the very same inputs.
+    same_inputs: from the very same inputs; note: a sentence if the images are no longer the same, or empty.
     """
 
-    def __init__(self, run_id: str, record_id: str, message: str, *, same_inputs: bool = True) -> None:
-        super().__init__(message)
-        self.run_id, self.record_id, self.same_inputs = run_id, record_id, same_inputs
+    def __init__(
+        self, run_id: str, record_id: str, message: str, *, same_inputs: bool = True, note: str = ""
+    ) -> None:
+        super().__init__(message + note)
+        self.run_id, self.record_id, self.same_inputs, self.note = run_id, record_id, same_inputs, note
 
 
 class RefusedElsewhereError(BudgetError):
@@ -214,8 +217,9 @@ def open_alone(
     hold or is not the one that `work.seen` speaks of; DataError: no images.
     """
     noise = noise or NoiseSource()
-    images = images_of(state, card, work)
+    images, prepared = images_of(state, card, work), kept_fingerprint(state, card)
     odometer = Odometer(state, card.dataset_id)
+    pay = f"privacy.spend_again: {{{work.stage}: {work.again + 1}}}"
     with odometer.locked(), ExitStack() as stack:
         check_known(odometer, card, work.seen, permission.lifetime_epsilon != UNLIMITED)
         if found := released_before(odometer, card, work):
@@ -225,9 +229,12 @@ def open_alone(
                 done,
                 released,
                 f"{work.stage}: already released as {released} for dataset {card.dataset_id!r} under this very plan. "
-                "Restore it (`dvc checkout`, `dvc pull`), or pay for it again by "
-                f"privacy.spend_again: {{{work.stage}: {work.again + 1}}}",
+                f"Restore it (`dvc checkout`, `dvc pull`), or pay for it again by {pay}",
                 same_inputs=same_inputs,
+                note=""
+                if odometer.drawn_from(done) in (None, prepared)
+                else ". The images have changed since: if an image was withdrawn, its owner's will is a reason to make "
+                f"the release anew, by data.version or {pay}",
             )
         if found := left_open(odometer, card, work, noise.label):
             resumed, (run_id, same_inputs), record = True, found, odometer.runs()[found[0]]
@@ -245,7 +252,12 @@ def open_alone(
                 raise BudgetError(
                     f"{work.stage}: run {run_id[:8]} was opened under this very plan on other inputs, and not ended: a "
                     "free stage before it was run again and gave other bytes. Restore them (`git checkout` dvc.lock, "
-                    f"`dvc checkout`), or pay again by privacy.spend_again: {{{work.stage}: {work.again + 1}}}"
+                    f"`dvc checkout`), or pay again by {pay}"
+                )
+            if odometer.drawn_from(run_id) not in (None, prepared):
+                raise BudgetError(
+                    f"{work.stage}: run {run_id[:8]} was opened on other images than those prepared now, and not ended. "
+                    f"Prepare those again, or pay again by {pay}, or for all queries by another data.version"
                 )
             asked = (event_to_json(work.mechanism.event), work.max_norm, permission.adjacency)
             asked_unit = (UNITS[work.unit], work.of_groups.get("group_weight"))
@@ -263,7 +275,7 @@ def open_alone(
             adopted, record = record["id"], {**record, "id": secrets.token_hex(16)}
             odometer.append(RESUME, id=run_id, adopts=adopted, record=record)
         else:
-            odometer.append(OPEN, plan=work.plan, work=work.digests[0], record=record)
+            odometer.append(OPEN, plan=work.plan, work=work.digests[0], images=prepared, record=record)
         used, checkpoint = odometer.durable(run_id)
         lock = stack.pop_all()
     mechanism = Mechanism.from_event(event_from_json(record["event"]))

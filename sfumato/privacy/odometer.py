@@ -139,6 +139,11 @@ class Odometer(Journal):
         steps = [entry for entry in self.entries() if entry["kind"] == PROGRESS and entry["id"] == run]
         return (steps[-1]["uses"], steps[-1].get("checkpoint")) if steps else (0, None)
 
+    def drawn_from(self, run: str) -> str | None:
+        """The fingerprint of the images that a run was opened on; older journals lack it."""
+        opened = (e for e in self.entries() if e["kind"] == OPEN and e["record"]["id"] == run)
+        return next((entry.get("images") for entry in opened), None)
+
     def alike(self, version: str, again: int, same: Mapping[str, str]) -> list[str]:
         """The runs opened on these images under the same words, oldest first."""
         return [
