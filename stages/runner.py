@@ -286,7 +286,8 @@ class QueryRun(StageRun[S]):
             if own_record(self.out, refusal.record_id) or not (refusal.same_inputs and kept.exists()):
                 raise
             copy_directory(kept, self.out)
-            raise TakenOver(f"already released as {refusal.record_id[:8]}: put back, nothing is charged") from None
+            done = f"already released as {refusal.record_id[:8]}: put back, nothing is charged{refusal.note}"
+            raise TakenOver(done) from None
 
     def seen(self) -> set[str]:
         """The charges and heads that the ledgers and the inputs name: the journal must hold all of them."""

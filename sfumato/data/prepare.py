@@ -32,11 +32,12 @@ from sfumato.errors import ConfigError, DataError, explained
 from sfumato.settings.data import GROUP, IMAGE, OF_THE_OWNER, Data, Public
 from sfumato.storage.artifacts import Artifact, writing
 from sfumato.storage.documents import read_json
-from sfumato.storage.files import open_private, replace_file, replacing_directory
+from sfumato.storage.files import open_private, replace_file, replace_private, replacing_directory
 from sfumato.storage.journal import REGROUP, Journal
 from sfumato.storage.png import save_png, to_grid
 
 KEY_BYTES = 32
+FINGERPRINT = "fingerprint"  # of the sensitive images beside it: private
 ORIGIN = "origin.json"  # source and path of prepared images: private
 LISTING = "listing"  # what the source's files were then: private
 GRID_CLASSES, GRID_COLUMNS = 20, 10  # of the picture of a public set: classes at most, images of each
@@ -100,6 +101,7 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
         for name, written in {CARD: text, ORIGIN: json.dumps(origin).encode(), **known_files}.items():
             with open_private(fresh / name) as file:
                 file.write(written)
+    kept_fingerprint(state, public)
     replace_file(card, text)
     return content
 
@@ -323,10 +325,19 @@ def is_held_out(image: np.ndarray, key: bytes, fraction: float) -> bool:
     return int.from_bytes(digest[:8], "big") < fraction * 2**64
 
 
+def kept_fingerprint(state: Path, card: Card) -> str:
+    """The fingerprint of the images that charges draw: computed once for each preparation, and kept beside them."""
+    kept = dataset_directory(state, card.dataset_id) / FINGERPRINT
+    if not kept.is_file():
+        found = fingerprint(load_prepared(state, card, SENSITIVE), secret_key(state, card.dataset_id))
+        replace_private(kept, found.encode())
+    return kept.read_text(encoding="utf-8")
+
+
 def fingerprint(image_set: ImageSet, key: bytes) -> str:
-    """HMAC-SHA256 over the images and labels, in hexadecimal. Without the key it reveals nothing about an image."""
+    """HMAC-SHA256 over the images, labels and groups, in hexadecimal. Without the key it reveals nothing of one."""
     mac = hmac.new(key, f"fingerprint {image_set.images.shape} ".encode(), hashlib.sha256)
-    for array in (image_set.images, image_set.labels):
+    for array in (image_set.images, image_set.labels, *([] if image_set.groups is None else [image_set.groups])):
         for start in range(0, len(array), 4096):
             mac.update(np.ascontiguousarray(array[start : start + 4096]).tobytes())
     return mac.hexdigest()

@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 from pydantic import Field
 
 from sfumato.data.images import ImageSet
+from sfumato.data.prepare import kept_fingerprint
 from sfumato.data.store import SENSITIVE, Card, LatentSet, load_latents, load_prepared
 from sfumato.errors import BudgetError, ConfigError, explained
 from sfumato.privacy.accountant import epsilon
@@ -42,12 +43,14 @@ RELEASED = "released"  # in a run's directory: its release, whole once it has th
 class AlreadyReleasedError(BudgetError):
     """The same work was released before, by the run `run_id`, under the record `record_id`.
 
-    same_inputs: from the very same inputs.
+    same_inputs: from the very same inputs; note: a sentence if the images are no longer the same, or empty.
     """
 
-    def __init__(self, run_id: str, record_id: str, message: str, *, same_inputs: bool = True) -> None:
-        super().__init__(message)
-        self.run_id, self.record_id, self.same_inputs = run_id, record_id, same_inputs
+    def __init__(
+        self, run_id: str, record_id: str, message: str, *, same_inputs: bool = True, note: str = ""
+    ) -> None:
+        super().__init__(message + note)
+        self.run_id, self.record_id, self.same_inputs, self.note = run_id, record_id, same_inputs, note
 
 
 class RefusedElsewhereError(BudgetError):
@@ -140,6 +143,19 @@ def released_before(odometer: Odometer, card: Card, work: ChargeRequest) -> tupl
     return None
 
 
+def left_open(odometer: Odometer, card: Card, work: ChargeRequest, noise: str) -> tuple[str, bool] | None:
+    """The newest run open on these images for the same work, or else under the same plan: as `released_before`.
+
+    noise: the source that it draws from.
+    """
+    same: list[dict] = [{"work": digest} for digest in work.digests]
+    for words in [*same, *({"plan": plan, "again": work.again} for plan in work.plans)]:
+        found = odometer.unfinished(card.version, **words)
+        if found and odometer.runs()[found]["noise_source"] == noise:
+            return found, words in same
+    return None
+
+
 def open_charge(
     state: Path, card: Card, work: ChargeRequest, permission: SpendingPolicy, noise: NoiseSource | None = None
 ) -> Charge:
@@ -195,13 +211,15 @@ def open_alone(
     The same work on the same images is refused once it was released. A charge of it that a kill left open has released
     nothing: it goes on at its last durable use, with fresh noise, at no further cost, under a record with a new id,
     which takes the place of the old in the journal. So two continuations of one copied state directory leave two
-    records. noise: only for tests.
+    records. One of the same plan on other inputs never goes on, and no second one is opened beside it: two clones whose
+    free stages gave other bytes would pay twice. noise: only for tests.
     Raises BudgetError: already released, over the lifetime budget, in use by another process, a journal that does not
     hold or is not the one that `work.seen` speaks of; DataError: no images.
     """
     noise = noise or NoiseSource()
-    images = images_of(state, card, work)
+    images, prepared = images_of(state, card, work), kept_fingerprint(state, card)
     odometer = Odometer(state, card.dataset_id)
+    pay = f"privacy.spend_again: {{{work.stage}: {work.again + 1}}}"
     with odometer.locked(), ExitStack() as stack:
         check_known(odometer, card, work.seen, permission.lifetime_epsilon != UNLIMITED)
         if found := released_before(odometer, card, work):
@@ -211,15 +229,36 @@ def open_alone(
                 done,
                 released,
                 f"{work.stage}: already released as {released} for dataset {card.dataset_id!r} under this very plan. "
-                "Restore it (`dvc checkout`, `dvc pull`), or pay for it again by "
-                f"privacy.spend_again: {{{work.stage}: {work.again + 1}}}",
+                f"Restore it (`dvc checkout`, `dvc pull`), or pay for it again by {pay}",
                 same_inputs=same_inputs,
+                note=""
+                if odometer.drawn_from(done) in (None, prepared)
+                else ". The images have changed since: if an image was withdrawn, its owner's will is a reason to make "
+                f"the release anew, by data.version or {pay}",
             )
-        left = next(
-            (resumable for digest in work.digests if (resumable := odometer.unfinished(digest, card.version))), None
-        )
-        if left is not None and left[1]["noise_source"] == noise.label:
-            resumed, (run_id, record, used) = True, left
+        if found := left_open(odometer, card, work, noise.label):
+            resumed, (run_id, same_inputs), record = True, found, odometer.runs()[found[0]]
+        else:
+            resumed, record = False, new_record(card, work, permission, noise.label)
+            run_id = record["id"]
+            check_lifetime(odometer, {work.stage: work.mechanism}, permission, work.unit)
+        run = state / "runs" / run_id
+        run.mkdir(mode=0o700, parents=True, exist_ok=True)
+        held = f"{work.stage}: run {run_id} is held by another process: wait for it, or stop it"
+        with explained(BudgetError, lambda _: held, causes=(Timeout,)):
+            stack.enter_context(FileLock(run / "lock", blocking=False))
+        if resumed:
+            if not same_inputs:
+                raise BudgetError(
+                    f"{work.stage}: run {run_id[:8]} was opened under this very plan on other inputs, and not ended: a "
+                    "free stage before it was run again and gave other bytes. Restore them (`git checkout` dvc.lock, "
+                    f"`dvc checkout`), or pay again by {pay}"
+                )
+            if odometer.drawn_from(run_id) not in (None, prepared):
+                raise BudgetError(
+                    f"{work.stage}: run {run_id[:8]} was opened on other images than those prepared now, and not ended. "
+                    f"Prepare those again, or pay again by {pay}, or for all queries by another data.version"
+                )
             asked = (event_to_json(work.mechanism.event), work.max_norm, permission.adjacency)
             asked_unit = (UNITS[work.unit], work.of_groups.get("group_weight"))
             other_unit = (record["unit"], record.get("group_weight")) != asked_unit
@@ -229,15 +268,6 @@ def open_alone(
                     f"max_norm={work.max_norm:g}, {permission.adjacency}: set that back, or name {work.stage} in "
                     "privacy.spend_again to open another charge"
                 )
-        else:
-            resumed, record, used = False, new_record(card, work, permission, noise.label), 0
-            run_id = record["id"]
-            check_lifetime(odometer, {work.stage: work.mechanism}, permission, work.unit)
-        run = state / "runs" / run_id
-        run.mkdir(mode=0o700, parents=True, exist_ok=True)
-        held = f"{work.stage}: run {run_id} is held by another process: wait for it, or stop it"
-        with explained(BudgetError, lambda _: held, causes=(Timeout,)):
-            stack.enter_context(FileLock(run / "lock", blocking=False))
         if resumed and (run / RELEASED).exists():  # whole, and on disk: a kill came before it was journalled
             odometer.append(CLOSE, id=run_id, uses=work.mechanism.uses)
             raise AlreadyReleasedError(run_id, record["id"], f"{work.stage}: already released as {record['id']}")
@@ -245,7 +275,8 @@ def open_alone(
             adopted, record = record["id"], {**record, "id": secrets.token_hex(16)}
             odometer.append(RESUME, id=run_id, adopts=adopted, record=record)
         else:
-            odometer.append(OPEN, plan=work.plan, work=work.digests[0], record=record)
+            odometer.append(OPEN, plan=work.plan, work=work.digests[0], images=prepared, record=record)
+        used, checkpoint = odometer.durable(run_id)
         lock = stack.pop_all()
     mechanism = Mechanism.from_event(event_from_json(record["event"]))
     return Charge(
@@ -257,6 +288,7 @@ def open_alone(
         run=run,
         lock=lock,
         used=used,
+        checkpoint=checkpoint,
         group_cap=work.group_cap,
     )
 

@@ -51,10 +51,12 @@ class Charge:
         run: Path,
         lock: ExitStack,
         used: int = 0,
+        checkpoint: str | None = None,
         group_cap: int = 1,
     ) -> None:
         self.record = record
         self.used = used  # uses completed, those of an earlier process included
+        self.checkpoint = checkpoint  # sha256 of the state that an earlier process left after them
         self.run = run
         self._images, self._mechanism, self._noise = images, mechanism, noise
         self._groups = None if images.groups is None else GroupIndex(images.groups)
@@ -229,9 +231,12 @@ class Charge:
         """What another process needs to take its part (`WorkerCharge`)."""
         return {"record": self.record, "used": self.used, "run": str(self.run)}
 
-    def durable(self) -> None:
-        """Journal that the uses so far are on disk: a later process may go on from here, and from nowhere else."""
-        self._odometer.append(PROGRESS, id=self.run.name, uses=self.used)
+    def durable(self, checkpoint: str | None = None) -> None:
+        """Journal that the uses so far are on disk: a later process may go on from here, and from nowhere else.
+
+        checkpoint: sha256 of the file that holds the state.
+        """
+        self._odometer.append(PROGRESS, id=self.run.name, uses=self.used, checkpoint=checkpoint)
 
     def abandon(self) -> None:
         """Give the charge up, its durable state being lost: it stays on the odometer and can never be resumed."""
@@ -271,7 +276,7 @@ class WorkerCharge(Charge):
     def _noised(self, total: Tensor, std: float, integer: bool) -> Tensor:
         return distributed.broadcast(torch.zeros_like(total))
 
-    def durable(self) -> None:
+    def durable(self, checkpoint: str | None = None) -> None:
         """The first process journals it."""
 
     def abandon(self) -> None:

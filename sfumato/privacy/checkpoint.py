@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sfumato.runtime import distributed
+from sfumato.storage.digest import digest_of_file
 from sfumato.storage.files import replacing, sync
 from sfumato.storage.weights import save_tensors
 
@@ -25,24 +26,30 @@ def checkpoint_path(run: Path, uses: int) -> Path:
     return run / f"checkpoint-{uses:07d}.safetensors"
 
 
-def save_checkpoint(run: Path, run_id: str, uses: int, state: dict[str, Tensor], log: list[dict]) -> None:
-    """Write and flush the state after `uses` releases, and its public log.
+def save_checkpoint(run: Path, run_id: str, uses: int, state: dict[str, Tensor], log: list[dict]) -> str:
+    """Write and flush the state after `uses` releases, and its public log. Returns the sha256 of the file.
 
-    The checkpoint counts only once the charge journals it.
+    The checkpoint counts only once the charge journals it, with that digest.
     """
     with replacing(checkpoint_path(run, uses)) as temporary:
         save_tensors(state, temporary, {"run": run_id, "uses": str(uses), "log": json.dumps(log)})
         sync(temporary)
+        digest = digest_of_file(temporary)
     sync(run)
+    return digest
 
 
-def load_checkpoint(run: Path, run_id: str, uses: int) -> tuple[dict[str, Tensor], list[dict]] | None:
+def load_checkpoint(
+    run: Path, run_id: str, uses: int, digest: str | None = None
+) -> tuple[dict[str, Tensor], list[dict]] | None:
     """The state and log after `uses` releases of this run.
 
-    None if the file is missing, damaged, or of another run or step.
+    None if the file is missing, damaged, of another run or step, or not of this sha256 (None: of an older journal).
     """
     path = checkpoint_path(run, uses)
     try:
+        if digest is not None and digest_of_file(path) != digest:
+            return None
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if metadata.get("run") != run_id or metadata.get("uses") != str(uses):
@@ -62,7 +69,8 @@ def resume(
     """
     while (charge := open_charge()).used > 0:
         short = charge.run.name[:8]
-        found = load_checkpoint(charge.run, charge.run.name, charge.used) if distributed.is_main() else None
+        main = distributed.is_main()
+        found = load_checkpoint(charge.run, charge.run.name, charge.used, charge.checkpoint) if main else None
         if found := distributed.broadcast_object(found):
             say(f"{stage}: resuming run {short} after {unit} {charge.used}: no further charge")
             return charge, *found
@@ -79,8 +87,8 @@ def make_durable(charge: Charge, state: dict[str, Tensor], log: list[dict]) -> N
     """
     if not distributed.is_main():
         return
-    save_checkpoint(charge.run, charge.run.name, charge.used, state, log)
-    charge.durable()
+    digest = save_checkpoint(charge.run, charge.run.name, charge.used, state, log)
+    charge.durable(digest)
     drop_checkpoints(charge.run, keep=charge.used)
 
 

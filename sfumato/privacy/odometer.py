@@ -7,7 +7,7 @@ new id that replaces the old: two copies of one state directory then leave two r
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dp_accounting import DpEvent
@@ -118,30 +118,37 @@ class Odometer(Journal):
 
         again: of a plan that was paid for at least so often once more.
         """
-        entries = self.entries()
-        alike = {
-            e["record"]["id"]
-            for e in entries
-            if e["kind"] == OPEN and e["record"].get("data_version") == version and same.items() <= e.items()
-            if e["record"].get("again", 0) >= again
-        }
-        done = [entry["id"] for entry in entries if entry["kind"] == CLOSE and entry["id"] in alike]
+        alike = self.alike(version, again, same)
+        done = [entry["id"] for entry in self.entries() if entry["kind"] == CLOSE and entry["id"] in alike]
         return done[-1] if done else None
 
     def over(self) -> set[str]:
         """The runs that released, or were given up: none of them goes on."""
         return {entry["id"] for entry in self.entries() if entry["kind"] in (CLOSE, ABANDON)}
 
-    def unfinished(self, work: str, version: str) -> tuple[str, dict, int] | None:
-        """The newest run of this work on these images, if it is still open: its newest record, its last durable use."""
-        entries = self.entries()
-        open_ones = [
+    def unfinished(self, version: str, *, again: int = 0, **same: str) -> str | None:
+        """The newest run on these images with the same `plan` (or the same `work`) that is still open, or None.
+
+        again: of a plan that is paid for at least so often once more.
+        """
+        over = self.over()
+        return next((run for run in reversed(self.alike(version, again, same)) if run not in over), None)
+
+    def durable(self, run: str) -> tuple[int, str | None]:
+        """The last durable use of a run, and the sha256 of its checkpoint, which older journals lack."""
+        steps = [entry for entry in self.entries() if entry["kind"] == PROGRESS and entry["id"] == run]
+        return (steps[-1]["uses"], steps[-1].get("checkpoint")) if steps else (0, None)
+
+    def drawn_from(self, run: str) -> str | None:
+        """The fingerprint of the images that a run was opened on; older journals lack it."""
+        opened = (e for e in self.entries() if e["kind"] == OPEN and e["record"]["id"] == run)
+        return next((entry.get("images") for entry in opened), None)
+
+    def alike(self, version: str, again: int, same: Mapping[str, str]) -> list[str]:
+        """The runs opened on these images under the same words, oldest first."""
+        return [
             e["record"]["id"]
-            for e in entries
-            if e["kind"] == OPEN and e["work"] == work and e["record"].get("data_version") == version
+            for e in self.entries()
+            if e["kind"] == OPEN and e["record"].get("data_version") == version and same.items() <= e.items()
+            if e["record"].get("again", 0) >= again
         ]
-        if not open_ones or open_ones[-1] in self.over():
-            return None
-        run = open_ones[-1]
-        steps = [entry["uses"] for entry in entries if entry["kind"] == PROGRESS and entry["id"] == run]
-        return run, self.runs()[run], steps[-1] if steps else 0

@@ -12,6 +12,7 @@ from PIL import Image
 from sources.writers import write_folder, write_idx, write_imagenet32, write_mnist
 
 from sfumato.data import listing, prepare, sources
+from sfumato.data.images import ImageSet
 from sfumato.data.prepare import fingerprint, is_held_out, prepare_public, prepare_sensitive, refuse_sensitive_as_public
 from sfumato.data.store import load_prepared, load_public, read_card
 from sfumato.errors import ConfigError, DataError
@@ -169,6 +170,24 @@ def test_the_fingerprint_follows_every_sensitive_pixel_and_label_and_no_other(ow
     assert of(pixel, labels) != first
 
 
+def test_the_fingerprint_follows_the_groups(images):
+    labels, groups = np.arange(300) % 3, np.arange(300) // 2
+    sets = [ImageSet(images[..., None], labels, ("a", "b", "c"), of) for of in (None, groups, groups[::-1])]
+    assert len({fingerprint(one, KEY) for one in sets}) == 3
+
+
+def test_the_fingerprint_is_kept_for_each_preparation_anew(owner, images):
+    seen = []
+    for changed in (images, images[:100], images):
+        card = owner.prepare(changed)
+        kept = owner.state / "data" / "set" / "fingerprint"
+        seen.append(kept.read_text())
+        kept.unlink()  # as in a set that an older version prepared
+        assert prepare.kept_fingerprint(owner.state, card) == seen[-1] == private_fingerprint(owner)
+        assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert seen[0] == seen[2] != seen[1]
+
+
 def test_the_fingerprint_needs_the_key(owner, images):
     owner.prepare(images)
     assert private_fingerprint(owner) != fingerprint(owner.part("sensitive"), bytes(32))
@@ -194,7 +213,8 @@ def test_only_the_owner_may_read_what_is_stored(owner, images):
     }
     assert {mode for path, mode in found.items() if path.is_dir()} == {0o700}
     assert {mode for path, mode in found.items() if path.is_file()} == {0o600}
-    assert sum(path.is_file() for path in found) == 9  # two parts of two files, card, origin, key; journal and its key
+    # two parts of two files, card, origin, fingerprint, key; journal and its key
+    assert sum(path.is_file() for path in found) == 10
 
 
 def test_a_state_directory_that_others_may_read_is_tightened_or_refused(tmp_path, monkeypatch):

@@ -1,7 +1,15 @@
 import pytest
 import torch
 
-from sfumato.privacy.checkpoint import checkpoint_path, drop_checkpoints, load_checkpoint, save_checkpoint
+from sfumato.privacy.checkpoint import (
+    checkpoint_path,
+    drop_checkpoints,
+    load_checkpoint,
+    make_durable,
+    resume,
+    save_checkpoint,
+)
+from sfumato.privacy.events import Mechanism
 
 STATE = {"parameters.a": torch.arange(4.0), "step": torch.tensor(7)}
 LOG = [{"step": 7, "epsilon": 0.5}]
@@ -35,3 +43,22 @@ def test_only_the_journalled_checkpoint_is_kept(tmp_path):
     assert list(tmp_path.iterdir()) == [checkpoint_path(tmp_path, 7)]
     drop_checkpoints(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("place", [-1, -12, 40])  # the last tensor, one before it, the header with its log
+def test_a_checkpoint_with_a_flipped_bit_is_not_gone_on_from(owner, place):
+    mechanism, said = Mechanism(noise_multiplier=2.0, sample_rate=0.3, uses=3), []
+    for flipped in (0, 1):
+        charge = owner.open(mechanism)
+        assert list(charge.batches(size=100)) is not None
+        charge.release(torch.zeros(1), 1.0)
+        make_durable(charge, STATE, LOG)
+        charge._lock.close()
+        path = checkpoint_path(charge.run, 1)
+        content = bytearray(path.read_bytes())
+        content[place] ^= flipped
+        path.write_bytes(content)
+        resumed, state, _ = resume(lambda: owner.open(mechanism), "count", said.append)
+        assert (resumed.used, state is None) == ((1, False), (0, True))[flipped]
+        resumed.abandon()
+    assert len(owner.odometer.opened()) == 3 and "lost its checkpoint" in said[-1]

@@ -55,7 +55,7 @@ def test_a_line_that_the_disk_takes_only_a_piece_of_is_no_charge(tmp_path, monke
     with monkeypatch.context() as patched:
         write = os.write
         patched.setattr(os, "write", lambda descriptor, line: write(descriptor, line[:10]))
-        with pytest.raises(BudgetError, match="disk full"):
+        with pytest.raises(BudgetError, match="make room"):
             odometer.append("open", record={"id": "lost"})
     odometer.append("local", purpose="second")
     assert purposes(odometer) == ["first", "second"]
@@ -192,9 +192,9 @@ def test_a_run_that_was_resumed_counts_once_by_its_newest_record(tmp_path):
         odometer.append("progress", id="x", uses=i)
     assert [record["id"] for record in odometer.opened()] == ["x2"] and odometer.run_of("x2") == "x"
     assert {"x", "x0", "x1", "x2"} <= odometer.known()
-    assert odometer.unfinished("w", "v") == ("x", {"id": "x2", "data_version": "v"}, 2)
+    assert odometer.unfinished("v", work="w") == "x" and odometer.durable("x") == (2, None)
     odometer.append("close", id="x", uses=3)
-    assert odometer.closed("v", work="w") == "x" and odometer.unfinished("w", "v") is None
+    assert odometer.closed("v", work="w") == "x" and odometer.unfinished("v", work="w") is None
 
 
 def append_many(path, name):

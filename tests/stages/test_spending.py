@@ -259,6 +259,59 @@ def test_a_kill_costs_nothing_at_any_moment(desk, monkeypatch, moment):
     assert not list(Path("state/runs").rglob("*.tmp")) and not list(Path("artifacts").rglob("*.tmp"))
 
 
+def withdraw(desk, monkeypatch) -> None:
+    """The same source without its class 3, under the same data.version."""
+    from sfumato.data import prepare
+
+    def without(data, raw):
+        source = read_source(data, raw)
+        kept = [example for example in source.train if example[1] != 3]
+        return replace(source, train=kept)
+
+    read_source = prepare.read_source
+    monkeypatch.setattr(prepare, "read_source", without)
+    shutil.rmtree("data/sensitive")
+    assert desk("prepare", "sensitive")[0] == 0
+
+
+def test_an_open_charge_does_not_go_on_with_other_images(desk, monkeypatch):
+    write_params()
+    assert desk("prepare", "sensitive")[0] == 0
+    planned(desk)
+    locks = []
+    monkeypatch.setattr(Charge, "__init__", remember(Charge.__init__, locks))
+    with monkeypatch.context() as dying:
+        dying.setattr("stages.count.query_count", kill)
+        with pytest.raises(Killed):
+            desk("count")
+    locks[0].close()
+    before = Path("data/sensitive/card.json").read_bytes()
+    with monkeypatch.context() as context:
+        withdraw(desk, context)
+        assert Path("data/sensitive/card.json").read_bytes() == before  # it does not tell
+        code, text = desk("count")
+    assert code == 3 and "was opened on other images" in text and "spend_again: {count: 1}" in text
+    assert opened() == ["count"] and not Path("artifacts/count").exists()
+    assert desk("prepare", "sensitive")[0] == 0 and desk("count")[0] == 0  # as they were
+    assert opened() == ["count"]
+
+
+def test_a_release_that_is_put_back_says_that_the_images_have_changed_since(desk, released, monkeypatch):
+    shutil.rmtree("artifacts/count")
+    code, text = desk("count")
+    assert code == 0 and "put back" in text and "changed" not in text
+    shutil.rmtree("artifacts/count")
+    withdraw(desk, monkeypatch)
+    code, text = desk("count")
+    assert code == 0 and "put back" in text and "images have changed since" in text
+    private = Path("state/data/digits/fingerprint").read_text()
+    shown = [path for path in Path().rglob("*") if path.is_file() and "state" not in path.parts]
+    assert not any(private.encode() in path.read_bytes() for path in shown)
+    journal = Path("state/odometer/digits.jsonl")
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    assert all("images" not in entry.get("record", {}) for entry in lines)
+
+
 class Anything:
     def __eq__(self, other):
         return True
