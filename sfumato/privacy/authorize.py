@@ -256,7 +256,7 @@ def open_alone(
                 )
             if odometer.drawn_from(run_id) not in (None, prepared):
                 raise BudgetError(
-                    f"{work.stage}: run {run_id[:8]} was opened on other images than those prepared now, and not ended. "
+                    f"{work.stage}: run {run_id[:8]} was opened on other images than are prepared now, and not ended. "
                     f"Prepare those again, or pay again by {pay}, or for all queries by another data.version"
                 )
             asked = (event_to_json(work.mechanism.event), work.max_norm, permission.adjacency)
