@@ -112,7 +112,6 @@ class Public(Strict):
 
     source: str = "glyphs"  # one of SOURCES (sfumato/data/sources): glyphs, procedural, photos, cifar10, imagefolder, …
     path: str | None = None  # folder or file; required for imagenet32, imagefolder and npz
-    range: Range = None  # as in `data`, for files with more than 8 bits
     per_class: Positive = 300  # images of each class, for the drawn sources: glyphs, procedural, photos
     # owner's confirmation: images without privacy.json (imagefolder, npz) were not made from sensitive ones
     declared_public: bool = False

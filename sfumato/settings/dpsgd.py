@@ -25,7 +25,7 @@ class Lora(Strict):
     """Low-rank adapters: W' = W + scale · A·B."""
 
     rank: Positive = 4  # r
-    scale: PositiveFloat = 1.0  # α/r
+    scale: ClassVar[float] = 1.0  # α/r
 
 
 SALIENT = ("salient", "salient-lora", "noisy")  # the sets that the saliency query chooses

@@ -25,6 +25,7 @@ REMOVED = {  # keys of earlier versions -> what holds now
     "finetune.debias": "candidates are ranked by their norm less what the noise adds to it",
     "finetune.ema": "it is 0.999",
     "finetune.flip": "images are not mirrored",
+    "finetune.lora.scale": "it is 1",
     "model.label_dropout": "it is 0.1",
     "model.sigma_data": "it is 0.5",
     "pretrain.ema": "it is 0.999",

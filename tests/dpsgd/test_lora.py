@@ -1,6 +1,7 @@
 """Low-rank adapters: they start at zero, change what the network computes, and merge into plain weights."""
 
 import json
+from typing import ClassVar
 
 import pytest
 import torch
@@ -25,7 +26,15 @@ NAMES = [
     "down.0.block.conv1.weight",
     "noise.2.weight",
 ]
-RANK = Lora(rank=3, scale=0.5)
+
+
+class Halved(Lora):
+    """Adapters of another scale than 1, by which a product without it would show."""
+
+    scale: ClassVar[float] = 0.5
+
+
+RANK = Halved(rank=3)
 
 
 def network(seed: int = 0) -> UNet:

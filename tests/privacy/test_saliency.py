@@ -326,7 +326,7 @@ def training(kind: str) -> Finetune:
         batch=14,
         draws=1,
         microbatch_size=8,
-        lora=Lora(rank=2, scale=0.5),
+        lora=Lora(rank=2),
         checkpoint_every=1,
         max_grad_norm=0.1,
     )

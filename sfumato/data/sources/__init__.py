@@ -67,7 +67,7 @@ def read_public(public: Public, shape: Shape, raw: Path, seed: int) -> Source:
     shape: (C, H, W) that its images get, as (H, W, C); seed: for the sources that are drawn.
     """
     channels, height, width = shape
-    asked = public.model_dump(include={"path", "per_class", "range"})
+    asked = public.model_dump(include={"path", "per_class"})
     request = Request(section="public", name=public.source, size=(height, width), channels=channels, seed=seed, **asked)
     return open_source(request, raw)
 
