@@ -346,7 +346,7 @@ def kept_fingerprint(state: Path, card: Card) -> str:
 
 
 def fingerprint(image_set: ImageSet, key: bytes) -> str:
-    """HMAC-SHA256 over the images, labels and groups, in hexadecimal. Without the key it tells nothing about an image."""
+    """HMAC-SHA256 over images, labels and groups, in hexadecimal. Without the key it tells nothing about an image."""
     mac = hmac.new(key, f"fingerprint {image_set.images.shape} ".encode(), hashlib.sha256)
     for array in (image_set.images, image_set.labels, *([] if image_set.groups is None else [image_set.groups])):
         for start in range(0, len(array), 4096):
