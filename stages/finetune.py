@@ -17,7 +17,7 @@ from sfumato.release.synthesizer import load_start, start_file
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import device
 from sfumato.settings.dpsgd import Finetune
-from sfumato.storage.files import replace_file
+from sfumato.storage.files import write_local
 from sfumato.text_to_image.reference import load_codec
 from stages.runner import QueryRun, load_plan
 from stages.screen import progress, say
@@ -64,5 +64,5 @@ def finetune(run: QueryRun[Finetune]) -> None:
         save_trained(model, settings.trainable, names, ranking, directory, start_file(pretrain))
         save_log(log, directory / "log.csv")
     if curve is not None:  # not into the artifact: DVC would put its hash into git
-        replace_file(EVALUATION / "convergence.csv", curve.text().encode())
+        write_local(EVALUATION / "convergence.csv", curve.text().encode())
     drop_checkpoints(charge.run)

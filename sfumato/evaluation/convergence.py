@@ -7,6 +7,7 @@ may choose by it: `synthesize`, the ledger and the public report refuse it.
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from sfumato.privacy.resolved import StagePlan
 from sfumato.settings.evaluate import Evaluate
 from sfumato.settings.training import Model
 from sfumato.storage.documents import read_json
-from sfumato.storage.files import write_json
+from sfumato.storage.files import write_local
 
 IMAGES = 500  # drawn at a time
 SOLVER_STEPS = 12
@@ -59,7 +60,7 @@ class Convergence:
         distance = frechet_distance(self.extractor(as_uint8(drawn)), self.real)
         self.rows.append({"step": step, "frechet": distance, "images": self.images, "space": self.extractor.name})
         if self.path is not None:
-            write_json(self.path, self.rows)
+            write_local(self.path, json.dumps(self.rows).encode())
         return self.rows[-1]
 
     def text(self) -> str:
