@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from sfumato.errors import ConfigError, DataError, explained
-from sfumato.storage.files import replace_file
+from sfumato.storage.files import write_local
 from stages.screen import numbers_table, show_local
 from stages.state import EVALUATION, check_local, state_dir
 
@@ -48,7 +48,7 @@ def compare(
     chosen = classifier or ("cnn" if "cnn" in names else names[0])
     if chosen not in names:
         raise ConfigError(f"--classifier {chosen}: no run has it, they have {', '.join(names)}")
-    replace_file(out / "comparison.csv", csv_of(table, "%.6g").encode())
+    write_local(out / "comparison.csv", csv_of(table, "%.6g").encode())
     plot_comparison(table, chosen, out / "comparison.png")
     show_local([screen_table(table, names)], out / "comparison.csv")
     for warning in warnings:

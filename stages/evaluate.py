@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 
 from sfumato.errors import BudgetError
 from sfumato.storage.artifacts import read_artifact
-from sfumato.storage.files import keep_private, replace_file, write_json
+from sfumato.storage.files import keep_private, write_local
 from stages import launch
 from stages.runner import CardPath, ConfigPath, DryRun, describe, load_plan
 from stages.screen import progress, say, show_local
@@ -103,10 +104,8 @@ def evaluate(
         log("plots")
         plot_features(extractor, synthetic["release"], train, out)
     for name, table in tables.items():
-        replace_file(out / name, csv_of(table).encode())
-    write_json(metrics, found)
-    metrics.chmod(0o600)
-    keep_private(out)
+        write_local(out / name, csv_of(table).encode())
+    write_local(metrics, (json.dumps(found, indent=1) + "\n").encode())
     keep(found, ledger)
     if not sys.stderr.isatty():  # warnings hold numbers of real images, and that there are some tells of those too
         say(f"evaluate: warnings, if there are any, are in {metrics}")

@@ -11,7 +11,7 @@ import typer
 
 from sfumato.errors import ConfigError
 from sfumato.storage.artifacts import check_out, read_artifact, writing
-from sfumato.storage.files import replace_file
+from sfumato.storage.files import write_local
 from stages.runner import DryRun, input_option
 from stages.screen import say
 from stages.state import ARTIFACTS, EVALUATION, LEDGER, check_local
@@ -64,7 +64,7 @@ def report(
     else:
         check_local("--out", page)
         local = read_local(metrics, evaluation, artifacts)
-        replace_file(page, report_page(synthesize, ledger, local).encode())
+        write_local(page, report_page(synthesize, ledger, local).encode())
     typer.echo(f"{page}: {'may be shared with the release' if public else 'local: not to be shared'}")
     if not public:  # the last command of `dvc repro`
         from sfumato.release.report import summary_lines

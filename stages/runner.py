@@ -6,6 +6,7 @@ The function `<name>` of `stages/<name>.py` takes a `StageRun`, or a `QueryRun` 
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -14,10 +15,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 import typer
+from filelock import FileLock
 
 from sfumato.errors import ConfigError, SfumatoError
 from sfumato.settings.stages import Kind, Stage
-from sfumato.storage.artifacts import Artifact, check_out, own_record, read_artifact, write_empty, writing
+from sfumato.storage.artifacts import (
+    PRIVACY,
+    Artifact,
+    check_out,
+    own_record,
+    read_artifact,
+    read_kept,
+    write_empty,
+    writing,
+)
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.files import check_writable, copy_directory
 from stages import launch
@@ -36,6 +47,7 @@ OutPath = Annotated[Path | None, typer.Option("--out", help="Directory to write.
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be read, written and charged, and stop.")]
 CardPath = Annotated[Path, typer.Option("--card", help="Public card of the sensitive set.")]
 PublicPath = Annotated[Path, typer.Option("--public", help="Public image set, which `stage prepare public` writes.")]
+COPYING = "copying.lock"  # in a run's directory: its release is being copied to an artifact
 S = TypeVar("S")
 
 
@@ -283,9 +295,13 @@ class QueryRun(StageRun[S]):
             raise TakenOver(str(refusal)) from None
         except authorize.AlreadyReleasedError as refusal:
             kept = run_directory(refusal.run_id) / authorize.RELEASED
-            if own_record(self.out, refusal.record_id) or not (refusal.same_inputs and kept.exists()):
+            # DVC has removed the artifact: what lies there again, a process put there that a kill of DVC left behind
+            present = own_record(self.out, refusal.record_id) and "DVC_STAGE" not in os.environ
+            if present or not (refusal.same_inputs and os.path.lexists(kept)):
                 raise
-            copy_directory(kept, self.out)
+            read_kept(kept, plan.stage, refusal.digest, refusal.pay)
+            with FileLock(kept.with_name(COPYING)):
+                copy_directory(kept, self.out)
             done = f"already released as {refusal.record_id[:8]}: put back, nothing is charged{refusal.note}"
             raise TakenOver(done) from None
 
@@ -309,5 +325,6 @@ class QueryRun(StageRun[S]):
         check_writable(kept)  # removes what a killed process left
         with writing(kept, self.plan.stage, list(self.inputs.values()), [charge.record]) as directory:
             yield directory
-        charge.close()
-        copy_directory(kept, self.out)
+        with FileLock(kept.with_name(COPYING)):  # whoever finds it closed waits for the copy
+            charge.close(digest_of_file(kept / PRIVACY))
+            copy_directory(kept, self.out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from sfumato.data.images import ImageSet
 from sfumato.evaluation.extractors import Extractor, features_of
 from sfumato.evaluation.metrics.neighbours import nearest
 from sfumato.evaluation.scores import SEARCHED, subsample
+from sfumato.storage.files import write_local
 
 LOCAL = "local: not for release"
 SYNTHETIC, REAL = (37, 99, 168), (224, 122, 31)  # the frames of the images, and their names in the title
@@ -168,5 +170,6 @@ def on_a_grid(axes, lines: str) -> None:
 
 
 def save(figure, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150, metadata={"Software": None} if path.suffix == ".png" else None)
+    drawn, kind = io.BytesIO(), path.suffix[1:] or "png"
+    figure.savefig(drawn, format=kind, dpi=150, metadata={"Software": None} if kind == "png" else None)
+    write_local(path, drawn.getbuffer())

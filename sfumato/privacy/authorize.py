@@ -29,6 +29,7 @@ from sfumato.runtime import distributed
 from sfumato.settings.data import GROUP, IMAGE, OF_THE_OWNER
 from sfumato.settings.privacy import UNLIMITED
 from sfumato.settings.stages import STAGES
+from sfumato.storage.artifacts import read_kept
 from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import EXACT
 
@@ -43,14 +44,24 @@ RELEASED = "released"  # in a run's directory: its release, whole once it has th
 class AlreadyReleasedError(BudgetError):
     """The same work was released before, by the run `run_id`, under the record `record_id`.
 
-    same_inputs: from the very same inputs; note: a sentence if the images are no longer the same, or empty.
+    digest: of the `privacy.json` of the release, if it is known; pay: how to pay again; same_inputs: from the very same
+    inputs; note: a sentence if the images are no longer the same, or empty.
     """
 
     def __init__(
-        self, run_id: str, record_id: str, message: str, *, same_inputs: bool = True, note: str = ""
+        self,
+        run_id: str,
+        record_id: str,
+        message: str,
+        *,
+        same_inputs: bool = True,
+        note: str = "",
+        digest: str | None = None,
+        pay: str = "",
     ) -> None:
         super().__init__(message + note)
-        self.run_id, self.record_id, self.same_inputs, self.note = run_id, record_id, same_inputs, note
+        self.run_id, self.record_id, self.same_inputs = run_id, record_id, same_inputs
+        self.note, self.digest, self.pay = note, digest, pay
 
 
 class RefusedElsewhereError(BudgetError):
@@ -231,6 +242,8 @@ def open_alone(
                 f"{work.stage}: already released as {released} for dataset {card.dataset_id!r} under this very plan. "
                 f"Restore it (`dvc checkout`, `dvc pull`), or pay for it again by {pay}",
                 same_inputs=same_inputs,
+                digest=odometer.released_digest(done),
+                pay=pay,
                 note=""
                 if odometer.drawn_from(done) in (None, prepared)
                 else ". The images have changed since: if an image was withdrawn, its owner's will is a reason to make "
@@ -256,8 +269,8 @@ def open_alone(
                 )
             if odometer.drawn_from(run_id) not in (None, prepared):
                 raise BudgetError(
-                    f"{work.stage}: run {run_id[:8]} was opened on other images than are prepared now, and not ended. "
-                    f"Prepare those again, or pay again by {pay}, or for all queries by another data.version"
+                    f"{work.stage}: run {run_id[:8]} was opened on other images than the prepared ones, and not ended: "
+                    f"prepare those again, or pay again by {pay}, or for all queries by another data.version"
                 )
             asked = (event_to_json(work.mechanism.event), work.max_norm, permission.adjacency)
             asked_unit = (UNITS[work.unit], work.of_groups.get("group_weight"))
@@ -269,8 +282,10 @@ def open_alone(
                     "privacy.spend_again to open another charge"
                 )
         if resumed and (run / RELEASED).exists():  # whole, and on disk: a kill came before it was journalled
-            odometer.append(CLOSE, id=run_id, uses=work.mechanism.uses)
-            raise AlreadyReleasedError(run_id, record["id"], f"{work.stage}: already released as {record['id']}")
+            digest = read_kept(run / RELEASED, work.stage, None, pay)
+            odometer.append(CLOSE, id=run_id, uses=work.mechanism.uses, released=digest)
+            done = f"{work.stage}: already released as {record['id']}"
+            raise AlreadyReleasedError(run_id, record["id"], done, digest=digest, pay=pay)
         if resumed:
             adopted, record = record["id"], {**record, "id": secrets.token_hex(16)}
             odometer.append(RESUME, id=run_id, adopts=adopted, record=record)

@@ -244,14 +244,14 @@ class Charge:
         self._odometer.append(ABANDON, id=self.run.name)
         self._lock.close()
 
-    def close(self) -> None:
+    def close(self, released: str | None = None) -> None:
         """Journal that this work is released, and is refused from now on.
 
-        The release is on disk in `run` by now, and nowhere else before: an open charge has released nothing, so it may
-        draw anew.
+        released: sha256 of the `privacy.json` of the release. The release is on disk in `run` by now, and nowhere else
+        before: an open charge has released nothing, so it may draw anew.
         """
         self._closed = True
-        self._odometer.append(CLOSE, id=self.run.name, uses=self.used)
+        self._odometer.append(CLOSE, id=self.run.name, uses=self.used, released=released)
         self._lock.close()
 
 
@@ -282,5 +282,5 @@ class WorkerCharge(Charge):
     def abandon(self) -> None:
         self._closed = True
 
-    def close(self) -> None:
+    def close(self, released: str | None = None) -> None:
         self._closed = True

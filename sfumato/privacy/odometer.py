@@ -139,6 +139,11 @@ class Odometer(Journal):
         steps = [entry for entry in self.entries() if entry["kind"] == PROGRESS and entry["id"] == run]
         return (steps[-1]["uses"], steps[-1].get("checkpoint")) if steps else (0, None)
 
+    def released_digest(self, run: str) -> str | None:
+        """The sha256 of `privacy.json` of what a run released; older journals lack it."""
+        closed = (entry for entry in self.entries() if entry["kind"] == CLOSE and entry["id"] == run)
+        return next((entry.get("released") for entry in closed), None)
+
     def drawn_from(self, run: str) -> str | None:
         """The fingerprint of the images that a run was opened on; older journals lack it."""
         opened = (e for e in self.entries() if e["kind"] == OPEN and e["record"]["id"] == run)

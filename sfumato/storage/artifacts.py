@@ -16,6 +16,7 @@ from sfumato.storage.files import replacing_directory
 
 PRIVACY = "privacy.json"
 SCHEMA = 1
+KEPT = (DataError, OSError)
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,21 @@ def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = F
     if artifact.local and not allow_local:
         raise DataError(f"{path} is local: it holds numbers from real images without noise, so no release may use it")
     return artifact
+
+
+def read_kept(path: Path, stage: str, digest: str | None, pay: str) -> str:
+    """The sha256 of `privacy.json` of the copy of a release in its run: read as any artifact is, and without links.
+
+    digest: what it was, if that is known; pay: how to pay again. Raises DataError for a copy that cannot be put back.
+    """
+    cure = f"restore it from a backup, or the artifact by `dvc checkout`; or pay for the release again by {pay}"
+    with explained(DataError, lambda error: f"the kept copy of {stage}: {error}. Two ways on: {cure}", causes=KEPT):
+        if link := next((one for one in (path.parent, path, *path.rglob("*")) if one.is_symlink()), None):
+            raise DataError(f"{link} is a link")
+        read_artifact(path, stage, allow_local=True)
+        if digest not in (None, found := digest_of_file(path / PRIVACY)):
+            raise DataError(f"{path / PRIVACY} is not what was released")
+        return found
 
 
 def own_record(path: Path, record_id: str) -> bool:

@@ -38,12 +38,17 @@ def replace_file(path: Path, content: bytes) -> None:
         temporary.write_bytes(content)
 
 
-def replace_private(path: Path, content: bytes | memoryview) -> None:
-    """The same for a file that only its owner may read (0600), in a directory of their own (0700)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.parent.chmod(0o700)
+def write_local(path: Path, content: bytes | memoryview) -> None:
+    """The same for numbers or pixels of real images: only its owner may read the file (0600), whatever the umask."""
     with replacing(path) as temporary, open_private(temporary) as file:
         file.write(content)
+
+
+def replace_private(path: Path, content: bytes | memoryview) -> None:
+    """The same in a directory of their own (0700)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.chmod(0o700)
+    write_local(path, content)
 
 
 def open_private(path: Path) -> BinaryIO:

@@ -123,6 +123,7 @@ def test_six_recipes_at_two_budgets_become_one_table_and_one_plot(desk):
     assert float(first["cnn"]) == pytest.approx(0.702) and float(first["distance"]) == pytest.approx(2.98)
     assert 0.3 < float(first["epsilon"]) < 0.6  # recomputed from the record (σ = 10, δ = 1e-4), not read from the file
     assert (desk / "evaluation/comparison.png").stat().st_size > 10_000 and "local, not to be shared" in text
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in (desk / "evaluation").iterdir())
 
 
 def test_runs_of_another_hold_out_or_extractor_are_marked_and_drawn_hollow(desk):

@@ -271,9 +271,9 @@ def test_a_release_leaves_the_private_directory_when_its_charge_is_closed_and_no
     run = QueryRun(plan=SimpleNamespace(stage="finetune"), inputs={}, out=tmp_path / "out", card=tmp_path / "card")
     closing = charge.close
 
-    def closed() -> None:
+    def closed(digest: str) -> None:
         assert not (tmp_path / "out").exists()
-        closing()
+        closing(digest)
 
     monkeypatch.setattr(charge, "close", closed)
     with run.releasing(charge):

@@ -17,11 +17,13 @@ import yaml
 from sfumato.privacy import authorize
 from sfumato.privacy.authorize import ChargeRequest
 from sfumato.privacy.charge import Charge
+from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.resolved import read_lineages
 from sfumato.privacy.schema4 import table
 from sfumato.settings.recipes import overlaid
 from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import read_artifact
+from sfumato.storage.digest import digest_of_file
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"recipe": "dp-feta", "central": {"pool": 2}, "privacy": {"epsilon": 10.0, "lifetime_epsilon": 10.0}}
@@ -312,6 +314,69 @@ def test_a_release_that_is_put_back_says_that_the_images_have_changed_since(desk
     assert all("images" not in entry.get("record", {}) for entry in lines)
 
 
+def with_another_count(kept: Path) -> None:
+    """As someone would who knows the form: the hash in `privacy.json` fits."""
+    (kept / "counts.json").write_text('{"counts": [1]}')
+    content = json.loads((kept / "privacy.json").read_text())
+    content["files"]["counts.json"] = digest_of_file(kept / "counts.json")
+    (kept / "privacy.json").write_text(json.dumps(content))
+
+
+def linked(path: Path) -> None:
+    elsewhere = path.rename(Path(path.name + ".elsewhere").absolute())
+    path.symlink_to(elsewhere)
+
+
+CHANGES = {
+    "a file": lambda kept: (kept / "counts.json").write_text("{}"),
+    "a file and its hash": with_another_count,
+    "no privacy.json": lambda kept: (kept / "privacy.json").unlink(),
+    "a file too many": lambda kept: (kept / "more").write_text(""),
+    "a linked file": lambda kept: linked(kept / "counts.json"),
+    "a linked copy": linked,
+    "a linked run": lambda kept: linked(kept.parent),
+    "a link to nowhere": lambda kept: (shutil.rmtree(kept), kept.symlink_to("nowhere")),
+    "a file for a folder": lambda kept: (shutil.rmtree(kept), kept.write_text("")),
+}
+
+
+@pytest.mark.parametrize("journalled", [True, False])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_kept_copy_that_was_changed_is_not_put_back(desk, monkeypatch, change, journalled):
+    write_params()
+    assert desk("prepare", "sensitive")[0] == 0
+    planned(desk)
+    locks = []
+    monkeypatch.setattr(Charge, "__init__", remember(Charge.__init__, locks))
+    with monkeypatch.context() as dying:
+        dying.setattr("stages.runner.copy_directory" if journalled else "sfumato.privacy.charge.Charge.close", kill)
+        with pytest.raises(Killed):
+            desk("count")
+    locks[0].close()
+    if not journalled and change in ("a file and its hash", "a link to nowhere"):
+        return  # nothing says what it was; nothing is there
+    (kept,) = Path("state/runs").glob("*/released")
+    CHANGES[change](kept)
+    code, text = desk("count")
+    assert code == 4 and "Two ways on: restore it" in text and "spend_again: {count: 1}" in text
+    assert not Path("artifacts/count").exists() and opened() == ["count"]
+
+
+def test_a_copy_whose_journal_is_older_than_its_digest_is_put_back(desk, released, monkeypatch):
+    monkeypatch.setattr(Odometer, "released_digest", lambda *_: None)
+    shutil.rmtree("artifacts/count")
+    code, text = desk("count")
+    assert code == 0 and "put back" in text
+
+
+def test_what_a_process_left_behind_put_there_after_dvc_removed_it_is_no_failure(desk, released, monkeypatch):
+    """DVC was killed, its stage was not: the stage ends while the next one starts."""
+    assert desk("count")[0] == 3
+    monkeypatch.setenv("DVC_STAGE", "count")
+    code, text = desk("count")
+    assert code == 0 and "put back, nothing is charged" in text and opened() == ["count", "central"]
+
+
 class Anything:
     def __eq__(self, other):
         return True
@@ -335,10 +400,10 @@ def test_nothing_is_outside_the_private_directory_while_a_charge_is_open(desk, m
     planned(desk)
     seen, close = [], Charge.close
 
-    def closing(charge):
+    def closing(charge, *digest):
         outside = [path for path in Path("artifacts").rglob("*") if "plan" not in path.parts and path.is_file()]
         seen.append((outside, (charge.run / "released" / "privacy.json").exists(), charge.run.stat().st_mode & 0o077))
-        close(charge)
+        close(charge, *digest)
 
     monkeypatch.setattr(Charge, "close", closing)
     for stage in ("count", "central"):

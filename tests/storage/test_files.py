@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from sfumato.storage.files import (
     replace_file,
     replacing,
     replacing_directory,
+    write_local,
 )
 
 
@@ -82,6 +84,20 @@ def test_a_private_folder_is_its_owner_s_alone_whatever_the_umask(tmp_path):
         os.umask(before)
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "local", tmp_path / "local" / "faces.png")]
     assert modes == [0o700, 0o600]
+
+
+def test_every_writer_of_local_numbers_keeps_them_from_other_accounts(tmp_path):
+    before = os.umask(0)
+    try:
+        write_local(tmp_path / "local.csv", b"x")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "local.csv").stat().st_mode) == 0o600
+    root = Path(__file__).resolve().parents[2]
+    writers = ("stages/evaluate.py", "stages/compare.py", "stages/report.py", "stages/finetune.py")
+    for name in (*writers, "sfumato/evaluation/plots.py", "sfumato/evaluation/convergence.py"):
+        text = (root / name).read_text()
+        assert "write_local(" in text and "replace_file" not in text and "write_json" not in text, name
 
 
 def test_weights_that_do_not_fit_on_the_disk_are_an_error_of_the_system_in_one_line(tmp_path):
