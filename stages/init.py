@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from sfumato.settings.data import Groups
 
 MINUTES = 30.0
+FEWEST = 10  # pictures of a class, below which it is pointed out
 GROUPS_QUESTION = "Which are whose (a pattern around the id in a file's name, such as ^(P\\d+)_, or a CSV file)"
+NAMED_QUESTION = "The names look like several pictures of one person (p0123_2.png). Protect persons with all theirs?"
 FOLDER_HELP = "Folder of images: one folder a class, or train/ and test/, each laid out so."
 SIZE_HELP = "Public, rounded number of images. Default: their number to one digit, which is published."
 GROUPS_HELP = (
@@ -73,20 +75,22 @@ def init(
         raise ConfigError("--epsilon is missing: it is the owner's decision, and has no default (docs: choose ε)")
     ask, span = Questions(yes), range_of(shown)
     try:
-        found, looking = look_at(folder, groups_of(groups), span)
+        found = look_at(folder, groups_of(groups), span)
     except RangeMissing as missing:
         if yes:
             raise
         say(str(missing))
         span = range_of(ask.text("Values shown as black and white, such as 0,4095", None, None))
-        found, looking = look_at(folder, groups_of(groups), span)
+        found = look_at(folder, groups_of(groups), span)
     if found.groups is not None and one_image_each:
         raise ConfigError("--one-image-each says that no two images are of one person, and --groups or FOLDER who is")
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name).strip("-._")[:64] or "images"
     name = ask.text("Name of the dataset, for ever", dataset_id, plain)
     budget = ask.number("Privacy budget ε", epsilon, None)
-    if found.groups is None and not one_image_each and ask.agreed("Can two images be of one person?", False):
-        found, looking = look_at(folder, groups_of(ask.text(GROUPS_QUESTION, None, None)), span)
+    if found.groups is None and not one_image_each and found.named and ask.agreed(NAMED_QUESTION):
+        found = look_at(folder, groups_of(found.named), span)
+    elif found.groups is None and not one_image_each and ask.agreed("Can two images be of one person?", False):
+        found = look_at(folder, groups_of(ask.text(GROUPS_QUESTION, None, None)), span)
     elif found.groups is None and not yes:
         one_image_each = True
     time = ask.number("Minutes that a run may take on this machine", minutes, MINUTES)
@@ -96,7 +100,7 @@ def init(
     configure_processor()
     known = facts(found, folder, public, dataset_id=name, epsilon=budget, minutes=time, size_hint=hint, unit=unit)
     known = replace(known, data=({"range": list(span)} if span else {}) | ({"fit": "pad"} if fit is Fit.PAD else {}))
-    proposed, table = proposal_for(known, len(found.classes), looking)
+    proposed, table = proposal_for(known, len(found.classes))
     show(proposed, known, found, table, size_hint is None)
     if not ask.agreed("Write the project?"):
         raise typer.Exit(1)
@@ -177,8 +181,8 @@ def check_places(folder: Path, public: Path | None, out: Path, force: bool) -> N
         raise ConfigError(f"{out} holds {' and '.join(there)} already: name another folder with --out, or give --force")
 
 
-def look_at(folder: Path, groups: Groups | None, span: tuple[float, float] | None) -> tuple[Survey, float]:
-    """What is in the folder, and the seconds that reading it took."""
+def look_at(folder: Path, groups: Groups | None, span: tuple[float, float] | None) -> Survey:
+    """What is in the folder."""
     from rich.progress import track
 
     from sfumato.data.sources.imagefolder import survey
@@ -186,8 +190,7 @@ def look_at(folder: Path, groups: Groups | None, span: tuple[float, float] | Non
     def shown(files: Sequence) -> Iterable:
         return track(files, "looking", console=Console(stderr=True)) if sys.stderr.isatty() else files
 
-    start = perf_counter()
-    return survey(folder, shown, groups, span), perf_counter() - start
+    return survey(folder, shown, groups, span)
 
 
 # --- what is proposed -------------------------------------------------------------------------------------------------
@@ -209,16 +212,35 @@ def facts(found: Survey, folder: Path, public: Path | None, **asked: Any) -> Kno
     )
 
 
-def proposal_for(known: Known, classes: int, looking: float) -> tuple[Proposal, dict[str, float | None]]:
-    """The proposal, and the seconds of each stage. looking: those of reading the folder."""
+def reading_seconds(known: Known) -> float:
+    """Seconds to read as many blank pictures as `size_hint`: what real ones took would tell of them in params.yaml."""
+    from tempfile import TemporaryDirectory
+
+    from PIL import Image
+
+    from sfumato.data.sources.imagefolder import decode
+
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "blank.png"
+        Image.new("L" if known.channels == 1 else "RGB", (known.side, known.side)).save(file)
+        decode(file)  # imports what reads it
+        start = perf_counter()
+        decode(file)
+        return known.size_hint * (perf_counter() - start)
+
+
+def proposal_for(known: Known, classes: int) -> tuple[Proposal, dict[str, float | None]]:
+    """The proposal, and the seconds of each stage."""
     from sfumato.planning.estimate import expected_seconds
     from sfumato.planning.proposal import propose
     from sfumato.settings.params import Params
 
+    reading = reading_seconds(known)
+
     def stages_of(params: Params) -> dict[str, float | None]:
         side = params.data.size or known.side
         shape = (known.channels, side, side)
-        return expected_seconds(params, shape, classes, state_dir(), known.public_images) | {"reading": looking}
+        return expected_seconds(params, shape, classes, state_dir(), known.public_images) | {"reading": reading}
 
     proposed = propose(known, lambda params: sum(value or 0.0 for value in stages_of(params).values()))
     return proposed, stages_of(proposed.params)
@@ -227,7 +249,7 @@ def proposal_for(known: Known, classes: int, looking: float) -> tuple[Proposal, 
 def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float | None], counted: bool) -> None:
     """What was seen, what is proposed and why, what it costs in ε and minutes, and what becomes public."""
     from sfumato.data.store import Card
-    from sfumato.planning.resolve import make_plan
+    from sfumato.planning.resolve import make_plan, warnings_of
     from sfumato.privacy.odometer import Odometer
     from sfumato.settings.data import GROUP, IMAGE
     from stages.plan import show_budget, show_minutes, show_risk
@@ -236,6 +258,7 @@ def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float
     side = params.data.size or known.side
     split = "test/" if found.held_out is not None else f"{params.data.holdout_fraction:.0%} of them, drawn by a key"
     say(f"images   {'colour' if found.colour else 'grey'}, stored as {side}×{side}, {len(found.classes)} classes")
+    show_local_facts(found, side)
     say(f"hold-out {split}")
     say(f"protects {protected(known)}")
     say(f"recipe   {params.recipe}: {proposed.row}; {proposed.grown:.0%} of the way to what was measured")
@@ -257,6 +280,8 @@ def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float
     made = make_plan(params, card)
     show_budget(made)
     show_risk(made)
+    for warning in warnings_of(params, made.budget["delta"]):
+        say(f"warning: {warning}")
     show_minutes(params, table)
     if known.unit == GROUP:
         say("the minutes are those of one image a person: queries take longer where persons have more")
@@ -264,6 +289,14 @@ def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float
         say(f"warning: --minutes {known.minutes:g} is too little: the least is about {proposed.seconds / 60:.0f}")
     if Odometer(state_dir(), known.dataset_id).opened():
         say(f"warning: dataset {known.dataset_id!r} has a history here already: what was spent on it counts on")
+
+
+def show_local_facts(found: Survey, side: int) -> None:
+    """What is private, on a terminal only: a log may be read by others."""
+    if sys.stderr.isatty():
+        say(f"local    sides of about {found.side} pixels become {side}; pictures of each class:")
+        for name, count in zip(found.classes, found.counts, strict=True):
+            say(f"         {name}: {count}{', too few to learn from' if count < FEWEST else ''}")
 
 
 def protected(known: Known) -> str:

@@ -16,7 +16,7 @@ from sfumato.storage.artifacts import Artifact, merge_records, read_artifact
 from sfumato.storage.files import replace_file
 from stages.dvc_lock import keep_copy
 from stages.runner import CardPath
-from stages.screen import say, table_console
+from stages.screen import delta_text, say, table_console
 from stages.state import (
     ARTIFACTS,
     CARD,
@@ -83,7 +83,8 @@ def write(
     for run, record in odometer.runs().items() if replaced else ():
         if record["id"] in replaced:
             shutil.rmtree(run_directory(run), ignore_errors=True)
-    typer.echo(f"{out}: ε = {spent:.4f} of {ledger['target']:g} at δ = {ledger['delta']:.3g}, {len(records)} charges")
+    bound = f"ε = {spent:.4f} of {ledger['target']:g} at δ = {delta_text(ledger['delta'])}"
+    typer.echo(f"{out}: {bound}, {len(records)} charges")
 
 
 @app.command()
@@ -121,7 +122,7 @@ def check(
     bound = f" ≤ {epsilon:g}" if epsilon is not None else ""
     units = "".join(f", for {name}" for name in sorted({record["unit"] for record in content["records"]}))
     typer.echo(
-        f"{ledger} holds: ε = {spent:.4f}{bound} at δ = {delta or content['delta']:.3g}, "
+        f"{ledger} holds: ε = {spent:.4f}{bound} at δ = {delta_text(delta or content['delta'])}, "
         f"{len(content['records'])} charges, {content['adjacency']}{units}"
     )
     typer.echo(f"ε by accountant: {', '.join(f'{name} {opinion}' for name, opinion in opinions.items())}")
@@ -190,7 +191,7 @@ def show(ledger: LedgerPath = LEDGER) -> None:
     fail(ledger, malformed(content))
     fail(ledger, [p for i, r in enumerate(content["records"]) for p in record_problems(f"record {i}", r)])
     records = by_id(content)
-    spent = f"ε = {content['epsilon'][content['accountant']]:.4f} at δ = {content['delta']:.3g}"
+    spent = f"ε = {content['epsilon'][content['accountant']]:.4f} at δ = {delta_text(content['delta'])}"
     heads = ("stage", "charge", "released", "mechanism", "ε alone", "share")
     table = Table(*heads, title=f"{content['recipe']}: {spent}", title_justify="left")
     for name, row in content["stages"].items():
@@ -280,7 +281,7 @@ def history(
     table_console().print(table)
     opened = odometer.events()
     note = " (incomplete: entries of the journal were lost)" if unknown or not odometer.complete() else ""
-    typer.echo(f"{len(opened)} charges, ε = {epsilon(opened, delta):.4f} together at δ = {delta:.3g}{note}")
+    typer.echo(f"{len(opened)} charges, ε = {epsilon(opened, delta):.4f} together at δ = {delta_text(delta)}{note}")
 
 
 def utc(seconds: int) -> str:

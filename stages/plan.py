@@ -15,7 +15,7 @@ from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import merge_records, read_artifact
 from sfumato.storage.files import replace_file
 from stages.runner import CardPath, PublicPath, lineage_of_model, memory_line
-from stages.screen import numbers_table, say, table_console
+from stages.screen import delta_text, numbers_table, say, table_console
 from stages.state import ARTIFACTS, CARD, LEDGER, PLAN, PUBLIC, seen_in_ledgers, state_dir
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def write_texts(out: Path, texts: dict[str, str]) -> None:
 def show_budget(made: Plan) -> None:
     """Stage, mechanism, epsilon alone, share; then the total against the target."""
     budget = made.budget
-    title = f"{budget['recipe']}: privacy budget at δ = {budget['delta']:.3g}"
+    title = f"{budget['recipe']}: privacy budget at δ = {delta_text(budget['delta'])}"
     table = numbers_table(title, "stage", "σ", "sample rate", "releases", "ε alone", "share of RDP")
     for name, row in budget["stages"].items():
         noise = f"{row['noise_multiplier']:g}", f"{row['sample_rate']:.4g}", str(row["uses"])

@@ -35,6 +35,13 @@ def numbers_table(title: str, *headings: str, words: tuple[str, ...] = ("stage",
     return table
 
 
+def delta_text(delta: float) -> str:
+    """A delta as pages and commands show it: rounded up to three digits."""
+    from sfumato.privacy.profile import bound_text
+
+    return bound_text(delta, 3)
+
+
 @contextmanager
 def progress(name: str, *, clock: bool = True) -> Iterator[Report]:
     """A progress bar on a terminal, a plain line every tenth elsewhere.

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from sfumato.privacy.accountant import default_delta
+from sfumato.privacy.profile import bound_text
 from sfumato.settings.data import IMAGE
 from sfumato.settings.stages import ARTIFACTS, CARD, LEDGER, PLAN, dvc_stages
 from sfumato.storage.files import replace_file
@@ -103,7 +104,15 @@ def params_text(own: Mapping[str, Any], notes: Mapping[str, str]) -> str:
 def project_files(own: Mapping[str, Any], notes: Mapping[str, str], minutes: float, version: str) -> dict[str, str]:
     """Every file of the project, by its path."""
     privacy = {"unit": IMAGE, "delta": default_delta(own["privacy"]["size_hint"]), **own["privacy"]}
-    facts = {**own, **own["data"], **privacy, "minutes": minutes, "version": version, "tracked": TRACKED}
+    facts = {
+        **own,
+        **own["data"],
+        **privacy,
+        "minutes": minutes,
+        "shown": bound_text(privacy["delta"], 3),
+        "version": version,
+        "tracked": TRACKED,
+    }
     here = Path(__file__)
     return {
         "params.yaml": params_text(own, notes),

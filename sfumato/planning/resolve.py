@@ -163,9 +163,16 @@ def inherited_events(records: Sequence[dict], target: float, delta: float, unit:
     return events
 
 
+MEANINGLESS = 20  # an epsilon above which the guarantee says next to nothing
+
+
 def warnings_of(params: Params, delta: float) -> list[str]:
     """What is allowed and yet weakens the guarantee: one sentence each."""
     found, hint = [], params.privacy.size
+    if params.privacy.epsilon > MEANINGLESS:
+        found.append(
+            f"privacy.epsilon={params.privacy.epsilon:g}: above {MEANINGLESS} the guarantee says next to nothing"
+        )
     named = f"privacy.size_hint={hint}"
     if params.privacy.delta is None and delta == LARGEST_DELTA:
         found.append(f"{named}: δ = {delta:g} is the largest allowed; so few images cannot be protected well")

@@ -178,6 +178,61 @@ def test_a_folder_that_says_which_images_are_whose_gets_a_project_for_persons(
     assert "P00" not in text
 
 
+@pytest.mark.parametrize("answer", ["", "n\n"])  # and then: no two are of one person
+def test_names_that_look_like_persons_are_asked_about(quick, project, tmp_path, monkeypatch, answer):
+    from typer.testing import CliRunner
+
+    from stages.cli import app
+
+    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
+    for file in sorted(write_shapes(tmp_path / "in", each=20).rglob("*.png")):
+        file.rename(file.with_name(f"p{int(file.stem) // 4 + 1:04}_{int(file.stem) % 4}.png"))
+    done = CliRunner().invoke(app, ["init", str(tmp_path / "in")], input=f"clinic\n2\n{answer}\n\n\ny\n")
+    assert done.exit_code == 0 and "p0123_2.png" in done.output, done.output
+    own = yaml.safe_load((project / "params.yaml").read_text())
+    assert own["data"].get("groups") == (None if answer else {"pattern": r"^([A-Za-z]+-?\d+)_\d+\."})
+    assert own["privacy"].get("unit") == ("image" if answer else "group")
+
+
+def test_the_time_of_reading_private_images_is_not_in_the_parameters(desk, quick, project, tmp_path, monkeypatch):
+    words = ("init", str(write_shapes(tmp_path / "in")), "--epsilon", "5", "--yes", "--force", "--size-hint", "100")
+    clock, wait = [0.0], [0.0]
+    found, real = [], __import__("sfumato.data.sources.imagefolder", fromlist=["survey"]).survey
+
+    def slow(*arguments):
+        clock[0] += wait[0]
+        return real(*arguments)
+
+    monkeypatch.setattr("sfumato.data.sources.imagefolder.survey", slow)
+    monkeypatch.setattr("stages.init.perf_counter", lambda: clock[0])
+    for wait[0] in (0.0, 400.0):
+        assert desk(*words, "--minutes", "15")[0] == 0
+        found.append((project / "params.yaml").read_text())
+    assert found[0] == found[1]
+
+
+def test_what_the_plan_would_warn_of_is_said_at_once(desk, quick, project, tmp_path):
+    root = write_shapes(tmp_path / "in", each=10)
+    code, text = desk("init", str(root), "--epsilon", "1e9", "--yes")
+    assert code == 0 and "the guarantee says next to nothing" in text and "so few images cannot be protected" in text
+    assert "pictures of each class" not in text  # a log
+
+
+def test_a_terminal_shows_the_number_of_pictures_of_each_class_and_their_size(project, tmp_path, monkeypatch):
+    from stages import init
+
+    said = []
+    monkeypatch.setattr(init, "say", said.append)
+    monkeypatch.setattr(init.sys.stderr, "isatty", lambda: True)
+    (write_shapes(tmp_path / "in", each=12, side=40) / "disc" / "1.png").unlink()
+    for number in range(2, 10):
+        (tmp_path / "in" / "disc" / f"{number}.png").unlink()
+    found = init.look_at(tmp_path / "in", None)
+    init.show_local_facts(found, 32)
+    assert said[0].startswith("local    sides of about 40 pixels become 32")
+    assert [line.strip() for line in said[1:]] == ["cross: 12", "disc: 3, too few to learn from", "stripe: 12"]
+
+
 def test_persons_and_one_image_each_do_not_go_together(desk, quick, project, tmp_path):
     root = write_shapes(tmp_path / "in", each=4)
     for words in (["--groups", r"^(\d+\.)"], []):

@@ -3,6 +3,7 @@
 import errno
 import os
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -55,6 +56,14 @@ def test_equal_images_that_are_all_held_out_are_called_that(tmp_path):
     source = Source(("a", "b"), [(image, i % 2) for i in range(100)], None, 100)
     with pytest.raises(DataError, match="equal images .* stay together, and all were held out"):
         split(source, bytes(32), 1.0, tmp_path)
+
+
+def test_delta_is_rounded_up_on_every_page(desk):
+    """1 / (3600 ln 3600) is 3.3922e-5."""
+    Path("params.yaml").write_text("{recipe: dpdm, privacy: {size_hint: 3600}}")
+    assert desk("prepare", "sensitive")[0] == 0
+    code, text = desk("plan")
+    assert code == 0 and "δ = 3.4e-05" in text
 
 
 def test_permission_denied_says_which_command_gives_it(tmp_path):

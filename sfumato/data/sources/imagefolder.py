@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from sfumato.settings.data import Groups
 from sfumato.storage.documents import class_name
 
 LEFT_BY_SYSTEMS = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx"}  # in any case; hidden files are ignored too
+PERSON = r"^([A-Za-z]+-?\d+)_\d+\."  # in the name of a picture: a person's id, then a number of the picture
 TRAIN, TEST = "train", "test"
 NAMED = 200  # bad files that one refusal names at most
 # Formats of plain pictures. Left out are those that hold programs, such as PostScript, which other programs would run.
@@ -91,8 +93,9 @@ def list_folder(path: Path, option: str = "data.path", groups: Groups | None = N
 class Survey:
     """The size and form of a folder of sensitive images. Private, except for what its owner decides to publish.
 
-    images, held_out, persons: how many, persons without those held out; side: the median of the shorter sides; colour:
-    most pictures have some; groups: where the ids of persons are found.
+    images, held_out: how many; side: the median of the shorter sides; colour: most pictures have some; groups: where
+    the ids of persons are found; persons: how many of them are not held out; counts: pictures of each class that are
+    not held out; named: the pattern that finds persons if all names look like p0123_2.png.
     """
 
     classes: tuple[str, ...]
@@ -102,6 +105,8 @@ class Survey:
     colour: bool
     groups: Groups | None = None
     persons: int | None = None
+    counts: tuple[int, ...] = ()
+    named: str | None = None
 
 
 def survey(
@@ -135,7 +140,11 @@ def survey(
     ids = [] if groups is None else ids_of_files(groups, [file for file, _ in found.files], path)[: len(found.train)]
     persons = None if groups is None else len({*ids} - {None}) + ids.count(None)
     side, colour = int(np.median(sides)), 2 * coloured > len(sides)
-    return Survey(found.classes, len(found.train), held_out, side, colour, groups, persons)
+    counts = tuple(np.bincount([label for _, label in found.train], minlength=len(found.classes)).tolist())
+    names = [re.match(PERSON, file.name) for file, _ in found.files]
+    seen = {match[1] for match in names if match}
+    named = PERSON if all(names) and 1 < len(seen) < len(names) else None
+    return Survey(found.classes, len(found.train), held_out, side, colour, groups, persons, counts, named)
 
 
 def groups_shown(path: Path) -> Groups | None:
