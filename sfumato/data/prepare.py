@@ -40,6 +40,8 @@ KEY_BYTES = 32
 FINGERPRINT = "fingerprint"  # of the sensitive images beside it: private
 ORIGIN = "origin.json"  # source and path of prepared images: private
 LISTING = "listing"  # what the source's files were then: private
+# of resized copies, at least 97 % are above ALIKE; of other slices of the same scanner, 10 %
+ALIKE, COPIED, SAMPLE = 0.995, 1 / 3, 500
 GRID_CLASSES, GRID_COLUMNS = 20, 10  # of the picture of a public set: classes at most, images of each
 
 
@@ -121,7 +123,8 @@ def prepared_from(home: Path, listing: str, state: Path) -> bytes | None:
 def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], origin: dict) -> None:
     """Raise ConfigError if images of another dataset id, or its source, are among those in `fresh`, which go to `home`.
 
-    Each odometer would count a part. Images are compared in the stored shape, (C, H, W).
+    Each odometer would count a part. Images of one stored shape, (C, H, W), are compared as they are, those of another
+    by their small grey versions.
     """
     known: set[bytes] = set()
     for other in sorted(path.parent for path in home.parent.glob(f"*/{CARD}") if path.parent != home):
@@ -130,12 +133,35 @@ def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], orig
         if not same and card.shape == shape:
             known = known or {*digests_of_both(fresh)}
             same = any(value in known for value in digests_of_both(other))
+        elif not same:
+            same = resized_copies(fresh, other)
         if same:
             raise ConfigError(
                 f"data.dataset_id={home.name}: some of these images, or their folder, are counted as {other.name!r} "
                 "already: under a second name, their costs would not add up. Keep the first name; if these are images "
                 "of other people all the same, set data.different_people: true"
             )
+
+
+def resized_copies(fresh: Path, other: Path) -> bool:
+    """Whether a third of the images, by a sample, look like some of another set, whose size or colours are others."""
+    few, every = looks(fresh, SAMPLE), looks(other)
+    return bool(len(few) and len(every) and ((few @ every.T).max(axis=1) > ALIKE).mean() > COPIED)
+
+
+def looks(home: Path, most: int | None = None) -> np.ndarray:
+    """Small grey versions of the images of both parts, (N, 64), centred, of norm 1 or 0; most: evenly spread."""
+    from PIL.Image import Resampling, fromarray
+
+    found = []
+    for images in (load_array(home / part / IMAGES) for part in (SENSITIVE, HOLDOUT)):
+        rows = range(len(images)) if most is None else np.unique(np.linspace(0, len(images) - 1, most).astype(int))
+        for i in rows if len(images) else ():
+            grey = fromarray(np.rint(images[i].mean(axis=2)).astype(np.uint8))
+            found.append(np.asarray(grey.resize((8, 8), Resampling.BILINEAR), dtype=np.float32).ravel())
+    small = np.array(found).reshape(-1, 64)
+    small -= small.mean(axis=1, keepdims=True)
+    return small / np.maximum(np.linalg.norm(small, axis=1, keepdims=True), 1e-9)
 
 
 def read_origin(path: Path) -> object:
