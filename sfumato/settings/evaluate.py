@@ -35,7 +35,7 @@ class Evaluate(Settings):
     @model_validator(mode="after")
     def extractor_has_what_it_needs(self) -> Evaluate:
         for needs, key in (
-            (self.weights or self.sha256, "weights and sha256"),
+            (self.weights or self.sha256, "weights (or sha256)"),
             (self.fidelity and "inception_score" in self.fidelity, "fidelity: inception_score"),
         ):
             if needs and self.extractor != "inception":

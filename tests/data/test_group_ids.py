@@ -269,7 +269,7 @@ def test_what_stands_for_nobody_is_no_id(name):
 @pytest.mark.parametrize("name", ["0", "00", "0.0", "-1", "\u22121"])
 @pytest.mark.parametrize("alone", [True, False])
 def test_what_may_stand_for_nobody_is_asked_about(name, alone):
-    with pytest.raises(DataError, match="image 2, .* often stands for nobody"):
+    with pytest.raises(DataError, match="image 2, .* often stands for an unknown person"):
         checked(["P1", name, "P2"], Groups(array=True, alone=alone))
 
 

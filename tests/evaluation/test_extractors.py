@@ -180,8 +180,8 @@ def test_the_configured_extractor_is_built_and_draws_only_if_it_must(inception_f
     ("values", "words"),
     [
         ({"extractor": "torchvision"}, "embedded"),
-        ({"weights": "w.pth"}, "no weights file"),
-        ({"fidelity": ["inception_score"]}, "does not have"),
+        ({"weights": "w.pth"}, "needs evaluate.extractor: inception"),
+        ({"fidelity": ["inception_score"]}, "needs evaluate.extractor: inception"),
         ({"fidelity": ["fid"]}, "frechet"),
         ({"sha256": "abc"}, "pattern"),
     ],

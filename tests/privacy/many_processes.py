@@ -45,7 +45,7 @@ class Tied(State):
         for image in images:
             seed = int(image.double().mul(torch.arange(1, image.numel() + 1).view_as(image)).sum() * 1000) + self.steps
             self.generator.manual_seed(seed)
-            rows.append(super().draw(image[None]).tensors())
+            rows.append(vars(super().draw(image[None])))
         return (
             Draws(**{name: torch.cat([row[name] for row in rows]) for name in rows[0]})
             if rows

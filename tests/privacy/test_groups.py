@@ -276,7 +276,7 @@ def test_an_image_copied_fifty_times_is_no_easier_to_find(name, digits):
 @pytest.fixture
 def clinic(owner, tmp_path, digits):
     """The owner of a set with groups."""
-    groups = np.random.default_rng(0).geometric(0.2, 300).cumsum().searchsorted(np.arange(600))
+    groups = 1 + np.random.default_rng(0).geometric(0.2, 300).cumsum().searchsorted(np.arange(600))
     np.savez(
         tmp_path / "set.npz",
         images=digits.images[:600],

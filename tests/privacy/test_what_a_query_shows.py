@@ -35,7 +35,7 @@ def evolve(charge: Recorder) -> dict[str, Tensor]:
     settings = Evolve(rounds=3, population=40, images=30)
     embedding = embedding_of(settings, SHAPE, None, renderer(), seed=0)
     priors = torch.full((CLASSES,), 1 / CLASSES)
-    charge.run, charge.durable = Path(tempfile.mkdtemp()), lambda: None
+    charge.run, charge.durable = Path(tempfile.mkdtemp()), lambda *digest: None
     _, population, _ = query_evolve(lambda: charge, settings, renderer(), embedding, priors, 0, say=print)
     return population.tensors()
 
