@@ -81,7 +81,7 @@ class Bare:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         yield self.images, self.labels
 
-    def blank(self) -> tuple[Tensor, Tensor]:
+    def probe(self) -> tuple[Tensor, Tensor]:
         return torch.zeros(1, *self.images.shape[1:]), torch.tensor([-1])
 
     def release(self, total: Tensor, max_norm: float, *, integer: bool = False) -> Tensor:

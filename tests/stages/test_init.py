@@ -227,7 +227,7 @@ def test_a_terminal_shows_the_number_of_pictures_of_each_class_and_their_size(pr
     (write_shapes(tmp_path / "in", each=12, side=40) / "disc" / "1.png").unlink()
     for number in range(2, 10):
         (tmp_path / "in" / "disc" / f"{number}.png").unlink()
-    found = init.look_at(tmp_path / "in", None)
+    found = init.look_at(tmp_path / "in", None, None)
     init.show_local_facts(found, 32)
     assert said[0].startswith("local    sides of about 40 pixels become 32")
     assert [line.strip() for line in said[1:]] == ["cross: 12", "disc: 3, too few to learn from", "stripe: 12"]

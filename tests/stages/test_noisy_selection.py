@@ -17,7 +17,7 @@ SMALL = {
     "public": {"per_class": 4},
     "classifier": {"steps": 15, "width": 8},
     "histogram": {"noise": 1e6},
-    "select": {"ratio": 0.17},
+    "select": {"ratio": 0.16},
     "pretrain": {"steps": 10, "batch": 16},
     "finetune": {"steps": 2, "batch": 60, "draws": 1},
     "synthesize": {"count": 60, "steps": 2},
