@@ -94,7 +94,7 @@ def test_every_writer_of_local_numbers_keeps_them_from_other_accounts(tmp_path):
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "local.csv").stat().st_mode) == 0o600
     root = Path(__file__).resolve().parents[2]
-    writers = ("stages/evaluate.py", "stages/compare.py", "stages/report.py", "stages/finetune.py")
+    writers = ("stages/evaluate.py", "stages/compare.py", "stages/report.py")
     for name in (*writers, "sfumato/evaluation/plots.py"):
         text = (root / name).read_text()
         assert "write_local(" in text and "replace_file" not in text and "write_json" not in text, name
