@@ -16,20 +16,21 @@ import argparse
 import json
 import os
 import random
-import selectors
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from pathlib import Path
 
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+import forked_stages  # noqa: E402
+
+SOCKET = "stages.socket"
 QUERIES = ["central", "count", "finetune"]
 CURES = ("rm .dvc/tmp/rwlock", "cp .dvc/tmp/whole.lock dvc.lock")
 SMALL = {
@@ -44,117 +45,23 @@ SMALL = {
 }
 
 
-SOCKET = "stages.socket"
-# the program `stage` of the project: hands its words and its files over, and ends with the code that it is told
-CLIENT = """#!{python} -IS
-import socket, sys
-with socket.socket(socket.AF_UNIX) as server:
-    server.connect({address!r})
-    socket.send_fds(server, [chr(0).join(sys.argv[1:]).encode()], [0, 1, 2])
-    said = server.recv(16)
-sys.exit(int(said or b"137"))
-"""
-
-
 def make_project(folder: Path) -> dict[str, str]:
     """A repository with the project's code and a small plan. Returns the environment of its commands."""
     for name in ("sfumato", "stages", "pipelines"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
         shutil.copy(ROOT / name, folder / name)
-    program = folder / "bin" / "stage"
-    program.parent.mkdir()
-    program.write_text(CLIENT.format(python=sys.executable, address=str(folder / SOCKET)))
-    program.chmod(0o755)
+    programs = forked_stages.client(folder / "bin", folder / SOCKET)
     environment = os.environ | {
         "SFUMATO_STATE": str(folder / ".sfumato"),
         "SFUMATO_CHECKPOINT_EVERY": "2",
         "PYTHONPATH": str(folder),
-        "PATH": f"{program.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
     }
     for words in (["git", "init", "-q"], ["dvc", "init", "-q"], ["dvc", "config", "core.analytics", "false"]):
         subprocess.run(words, cwd=folder, env=environment, check=True)
     return environment
-
-
-# --- stages by fork ---------------------------------------------------------------------------------------------------
-
-
-def start_stages(folder: Path, environment: dict[str, str]) -> int:
-    """Start the process that runs the project's stages. Returns its id."""
-    listening = socket.socket(socket.AF_UNIX)
-    listening.bind(str(folder / SOCKET))
-    listening.listen()
-    if process := os.fork():
-        listening.close()
-        return process
-    try:
-        os.environ.update(environment)
-        os.chdir(folder)
-        sys.path.insert(0, str(folder))
-        for module in ("torch", "torchvision", "scipy.stats", "sklearn.datasets", "opacus", "dp_accounting", "yaml"):
-            __import__(module)
-        from stages import cli
-
-        serve(listening, cli.main)
-    finally:
-        traceback.print_exc()
-        os._exit(1)
-
-
-def serve(listening: socket.socket, program) -> None:
-    """Fork for each connection, and tell it how its stage ended. One without words ends all stages (SIGKILL)."""
-    running: dict[int, socket.socket] = {}
-    waiting = selectors.DefaultSelector()
-    waiting.register(listening, selectors.EVENT_READ)
-    while True:
-        for _ in waiting.select(0.01):
-            connection, _ = listening.accept()
-            words, files, _, _ = socket.recv_fds(connection, 1 << 16, 3)
-            if not words:
-                for process in running:
-                    os.kill(process, signal.SIGKILL)
-                    os.waitpid(process, 0)
-                running.clear()
-                connection.close()
-                continue
-            if (process := os.fork()) == 0:
-                listening.close()
-                run_stage(words.decode().split("\0"), files, program)
-            for file in files:
-                os.close(file)
-            running[process] = connection
-        for process in list(running):
-            done, status = os.waitpid(process, os.WNOHANG)
-            if done:
-                with running.pop(process) as connection:
-                    connection.send(str(os.waitstatus_to_exitcode(status) % 256).encode())
-
-
-def run_stage(words: list[str], files: list[int], program) -> None:
-    os.setsid()
-    for number, file in enumerate(files):
-        os.dup2(file, number)
-    sys.argv = ["stage", *words]
-    code = 1
-    try:
-        program()
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    sys.stdout.flush()
-    os._exit(code)
-
-
-def end_stages(folder: Path) -> None:
-    """Kill every stage that runs, and wait until it is gone."""
-    with socket.socket(socket.AF_UNIX) as server:
-        server.connect(str(folder / SOCKET))
-        server.shutdown(socket.SHUT_WR)
-        server.recv(1)
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -177,7 +84,7 @@ def run(folder: Path, environment: dict[str, str], seconds: float | None) -> boo
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            end_stages(folder)
+            forked_stages.end_stages(folder / SOCKET)
             process.wait()
             return True
     if code != 0 and cure(folder, environment):
@@ -230,7 +137,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="kills-") as name:
         folder, killed, version = Path(name), 0, 0
         environment = make_project(folder)
-        stages = start_stages(folder, environment)
+        stages = forked_stages.start(folder / SOCKET, environment)
         write_params(folder, version)
         start = began = time.perf_counter()
         run(folder, environment, None)
@@ -251,7 +158,7 @@ def main() -> None:
                 f"version {version}: {here} kills, {len(QUERIES)} charges, ledger and artifacts whole ({killed} kills)",
                 flush=True,
             )
-        os.kill(stages, signal.SIGKILL)
+        stages.kill()
         print(f"{killed} kills over {version} versions in {time.perf_counter() - began:.0f} s: nothing lost or twice")
 
 

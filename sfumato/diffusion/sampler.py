@@ -15,7 +15,6 @@ from torch import Tensor
 
 from sfumato.diffusion.objective import denoise, to_image_range
 from sfumato.runtime import distributed
-from sfumato.runtime.compute import fast_bfloat16, is_faster
 
 if TYPE_CHECKING:
     from sfumato.diffusion.unet import UNet
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 SIGMA_MIN, SIGMA_MAX, RHO = 0.002, 80.0, 7.0
 # (D, labels, the variance of the image given its noised form) -> what is added to D; images in about [-1, 1]
 Guide = Callable[[Tensor, Tensor, float], Tensor]
-TRIED = 32  # blank images at most, by which the precision of a draw is chosen
 
 
 def noise_schedule(steps: int) -> Tensor:
@@ -62,22 +60,6 @@ def sample(
         drawn = to_image_range(solve(model, noised, own, steps, guidance, guide)).float()
     model.train(training)
     return distributed.all_gather(drawn, len(labels)).cpu()
-
-
-@torch.no_grad()
-def drawing_in_bfloat16(model: UNet, guidance: float) -> bool:
-    """Whether to sample in bfloat16: if this device has it and it is faster. Timed on blanks by the first process."""
-    device = next(model.parameters()).device
-    tried = min(TRIED, model.at_a_time)
-    shape = (tried, model.channels, model.resolution, model.resolution)
-
-    def step(autocast: bool) -> None:
-        blank, labels = torch.zeros(shape, device=device), torch.zeros(tried, dtype=torch.int64, device=device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-            guided(model, blank, 1.0, labels, guidance)
-
-    key = ("drawing", device, shape, guidance > 0, sum(value.numel() for value in model.parameters()))
-    return distributed.broadcast_object(fast_bfloat16(device.type) and is_faster(step, key, device))
 
 
 def solve(model: UNet, x: Tensor, labels: Tensor, steps: int, guidance: float, guide: Guide | None = None) -> Tensor:

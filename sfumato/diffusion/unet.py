@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from sfumato.diffusion.denoiser import Denoiser, Sampler
 from sfumato.diffusion.objective import per_image_loss
-from sfumato.diffusion.sampler import Guide, drawing_in_bfloat16, sample
+from sfumato.diffusion.sampler import Guide, sample
 from sfumato.errors import ConfigError
 from sfumato.runtime import distributed
+from sfumato.runtime.compute import prefers_bfloat16
 from sfumato.storage.weights import load_network, save_network
 
 HEAD_CHANNELS = 32
@@ -217,8 +218,8 @@ class UNet(Denoiser):
     def sampler(
         self, steps: int, guidance: float, generator: torch.Generator, shape: Sequence[int] | None, guide: Guide | None
     ) -> Sampler:
-        """Images of its own shape, by Heun's solver, in bfloat16 where that is faster here."""
-        half = drawing_in_bfloat16(self, guidance)
+        """Images of its own shape, by Heun's solver, in the precision that suits the device."""
+        half = distributed.broadcast_object(prefers_bfloat16(self))
         return lambda labels: sample(self, labels, steps, guidance, generator, half, guide)
 
     def save(self, directory: Path, trained: Sequence[str] = ()) -> None:

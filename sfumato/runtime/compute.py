@@ -12,12 +12,13 @@ from collections.abc import Callable, Hashable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from sfumato.errors import ConfigError
 
 THREADS_GAIN = 1.3  # all threads must be at least this many times as fast as one
 THREADS_ROUNDS = 4
+LARGE_NETWORK = 300_000  # weights; a smaller one loses more by conversion to bfloat16 than it gains
 GAIN = 1.15  # another way, such as bfloat16, must be at least this many times as fast to be worth its rounding
 REPEATS = 3
 # glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, in bytes, at their largest
@@ -123,3 +124,9 @@ def is_faster(step: Callable[[bool], object], key: Hashable, device: torch.devic
 def fast_bfloat16(device: str) -> bool:
     """Whether the device has bfloat16 arithmetic. It is not timed, so that one machine always does the same."""
     return device == "cuda" or bool(torch.cpu.get_capabilities().get("avx512_bf16"))
+
+
+def prefers_bfloat16(model: nn.Module) -> bool:
+    """Whether a free stage computes in bfloat16: by the device and the size of its network, so that runs are equal."""
+    parameters = list(model.parameters())
+    return fast_bfloat16(parameters[0].device.type) and sum(value.numel() for value in parameters) >= LARGE_NETWORK

@@ -20,7 +20,7 @@ from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.microbatch import plain_microbatch
 from sfumato.errors import ConfigError
 from sfumato.runtime import distributed
-from sfumato.runtime.compute import is_faster
+from sfumato.runtime.compute import prefers_bfloat16
 from sfumato.settings.noise_levels import LogNormal
 from sfumato.settings.training import Phase
 from sfumato.training.amp import amp_gradient
@@ -67,8 +67,8 @@ def warm_up(
 
     Each phase has a new Adam, without weight decay. The average runs over all phases, so the last one weighs most.
     seed: fixes batches, noise and augmentation; report: called with (steps done, steps of all phases); autocast:
-    bfloat16 or not, None to measure which is faster; microbatch_size: images of a batch whose activations are held
-    together, None for as many as fit.
+    bfloat16 or not, None for what suits device and network; microbatch_size: images of a batch whose activations are
+    held together, None for as many as fit.
     Raises: ConfigError when a phase names a source that is missing or empty.
     """
     for number, phase in enumerate(phases):
@@ -84,10 +84,10 @@ def warm_up(
     ema = EMA(parameters, EMA_DECAY)
     model.train()
     done, whole, most = 0, sum(phase.steps for phase in phases), microbatch_size or plain_microbatch(model)
+    fast = distributed.broadcast_object(prefers_bfloat16(model)) if autocast is None else autocast
     for phase in phases:
         optimiser = torch.optim.Adam(parameters.values(), lr=phase.learning_rate, fused=True)
         size = min(most, phase.batch)
-        fast = plain_autocast(model, size) if autocast is None else autocast
         for step in range(1, phase.steps + 1):
             # a batch, its augmentation and its noise
             images, labels = mixed_batch(phase, sources, generator)
@@ -163,17 +163,3 @@ def rand_augment(images: Tensor, operations: int, generator: torch.Generator) ->
         for group in order.split(GROUP):
             pixels[group] = augment(pixels[group])
     return pixels.float() / 255
-
-
-def plain_autocast(model: UNet, batch: int) -> bool:
-    """Is a plain training step faster in bfloat16 on this machine? It times steps on constants, without an update."""
-    device = next(model.parameters()).device
-    shape = (batch, model.channels, model.resolution, model.resolution)
-    parameters = [value for value in model.parameters() if value.requires_grad]
-
-    def step(autocast: bool) -> None:
-        images, labels = torch.zeros(shape, device=device), torch.zeros(batch, dtype=torch.int64, device=device)
-        constants = images, labels, torch.ones(batch, device=device), torch.ones_like(images)
-        torch.autograd.grad(mean_loss(model, constants, autocast, batch), parameters)
-
-    return is_faster(step, ("plain", device, shape, sum(value.numel() for value in parameters)), device)

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from sfumato.diffusion import sampler
 from sfumato.diffusion.sampler import SIGMA_MAX, SIGMA_MIN, noise_schedule, sample
 from sfumato.diffusion.unet import UNet
+from sfumato.runtime import compute
 
 
 class Gaussian(nn.Module):
@@ -88,32 +88,21 @@ def test_output_is_float32_in_range_also_under_autocast_and_for_no_labels():
     assert sample(Gaussian(1.0), torch.empty(0).long(), steps=3).shape == (0, 1, 4, 4)
 
 
-@pytest.mark.parametrize("faster", [False, True])
-def test_a_network_draws_in_the_precision_that_is_faster_and_the_images_are_the_same_but_for_rounding(
-    monkeypatch, faster
-):
+@pytest.mark.parametrize(("known", "large"), [(False, True), (True, False), (True, True)])
+def test_a_large_network_draws_in_bfloat16_and_the_images_are_the_same_but_for_rounding(monkeypatch, known, large):
     torch.manual_seed(0)
     model, labels = UNet(8, 1, 3, width=8, multipliers=(1,), attention=()), torch.tensor([0, 1, 2])
     torch.nn.init.normal_(model.conv_out.weight, std=0.1)
-    asked, tried = [], []
-
-    def chosen(step, key, device):
-        for autocast in (False, True):
-            tried.append(autocast)
-            step(autocast)
-        return faster
-
-    monkeypatch.setattr(sampler, "fast_bfloat16", lambda device: True)
-    monkeypatch.setattr(sampler, "is_faster", chosen)
-    inner = model.forward
+    monkeypatch.setattr(compute, "fast_bfloat16", lambda device: known)
+    monkeypatch.setattr(compute, "LARGE_NETWORK", 0 if large else 10**6)
+    monkeypatch.setattr(compute, "is_faster", lambda *what: pytest.fail("timed: two runs may choose otherwise"))
+    inner, asked = model.forward, []
     monkeypatch.setattr(model, "forward", lambda *a: asked.append(torch.is_autocast_enabled("cpu")) or inner(*a))
     random = torch.Generator()
     images = model.draw(labels, 4, 0.5, random.manual_seed(0))
-    assert tried == [False, True] and set(asked[2:]) == {faster}
+    assert set(asked) == {known and large}
     exact = sample(model, labels, 4, 0.5, random.manual_seed(0))
-    assert torch.allclose(images, exact, atol=0.02 if faster else 1e-6)
-    monkeypatch.setattr(sampler, "fast_bfloat16", lambda device: False)
-    assert not sampler.drawing_in_bfloat16(model, 0.5)
+    assert torch.allclose(images, exact, atol=0.02 if known and large else 1e-6)
 
 
 def test_a_guide_draws_from_the_product_of_images_and_what_it_says():

@@ -157,14 +157,16 @@ def test_changing_the_release_spends_nothing(repository):
     assert sorted(repository.opened()) == QUERIES
 
 
-def test_a_docstring_runs_no_query(repository):
+def test_a_docstring_runs_no_query(repository, monkeypatch):
+    monkeypatch.setattr(repository, "forked", False)  # the code is the repository's own
     file = repository.path / "sfumato/queries/count.py"
     file.write_text(file.read_text().replace('"""', '"""Edited. ', 1) + "\n# a comment\n")
     assert ran(repository.repro()) <= {"plan"}
     assert sorted(repository.opened()) == QUERIES
 
 
-def test_other_code_under_the_same_revisions_runs_nothing(repository):
+def test_other_code_under_the_same_revisions_runs_nothing(repository, monkeypatch):
+    monkeypatch.setattr(repository, "forked", False)
     whole = {}
     for name in ("sfumato/queries/count.py", "sfumato/training/curriculum.py", "sfumato/privacy/noise.py"):
         file = repository.path / name

@@ -1,0 +1,120 @@
+"""The program `stage` by fork, for many small runs: a process that has imported the libraries runs each command.
+
+    python tests/forked_stages.py ADDRESS
+
+`client` writes a program `stage` that hands its words, its folder, its environment and its files over to that process,
+and ends with the exit code it is given.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from importlib import import_module
+from pathlib import Path
+
+CLIENT = """#!{python} -IS
+import json, os, socket, sys
+with socket.socket(socket.AF_UNIX) as server:
+    server.connect({address!r})
+    words = json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
+    socket.send_fds(server, [len(words).to_bytes(4, "big")], [0, 1, 2])
+    server.sendall(words)
+    said = server.recv(16)
+sys.exit(int(said or b"137"))
+"""
+LIBRARIES = ("torch", "torchvision", "scipy.stats", "sklearn.datasets", "opacus", "dp_accounting", "yaml", "pandas")
+
+
+def client(folder: Path, address: Path) -> Path:
+    """A folder with a program `stage`, to be put first into PATH."""
+    folder.mkdir()
+    program = folder / "stage"
+    program.write_text(CLIENT.format(python=sys.executable, address=str(address)))
+    program.chmod(0o755)
+    return folder
+
+
+def start(address: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start the process that runs stages, with the code that PYTHONPATH names."""
+    process = subprocess.Popen([sys.executable, __file__, str(address)], env=environment)
+    while not address.exists():
+        if process.poll() is not None:
+            raise RuntimeError(f"no stages: the process ended with {process.returncode}")
+        time.sleep(0.05)
+    return process
+
+
+def end_stages(address: Path) -> None:
+    """Kill every stage that runs, and wait until it is gone."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.connect(str(address))
+        server.shutdown(socket.SHUT_WR)
+        server.recv(1)
+
+
+def serve(address: Path) -> None:
+    """Fork for each connection, and return the exit code. One without words ends all stages (SIGKILL)."""
+    for name in LIBRARIES:
+        import_module(name)
+    program = import_module("stages.cli").main
+    running: dict[int, socket.socket] = {}
+    with socket.socket(socket.AF_UNIX) as listening, selectors.DefaultSelector() as waiting:
+        listening.bind(str(address))
+        listening.listen()
+        waiting.register(listening, selectors.EVENT_READ)
+        while os.getppid() != 1:  # until the process that started it is gone
+            for _ in waiting.select(0.01):
+                connection, _ = listening.accept()
+                size, files, _, _ = socket.recv_fds(connection, 4, 3)
+                if not size:
+                    for process in running:
+                        os.kill(process, signal.SIGKILL)
+                        os.waitpid(process, 0)
+                    running.clear()
+                    connection.close()
+                    continue
+                with connection.makefile("rb") as stream:
+                    asked = json.loads(stream.read(int.from_bytes(size, "big")))
+                if (process := os.fork()) == 0:
+                    listening.close()
+                    run_stage(*asked, files, program)
+                for file in files:
+                    os.close(file)
+                running[process] = connection
+            for process in list(running):
+                done, status = os.waitpid(process, os.WNOHANG)
+                if done:
+                    with running.pop(process) as connection:
+                        connection.send(str(os.waitstatus_to_exitcode(status) % 256).encode())
+
+
+def run_stage(words: list[str], folder: str, environment: dict[str, str], files: list[int], program) -> None:
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+    sys.argv = ["stage", *words]
+    code = 1
+    try:
+        program()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]))
