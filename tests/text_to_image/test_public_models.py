@@ -94,8 +94,6 @@ RUN = [name for name in STAGES if name not in ("classifier", "select", "evaluate
 @pytest.mark.parametrize(
     ("kind", "recipe"),
     [
-        ("unet-epsilon", "dp-sapf"),
-        ("unet-v", "dp-sapf"),
         ("transformer", "dp-sapf"),
         ("unet-epsilon", "dp-finetune"),
         ("unet-v", "dp-ldm"),
