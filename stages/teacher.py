@@ -31,7 +31,8 @@ def teacher(run: QueryRun[Teacher]) -> None:
     charge = run.open_charge(released, sensitivity, settings.max_norm, latents=latents)
     offsets = run.counts.priors.clamp(RAREST, 1 - RAREST).logit() if plan.several else None
     with progress("teacher", clock=False) as report:
-        weights = query_teacher(charge, settings, len(plan.classes), size, covariance, report, offsets)
+        heads = 0.0 if offsets is None else offsets
+        weights = query_teacher(charge, settings, len(plan.classes), size, covariance, report, heads)
     with run.releasing(charge) as directory:
         save_teacher(TeacherNetwork.of(features, weights, offsets), directory)
 

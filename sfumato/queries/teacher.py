@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
 
 
-def error_rows(weights: Tensor, offsets: Tensor | None, rows: Tensor, labels: Tensor) -> Rows:
+def error_rows(weights: Tensor, offsets: Tensor | float, rows: Tensor, labels: Tensor) -> Rows:
     """ψ(x) ⊗ (onehot(y) − p(x)), the negative gradient of the softmax loss: (B, d) ⊗ (B, M).
 
     Of several labels, (B, M) of 0 and 1, the heads are independent: p is the sigmoid of each logit and its offset.
@@ -26,8 +26,7 @@ def error_rows(weights: Tensor, offsets: Tensor | None, rows: Tensor, labels: Te
     the error, at most √2; an image with a label out of range has an error of norm 1 at most.
     """
     if labels.ndim == 2:
-        logits = rows.double() @ weights + (0 if offsets is None else offsets.to(rows.device))
-        return Rows(rows, (labels == 1).double() - logits.sigmoid())
+        return Rows(rows, (labels == 1).double() - (rows.double() @ weights + offsets).sigmoid())
     return Rows(rows, one_hot(labels, weights.shape[1]) - (rows.double() @ weights).softmax(dim=1))
 
 
@@ -39,7 +38,7 @@ def query_teacher(
     public_size: float,
     covariance: Tensor,
     report: Callable[[int, int], None],
-    offsets: Tensor | None = None,
+    offsets: Tensor | float = 0.0,
 ) -> Tensor:
     """Noisy gradient steps from zero: one release each, of the sum over a draw. Returns the weights, (d, M) float64.
 

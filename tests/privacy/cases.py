@@ -164,7 +164,7 @@ def central(charge: Any, **settings: Any) -> Tensor:
     return query_central(charge, denominators, SHAPE, Central(**{"repeats": 2, **settings}))
 
 
-def teacher(charge: Any, classes: int = CLASSES, offsets: Tensor | None = None, **settings: Any) -> Tensor:
+def teacher(charge: Any, classes: int = CLASSES, offsets: Tensor | float = 0.0, **settings: Any) -> Tensor:
     chosen = Teacher(**{"steps": 3, "learning_rate": 2.0, "ridge": 0.1, "last_rate": 0.5, **settings})
     spread = torch.linspace(1, 2, charge.probe()[0].shape[1]).double().diag()
     return query_teacher(charge, chosen, classes, PUBLIC, spread, lambda done, total: None, offsets)

@@ -11,7 +11,11 @@ from PIL import Image
 
 import sfumato
 from sfumato.data.images import ImageSet
+from sfumato.data.store import Card
+from sfumato.planning.checks import SEVERAL_LABELS, label_problems
 from sfumato.release.exports import PARQUET
+from sfumato.settings.data import Data
+from sfumato.settings.params import Params
 from sfumato.settings.stages import QUERIES
 
 FINDINGS = [f"finding {i}" for i in range(14)]
@@ -102,3 +106,67 @@ def test_a_folder_with_fourteen_labels_becomes_a_release_that_teaches_each_of_th
     others = [name for name in QUERIES if name not in ("count", "frequency", "teacher")]
     all_of(chests, *others, "ledger write", "ledger check --epsilon 10", "report", "report --audience owner")
     assert "with any number of 14 labels each" in Path("artifacts/synthesize/README.md").read_text()
+
+
+def test_an_archive_as_medmnist_publishes_chests_is_labelled_by_a_teacher_for_patients_or_images(desk):
+    """Its teacher is fitted on the generator's images, relabels the release, and is scored beside it."""
+    train, test = pictures(800), pictures(200, seed=1)
+    parts = {"train": train.take(np.arange(600)), "val": train.take(np.arange(600, 800)), "test": test}
+    arrays = {f"{k}_{what}": getattr(v, what) for k, v in parts.items() for what in ("images", "labels")}
+    np.savez("chestmnist.npz", **{k: v[..., 0] if v.ndim == 4 else v.astype(np.int64) for k, v in arrays.items()})
+    write(
+        data={"source": "npz", "path": "chestmnist.npz", "classes": FINDINGS},
+        frequency={"noise": "40%"},
+        teacher={"noise": "rest", "feature": "deep-scattering", "fitted_on": "auxiliary"},
+        synthesize={"relabel": True, "count": 300},
+        evaluate={"teacher": True, "steps": 100},
+        run=[*PARAMS["run"][:3], "teacher", *PARAMS["run"][3:]],
+    )
+    said = all_of(desk, "prepare sensitive", "prepare public", "plan --dry-run", "plan", "count", "frequency")
+    assert "teacher" in said
+    all_of(desk, "auxiliary", "teacher", "synthesize", "evaluate --membership")
+    asked = json.loads(Path("artifacts/count/counts.json").read_text())["priors"]
+    np.testing.assert_allclose(sfumato.load_release("artifacts/synthesize").labels.mean(axis=0), asked, atol=0.004)
+    found = json.loads(Path("metrics.json").read_text())
+    print(found["teacher"], found["verdict"])
+    assert found["teacher"]["accuracy"] > 0.6
+    assert "distance to the nearest," in Path("evaluation/membership.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"run": ["count", "frequency", "auxiliary", "pretrain", "synthesize"]}, "pretrain takes one label an image"),
+        ({"recipe": "dpdm", "run": ["count", "pretrain", "finetune", "synthesize"]}, "takes one label an image"),
+        ({"run": ["count", "central", "frequency", "auxiliary", "synthesize"]}, "central takes one label an image"),
+        ({"run": ["frequency", "auxiliary", "synthesize"]}, "add count to run"),
+        ({"count": {"noise": 50.0}}, "such as count.noise: 10%"),
+        ({"auxiliary": {"network": "denoiser"}}, "auxiliary.network=denoiser takes one label an image"),
+        ({"synthesize": {"labels": "uniform"}}, "synthesize.labels: uniform"),
+        ({"data": {"labels": "one"}}, "but images with labels: several were prepared"),
+    ],
+)
+def test_what_takes_one_label_an_image_is_refused_by_name_before_anything_is_spent(changes, message, desk):
+    np.savez("set.npz", **{k: getattr(pictures(40), k) for k in ("images", "labels")}, classes=np.array(FINDINGS))
+    source = {"source": "npz", "path": "set.npz"}
+    write(data=source)
+    all_of(desk, "prepare sensitive")
+    write(**{**changes, "data": {**source, **changes.get("data", {})}})
+    code, text = desk("plan")
+    assert code == 2 and message in text, text
+
+
+def test_every_query_that_takes_one_label_is_refused():
+    """The list in the plan and that of the queries cannot drift apart: a new query is refused until it is listed."""
+    card = Card(
+        dataset_id="chests",
+        source="npz",
+        shape=(1, 8, 8),
+        classes=("a", "b"),
+        split="keyed",
+        version="1",
+        labels="several",
+    )
+    for name in {*QUERIES} - {*SEVERAL_LABELS}:
+        params = Params(data=Data(labels="several", source="npz", dataset_id="chests"), run=(name, "count"))
+        assert any(problem.startswith(f"{name} takes one label") for problem in label_problems(params, card))
