@@ -156,6 +156,16 @@ def test_what_takes_one_label_an_image_is_refused_by_name_before_anything_is_spe
     assert code == 2 and message in text, text
 
 
+def test_a_plan_for_one_label_does_not_run_on_images_with_several(desk):
+    source = {"source": "npz", "path": "set.npz"}
+    for labels, kind in ((pictures(40).labels[:, 0].astype(np.int64), "one"), (pictures(40).labels, "several")):
+        np.savez("set.npz", images=pictures(40).images, labels=labels, classes=np.array(FINDINGS))
+        write(data={**source, "labels": kind})
+        all_of(desk, "prepare sensitive", *(["plan"] if kind == "one" else []))
+    code, text = desk("count")
+    assert code == 2 and "the plan of count is for another card" in text
+
+
 def test_every_query_that_takes_one_label_is_refused():
     """The list in the plan and that of the queries cannot drift apart: a new query is refused until it is listed."""
     card = Card(
