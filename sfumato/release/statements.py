@@ -87,9 +87,9 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any
     return about | {
         "dataset": cost["dataset"],
         "description": f"{shown['images']} labelled {shown['kind']}, {shown['colour']}, {shown['shape']} pixels, "
-        f"in {shown['class_count']} classes.",
+        f"{shown['in_classes']}.",
         "kind": shown["kind"],
-        "class_count": shown["class_count"],
+        "in_classes": shown["in_classes"],
         "day": day,
         "year": day[:4],
         "short_digest": ledger["digest"][:16],
