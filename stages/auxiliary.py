@@ -31,10 +31,12 @@ def auxiliary(run: StageRun[Auxiliary]) -> None:
 def fitted(run: StageRun[Auxiliary], priors: Tensor) -> OneStep:
     plan, settings = run.plan, run.settings
     means = load_means(settings.target, run.path(settings.target), plan=plan)
+    row_means = run.counts.row_means
     match = Match(means.table.to(device()), means.features)
     if settings.network == "denoiser":
         generator: Any = new_sampled(plan.shape, len(plan.classes), settings.width, plan.seed)
     else:
-        generator = new_generator(plan.shape, len(plan.classes), settings.latent, settings.width, plan.seed)
+        sizes = len(plan.classes), settings.latent, settings.width
+        generator = new_generator(plan.shape, *sizes, plan.seed, plan.several)
     with progress("auxiliary") as report:
-        return fit_generator(generator, [match], settings, priors, plan.seed, report)
+        return fit_generator(generator, [match], settings, priors, plan.seed, report, row_means=row_means)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from sfumato.queries.count import public_counts, query_count, save_counts
+from sfumato.queries.count import public_counts, public_several, query_count, query_several, save_counts, several_bound
 from sfumato.settings.queries import Count
 from stages.runner import QueryRun
 
 
 def count(run: QueryRun[Count]) -> None:
-    charge = run.open_charge("class counts", "1: an image is in one class", 1.0)
-    noisy = query_count(charge, len(run.plan.classes))
-    counts = public_counts(noisy, charge.noise_multiplier)
+    classes = len(run.plan.classes)
+    if run.plan.several:
+        words = "counts of labels, of images, and of labels over the root of their number"
+        sensitivity = f"√{classes + 2}: an image with all {classes} labels"
+        charge = run.open_charge(words, sensitivity, several_bound(classes))
+        noisy = query_several(charge, classes)
+        counts = public_several(noisy, charge.noise_multiplier)
+    else:
+        charge = run.open_charge("class counts", "1: an image is in one class", 1.0)
+        noisy = query_count(charge, classes)
+        counts = public_counts(noisy, charge.noise_multiplier)
     with run.releasing(charge) as directory:
         save_counts(counts, noisy, directory)

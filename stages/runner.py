@@ -270,7 +270,8 @@ class QueryRun(StageRun[S]):
         from sfumato.privacy.resolved import read_lineage
 
         plan, public, lineage = self.plan, read_card(self.card), read_lineage(self.folder, self.plan.stage)
-        if (public.dataset_id, public.shape, public.classes) != (plan.dataset_id, plan.shape, plan.classes):
+        about = public.dataset_id, public.shape, public.classes, public.labels
+        if about != (plan.dataset_id, plan.shape, plan.classes, plan.labels):
             raise ConfigError(f"the plan of {plan.stage} is for another card than {self.card}: run `stage plan` again")
         work = authorize.ChargeRequest(
             stage=plan.stage,

@@ -16,6 +16,8 @@ from stages.feature_means import encoded
 from stages.runner import QueryRun
 from stages.screen import progress
 
+RAREST = 0.001  # share of images that a label is taken to have, at least, if images have several
+
 
 def teacher(run: QueryRun[Teacher]) -> None:
     plan, settings = run.plan, run.settings
@@ -27,10 +29,12 @@ def teacher(run: QueryRun[Teacher]) -> None:
     released = f"{settings.steps} steps of a linear classifier on {features.dimension} features ({settings.feature})"
     sensitivity = "max_norm: the clipped error of one image times its features of norm 1"
     charge = run.open_charge(released, sensitivity, settings.max_norm, latents=latents)
+    offsets = run.counts.priors.clamp(RAREST, 1 - RAREST).logit() if plan.several else None
     with progress("teacher", clock=False) as report:
-        weights = query_teacher(charge, settings, len(plan.classes), size, covariance, report)
+        heads = 0.0 if offsets is None else offsets
+        weights = query_teacher(charge, settings, len(plan.classes), size, covariance, report, heads)
     with run.releasing(charge) as directory:
-        save_teacher(TeacherNetwork.of(features, weights), directory)
+        save_teacher(TeacherNetwork.of(features, weights, offsets), directory)
 
 
 def known_images(run: QueryRun[Teacher]) -> ImageSet:

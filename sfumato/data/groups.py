@@ -85,41 +85,53 @@ def ids_of_files(groups: Groups, files: Sequence[Path], root: Path) -> Ids:
 
 def ids_of_table(table: Path, files: Sequence[Path], root: Path) -> Ids:
     """The ids of a CSV with the columns file and group, which has a row for each of `files` and no other."""
-    broken = f"data.groups.csv={table} is not a table"
+    heads, rows = rows_of_table(table, f"data.groups.csv={table}", COLUMNS, files, root)
+    return [row[heads.index(COLUMNS[1])] for row in rows]
+
+
+def rows_of_table(
+    table: Path, called: str, needed: Sequence[str], files: Sequence[Path], root: Path
+) -> tuple[list[str], list[list[str]]]:
+    """The columns of a CSV, and its rows in the order of `files`: one for each, and no other.
+
+    called: the table in messages; needed: columns that it must have, of which the first holds paths below `root`.
+    """
+    broken = f"{called} is not a table"
     with explained(
         DataError,
         lambda error: f"{broken} ({type(error).__name__}): write a regular file of UTF-8 text with commas",
-        missing=f"data.groups.csv={table} is missing: mend the path, or write that table",
+        missing=f"{called} is missing: mend the path, or write that table",
         causes=(*UNREADABLE, csv.Error),
     ):
         text = read_text(table).removeprefix("\ufeff")
         rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
     heads = [name.strip() for name in rows[0]] if rows else []
-    if any(heads.count(name) != 1 for name in COLUMNS):
-        raise DataError(f"{broken} with the columns file and group, each once: name them in its first line")
-    place, column = (heads.index(name) for name in COLUMNS)
+    if any(heads.count(name) != 1 for name in needed):
+        wanted = " and ".join(needed)
+        raise DataError(f"{broken} with the columns {wanted}, each once: name them in its first line")
+    place = heads.index(needed[0])
     known = {plain_path(str(path.relative_to(root))): i for i, path in enumerate(files)}
-    found: dict[int, str] = {}
+    found: dict[int, list[str]] = {}
     for number, row in enumerate(rows[1:], 2):
         if not row:
             continue
         if len(row) != len(heads):
             found_cells = f"{len(row)} cells and {len(heads)} columns"
-            raise PrivateError(f"data.groups.csv={table}, row {number}, has {found_cells}: quote cells with commas")
+            raise PrivateError(f"{called}, row {number}, has {found_cells}: quote cells with commas")
         index = known.get(plain_path(row[place]))
         if index is None:
             raise PrivateError(
-                f"data.groups.csv={table}, row {number}, names a file that is not below data.path: "
+                f"{called}, row {number}, names a file that is not below data.path: "
                 "remove it, or correct the path (such as class/picture.png)"
             )
         if index in found:
-            raise PrivateError(f"data.groups.csv={table}, row {number}, names a file once more: one row for each file")
-        found[index] = row[column]
+            raise PrivateError(f"{called}, row {number}, names a file once more: one row for each file")
+        found[index] = row
     for i, path in enumerate(files):
         if i not in found:
-            folder = root / path.relative_to(root).parts[0]
-            raise PrivateError(f"data.groups.csv={table} lacks {place_of(path, files, folder)}: give each file a row")
-    return [found[i] for i in range(len(files))]
+            folder = root / path.relative_to(root).parts[0] if path.parent != root else root
+            raise PrivateError(f"{called} lacks {place_of(path, files, folder)}: give each file a row")
+    return heads, [found[i] for i in range(len(files))]
 
 
 def ids_of_array(array: np.ndarray, count: int, what: str) -> Ids:

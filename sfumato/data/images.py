@@ -1,6 +1,7 @@
 """Image sets in memory and on disk.
 
-On disk: `images.npy`, uint8 (N, H, W, C), beside `labels.npy`, int64 (N,). Both are memory-mapped when read.
+On disk: `images.npy`, uint8 (N, H, W, C), beside `labels.npy`, int64 (N,), or, if images have several labels, uint8
+(N, classes) of 0 and 1. Both are memory-mapped when read.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ GROUPS_REFUSED = (
 class ImageSet:
     """Labelled images.
 
-    images: (N, H, W, C) uint8, possibly a memory map; labels: (N,) int64 below len(classes); groups: (N,) int64, equal
-    for images of one person, and private; None if each image stands for itself.
+    images: (N, H, W, C) uint8, possibly a memory map; labels: (N,) int64 below len(classes), or (N, classes) uint8 of
+    0 and 1; groups: (N,) int64, equal for images of one person, and private; None if each image stands for itself.
     """
 
     images: np.ndarray
@@ -49,7 +50,7 @@ class ImageSet:
         return channels, height, width
 
     def batch(self, indices: np.ndarray, *, labels_only: bool = False) -> tuple[Tensor, Tensor]:
-        """The images at `indices` and their labels, copied: ((B, C, H, W) float32 in [0, 1], (B,) int64).
+        """The images at `indices` and their labels, copied: ((B, C, H, W) float32 in [0, 1], (B,) or (B, classes)).
 
         labels_only: the images are (B, 0).
         """
@@ -77,10 +78,12 @@ class ImageWriter:
     directory and rename it.
     """
 
-    def __init__(self, directory: Path, shape: Shape, classes: tuple[str, ...], grouped: bool = False) -> None:
+    def __init__(
+        self, directory: Path, shape: Shape, classes: tuple[str, ...], grouped: bool = False, several: bool = False
+    ) -> None:
         channels, height, width = shape
         self.row = (height, width, channels)
-        self.classes = classes
+        self.classes, self.several = classes, several
         self.count = 0
         directory.mkdir(parents=True, exist_ok=True)
         self.images = open_private(directory / IMAGES)
@@ -90,19 +93,28 @@ class ImageWriter:
 
     def write_headers(self) -> None:
         # numpy pads the header so that it keeps its length while the first axis grows: it can be rewritten in place
-        numbers = [file for file in (self.labels, self.groups) if file is not None]
-        for file, dtype, row in ((self.images, np.uint8, self.row), *((file, np.int64, ()) for file in numbers)):
-            file.seek(0)
-            write_header(file, np.dtype(dtype), (self.count, *row))
+        label: tuple[type, tuple[int, ...]] = (np.uint8, (len(self.classes),)) if self.several else (np.int64, ())
+        files = [(self.images, np.uint8, self.row), (self.labels, *label), (self.groups, np.int64, ())]
+        for file, dtype, row in files:
+            if file is not None:
+                file.seek(0)
+                write_header(file, np.dtype(dtype), (self.count, *row))
 
-    def append(self, image: np.ndarray, label: int, group: int | None = None) -> None:
-        """One image, (H, W, C) uint8, its label and its group. Raises DataError if they do not fit the set."""
+    def append(self, image: np.ndarray, label: int | np.ndarray, group: int | None = None) -> None:
+        """One image, (H, W, C) uint8, its label or its (classes,) uint8 of 0 and 1, and its group.
+
+        Raises DataError if they do not fit the set.
+        """
         if image.dtype != np.uint8 or image.shape != self.row:
             raise DataError(f"an image is {image.dtype} {image.shape}, expected uint8 {self.row}")
-        if not 0 <= label < len(self.classes):
+        if self.several:
+            label = np.asarray(label, dtype=np.uint8)
+            if label.shape != (len(self.classes),) or label.max() > 1:
+                raise DataError(f"an image has labels of shape {label.shape}, expected 0 or 1 for {len(self.classes)}")
+        elif not 0 <= label < len(self.classes):
             raise DataError(f"an image has the label {label}, expected 0..{len(self.classes) - 1}")
         self.images.write(image.tobytes())
-        self.labels.write(np.int64(label).tobytes())
+        self.labels.write(label.tobytes() if isinstance(label, np.ndarray) else np.int64(label).tobytes())
         if self.groups is not None:
             if group is None:
                 raise DataError("an image has no group, and the set has groups")
@@ -150,7 +162,7 @@ def load_images(
             f"{directory / IMAGES} is {images.shape}, expected {shape} (C, H, W) each: run its stage again."
         )
     groups = load_array(directory / GROUPS) if grouped else None
-    if groups is not None and (groups.dtype != np.int64 or groups.shape != labels.shape):
+    if groups is not None and (groups.dtype != np.int64 or groups.shape != labels.shape[:1]):
         raise DataError(f"{directory / GROUPS} is {groups.dtype}, of another length than the labels: write all again.")
     return ImageSet(images, labels, names, groups)
 
@@ -171,18 +183,32 @@ def check(images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], dire
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3) or 0 in images.shape[1:]:
         wanted = "uint8 (N, H, W, C) with C 1 or 3"
         raise DataError(f"{directory / IMAGES} is {images.dtype} {images.shape}, expected {wanted}.")
-    if labels.dtype != np.int64 or labels.ndim != 1:
-        raise DataError(f"{directory / LABELS} is {labels.dtype} {labels.shape}, expected int64 (N,).")
+    if (labels.dtype, labels.shape[1:]) not in ((np.int64, ()), (np.uint8, (len(classes),))):
+        wanted = f"int64 (N,), or uint8 (N, {len(classes)}) for several labels"
+        raise DataError(f"{directory / LABELS} is {labels.dtype} {labels.shape}, expected {wanted}.")
     if len(labels) != len(images):
         raise DataError(f"{directory} holds {len(images)} images but {len(labels)} labels: write both again.")
     check_labels(labels, classes, directory / LABELS)
 
 
 def check_labels(labels: np.ndarray, classes: tuple[str, ...], path: Path) -> None:
-    """Raise DataError if a label of the file `path` has no class."""
-    if len(labels) and not (labels.min() >= 0 and labels.max() < len(classes)):
+    """Raise DataError if a label of the file `path` has no class, or one of several labels is neither 0 nor 1."""
+    if labels.ndim == 2:
+        if labels.size and not (labels.min() >= 0 and labels.max() <= 1):
+            raise DataError(f"{path} has labels other than 0 and 1: write 1 for each label that an image has.")
+    elif len(labels) and not (labels.min() >= 0 and labels.max() < len(classes)):
         known = f"0..{len(classes) - 1} for {len(classes)} classes"
         raise DataError(f"{path} has labels {labels.min()}..{labels.max()}, expected {known}.")
+
+
+def per_class(labels: np.ndarray, classes: int) -> np.ndarray:
+    """How many images have each label: (classes,) int64. labels: (N,) int64, or (N, classes) uint8 of several ones."""
+    return labels.sum(axis=0, dtype=np.int64) if labels.ndim == 2 else np.bincount(labels, minlength=classes)
+
+
+def having(labels: np.ndarray, label: int) -> np.ndarray:
+    """Whether each image has the label: (N,) bool."""
+    return labels[:, label] == 1 if labels.ndim == 2 else labels == label
 
 
 def as_uint8(images: Tensor) -> np.ndarray:

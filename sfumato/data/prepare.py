@@ -29,7 +29,7 @@ from sfumato.data.rendered import DRAWN
 from sfumato.data.sources import Example, Source, read_public, read_source
 from sfumato.data.store import CARD, HOLDOUT, SENSITIVE, Card, PublicCard, dataset_directory, load_prepared, read_card
 from sfumato.errors import ConfigError, DataError, explained
-from sfumato.settings.data import GROUP, IMAGE, OF_THE_OWNER, Data, Public
+from sfumato.settings.data import GROUP, IMAGE, OF_THE_OWNER, SEVERAL, Data, Public
 from sfumato.storage.artifacts import Artifact, writing
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import open_private, replace_file, replace_private, replacing_directory
@@ -77,7 +77,7 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
             return json.loads(known)  # type: ignore[no-any-return]
         fresh = stack.enter_context(replacing_directory(home, private=True))
         source = read_source(data, raw)
-        image_set = split(source, key, data.holdout_fraction, fresh)
+        image_set = split(source, key, data.holdout_fraction, fresh, data.labels == SEVERAL)
         public = Card(
             dataset_id=data.name,
             source=data.source,
@@ -86,6 +86,7 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
             split="keyed" if source.test is None else "official",
             version=data.version or kept_version(home) or secrets.token_hex(8),
             unit=IMAGE if source.groups is None else GROUP,
+            labels=data.labels,
         )
         text = json.dumps(content := public.content(), indent=2, ensure_ascii=False).encode() + b"\n"
         origin = {"source": data.source, "path": data.path and str(Path(data.path).expanduser().resolve())}
@@ -294,7 +295,7 @@ def secret_key(state: Path, dataset_id: str) -> bytes:
     return key
 
 
-def split(source: Source, key: bytes, holdout_fraction: float, directory: Path) -> ImageSet:
+def split(source: Source, key: bytes, holdout_fraction: float, directory: Path, several: bool = False) -> ImageSet:
     """Write the source's images into `directory/sensitive` and `directory/holdout`; returns the sensitive part.
 
     The hold-out is an official test split, or by hashes of images or groups, so that copies stay together.
@@ -307,7 +308,7 @@ def split(source: Source, key: bytes, holdout_fraction: float, directory: Path) 
                 height, width, channels = image.shape
                 for part in (SENSITIVE, HOLDOUT):
                     (directory / part).mkdir(mode=0o700)
-                    writer = ImageWriter(directory / part, (channels, height, width), source.classes, grouped)
+                    writer = ImageWriter(directory / part, (channels, height, width), source.classes, grouped, several)
                     writers[part] = stack.enter_context(writer)
             number = None if group is None else numbers.setdefault(group, len(numbers))
             writers[HOLDOUT if held_out else SENSITIVE].append(image, label, number)

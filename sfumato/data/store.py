@@ -23,7 +23,7 @@ from torch import Tensor
 
 from sfumato.data.images import ImageSet, load_array, load_images, write_header
 from sfumato.errors import DataError, explained
-from sfumato.settings.data import GROUP, IMAGE, ClassName, DatasetId
+from sfumato.settings.data import GROUP, IMAGE, SEVERAL, ClassName, DatasetId
 from sfumato.storage.digest import digest_of, digest_of_file
 from sfumato.storage.documents import EXACT, read_json, validated
 from sfumato.storage.files import open_private, replacing_directory
@@ -56,10 +56,12 @@ class Card:
     version: str
     range: tuple[int, int] = (0, 255)
     unit: Literal["image", "group"] = IMAGE
+    labels: Literal["one", "several"] = "one"
 
     def content(self) -> dict:
-        """The card as it is written: the unit only if it is not "image"."""
-        return {key: value for key, value in asdict(self).items() if (key, value) != ("unit", IMAGE)}
+        """The card as it is written: the unit only if it is not "image", the labels only if there are several."""
+        usual = ("unit", IMAGE), ("labels", "one")
+        return {key: value for key, value in asdict(self).items() if (key, value) not in usual}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +103,10 @@ def load_prepared(state: Path, card: Card, part: str) -> ImageSet:
     images = load_images(home / part, card.classes, grouped=card.unit == GROUP)
     if images.shape != card.shape:
         raise DataError(f"{home / part} has images of shape {images.shape}, the card says {card.shape}: {AGAIN} again")
+    if (images.labels.ndim == 2) != (card.labels == SEVERAL):
+        raise DataError(
+            f"{home / part} has other labels than the card, which says labels: {card.labels}: {AGAIN} again"
+        )
     return images
 
 
@@ -146,7 +152,7 @@ class LatentSet:
         return len(self.latents)
 
     def batch(self, indices: np.ndarray, *, labels_only: bool = False) -> tuple[Tensor, Tensor]:
-        """The latents at `indices` and their labels, copied: ((B, c, h, w) float32, (B,) int64), as `ImageSet.batch`.
+        """The latents at `indices` and their labels, copied: ((B, c, h, w) float32, labels), as `ImageSet.batch`.
 
         A number that is not finite becomes zero: kernels may spread it over the rows of other images.
         """

@@ -16,7 +16,7 @@ from torch import Tensor
 from sfumato.data.images import ImageSet
 from sfumato.evaluation.classifiers import CLASSIFIERS, Classifier, build_classifier
 from sfumato.runtime import compute
-from sfumato.training.supervised import Schedule, predict, to_tensor, train_supervised
+from sfumato.training.supervised import Schedule, logits, predict, to_tensor, train_supervised
 
 MIN_STEPS = 600  # least gradient steps: a small set gets more passes
 
@@ -38,8 +38,8 @@ def schedule_of(name: str, count: int, epochs: int, steps: int | None = None) ->
 def fit(name: str, images: np.ndarray, labels: np.ndarray, classes: int, schedule: Schedule, seed: int) -> Classifier:
     """Train classifier `name`, one of CLASSIFIERS. Returns it after its last step, in evaluation mode.
 
-    images: (N, H, W, C) uint8; labels: (N,) integers below `classes`; seed: fixes initialisation, order, augmentation
-    and dropout; the global generator does not change.
+    images: (N, H, W, C) uint8; labels: (N,) integers below `classes`, or (N, classes) of 0 and 1; seed: fixes
+    initialisation, order, augmentation and dropout; the global generator does not change.
     """
     if not len(images):
         raise ValueError(f"no images to train the {name} on")
@@ -66,7 +66,10 @@ def shuffled_batches(images: np.ndarray, labels: np.ndarray, size: int, device: 
 
 @dataclass(frozen=True)
 class Scored:
-    """One trained classifier on the hold-out: its accuracy, and that of each class; None for a class without images."""
+    """One trained classifier on the hold-out: its accuracy, and that of each class; None for a class without images.
+
+    Of several labels, AUROC stands for accuracy: of each label, and their mean.
+    """
 
     accuracy: float
     by_class: list[float | None]
@@ -78,9 +81,29 @@ def evaluate_classifier(name: str, train: ImageSet, holdout: ImageSet, schedule:
     Guarantee: no choice depends on `holdout`; it is used after training only.
     """
     model = fit(name, train.images, train.labels, len(train.classes), schedule, seed)
+    if holdout.labels.ndim == 2:
+        by_label = auroc(logits(model, holdout.images), holdout.labels)
+        return Scored(mean_of(by_label), by_label)
     right = predict(model, holdout.images) == holdout.labels
     rows = [holdout.labels == label for label in range(len(holdout.classes))]
     return Scored(float(right.mean()), [float(right[own].mean()) if own.any() else None for own in rows])
+
+
+def auroc(scores: np.ndarray, labels: np.ndarray) -> list[float | None]:
+    """The area under the ROC curve of each label: how often an image that has it scores above one that has not.
+
+    scores, labels: (N, classes). None for a label that all images have, or none.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    columns = zip(labels.T, scores.T, strict=True)
+    return [float(roc_auc_score(has, given)) if 0 < has.sum() < len(has) else None for has, given in columns]
+
+
+def mean_of(by_label: Sequence[float | None]) -> float:
+    """The mean of those that are known; 1/2, as by chance, if none is."""
+    known = [value for value in by_label if value is not None]
+    return float(np.mean(known)) if known else 0.5
 
 
 def score(name: str, train: ImageSet, holdout: ImageSet, schedule: Schedule, seeds: Sequence[int]) -> dict:

@@ -39,9 +39,11 @@ class Attack:
 
 
 def pixels_of(image_set: ImageSet, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """At most so many images, by a fixed public seed: (n, d) pixels, (n,) labels."""
+    """At most so many images, by a fixed public seed: (n, d) pixels, (n,) labels; of several labels, all 0."""
     part = image_set.take(np.sort(np.random.default_rng(0).permutation(len(image_set))[:count]))
-    return part.images.reshape(len(part), -1).astype(np.float32) / 255, part.labels
+    return part.images.reshape(len(part), -1).astype(
+        np.float32
+    ) / 255, part.labels if part.labels.ndim == 1 else np.zeros(len(part), dtype=np.int64)
 
 
 def score(name: str, members: np.ndarray, others: np.ndarray) -> Attack:
@@ -80,7 +82,8 @@ def membership(release: ImageSet, sensitive: ImageSet, holdout: ImageSet) -> lis
         for label in np.intersect1d(own, labels):
             found[own == label] = -nearest(pixels[own == label], known[labels == label])[1]
         near.append(np.where(np.isfinite(found), found, found[np.isfinite(found)].min(initial=0.0) - 1))
-    attacks = [score("distance to the nearest of its class", *near)]
+    kind = "distance to the nearest" + (" of its class" if release.labels.ndim == 1 else "")
+    attacks = [score(kind, *near)]
     if len(np.unique(labels)) > 1:
         model = LogisticRegression(max_iter=200).fit(known, labels)
         column = {label: i for i, label in enumerate(model.classes_)}

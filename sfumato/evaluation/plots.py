@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sfumato.data.images import ImageSet
+from sfumato.data.images import ImageSet, having
 from sfumato.evaluation.extractors import Extractor, features_of
 from sfumato.evaluation.metrics.neighbours import nearest
 from sfumato.evaluation.scores import SEARCHED, subsample
@@ -51,7 +51,9 @@ def plot_accuracy(metrics: dict, path: Path) -> None:
         bars = axes.bar(places, heights, width * 0.92, yerr=spread, label=classifier, **style)
         axes.bar_label(bars, fmt="%.1f", padding=2, fontsize=8)
     axes.set_xticks(range(len(sets)), sets)
-    axes.set(ylim=(0, 110), yticks=range(0, 101, 20), ylabel=ACCURACY)
+    axes.set(
+        ylim=(0, 110), yticks=range(0, 101, 20), ylabel=ACCURACY.replace("accuracy", metrics.get("measure", "accuracy"))
+    )
     axes.set_title(f"Classifiers by what they were trained on ({LOCAL})", fontsize=10)
     if "teacher" in metrics:
         share = 100 * metrics["teacher"]["accuracy"]
@@ -110,7 +112,7 @@ def plot_neighbours(
     canvas = np.full((len(classes) * (tile_height + 6), pairs * (2 * tile_width + gap) - gap, 3), 255, dtype=np.uint8)
     ends = []
     for row, label in enumerate(classes):
-        of_class = np.flatnonzero(synthetic.labels == label)
+        of_class = np.flatnonzero(having(synthetic.labels, label))
         closest = of_class[np.argsort(distance[of_class], kind="stable")[:pairs]]
         top = row * (tile_height + 6)
         for column, i in enumerate(closest):

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from sfumato.data.images import ImageSet
+from sfumato.data.images import ImageSet, per_class
 from sfumato.errors import DataError
-from sfumato.evaluation.downstream import Scored, aggregate, evaluate_classifier, schedule_of
+from sfumato.evaluation.downstream import Scored, aggregate, auroc, evaluate_classifier, mean_of, schedule_of
 from sfumato.evaluation.extractors import Extractor, features_of
 from sfumato.evaluation.metrics.fidelity import fidelity
 from sfumato.features.teacher_network import TeacherNetwork, classify
@@ -38,7 +38,8 @@ def evaluate_release(
     synthetic: sets by name ("release", "auxiliary", …), of the classes and shape of `train`; extractor: the feature
     space, None only if `config` asks for no fidelity.
     Returns: {"scope": "local", "warnings": […], name: {"lr": {"mean", "std", "per_seed", …}, …, "fidelity": {…}}}:
-        accuracies on `holdout` in [0, 1], fidelity to it (`sfumato.evaluation.metrics.fidelity`).
+        accuracies on `holdout` in [0, 1], fidelity to it (`sfumato.evaluation.metrics.fidelity`). Of several labels,
+        "measure" is "AUROC", which then stands for accuracy.
     Raises: DataError if a set is empty or of another shape.
     """
     for name, image_set in {**synthetic, "real training": train, "hold-out": holdout}.items():
@@ -47,6 +48,7 @@ def evaluate_release(
         raise ValueError("a synthetic set cannot be named 'real': that is the bound")
     warnings = [warning for name, image_set in synthetic.items() for warning in absent_classes(name, image_set)]
     metrics: dict = {"scope": "local", "warnings": warnings}
+    metrics |= {"measure": "AUROC"} if holdout.labels.ndim == 2 else {}
     warn = warnings.append
     trained_on = {**synthetic, **({"real": train} if config.bound else {})}
     metrics |= {name: {} for name in trained_on}
@@ -57,7 +59,7 @@ def evaluate_release(
     if extractor is None:
         raise ValueError("evaluate.fidelity asks for features, and there is no extractor")
 
-    absent = sorted(set(range(len(train.classes))) - set(holdout.labels.tolist()))
+    absent = np.flatnonzero(per_class(holdout.labels, len(train.classes)) == 0).tolist()
     if absent:
         names = ", ".join(repr(train.classes[label]) for label in absent[:5])
         others = " and others" if len(absent) > 5 else ""
@@ -105,7 +107,13 @@ def accuracies(
 
 
 def teacher_accuracy(teacher: TeacherNetwork, holdout: ImageSet) -> dict[str, float]:
-    """Accuracy of the teacher on the hold-out, and its mean over the classes, in [0, 1]: the baseline of a release."""
+    """Accuracy of the teacher on the hold-out, and its mean over the classes, in [0, 1]: the baseline of a release.
+
+    Of several labels, both are the mean AUROC.
+    """
+    if holdout.labels.ndim == 2:
+        mean = mean_of(auroc(classify(teacher, holdout).numpy(), holdout.labels))
+        return {"accuracy": mean, "balanced_accuracy": mean}
     right = classify(teacher, holdout).argmax(dim=1).numpy() == holdout.labels
     classes = [right[holdout.labels == label] for label in np.unique(holdout.labels)]
     return {"accuracy": float(right.mean()), "balanced_accuracy": float(np.mean([part.mean() for part in classes]))}
@@ -119,7 +127,8 @@ def check_fits(name: str, image_set: ImageSet, train: ImageSet) -> None:
         raise DataError(
             f"the {name} set has images of {image_set.images.dtype}, expected uint8 from 0 to 255: write it again."
         )
-    if image_set.shape != train.shape or image_set.classes != train.classes:
+    same_labels = image_set.labels.shape[1:] == train.labels.shape[1:]
+    if image_set.shape != train.shape or image_set.classes != train.classes or not same_labels:
         raise DataError(
             f"the {name} set has shape {image_set.shape} and {len(image_set.classes)} classes, "
             f"the real one {train.shape} and {len(train.classes)}: "
@@ -136,7 +145,7 @@ def check_fits(name: str, image_set: ImageSet, train: ImageSet) -> None:
 
 def absent_classes(name: str, image_set: ImageSet) -> Iterator[str]:
     """A warning if a synthetic set has no image of some class: no classifier can learn it."""
-    absent = np.flatnonzero(np.bincount(image_set.labels, minlength=len(image_set.classes)) == 0)
+    absent = np.flatnonzero(per_class(image_set.labels, len(image_set.classes)) == 0)
     if len(absent):
         more = f" and of {len(absent) - 1} others" if len(absent) > 1 else ""
         yield (

@@ -21,9 +21,14 @@ def csv_of(table: pd.DataFrame, numbers: str = "%.4f") -> str:
     return safe.to_csv(index=False, float_format=numbers, lineterminator="\n")
 
 
+def measure_of(found: Mapping) -> str:
+    """What classifiers are scored by: "accuracy", or "AUROC" for several labels."""
+    return str(found.get("measure", "accuracy"))
+
+
 def accuracy_table(found: dict) -> pd.DataFrame:
     rows = [
-        {"model": f"{name}: {model}", "trained_on": name, "accuracy": row["mean"], "std": row["std"]}
+        {"model": f"{name}: {model}", "trained_on": name, measure_of(found): row["mean"], "std": row["std"]}
         for name, values in scored(found).items()
         for model, row in values.items()
     ]
@@ -37,7 +42,7 @@ def class_table(found: dict) -> pd.DataFrame:
         for model, row in values.items()
         for one in row["per_class"]
     ]
-    return pd.DataFrame(rows).rename(columns={"mean": "accuracy"})
+    return pd.DataFrame(rows).rename(columns={"mean": measure_of(found)})
 
 
 def screen_tables(found: dict, attacks: Sequence[Attack] = ()) -> Iterator[Table | str]:
@@ -45,7 +50,9 @@ def screen_tables(found: dict, attacks: Sequence[Attack] = ()) -> Iterator[Table
     sets = scored(found)
     names = list(next(iter(sets.values())))
     rows = ([name, *(percent(values[c]) for c in names)] for name, values in sets.items())
-    table = table_of("Accuracy on the real hold-out, % (local)", ["trained on", *names], rows)
+    measure = measure_of(found)
+    title = f"{measure[0].upper()}{measure[1:]} on the real hold-out, % (local)"
+    table = table_of(title, ["trained on", *names], rows)
     if "teacher" in found:
         share = f"{100 * found['teacher']['accuracy']:.1f}"
         table.caption = f"The teacher, a classifier that was released itself, has {share} %."
@@ -69,7 +76,7 @@ def screen_tables(found: dict, attacks: Sequence[Attack] = ()) -> Iterator[Table
         yield table_of("Membership inference (local)", columns, rows)
     shares, balanced = (found["verdict"][key] for key in ("accuracy", "balanced_accuracy"))
     rows = ([name, f"{100 * share:.1f}", f"{100 * balanced[name]:.1f}"] for name, share in shares.items())
-    yield table_of("What a classifier can do, % (local)", ["what is used", "accuracy", "mean over classes"], rows)
+    yield table_of("What a classifier can do, % (local)", ["what is used", measure, "mean over classes"], rows)
     yield f"Verdict: {found['verdict']['sentence']}"
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from sfumato.data.images import per_class
 from sfumato.evaluation.plots import accuracies
 
 # level -> the least part of what there is to learn, a convention, and what to say; the first that is met holds
@@ -34,19 +35,26 @@ def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[
     found: what `evaluate_release` returns, perhaps with "teacher"; labels: (N,) of the hold-out; classes: of the plan.
     Returns {"level": one of LEVELS or "unknown", "sentence", "learned": the part, None if unknown, "accuracy" and
     "balanced_accuracy": {"chance", "majority class", "release", "teacher", "real"}, shares in [0, 1]}.
+    labels of several are (N, classes), and AUROC stands for both accuracies: 1/2 by chance.
     Without "real", the verdict can only be too hard: perfect accuracy stands for it.
     """
-    present = np.bincount(labels, minlength=classes)
+    present = per_class(labels, classes)
     chance = 1 / max(int((present > 0).sum()), 1)
-    rows = {
+    guesses = {
         "chance": {"accuracy": 1 / classes, "balanced_accuracy": chance},
         "majority class": {"accuracy": float(present.max() / len(labels)), "balanced_accuracy": chance},
+    }
+    error = math.sqrt(chance * (1 - chance) / len(labels))
+    if labels.ndim == 2:
+        chance, error = 0.5, auroc_error(present, len(labels))
+        guesses = {"chance": {"accuracy": chance, "balanced_accuracy": chance}}
+    rows = {
+        **guesses,
         "release": best(found["release"]),
         **({"teacher": found["teacher"]} if "teacher" in found else {}),
         **({"real": best(found["real"])} if "real" in found else {}),
     }
     release, real = (rows.get(name, {}).get("balanced_accuracy", 1.0) for name in ("release", "real"))
-    error = math.sqrt(chance * (1 - chance) / len(labels))
     learned = (release - chance) / (real - chance) if real - chance > ERRORS * error else None
     if learned is None:
         level, sentence = "unknown", UNKNOWN
@@ -65,6 +73,15 @@ def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[
             measure: {name: row[measure] for name, row in rows.items()} for measure in ("accuracy", "balanced_accuracy")
         },
     }
+
+
+def auroc_error(having: np.ndarray, count: int) -> float:
+    """Standard error of a mean AUROC of scores that tell nothing, at most: the mean of those of the labels.
+
+    having: how many of `count` images have each label. Source: the variance of the rank-sum statistic.
+    """
+    both = having[(having > 0) & (having < count)].astype(float)
+    return float(np.sqrt((count + 1) / (12 * both * (count - both))).mean()) if len(both) else math.inf
 
 
 def best(values: Mapping[str, Any]) -> dict[str, float]:

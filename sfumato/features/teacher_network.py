@@ -6,6 +6,7 @@ Everything here is post-processing of a release: it labels public and synthetic 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,29 +28,42 @@ SHARE_STEPS = 200
 class TeacherNetwork(nn.Module):
     """(B, C, H, W) float32 in [0, 1] -> (B, classes) logits: public features ψ of norm 1, and a linear layer on them.
 
-    The arguments are those of `ProjectedFeatures`, and the number of classes.
+    The arguments are those of `ProjectedFeatures`, and the number of classes. several: each logit is of a label of its
+    own, through a sigmoid, and has an offset.
     """
 
     weights: Tensor
+    offsets: Tensor
 
     def __init__(
-        self, classes: int, feature: str, shape: Shape, dimension: int, network: Mapping[str, Any] | None
+        self,
+        classes: int,
+        feature: str,
+        shape: Shape,
+        dimension: int,
+        network: Mapping[str, Any] | None,
+        several: bool = False,
     ) -> None:
         super().__init__()
-        self.classes = classes
+        self.classes, self.several = classes, several
+        if several:
+            self.register_buffer("offsets", torch.zeros(classes))
         self.features = ProjectedFeatures(feature, shape, dimension, network)
         self.register_buffer("weights", torch.zeros(self.features.dimension, classes))
 
     @classmethod
-    def of(cls, features: ProjectedFeatures, weights: Tensor) -> TeacherNetwork:
-        """The teacher of these features and released weights, (d, M)."""
-        teacher = cls(weights.shape[1], **features.config())
+    def of(cls, features: ProjectedFeatures, weights: Tensor, offsets: Tensor | None = None) -> TeacherNetwork:
+        """The teacher of these features and released weights, (d, M); of several labels with offsets, (M,)."""
+        teacher = cls(weights.shape[1], **features.config(), several=offsets is not None)
+        if offsets is not None:
+            teacher.offsets.copy_(offsets)
         teacher.features.load_state_dict(features.state_dict())
         teacher.weights.copy_(weights)
         return teacher
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.features(images) @ self.weights
+        logits = self.features(images) @ self.weights
+        return logits + self.offsets if self.several else logits
 
 
 @torch.no_grad()
@@ -82,8 +96,18 @@ def classify(teacher: TeacherNetwork, images: ImageSet) -> Tensor:
 
 @torch.no_grad()
 def probabilities_of(teacher: TeacherNetwork, images: Tensor) -> Tensor:
-    """The same of (N, C, H, W) float32 in [0, 1]."""
-    return torch.cat([teacher(part.to(teacher.weights.device)).softmax(dim=1).cpu() for part in images.split(BATCH)])
+    """The same of (N, C, H, W) float32 in [0, 1]. Of several labels, the probability of each."""
+    shares = torch.sigmoid if teacher.several else partial(torch.softmax, dim=1)
+    return torch.cat([shares(teacher(part.to(teacher.weights.device))).cpu() for part in images.split(BATCH)])
+
+
+def surest_labels(probabilities: Tensor, wanted: Tensor) -> Tensor:
+    """Several labels by the teacher, of which each keeps its number of images, the surest: (N, M) uint8 of 0 and 1.
+
+    probabilities: (N, M); wanted: (M,) numbers of images.
+    """
+    places = probabilities.argsort(dim=0, descending=True, stable=True).argsort(dim=0)
+    return (places < wanted).to(torch.uint8)
 
 
 def relabelled(teacher: TeacherNetwork, images: ImageSet) -> ImageSet:
@@ -131,7 +155,8 @@ def share_offsets(probabilities: Tensor, wanted: Tensor) -> Tensor:
 
 
 def save_teacher(teacher: TeacherNetwork, directory: Path) -> None:
-    save_network(teacher, {"classes": teacher.classes, **teacher.features.config()}, directory)
+    several = {"several": True} if teacher.several else {}
+    save_network(teacher, {"classes": teacher.classes, **teacher.features.config(), **several}, directory)
 
 
 def load_teacher(directory: Path) -> TeacherNetwork:

@@ -39,11 +39,15 @@ class Generator(nn.Module):
     """Class-conditional convolutional generator G(z, y).
 
     resolution: height and width, 4 or more; channels: 1 or 3; latent: size of z ~ N(0, I); width: channels at half
-    resolution, twice as many below. The image is the sum of a smooth one, at half resolution, and its details.
+    resolution, twice as many below; several: labels are 0/1 vectors. The image is the sum of a smooth one, at half
+    resolution, and its details.
     """
 
-    def __init__(self, resolution: int, channels: int, classes: int, latent: int = 32, width: int = 40) -> None:
+    def __init__(
+        self, resolution: int, channels: int, classes: int, latent: int = 32, width: int = 40, several: bool = False
+    ) -> None:
         super().__init__()
+        self.several = several
         self.resolution, self.channels, self.classes = resolution, channels, classes
         self.latent, self.width = latent, width
         start, doublings = resolution, 0
@@ -67,8 +71,8 @@ class Generator(nn.Module):
                 last_layer.weight.mul_(FAINT)
 
     def forward(self, z: Tensor, labels: Tensor) -> Tensor:
-        """z: (B, latent); labels: (B,) int64 below `classes`. Returns (B, C, H, W) in [0, 1]."""
-        code = torch.cat([z, F.one_hot(labels, self.classes).to(z)], dim=1)
+        """z: (B, latent); labels: (B,) int64 below `classes`, or (B, classes). Returns (B, C, H, W) in [0, 1]."""
+        code = torch.cat([z, (labels if self.several else F.one_hot(labels, self.classes)).to(z)], dim=1)
         hidden = self.body(self.stem(code).unflatten(1, (-1, self.start, self.start)))  # (B, width, H/2, W/2)
         details = self.details(F.relu(self.norm(self.widen(hidden)))).float()
         smooth = F.interpolate(self.smooth(hidden).float(), scale_factor=2, mode="bilinear", align_corners=False)
@@ -76,4 +80,5 @@ class Generator(nn.Module):
 
     def config(self) -> dict[str, int]:
         """The arguments that rebuild this generator."""
-        return {name: getattr(self, name) for name in ("resolution", "channels", "classes", "latent", "width")}
+        names = "resolution", "channels", "classes", "latent", "width", *(["several"] if self.several else [])
+        return {name: getattr(self, name) for name in names}

@@ -20,6 +20,7 @@ from sfumato.data.images import ImageSet, Shape, as_uint8, save_images
 from sfumato.features.fourier import FourierFeatures
 from sfumato.generators.gaussian import GaussianGenerator
 from sfumato.generators.network import Generator
+from sfumato.privacy.rows import label_rows
 from sfumato.settings.training import Fit
 from sfumato.storage.png import save_png, to_grid
 from sfumato.storage.weights import load_network, save_network
@@ -34,21 +35,24 @@ EMA, SETTLING = 0.99, 40  # of the weights; batches that the statistics of the a
 
 @dataclass(frozen=True)
 class Match:
-    """A release that the images are fitted to: target, (K, classes) over N̄; its φ; its weight in the loss."""
+    """A release that the images are fitted to: target, (K, classes) over N̄; its φ; its weight in the loss.
+
+    Of several labels, the target has the columns of `label_rows`, one more than classes.
+    """
 
     target: Tensor
     features: FourierFeatures
     weight: float = 1.0
 
 
-def new_generator(shape: Shape, classes: int, latent: int, width: int, seed: int) -> Generator:
+def new_generator(shape: Shape, classes: int, latent: int, width: int, seed: int, several: bool = False) -> Generator:
     """A freshly initialised generator of images of `shape`, (C, H, W), square. Raises ValueError for another."""
     channels, resolution, across = shape
     if resolution != across:
         raise ValueError(f"shape={shape}: the generator draws square images; resize the set (data.size)")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Generator(resolution, channels, classes, latent, width)
+        return Generator(resolution, channels, classes, latent, width, several)
 
 
 def fit_generator(
@@ -61,17 +65,19 @@ def fit_generator(
     *,
     teacher: nn.Module | None = None,
     agreement: float = 0.0,
+    row_means: Tensor | None = None,
 ) -> Any:
     """Train G so that its joint embeddings match the released ones: Adam on Σ weight · ‖μ̃ − μ(G)‖², + cross-entropy.
 
     priors: (classes,) public label shares, summing to 1; teacher: (B, C, H, W) -> (B, classes) logits, whose
     cross-entropy with the labels asked for has the weight `agreement`; progress: called with (steps done, steps).
+    row_means: of several labels, whose priors are the share of images that have each; see `PublicCounts`.
     Returns `generator` with the moving average of its weights and recomputed batch-norm statistics, in eval mode.
     """
-    device, classes = matches[0].target.device, generator.classes
+    device, classes, several = matches[0].target.device, generator.classes, row_means is not None
     for match in matches:
-        if match.target.shape != (match.features.size, classes):
-            expected = (match.features.size, classes)
+        if match.target.shape != (match.features.size, classes + several):
+            expected = (match.features.size, classes + several)
             raise ValueError(f"target of shape {tuple(match.target.shape)}: expected {expected}, features × classes")
         match.features.to(device)
     random = torch.Generator().manual_seed(seed)
@@ -79,15 +85,21 @@ def fit_generator(
     average = copy.deepcopy(generator)
     optimizer = torch.optim.Adam(generator.parameters(), lr=config.learning_rate, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: pace(step / config.steps))
-    priors = priors.to(matches[0].target)
+    columns = (priors if row_means is None else row_means).to(matches[0].target)
 
     for step in range(config.steps):
-        labels = balanced_labels(config.batch, None, classes, random).to(device)
+        labels = balanced_labels(config.batch, None, classes + several, random)
+        rows: Tensor | None = None
+        if several:
+            labels, rows = several_of(labels, priors, random)
+            rows = rows.to(device)
+        labels = labels.to(device)
         z = torch.randn(config.batch, generator.latent, generator=random).to(device)
         # bf16 inside the network and the phases, float32 for the embedding and the loss
         with torch.autocast(device.type, torch.bfloat16):
             images = generator(z, labels)
-            loss = sum((match.weight * mismatch(match, images, labels, priors) for match in matches), torch.zeros(()))
+            parts = (one.weight * mismatch(one, images, labels if rows is None else rows, columns) for one in matches)
+            loss = sum(parts, torch.zeros(()))
             if teacher is not None:
                 loss = loss + agreement * F.cross_entropy(teacher(images).float(), labels)
         optimizer.zero_grad(set_to_none=True)
@@ -99,7 +111,7 @@ def fit_generator(
                 mean.lerp_(value, 1 - min(EMA, (step + 1) / (step + 10)))
         progress(step + 1, config.steps)
     generator.load_state_dict(average.state_dict())
-    recompute_batch_norm(generator, config.batch, None, random)
+    recompute_batch_norm(generator, config.batch, priors if several else None, random)
     return generator.eval()
 
 
@@ -112,16 +124,19 @@ def pace(done: float) -> float:
 
 
 def mismatch(match: Match, images: Tensor, labels: Tensor, priors: Tensor) -> Tensor:
-    """‖μ̃ − μ(G)‖² without the constant ‖μ̃‖², unbiased: a scalar. images: (B, C, H, W); labels: (B,).
+    """‖μ̃ − μ(G)‖² without the constant ‖μ̃‖², unbiased: a scalar. images: (B, C, H, W).
 
+    labels: (B,), or, of several labels, the rows of `several_of`; an image weighs in its column what its row holds.
     Column m of μ(G) is priors_m times the mean of φ over the images of class m. Because ‖φ‖ = 1, the bias of the
     squared norm of a batch mean is known. It is removed: otherwise small batches reward images that are all alike.
     Each column's error is divided by its prior: otherwise a rare class would weigh only priors_m².
     """
-    onehot = F.one_hot(labels, len(priors)).to(priors)
+    onehot = (F.one_hot(labels, len(priors)) if labels.ndim == 1 else labels).to(priors)
     counts = onehot.sum(0)
     shown = (counts > 0).to(priors)  # a class without images in the batch has no gradient
-    embedding = match.features.embed(images, onehot * (priors / counts.clamp(min=1)))  # (K, classes)
+    embedding = match.features.embed(images, onehot * (priors / torch.where(counts > 0, counts, 1)))  # (K, classes)
+    if labels.ndim > 1:  # as many images of equal weight would have a mean of the same variance
+        counts = counts.square() / onehot.square().sum(0).clamp(min=1e-12)
     # E‖mean of n unit vectors‖² = ‖μ‖² + (1 − ‖μ‖²)/n, so (n‖mean‖² − 1)/(n − 1) estimates ‖μ‖²; drop the constant
     unbiased = torch.where(counts > 1, counts / (counts - 1).clamp(min=1), 1.0)
     balance = shown / priors.clamp(min=RARE / len(priors))
@@ -140,7 +155,11 @@ def recompute_batch_norm(generator: OneStep, batch: int, priors: Tensor | None, 
         norm.momentum = None  # a plain mean over the batches
     generator.train()
     for _ in range(SETTLING):
-        labels = balanced_labels(batch, priors, generator.classes, random).to(device)
+        if priors is not None and getattr(generator, "several", False):
+            strata = balanced_labels(batch, None, generator.classes + 1, random)
+            labels = several_of(strata, priors, random)[0].to(device)
+        else:
+            labels = balanced_labels(batch, priors, generator.classes, random).to(device)
         generator(torch.randn(batch, generator.latent, generator=random).to(device), labels)
 
 
@@ -155,12 +174,41 @@ def balanced_labels(count: int, priors: Tensor | None, classes: int, random: tor
     return torch.searchsorted(edges, points, right=True)[torch.randperm(count, generator=random)]
 
 
+def several_labels(count: int, priors: Tensor, random: torch.Generator) -> Tensor:
+    """Label sets of `count` images, drawn label by label, independently: (count, classes) uint8 of 0 and 1.
+
+    priors: (classes,) the share of images that each label has; its number is as near to it as whole numbers allow.
+    """
+    shares = torch.stack([1 - priors, priors], dim=1)
+    return torch.stack([balanced_labels(count, share, 2, random) for share in shares], dim=1).to(torch.uint8)
+
+
+def several_of(strata: Tensor, priors: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Label sets that have a given label, or none, so that rare ones are fitted too, and the weight of each image.
+
+    strata: (B,) int64, the label, or the number of classes for none. The other labels are drawn by `several_labels`:
+    since they are independent, the images of a stratum are those of all that have its label. Returns (B, classes) uint8
+    and (B, classes + 1) float64: in the column of its stratum, what `label_rows` has there; zeros elsewhere.
+    """
+    classes = len(priors)
+    own = F.one_hot(strata, classes + 1)
+    labels = several_labels(len(strata), priors, random) | own[:, :classes].to(torch.uint8)
+    labels = labels * (strata < classes).to(torch.uint8)[:, None]
+    return labels, own * label_rows(labels, classes)
+
+
 @torch.no_grad()
 def draw_images(generator: OneStep, count: int, priors: Tensor | None = None, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """`count` images, (N, C, H, W) float32 in [0, 1], and labels, (N,) int64. priors: label shares, None: uniform."""
+    """`count` images, (N, C, H, W) float32 in [0, 1], and labels, (N,) int64. priors: label shares, None: uniform.
+
+    A generator of several labels needs priors, and gives labels as `several_labels`.
+    """
     device = next(iter(generator.state_dict().values())).device
     random = torch.Generator().manual_seed(seed)
-    labels = balanced_labels(count, priors, generator.classes, random)
+    if priors is not None and getattr(generator, "several", False):
+        labels = several_labels(count, priors, random)
+    else:
+        labels = balanced_labels(count, priors, generator.classes, random)
     generator.eval()
     rows = []
     for part in labels.split(DRAWN):

@@ -7,7 +7,7 @@ from itertools import chain
 
 from sfumato.data.store import Card, PublicCard
 from sfumato.errors import ConfigError, nearest
-from sfumato.settings.data import GROUP
+from sfumato.settings.data import GROUP, SEVERAL
 from sfumato.settings.fields import Settings
 from sfumato.settings.params import Params
 from sfumato.settings.stages import STAGES, Stage
@@ -17,7 +17,7 @@ from sfumato.text_to_image.prompts import class_prompts
 
 def check_consistent(params: Params, card: Card) -> None:
     """Raise ConfigError if a stage needs one that is switched off, or if parameters and images do not fit."""
-    of_the_card = card_problems(params, card), unit_problems(params, card)
+    of_the_card = card_problems(params, card), unit_problems(params, card), label_problems(params, card)
     of_the_stages = missing_stages(params), name_problems(params), public_model_problems(params)
     for problem in chain(*of_the_card, *of_the_stages, shape_problems(params, card), release_problems(params)):
         raise ConfigError(problem)
@@ -64,6 +64,41 @@ def unit_problems(params: Params, card: Card) -> Iterator[str]:
         yield f"privacy.unit={privacy.protected}, but the images were prepared for one {card.unit}: {remedy}"
     if privacy.group_cap is not None and not params.runs("count"):
         yield "privacy.group_weight=capped gives small groups less weight than privacy.size_hint: add count to run"
+
+
+BLURRED = 0.05  # part of all images that the noise of a label's count may be
+# the stages that take several labels an image
+SEVERAL_LABELS = ("count", "frequency", "classifier", "moments", "auxiliary", "teacher", "synthesize", "evaluate")
+
+
+def label_problems(params: Params, card: Card) -> Iterator[str]:
+    """What does not fit the labels of the images, and what takes one label an image, if there are several."""
+    if card.labels != params.data.labels:
+        remedy = "run `stage prepare sensitive`, or mend params.yaml"
+        yield f"data.labels={params.data.labels}, but images with labels: {card.labels} were prepared: {remedy}"
+    if card.labels != SEVERAL:
+        return
+    ways = "use recipe: dp-merf or dp-mepf, or prepare the images with one label each (data.labels: one)"
+    for name in params.run:
+        if name not in SEVERAL_LABELS:
+            yield f"{name} takes one label an image, and data.labels=several: take it out of run; {ways}"
+    if not params.runs("count"):
+        yield "data.labels=several needs the share of images that has each label: add count to run"
+    elif not isinstance(noise := params.count.noise, str):
+        from sfumato.queries.count import several_bound
+
+        spread, size = noise * several_bound(len(card.classes)), params.privacy.size
+        if spread > BLURRED * size:
+            yield (
+                f"count.noise={noise:g} blurs the number of images with each of {len(card.classes)} labels by about "
+                f"{spread:.3g}, of {size}: lower it, or give it a share, such as count.noise: 10%"
+            )
+    if params.runs("auxiliary") and (params.auxiliary.target == "covariance" or params.auxiliary.network == "denoiser"):
+        chosen = f"auxiliary.target={params.auxiliary.target}, auxiliary.network={params.auxiliary.network}"
+        yield f"{chosen} takes one label an image, and data.labels=several: leave them out, for frequency or moments"
+    made = params.synthesize
+    if params.runs("synthesize") and (made.labels == "uniform" or made.distorted > 0 or made.mixed > 0):
+        yield "synthesize.labels: uniform, distorted and mixed take one label an image: leave them out"
 
 
 def missing_stages(params: Params) -> Iterator[str]:

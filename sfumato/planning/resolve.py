@@ -24,7 +24,7 @@ from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.record import record_problems
 from sfumato.privacy.resolved import LINEAGE, Lineage, settings_digest
 from sfumato.privacy.schema4 import as_then
-from sfumato.settings.data import GROUP, IMAGE
+from sfumato.settings.data import GROUP, IMAGE, SEVERAL
 from sfumato.settings.fields import REST
 from sfumato.settings.noise import QuerySettings
 from sfumato.settings.params import Params
@@ -33,7 +33,12 @@ from sfumato.settings.stages import QUERIES, STAGES, Stage
 from sfumato.storage.digest import digest_of
 from sfumato.storage.files import csv_text
 
-OF_THE_SENSITIVE_SET = ("dataset_id", "classes", "size_hint")  # left out of plans that read only the public set
+OF_THE_SENSITIVE_SET = (
+    "dataset_id",
+    "classes",
+    "size_hint",
+    "labels",
+)  # left out of plans that read only the public set
 
 
 @dataclass(frozen=True)
@@ -195,6 +200,8 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
         "size_hint": params.privacy.size,
         "settings": {},
     }
+    if card.labels == SEVERAL:
+        content["labels"] = SEVERAL
     if enabled:
         settings = settings_of(params, stage)
         content["settings"] = settings.model_dump(mode="json", exclude={"noise"}, exclude_defaults=True)

@@ -179,8 +179,9 @@ class Charge:
 
     def probe(self) -> tuple[Tensor, Tensor]:
         """Images of public noise, and labels: their rows have the shape of a sum, and are alike in all processes."""
-        images, _ = self._images.batch(np.zeros(0, dtype=np.int64))
-        return torch.rand(PROBES, *images.shape[1:], generator=torch.Generator().manual_seed(0)), torch.arange(PROBES)
+        images, none = self._images.batch(np.zeros(0, dtype=np.int64))
+        labels = torch.arange(PROBES) if none.ndim == 1 else none.new_ones(PROBES, *none.shape[1:])
+        return torch.rand(PROBES, *images.shape[1:], generator=torch.Generator().manual_seed(0)), labels
 
     def release(self, total: Tensor, max_norm: float, *, integer: bool = False) -> Tensor:
         """`total` + N(0, (noise_multiplier · max_norm)² I), rounded to a public grid: completes the use.

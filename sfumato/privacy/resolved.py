@@ -11,7 +11,7 @@ from pydantic import Field
 
 from sfumato.errors import ConfigError, explained
 from sfumato.privacy.schema4 import as_now
-from sfumato.settings.data import IMAGE, DatasetId
+from sfumato.settings.data import IMAGE, SEVERAL, DatasetId
 from sfumato.settings.fields import Positive, Settings
 from sfumato.settings.stages import STAGES, Kind
 from sfumato.settings.training import Model
@@ -46,6 +46,12 @@ class Resolved:
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     about: dict[str, str] = field(default_factory=dict)
+    labels: Literal["one", "several"] = "one"
+
+    @property
+    def several(self) -> bool:
+        """Whether an image has any number of the classes at once."""
+        return self.labels == SEVERAL
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,20 @@ def one_hot(labels: Tensor, classes: int) -> Tensor:
     return (labels[:, None] == torch.arange(classes, device=labels.device)).double()
 
 
+def label_rows(labels: Tensor, classes: int) -> Tensor:
+    """The labels of each image as a row of norm 1 at most: (B,) int64 -> (B, classes) float64, by `one_hot`.
+
+    Several labels, (B, classes) of 0 and 1, give (B, classes + 1): a one for each label, and in the last column for an
+    image without any; all divided by the root of their number. An entry that is not 1 counts as 0.
+    Guarantee: the norm is 1 whether an image has none, one or all of the labels.
+    """
+    if labels.ndim == 1:
+        return one_hot(labels, classes)
+    found = (labels == 1).double()
+    found = torch.cat([found, (found.sum(dim=1, keepdim=True) == 0).double()], dim=1)
+    return found / found.sum(dim=1, keepdim=True).sqrt()
+
+
 def bounded_sum(rows: Rows, max_norm: float, weights: Tensor | None = None) -> Tensor:
     """Sum over the images: (a, b) float64, or (a,) without `right`.
 

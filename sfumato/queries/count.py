@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,7 +12,7 @@ from pydantic import NonNegativeFloat
 from torch import Tensor
 
 from sfumato.errors import DataError, explained
-from sfumato.privacy.rows import Rows, one_hot
+from sfumato.privacy.rows import Rows, label_rows, one_hot
 from sfumato.settings.fields import PositiveFloat
 from sfumato.storage.artifacts import Artifact
 from sfumato.storage.documents import read_json, validated
@@ -28,12 +29,15 @@ class Counts:
     total: PositiveFloat
     per_class: tuple[PositiveFloat, ...]
     priors: tuple[NonNegativeFloat, ...]
+    row_means: tuple[NonNegativeFloat, ...] | None = None
 
 
 class PublicCounts(NamedTuple):
     total: float  # N̄
     per_class: Tensor  # N̄_m, (classes,) float64, each at least 1: a denominator
-    priors: Tensor  # (classes,) float64, non-negative, summing to 1
+    # (classes,) float64, non-negative, summing to 1; of several labels, the share of images that have each
+    priors: Tensor
+    row_means: Tensor | None = None  # of several labels: the mean of `label_rows`, (classes + 1,) float64
 
 
 def query_count(charge: Charge, classes: int) -> Tensor:
@@ -42,6 +46,35 @@ def query_count(charge: Charge, classes: int) -> Tensor:
     An image adds a one to its class. `public_counts` makes them usable.
     """
     return charge.sum(lambda _, labels: Rows(one_hot(labels, classes)), 1.0, size=4096, integer=True, labels_only=True)
+
+
+def several_bound(classes: int) -> float:
+    """√(classes + 2), the norm of a row of `several_rows` if an image has all labels: no row is longer."""
+    return math.sqrt(classes + 2)
+
+
+def several_rows(labels: Tensor, classes: int) -> Tensor:
+    """What an image with several labels counts for: its labels, itself, and its row of `label_rows`.
+
+    labels: (B, classes) of 0 and 1. Returns (B, 2·classes + 2) float64.
+    Guarantee: an image with k labels has a row of norm √(k + 2), so none is longer than `several_bound`.
+    """
+    return torch.cat([(labels == 1).double(), torch.ones(len(labels), 1), label_rows(labels, classes)], dim=1)
+
+
+def query_several(charge: Charge, classes: int) -> Tensor:
+    """The one release of images with several labels: the noisy sum of `several_rows`, (2·classes + 2,) float64."""
+    bound = several_bound(classes)
+    return charge.sum(lambda _, labels: Rows(several_rows(labels, classes)), bound, size=4096, labels_only=True)
+
+
+def public_several(noisy: Tensor, noise_multiplier: float) -> PublicCounts:
+    """`public_counts` of the release of `query_several`, in which the noise has noise_multiplier times its bound."""
+    classes = len(noisy) // 2 - 1
+    floor = max(1.0, noise_multiplier * several_bound(classes))
+    total = max(noisy[classes].item(), floor)
+    shares = (noisy / total).clamp(0, 1)
+    return PublicCounts(total, noisy[:classes].clamp(min=floor), shares[:classes], shares[classes + 1 :])
 
 
 def public_counts(noisy: Tensor, noise_multiplier: float) -> PublicCounts:
@@ -63,6 +96,7 @@ def save_counts(counts: PublicCounts, noisy: Tensor, directory: Path) -> None:
         "per_class": counts.per_class.tolist(),
         "priors": counts.priors.tolist(),
         "noisy": noisy.tolist(),
+        **({} if counts.row_means is None else {"row_means": counts.row_means.tolist()}),
     }
     write_json(directory / "counts.json", content)
 
@@ -76,4 +110,5 @@ def read_counts(count: Artifact, size_hint: int, classes: int) -> PublicCounts:
         found = validated(Counts, read_json(count.path / "counts.json"))
         if {len(found.per_class), len(found.priors)} != {classes}:
             raise ValueError(f"not of {classes} classes")
-    return PublicCounts(found.total, torch.tensor(found.per_class).double(), torch.tensor(found.priors).double())
+    means = None if found.row_means is None else torch.tensor(found.row_means).double()
+    return PublicCounts(found.total, torch.tensor(found.per_class).double(), torch.tensor(found.priors).double(), means)

@@ -29,7 +29,7 @@ from sfumato.features.projection import CELLS, CLASSIFIER, ClassifierFeatures, P
 from sfumato.features.public_network import PublicNetwork, arguments_of, build_network
 from sfumato.features.teacher_network import TeacherNetwork, relabelled, spanning
 from sfumato.privacy.authorize import open_local
-from sfumato.privacy.rows import Rows, one_hot
+from sfumato.privacy.rows import Rows, label_rows
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import to_device
 from sfumato.settings.fields import Strict
@@ -61,18 +61,19 @@ def device_of(features: Features) -> torch.device:
 def feature_rows(features: Features, images: Tensor, labels: Tensor, classes: int, one_by_one: bool = True) -> Rows:
     """φ(x) ⊗ onehot(y): (B, C, H, W) float32 in [0, 1], (B,) int64 -> (B, K) ⊗ (B, classes). Source: FETA-Pro Eq. 5.
 
+    Of several labels, the right part is that of `label_rows`, as in all of this module: (B, classes + 1), of norm 1.
     one_by_one: False only if `place_matters` found that an image's place in a batch does not matter. Rows are made on
     the device of the features.
     Guarantee: row i is a function of image i alone, to the last bit.
     """
     images, labels = (to_device(part, device_of(features)) for part in (images, labels))
-    return Rows(rows_alone(features, images, one_by_one), one_hot(labels, classes))
+    return Rows(rows_alone(features, images, one_by_one), label_rows(labels, classes))
 
 
 def cached_rows(features: FourierFeatures, vectors: Tensor, labels: Tensor, classes: int) -> Rows:
     """φ ⊗ onehot(y) of images whose maps are cached: (B, Σ d), (B,) int64 -> (B, K) ⊗ (B, classes), in float64."""
     vectors, labels = (to_device(part, device_of(features)) for part in (vectors, labels))
-    return Rows(features.from_maps(vectors.double()), one_hot(labels, classes))
+    return Rows(features.from_maps(vectors.double()), label_rows(labels, classes))
 
 
 @torch.no_grad()
@@ -86,7 +87,8 @@ def query_feature_means(
         public_size: N̄, never a realised count.
         cached: the charge draws `features.vectors` of the images instead of the images.
     Returns: (K, classes) float32 on the CPU, a target of `fit_generator`.
-    Guarantee: one image more or less moves the sum by at most 1 in L2, because φ has norm 1 at most.
+    Guarantee: one image more or less moves the sum by at most 1 in L2, because φ has norm 1 at most, and so has the row
+    of all its labels.
     """
     matters = not cached and place_matters(features, features.shape, device_of(features))
 
@@ -263,7 +265,7 @@ def load_means(
         if getattr(about, "size", 0) > len(table) or (plan and shape != tuple(plan.shape)):  # before memory is taken
             raise ValueError(f"features.json is of {shape}, or has more rows than the release")
         features = kind.rebuild(about, folder, teacher)
-        classes = len(plan.classes) if plan else table.shape[-1]
+        classes = len(plan.classes) + plan.several if plan else table.shape[-1]
         if (
             table.shape != (features.size, classes)
             or table.dtype != torch.float32

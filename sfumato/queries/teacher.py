@@ -17,12 +17,16 @@ if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
 
 
-def error_rows(weights: Tensor, rows: Tensor, labels: Tensor) -> Rows:
+def error_rows(weights: Tensor, offsets: Tensor | float, rows: Tensor, labels: Tensor) -> Rows:
     """ψ(x) ⊗ (onehot(y) − p(x)), the negative gradient of the softmax loss: (B, d) ⊗ (B, M).
 
+    Of several labels, (B, M) of 0 and 1, the heads are independent: p is the sigmoid of each logit and its offset.
+    One row holds the errors of all heads; its norm is √M at most, and the charge clips it to `max_norm`.
     weights: (d, M) float64; rows: (B, d), of norm 1 up to rounding; labels: (B,) int64. The norm of a row is that of
     the error, at most √2; an image with a label out of range has an error of norm 1 at most.
     """
+    if labels.ndim == 2:
+        return Rows(rows, (labels == 1).double() - (rows.double() @ weights + offsets).sigmoid())
     return Rows(rows, one_hot(labels, weights.shape[1]) - (rows.double() @ weights).softmax(dim=1))
 
 
@@ -34,11 +38,14 @@ def query_teacher(
     public_size: float,
     covariance: Tensor,
     report: Callable[[int, int], None],
+    offsets: Tensor | float = 0.0,
 ) -> Tensor:
     """Noisy gradient steps from zero: one release each, of the sum over a draw. Returns the weights, (d, M) float64.
 
     The charge draws the features ψ of the images. public_size: N̄, the expected size of a draw, never a realised one;
     covariance: (d, d), of public or released images, by which steps are preconditioned if `settings.ridge` is set.
+    offsets: of several labels, the logit of the released share of images that have each, (M,).
+    Guarantee: the row of an image is clipped to `settings.max_norm`, over all its labels together.
     The result is the mean over the last part of the steps: post-processing.
     """
     weights = torch.zeros(len(covariance), classes, dtype=torch.float64)
@@ -47,7 +54,7 @@ def query_teacher(
     if settings.ridge is not None:
         precondition = settings.ridge * torch.linalg.inv(covariance.double() + settings.ridge * precondition)
     for step in range(charge.uses):
-        released = charge.sum(partial(error_rows, weights), settings.max_norm, size=4096)
+        released = charge.sum(partial(error_rows, weights, offsets), settings.max_norm, size=4096)
         velocity = settings.momentum * velocity + precondition @ (released / public_size)
         done = step / charge.uses
         weights = weights + settings.learning_rate * (1 - (1 - settings.last_rate) * done) * velocity

@@ -45,6 +45,9 @@ PROTECTED = {
 }
 
 
+LABEL_TABLE = "labels.csv"  # of several labels: a column for each, a row for each image, in the order of the arrays
+
+
 def neighbours(unit: str, adjacency: str) -> str:
     """What two neighbouring sets differ in. unit: as records name it."""
     return f"{PROTECTED[unit]} {NEIGHBOURS[adjacency]}"
@@ -56,6 +59,7 @@ def dataset_card(
     sources: Mapping[str, int],
     kinds: Mapping[str, int],
     records: Mapping[str, dict],
+    several: bool = False,
 ) -> str:
     """The card as Markdown with YAML front matter, byte-deterministic; epsilon as in `cost_of`.
 
@@ -64,13 +68,14 @@ def dataset_card(
         sources: stage -> images it drew.
         kinds: plain, distorted, mixed -> number of images.
         records: every charge behind the release, by id.
+        several: an image has any number of labels.
     """
     settings, cost = plan.settings, cost_of(plan, records)
     unit = next((record["unit"] for record in records.values()), UNITS[IMAGE])
     claims = {record.get("claim", "") for record in records.values()}
     chosen, drawn = sources.get(PUBLIC_SOURCE, 0), {k: n for k, n in sources.items() if k != PUBLIC_SOURCE}
     kind = "synthetic" if not chosen else "synthetic and public" if drawn else "public, privately chosen"
-    count, (channels, height, width) = sum(per_class), plan.shape
+    count, (channels, height, width) = sum(sources.values() if several else per_class), plan.shape
     shape = {"count": count, "height": height, "width": width, "colour": "grey" if channels == 1 else "colour"}
     numbers = enumerate(zip(plan.classes, per_class, strict=True))
     return template("card.md", autoescape=False, plain=plain).render(
@@ -89,7 +94,8 @@ def dataset_card(
         grouped=unit == UNITS[GROUP],
         claim=claims.pop() if len(claims) == 1 else "",
         charges=sorted((record["stage"], record["released"]) for record in records.values()),
-        files=files_of(settings.export, shape, channels, len(plan.classes)),
+        files=files_of(settings.export, shape, channels, len(plan.classes), several),
+        several=several,
         classes=[(str(label), name, str(number)) for label, (name, number) in numbers],
         about=[(word, plan.about[key]) for key, word in ABOUT.items() if key in plan.about],
         export=settings.export,
@@ -126,12 +132,15 @@ def front_matter(plan: StagePlan[Synthesize], kind: str, count: int, synthetic: 
     return yaml.safe_dump(front, sort_keys=False, allow_unicode=True, width=120).rstrip()
 
 
-def files_of(export: Sequence[str], shape: Mapping[str, Any], channels: int, classes: int) -> list[tuple[str, str]]:
+def files_of(
+    export: Sequence[str], shape: Mapping[str, Any], channels: int, classes: int, several: bool
+) -> list[tuple[str, str]]:
     """The files of a release, each with what it holds."""
     count = shape["count"]
     files = {
         "images.npy": f"uint8 ({count}, {shape['height']}, {shape['width']}, {channels})",
-        "labels.npy": f"int64 ({count},), below {classes}",
+        "labels.npy": f"uint8 ({count}, {classes}), 0 or 1" if several else f"int64 ({count},), below {classes}",
+        **({LABEL_TABLE: "the same labels as a table, with a column for each"} if several else {}),
         "grid.png": "ten images of each class, to look at",
         "card.json": "shape, classes, which model drew how many",
         "privacy.json": "every privacy mechanism behind the images, and the sha256 of every file here",
@@ -140,7 +149,9 @@ def files_of(export: Sequence[str], shape: Mapping[str, Any], channels: int, cla
         files[NPZ] = "images, labels and classes in one archive"
     if "parquet" in export:
         files[PARQUET] = "one table: image (PNG bytes) and label, as dataset libraries load it"
-    if "png" in export:
+    if "png" in export and several:
+        files[f"{PNG}/"] = f"one PNG an image, {METADATA} with file_name and a column for each label"
+    elif "png" in export:
         files[f"{PNG}/"] = f"one PNG an image, a folder a class, {METADATA} with file_name, label, class"
     return [(f"`{name}`", what) for name, what in files.items()]
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from xml.sax.saxutils import escape
 
 import numpy as np
@@ -87,6 +88,7 @@ def check_parquet() -> None:
 def save_parquet(path: Path, image_set: ImageSet, mark: Mark | None = None) -> None:
     """Write one table with a row per image: `image`, a struct of the PNG's bytes and an empty path, and `label`, int64.
 
+    Several labels are `labels`, the list of those that an image has.
     The schema marks them as Hugging Face's `datasets` does, so that `load_dataset` returns pictures and class names.
     The same set always gives the same bytes. mark: the origin of the pixels, for each PNG and the table's metadata.
     Raises: ConfigError without pyarrow.
@@ -95,11 +97,14 @@ def save_parquet(path: Path, image_set: ImageSet, mark: Mark | None = None) -> N
     import pyarrow
     from pyarrow import parquet
 
-    features = {"image": {"_type": "Image"}, "label": {"names": list(image_set.classes), "_type": "ClassLabel"}}
+    one: dict[str, Any] = {"names": list(image_set.classes), "_type": "ClassLabel"}
+    several = image_set.labels.ndim == 2
+    name, kind = ("labels", pyarrow.list_(pyarrow.int64())) if several else ("label", pyarrow.int64())
+    features = {"image": {"_type": "Image"}, name: {"feature": one, "_type": "Sequence"} if several else one}
     said = {} if mark is None else {"description": mark.description, SOURCE_TYPE: mark.source_type or "not generated"}
     image = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
     schema = pyarrow.schema(
-        [("image", image), ("label", pyarrow.int64())],
+        [("image", image), (name, kind)],
         metadata={"huggingface": json.dumps({"info": {"features": features}}, ensure_ascii=False)} | said,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,8 +115,9 @@ def save_parquet(path: Path, image_set: ImageSet, mark: Mark | None = None) -> N
                 {"bytes": png_bytes(array, mark.xmp if mark else None), "path": None}
                 for array in image_set.images[start : start + GROUP]
             ]
-            labels = image_set.labels[start : start + GROUP].tolist()
-            columns = [pyarrow.array(rows, image), pyarrow.array(labels, pyarrow.int64())]
+            labels = image_set.labels[start : start + GROUP]
+            values = [np.flatnonzero(row).tolist() for row in labels] if several else labels.tolist()
+            columns = [pyarrow.array(rows, image), pyarrow.array(values, kind)]
             writer.write_table(pyarrow.table(columns, schema=schema))
 
 
@@ -119,8 +125,16 @@ def save_png_folders(directory: Path, image_set: ImageSet, mark: Mark | None = N
     """Write one PNG per image, `<class>/<index>.png`, and `metadata.csv` with a row for each: file_name, label, class.
 
     Readers that number the folders by sorted names, as torchvision's ImageFolder does, find the same labels if each
-    class has an image. mark: the origin of the pixels, for the XMP of each PNG.
+    class has an image. Images with several labels lie in one folder, and the table has a column for each label.
+    mark: the origin of the pixels, for the XMP of each PNG.
     """
+    if image_set.labels.ndim == 2:
+        table = []
+        for i, (image, row) in enumerate(zip(image_set.images, image_set.labels.tolist(), strict=True)):
+            save_png(directory / f"{i:06d}.png", image, mark.xmp if mark else None)
+            table.append({**dict(zip(image_set.classes, row, strict=True)), "file_name": f"{i:06d}.png"})
+        columns = dict.fromkeys(("file_name", *image_set.classes), "")
+        return replace_file(directory / METADATA, csv_text(table, columns).encode())
     folders = folder_names(image_set.classes)
     rows = []
     for i, (image, label) in enumerate(zip(image_set.images, image_set.labels, strict=True)):

@@ -32,7 +32,7 @@ class Release:
     """A released set."""
 
     images: np.ndarray  # (N, H, W, C) uint8, memory-mapped and read-only
-    labels: np.ndarray  # (N,) int64 below len(classes)
+    labels: np.ndarray  # (N,) int64 below len(classes), or (N, len(classes)) uint8 of 0 and 1: several labels
     classes: tuple[str, ...]
     card: dict[str, Any]  # the content of `card.json`, with ε and δ
     ledger: dict[str, dict[str, Any]]  # the record of every privacy mechanism behind the set, by id
@@ -47,9 +47,16 @@ class Release:
         return {key: self.card[key] for key in ("epsilon", "delta", "adjacency", "units")}
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row for each image: `image`, (H, W, C) uint8, `label` and `class`. Needs pandas."""
+        """A row for each image: `image`, (H, W, C) uint8, `label` and `class`, or a column for each of several labels.
+
+        Needs pandas.
+        """
         import pandas
 
+        if self.labels.ndim == 2:
+            table = pandas.DataFrame(np.array(self.labels), columns=list(self.classes))
+            table.insert(0, "image", list(self.images), allow_duplicates=True)
+            return table
         names = [self.classes[label] for label in self.labels]
         return pandas.DataFrame({"image": list(self.images), "label": self.labels, "class": names})
 
@@ -76,7 +83,10 @@ class Release:
         return folder
 
     def to_torch(self, transform: Callable[[Any], Any] | None = None) -> ReleaseDataset:
-        """The set as a torch `Dataset` of ((C, H, W) float32 in [0, 1], label). transform: of an image's tensor."""
+        """The set as a torch `Dataset` of ((C, H, W) float32 in [0, 1], label). transform: of an image's tensor.
+
+        Several labels are (classes,) float32 of 0 and 1, as `binary_cross_entropy_with_logits` takes them.
+        """
         from sfumato.release.torch_dataset import ReleaseDataset
 
         return ReleaseDataset(self, transform)

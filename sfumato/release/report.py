@@ -8,8 +8,10 @@ from __future__ import annotations
 import base64
 import io
 import math
+import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -131,12 +133,13 @@ def what_was_released(artifact: Artifact) -> dict[str, Any]:
     """Number, shape and classes of the images, how many of each class, and the grid."""
     import numpy as np
 
+    from sfumato.data.images import per_class
+
     shown = f"{artifact.path} is not a release that can be shown"
     with explained(DataError, lambda error: f"{shown} ({error!r}): run `stage synthesize` again"):
         card = read_json(artifact.path / "card.json")
         labels = np.load(artifact.path / "labels.npy", mmap_mode="r", allow_pickle=False)
-        per_class = np.bincount(labels, minlength=len(card["classes"])).tolist()
-        counted = zip(card["classes"], per_class, strict=True)
+        counted = zip(card["classes"], per_class(labels, len(card["classes"])).tolist(), strict=True)
         classes = [(label, name, grouped(n)) for label, (name, n) in enumerate(counted)]
         channels, height, width = card["shape"]
         some, all_of_them = PUBLIC_SOURCE in card["sources"], set(card["sources"]) == {PUBLIC_SOURCE}
@@ -147,7 +150,8 @@ def what_was_released(artifact: Artifact) -> dict[str, Any]:
             "shape": f"{height} × {width}",
             "colour": "grey" if channels == 1 else "colour",
             "classes": classes[:LISTED_CLASSES],
-            "class_count": grouped(len(card["classes"])),
+            "class_count": (number := grouped(len(card["classes"]))),
+            "in_classes": f"in {number} classes" if labels.ndim == 1 else f"with any number of {number} labels each",
             "sources": [(name, grouped(number)) for name, number in sorted(card["sources"].items())],
             "public_images": some,
             "only_public": all_of_them,
@@ -299,6 +303,9 @@ def metric_tables(metrics: Mapping) -> tuple[Table, ...]:
         columns = tuple(dict.fromkeys(image_set for row in rows.values() for image_set in row))
         lines = ((measure, tuple(row.get(c, "–") for c in columns)) for measure, row in rows.items())
         tables.append(Table(title, columns, tuple(lines)))
+    if stands := metrics.get("measure"):  # for accuracy, if there are several labels
+        named = partial(re.sub, "[Aa]ccuracy", str(stands))
+        tables = [Table(named(t.title), t.columns, tuple((named(m), cells) for m, cells in t.rows)) for t in tables]
     return tuple(tables)
 
 

@@ -16,6 +16,7 @@ import yaml
 import sfumato
 from sfumato.privacy.accountant import round_up
 from sfumato.privacy.events import event_from_json, mechanisms
+from sfumato.release.card import LABEL_TABLE
 from sfumato.release.exports import PARQUET
 from sfumato.release.report import NOT_COVERED, PEOPLE, TRUST, checked, day_of, what_it_cost, what_was_released
 from sfumato.settings.recipes import as_yaml
@@ -48,7 +49,7 @@ def write_statements(release: Path, ledger: Path, directory: Path) -> list[str]:
         if not name.startswith("png/")
     ]
     record = filled(forms["croissant"], facts | {"distribution": [filled(forms["file"], one) for one in distribution]})
-    if PARQUET in files:
+    if PARQUET in files and LABEL_TABLE not in files:  # its one column of labels
         record["recordSet"].append(filled(forms["table"], {"parquet": PARQUET}))
     text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
     (directory / CROISSANT).write_text(text, encoding="utf-8")
@@ -86,9 +87,9 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any
     return about | {
         "dataset": cost["dataset"],
         "description": f"{shown['images']} labelled {shown['kind']}, {shown['colour']}, {shown['shape']} pixels, "
-        f"in {shown['class_count']} classes.",
+        f"{shown['in_classes']}.",
         "kind": shown["kind"],
-        "class_count": shown["class_count"],
+        "in_classes": shown["in_classes"],
         "day": day,
         "year": day[:4],
         "short_digest": ledger["digest"][:16],

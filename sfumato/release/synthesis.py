@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sfumato.baselines.feta_sampler import load_drawing
-from sfumato.data.images import LABELS, load_array, load_images
+from sfumato.data.images import LABELS, having, load_array, load_images
 from sfumato.data.store import load_public
 from sfumato.diffusion.sampler import Guide
 from sfumato.errors import DataError
@@ -42,7 +42,7 @@ def draw_from(
         priors: (classes,) label shares; None for equal ones.
         shape: (C, H, W) that images of a public model are resized to.
         guide: the teacher's part in the diffusion sampler's draws.
-    Returns: ((N, C, H, W) float32 in [0, 1], (N,) int64).
+    Returns: ((N, C, H, W) float32 in [0, 1], (N,) int64, or (N, classes) uint8 of several labels).
     """
     if name == "select":
         return chosen_images(paths, count, priors, seed, shape)
@@ -128,6 +128,6 @@ def sorted_examples(images: Tensor, labels: Tensor, classes: int, per_class: int
     """The first `per_class` images of each class, class by class, for a grid; blanks if a class has fewer."""
     examples = torch.ones(classes, per_class, *images.shape[1:])
     for label in range(classes):
-        found = images[labels == label][:per_class]
+        found = images[torch.from_numpy(having(labels.numpy(), label))][:per_class]
         examples[label, : len(found)] = found
     return examples.flatten(0, 1)

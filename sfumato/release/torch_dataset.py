@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from sfumato.release.loading import Release
 
 
-class ReleaseDataset(Dataset[tuple[Any, int]]):
+class ReleaseDataset(Dataset[tuple[Any, Any]]):
     """Pairs of an image, (C, H, W) float32 in [0, 1], and its label; `classes` and `targets` as in torchvision."""
 
     def __init__(self, release: Release, transform: Callable[[Tensor], Any] | None = None) -> None:
@@ -22,6 +22,8 @@ class ReleaseDataset(Dataset[tuple[Any, int]]):
     def __len__(self) -> int:
         return len(self.release)
 
-    def __getitem__(self, index: int) -> tuple[Any, int]:
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
         pixels = torch.tensor(self.release.images[index]).permute(2, 0, 1).float() / 255
-        return (pixels if self.transform is None else self.transform(pixels)), self.targets[index]
+        target = self.targets[index]
+        target = torch.tensor(target, dtype=torch.float32) if isinstance(target, list) else target
+        return (pixels if self.transform is None else self.transform(pixels)), target

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.features.teacher_network import TeacherNetwork, at_shares, probabilities_of, share_offsets
+from sfumato.features.teacher_network import TeacherNetwork, at_shares, probabilities_of, share_offsets, surest_labels
 from sfumato.settings.release import Synthesize
 
 BLEND = (0.3, 0.7)  # the part of the first image in a blend
@@ -50,7 +50,9 @@ def vary(images: Tensor, labels: Tensor, settings: Synthesize, teacher: TeacherN
     sections = dict(zip(("plain", *parts), images.split([plain, *parts.values()]), strict=True))
     if "distorted" in sections:
         sections["distorted"] = torch.cat([distort(part, random) for part in sections["distorted"].split(BATCH)])
-    if settings.relabel and teacher is not None:
+    if settings.relabel and teacher is not None and teacher.several:
+        labels = surest_labels(probabilities_of(teacher, images), labels.sum(dim=0, dtype=torch.int64))
+    elif settings.relabel and teacher is not None:
         seen = probabilities_of(teacher, images)
         offsets = share_offsets(seen[:plain], labels[:plain].bincount(minlength=teacher.classes))
         if "mixed" in sections:

@@ -16,6 +16,7 @@ ClassName = Annotated[str, AfterValidator(class_name)]
 # units of privacy: one image with its label, or all images of one person
 IMAGE: Literal["image"] = "image"
 GROUP: Literal["group"] = "group"
+SEVERAL: Literal["several"] = "several"
 OF_THE_OWNER = ("imagefolder", "npz")  # sources that hold whatever their owner put there
 
 
@@ -72,7 +73,10 @@ class Data(Strict):
     # Hounsfield units); required for them
     range: Range = None
     fit: Literal["crop", "pad"] = "crop"  # of images in other proportions: their middle, or black bars
-    classes: tuple[ClassName, ...] | None = None  # names by label, for archives that hold numbers only (MedMNIST)
+    # names by label, for archives that hold numbers only (MedMNIST); with several labels, the columns to take
+    classes: tuple[ClassName, ...] | None = None
+    # labels of an image: one, or any number of them at once, as findings: labels.csv, or a 0/1 matrix in an archive
+    labels: Literal["one", "several"] = "one"
     # public name of this state of the images; a new one makes every query run, and spend, again. None: a random one,
     # drawn at the first preparation and kept
     version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
@@ -94,6 +98,10 @@ class Data(Strict):
     def groups_are_of_the_owner(self) -> Data:
         if self.groups is not None and self.source not in OF_THE_OWNER:
             raise ValueError(f"data.groups needs one of the sources {', '.join(OF_THE_OWNER)}, not {self.source}")
+        if self.labels == SEVERAL and self.source not in OF_THE_OWNER:
+            raise ValueError(f"data.labels: several needs one of the sources {', '.join(OF_THE_OWNER)}")
+        if self.labels == SEVERAL and self.groups is not None and self.groups.folder:
+            raise ValueError("data.groups.folder is of folders by class, and several labels have none: name a csv")
         return self
 
     @property

@@ -74,7 +74,7 @@ def csv_text(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> s
         return f"'{text}" if isinstance(value, str) and text.startswith(FORMULA) else text
 
     cells = [[cell(row[name], form) for name, form in columns.items()] for row in rows]
-    return pd.DataFrame(cells, columns=[*columns]).to_csv(index=False, lineterminator="\n")
+    return pd.DataFrame(cells, columns=[cell(name, "") for name in columns]).to_csv(index=False, lineterminator="\n")
 
 
 @contextmanager

@@ -41,7 +41,8 @@ def train_supervised(
     """Train `model` in place, on its device. It ends in evaluation mode.
 
     Args:
-        batches: (images (B, C, H, W) float32 in [0, 1], labels (B,) int64); one is taken for each step.
+        batches: (images (B, C, H, W) float32 in [0, 1], labels (B,) int64, or (B, classes) of 0 and 1: the loss is
+            then that of independent labels); one is taken for each step.
         progress: called with (steps done, steps).
     """
     device = next(model.parameters()).device
@@ -59,7 +60,11 @@ def train_supervised(
             images = shift_and_mirror(images, mirror=images.shape[1] == 3)
         with torch.autocast(device.type, torch.bfloat16, enabled=fast_bfloat16(device.type)):
             logits = model(images.to(device))
-            loss = F.cross_entropy(logits, labels.to(device), label_smoothing=schedule.label_smoothing)
+            labels = labels.to(device)
+            if labels.ndim == 2:
+                loss = F.binary_cross_entropy_with_logits(logits, labels.to(logits))
+            else:
+                loss = F.cross_entropy(logits, labels, label_smoothing=schedule.label_smoothing)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()

@@ -74,7 +74,8 @@ class Recorder:
         return (torch.randn(total.shape, generator=random) * 20).round().to(total.dtype) if self.given else total
 
     def probe(self) -> tuple[Tensor, Tensor]:
-        return self.images.new_zeros(1, *self.images.shape[1:]), torch.tensor([-1])
+        labels = torch.tensor([-1]) if self.labels.ndim == 1 else self.labels.new_zeros(1, self.labels.shape[1])
+        return self.images.new_zeros(1, *self.images.shape[1:]), labels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,10 +164,10 @@ def central(charge: Any, **settings: Any) -> Tensor:
     return query_central(charge, denominators, SHAPE, Central(**{"repeats": 2, **settings}))
 
 
-def teacher(charge: Any, **settings: Any) -> Tensor:
+def teacher(charge: Any, classes: int = CLASSES, offsets: Tensor | float = 0.0, **settings: Any) -> Tensor:
     chosen = Teacher(**{"steps": 3, "learning_rate": 2.0, "ridge": 0.1, "last_rate": 0.5, **settings})
     spread = torch.linspace(1, 2, charge.probe()[0].shape[1]).double().diag()
-    return query_teacher(charge, chosen, CLASSES, PUBLIC, spread, lambda done, total: None)
+    return query_teacher(charge, chosen, classes, PUBLIC, spread, lambda done, total: None, offsets)
 
 
 def saliency(charge: Any, draw: Callable[..., Draws] = seeded_draws, **settings: Any) -> dict[str, Tensor]:

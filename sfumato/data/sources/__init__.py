@@ -18,7 +18,7 @@ from sfumato.data.sources.imagefolder import read_imagefolder
 from sfumato.data.sources.npz import read_imagenet32, read_npz
 from sfumato.data.sources.source import Example, Request, Source
 from sfumato.errors import ConfigError, DataError, explained, nearest
-from sfumato.settings.data import Data, Public
+from sfumato.settings.data import SEVERAL, Data, Public
 from sfumato.storage.documents import class_name
 
 __all__ = ["SOURCES", "Example", "Source", "read_public", "read_source"]
@@ -57,7 +57,8 @@ def read_source(data: Data, raw: Path) -> Source:
     """
     size = None if data.size is None else (data.size, data.size)
     asked = {name: getattr(data, name) for name in ("path", "channels", "groups", "range", "classes")}
-    request = Request(section="data", name=data.source, size=size, pad=data.fit == "pad", **asked)
+    several = data.labels == SEVERAL
+    request = Request(section="data", name=data.source, size=size, pad=data.fit == "pad", several=several, **asked)
     return open_source(request, raw)
 
 

@@ -6,12 +6,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from sfumato.data.groups import ids_of_files, place_of
 from sfumato.data.images import GROUPS, GROUPS_REFUSED
 from sfumato.data.sources.deep import RangeMissing, Span, decode_dicom, is_dicom, shown
+from sfumato.data.sources.label_table import labels_of_table, pictures_below
 from sfumato.data.sources.source import Example, Request, Source, fit
 from sfumato.errors import DataError, PrivateError, explained
 from sfumato.settings.data import Groups
@@ -25,30 +27,37 @@ NAMED = 200  # bad files that one refusal names at most
 FORMATS = "AVIF BMP DIB GIF ICO JPEG JPEG2000 PCX PNG PPM QOI SGI TGA TIFF WEBP"
 
 
+Labelled = tuple[Path, Any]  # a file and its label: a number, or, of several, (classes,) uint8 of 0 and 1
+
+
 @dataclass(frozen=True)
 class Listing:
     """The content of a folder, before any picture is decoded: files with their labels, and problems of the rest."""
 
     classes: tuple[str, ...]
-    train: list[tuple[Path, int]]
-    test: list[tuple[Path, int]] | None  # None: no official test split
+    train: list[Labelled]
+    test: list[Labelled] | None  # None: no official test split
     problems: list[str]
 
     @property
-    def files(self) -> list[tuple[Path, int]]:
+    def files(self) -> list[Labelled]:
         return [*self.train, *(self.test or ())]
 
 
 def read_imagefolder(request: Request, raw: Path) -> Source:
     """A folder with one folder of pictures per class, in the order of their names; hidden files are ignored.
 
-    If a folder holds only `train/` and `test/`, `test/` is the hold-out. Raises DataError, here or while the pictures
-    are decoded, which names every file that cannot be used; with groups, by its place, for its name may be an id.
+    If a folder holds only `train/` and `test/`, `test/` is the hold-out. With several labels, a table names them
+    (`label_table`). Raises DataError, here or while the pictures are decoded, which names every file that cannot be
+    used; with groups, by its place, for its name may be an id.
     """
     path, groups = request.required_path(), request.groups
     if request.sensitive and path.is_dir() and (path / GROUPS).exists() and groups is None:
         raise DataError(f"{path / GROUPS} {GROUPS_REFUSED}.")
-    found = list_folder(path, f"{request.section}.path", groups)
+    if request.several:
+        found = Listing(*labels_of_table(path, request.classes), None, [])
+    else:
+        found = list_folder(path, f"{request.section}.path", groups)
     if not request.sensitive:
         found = replace(found, test=None)
     if found.problems:
@@ -220,6 +229,8 @@ def called(path: Path, request: Request) -> str:
     if request.groups is None:
         return str(path)
     root = request.required_path()
+    if request.several:
+        return f"{place_of(path, pictures_below(root), root)},"
     folder = root.joinpath(*path.relative_to(root).parts[: 2 if has_splits(root) else 1])
     return f"{place_of(path, pictures_in(folder, request.groups.folder), folder)},"
 
@@ -231,7 +242,7 @@ def visible(folder: Path) -> list[Path]:
 
 
 def pictures_of(
-    files: list[tuple[Path, int]], every: list[tuple[Path, int]], request: Request, shapes: list[tuple[int, ...]]
+    files: list[Labelled], every: list[Labelled], request: Request, shapes: list[tuple[int, ...]]
 ) -> Iterator[Example]:
     """Picture files decoded one by one. shapes: takes the shape of the first picture, which all must have.
 
@@ -251,7 +262,7 @@ def pictures_of(
         yield image, label
 
 
-def problems_of(files: Iterable[tuple[Path, int]], request: Request) -> list[str]:
+def problems_of(files: Iterable[Labelled], request: Request) -> list[str]:
     """One sentence for each file that cannot be used, and one for all whose size or channels differ."""
     problems: list[str] = []
     shapes: dict[str, tuple[int, ...]] = {}  # by the name in messages

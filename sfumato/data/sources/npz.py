@@ -37,6 +37,7 @@ def unzipped(path: Path, wrong: str, fix: str) -> AbstractContextManager[None]:
 def read_npz(request: Request, raw: Path) -> Source:
     """`images` (N, H, W) or (N, H, W, C) uint8, `labels` (N,) integers, `classes`: the names, as an array of strings.
 
+    With `data.labels: several`, labels are (N, classes) of 0 and 1.
     Or MedMNIST's own file: `train_images`, `train_labels` (N,) or (N, 1), `val_…`, and `test_…` as the hold-out. It
     holds no names: `data.classes` gives them. If labels were counted instead, the public class list would depend on the
     images.
@@ -60,7 +61,7 @@ def read_npz(request: Request, raw: Path) -> Source:
     if given.dtype.kind != "U" or given.ndim != 1 or not len(given) or len(set(given)) != len(given):
         raise DataError(f"{path}: classes are {given.dtype} {given.shape}, expected distinct names as strings.")
     classes = tuple(str(name) for name in given)
-    count = check_arrays(path, headers, "images", "labels", classes)
+    count = check_arrays(path, headers, "images", "labels", classes, request.several)
     ids = None
     if request.groups is not None:
         if not request.groups.array:
@@ -80,14 +81,17 @@ def read_medmnist(path: Path, headers: Mapping[str, Header], request: Request) -
     if request.groups is not None:
         raise ConfigError("data.groups: a file of MedMNIST says nothing of patients: write an .npz with `groups`")
     parts = [part for part in ("train", "val", "test") if f"{part}_images.npy" in headers]
-    sizes = {part: check_arrays(path, headers, f"{part}_images", f"{part}_labels", request.classes) for part in parts}
+    several, names = request.several, request.classes
+    sizes = {p: check_arrays(path, headers, f"{p}_images", f"{p}_labels", names, several) for p in parts}
     train = examples_in(path, [f"{part}_images" for part in parts if part != "test"], request)
     test = examples_in(path, ["test_images"], request) if "test" in parts and request.sensitive else None
     return Source(request.classes, train, test, sum(sizes.values()))
 
 
-def check_arrays(path: Path, headers: Mapping[str, Header], images: str, labels: str, classes: tuple[str, ...]) -> int:
-    """How many images there are. Raises DataError unless an archive's arrays are images and one label for each."""
+def check_arrays(
+    path: Path, headers: Mapping[str, Header], images: str, labels: str, classes: tuple[str, ...], several: bool
+) -> int:
+    """How many images there are. Raises DataError unless an archive's arrays are images and the labels of each."""
     if missing := [key for key in (images, labels) if f"{key}.npy" not in headers]:
         raise DataError(f"{path} has no array named {', '.join(missing)}: {PLAIN}")
     (shape, _, dtype), (labels_shape, _, labels_dtype) = headers[f"{images}.npy"], headers[f"{labels}.npy"]
@@ -95,14 +99,16 @@ def check_arrays(path: Path, headers: Mapping[str, Header], images: str, labels:
         raise DataError(
             f"{path}: {images} are {dtype} {shape}, expected uint8 (N, H, W) or (N, H, W, C) with C 1 or 3."
         )
-    if len(labels_shape) == 2 and labels_shape[1] > 1:
-        raise DataError(f"{path} has {labels_shape[1]} labels for each image: one is supported. Choose one of them.")
-    if labels_dtype.kind not in "iu" or labels_shape not in (shape[:1], (*shape[:1], 1)):
-        raise DataError(f"{path}: {labels} are {labels_dtype} {labels_shape}, expected integers ({shape[0]},).")
+    if len(labels_shape) == 2 and labels_shape[1] > 1 and not several:
+        fix = "choose one of them, or set data.labels: several"
+        raise DataError(f"{path} has {labels_shape[1]} labels for each image: {fix}.")
+    wanted = [(*shape[:1], len(classes))] if several else [shape[:1], (*shape[:1], 1)]
+    if labels_dtype.kind not in "iu" or labels_shape not in wanted:
+        raise DataError(f"{path}: {labels} are {labels_dtype} {labels_shape}, expected integers {wanted[0]}.")
     if not shape[0]:
         raise DataError(f"{path} holds no images.")
     for part in npy_rows(path, labels):
-        check_labels(part.reshape(-1), classes, path)
+        check_labels(part if several else part.reshape(-1), classes, path)
     return int(shape[0])
 
 
@@ -110,7 +116,8 @@ def examples_in(path: Path, names: Sequence[str], request: Request) -> Iterator[
     """The images of some arrays of an archive, one by one, with their labels."""
     for name in names:
         images = chain.from_iterable(npy_rows(path, name))
-        labels = chain.from_iterable(part.reshape(-1) for part in npy_rows(path, name.replace("images", "labels")))
+        parts = npy_rows(path, name.replace("images", "labels"))
+        labels = chain.from_iterable(part if request.several else part.reshape(-1) for part in parts)
         yield from examples(images, labels, request, path.name)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sfumato.settings.data import Groups
 
 DOWNLOAD_TIMEOUT = 60.0  # seconds without an answer
-Example = tuple[np.ndarray, int]  # (H, W, C) uint8 and its label
+Example = tuple[np.ndarray, int | np.ndarray]  # (H, W, C) uint8 and its label, or its (classes,) uint8 of 0 and 1
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class Request:
     range: tuple[float, float] | None = None  # values of black and white, of files with more than 8 bits
     pad: bool = False  # images in other proportions get black bars; otherwise their middle is taken
     classes: tuple[str, ...] | None = None  # names by label, for archives without names
+    several: bool = False  # an image has any number of labels
 
     @property
     def sensitive(self) -> bool:
@@ -63,10 +64,11 @@ class Request:
         return Path(self.path).expanduser()
 
 
-def examples(images: Iterable[np.ndarray], labels: Iterable[int], request: Request, name: str) -> Iterator[Example]:
+def examples(images: Iterable[np.ndarray], labels: Iterable, request: Request, name: str) -> Iterator[Example]:
     """Images one by one, (H, W) or (H, W, C) uint8, converted as `request` asks, with their labels."""
     for i, (image, label) in enumerate(zip(images, labels, strict=True)):
-        yield fit(image if image.ndim == 3 else image[..., None], request, f"{name}, image {i}"), int(label)
+        converted = fit(image if image.ndim == 3 else image[..., None], request, f"{name}, image {i}")
+        yield converted, label.astype(np.uint8) if request.several else int(label)
 
 
 def fit(image: np.ndarray, request: Request, name: str) -> np.ndarray:

@@ -1,0 +1,115 @@
+"""A folder of pictures whose table has a column of 0 and 1 for each label."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sfumato.data.sources import read_source
+from sfumato.errors import DataError, PrivateError, SfumatoError
+from sfumato.settings.data import Data
+
+TABLE = "nodule,file_name,mass\n1,b/2.png,0\n0, a.png ,1.0\n1,b/10.png,1\n"
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """a.png, b/10.png, b/2.png, grey levels 10, 20, 30, a hidden file, a text, and the table."""
+    (tmp_path / "b").mkdir()
+    for level, name in ((10, "a.png"), (20, "b/10.png"), (30, "b/2.png")):
+        Image.fromarray(np.full((6, 4), level, np.uint8)).save(tmp_path / name)
+    (tmp_path / ".hidden.png").write_bytes(b"")
+    (tmp_path / "README.txt").write_text("not a picture")
+    (tmp_path / "labels.csv").write_text(TABLE)
+    return tmp_path
+
+
+def read(folder: Path, **more):
+    settings = {"source": "imagefolder", "dataset_id": "chests", "path": str(folder), "labels": "several", **more}
+    source = read_source(Data(**settings), folder)
+    return source, [(int(image[0, 0, 0]), labels.tolist()) for image, labels in source.train]
+
+
+@pytest.mark.parametrize("name", ["labels.csv", "metadata.csv"])
+def test_each_picture_gets_the_labels_of_its_row(folder, name):
+    (folder / "labels.csv").rename(folder / name)
+    source, found = read(folder)
+    assert source.classes == ("nodule", "mass") and source.test is None
+    assert found == [(10, [0, 1]), (20, [1, 1]), (30, [1, 0])]
+
+
+def test_the_columns_that_are_labels_may_be_named(folder):
+    (folder / "labels.csv").write_text("file_name,age,mass,nodule\na.png,61,1,0\nb/2.png,7,0,1\nb/10.png,5,0,0\n")
+    source, found = read(folder, classes=["nodule", "mass"])
+    assert source.classes == ("nodule", "mass")
+    assert found == [(10, [0, 1]), (20, [0, 0]), (30, [1, 0])]
+    with pytest.raises(PrivateError, match="neither 0 nor 1"):
+        read(folder)
+
+
+@pytest.mark.parametrize(
+    ("table", "message", "private"),
+    [
+        (None, "write that table", False),
+        ("name,mass,nodule\n", "with the columns file_name, each once", False),
+        ("file_name,mass,mass\n" + "".join(f"{n},0,1\n" for n in ("a.png", "b/2.png", "b/10.png")), "one name", False),
+        (TABLE.replace("1.0", ""), "neither 0 nor 1", True),
+        (TABLE.replace("1.0", "-1"), "neither 0 nor 1", True),
+        (TABLE.replace("1.0", "0.5"), "neither 0 nor 1", True),
+        (TABLE.replace("1,b/2.png,0\n", ""), "lacks picture 2 of .*b, in the order of names: give each file", True),
+        (TABLE.replace("0, a.png ,1.0\n", ""), "lacks picture 1 of .*, in the order of names: give each file", True),
+        (TABLE + "1,c.png,1\n", "row 5, names a file that is not below data.path", True),
+        (TABLE + "1,a.png,1\n", "row 5, names a file once more", True),
+        (TABLE + "1,a.png\n", "row 5, has 2 cells and 3 columns", True),
+    ],
+)
+def test_a_table_that_does_not_fit_the_pictures_is_refused(folder, table, message, private):
+    """What one row is at fault for is private: the message may tell who is in the set."""
+    (folder / "labels.csv").unlink() if table is None else (folder / "labels.csv").write_text(table)
+    with pytest.raises(SfumatoError, match=message) as caught:
+        read(folder)
+    assert isinstance(caught.value, PrivateError if private else DataError)
+
+
+def test_a_bad_picture_is_named_by_its_place_where_its_name_may_be_an_id(folder):
+    (folder / "b/10.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"b/10\.png cannot be read"):
+        read(folder)
+    with pytest.raises(DataError, match=r"picture 2 of .*, in the order of names, cannot be read") as caught:
+        read(folder, groups={"pattern": "^(.*)[.]png"})
+    assert "10.png" not in str(caught.value)
+
+
+def test_persons_are_found_by_file_names_and_not_by_folders_of_classes(folder):
+    source, _ = read(folder, groups={"pattern": r"^(\w+)[.]png"})
+    assert source.groups == ["a", "10", "2"]
+    with pytest.raises(ValueError, match="data.groups.folder is of folders by class"):
+        read(folder, groups={"folder": True})
+
+
+def test_a_link_out_of_the_folder_is_refused(folder, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "x.png"
+    (folder / "a.png").rename(elsewhere)
+    (folder / "a.png").symlink_to(elsewhere)
+    with pytest.raises(PrivateError, match="is a link out of"):
+        read(folder)
+
+
+@pytest.mark.parametrize("value", [2, -1])
+def test_a_matrix_of_labels_in_an_archive_holds_0_and_1_only(tmp_path, value):
+    labels = np.array([[0, 1, 0], [1, 1, 0]])
+    arrays = {"images": np.zeros((2, 4, 4), np.uint8), "classes": np.array(["a", "b", "c"])}
+    path = tmp_path / "set.npz"
+    more = {"source": "npz", "path": str(path)}
+    np.savez(path, labels=labels, **arrays)
+    source, found = read(tmp_path, **more)
+    assert [row for _, row in found] == labels.tolist() and source.classes == ("a", "b", "c")
+    with pytest.raises(DataError, match="set data.labels: several"):
+        read(tmp_path, **more, labels="one")
+    np.savez(path, labels=labels[:, :2], **arrays)
+    with pytest.raises(DataError, match=r"expected integers \(2, 3\)"):
+        read(tmp_path, **more)
+    np.savez(path, labels=np.where(labels == 0, value, 1), **arrays)
+    with pytest.raises(DataError, match="labels other than 0 and 1"):
+        read(tmp_path, **more)

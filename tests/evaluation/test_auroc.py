@@ -1,0 +1,75 @@
+"""Several labels are scored by AUROC, label by label."""
+
+import numpy as np
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from sfumato.data.images import ImageSet
+from sfumato.errors import DataError
+from sfumato.evaluation.downstream import Scored, aggregate, auroc, mean_of, schedule_of
+from sfumato.evaluation.membership import membership
+from sfumato.evaluation.scores import absent_classes, check_fits
+from sfumato.evaluation.tables import accuracy_table, class_table
+from sfumato.evaluation.verdict import auroc_error, verdict
+
+NAMES = ("a", "b", "c")
+
+
+def made(count: int, seed: int = 0) -> ImageSet:
+    random = np.random.default_rng(seed)
+    labels = (random.random((count, 3)) < 0.3).astype(np.uint8)
+    return ImageSet(random.integers(0, 256, (count, 4, 4, 1), dtype=np.uint8), labels, NAMES)
+
+
+def found_by(value: float) -> dict:
+    row = aggregate([Scored(value, [value, None, value])], NAMES, schedule_of("lr", 100, 1))
+    return {"measure": "AUROC", "release": {"lr": row}, "real": {"lr": row | {"mean": 1.0}}}
+
+
+def test_a_label_that_all_images_have_or_none_has_no_auroc():
+    labels = np.array([[1, 1, 0], [0, 1, 0], [1, 1, 0]], dtype=np.uint8)
+    assert auroc(np.array([[0.9, 0, 0], [0.1, 0, 0], [0.8, 0, 0]]), labels) == [1.0, None, None]
+    assert mean_of([1.0, None, 0.5]) == 0.75 and mean_of([None, None]) == 0.5
+
+
+def test_scores_that_tell_nothing_are_within_three_errors_of_a_half():
+    """Of 200 means over three labels, each within 3 standard errors but for a chance of 0.3 % at most."""
+    random, labels = np.random.default_rng(0), made(120).labels
+    error = auroc_error(labels.sum(axis=0), len(labels))
+    means = [mean_of(auroc(random.random((120, 3)), labels)) for _ in range(200)]
+    assert sum(abs(mean - 0.5) > 3 * error for mean in means) <= 4
+    assert 0.4 * error < np.std(means) <= error * 1.2
+    single = auroc_error(labels.sum(axis=0)[:1], 120)
+    spread = np.std([roc_auc_score(labels[:, 0], random.random(120)) for _ in range(500)])
+    assert single == pytest.approx(spread, rel=0.15)
+
+
+@pytest.mark.parametrize(("value", "level"), [(0.99, "good"), (0.8, "fair"), (0.6, "poor"), (0.5, "useless")])
+def test_the_verdict_measures_from_a_half(value, level):
+    found = found_by(value)
+    found["real"]["lr"]["per_class"] = [{"class": "a", "mean": 1.0, "std": None}]
+    said = verdict(found, made(2000).labels, 3)
+    assert said["level"] == level and said["learned"] == pytest.approx(2 * value - 1)
+    assert said["balanced_accuracy"] == {"chance": 0.5, "release": value, "real": 1.0}
+
+
+def test_tables_call_it_auroc():
+    assert accuracy_table(found_by(0.8))["AUROC"].tolist() == [0.8, 1.0]
+    assert class_table(found_by(0.8))["class"].tolist() == ["a", "c", "a", "c"] and "AUROC" in class_table(
+        found_by(0.8)
+    )
+
+
+def test_a_set_of_one_label_is_not_scored_on_images_with_several():
+    single = ImageSet(made(9).images, made(9).labels[:, 0].astype(np.int64), NAMES)
+    with pytest.raises(DataError, match="made for different data"):
+        check_fits("release", single, made(9))
+    bare = made(9)
+    bare.labels[:, 1] = 0
+    assert "no image of class 'b'" in next(absent_classes("release", bare))
+
+
+def test_an_attack_on_images_with_several_labels_searches_all_of_the_release():
+    members, others = made(60, 1), made(60, 2)
+    (attack,) = membership(members, members, others)
+    assert attack.name == "distance to the nearest" and attack.low > 0.9

@@ -1,0 +1,118 @@
+"""One image with none, one or all of the labels, more or less, moves the sum of a query by at most its bound.
+
+Every query that takes several labels has a case here, as `test_queries.py` has of one label.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from cases import FEATURES, LEARNED, PUBLIC, Case, Recorder, moment_map, teacher, unit_rows
+from test_groups import drawn_by, made_patients, move, part
+
+from sfumato.data.images import ImageSet
+from sfumato.planning.checks import SEVERAL_LABELS
+from sfumato.privacy.rows import label_rows
+from sfumato.queries.count import public_several, query_several, several_bound, several_rows
+from sfumato.queries.feature_means import query_feature_means
+from sfumato.settings.stages import QUERIES
+
+LABELS = 14
+NONE, ONE, ALL = 0, 1, 2  # the first images have none, one and all of the labels
+
+
+def means(features, **more):
+    return lambda charge: query_feature_means(charge, features, LABELS, PUBLIC, **more)
+
+
+def heads(charge, **settings):
+    offsets = torch.linspace(-3, 3, LABELS).double()
+    return teacher(charge, classes=LABELS, offsets=offsets, **settings)
+
+
+CASES = {
+    "count": Case(stage="count", query=lambda c: query_several(c, LABELS), bound=several_bound(LABELS)),
+    "frequency": Case(stage="frequency", query=means(FEATURES), bound=1),
+    "moments": Case(
+        stage="moments",
+        query=lambda charge: means(moment_map(), cached=True)(charge),
+        encode=lambda images: moment_map().vectors(images),
+        bound=1,
+    ),
+    "frequency of cached rows": Case(
+        stage="frequency", query=means(LEARNED, cached=True), encode=LEARNED.vectors, bound=1
+    ),
+    "teacher": Case(stage="teacher", query=heads, encode=unit_rows, bound=1.4142, uses=3),
+    "teacher with a short clip": Case(
+        stage="teacher", query=lambda charge: heads(charge, max_norm=0.1), encode=unit_rows, bound=0.1, uses=3
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def some(digits) -> ImageSet:
+    labels = (np.random.default_rng(0).random((len(digits.images), LABELS)) < 0.2).astype(np.uint8)
+    labels[[NONE, ONE, ALL]] = 0
+    labels[ONE, 5] = 1
+    labels[ALL] = 1
+    return ImageSet(digits.images, labels, tuple(f"finding {i}" for i in range(LABELS)))
+
+
+def test_every_query_that_the_plan_lets_through_has_a_case():
+    assert {case.stage for case in CASES.values()} == {*QUERIES} & {*SEVERAL_LABELS}
+
+
+@pytest.mark.parametrize("who", [NONE, ONE, ALL])
+@pytest.mark.parametrize("name", CASES)
+def test_an_image_moves_every_sum_by_at_most_the_bound_whatever_its_labels(name, who, some):
+    case = CASES[name]
+    images, labels = some.batch(range(20))
+    drawn, keep = case.drawn(images), torch.arange(20) != who
+    whole, rest = case.totals(drawn, labels), case.totals(drawn[keep], labels[keep])
+    moved = [float((a - b).norm()) for a, b in zip(whole, rest, strict=True)]
+    assert len(whole) == case.uses and max(moved) <= case.bound * (1 + case.rounding)
+    assert min(moved) > 0.2 * case.bound  # it was in the sum
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_bound_asked_of_the_charge_is_that_of_the_case(name, some):
+    """A charge refuses another than that of its record, which the stage opens by the same function."""
+    case = CASES[name]
+    images, labels = some.batch(range(20))
+    charge = Recorder(case.drawn(images), labels, case.uses)
+    case.query(charge)
+    assert {bound for _, bound, _ in charge.asked} == {case.bound}
+
+
+def test_rows_of_labels_have_the_norms_that_are_said():
+    """Of labels in every number; an entry that is neither 0 nor 1 counts as 0."""
+    labels = torch.tril(torch.ones(LABELS + 1, LABELS), -1).to(torch.uint8)
+    assert labels.sum(1).tolist() == list(range(LABELS + 1))
+    torch.testing.assert_close(label_rows(labels, LABELS).norm(dim=1), torch.ones(LABELS + 1).double())
+    norms = several_rows(labels, LABELS).norm(dim=1)
+    torch.testing.assert_close(norms, torch.arange(2, LABELS + 3).double().sqrt())
+    assert several_bound(LABELS) == math.sqrt(LABELS + 2)
+    assert torch.equal(several_rows(255 * labels, LABELS), several_rows(0 * labels, LABELS))
+
+
+@pytest.mark.parametrize("group", [0, 1, 2, 3])
+@pytest.mark.parametrize("name", ["count", "frequency", "teacher"])
+def test_one_patient_moves_the_sum_of_a_charge_by_at_most_the_bound(name, group, some):
+    """Real charges, whose noise is so small that the sums show through. One patient's images have no labels, or all."""
+    case, patients = CASES[name], made_patients(some)
+    patients = part(patients, patients.groups < 9)
+    patients.labels[patients.groups == 1] = 0
+    patients.labels[patients.groups == 3] = 1
+    assert 0.05 * case.bound < move(case, drawn_by(case, patients), group) <= case.bound * (1 + 1e-3)
+
+
+def test_a_number_of_images_and_the_shares_of_labels_come_out_of_the_counts(some):
+    images, labels = some.batch(range(500), labels_only=True)
+    found = public_several(query_several(Recorder(images, labels), LABELS), 1e-6)
+    assert found.total == 500
+    np.testing.assert_allclose(found.priors, some.labels[:500].mean(axis=0), atol=1e-9)
+    np.testing.assert_allclose(found.row_means, label_rows(labels, LABELS).mean(dim=0), atol=1e-9)
+    hidden = public_several(torch.full((2 * LABELS + 2,), -9.0), 100.0)
+    assert hidden.total == float(hidden.per_class[0]) == 400.0  # noise of 100·√16
+    assert not hidden.priors.any()

@@ -1,0 +1,182 @@
+"""Images with fourteen labels each, from a folder with a table to a release that classifiers learn from."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+import sfumato
+from sfumato.data.images import ImageSet
+from sfumato.data.store import Card
+from sfumato.planning.checks import SEVERAL_LABELS, label_problems
+from sfumato.release.exports import PARQUET
+from sfumato.settings.data import Data
+from sfumato.settings.params import Params
+from sfumato.settings.stages import QUERIES
+
+FINDINGS = [f"finding {i}" for i in range(14)]
+SHARES = np.linspace(0.1, 0.4, 14)
+PARAMS = {
+    "recipe": "dp-merf",
+    "profile": None,
+    "data": {"dataset_id": "chests", "source": "imagefolder", "path": "chests", "labels": "several"},
+    "privacy": {"epsilon": 10, "size_hint": 1200, "lifetime_epsilon": "unlimited"},
+    "count": {"noise": "10%"},
+    "frequency": {"size": 400},
+    "auxiliary": {"steps": 150, "batch": 120, "images": 100},
+    "synthesize": {"count": 600, "export": ["png", "npz", "parquet"]},
+    "evaluate": {"classifiers": ["lr"], "seeds": [0], "bound": False, "fidelity": [], "steps": 200},
+    "run": ["count", "frequency", "auxiliary", "synthesize", "evaluate"],
+}
+
+
+def pictures(count: int, seed: int = 0) -> ImageSet:
+    """Pictures of 12×12 in 16 cells, of which a label lights one of its own; each of its own brightness."""
+    random = np.random.default_rng(seed)
+    labels = (random.random((count, 14)) < SHARES).astype(np.uint8)
+    cells = np.concatenate([labels, np.zeros((count, 2), np.uint8)], axis=1).reshape(count, 4, 4)
+    images = np.kron(cells, np.ones((1, 3, 3))) * random.uniform(120, 250, (count, 1, 1))
+    return ImageSet((images + random.uniform(0, 5, images.shape)).astype(np.uint8)[..., None], labels, tuple(FINDINGS))
+
+
+@pytest.fixture
+def chests(desk):
+    """`stage`, in a folder with 1 000 such pictures and their table."""
+    Path("chests/ward").mkdir(parents=True)
+    everyone = pictures(1000)
+    rows = []
+    for i, (image, labels) in enumerate(zip(everyone.images, everyone.labels, strict=True)):
+        Image.fromarray(image[..., 0]).save(f"chests/ward/{i:04d}.png")
+        rows.append([f"ward/{i:04d}.png", *labels])
+    write_table(rows)
+    write()
+    return desk
+
+
+def write_table(rows, heads=("file_name", *FINDINGS)) -> None:
+    with Path("chests/labels.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([heads, *rows])
+
+
+def write(**changes) -> None:
+    content = {**PARAMS, **{k: {**PARAMS.get(k, {}), **v} if isinstance(v, dict) else v for k, v in changes.items()}}
+    Path("params.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+
+
+def all_of(stage, *commands: str) -> str:
+    said = ""
+    for words in commands:
+        code, text = stage(*words.split())
+        assert code == 0, (words, text)
+        said += text
+    return said
+
+
+def test_a_folder_with_fourteen_labels_becomes_a_release_that_teaches_each_of_them(chests):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    all_of(chests, "prepare sensitive", "prepare public", "plan", "count", "frequency", "auxiliary", "teacher")
+    counts = json.loads(Path("artifacts/count/counts.json").read_text())
+    record = next(iter(json.loads(Path("artifacts/count/privacy.json").read_text())["records"].values()))
+    assert record["max_norm"] == 4.0  # √(14 + 2)
+    np.testing.assert_allclose(counts["priors"], SHARES, atol=0.15)
+    all_of(chests, "synthesize", "evaluate")
+    release = sfumato.load_release("artifacts/synthesize")
+    assert release.labels.shape == (600, 14) and release.labels.dtype == np.uint8
+    np.testing.assert_allclose(release.labels.mean(axis=0), counts["priors"], atol=0.002)
+    found = json.loads(Path("metrics.json").read_text())
+    assert found["measure"] == "AUROC"
+    aurocs = [one["mean"] for one in found["release"]["lr"]["per_class"]]
+    print(np.round(aurocs, 2), found["verdict"]["sentence"])
+    assert len(aurocs) == 14 and min(aurocs) > 0.6 and np.mean(aurocs) > 0.8
+    image, target = release.to_torch()[3]
+    assert image.shape == (1, 12, 12) and target.tolist() == release.labels[3].tolist()
+    assert list(release.to_pandas().columns) == ["image", *FINDINGS]
+    with Path("artifacts/synthesize/labels.csv").open() as file:
+        heads, *rows = csv.reader(file)
+    assert heads == FINDINGS and [[int(cell) for cell in row] for row in rows] == release.labels.tolist()
+    with Path("artifacts/synthesize/png/metadata.csv").open() as file:
+        heads, *rows = csv.reader(file)
+    assert heads == ["file_name", *FINDINGS] and rows[7] == ["000007.png", *map(str, release.labels[7])]
+    table = parquet.read_table(release.to_huggingface("hub") / PARQUET)
+    assert table["labels"][5].as_py() == np.flatnonzero(release.labels[5]).tolist()
+    others = [name for name in QUERIES if name not in ("count", "frequency", "teacher")]
+    all_of(chests, *others, "ledger write", "ledger check --epsilon 10", "report", "report --audience owner")
+    assert "with any number of 14 labels each" in Path("artifacts/synthesize/README.md").read_text()
+
+
+def test_an_archive_as_medmnist_publishes_chests_is_labelled_by_a_teacher_for_patients_or_images(desk):
+    """Its teacher is fitted on the generator's images, relabels the release, and is scored beside it."""
+    train, test = pictures(800), pictures(200, seed=1)
+    parts = {"train": train.take(np.arange(600)), "val": train.take(np.arange(600, 800)), "test": test}
+    arrays = {f"{k}_{what}": getattr(v, what) for k, v in parts.items() for what in ("images", "labels")}
+    np.savez("chestmnist.npz", **{k: v[..., 0] if v.ndim == 4 else v.astype(np.int64) for k, v in arrays.items()})
+    write(
+        data={"source": "npz", "path": "chestmnist.npz", "classes": FINDINGS},
+        frequency={"noise": "40%"},
+        teacher={"noise": "rest", "feature": "deep-scattering", "fitted_on": "auxiliary"},
+        synthesize={"relabel": True, "count": 300},
+        evaluate={"teacher": True, "steps": 100},
+        run=[*PARAMS["run"][:3], "teacher", *PARAMS["run"][3:]],
+    )
+    said = all_of(desk, "prepare sensitive", "prepare public", "plan --dry-run", "plan", "count", "frequency")
+    assert "teacher" in said
+    all_of(desk, "auxiliary", "teacher", "synthesize", "evaluate --membership")
+    asked = json.loads(Path("artifacts/count/counts.json").read_text())["priors"]
+    np.testing.assert_allclose(sfumato.load_release("artifacts/synthesize").labels.mean(axis=0), asked, atol=0.004)
+    found = json.loads(Path("metrics.json").read_text())
+    print(found["teacher"], found["verdict"])
+    assert found["teacher"]["accuracy"] > 0.6
+    assert "distance to the nearest," in Path("evaluation/membership.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"run": ["count", "frequency", "auxiliary", "pretrain", "synthesize"]}, "pretrain takes one label an image"),
+        ({"recipe": "dpdm", "run": ["count", "pretrain", "finetune", "synthesize"]}, "takes one label an image"),
+        ({"run": ["count", "central", "frequency", "auxiliary", "synthesize"]}, "central takes one label an image"),
+        ({"run": ["frequency", "auxiliary", "synthesize"]}, "add count to run"),
+        ({"count": {"noise": 50.0}}, "such as count.noise: 10%"),
+        ({"auxiliary": {"network": "denoiser"}}, "auxiliary.network=denoiser takes one label an image"),
+        ({"synthesize": {"labels": "uniform"}}, "synthesize.labels: uniform"),
+        ({"data": {"labels": "one"}}, "but images with labels: several were prepared"),
+    ],
+)
+def test_what_takes_one_label_an_image_is_refused_by_name_before_anything_is_spent(changes, message, desk):
+    np.savez("set.npz", **{k: getattr(pictures(40), k) for k in ("images", "labels")}, classes=np.array(FINDINGS))
+    source = {"source": "npz", "path": "set.npz"}
+    write(data=source)
+    all_of(desk, "prepare sensitive")
+    write(**{**changes, "data": {**source, **changes.get("data", {})}})
+    code, text = desk("plan")
+    assert code == 2 and message in text, text
+
+
+def test_a_plan_for_one_label_does_not_run_on_images_with_several(desk):
+    source = {"source": "npz", "path": "set.npz"}
+    for labels, kind in ((pictures(40).labels[:, 0].astype(np.int64), "one"), (pictures(40).labels, "several")):
+        np.savez("set.npz", images=pictures(40).images, labels=labels, classes=np.array(FINDINGS))
+        write(data={**source, "labels": kind})
+        all_of(desk, "prepare sensitive", *(["plan"] if kind == "one" else []))
+    code, text = desk("count")
+    assert code == 2 and "the plan of count is for another card" in text
+
+
+def test_every_query_that_takes_one_label_is_refused():
+    """The list in the plan and that of the queries cannot drift apart: a new query is refused until it is listed."""
+    card = Card(
+        dataset_id="chests",
+        source="npz",
+        shape=(1, 8, 8),
+        classes=("a", "b"),
+        split="keyed",
+        version="1",
+        labels="several",
+    )
+    for name in {*QUERIES} - {*SEVERAL_LABELS}:
+        params = Params(data=Data(labels="several", source="npz", dataset_id="chests"), run=(name, "count"))
+        assert any(problem.startswith(f"{name} takes one label") for problem in label_problems(params, card))
