@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 KINDS = {
     "distorted": "warped, textured and under another light, to train a classifier on and not to look at",
-    "mixed": "blends of two images, to train a classifier on and not to look at",
+    "blend": "blends of two images, to train a classifier on and not to look at",
 }
 ABOUT = {
     "owner": "Published by",
@@ -39,15 +39,12 @@ NEIGHBOURS = {
     ADD_OR_REMOVE_ONE: "added or removed",
     ZERO_OUT_ONE: "replaced by a blank; their number is public by declaration",
 }
-PROTECTED = {
-    UNITS[IMAGE]: "one (image, label)",
-    UNITS[GROUP]: "one group, which is all images of one person with their labels,",
-}
+PROTECTED = {UNITS[IMAGE]: "one image with its label", UNITS[GROUP]: "all images of one person with their labels"}
 
 
 def neighbours(unit: str, adjacency: str) -> str:
     """What two neighbouring sets differ in. unit: as records name it."""
-    return f"{PROTECTED[unit]} {NEIGHBOURS[adjacency]}"
+    return f"{PROTECTED[unit]}, {NEIGHBOURS[adjacency]}"
 
 
 def dataset_card(
@@ -62,7 +59,7 @@ def dataset_card(
     Args:
         per_class: (M,) number of released images of each label.
         sources: stage -> images it drew.
-        kinds: plain, distorted, mixed -> number of images.
+        kinds: plain, distorted, blend, public -> number of images.
         records: every charge behind the release, by id.
     """
     settings, cost = plan.settings, cost_of(plan, records)
@@ -82,7 +79,8 @@ def dataset_card(
         drawn=sorted(drawn.items()),
         coarse="auxiliary" in sources and any(record["stage"] == "covariance" for record in records.values()),
         changed=[(KINDS[name], number) for name, number in kinds.items() if name in KINDS],
-        unchanged=kinds.get("plain", 0),
+        kinds=list(kinds),
+        unchanged=kinds.get("plain", 0) + kinds.get("public", 0),
         epsilon=bound_text(cost.epsilon),
         delta=bound_text(cost.delta, 3),
         neighbours=neighbours(unit, cost.adjacency),
@@ -132,16 +130,17 @@ def files_of(export: Sequence[str], shape: Mapping[str, Any], channels: int, cla
     files = {
         "images.npy": f"uint8 ({count}, {shape['height']}, {shape['width']}, {channels})",
         "labels.npy": f"int64 ({count},), below {classes}",
-        "grid.png": "ten images of each class, to look at",
+        "kinds.npy": f"text ({count},): plain, as a model drew it, distorted, blend, or public",
+        "grid.png": "ten images of each class and kind, to look at",
         "card.json": "shape, classes, which model drew how many",
         "privacy.json": "every privacy mechanism behind the images, and the sha256 of every file here",
     }
     if "npz" in export:
         files[NPZ] = "images, labels and classes in one archive"
     if "parquet" in export:
-        files[PARQUET] = "one table: image (PNG bytes) and label, as dataset libraries load it"
+        files[PARQUET] = "one table: image (PNG bytes), label and kind, as dataset libraries load it"
     if "png" in export:
-        files[f"{PNG}/"] = f"one PNG an image, a folder a class, {METADATA} with file_name, label, class"
+        files[f"{PNG}/"] = f"one PNG an image, a folder a class, {METADATA} with file_name, label, class, kind"
     return [(f"`{name}`", what) for name, what in files.items()]
 
 

@@ -63,14 +63,14 @@ def mark_of(sources: Collection[str]) -> Mark:
     )
 
 
-def save_npz(path: Path, image_set: ImageSet) -> None:
-    """Write one compressed archive: `images` (N, H, W, C) uint8, `labels` (N,) int64 and `classes` (M,) strings.
+def save_npz(path: Path, image_set: ImageSet, kinds: np.ndarray) -> None:
+    """Write one compressed archive: `images` (N, H, W, C) uint8, `labels` (N,) int64, `classes` (M,) strings, `kinds`.
 
     The same set always gives the same bytes.
     """
     archive = io.BytesIO()
     classes = np.array(image_set.classes, dtype=np.str_)
-    np.savez_compressed(archive, images=image_set.images, labels=image_set.labels, classes=classes)
+    np.savez_compressed(archive, images=image_set.images, labels=image_set.labels, classes=classes, kinds=kinds)
     replace_file(path, archive.getvalue())
 
 
@@ -84,8 +84,9 @@ def check_parquet() -> None:
         ) from error
 
 
-def save_parquet(path: Path, image_set: ImageSet, mark: Mark | None = None) -> None:
-    """Write one table with a row per image: `image`, a struct of the PNG's bytes and an empty path, and `label`, int64.
+def save_parquet(path: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark | None = None) -> None:
+    """Write one table with a row per image: `image`, a struct of the PNG's bytes and an empty path, `label`, int64, and
+    `kind`, text.
 
     The schema marks them as Hugging Face's `datasets` does, so that `load_dataset` returns pictures and class names.
     The same set always gives the same bytes. mark: the origin of the pixels, for each PNG and the table's metadata.
@@ -95,11 +96,12 @@ def save_parquet(path: Path, image_set: ImageSet, mark: Mark | None = None) -> N
     import pyarrow
     from pyarrow import parquet
 
-    features = {"image": {"_type": "Image"}, "label": {"names": list(image_set.classes), "_type": "ClassLabel"}}
+    features: dict[str, dict] = {"image": {"_type": "Image"}, "kind": {"dtype": "string", "_type": "Value"}}
+    features["label"] = {"names": list(image_set.classes), "_type": "ClassLabel"}
     said = {} if mark is None else {"description": mark.description, SOURCE_TYPE: mark.source_type or "not generated"}
     image = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
     schema = pyarrow.schema(
-        [("image", image), ("label", pyarrow.int64())],
+        [("image", image), ("label", pyarrow.int64()), ("kind", pyarrow.string())],
         metadata={"huggingface": json.dumps({"info": {"features": features}}, ensure_ascii=False)} | said,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,13 +112,13 @@ def save_parquet(path: Path, image_set: ImageSet, mark: Mark | None = None) -> N
                 {"bytes": png_bytes(array, mark.xmp if mark else None), "path": None}
                 for array in image_set.images[start : start + GROUP]
             ]
-            labels = image_set.labels[start : start + GROUP].tolist()
-            columns = [pyarrow.array(rows, image), pyarrow.array(labels, pyarrow.int64())]
+            labels, kind = (array[start : start + GROUP].tolist() for array in (image_set.labels, kinds))
+            columns = [pyarrow.array(rows, image), pyarrow.array(labels, pyarrow.int64()), pyarrow.array(kind)]
             writer.write_table(pyarrow.table(columns, schema=schema))
 
 
-def save_png_folders(directory: Path, image_set: ImageSet, mark: Mark | None = None) -> None:
-    """Write one PNG per image, `<class>/<index>.png`, and `metadata.csv` with a row for each: file_name, label, class.
+def save_png_folders(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark | None = None) -> None:
+    """Write one PNG per image, `<class>/<index>.png`, and `metadata.csv` with a row for each: file_name, label, class, kind.
 
     Readers that number the folders by sorted names, as torchvision's ImageFolder does, find the same labels if each
     class has an image. mark: the origin of the pixels, for the XMP of each PNG.
@@ -126,8 +128,9 @@ def save_png_folders(directory: Path, image_set: ImageSet, mark: Mark | None = N
     for i, (image, label) in enumerate(zip(image_set.images, image_set.labels, strict=True)):
         name = f"{folders[label]}/{i:06d}.png"
         save_png(directory / name, image, mark.xmp if mark else None)
-        rows.append({"file_name": name, "label": int(label), "class": image_set.classes[label]})
-    replace_file(directory / METADATA, csv_text(rows, {"file_name": "", "label": "", "class": ""}).encode())
+        rows.append({"file_name": name, "label": int(label), "class": image_set.classes[label], "kind": str(kinds[i])})
+    columns = {"file_name": "", "label": "", "class": "", "kind": ""}
+    replace_file(directory / METADATA, csv_text(rows, columns).encode())
 
 
 def folder_names(classes: Sequence[str]) -> tuple[str, ...]:
@@ -142,8 +145,8 @@ def folder_names(classes: Sequence[str]) -> tuple[str, ...]:
 
 
 # the further forms of a release, by their names in the parameters
-FORMS: dict[str, Callable[[Path, ImageSet, Mark | None], None]] = {
-    "png": lambda directory, release, mark: save_png_folders(directory / PNG, release, mark),
-    "npz": lambda directory, release, _: save_npz(directory / NPZ, release),
-    "parquet": lambda directory, release, mark: save_parquet(directory / PARQUET, release, mark),
+FORMS: dict[str, Callable[[Path, ImageSet, np.ndarray, Mark | None], None]] = {
+    "png": lambda directory, release, kinds, mark: save_png_folders(directory / PNG, release, kinds, mark),
+    "npz": lambda directory, release, kinds, _: save_npz(directory / NPZ, release, kinds),
+    "parquet": lambda directory, release, kinds, mark: save_parquet(directory / PARQUET, release, kinds, mark),
 }
