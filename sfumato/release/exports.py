@@ -118,7 +118,7 @@ def save_parquet(path: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark 
 
 
 def save_png_folders(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark | None = None) -> None:
-    """Write one PNG per image, `<class>/<index>.png`, and `metadata.csv` with a row for each: file_name, label, class, kind.
+    """Write one PNG per image, `<class>/<index>.png`, and `metadata.csv`, a row each: file_name, label, class, kind.
 
     Readers that number the folders by sorted names, as torchvision's ImageFolder does, find the same labels if each
     class has an image. mark: the origin of the pixels, for the XMP of each PNG.
