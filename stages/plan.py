@@ -103,9 +103,7 @@ def plan(
                 size = loaded.privacy.size
                 typer.echo(f"{name}: a draw expects {mechanism.sample_rate * size:.4g} of {size} groups")
         from sfumato.planning.estimate import expected_seconds
-        from sfumato.runtime.compute import configure_processor
 
-        configure_processor()
         images = shown_public.images if shown_public is not None else 0
         show_minutes(made.params, expected_seconds(made.params, known.shape, len(known.classes), state_dir(), images))
     if refusal is not None:
@@ -193,7 +191,7 @@ def show_risk(made: Plan) -> None:
 
 def show_minutes(params: Params, seconds: Mapping[str, float | None]) -> None:
     """Expected minutes of each stage that is switched on, of all else, and in total. seconds: by name."""
-    table = numbers_table("minutes on this machine", "stage", "expected")
+    table = numbers_table("minutes on this machine when idle", "stage", "expected")
     others = 0.0
     for name, value in seconds.items():
         if name in STAGES and params.runs(name):

@@ -33,8 +33,8 @@ def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[
     """The verdict on the release of an evaluation.
 
     found: what `evaluate_release` returns, perhaps with "teacher"; labels: (N,) of the hold-out; classes: of the plan.
-    Returns {"level": one of LEVELS, "unknown" or "cannot be judged", "sentence", "learned": the part, None if unknown, "accuracy" and
-    "balanced_accuracy": {"chance", "majority class", "release", "teacher", "real"}, shares in [0, 1]}.
+    Returns {"level": one of LEVELS, "unknown" or UNJUDGED, "sentence", "learned": the part, None if unknown,
+    "accuracy" and "balanced_accuracy": {"chance", "majority class", "release", "teacher", "real"}, shares in [0, 1]}.
     Without "real", the verdict can only be too hard: perfect accuracy stands for it.
     """
     present = np.bincount(labels, minlength=classes)
