@@ -115,7 +115,7 @@ def products_per_second(bfloat16: bool) -> float:
     cost = cost_of(network, images[:1])
     network, images = network.to(device()), images.to(device())
     best, begun = math.inf, now()
-    with one_thread(), torch.no_grad(), torch.autocast(device().type, torch.bfloat16, enabled=bfloat16):
+    with torch.no_grad(), torch.autocast(device().type, torch.bfloat16, enabled=bfloat16):
         network(images)  # warms up
         while best == math.inf or now() - begun < MEASURED:
             start = now()
@@ -289,9 +289,10 @@ def expected_seconds(
         state: the private state directory.
     """
     machine, found = Machine(state), dict[str, float | None](dict.fromkeys(STAGES, OFF))
-    for name in filter(params.runs, STAGES):
-        seconds = corrected(name, Work(params, shape, classes, machine, public_images))
-        found[name] = None if seconds is None else START + seconds
+    with one_thread():  # several would wait for each other where other programs run
+        for name in filter(params.runs, STAGES):
+            seconds = corrected(name, Work(params, shape, classes, machine, public_images))
+            found[name] = None if seconds is None else START + seconds
     return {**found, **dict.fromkeys(FRAME, START)}
 
 
