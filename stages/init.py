@@ -247,10 +247,10 @@ def proposal_for(known: Known, classes: int) -> tuple[Proposal, dict[str, float 
 
 def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float | None], counted: bool) -> None:
     """What was seen, what is proposed and why, what it costs in ε and minutes, and what becomes public."""
-    from sfumato.data.store import Card
+    from sfumato.planning.proposal import proposed_card
     from sfumato.planning.resolve import make_plan, warnings_of
     from sfumato.privacy.odometer import Odometer
-    from sfumato.settings.data import GROUP, IMAGE
+    from sfumato.settings.data import GROUP
     from stages.plan import show_budget, show_minutes, show_risk
 
     params = proposed.params
@@ -267,16 +267,7 @@ def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float
     if counted:
         what = "persons" if known.unit == GROUP else "images"
         say(f"         size_hint is the number of {what} to one digit: if it must not be known, give --size-hint")
-    card = Card(
-        dataset_id=known.dataset_id,
-        source="imagefolder",
-        shape=(known.channels, side, side),
-        classes=found.classes,
-        split="keyed" if found.held_out is None else "official",
-        version="proposed",
-        unit=GROUP if known.unit == GROUP else IMAGE,
-    )
-    made = make_plan(params, card)
+    made = make_plan(params, proposed_card(params, found.classes, found.held_out is not None))
     show_budget(made)
     show_risk(made)
     for warning in warnings_of(params, made.budget["delta"]):
