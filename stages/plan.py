@@ -145,8 +145,8 @@ def show_changes(params: Params) -> None:
     listing = listing_of(params.data, secret_key(state_dir(), params.data.name)) if file.is_file() else None
     if listing is not None and listing != file.read_text(encoding="utf-8"):
         say(
-            "note: the files of the sensitive images have changed since they were prepared, and the release does not "
-            "follow: run `stage prepare sensitive`, then `stage plan --dry-run`, if it should"
+            "note: the files of the sensitive images have changed since they were prepared. The release stays as it is "
+            "until params.yaml has a new data.version, and then every query spends again"
         )
 
 
