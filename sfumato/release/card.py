@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from sfumato.privacy.accountant import default_delta, epsilon
-from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, common_adjacency, event_from_json
+from sfumato.privacy.events import ADD_OR_REMOVE_ONE, PROTECTED, UNITS, ZERO_OUT_ONE, common_adjacency, event_from_json
 from sfumato.privacy.profile import bound_text
 from sfumato.privacy.resolved import StagePlan
 from sfumato.release.exports import METADATA, NPZ, PARQUET, PNG, PUBLIC_SOURCE
@@ -39,7 +39,6 @@ NEIGHBOURS = {
     ADD_OR_REMOVE_ONE: "added or removed",
     ZERO_OUT_ONE: "replaced by a blank; their number is public by declaration",
 }
-PROTECTED = {UNITS[IMAGE]: "one image with its label", UNITS[GROUP]: "all images of one person with their labels"}
 
 
 def neighbours(unit: str, adjacency: str) -> str:

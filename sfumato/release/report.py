@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 from sfumato.errors import UNREADABLE, BudgetError, DataError, SfumatoError, explained
 from sfumato.privacy.accountant import round_up
 from sfumato.privacy.check import check_ledger
-from sfumato.privacy.events import UNITS, ZERO_OUT_ONE, event_from_json, mechanisms
+from sfumato.privacy.events import PROTECTED, UNITS, ZERO_OUT_ONE, event_from_json, mechanisms
 from sfumato.privacy.ledger import by_id, compose, read_ledger
 from sfumato.privacy.profile import bound_text, membership_advantage, privacy_profile, true_positive_rate
-from sfumato.release.card import ABOUT, PROTECTED, neighbours, template
+from sfumato.release.card import ABOUT, neighbours, template
 from sfumato.release.exports import PUBLIC_SOURCE
 from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.stages import QUERIES

@@ -10,6 +10,7 @@ import torch
 from sfumato.errors import ConfigError
 from sfumato.runtime import compute
 from sfumato.runtime.compute import configure_threads, device, no_cuda, passes_per_second
+from stages.runner import ready_processor
 
 KEPT = """
 import gc, sys, torch
@@ -54,6 +55,17 @@ def test_more_threads_are_used_as_long_as_they_are_faster_and_the_choice_is_in_f
         assert configure_threads() == best == torch.get_num_threads()
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_stage_says_how_many_threads_it_found_fastest_and_nothing_if_the_user_chose(monkeypatch, capsys):
+    monkeypatch.setattr(compute, "THREADS", 8)
+    monkeypatch.setattr(compute, "configure_processor", lambda: 2)
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    ready_processor("pretrain")
+    assert capsys.readouterr().err == ""
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    ready_processor("pretrain")
+    assert capsys.readouterr().err == "pretrain: 2 of 8 threads, which is fastest now\n"
 
 
 def test_a_number_of_threads_is_tried_in_a_moment():

@@ -307,7 +307,7 @@ def test_from_a_folder_to_a_release_in_the_time_announced(tmp_path, monkeypatch)
 
     told = run("stage", "init", "../photos", "--epsilon", "5", "--minutes", "1", "--yes")
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    run("dvc", "repro")
+    last = run("dvc", "repro")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
 
     images = np.load(project / "artifacts/synthesize/images.npy")
@@ -315,6 +315,10 @@ def test_from_a_folder_to_a_release_in_the_time_announced(tmp_path, monkeypatch)
     assert 4 < json.loads((project / "ledger.json").read_text())["epsilon"]["rdp"] <= 5
     assert (project / "artifacts/report/index.html").exists() and (project / "evaluation/report.html").exists()
     run("stage", "ledger", "check", "--epsilon", "5", "--artifacts")
+    run(*re.search(r"in git +(git add [^(]+)", last)[1].split())
+    tracked = run("git", "ls-files").split()
+    assert {".github/workflows/ledger.yml", ".gitignore", "README.md", "dvc.yaml", "ledger.json"} <= {*tracked}
+    assert "??" not in run("git", "status", "--porcelain"), "as printed, it adds all"
     again = run("dvc", "repro")
     assert re.findall(r"Running stage '(.+)'", again) == ["plan"]  # which looks for an upgrade of the package
 
