@@ -1,7 +1,8 @@
 """Sfumato: labelled synthetic images from sensitive ones, with a ledger of the privacy they cost.
 
 `sfumato.Project` makes a release of a folder of images. `sfumato.load_release(folder)` gives one as arrays and needs
-nothing but NumPy. `sfumato.open_charge` is for a query of one's own. Each is imported when it is first named.
+nothing but NumPy, `sfumato.load_teacher(folder)` the classifier of a recipe with a teacher. `sfumato.open_charge` is
+for a query of one's own. Each is imported when it is first named.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sfumato.privacy.own_query import open_charge
     from sfumato.release.loading import Release, load_release
+    from sfumato.release.teacher import load_teacher
     from stages.project import Project
 
 __version__ = "0.2.0"
-__all__ = ["Project", "Release", "__version__", "load_release", "open_charge"]
+__all__ = ["Project", "Release", "__version__", "load_release", "load_teacher", "open_charge"]
 PLACES = {
     "Project": "stages.project",
     "Release": "sfumato.release.loading",
     "load_release": "sfumato.release.loading",
+    "load_teacher": "sfumato.release.teacher",
     "open_charge": "sfumato.privacy.own_query",
 }
 

@@ -24,7 +24,7 @@ from stages.screen import say
 from stages.state import state_dir
 
 INTERRUPTED = 130  # exit code after Ctrl-C
-STOPPED = "stopped: run the same again, nothing is lost. What was charged is not charged twice"
+STOPPED = "stopped. Run the same again: a query goes on and is not charged twice, anything else starts again"
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "Cannot allocate memory")
 # stages whose command has options of its own

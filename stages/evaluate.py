@@ -14,7 +14,7 @@ from sfumato.errors import BudgetError
 from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.files import keep_private, write_local
 from stages import launch
-from stages.runner import CardPath, ConfigPath, DryRun, describe, load_plan
+from stages.runner import CardPath, ConfigPath, DryRun, describe, load_plan, ready_processor
 from stages.screen import progress, say, show_local
 from stages.state import CARD, EVALUATION, LEDGER, check_local, state_dir
 
@@ -67,10 +67,10 @@ def evaluate(
     from sfumato.evaluation.verdict import verdict
     from sfumato.features.teacher_network import load_teacher
     from sfumato.privacy.authorize import open_local
-    from sfumato.runtime.compute import configure_processor, device
+    from sfumato.runtime.compute import device
 
     distributed.join()
-    configure_processor()
+    ready_processor("evaluate")
     synthesize, teacher = paths["synthesize"], paths["teacher"]
     read_artifact(synthesize, "synthesize")
     synthetic = {"release": load_images(synthesize, plan.classes, shape=plan.shape)}

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -66,7 +66,6 @@ def init(
     from sfumato import __version__
     from sfumato.data.sources.deep import RangeMissing
     from sfumato.planning.project import project_files
-    from sfumato.runtime.compute import configure_processor
     from sfumato.settings.data import GROUP, IMAGE
 
     folder, out = folder.expanduser().resolve(), out.expanduser().resolve()
@@ -97,7 +96,6 @@ def init(
     hint = size_hint or ask_size(ask, found)
 
     unit = GROUP if found.groups is not None else IMAGE if one_image_each else None
-    configure_processor()
     known = facts(found, folder, public, dataset_id=name, epsilon=budget, minutes=time, size_hint=hint, unit=unit)
     known = replace(known, data=({"range": list(span)} if span else {}) | ({"fit": "pad"} if fit is Fit.PAD else {}))
     proposed, table = proposal_for(known, len(found.classes))
@@ -221,12 +219,13 @@ def reading_seconds(known: Known) -> float:
     from sfumato.data.sources.imagefolder import decode
 
     with TemporaryDirectory() as folder:
-        file = Path(folder) / "blank.png"
+        file, taken = Path(folder) / "blank.png", []
         Image.new("L" if known.channels == 1 else "RGB", (known.side, known.side)).save(file)
-        decode(file)  # imports what reads it
-        start = perf_counter()
-        decode(file)
-        return known.size_hint * (perf_counter() - start)
+        for _ in range(10):  # the first imports what reads it; processor time, whatever else is running
+            start = process_time()
+            decode(file)
+            taken.append(process_time() - start)
+        return known.size_hint * min(taken)
 
 
 def proposal_for(known: Known, classes: int) -> tuple[Proposal, dict[str, float | None]]:
@@ -248,10 +247,10 @@ def proposal_for(known: Known, classes: int) -> tuple[Proposal, dict[str, float 
 
 def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float | None], counted: bool) -> None:
     """What was seen, what is proposed and why, what it costs in ε and minutes, and what becomes public."""
-    from sfumato.data.store import Card
+    from sfumato.planning.proposal import proposed_card
     from sfumato.planning.resolve import make_plan, warnings_of
     from sfumato.privacy.odometer import Odometer
-    from sfumato.settings.data import GROUP, IMAGE
+    from sfumato.settings.data import GROUP
     from stages.plan import show_budget, show_minutes, show_risk
 
     params = proposed.params
@@ -268,16 +267,7 @@ def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float
     if counted:
         what = "persons" if known.unit == GROUP else "images"
         say(f"         size_hint is the number of {what} to one digit: if it must not be known, give --size-hint")
-    card = Card(
-        dataset_id=known.dataset_id,
-        source="imagefolder",
-        shape=(known.channels, side, side),
-        classes=found.classes,
-        split="keyed" if found.held_out is None else "official",
-        version="proposed",
-        unit=GROUP if known.unit == GROUP else IMAGE,
-    )
-    made = make_plan(params, card)
+    made = make_plan(params, proposed_card(params, found.classes, found.held_out is not None))
     show_budget(made)
     show_risk(made)
     for warning in warnings_of(params, made.budget["delta"]):

@@ -99,7 +99,7 @@ def check(
 ) -> None:
     """Recompute epsilon from the records only; exit 3 if anything does not hold. Needs no data and no GPU."""
     from sfumato.privacy.check import check_ledger, lock_problems
-    from sfumato.privacy.events import UNITS
+    from sfumato.privacy.events import PROTECTED, UNITS
     from sfumato.privacy.ledger import read_ledger
     from sfumato.privacy.opinions import all_opinions, disagreements
 
@@ -120,7 +120,9 @@ def check(
     opinions = all_opinions(content["records"], delta or content["delta"])  # takes seconds: of a ledger that holds
     fail(ledger, disagreements(opinions, content["accountant"]))
     bound = f" ≤ {epsilon:g}" if epsilon is not None else ""
-    units = "".join(f", for {name}" for name in sorted({record["unit"] for record in content["records"]}))
+    units = "".join(
+        f", for {PROTECTED.get(name, name)}" for name in sorted({record["unit"] for record in content["records"]})
+    )
     typer.echo(
         f"{ledger} holds: ε = {spent:.4f}{bound} at δ = {delta_text(delta or content['delta'])}, "
         f"{len(content['records'])} charges, {content['adjacency']}{units}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +46,7 @@ def plan(
     """Free: one resolved configuration per stage, and the budget table."""
     from sfumato.data.store import read_card, read_public_card
     from sfumato.planning.checks import reads_public
-    from sfumato.planning.kept import released_records, spending_of
+    from sfumato.planning.kept import released_records, spending_of, stages_to_run
     from sfumato.planning.project import renew
     from sfumato.planning.resolve import check_lifetime_of, make_plan, plan_texts, warnings_of
     from sfumato.privacy.authorize import check_known
@@ -60,10 +61,12 @@ def plan(
     loaded = load_params(params, recipes)
     if loaded.runs("synthesize") and "parquet" in loaded.synthesize.export:
         check_parquet()  # before anything is spent
-    known = read_card(card)
+    known = unprepared(loaded) if dry_run and not card.exists() else read_card(card)
+    if sys.stderr.isatty():  # that there were changes is private
+        show_changes(loaded)
     if loaded.privacy.unit is None and loaded.data.groups is None and known.source in OF_THE_OWNER:
         say(f"warning: {PEOPLE}")
-    reads, inputs = reads_public(loaded), []
+    reads, inputs = reads_public(loaded) and not (dry_run and not public.exists()), []
     if reads:
         inputs.append(read_artifact(public, "public"))
     if loaded.model.directory is not None:
@@ -103,16 +106,48 @@ def plan(
                 size = loaded.privacy.size
                 typer.echo(f"{name}: a draw expects {mechanism.sample_rate * size:.4g} of {size} groups")
         from sfumato.planning.estimate import expected_seconds
-        from sfumato.runtime.compute import configure_processor
 
-        configure_processor()
         images = shown_public.images if shown_public is not None else 0
-        show_minutes(made.params, expected_seconds(made.params, known.shape, len(known.classes), state_dir(), images))
+        expected = expected_seconds(made.params, known.shape, len(known.classes), state_dir(), images)
+        coming = stages_to_run(made, spending, out, ARTIFACTS)
+        coming |= {"plan", *(("ledger", "report") if coming else ())}
+        prepared = {"prepare sensitive": card, "prepare public": public / "card.json"}
+        coming |= {name for name, file in prepared.items() if not file.exists()}
+        show_minutes(made.params, {name: value for name, value in expected.items() if name in coming})
     if refusal is not None:
         raise refusal
     if dry_run:
         return show_next(made, spending)
     write_texts(out, plan_texts(made, out))
+
+
+def unprepared(params: Params) -> Card:
+    """The card that images in a folder will have. Raises DataError for another source: prepare them first."""
+    from sfumato.data.sources.imagefolder import list_folder
+    from sfumato.data.store import read_card
+    from sfumato.planning.proposal import proposed_card
+
+    data = params.data
+    if data.source != "imagefolder" or data.path is None or data.size is None or data.channels is None:
+        return read_card(CARD)
+    found = list_folder(Path(data.path).expanduser())
+    say("the images are not prepared yet: what follows is for those in the folder")
+    return proposed_card(params, found.classes, found.test is not None)
+
+
+def show_changes(params: Params) -> None:
+    """Say it if pictures were added to the source, or removed, after they were prepared: DVC does not see them."""
+    from sfumato.data.listing import listing_of
+    from sfumato.data.prepare import LISTING, secret_key
+    from sfumato.data.store import dataset_directory
+
+    file = dataset_directory(state_dir(), params.data.name) / LISTING
+    listing = listing_of(params.data, secret_key(state_dir(), params.data.name)) if file.is_file() else None
+    if listing is not None and listing != file.read_text(encoding="utf-8"):
+        say(
+            "note: the files of the sensitive images have changed since they were prepared. The release stays as it is "
+            "until params.yaml has a new data.version, and then every query spends again"
+        )
 
 
 def show_memory(made: Plan) -> None:
@@ -193,7 +228,7 @@ def show_risk(made: Plan) -> None:
 
 def show_minutes(params: Params, seconds: Mapping[str, float | None]) -> None:
     """Expected minutes of each stage that is switched on, of all else, and in total. seconds: by name."""
-    table = numbers_table("minutes on this machine", "stage", "expected")
+    table = numbers_table("minutes, idle machine", "stage", "expected")
     others = 0.0
     for name, value in seconds.items():
         if name in STAGES and params.runs(name):

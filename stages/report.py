@@ -67,12 +67,14 @@ def report(
         write_local(page, report_page(synthesize, ledger, local).encode())
     typer.echo(f"{page}: {'may be shared with the release' if public else 'local: not to be shared'}")
     if not public:  # the last command of `dvc repro`
+        from sfumato.planning.project import TRACKED
         from sfumato.release.report import summary_lines
 
         verdict = local.verdict or "none: `stage evaluate` gives one"
         if local.verdict and not on_terminal():
             verdict = f"local, so only a terminal shows it: see {metrics} or {page}"
-        for line in summary_lines(synthesize, ledger, PAGES[Audience.public].parent, verdict):
+        tracked = " ".join(name for name in TRACKED.split() if Path(name).exists())  # git adds nothing if one is not
+        for line in summary_lines(synthesize, ledger, PAGES[Audience.public].parent, verdict, tracked):
             typer.echo(line)
 
 

@@ -115,9 +115,7 @@ def run_stage(
     inputs = read_inputs(stage, used)
     if stage.spread and not distributed.launched() and launch.asked():
         raise SystemExit(launch.again())
-    from sfumato.runtime.compute import configure_processor
-
-    configure_processor()
+    ready_processor(stage.name)
     remembered: AbstractContextManager[None] = nullcontext()
     if stage.kind is Kind.QUERY:  # its duration depends on how many images were drawn: it is not kept
         keep_memory_off_disk()
@@ -134,6 +132,15 @@ def run_stage(
         say(f"{stage.name}: {found}")
     finally:
         distributed.leave()
+
+
+def ready_processor(stage: str) -> None:
+    """Keep freed memory, and choose the number of threads, which is said if there was a choice."""
+    from sfumato.runtime.compute import THREADS, configure_processor
+
+    chosen = configure_processor()
+    if THREADS > 1 and not os.environ.get("OMP_NUM_THREADS"):
+        say(f"{stage}: {chosen} of {THREADS} threads, which is fastest now")
 
 
 def keep_memory_off_disk() -> None:

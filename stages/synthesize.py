@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sfumato.features.teacher_network import guide_by, load_teacher
-from sfumato.release.exports import check_parquet
+from sfumato.release.exports import PUBLIC_SOURCE, check_parquet
 from sfumato.release.release import save_release
 from sfumato.release.synthesis import draw_mixture
 from sfumato.release.variation import vary
@@ -25,6 +25,6 @@ def synthesize(run: StageRun[Synthesize]) -> None:
     guide = guide_by(teacher, settings.teacher_guidance) if teacher and settings.teacher_guidance else None
     with progress("synthesize") as report:
         images, labels, sources = draw_mixture(paths, settings, priors, plan.seed, report, plan.shape, guide)
-    varied = vary(images, labels, settings, teacher, plan.seed)
+    varied = vary(images, labels, settings, teacher, plan.seed, sources == PUBLIC_SOURCE)
     with run.writing() as directory:
         save_release(directory, varied, sources, merge_records(list(run.inputs.values())), plan)

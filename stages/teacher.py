@@ -9,9 +9,11 @@ from sfumato.features.public_network import load_classifier
 from sfumato.features.teacher_network import TeacherNetwork, fit_features, save_teacher
 from sfumato.queries.feature_means import encoder_of
 from sfumato.queries.teacher import query_teacher
+from sfumato.release.teacher import write_card
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import device
 from sfumato.settings.queries import Teacher
+from sfumato.storage.artifacts import merge_records
 from stages.feature_means import encoded
 from stages.runner import QueryRun
 from stages.screen import progress
@@ -35,6 +37,7 @@ def teacher(run: QueryRun[Teacher]) -> None:
         weights = query_teacher(charge, settings, len(plan.classes), size, covariance, report, heads)
     with run.releasing(charge) as directory:
         save_teacher(TeacherNetwork.of(features, weights, offsets), directory)
+        write_card(directory, plan, merge_records(list(run.inputs.values()), [charge.record]))
 
 
 def known_images(run: QueryRun[Teacher]) -> ImageSet:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 
 from sfumato.privacy.events import Mechanism, event_to_json
@@ -21,9 +22,11 @@ RECORD = {
 }
 
 
-def write_release(path: Path, digits, sources=("finetune",), about=None, count=40, **settings) -> Path:
+def write_release(path: Path, digits, sources=("finetune",), about=None, count=40, kinds=None, **settings) -> Path:
     images = torch.from_numpy(digits.images[:count]).permute(0, 3, 1, 2).float() / 255
-    varied = Varied(images, torch.from_numpy(digits.labels[:count]), {"plain": count})
+    varied = Varied(
+        images, torch.from_numpy(digits.labels[:count]), np.full(count, "plain") if kinds is None else kinds
+    )
     plan = SimpleNamespace(
         dataset_id="clinic-2026",
         shape=(1, 8, 8),
@@ -33,5 +36,7 @@ def write_release(path: Path, digits, sources=("finetune",), about=None, count=4
         settings=Synthesize(**settings),
     )
     with writing(path, "synthesize", records=[RECORD]) as directory:
-        save_release(directory, varied, dict.fromkeys(sources, count), {RECORD["id"]: RECORD}, plan)
+        save_release(
+            directory, varied, np.array(sources)[np.arange(count) % len(sources)], {RECORD["id"]: RECORD}, plan
+        )
     return path

@@ -46,7 +46,7 @@ from sfumato.features.public_network import arguments_of, build_network, save_cl
 from sfumato.features.teacher_network import TeacherNetwork, save_teacher
 from sfumato.generators.one_step import new_generator, save_generator
 from sfumato.privacy.charge import Charge
-from sfumato.privacy.events import Mechanism
+from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, Mechanism, event_to_json
 from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.resolved import QueryPlan
 from sfumato.queries.count import PublicCounts, save_counts
@@ -479,8 +479,10 @@ class SilentRun(QueryRun[Any]):
     seen: dict[str, Tensor] = field(default_factory=dict)
 
     def open_charge(self, released: str, sensitivity: str, max_norm: float, *, latents: str | None = None) -> Charge:
+        record = {"id": "0" * 32, "unit": UNITS[self.plan.unit], "adjacency": ADD_OR_REMOVE_ONE}
+        record["event"] = event_to_json(self.plan.mechanism.event)
         charge = Charge(
-            {"stage": self.plan.stage, "max_norm": max_norm},
+            record | {"stage": self.plan.stage, "released": released, "max_norm": max_norm},
             self.encoded[latents] if latents else self.images,
             self.plan.mechanism,
             odometer=SimpleNamespace(append=lambda *kind, **content: None),
@@ -623,7 +625,7 @@ def written(directory: Path) -> dict[str, Tensor]:
     """The arrays of an artifact; of a network all weights in one."""
     found = {}
     for path in sorted(directory.iterdir()):
-        if path.suffix == ".npy":
+        if path.suffix == ".npy" and path.name != "kinds.npy":  # words
             found[path.name] = torch.from_numpy(np.load(path))
         elif path.suffix == ".safetensors":
             tensors = {name: value for name, value in sorted(load_file(path).items()) if not idle(name)}

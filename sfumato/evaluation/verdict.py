@@ -25,6 +25,7 @@ LEVELS = {
     "useless": (-math.inf, "a classifier learns almost nothing from this release: do not rely on it"),
 }
 UNKNOWN = "classifiers learn nothing from the real images either, so nothing can be said about the release"
+UNJUDGED, FEWEST = "cannot be judged", 10  # hold-out images of each class, below which nothing is judged
 ERRORS = 3.0  # standard errors by which an accuracy must exceed chance to be told from it
 BETTER = 0.02  # balanced accuracy by which the teacher must lead to be recommended
 
@@ -33,8 +34,8 @@ def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[
     """The verdict on the release of an evaluation.
 
     found: what `evaluate_release` returns, perhaps with "teacher"; labels: (N,) of the hold-out; classes: of the plan.
-    Returns {"level": one of LEVELS or "unknown", "sentence", "learned": the part, None if unknown, "accuracy" and
-    "balanced_accuracy": {"chance", "majority class", "release", "teacher", "real"}, shares in [0, 1]}.
+    Returns {"level": one of LEVELS, "unknown" or UNJUDGED, "sentence", "learned": the part, None if unknown,
+    "accuracy" and "balanced_accuracy": {"chance", "majority class", "release", "teacher", "real"}, shares in [0, 1]}.
     labels of several are (N, classes), and AUROC stands for both accuracies: 1/2 by chance.
     Without "real", the verdict can only be too hard: perfect accuracy stands for it.
     """
@@ -56,14 +57,17 @@ def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[
     }
     release, real = (rows.get(name, {}).get("balanced_accuracy", 1.0) for name in ("release", "real"))
     learned = (release - chance) / (real - chance) if real - chance > ERRORS * error else None
-    if learned is None:
+    if present.min() < FEWEST:
+        level, learned = UNJUDGED, None
+        sentence = f"the hold-out has {present.min()} images of a class, and {FEWEST} of each are needed. Hold out more"
+    elif learned is None:
         level, sentence = "unknown", UNKNOWN
     else:
         told = release - chance > ERRORS * error  # apart from chance, as far as so many images can tell
         level = next(name for name, (least, _) in LEVELS.items() if learned >= least) if told else "useless"
         sentence = LEVELS[level][1]
     part = "" if learned is None else f" ({100 * max(learned, 0):.0f} % of what there is to learn)"
-    if "teacher" in found and found["teacher"]["balanced_accuracy"] > release + BETTER:
+    if level != UNJUDGED and "teacher" in found and found["teacher"]["balanced_accuracy"] > release + BETTER:
         sentence += ". The teacher is a better classifier: who needs no more than a classifier should take it"
     return {
         "level": level,

@@ -1,8 +1,9 @@
-"""How long each stage should take on this machine: operations of its networks divided by a measured speed.
+"""How long each stage should take on this machine when it is idle: operations of its networks divided by its speed.
 
-The operations are counted on one blank image; the speed is that of a small reference network, measured once per
-machine. A free stage that ran before corrects its estimate by the time it took. Durations of queries depend on
-sensitive draws: they are not kept. Nothing here reads a sensitive image.
+The operations are counted on one blank image. The speed is that of a small reference network: measured once per
+machine, in processor time of one thread, so that other programs count little. A free stage that ran before corrects
+its estimate by the time it took. Durations of queries depend on sensitive draws: they are not kept. Nothing here reads
+a sensitive image.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from sfumato.errors import UNREADABLE
 from sfumato.evaluation.classifiers import build_classifier
 from sfumato.evaluation.downstream import schedule_of
 from sfumato.features import FEATURES
+from sfumato.features.batch_invariant import one_thread
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.projection import CLASSIFIER
 from sfumato.features.public_network import build_network
@@ -33,7 +35,7 @@ from sfumato.generators.one_step import SETTLING
 from sfumato.planning.cost import Cost, cost_of, cost_of_diffusion, cost_of_generator, cost_of_map
 from sfumato.queries.feature_means import DIMENSION, LEARNED
 from sfumato.runtime import distributed
-from sfumato.runtime.compute import device, fast_bfloat16
+from sfumato.runtime.compute import THREADS, device, fast_bfloat16
 from sfumato.settings.params import Params
 from sfumato.settings.stages import STAGES
 from sfumato.settings.training import Model
@@ -56,6 +58,7 @@ OFF = 1.0  # seconds of a stage that is switched off, with DVC's part
 START = 8.0  # seconds that DVC, imports and the files of an artifact add to a stage
 FACTOR = 4.0  # a past run that differs more than this from its estimate is not used: it was resumed, or disturbed
 MEASURED = 0.5  # seconds of the speed's measurement
+PARALLEL = 0.7  # n threads are about n to this power times as fast as one
 
 
 # --- the machine ------------------------------------------------------------------------------------------------------
@@ -69,13 +72,18 @@ def now() -> float:
     return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
+def gain(threads: int) -> float:
+    """How many times as fast so many threads should be as one."""
+    return 1.0 if torch.cuda.is_available() else threads**PARALLEL
+
+
 class Machine:
     """The speed of this machine, and the last run of each stage on it: measured once, kept in the state directory."""
 
     def __init__(self, state: Path) -> None:
         self.path, found = state / FILE, dict[str, Any]()
         name = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
-        identity = [platform.node(), name, torch.get_num_threads(), torch.__version__]
+        identity = [platform.node(), name, THREADS, torch.__version__, "idle"]
         with suppress(*UNREADABLE):
             found = dict(read_json(self.path))
         self.content: dict[str, Any] = found if found.get("machine") == identity else {"machine": identity, "runs": {}}
@@ -92,8 +100,10 @@ class Machine:
 
     def seconds(self, cost: Cost, images: float, batch: float = BATCH, bfloat16: bool = False) -> float:
         """Seconds of passes over so many images. bfloat16: in autocast, even if the processor only emulates it."""
-        usual = self.measured("speed", lambda: products_per_second(fast_bfloat16(device().type)))
-        speed = self.measured("speed_bfloat16", lambda: products_per_second(True)) if bfloat16 else usual
+        usual = self.measured("speed", lambda: products_per_second(fast_bfloat16(device().type))) * gain(THREADS)
+        speed = usual
+        if bfloat16:
+            speed = self.measured("speed_bfloat16", lambda: products_per_second(True)) * gain(THREADS)
         return images * (cost.products / speed + ELEMENT * cost.elements / usual + CALL * cost.calls / max(batch, 1))
 
 
@@ -279,9 +289,10 @@ def expected_seconds(
         state: the private state directory.
     """
     machine, found = Machine(state), dict[str, float | None](dict.fromkeys(STAGES, OFF))
-    for name in filter(params.runs, STAGES):
-        seconds = corrected(name, Work(params, shape, classes, machine, public_images))
-        found[name] = None if seconds is None else START + seconds
+    with one_thread():  # several would wait for each other where other programs run
+        for name in filter(params.runs, STAGES):
+            seconds = corrected(name, Work(params, shape, classes, machine, public_images))
+            found[name] = None if seconds is None else START + seconds
     return {**found, **dict.fromkeys(FRAME, START)}
 
 
@@ -311,7 +322,7 @@ def timed(state: Path, plan: StagePlan[Any]) -> Iterator[None]:
     yield
     if distributed.is_main():
         with suppress(OSError):
-            remember(state, plan, now() - begun)
+            remember(state, plan, (now() - begun) * gain(torch.get_num_threads()) / gain(THREADS))
 
 
 def remember(state: Path, plan: StagePlan[Any], seconds: float) -> None:

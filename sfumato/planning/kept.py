@@ -122,6 +122,20 @@ def spending_of(made: Plan, out: Path) -> list[Spending]:
     return found
 
 
+def stages_to_run(made: Plan, spending: Sequence[Spending], out: Path, artifacts: Path) -> set[str]:
+    """The stages whose settings or inputs changed or whose artifact is missing. Released queries are put back at once.
+
+    out: the folder of the plan so far; artifacts: that of all.
+    """
+    done, found = {entry.stage for entry in spending if entry.done}, set[str]()
+    for name, stage in STAGES.items():
+        there = name == "evaluate" or (artifacts / name).is_dir()  # evaluate leaves no artifact
+        same = there and holds(out / f"{name}.yaml", made.files[name]) and not found & {*stage.upstream}
+        if name not in done and not same:
+            found.add(name)
+    return found
+
+
 def holds(file: Path, content: dict) -> bool:
     """Whether a resolved file exists and means this, in whichever version's form."""
     try:

@@ -39,8 +39,8 @@ CLONE_HEADER = """\
 # nor outs: DVC would write their size and hash into git. The same holds for numbers measured on real images
 # (metrics.json, evaluation/). `persist` keeps DVC's run cache from restoring an old card, plan or ledger.
 """
-# what git tracks in a project
-TRACKED = ".dvc .dvcignore .github .gitignore README.md params.yaml dvc.yaml dvc.lock ledger.json"
+# what git tracks in a project; a folder of recipes, if the owner has one
+TRACKED = ".dvc .dvcignore .github .gitignore README.md params.yaml pipelines dvc.yaml dvc.lock ledger.json"
 
 
 def dvc_text(*, clone: bool = False) -> str:
@@ -111,7 +111,7 @@ def project_files(own: Mapping[str, Any], notes: Mapping[str, str], minutes: flo
         "minutes": minutes,
         "shown": bound_text(privacy["delta"], 3),
         "version": version,
-        "tracked": TRACKED,
+        "tracked": TRACKED.replace(" pipelines", ""),
     }
     here = Path(__file__)
     return {

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sfumato.data.store import Card
 from sfumato.errors import ConfigError
+from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.noise import noise_at
 from sfumato.settings.params import Params
 from sfumato.settings.queries import Teacher
@@ -52,6 +54,20 @@ class Proposal:
     grown: float  # part of the way, 0 to 1
     seconds: float  # expected
     enough: bool  # whether the time suffices
+
+
+def proposed_card(params: Params, classes: tuple[str, ...], official: bool) -> Card:
+    """The card of images that are not prepared yet. official: whether they bring their hold-out."""
+    data, unit = params.data, GROUP if params.privacy.unit == GROUP else IMAGE
+    return Card(
+        dataset_id=data.name,
+        source=data.source,
+        shape=(data.channels or 1, data.size or 0, data.size or 0),
+        classes=classes,
+        split="official" if official else "keyed",
+        version="proposed",
+        unit=unit,  # type: ignore[arg-type]
+    )
 
 
 def read_table() -> dict[str, Any]:

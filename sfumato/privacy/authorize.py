@@ -25,6 +25,7 @@ from sfumato.privacy.charge import Charge, WorkerCharge
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism, event_from_json, event_to_json
 from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.odometer import CLOSE, LOCAL, OPEN, RESUME, Odometer
+from sfumato.privacy.profile import bound_text
 from sfumato.runtime import distributed
 from sfumato.settings.data import GROUP, IMAGE, OF_THE_OWNER
 from sfumato.settings.privacy import UNLIMITED
@@ -394,13 +395,14 @@ def check_lifetime(odometer: Odometer, coming: Mapping[str, Mechanism], permissi
     by_stage: dict[str, list[DpEvent]] = {}
     for record, event in zip(odometer.opened(), spent, strict=True):
         by_stage.setdefault(record["stage"], []).append(event)
+    left, named = cost(spent) < 0.99 * limit, f"privacy.lifetime_epsilon: {limit:g}"
     past = ", ".join(f"{name} {cost(events):.3g} ({len(events)} ×)" for name, events in by_stage.items())
     future = ", ".join(f"{name} {cost([mechanism.event]):.3g}" for name, mechanism in coming.items())
     raise BudgetError(
         f"privacy.lifetime_epsilon={limit:g} of dataset {dataset!r} would be exceeded: ε = {cost(spent):.4g} is spent"
         f"{f' on {past}' if past else ''}; {future}, now to come, would make it {total:.4g} "
-        f"(each ε alone; δ = {permission.delta:.3g}; `stage ledger history` lists all). Three ways on: "
+        f"(each ε alone; δ = {bound_text(permission.delta, 3)}; `stage ledger history` lists all). Ways on: "
         "keep the old release (undo the edit, or `git checkout` the params.yaml and dvc.lock of that release); "
-        f"raise privacy.lifetime_epsilon to {math.ceil(total * 100) / 100:g}, if the owner of the images agrees; "
-        f"or lower this plan: a smaller privacy.epsilon, with privacy.lifetime_epsilon: {limit:g} written beside it"
+        f"or raise privacy.lifetime_epsilon to {math.ceil(total * 100) / 100:g}, if the owner of the images agrees"
+        + (f"; or lower this plan: a smaller privacy.epsilon, with {named} written beside it" if left else "")
     )

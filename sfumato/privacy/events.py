@@ -21,6 +21,7 @@ ZERO_OUT_ONE = "zero-out-one"
 MOST_USES = 10**9  # of one mechanism
 SMALLEST, LARGEST = 1e-100, 1e100  # of its numbers: the accountants square them
 UNITS = {IMAGE: "one (image, label)", GROUP: "all (image, label) of one group"}  # as records name them
+PROTECTED = {UNITS[IMAGE]: "one image with its label", UNITS[GROUP]: "all images of one person with their labels"}
 
 
 @dataclass(frozen=True, kw_only=True)

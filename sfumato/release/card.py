@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from sfumato.privacy.accountant import default_delta, epsilon
-from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, common_adjacency, event_from_json
+from sfumato.privacy.events import ADD_OR_REMOVE_ONE, PROTECTED, UNITS, ZERO_OUT_ONE, common_adjacency, event_from_json
 from sfumato.privacy.profile import bound_text
 from sfumato.privacy.resolved import StagePlan
 from sfumato.release.exports import METADATA, NPZ, PARQUET, PNG, PUBLIC_SOURCE
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 KINDS = {
     "distorted": "warped, textured and under another light, to train a classifier on and not to look at",
-    "mixed": "blends of two images, to train a classifier on and not to look at",
+    "blend": "blends of two images, to train a classifier on and not to look at",
 }
 ABOUT = {
     "owner": "Published by",
@@ -39,10 +39,6 @@ NEIGHBOURS = {
     ADD_OR_REMOVE_ONE: "added or removed",
     ZERO_OUT_ONE: "replaced by a blank; their number is public by declaration",
 }
-PROTECTED = {
-    UNITS[IMAGE]: "one (image, label)",
-    UNITS[GROUP]: "one group, which is all images of one person with their labels,",
-}
 
 
 LABEL_TABLE = "labels.csv"  # of several labels: a column for each, a row for each image, in the order of the arrays
@@ -50,7 +46,7 @@ LABEL_TABLE = "labels.csv"  # of several labels: a column for each, a row for ea
 
 def neighbours(unit: str, adjacency: str) -> str:
     """What two neighbouring sets differ in. unit: as records name it."""
-    return f"{PROTECTED[unit]} {NEIGHBOURS[adjacency]}"
+    return f"{PROTECTED[unit]}, {NEIGHBOURS[adjacency]}"
 
 
 def dataset_card(
@@ -66,7 +62,7 @@ def dataset_card(
     Args:
         per_class: (M,) number of released images of each label.
         sources: stage -> images it drew.
-        kinds: plain, distorted, mixed -> number of images.
+        kinds: plain, distorted, blend, public -> number of images.
         records: every charge behind the release, by id.
         several: an image has any number of labels.
     """
@@ -87,7 +83,8 @@ def dataset_card(
         drawn=sorted(drawn.items()),
         coarse="auxiliary" in sources and any(record["stage"] == "covariance" for record in records.values()),
         changed=[(KINDS[name], number) for name, number in kinds.items() if name in KINDS],
-        unchanged=kinds.get("plain", 0),
+        kinds=list(kinds),
+        unchanged=kinds.get("plain", 0) + kinds.get("public", 0),
         epsilon=bound_text(cost.epsilon),
         delta=bound_text(cost.delta, 3),
         neighbours=neighbours(unit, cost.adjacency),
@@ -141,18 +138,19 @@ def files_of(
         "images.npy": f"uint8 ({count}, {shape['height']}, {shape['width']}, {channels})",
         "labels.npy": f"uint8 ({count}, {classes}), 0 or 1" if several else f"int64 ({count},), below {classes}",
         **({LABEL_TABLE: "the same labels as a table, with a column for each"} if several else {}),
-        "grid.png": "ten images of each class, to look at",
+        "kinds.npy": f"text ({count},): plain, as a model drew it, distorted, blend, or public",
+        "grid.png": "ten images of each class and kind, to look at",
         "card.json": "shape, classes, which model drew how many",
         "privacy.json": "every privacy mechanism behind the images, and the sha256 of every file here",
     }
     if "npz" in export:
         files[NPZ] = "images, labels and classes in one archive"
     if "parquet" in export:
-        files[PARQUET] = "one table: image (PNG bytes) and label, as dataset libraries load it"
+        files[PARQUET] = "one table: image (PNG bytes), label and kind, as dataset libraries load it"
     if "png" in export and several:
-        files[f"{PNG}/"] = f"one PNG an image, {METADATA} with file_name and a column for each label"
+        files[f"{PNG}/"] = f"one PNG an image, {METADATA} with file_name, kind and a column for each label"
     elif "png" in export:
-        files[f"{PNG}/"] = f"one PNG an image, a folder a class, {METADATA} with file_name, label, class"
+        files[f"{PNG}/"] = f"one PNG an image, a folder a class, {METADATA} with file_name, label, class, kind"
     return [(f"`{name}`", what) for name, what in files.items()]
 
 

@@ -64,14 +64,14 @@ def mark_of(sources: Collection[str]) -> Mark:
     )
 
 
-def save_npz(path: Path, image_set: ImageSet) -> None:
-    """Write one compressed archive: `images` (N, H, W, C) uint8, `labels` (N,) int64 and `classes` (M,) strings.
+def save_npz(path: Path, image_set: ImageSet, kinds: np.ndarray) -> None:
+    """Write one compressed archive: `images` (N, H, W, C) uint8, `labels` (N,) int64, `classes` (M,) strings, `kinds`.
 
     The same set always gives the same bytes.
     """
     archive = io.BytesIO()
     classes = np.array(image_set.classes, dtype=np.str_)
-    np.savez_compressed(archive, images=image_set.images, labels=image_set.labels, classes=classes)
+    np.savez_compressed(archive, images=image_set.images, labels=image_set.labels, classes=classes, kinds=kinds)
     replace_file(path, archive.getvalue())
 
 
@@ -85,8 +85,9 @@ def check_parquet() -> None:
         ) from error
 
 
-def save_parquet(path: Path, image_set: ImageSet, mark: Mark | None = None) -> None:
-    """Write one table with a row per image: `image`, a struct of the PNG's bytes and an empty path, and `label`, int64.
+def save_parquet(path: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark | None = None) -> None:
+    """Write one table with a row per image: `image`, a struct of the PNG's bytes and an empty path, `label`, int64, and
+    `kind`, text.
 
     Several labels are `labels`, the list of those that an image has.
     The schema marks them as Hugging Face's `datasets` does, so that `load_dataset` returns pictures and class names.
@@ -99,12 +100,13 @@ def save_parquet(path: Path, image_set: ImageSet, mark: Mark | None = None) -> N
 
     one: dict[str, Any] = {"names": list(image_set.classes), "_type": "ClassLabel"}
     several = image_set.labels.ndim == 2
-    name, kind = ("labels", pyarrow.list_(pyarrow.int64())) if several else ("label", pyarrow.int64())
-    features = {"image": {"_type": "Image"}, name: {"feature": one, "_type": "Sequence"} if several else one}
+    name, number = ("labels", pyarrow.list_(pyarrow.int64())) if several else ("label", pyarrow.int64())
+    features: dict[str, dict] = {"image": {"_type": "Image"}, "kind": {"dtype": "string", "_type": "Value"}}
+    features[name] = {"feature": one, "_type": "Sequence"} if several else one
     said = {} if mark is None else {"description": mark.description, SOURCE_TYPE: mark.source_type or "not generated"}
     image = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
     schema = pyarrow.schema(
-        [("image", image), (name, kind)],
+        [("image", image), (name, number), ("kind", pyarrow.string())],
         metadata={"huggingface": json.dumps({"info": {"features": features}}, ensure_ascii=False)} | said,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,14 +117,14 @@ def save_parquet(path: Path, image_set: ImageSet, mark: Mark | None = None) -> N
                 {"bytes": png_bytes(array, mark.xmp if mark else None), "path": None}
                 for array in image_set.images[start : start + GROUP]
             ]
-            labels = image_set.labels[start : start + GROUP]
+            labels, kind = image_set.labels[start : start + GROUP], kinds[start : start + GROUP].tolist()
             values = [np.flatnonzero(row).tolist() for row in labels] if several else labels.tolist()
-            columns = [pyarrow.array(rows, image), pyarrow.array(values, kind)]
+            columns = [pyarrow.array(rows, image), pyarrow.array(values, number), pyarrow.array(kind)]
             writer.write_table(pyarrow.table(columns, schema=schema))
 
 
-def save_png_folders(directory: Path, image_set: ImageSet, mark: Mark | None = None) -> None:
-    """Write one PNG per image, `<class>/<index>.png`, and `metadata.csv` with a row for each: file_name, label, class.
+def save_png_folders(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark | None = None) -> None:
+    """Write one PNG per image, `<class>/<index>.png`, and `metadata.csv`, a row each: file_name, label, class, kind.
 
     Readers that number the folders by sorted names, as torchvision's ImageFolder does, find the same labels if each
     class has an image. Images with several labels lie in one folder, and the table has a column for each label.
@@ -132,16 +134,18 @@ def save_png_folders(directory: Path, image_set: ImageSet, mark: Mark | None = N
         table = []
         for i, (image, row) in enumerate(zip(image_set.images, image_set.labels.tolist(), strict=True)):
             save_png(directory / f"{i:06d}.png", image, mark.xmp if mark else None)
-            table.append({**dict(zip(image_set.classes, row, strict=True)), "file_name": f"{i:06d}.png"})
-        columns = dict.fromkeys(("file_name", *image_set.classes), "")
+            own = {"file_name": f"{i:06d}.png", "kind": str(kinds[i])}
+            table.append({**dict(zip(image_set.classes, row, strict=True)), **own})
+        columns = dict.fromkeys(("file_name", "kind", *image_set.classes), "")
         return replace_file(directory / METADATA, csv_text(table, columns).encode())
     folders = folder_names(image_set.classes)
     rows = []
     for i, (image, label) in enumerate(zip(image_set.images, image_set.labels, strict=True)):
         name = f"{folders[label]}/{i:06d}.png"
         save_png(directory / name, image, mark.xmp if mark else None)
-        rows.append({"file_name": name, "label": int(label), "class": image_set.classes[label]})
-    replace_file(directory / METADATA, csv_text(rows, {"file_name": "", "label": "", "class": ""}).encode())
+        rows.append({"file_name": name, "label": int(label), "class": image_set.classes[label], "kind": str(kinds[i])})
+    columns = {"file_name": "", "label": "", "class": "", "kind": ""}
+    replace_file(directory / METADATA, csv_text(rows, columns).encode())
 
 
 def folder_names(classes: Sequence[str]) -> tuple[str, ...]:
@@ -156,8 +160,8 @@ def folder_names(classes: Sequence[str]) -> tuple[str, ...]:
 
 
 # the further forms of a release, by their names in the parameters
-FORMS: dict[str, Callable[[Path, ImageSet, Mark | None], None]] = {
-    "png": lambda directory, release, mark: save_png_folders(directory / PNG, release, mark),
-    "npz": lambda directory, release, _: save_npz(directory / NPZ, release),
-    "parquet": lambda directory, release, mark: save_parquet(directory / PARQUET, release, mark),
+FORMS: dict[str, Callable[[Path, ImageSet, np.ndarray, Mark | None], None]] = {
+    "png": lambda directory, release, kinds, mark: save_png_folders(directory / PNG, release, kinds, mark),
+    "npz": lambda directory, release, kinds, _: save_npz(directory / NPZ, release, kinds),
+    "parquet": lambda directory, release, kinds, mark: save_parquet(directory / PARQUET, release, kinds, mark),
 }

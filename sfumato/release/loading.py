@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from sfumato.release.torch_dataset import ReleaseDataset
 
-NEEDED = ("images.npy", "labels.npy", "card.json")
+NEEDED, KINDS_FILE = ("images.npy", "labels.npy", "card.json"), "kinds.npy"
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Release:
 
     images: np.ndarray  # (N, H, W, C) uint8, memory-mapped and read-only
     labels: np.ndarray  # (N,) int64 below len(classes), or (N, len(classes)) uint8 of 0 and 1: several labels
+    kinds: np.ndarray  # (N,) text: "plain", as a model drew it, "distorted", "blend" or "public"
     classes: tuple[str, ...]
     card: dict[str, Any]  # the content of `card.json`, with ε and δ
     ledger: dict[str, dict[str, Any]]  # the record of every privacy mechanism behind the set, by id
@@ -47,18 +48,20 @@ class Release:
         return {key: self.card[key] for key in ("epsilon", "delta", "adjacency", "units")}
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row for each image: `image`, (H, W, C) uint8, `label` and `class`, or a column for each of several labels.
+        """A row for each image: `image`, (H, W, C) uint8, `label`, `class` and `kind`. Needs pandas.
 
-        Needs pandas.
+        Several labels are a column each, in place of `label` and `class`.
         """
         import pandas
 
         if self.labels.ndim == 2:
             table = pandas.DataFrame(np.array(self.labels), columns=list(self.classes))
             table.insert(0, "image", list(self.images), allow_duplicates=True)
+            table.insert(1, "kind", self.kinds, allow_duplicates=True)
             return table
         names = [self.classes[label] for label in self.labels]
-        return pandas.DataFrame({"image": list(self.images), "label": self.labels, "class": names})
+        columns = {"image": list(self.images), "label": self.labels, "class": names, "kind": self.kinds}
+        return pandas.DataFrame(columns)
 
     def to_huggingface(self, path: str | Path) -> Path:
         """A folder that `datasets.load_dataset` reads and a hub takes: Parquet, cards and README. Needs pyarrow.
@@ -73,7 +76,8 @@ class Release:
         folder = Path(path)
         if folder.exists() and any(folder.iterdir()):
             raise DataError(f"{folder} is not empty: name another folder")
-        save_parquet(folder / PARQUET, ImageSet(self.images, self.labels, self.classes), mark_of(self.card["sources"]))
+        images = ImageSet(self.images, self.labels, self.classes)
+        save_parquet(folder / PARQUET, images, self.kinds, mark_of(self.card["sources"]))
         for name in ("card.json", "privacy.json"):
             shutil.copyfile(self.path / name, folder / name)
         _, front, text = (self.path / "README.md").read_text(encoding="utf-8").split("---\n", 2)
@@ -92,11 +96,12 @@ class Release:
         return ReleaseDataset(self, transform)
 
 
-def load_release(path: str | Path) -> Release:
+def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Release:
     """The release in a folder, as `stage synthesize` writes it or a dataset hub gives it back.
 
     Files must have the sha256 that `privacy.json` lists; exports may be missing, and a hub may have added files.
-    Raises: DataError if the folder is not a release, incomplete or changed.
+    kinds: of the images to keep, such as ["plain"]; None for all.
+    Raises: DataError if the folder is not a release, incomplete or changed, or has none of such a kind.
     """
     folder = Path(path)
     file = folder / "privacy.json"
@@ -117,5 +122,13 @@ def load_release(path: str | Path) -> Release:
             raise DataError(f"{folder / name} no longer has the bytes that {file.name} lists: {fetch}")
     with explained(DataError, lambda error: f"{folder} cannot be read ({error!r}): {fetch}"):
         card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
-        images, labels = (np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in NEEDED[:2])
-        return Release(images, labels, tuple(card["classes"]), card, records, folder)
+        names = [*NEEDED[:2], *([KINDS_FILE] if KINDS_FILE in files else [])]
+        arrays = [np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in names]
+        if len(arrays) < len(NEEDED):  # an older release, in the order of its card
+            there = card.setdefault("kinds", {"plain": len(arrays[0])})
+            arrays.append(np.repeat(list(there), list(there.values())))
+    if missing := {*(kinds or ())} - {*card["kinds"]}:
+        raise DataError(f"{folder} holds no images of kind {min(missing)}: kinds={', '.join(card['kinds'])}")
+    chosen = slice(None) if kinds is None else np.isin(arrays[2], [*kinds])
+    images, labels, kind = (array[chosen] for array in arrays)
+    return Release(images, labels, kind, tuple(card["classes"]), card, records, folder)

@@ -5,61 +5,67 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+import torch
+
 from sfumato.data.images import ImageSet, as_uint8, per_class, save_images
 from sfumato.errors import DataError
 from sfumato.privacy.resolved import StagePlan
 from sfumato.release.card import LABEL_TABLE, cost_of, dataset_card
 from sfumato.release.exports import FORMS, PUBLIC_SOURCE, mark_of
+from sfumato.release.loading import KINDS_FILE
 from sfumato.release.synthesis import sorted_examples
-from sfumato.release.variation import Varied
+from sfumato.release.variation import KINDS, Varied
 from sfumato.settings.release import Synthesize
 from sfumato.storage.files import csv_text, write_json
 from sfumato.storage.png import save_png, to_grid
 
 PRIVACY = "differentially private; privacy.json holds every mechanism that was paid for, ledger.json composes them"
+SHOWN = 10  # images of each class and kind in the picture
 
 
 def save_release(
-    directory: Path,
-    varied: Varied,
-    sources: Mapping[str, int],
-    records: Mapping[str, dict],
-    plan: StagePlan[Synthesize],
+    directory: Path, varied: Varied, sources: np.ndarray, records: Mapping[str, dict], plan: StagePlan[Synthesize]
 ) -> None:
-    """Write the released set. sources: stage -> images it drew. The picture shows plain images only.
+    """Write the released set. sources: (N,), the stage that drew each. The picture shows each kind beside the others.
 
     Raises DataError if a model drew pixels that are not finite.
     """
-    images, labels, plain = varied.images, varied.labels, varied.parts["plain"]
+    images, labels, drawn = varied.images, varied.labels, counted(sources)
     if not images.isfinite().all():
-        raise DataError(f"the models of {', '.join(sources)} drew pixels that are not finite: run these stages again")
+        raise DataError(f"the models of {', '.join(drawn)} drew pixels that are not finite: run these stages again")
     released = ImageSet(as_uint8(images), labels.numpy(), plan.classes)
     save_images(directory, released)
     several = released.labels.ndim == 2
     if several:
         rows = [dict(zip(plan.classes, row, strict=True)) for row in released.labels.tolist()]
         (directory / LABEL_TABLE).write_text(csv_text(rows, dict.fromkeys(plan.classes, "")), encoding="utf-8")
-    mark = mark_of(sources)
-    grid = to_grid(sorted_examples(images[:plain], labels[:plain], len(plan.classes), 10), 10)
-    save_png(directory / "grid.png", grid, mark.xmp)
+    np.save(directory / KINDS_FILE, varied.kinds)
+    mark, kinds = mark_of(drawn), {name: n for name in KINDS if (n := counted(varied.kinds).get(name))}
+    parts = (torch.from_numpy(varied.kinds == name) for name in kinds)
+    shown = [sorted_examples(images[part], labels[part], len(plan.classes), SHOWN) for part in parts]
+    grid = torch.cat([part.unflatten(0, (-1, SHOWN)) for part in shown], dim=1)  # (classes, kinds * SHOWN, C, H, W)
+    save_png(directory / "grid.png", to_grid(grid.flatten(0, 1), grid.shape[1]), mark.xmp)
     for form in plan.settings.export:
-        FORMS[form](directory, released, mark)
+        FORMS[form](directory, released, varied.kinds, mark)
     card = {
         "images": len(images),
         "shape": list(plan.shape),
         "range": [0, 255],
         "classes": list(plan.classes),
-        "sources": dict(sources),
-        "kinds": varied.parts,
+        "sources": drawn,
+        "kinds": kinds,
         "labels": "teacher" if plan.settings.relabel else plan.settings.labels,
-        "synthetic": PUBLIC_SOURCE not in sources,
+        "synthetic": PUBLIC_SOURCE not in drawn,
         "digital_source_type": mark.source_type,
         **vars(cost_of(plan, records)),
         "about": dict(plan.about),
         "privacy": PRIVACY,
     }
     write_json(directory / "card.json", card, ensure_ascii=False)
-    text = dataset_card(
-        plan, per_class(released.labels, len(plan.classes)).tolist(), sources, varied.parts, records, several
-    )
+    text = dataset_card(plan, per_class(released.labels, len(plan.classes)).tolist(), drawn, kinds, records, several)
     (directory / "README.md").write_text(text, encoding="utf-8")
+
+
+def counted(names: np.ndarray) -> dict[str, int]:
+    return {str(name): int(number) for name, number in zip(*np.unique(names, return_counts=True), strict=True)}

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from sfumato.errors import UNREADABLE, BudgetError, DataError, SfumatoError, explained
 from sfumato.privacy.accountant import round_up
 from sfumato.privacy.check import check_ledger
-from sfumato.privacy.events import UNITS, ZERO_OUT_ONE, event_from_json, mechanisms
+from sfumato.privacy.events import PROTECTED, UNITS, ZERO_OUT_ONE, event_from_json, mechanisms
 from sfumato.privacy.ledger import by_id, compose, read_ledger
 from sfumato.privacy.profile import bound_text, membership_advantage, privacy_profile, true_positive_rate
 from sfumato.release.card import ABOUT, neighbours, template
@@ -157,7 +157,10 @@ def what_was_released(artifact: Artifact) -> dict[str, Any]:
             "only_public": all_of_them,
             "kind": " and ".join(kinds),
             "about": {key: str(text) for key, text in card.get("about", {}).items() if key in ABOUT},
-            "grid": picture(artifact.path / "grid.png", "", "Ten released images of each class, one class a row"),
+            "kinds": [(name, grouped(number)) for name, number in card["kinds"].items()],
+            "grid": picture(
+                artifact.path / "grid.png", "", "Ten released images of each class and kind, a class a row"
+            ),
         }
 
 
@@ -184,7 +187,7 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
     return {
         "recipe": ledger["recipe"],
         "dataset": ", ".join(sorted({record["dataset_id"] for record in ledger["records"]})),
-        "unit": unit,
+        "unit": PROTECTED[unit],
         "grouped": unit == UNITS[GROUP],
         "weight": first.get("group_weight"),
         "claim": first.get("claim") if len(claims) == 1 else None,
@@ -243,26 +246,29 @@ def day_of(record: Mapping) -> str:
 # --- the terminal -----------------------------------------------------------------------------------------------------
 
 
-def summary_lines(release: Path, ledger: Path, report: Path, verdict: str) -> list[str]:
+def summary_lines(release: Path, ledger: Path, report: Path, verdict: str, tracked: str) -> list[str]:
     """The last page in the terminal after a run.
 
-    report: folder of the public report; verdict: on the release, or where to find it.
+    report: folder of the public report; verdict: on the release, or where to find it; tracked: what git tracks.
     Raises BudgetError if the ledger cannot be read, DataError if the release cannot.
     """
     artifact, content = read_artifact(release, "synthesize"), read_ledger(ledger)
     spent, _ = check_ledger(content)
     shown = what_was_released(artifact)
-    units = sorted({record["unit"] for record in content["records"]})
+    units = sorted({PROTECTED[record["unit"]] for record in content["records"]})
+    classifier = release.with_name("teacher")
+    teacher = f"; {classifier}/, the classifier (sfumato.load_teacher)" if (classifier / "card.json").is_file() else ""
+    kinds = ", ".join(f"{number} {name}" for name, number in shown["kinds"])
     rows = {
-        "released": f"{shown['images']} {shown['kind']}, {shown['colour']}, {shown['shape']}, "
+        "released": f"{shown['images']} {shown['kind']} ({kinds}), {shown['colour']}, {shown['shape']}, "
         f"{shown['class_count']} classes",
         "look at": f"{release / 'grid.png'}, {report / 'index.html'}",
         "cost": f"ε = {bound_text(spent)} of {content['target']:g} at δ = {bound_text(content['delta'], 3)}",
         "protects": f"{', '.join(units) or 'nothing: no charge'}, of dataset {content['odometer']['dataset_id']}",
         "verdict": verdict,
-        "share": f"{release}/, {report}/, {ledger}",
+        "share": f"{release}/, {report}/, {ledger}{teacher}",
         "keep": "metrics.json, evaluation/ and the state directory are local: numbers and pixels of real images",
-        "in git": f"git add params.yaml dvc.lock {ledger} (DVC's own hint leaves {ledger} out)",
+        "in git": f"git add {tracked} (DVC's own hint is too short)",
     }
     return ["─" * 72, *(f"{name:<9} {text}" for name, text in rows.items()), "─" * 72]
 

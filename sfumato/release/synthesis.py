@@ -107,8 +107,8 @@ def draw_mixture(
     progress: Progress | None = None,
     shape: Sequence[int] | None = None,
     guide: Guide | None = None,
-) -> tuple[Tensor, Tensor, dict[str, int]]:
-    """The release: `settings.count` images, each source's part by weight, shuffled; and how many each source drew."""
+) -> tuple[Tensor, Tensor, np.ndarray]:
+    """The release: `settings.count` images, each source's part by weight, shuffled; and the source of each."""
     whole = sum(settings.sources.values())
     parts: dict[str, int] = {
         name: int(settings.count * weight / whole) for name, weight in sorted(settings.sources.items())
@@ -121,7 +121,7 @@ def draw_mixture(
     ]
     order = torch.randperm(settings.count, generator=torch.Generator().manual_seed(seed))
     images, labels = (torch.cat(tensors)[order] for tensors in zip(*drawn, strict=True))
-    return images, labels, parts
+    return images, labels, np.repeat(list(parts), list(parts.values()))[order.numpy()]
 
 
 def sorted_examples(images: Tensor, labels: Tensor, classes: int, per_class: int) -> Tensor:

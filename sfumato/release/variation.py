@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,23 +18,29 @@ from sfumato.features.teacher_network import TeacherNetwork, at_shares, probabil
 from sfumato.settings.release import Synthesize
 
 BLEND = (0.3, 0.7)  # the part of the first image in a blend
-# of a distorted image: largest part of the linear map and of the shift, spread of the warp in half sides, of its grid
 STRETCHED, SHIFTED, WARPED, KNOTS = 0.12, 0.06, 0.1, 5
-# largest contrast of the texture, its stripes' half waves across the image, its cells across, largest part of log γ
 TEXTURED, STRIPES, SPOTS, RELIT = 0.6, (1.0, 7.0), (4, 14), 0.6
+PLAIN, DISTORTED, BLENDED, PUBLIC = KINDS = "plain", "distorted", "blend", "public"  # of released images
 BATCH = 1000  # images varied at a time, which bounds the memory
 
 
 @dataclass(frozen=True)
 class Varied:
-    """images: (N, C, H, W) float32 in [0, 1], plain ones first; labels: (N,) int64; parts: how many of each kind."""
+    """images: (N, C, H, W) float32 in [0, 1]; labels: (N,) int64; kinds: (N,) of KINDS, those as drawn first."""
 
     images: Tensor
     labels: Tensor
-    parts: dict[str, int]
+    kinds: np.ndarray
 
 
-def vary(images: Tensor, labels: Tensor, settings: Synthesize, teacher: TeacherNetwork | None, seed: int) -> Varied:
+def vary(
+    images: Tensor,
+    labels: Tensor,
+    settings: Synthesize,
+    teacher: TeacherNetwork | None,
+    seed: int,
+    public: np.ndarray | bool = False,
+) -> Varied:
     """Change a part of the images by `settings`, and label all by the teacher under `relabel`.
 
     Classes of the plain images keep the shares that were asked; the others are labelled by the same rule.
@@ -42,26 +49,28 @@ def vary(images: Tensor, labels: Tensor, settings: Synthesize, teacher: TeacherN
         images: (N, C, H, W) float32 in [0, 1], in random order.
         labels: (N,) int64, those asked of the models.
         seed: fixes the variants; the global generator stays as it was.
+        public: (N,) which images are public ones, and of that kind unless they are changed.
     """
-    names = ("distorted", "mixed")
-    parts = {name: int(len(images) * part) for name in names if (part := getattr(settings, name))}
+    asked = {DISTORTED: settings.distorted, BLENDED: settings.mixed}
+    parts = {name: int(len(images) * part) for name, part in asked.items() if part}
     plain = len(images) - sum(parts.values())
     random = torch.Generator().manual_seed(seed)
-    sections = dict(zip(("plain", *parts), images.split([plain, *parts.values()]), strict=True))
-    if "distorted" in sections:
-        sections["distorted"] = torch.cat([distort(part, random) for part in sections["distorted"].split(BATCH)])
+    sections = dict(zip((PLAIN, *parts), images.split([plain, *parts.values()]), strict=True))
+    if DISTORTED in sections:
+        sections[DISTORTED] = torch.cat([distort(part, random) for part in sections[DISTORTED].split(BATCH)])
     if settings.relabel and teacher is not None and teacher.several:
         labels = surest_labels(probabilities_of(teacher, images), labels.sum(dim=0, dtype=torch.int64))
     elif settings.relabel and teacher is not None:
         seen = probabilities_of(teacher, images)
         offsets = share_offsets(seen[:plain], labels[:plain].bincount(minlength=teacher.classes))
-        if "mixed" in sections:
-            sections["mixed"] = blend(sections["mixed"], images, at_shares(seen, offsets), random)
+        if BLENDED in sections:
+            sections[BLENDED] = blend(sections[BLENDED], images, at_shares(seen, offsets), random)
         if parts:
             changed = torch.cat(list(sections.values())[1:])
             seen = torch.cat([seen[:plain], probabilities_of(teacher, changed)])
         labels = at_shares(seen, offsets).argmax(dim=1)
-    kinds = {name: len(section) for name, section in sections.items() if len(section)}
+    kinds = np.array(KINDS).repeat([len(sections.get(name, ())) for name in KINDS])
+    kinds[np.logical_and(kinds == PLAIN, public)] = PUBLIC
     return Varied(torch.cat(list(sections.values())), labels, kinds)
 
 

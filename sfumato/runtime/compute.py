@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from sfumato.errors import ConfigError
 
-THREADS_GAIN = 1.3  # all threads must be at least this many times as fast as one
-THREADS_ROUNDS = 4
 LARGE_NETWORK = 300_000  # weights; a smaller one loses more by conversion to bfloat16 than it gains
+THREADS = torch.get_num_threads()  # as many as there are cores, or as OMP_NUM_THREADS says
+WINDOW = 0.1  # seconds in which a number of threads is tried
 GAIN = 1.15  # another way, such as bfloat16, must be at least this many times as fast to be worth its rounding
 REPEATS = 3
 # glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, in bytes, at their largest
@@ -77,26 +77,32 @@ def configure_processor() -> int:
 
 
 def configure_threads() -> int:
-    """Let PyTorch use one thread or all, whichever runs small convolutions faster now. Returns the number.
+    """Let PyTorch use 1, 2, 4, … or all threads: twice as many as long as small convolutions run faster now.
 
-    OMP_NUM_THREADS keeps the number. On shared cores, two threads were up to 25 times slower than one.
+    Returns the number. OMP_NUM_THREADS keeps it. On shared cores, two threads were up to 25 times slower than one.
     """
     every = torch.get_num_threads()
     if every == 1 or os.environ.get("OMP_NUM_THREADS"):
         return every
-    images, weight = torch.zeros(64, 64, 14, 14), torch.zeros(64, 64, 3, 3, requires_grad=True)
-    slowest = {1: 0.0, every: 0.0}
-    for turn in range(THREADS_ROUNDS + 1):
-        for threads in slowest:
-            torch.set_num_threads(threads)
-            start = time.perf_counter()
-            for _ in range(3):
-                F.silu(F.conv2d(images, weight, padding=1)).sum().backward()
-            if turn:  # the first warms up; the slowest shows what other processes do
-                slowest[threads] = max(slowest[threads], time.perf_counter() - start)
-    chosen = every if slowest[every] * THREADS_GAIN < slowest[1] else 1
+    chosen, fastest = 1, 0.0
+    for threads in [*(2**i for i in range(every.bit_length()) if 2**i < every), every]:
+        if (speed := passes_per_second(threads)) < GAIN * fastest:
+            break
+        chosen, fastest = threads, speed
     torch.set_num_threads(chosen)
     return chosen
+
+
+def passes_per_second(threads: int) -> float:
+    """Passes of a small convolution and its gradient with so many threads, which stay set."""
+    torch.set_num_threads(threads)
+    images, weight = torch.zeros(32, 64, 14, 14), torch.zeros(64, 64, 3, 3, requires_grad=True)
+    start, passes = 0.0, -1  # one warms up
+    while passes < 1 or time.perf_counter() - start < WINDOW:
+        F.silu(F.conv2d(images, weight, padding=1)).sum().backward()
+        passes += 1
+        start = start or time.perf_counter()
+    return passes / (time.perf_counter() - start)
 
 
 _measured: dict[Hashable, bool] = {}

@@ -29,9 +29,10 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, 
 def save_network(model: nn.Module, arguments: Mapping[str, Any], directory: Path, weights: str = WEIGHTS) -> None:
     """Write the weights and the arguments, each under a temporary name first."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    write_json(directory / CONFIG, arguments, indent=2, sort_keys=True)
     with replacing(directory / weights) as temporary:
         save_tensors(tensors, temporary)
-    write_json(directory / CONFIG, arguments, indent=2, sort_keys=True)
+        temporary.chmod((directory / CONFIG).stat().st_mode)  # for safetensors lets only the owner read it
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:

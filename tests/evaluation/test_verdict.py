@@ -69,3 +69,15 @@ def test_without_the_bound_the_verdict_is_never_kinder():
     order = list(LEVELS)
     for release in (0.3, 0.5, 0.7, 0.9):
         assert order.index(judged(release, real=None)["level"]) >= order.index(judged(release)["level"])
+
+
+@pytest.mark.parametrize("labels", [np.repeat(np.arange(4), [250, 250, 250, 9]), np.repeat(np.arange(3), 250)])
+def test_nothing_is_judged_on_a_handful_of_images_of_a_class_or_none(labels):
+    """With 7 hold-out images it said that real images teach nothing either, and no classifier had seen any."""
+    teacher = {"accuracy": 1.0, "balanced_accuracy": 1.0}
+    for more in ({}, {"real": None}, {"teacher": teacher}):
+        found = judged(0.9, labels=labels, **more)
+        assert found["level"] == "cannot be judged" and found["learned"] is None
+        assert f"has {len(labels) - 750} images of a class, and 10 of each are needed" in found["sentence"]
+        assert "real images" not in found["sentence"] and "teacher" not in found["sentence"]
+    assert judged(0.9, labels=np.repeat(np.arange(4), [250, 250, 250, 10]))["level"] == "good"

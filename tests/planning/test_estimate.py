@@ -2,6 +2,7 @@
 
 import json
 import stat
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from sfumato.features.batch_invariant import one_thread
 from sfumato.planning import estimate
 from sfumato.planning.cost import cost_of
-from sfumato.planning.estimate import FILE, FRAME, OFF, WORK, expected_seconds, remember
+from sfumato.planning.estimate import FILE, FRAME, OFF, WORK, expected_seconds, products_per_second, remember, timed
 from sfumato.privacy.resolved import StagePlan
 from sfumato.settings.recipes import params_of
 from sfumato.settings.stages import STAGES
@@ -30,6 +32,7 @@ SMALL = {
 @pytest.fixture(autouse=True)
 def speed(monkeypatch):
     monkeypatch.setattr(estimate, "products_per_second", lambda bfloat16: 1e9)
+    monkeypatch.setattr(estimate, "THREADS", 4)
 
 
 def expected(state, **changes):
@@ -107,3 +110,33 @@ def test_a_stage_without_an_estimate_has_that_of_its_last_run(tmp_path):
     assert found["finetune"] is None and found["pretrain"] is None and found["central"] == OFF
     remember(tmp_path, replace(plan_of(params, "finetune"), model=params.model), 50.0)
     assert expected(tmp_path, **changes)[1]["finetune"] == 50.0 + found["plan"]
+
+
+def test_the_estimate_is_of_an_idle_machine_whatever_number_of_threads_is_fastest_now(tmp_path, monkeypatch):
+    params, first = expected(tmp_path)
+    plan, work = plan_of(params, "auxiliary"), first["auxiliary"] - first["plan"]
+    with one_thread():  # beside other programs
+        clock = iter([0.0, work * 4**0.7])
+        monkeypatch.setattr(estimate, "now", lambda: next(clock))
+        with timed(tmp_path, plan):
+            pass
+        assert expected(tmp_path)[1]["auxiliary"] == pytest.approx(first["auxiliary"], rel=0.05)
+    monkeypatch.setattr(estimate, "THREADS", 1)
+    alone = expected(tmp_path)[1]
+    assert alone["auxiliary"] - alone["plan"] == pytest.approx(work * 4**0.7, rel=0.05)
+
+
+def test_the_speed_is_measured_in_processor_time(monkeypatch):
+    """Another program that holds the processor for a while leaves it as it was."""
+    monkeypatch.undo()
+    clock = time.perf_counter
+    products_per_second.cache_clear()
+    monkeypatch.setattr(estimate, "MEASURED", 0.05)
+    monkeypatch.setattr(time, "perf_counter", lambda: 1000 * clock())
+    with one_thread():
+        busy = products_per_second(False)
+    products_per_second.cache_clear()
+    monkeypatch.setattr(time, "perf_counter", clock)
+    with one_thread():
+        assert 1 / 3 < busy / products_per_second(False) < 3
+    products_per_second.cache_clear()

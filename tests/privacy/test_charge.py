@@ -366,11 +366,14 @@ def test_a_charge_over_the_lifetime_says_what_was_spent_on_what_and_the_ways_on(
         owner.open(plan="third", permission=SpendingPolicy(delta=1e-5, lifetime_epsilon=one))
     words = str(refusal.value)
     assert f"count {one:.3g} (1 ×)" in words and "central " in words and f"count {one:.3g}, now to come" in words
-    assert all(way in words for way in ("keep the old release", "raise privacy.lifetime_epsilon to", "lower this plan"))
+    assert "keep the old release" in words and "raise privacy.lifetime_epsilon to" in words
+    assert "lower this plan" not in words, "the limit is exceeded already: no plan is small enough"
     raised = float(re.search(r"lifetime_epsilon to ([\d.]+)", words)[1])
     owner.open(
         plan="third", permission=SpendingPolicy(delta=1e-5, lifetime_epsilon=raised)
     )  # what it asks for is enough
+    with pytest.raises(BudgetError, match="or lower this plan: a smaller privacy.epsilon"):
+        owner.open(plan="fourth", permission=SpendingPolicy(delta=1e-5, lifetime_epsilon=1.05 * raised))
 
 
 @pytest.mark.parametrize("limit", [None, 0, -1.0, "none", float("nan"), True])

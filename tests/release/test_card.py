@@ -83,6 +83,9 @@ def test_the_card_is_the_same_bytes_each_time_and_keeps_its_tables_whole():
     assert "| 1 | mal\\|ignant | 500 |" in rows and any("what \\| count gave" in row for row in rows)
 
 
+PLAIN = np.full(40, "plain")  # the kinds of as many images
+
+
 @pytest.fixture
 def release(digits) -> ImageSet:
     """Classes whose names sort in another order than their labels and cannot be names of folders."""
@@ -91,8 +94,8 @@ def release(digits) -> ImageSet:
 
 
 def test_an_archive_gives_back_pixels_labels_and_classes(release, tmp_path):
-    save_npz(tmp_path / "a.npz", release)
-    save_npz(tmp_path / "b.npz", release)
+    save_npz(tmp_path / "a.npz", release, PLAIN)
+    save_npz(tmp_path / "b.npz", release, PLAIN)
     assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
     source = read_source(Data(dataset_id="x", source="npz", path=str(tmp_path / "a.npz")), tmp_path / "raw")
     examples = list(source.train)
@@ -106,7 +109,7 @@ def test_an_archive_gives_back_pixels_labels_and_classes(release, tmp_path):
 def test_folders_of_pngs_load_with_torchvision(release, tmp_path):
     from torchvision.datasets import ImageFolder
 
-    save_png_folders(tmp_path, release)
+    save_png_folders(tmp_path, release, PLAIN)
     found = ImageFolder(str(tmp_path))
     rows = {row["file_name"]: row for row in csv.DictReader((tmp_path / METADATA).open(encoding="utf-8"))}
     assert len(found) == len(release) == len(rows)
@@ -120,7 +123,7 @@ def test_folders_of_pngs_load_with_torchvision(release, tmp_path):
 
 
 def test_folders_of_pngs_load_as_a_source_of_this_program(release, tmp_path):
-    save_png_folders(tmp_path, release)
+    save_png_folders(tmp_path, release, PLAIN)
     source = read_source(Data(dataset_id="x", source="imagefolder", path=str(tmp_path)), tmp_path / "raw")
     order = np.argsort(release.labels, kind="stable")
     examples = list(source.train)
@@ -155,8 +158,9 @@ def test_the_card_says_which_images_are_public_and_which_are_no_plain_ones():
     assert "synthetic" not in chosen.split("## Privacy")[0]
     both = card(sources={"select": 400, "finetune": 800})
     assert "800 were drawn by generative models" in both and "400 are **public images" in both
-    varied = card(kinds={"plain": 600, "distorted": 400, "mixed": 200})
+    varied = card(kinds={"plain": 600, "distorted": 400, "blend": 200})
     assert "600 are as they were drawn, 400 warped, textured" in varied
+    assert "kind by kind: plain, distorted, blend](grid.png)" in varied and 'kinds=["plain"]' in varied
     assert "as they were drawn" not in card()
 
 

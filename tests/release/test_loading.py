@@ -1,5 +1,6 @@
 """A release as arrays: with NumPy alone, whole or not at all."""
 
+import csv
 import json
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from small_release import RECORD, write_release
 
 import sfumato
@@ -82,6 +84,33 @@ def test_what_is_no_release_is_refused(digits, tmp_path):
     (tmp_path / "off" / "privacy.json").write_text("{")
     with pytest.raises(DataError, match="cannot be read"):
         sfumato.load_release(tmp_path / "off")
+
+
+def test_each_image_is_of_a_kind_and_a_kind_can_be_loaded_alone(digits, tmp_path):
+    """Public ones lie among those drawn by a model; changed ones come last, whatever they were made from."""
+    kinds = np.array(["plain", "public"] * 15 + ["distorted"] * 6 + ["blend"] * 4)
+    path = write_release(tmp_path / "release", digits, ("finetune", "select"), kinds=kinds, export=["png"])
+    release = sfumato.load_release(path)
+    assert release.kinds.tolist() == kinds.tolist() == release.to_pandas()["kind"].tolist()
+    assert release.card["kinds"] == {"plain": 15, "distorted": 6, "blend": 4, "public": 15}
+    alone = sfumato.load_release(path, kinds=["plain", "blend"])
+    assert len(alone) == 19 and np.array_equal(alone.images, digits.images[:40][np.isin(kinds, ["plain", "blend"])])
+    rows = list(csv.DictReader((path / "png" / "metadata.csv").open()))
+    assert [row["kind"] for row in sorted(rows, key=lambda row: row["file_name"][-10:])] == kinds.tolist()
+    with pytest.raises(DataError, match="no images of kind mixed: kinds=plain, distorted, blend, public"):
+        sfumato.load_release(path, kinds=["mixed"])
+    with Image.open(path / "grid.png") as grid:
+        assert grid.width == 4 * 10 * (48 + 2) + 2, "ten columns for each kind"
+
+
+def test_a_release_of_before_has_the_kinds_of_its_card_in_their_order(digits, tmp_path):
+    kinds = np.array(["plain"] * 30 + ["distorted"] * 10)
+    path = write_release(tmp_path / "release", digits, kinds=kinds)
+    (path / "kinds.npy").unlink()
+    content = json.loads((path / "privacy.json").read_text())
+    del content["files"]["kinds.npy"]
+    (path / "privacy.json").write_text(json.dumps(content))
+    assert sfumato.load_release(path).kinds.tolist() == kinds.tolist()
 
 
 def test_as_a_torch_dataset_it_trains_with_a_data_loader(digits, tmp_path):

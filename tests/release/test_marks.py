@@ -15,6 +15,8 @@ from sfumato.release.exports import PARQUET, PNG, SOURCE_TYPE, mark_of, save_par
 GENERATED = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"
 NAMES = {"ext": "http://iptc.org/std/Iptc4xmpExt/2008-02-29/", "dc": "http://purl.org/dc/elements/1.1/"}
 
+PLAIN = np.full(30, "plain")  # the kinds of as many images
+
 
 def packet_of(content: bytes) -> str:
     """The XMP packet of a PNG by the PNG and XMP specifications alone; every chunk's checksum must hold."""
@@ -72,7 +74,7 @@ def test_the_pixels_stay_as_they_are(digits, tmp_path):
 def test_a_table_says_it_too_and_so_does_each_picture_in_it(digits, tmp_path, sources):
     parquet = pytest.importorskip("pyarrow.parquet")
     mark = mark_of(sources)
-    save_parquet(tmp_path / PARQUET, ImageSet(digits.images[:5], digits.labels[:5], digits.classes), mark)
+    save_parquet(tmp_path / PARQUET, ImageSet(digits.images[:5], digits.labels[:5], digits.classes), PLAIN[:5], mark)
     table = parquet.read_table(tmp_path / PARQUET)
     metadata = table.schema.metadata
     assert metadata[SOURCE_TYPE.encode()].decode() == (mark.source_type or "not generated")
@@ -84,6 +86,7 @@ def test_a_table_says_it_too_and_so_does_each_picture_in_it(digits, tmp_path, so
 def test_torchvision_loads_marked_folders(digits, tmp_path):
     from torchvision.datasets import ImageFolder
 
-    save_png_folders(tmp_path, ImageSet(digits.images[:30], digits.labels[:30], digits.classes), mark_of(["finetune"]))
+    images = ImageSet(digits.images[:30], digits.labels[:30], digits.classes)
+    save_png_folders(tmp_path, images, PLAIN, mark_of(["finetune"]))
     found = ImageFolder(str(tmp_path))
     assert sorted(label for _, label in found.samples) == sorted(digits.labels[:30].tolist())

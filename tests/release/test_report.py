@@ -101,6 +101,7 @@ def write_release(path: Path, classes=("benign", "<script>alert(1)</script>"), s
         save_images(directory, ImageSet(images, np.arange(12) % 2, tuple(classes)))
         save_png(directory / "grid.png", images.reshape(96, 8))
         card = {"images": 12, "shape": [1, 8, 8], "classes": list(classes), "sources": sources}
+        card["kinds"] = {"plain": 8, "distorted": 4}
         (directory / "card.json").write_text(json.dumps(card))
         save_png(directory / "png" / "0" / "0.png", images[0])
     return path
@@ -311,13 +312,17 @@ def test_the_owners_edition_shows_the_evaluation_and_is_no_artifact(desk, tmp_pa
 def test_the_last_page_says_what_was_released_what_it_cost_and_what_may_be_shared(desk, monkeypatch):
     said = desk("--audience", "owner")
     assert (
-        "12 synthetic images, grey, 8 × 8, 2 classes" in said and "one (image, label), of dataset clinic-2026" in said
+        "12 synthetic images (8 plain, 4 distorted), grey, 8 × 8, 2 classes" in said
+        and "one image with its label, of dataset clinic-2026" in said
     )
     assert f"ε = {bound_text(read_ledger(Path('ledger.json'))['epsilon']['rdp'])} of 10" in said
-    assert (
-        "artifacts/synthesize/, artifacts/report/, ledger.json" in said
-        and "git add params.yaml dvc.lock ledger.json" in said
-    )
+    assert "artifacts/synthesize/, artifacts/report/, ledger.json\n" in said and "git add ledger.json (" in said
+    for name in (".gitignore", "README.md", "params.yaml", "pipelines/own.yaml", "artifacts/teacher/card.json"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text("{}")
+    said = desk("--audience", "owner")
+    assert "git add .gitignore README.md params.yaml pipelines ledger.json (" in said
+    assert "ledger.json; artifacts/teacher/, the classifier (sfumato.load_teacher)" in said
     assert "81 %" not in said and "metrics.json" in said  # standard output is no terminal: a log may be kept
     monkeypatch.setattr("stages.report.on_terminal", lambda: True)
     assert "verdict   fair (81 % of what there is to learn): much." in desk("--audience", "owner")

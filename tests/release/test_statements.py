@@ -142,7 +142,7 @@ def test_the_registry_s_entry_fits_its_schema_and_states_the_ledger(states):
     assert basic["publication_date"] == "2026-11-21" and basic["data_product_type"] == "Synthetic data"
     assert 0.679 < loss["privacy_parameters"]["epsilon"] < 0.68
     assert loss["privacy_parameters"]["delta"] == default_delta(1500)
-    assert loss["privacy_unit"] == "one (image, label)" and loss["number_of_privacy_units"] == 1500
+    assert loss["privacy_unit"] == "one image with its label" and loss["number_of_privacy_units"] == 1500
     mechanisms = content["deployment"]["implementation"]["mechanisms"]
     assert "noise multiplier 5" in mechanisms and "discrete" not in mechanisms
     basic["data_product_type"] = "Pictures"

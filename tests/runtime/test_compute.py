@@ -1,13 +1,16 @@
 import platform
 import subprocess
 import sys
+import time
 import warnings
 
 import pytest
 import torch
 
 from sfumato.errors import ConfigError
-from sfumato.runtime.compute import configure_threads, device, no_cuda
+from sfumato.runtime import compute
+from sfumato.runtime.compute import configure_threads, device, no_cuda, passes_per_second
+from stages.runner import ready_processor
 
 KEPT = """
 import gc, sys, torch
@@ -38,13 +41,39 @@ def test_the_users_word_stays(monkeypatch):
     assert configure_threads() == before == torch.get_num_threads()
 
 
-def test_one_or_all_threads_are_used_and_the_choice_is_in_force(monkeypatch):
+@pytest.mark.parametrize(
+    ("speeds", "best"),
+    [({1: 1.9, 2: 0.23}, 1), ({1: 1.0, 2: 1.9, 4: 3.5, 6: 4.5}, 6), ({1: 1.0, 2: 1.8, 4: 1.9}, 2)],
+    ids=["other programs are running", "all", "more than two bring little"],
+)
+def test_more_threads_are_used_as_long_as_they_are_faster_and_the_choice_is_in_force(monkeypatch, speeds, best):
     before = torch.get_num_threads()
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(compute, "passes_per_second", speeds.__getitem__)
     try:
-        torch.set_num_threads(2)
-        assert configure_threads() in (1, 2)
-        assert configure_threads() == torch.get_num_threads()
+        torch.set_num_threads(2 if len(speeds) == 2 else 6)
+        assert configure_threads() == best == torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_stage_says_how_many_threads_it_found_fastest_and_nothing_if_the_user_chose(monkeypatch, capsys):
+    monkeypatch.setattr(compute, "THREADS", 8)
+    monkeypatch.setattr(compute, "configure_processor", lambda: 2)
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    ready_processor("pretrain")
+    assert capsys.readouterr().err == ""
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    ready_processor("pretrain")
+    assert capsys.readouterr().err == "pretrain: 2 of 8 threads, which is fastest now\n"
+
+
+def test_a_number_of_threads_is_tried_in_a_moment():
+    before = torch.get_num_threads()
+    try:
+        start = time.process_time()
+        assert passes_per_second(1) > 0 and torch.get_num_threads() == 1
+        assert time.process_time() - start < 1
     finally:
         torch.set_num_threads(before)
 

@@ -225,7 +225,7 @@ def test_weights_that_are_no_numbers_are_refused_though_their_hash_fits(tmp_path
 @pytest.mark.parametrize("name", ["=cmd|'/C calc'!A0", "+1", "-1", "@SUM(1)"])
 def test_a_spreadsheet_computes_no_name(tmp_path, name):
     images = ImageSet(np.zeros((2, 4, 4, 1), np.uint8), np.array([0, 1]), (name, "b"))
-    save_png_folders(tmp_path, images)
+    save_png_folders(tmp_path, images, np.full(2, "plain"))
     for line in (tmp_path / METADATA).read_text().splitlines():
         assert not any(cell.strip('"').startswith(("=", "+", "-", "@")) for cell in line.split(","))
     assert all(

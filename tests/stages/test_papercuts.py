@@ -32,13 +32,13 @@ def test_the_home_of_nobody_is_one_sentence(desk, tmp_path, words):
     assert code == 4 and "begins with ~" in text and "Traceback" not in text
 
 
-def test_who_stops_a_stage_is_told_that_nothing_is_lost(desk, monkeypatch):
+def test_who_stops_a_stage_is_told_what_goes_on_and_what_starts_again(desk, monkeypatch):
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("sfumato.settings.recipes.load_params", stop)
     code, text = desk("prepare", "sensitive")
-    assert code == 130 and "run the same again, nothing is lost" in text
+    assert code == 130 and "a query goes on and is not charged twice, anything else starts again" in text
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\x1b[2J", "a\u202eb", os.fsdecode(b"a\xff")])

@@ -61,7 +61,10 @@ def test_a_release_for_patients_says_so_everywhere_and_names_nobody(clinic):
     assert clinic("ledger", "check", "--unit", "person")[0] == 2
     page, card = Path("artifacts/report/index.html").read_text(), Path("artifacts/synthesize/README.md").read_text()
     assert "for any single patient, with all their images" in page and "several images of one person" not in page
-    assert "one group, which is all images of one person" in card and "several images of one person" not in card
+    assert (
+        "differ in all images of one person with their labels, added" in card
+        and "several images of one person" not in card
+    )
     files = [path for path in Path().rglob("*") if path.is_file() and path.name != "set.npz"]
     assert all(
         b"Q7734" not in path.read_bytes() and "Q7734".encode("utf-32-le") not in path.read_bytes() for path in files

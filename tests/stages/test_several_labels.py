@@ -94,13 +94,13 @@ def test_a_folder_with_fourteen_labels_becomes_a_release_that_teaches_each_of_th
     assert len(aurocs) == 14 and min(aurocs) > 0.6 and np.mean(aurocs) > 0.8
     image, target = release.to_torch()[3]
     assert image.shape == (1, 12, 12) and target.tolist() == release.labels[3].tolist()
-    assert list(release.to_pandas().columns) == ["image", *FINDINGS]
+    assert list(release.to_pandas().columns) == ["image", "kind", *FINDINGS]
     with Path("artifacts/synthesize/labels.csv").open() as file:
         heads, *rows = csv.reader(file)
     assert heads == FINDINGS and [[int(cell) for cell in row] for row in rows] == release.labels.tolist()
     with Path("artifacts/synthesize/png/metadata.csv").open() as file:
         heads, *rows = csv.reader(file)
-    assert heads == ["file_name", *FINDINGS] and rows[7] == ["000007.png", *map(str, release.labels[7])]
+    assert heads == ["file_name", "kind", *FINDINGS] and rows[7] == ["000007.png", "plain", *map(str, release.labels[7])]
     table = parquet.read_table(release.to_huggingface("hub") / PARQUET)
     assert table["labels"][5].as_py() == np.flatnonzero(release.labels[5]).tolist()
     others = [name for name in QUERIES if name not in ("count", "frequency", "teacher")]

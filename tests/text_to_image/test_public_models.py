@@ -93,12 +93,7 @@ RUN = [name for name in STAGES if name not in ("classifier", "select", "evaluate
 
 @pytest.mark.parametrize(
     ("kind", "recipe"),
-    [
-        ("transformer", "dp-sapf"),
-        ("unet-epsilon", "dp-finetune"),
-        ("unet-v", "dp-ldm"),
-        ("transformer", "dp-lora"),
-    ],
+    [("transformer", "dp-sapf"), ("unet-epsilon", "dp-finetune"), ("unet-v", "dp-ldm"), ("transformer", "dp-lora")],
 )
 def test_the_whole_pipeline_ends_in_labelled_images_with_a_ledger(models, repository, kind, recipe):
     from sfumato.release.synthesizer import load_synthesizer

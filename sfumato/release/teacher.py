@@ -1,0 +1,77 @@
+"""The teacher as a product: a classifier that was trained under differential privacy, for whoever receives it.
+
+import sfumato
+teacher = sfumato.load_teacher("artifacts/teacher")
+teacher.probabilities(images).argmax(axis=1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sfumato.errors import DataError, explained
+from sfumato.features.teacher_network import TeacherNetwork, probabilities_of
+from sfumato.features.teacher_network import load_teacher as load_network
+from sfumato.privacy.profile import bound_text
+from sfumato.privacy.resolved import StagePlan
+from sfumato.release.card import cost_of, neighbours, plain, table, template
+from sfumato.storage.artifacts import read_artifact
+from sfumato.storage.documents import read_json
+from sfumato.storage.files import write_json
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A released classifier."""
+
+    network: TeacherNetwork  # (B, C, H, W) float32 in [0, 1] -> (B, classes) logits
+    classes: tuple[str, ...]
+    card: dict[str, Any]  # the content of `card.json`, with ε and δ
+    ledger: dict[str, dict[str, Any]]  # the record of every privacy mechanism behind the weights, by id
+
+    def probabilities(self, images: np.ndarray) -> np.ndarray:
+        """The classes' probabilities, (N, classes) float32, of images (N, H, W, C) uint8.
+
+        Raises DataError for images of another type or shape than those that it was trained on.
+        """
+        channels, *sides = self.card["shape"]
+        if images.dtype != np.uint8 or images.shape[1:] != (*sides, channels):
+            asked = f"uint8 (N, {sides[0]}, {sides[1]}, {channels})"
+            raise DataError(f"images are {images.dtype} {images.shape}, and the teacher takes {asked}")
+        return probabilities_of(self.network, torch.tensor(images).permute(0, 3, 1, 2).float() / 255).numpy()
+
+
+def load_teacher(path: str | Path) -> Teacher:
+    """The teacher in a folder, as `stage teacher` writes it. Raises DataError if it is not one, or was changed."""
+    folder = Path(path)
+    artifact = read_artifact(folder, "teacher")
+    if not artifact.enabled:
+        raise DataError(f"{folder} holds no teacher: the recipe has none")
+    missing = f"{folder} has no card.json: an older version wrote it, which named no classes"
+    with explained(DataError, lambda error: f"{folder / 'card.json'} cannot be read ({error!r})", missing=missing):
+        card: Any = read_json(folder / "card.json")
+        return Teacher(load_network(folder), tuple(card["classes"]), card, artifact.records)
+
+
+def write_card(directory: Path, plan: StagePlan[Any], records: Mapping[str, dict]) -> None:
+    """The cards of the teacher, for programs and for people. records: every charge behind it, by id."""
+    cost, (channels, height, width) = cost_of(plan, records), plan.shape
+    card = {"shape": list(plan.shape), "classes": list(plan.classes), **vars(cost)}
+    write_json(directory / "card.json", card, ensure_ascii=False)
+    text = template("teacher.md", autoescape=False, plain=plain).render(
+        dataset=plan.dataset_id,
+        images=f"{'grey' if channels == 1 else 'colour'} images of {height}×{width} pixels",
+        classes=[(str(label), name) for label, name in enumerate(plan.classes)],
+        epsilon=bound_text(cost.epsilon),
+        delta=bound_text(cost.delta, 3),
+        neighbours=neighbours(cost.units[0], cost.adjacency),
+        charges=sorted((record["stage"], record["released"]) for record in records.values()),
+        table=table,
+    )
+    (directory / "README.md").write_text(text, encoding="utf-8")

@@ -1,0 +1,60 @@
+"""The teacher for whoever receives it: a classifier with its classes, its cost, and nothing that was changed."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from small_release import RECORD
+
+import sfumato
+from sfumato.errors import DataError
+from sfumato.features.projection import ProjectedFeatures
+from sfumato.features.teacher_network import TeacherNetwork, save_teacher
+from sfumato.release.teacher import write_card
+from sfumato.storage.artifacts import write_empty, writing
+
+
+@pytest.fixture
+def folder(digits, tmp_path):
+    images, labels = digits.batch(range(600))
+    features = ProjectedFeatures("pixels", (1, 8, 8), 40)
+    features.fit(images, 0.5, seed=0)
+    means = torch.stack([features(images[labels == m]).mean(0) for m in range(10)])
+    plan = SimpleNamespace(dataset_id="clinic-2026", shape=(1, 8, 8), classes=digits.classes, size_hint=1500)
+    with writing(tmp_path / "teacher", "teacher", records=[RECORD]) as directory:
+        save_teacher(TeacherNetwork.of(features, 20 * means.T), directory)
+        write_card(directory, plan, {RECORD["id"]: RECORD})
+    return tmp_path / "teacher"
+
+
+def test_it_names_the_class_of_images_as_files_hold_them(folder, digits):
+    teacher = sfumato.load_teacher(folder)
+    found = teacher.probabilities(digits.images[:600])
+    assert found.shape == (600, 10) and np.allclose(found.sum(axis=1), 1, atol=1e-5)
+    assert (found.argmax(axis=1) == digits.labels[:600]).mean() > 0.7
+    assert teacher.classes == digits.classes and teacher.ledger == {RECORD["id"]: RECORD}
+    for wrong in (digits.images[:4] / 255, digits.images[:4, :6], digits.images[:4, ..., 0]):
+        with pytest.raises(DataError, match=r"the teacher takes uint8 \(N, 8, 8, 1\)"):
+            teacher.probabilities(wrong)
+
+
+def test_its_cards_state_the_cost_and_others_may_read_every_file(folder):
+    teacher, text = sfumato.load_teacher(folder), (folder / "README.md").read_text()
+    assert 0 < teacher.card["epsilon"] < 2 and "one image with its label, added or removed" in text
+    assert f"δ = {teacher.card['delta']:.3g}"[:8] in text and "| count | counts |" in text and "| 9 | 9 |" in text
+    modes = {path.stat().st_mode & 0o777 for path in folder.iterdir()}
+    assert len(modes) == 1, "weights as the other files"
+
+
+def test_a_changed_one_another_stages_and_an_empty_one_are_refused(folder, tmp_path):
+    (folder / "card.json").write_text("{}")
+    with pytest.raises(DataError, match=r"card\.json no longer has the bytes"):
+        sfumato.load_teacher(folder)
+    write_empty(tmp_path / "off", "teacher")
+    write_empty(tmp_path / "other", "select")
+    with writing(tmp_path / "older", "teacher"):
+        pass
+    for name, why in (("off", "holds no teacher"), ("other", "was written by `select`"), ("older", "an older version")):
+        with pytest.raises(DataError, match=why):
+            sfumato.load_teacher(tmp_path / name)
