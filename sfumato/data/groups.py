@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -13,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from sfumato.data.images import load_array
-from sfumato.errors import UNREADABLE, DataError, PrivateError, explained
+from sfumato.data.tables import read_table
+from sfumato.errors import DataError, PrivateError
 from sfumato.settings.data import Groups
-from sfumato.storage.documents import read_text
 
 # what tables hold where nothing is known, as `spelling` has it
 UNKNOWN = "_ na n/a #n/a <na> nan nat none null nil unknown unk missing anonymous notavailable ? ?? - --"
@@ -85,28 +83,11 @@ def ids_of_files(groups: Groups, files: Sequence[Path], root: Path) -> Ids:
 
 def ids_of_table(table: Path, files: Sequence[Path], root: Path) -> Ids:
     """The ids of a CSV with the columns file and group, which has a row for each of `files` and no other."""
-    broken = f"data.groups.csv={table} is not a table"
-    with explained(
-        DataError,
-        lambda error: f"{broken} ({type(error).__name__}): write a regular file of UTF-8 text with commas",
-        missing=f"data.groups.csv={table} is missing: mend the path, or write that table",
-        causes=(*UNREADABLE, csv.Error),
-    ):
-        text = read_text(table).removeprefix("\ufeff")
-        rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
-    heads = [name.strip() for name in rows[0]] if rows else []
-    if any(heads.count(name) != 1 for name in COLUMNS):
-        raise DataError(f"{broken} with the columns file and group, each once: name them in its first line")
-    place, column = (heads.index(name) for name in COLUMNS)
+    rows = read_table(table, COLUMNS, f"data.groups.csv={table}")
     known = {plain_path(str(path.relative_to(root))): i for i, path in enumerate(files)}
     found: dict[int, str] = {}
-    for number, row in enumerate(rows[1:], 2):
-        if not row:
-            continue
-        if len(row) != len(heads):
-            found_cells = f"{len(row)} cells and {len(heads)} columns"
-            raise PrivateError(f"data.groups.csv={table}, row {number}, has {found_cells}: quote cells with commas")
-        index = known.get(plain_path(row[place]))
+    for number, (name, group) in rows:
+        index = known.get(plain_path(name))
         if index is None:
             raise PrivateError(
                 f"data.groups.csv={table}, row {number}, names a file that is not below data.path: "
@@ -114,7 +95,7 @@ def ids_of_table(table: Path, files: Sequence[Path], root: Path) -> Ids:
             )
         if index in found:
             raise PrivateError(f"data.groups.csv={table}, row {number}, names a file once more: one row for each file")
-        found[index] = row[column]
+        found[index] = group
     for i, path in enumerate(files):
         if i not in found:
             folder = root / path.relative_to(root).parts[0]

@@ -16,7 +16,7 @@ ClassName = Annotated[str, AfterValidator(class_name)]
 # units of privacy: one image with its label, or all images of one person
 IMAGE: Literal["image"] = "image"
 GROUP: Literal["group"] = "group"
-OF_THE_OWNER = ("imagefolder", "npz")  # sources that hold whatever their owner put there
+OF_THE_OWNER = ("imagefolder", "npz", "webdataset")  # sources that hold whatever their owner put there
 
 
 def rising(span: tuple[float, float] | None) -> tuple[float, float] | None:
@@ -29,18 +29,19 @@ Range = Annotated[tuple[FiniteFloat, FiniteFloat] | None, AfterValidator(rising)
 
 
 class Groups(Strict):
-    """Where the id of each image's person is found: csv, pattern, folder, array or dicom. Ids are never written."""
+    """Where the id of each image's person is found, one way of these. Ids are never written."""
 
     csv: str | None = None  # a table with the columns file (the path below data.path) and group (the id)
     pattern: str | None = None  # a regular expression for file names; its one group is the id
     folder: bool = False  # pictures lie in <class>/<id>/
     array: bool = False  # groups.npy in the folder, or `groups` in the archive: one id per image, in their order
     dicom: bool = False  # the PatientID of each DICOM file
+    column: str | None = None  # of the table metadata.*, or the key in a sample's .json (webdataset)
     alone: bool = False  # owner's confirmation: each image without an id is the only one of its person; else refused
 
     @model_validator(mode="after")
     def one_way(self) -> Groups:
-        known = ("csv", "pattern", "folder", "array", "dicom")
+        known = ("csv", "pattern", "folder", "array", "dicom", "column")
         ways = [name for name in known if getattr(self, name)]
         if len(ways) != 1:
             raise ValueError(f"it names {len(ways)} ways to find ids: give one of {', '.join(known)}")
@@ -62,24 +63,28 @@ class Data(Strict):
     """Where the sensitive images come from. Every value in this section is public."""
 
     # name that the odometer counts by, at most 64 of A-Z a-z 0-9 . _ -; None: the source's name. Required for
-    # imagefolder and npz
+    # imagefolder, npz and webdataset
     dataset_id: DatasetId | None = None
     source: str = "digits"  # one of SOURCES (sfumato/data/sources): digits, fashion-mnist, cifar10, imagefolder, …
-    path: str | None = None  # folder or file; required for imagefolder and npz
+    path: str | None = None  # folder or file; required for imagefolder, npz and webdataset
     size: Positive | None = None  # height and width after resizing; None: as in the source
     channels: Literal[1, 3] | None = None  # 1 grey, 3 colour; None: as in the source
     # values shown as black and white, for files with more than 8 bits (16-bit grey, DICOM after its rescale, such as
     # Hounsfield units); required for them
     range: Range = None
     fit: Literal["crop", "pad"] = "crop"  # of images in other proportions: their middle, or black bars
-    classes: tuple[ClassName, ...] | None = None  # names by label, for archives that hold numbers only (MedMNIST)
+    # names by label, for files that hold no list of them: MedMNIST, webdataset, and tables (label_column)
+    classes: tuple[ClassName, ...] | None = None
+    # where labels are: of imagefolder, a column of metadata.csv, .jsonl or .parquet (by file_name), instead of folders;
+    # of webdataset, a key of each .json, instead of .cls
+    label_column: str | None = None
     # public name of this state of the images; a new one makes every query run, and spend, again. None: a random one,
     # drawn at the first preparation and kept
     version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
     holdout_fraction: Fraction = 0.2  # share of the images kept for evaluation; ignored if the source has a test split
     # owner's confirmation: images (or a folder) already counted under another id show other people
     different_people: bool = False
-    groups: Groups | None = None  # which images are of one person, for privacy.unit: group; imagefolder and npz only
+    groups: Groups | None = None  # which images are of one person, for privacy.unit: group; of the owner's own sources
     # owner's confirmation: images that were already charged are regrouped. The odometer is then incomplete
     other_groups: bool = False
 
@@ -94,6 +99,13 @@ class Data(Strict):
     def groups_are_of_the_owner(self) -> Data:
         if self.groups is not None and self.source not in OF_THE_OWNER:
             raise ValueError(f"data.groups needs one of the sources {', '.join(OF_THE_OWNER)}, not {self.source}")
+        tabled = self.label_column is not None or self.source == "webdataset"
+        if tabled and self.source not in ("imagefolder", "webdataset"):
+            raise ValueError(f"data.label_column is of imagefolder and webdataset, not of {self.source}")
+        if self.groups is not None and (self.groups.column is not None) > tabled:
+            raise ValueError("data.groups.column needs labels that are in a table too: set data.label_column")
+        if tabled and self.groups is not None and (self.groups.folder or self.groups.array):
+            raise ValueError("data.groups: with labels in a table, ids are found by column, pattern, csv or dicom")
         return self
 
     @property
