@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sfumato.data.images import ImageSet, as_uint8, save_images
@@ -25,9 +25,11 @@ def save_release(
     sources: Mapping[str, int],
     records: Mapping[str, dict],
     plan: StagePlan[Synthesize],
+    apart: Sequence[str] = (),
 ) -> None:
-    """Write the released set. sources: stage -> images it drew. The picture shows plain images only.
+    """Write the released set. The picture shows plain images only.
 
+    sources: stage -> images it drew; apart: data sets of merged owners, as `cost_of` takes them.
     Raises DataError if a model drew pixels that are not finite.
     """
     images, labels, plain = varied.images, varied.labels, varied.parts["plain"]
@@ -50,10 +52,13 @@ def save_release(
         "labels": "teacher" if plan.settings.relabel else plan.settings.labels,
         "synthetic": PUBLIC_SOURCE not in sources,
         "digital_source_type": mark.source_type,
-        **vars(cost_of(plan, records)),
+        **vars(cost_of(plan, records, apart)),
+        **({"apart": sorted(apart)} if apart else {}),
         "about": dict(plan.about),
         "privacy": PRIVACY,
     }
     write_json(directory / "card.json", card, ensure_ascii=False)
-    text = dataset_card(plan, labels.bincount(minlength=len(plan.classes)).tolist(), sources, varied.parts, records)
+    text = dataset_card(
+        plan, labels.bincount(minlength=len(plan.classes)).tolist(), sources, varied.parts, records, apart
+    )
     (directory / "README.md").write_text(text, encoding="utf-8")

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from sfumato.data.groups import plain_path
-from sfumato.data.sources.source import Listing, Member, Place
+from sfumato.data.sources.source import Listing, Member
 from sfumato.data.tables import FILE, METADATA, Rows, cell_text, classes_in, columns_of, label_of, read_table, table_in
 from sfumato.errors import UNREADABLE, ConfigError, DataError, PrivateError, explained
 from sfumato.storage.documents import class_name, parse_json
