@@ -66,7 +66,7 @@ def collect(project: Path, out: Path) -> None:
     out.mkdir(parents=True)
     for file in (release / "README.md", release / "card.json", release / "grid.png", release / "privacy.json"):
         shutil.copyfile(file, out / file.name)
-    shutil.copyfile(report / "index.html", out / "index.html")
+    shutil.copyfile(report / "index.html", out / "report.html")  # README.md is the index of a site
     shutil.copyfile(project / LEDGER, out / LEDGER)
     found = sfumato.load_release(release)
     first = min(FIRST, found.card["kinds"]["plain"])  # then come those that are distorted or mixed
