@@ -17,6 +17,7 @@ from stages.doctor import doctor
 from stages.evaluate import evaluate
 from stages.init import init
 from stages.launch import leave
+from stages.merge import merge
 from stages.plan import plan
 from stages.report import report
 from stages.runner import command, with_paths
@@ -44,6 +45,7 @@ app.command()(plan)
 for name, stage in STAGES.items():
     app.command()(OWN.get(name) or command(stage))
 app.command()(compare)
+app.command()(merge)
 app.add_typer(ledger.app, name="ledger")
 app.command()(report)
 app.add_typer(recipe.app, name="recipe")

@@ -29,11 +29,15 @@ MINUTES = 30.0
 FEWEST = 10  # pictures of a class, below which it is pointed out
 GROUPS_QUESTION = "Which are whose (a pattern around the id in a file's name, such as ^(P\\d+)_, or a CSV file)"
 NAMED_QUESTION = "The names look like several pictures of one person (p0123_2.png). Protect persons with all theirs?"
-FOLDER_HELP = "Folder of images: one folder a class, or train/ and test/, each laid out so."
+FOLDER_HELP = (
+    "Folder of images: one folder a class, or train/ and test/, each laid out so; or a table metadata.csv, .jsonl or "
+    ".parquet beside them; or tar files (WebDataset)."
+)
+LABEL_HELP = "The column of the labels in metadata.csv, .jsonl or .parquet; of tar files, the key in .json."
 SIZE_HELP = "Public, rounded number of images. Default: their number to one digit, which is published."
 GROUPS_HELP = (
-    "Protect persons with all their images: a pattern whose one group in parentheses is the id in a file's name, or a "
-    "CSV file with the columns file and group."
+    "Protect persons with all their images: a pattern whose one group in parentheses is the id in a file's name, a "
+    "CSV file with the columns file and group, or a column beside the labels."
 )
 RANGE_HELP = "Values of black and white, if pictures have more than 8 bits (16-bit grey, DICOM): 0,4095, say. Public."
 SINGLE_HELP = "Your word that no two images are of one person; reports quote it."
@@ -51,6 +55,7 @@ def init(
     groups: Annotated[str | None, typer.Option(help=GROUPS_HELP)] = None,
     one_image_each: Annotated[bool, typer.Option("--one-image-each", help=SINGLE_HELP)] = False,
     shown: Annotated[str | None, typer.Option("--range", help=RANGE_HELP)] = None,
+    label_column: Annotated[str | None, typer.Option(help=LABEL_HELP)] = None,
     fit: Annotated[Fit, typer.Option(help="Other proportions than square: crop to the middle, or pad with black.")] = (
         Fit.CROP
     ),
@@ -74,22 +79,24 @@ def init(
         raise ConfigError("--epsilon is missing: it is the owner's decision, and has no default (docs: choose ε)")
     ask, span = Questions(yes), range_of(shown)
     try:
-        found = look_at(folder, groups_of(groups), span)
+        found = look_at(folder, groups_of(groups), span, label_column)
     except RangeMissing as missing:
         if yes:
             raise
         say(str(missing))
         span = range_of(ask.text("Values shown as black and white, such as 0,4095", None, None))
-        found = look_at(folder, groups_of(groups), span)
+        found = look_at(folder, groups_of(groups), span, label_column)
     if found.groups is not None and one_image_each:
         raise ConfigError("--one-image-each says that no two images are of one person, and --groups or FOLDER who is")
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name).strip("-._")[:64] or "images"
+    plain = (
+        re.sub(r"[^A-Za-z0-9._-]+", "-", folder.stem if folder.is_file() else folder.name).strip("-._")[:64] or "images"
+    )
     name = ask.text("Name of the dataset, for ever", dataset_id, plain)
     budget = ask.number("Privacy budget ε", epsilon, None)
     if found.groups is None and not one_image_each and found.named and ask.agreed(NAMED_QUESTION):
-        found = look_at(folder, groups_of(found.named), span)
+        found = look_at(folder, groups_of(found.named), span, label_column)
     elif found.groups is None and not one_image_each and ask.agreed("Can two images be of one person?", False):
-        found = look_at(folder, groups_of(ask.text(GROUPS_QUESTION, None, None)), span)
+        found = look_at(folder, groups_of(ask.text(GROUPS_QUESTION, None, None)), span, label_column)
     elif found.groups is None and not yes:
         one_image_each = True
     time = ask.number("Minutes that a run may take on this machine", minutes, MINUTES)
@@ -97,7 +104,8 @@ def init(
 
     unit = GROUP if found.groups is not None else IMAGE if one_image_each else None
     known = facts(found, folder, public, dataset_id=name, epsilon=budget, minutes=time, size_hint=hint, unit=unit)
-    known = replace(known, data=({"range": list(span)} if span else {}) | ({"fit": "pad"} if fit is Fit.PAD else {}))
+    ways = ({"range": list(span)} if span else {}) | ({"fit": "pad"} if fit is Fit.PAD else {})
+    known = replace(known, data=found.data | ways)
     proposed, table = proposal_for(known, len(found.classes))
     show(proposed, known, found, table, size_hint is None)
     if not ask.agreed("Write the project?"):
@@ -151,6 +159,8 @@ def groups_of(text: str | None) -> Groups | None:
         return None
     if Path(text).expanduser().is_file() or text.lower().endswith(".csv"):
         return Groups(csv=str(Path(text).expanduser().resolve()))
+    if re.fullmatch(r"\w+", text):
+        return Groups(column=text)
     try:
         return Groups(pattern=text)
     except ValidationError as error:
@@ -179,7 +189,7 @@ def check_places(folder: Path, public: Path | None, out: Path, force: bool) -> N
         raise ConfigError(f"{out} holds {' and '.join(there)} already: name another folder with --out, or give --force")
 
 
-def look_at(folder: Path, groups: Groups | None, span: tuple[float, float] | None) -> Survey:
+def look_at(folder: Path, groups: Groups | None, span: tuple[float, float] | None, label: str | None = None) -> Survey:
     """What is in the folder."""
     from rich.progress import track
 
@@ -188,7 +198,7 @@ def look_at(folder: Path, groups: Groups | None, span: tuple[float, float] | Non
     def shown(files: Sequence) -> Iterable:
         return track(files, "looking", console=Console(stderr=True)) if sys.stderr.isatty() else files
 
-    return survey(folder, shown, groups, span)
+    return survey(folder, shown, groups, span, label)
 
 
 # --- what is proposed -------------------------------------------------------------------------------------------------
@@ -263,6 +273,7 @@ def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float
     say(f"recipe   {params.recipe}: {proposed.row}; {proposed.grown:.0%} of the way to what was measured")
     public = f"that the dataset exists, its class names ({', '.join(found.classes[:5])}"
     public += f" and {len(found.classes) - 5} more)" if len(found.classes) > 5 else ")"
+    public += ", which are the labels that occur" if found.data else ""
     say(f"public   {public}, the shape of its images, and privacy.size_hint={known.size_hint}")
     if counted:
         what = "persons" if known.unit == GROUP else "images"

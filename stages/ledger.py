@@ -12,7 +12,7 @@ from rich.table import Table
 
 from sfumato.errors import BudgetError, ConfigError, SfumatoError
 from sfumato.settings.stages import QUERIES, STAGES
-from sfumato.storage.artifacts import Artifact, merge_records, read_artifact
+from sfumato.storage.artifacts import Artifact, declared_apart, merge_records, read_artifact
 from sfumato.storage.files import replace_file
 from stages.dvc_lock import keep_copy
 from stages.runner import CardPath
@@ -41,16 +41,18 @@ def write(
     out: Annotated[Path, typer.Option(help="File to write.")] = LEDGER,
 ) -> None:
     """Compose the records of the release and of every query into the ledger, and check it."""
-    from sfumato.data.lineage import remember
     from sfumato.data.store import read_card
-    from sfumato.privacy.check import check_ledger
-    from sfumato.privacy.ledger import build_ledger, by_id, ledger_text, read_budget, seen_of
+    from sfumato.privacy.ledger import build_ledger, read_budget, seen_of
     from sfumato.privacy.odometer import Odometer
     from sfumato.storage.journal import REGROUP
 
     budget = read_budget(folder / "plan" / "budget.json")
     artifacts = [read_artifact(folder / stage, stage) for stage in ("synthesize", *QUERIES)]
     records = merge_records(artifacts)
+    apart = declared_apart(artifacts)
+    if apart and not card.exists():  # what `stage merge` made
+        say(f"note: the journals of {', '.join(apart)} are their owners': what else was ever opened is not known here")
+        return save(build_ledger(budget, records, [], apart=apart), out, artifacts)
     odometer = Odometer(state_dir(), read_card(card).dataset_id)
     mine, journal, head, gap = odometer.dataset_id, [], None, f"{odometer.path} was never begun"
     earlier: set[str] = set()
@@ -69,22 +71,30 @@ def write(
             gap = f"{odometer.path} lacks a charge on dataset {mine!r} that a ledger names"
     except BudgetError as error:
         gap = str(error)
-    ledger = build_ledger(budget, records, journal, dataset_id=mine, head=head)
-    spent, problems = check_ledger(ledger)
-    fail(out, problems)
     if head is None:
         say(f"note: the odometer is incomplete: {gap}")
-    remember(state_dir(), artifacts, PUBLIC)
-    replace_file(out, ledger_text(ledger).encode())
-    keep_copy()
+    save(build_ledger(budget, records, journal, dataset_id=mine, head=head, apart=apart), out, artifacts)
     # The copies of releases that this ledger holds stay, to be restored at no cost. So do those that no ledger held
     # yet: they are paid for, and a kill may have come before the pipeline took them over.
-    replaced = earlier - by_id(ledger).keys()
+    replaced = earlier - records.keys()
     for run, record in odometer.runs().items() if replaced else ():
         if record["id"] in replaced:
             shutil.rmtree(run_directory(run), ignore_errors=True)
+
+
+def save(ledger: dict, out: Path, artifacts: list[Artifact]) -> None:
+    """Check a ledger and write it; remember what was released."""
+    from sfumato.data.lineage import remember
+    from sfumato.privacy.check import check_ledger
+    from sfumato.privacy.ledger import ledger_text
+
+    spent, problems = check_ledger(ledger)
+    fail(out, problems)
+    remember(state_dir(), artifacts, PUBLIC)
+    replace_file(out, ledger_text(ledger).encode())
+    keep_copy()
     bound = f"ε = {spent:.4f} of {ledger['target']:g} at δ = {delta_text(ledger['delta'])}"
-    typer.echo(f"{out}: {bound}, {len(records)} charges")
+    typer.echo(f"{out}: {bound}, {len(ledger['records'])} charges")
 
 
 @app.command()
@@ -100,7 +110,7 @@ def check(
     """Recompute epsilon from the records only; exit 3 if anything does not hold. Needs no data and no GPU."""
     from sfumato.privacy.check import check_ledger, lock_problems
     from sfumato.privacy.events import PROTECTED, UNITS
-    from sfumato.privacy.ledger import read_ledger
+    from sfumato.privacy.ledger import compose, of_one_person, read_ledger
     from sfumato.privacy.opinions import all_opinions, disagreements
 
     for flag, value in (("--epsilon", epsilon), ("--delta", delta)):
@@ -117,7 +127,10 @@ def check(
     if artifacts:
         problems += artifact_problems(content, folder, lock)
     fail(ledger, problems)
-    opinions = all_opinions(content["records"], delta or content["delta"])  # takes seconds: of a ledger that holds
+    at, apart = delta or content["delta"], content.get("apart", ())
+    parts = of_one_person(content["records"], apart)
+    dearest = max(parts.values(), key=lambda part: compose(part, at)["epsilon"]["rdp"])
+    opinions = all_opinions(dearest, at)  # takes seconds: of a ledger that holds
     fail(ledger, disagreements(opinions, content["accountant"]))
     bound = f" ≤ {epsilon:g}" if epsilon is not None else ""
     units = "".join(
@@ -128,6 +141,9 @@ def check(
         f"{len(content['records'])} charges, {content['adjacency']}{units}"
     )
     typer.echo(f"ε by accountant: {', '.join(f'{name} {opinion}' for name, opinion in opinions.items())}")
+    for name, part in parts.items() if apart else ():
+        own = compose(part, at)["epsilon"][content["accountant"]]
+        typer.echo(f"ε = {own:.4f} for whoever is in {name!r} only, by the declaration that the owners' people differ")
 
 
 def artifact_problems(ledger: dict, folder: Path, lock: Path) -> list[str]:
@@ -160,6 +176,8 @@ def artifact_problems(ledger: dict, folder: Path, lock: Path) -> list[str]:
             continue
         unknown = [key for key, record in found[path.name].records.items() if known.get(key) != record]
         problems += [f"{path} depends on charge {key[:8]}, which the ledger does not hold" for key in unknown]
+    if declared_apart(list(found.values())) != tuple(ledger.get("apart", ())):
+        problems.append("it sets data sets apart that its artifacts do not, or they others")
     for name, artifact in found.items():
         if name not in STAGES or not artifact.enabled:
             continue

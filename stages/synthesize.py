@@ -9,7 +9,7 @@ from sfumato.release.synthesis import draw_mixture
 from sfumato.release.variation import vary
 from sfumato.runtime.compute import device
 from sfumato.settings.release import Synthesize
-from sfumato.storage.artifacts import merge_records
+from sfumato.storage.artifacts import declared_apart, merge_records
 from stages.runner import StageRun
 from stages.screen import progress
 
@@ -27,4 +27,5 @@ def synthesize(run: StageRun[Synthesize]) -> None:
         images, labels, sources = draw_mixture(paths, settings, priors, plan.seed, report, plan.shape, guide)
     varied = vary(images, labels, settings, teacher, plan.seed, sources == PUBLIC_SOURCE)
     with run.writing() as directory:
-        save_release(directory, varied, sources, merge_records(list(run.inputs.values())), plan)
+        inputs = list(run.inputs.values())
+        save_release(directory, varied, sources, merge_records(inputs), plan, declared_apart(inputs))

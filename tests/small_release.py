@@ -32,6 +32,7 @@ def write_release(path: Path, digits, sources=("finetune",), about=None, count=4
         shape=(1, 8, 8),
         classes=digits.classes,
         size_hint=1500,
+        delta=None,
         about=about or {},
         settings=Synthesize(**settings),
     )

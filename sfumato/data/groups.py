@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -13,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from sfumato.data.images import load_array
-from sfumato.errors import UNREADABLE, DataError, PrivateError, explained
+from sfumato.data.tables import read_table
+from sfumato.errors import DataError, PrivateError
 from sfumato.settings.data import Groups
-from sfumato.storage.documents import read_text
 
 # what tables hold where nothing is known, as `spelling` has it
 UNKNOWN = "_ na n/a #n/a <na> nan nat none null nil unknown unk missing anonymous notavailable ? ?? - --"
@@ -85,40 +83,20 @@ def ids_of_files(groups: Groups, files: Sequence[Path], root: Path) -> Ids:
 
 def ids_of_table(table: Path, files: Sequence[Path], root: Path) -> Ids:
     """The ids of a CSV with the columns file and group, which has a row for each of `files` and no other."""
-    heads, rows = rows_of_table(table, f"data.groups.csv={table}", COLUMNS, files, root)
-    return [row[heads.index(COLUMNS[1])] for row in rows]
+    return [group for (group,) in rows_of_files(table, f"data.groups.csv={table}", COLUMNS, files, root)]
 
 
-def rows_of_table(
-    table: Path, called: str, needed: Sequence[str], files: Sequence[Path], root: Path
-) -> tuple[list[str], list[list[str]]]:
-    """The columns of a CSV, and its rows in the order of `files`: one for each, and no other.
+def rows_of_files(
+    table: Path, called: str, columns: Sequence[str], files: Sequence[Path], root: Path
+) -> list[list[str]]:
+    """The cells of a table for each of `files`, which has a row for each and no other.
 
-    called: the table in messages; needed: columns that it must have, of which the first holds paths below `root`.
+    called: the table in messages; columns: the first holds paths below `root`, the others are returned.
     """
-    broken = f"{called} is not a table"
-    with explained(
-        DataError,
-        lambda error: f"{broken} ({type(error).__name__}): write a regular file of UTF-8 text with commas",
-        missing=f"{called} is missing: mend the path, or write that table",
-        causes=(*UNREADABLE, csv.Error),
-    ):
-        text = read_text(table).removeprefix("\ufeff")
-        rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
-    heads = [name.strip() for name in rows[0]] if rows else []
-    if any(heads.count(name) != 1 for name in needed):
-        wanted = " and ".join(needed)
-        raise DataError(f"{broken} with the columns {wanted}, each once: name them in its first line")
-    place = heads.index(needed[0])
     known = {plain_path(str(path.relative_to(root))): i for i, path in enumerate(files)}
     found: dict[int, list[str]] = {}
-    for number, row in enumerate(rows[1:], 2):
-        if not row:
-            continue
-        if len(row) != len(heads):
-            found_cells = f"{len(row)} cells and {len(heads)} columns"
-            raise PrivateError(f"{called}, row {number}, has {found_cells}: quote cells with commas")
-        index = known.get(plain_path(row[place]))
+    for number, (name, *cells) in read_table(table, columns, called):
+        index = known.get(plain_path(name))
         if index is None:
             raise PrivateError(
                 f"{called}, row {number}, names a file that is not below data.path: "
@@ -126,12 +104,12 @@ def rows_of_table(
             )
         if index in found:
             raise PrivateError(f"{called}, row {number}, names a file once more: one row for each file")
-        found[index] = row
+        found[index] = cells
     for i, path in enumerate(files):
         if i not in found:
             folder = root / path.relative_to(root).parts[0] if path.parent != root else root
             raise PrivateError(f"{called} lacks {place_of(path, files, folder)}: give each file a row")
-    return heads, [found[i] for i in range(len(files))]
+    return [found[i] for i in range(len(files))]
 
 
 def ids_of_array(array: np.ndarray, count: int, what: str) -> Ids:

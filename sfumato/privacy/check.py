@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sfumato.errors import BudgetError
-from sfumato.privacy.accountant import ACCOUNTANTS, LARGEST_DELTA, RELATIONS, epsilon
-from sfumato.privacy.events import UNITS, event_from_json
-from sfumato.privacy.ledger import Ledger, by_id, compose, odometer_line
+from sfumato.privacy.accountant import ACCOUNTANTS, LARGEST_DELTA, RELATIONS
+from sfumato.privacy.events import UNITS
+from sfumato.privacy.ledger import Ledger, by_id, compose, odometer_line, spent_on_one
 from sfumato.privacy.record import record_problems
 from sfumato.settings.stages import QUERIES
 from sfumato.storage.artifacts import as_text, empty_content
@@ -64,7 +64,11 @@ def check_ledger(
     if problems:
         return math.inf, problems
 
-    stored = compose(records, ledger["delta"])
+    apart = tuple(ledger.get("apart", ()))
+    if apart and (len({*apart}) < 2 or not {*apart} <= {record["dataset_id"] for record in records}):
+        problems.append(f"it sets {', '.join(apart)} apart, of which it lacks records: two data sets or more have some")
+        return math.inf, problems
+    stored = compose(records, ledger["delta"], apart)
     for name, found in stored["epsilon"].items():
         said = ledger["epsilon"].get(name, math.nan)
         if not abs(said - found) <= TOLERANCE * max(1.0, found):
@@ -72,8 +76,7 @@ def check_ledger(
     problems += odometer_problems(ledger)
     if listed(ledger["stages"]) != listed(stored["stages"]):
         problems.append("its table of stages does not list the records it holds: one was added or trimmed")
-    events = [event_from_json(record["event"]) for record in records]
-    spent = epsilon(events, delta, accountant, stored["adjacency"])
+    spent = spent_on_one(records, delta, accountant, stored["adjacency"], apart)
     for what, bound, found, at in (
         ("its own target", ledger["target"], stored["epsilon"][accountant], ledger["delta"]),
         ("--epsilon", limit, spent, delta),

@@ -74,6 +74,7 @@ class Ledger:
     records: tuple[Any, ...]
     odometer: OdometerLine
     digest: str
+    apart: tuple[str, ...] = ()  # of a merged release: data sets that are declared to show different people
 
 
 KEYS = {field.name for field in fields(Ledger)}
@@ -86,29 +87,52 @@ def read_budget(path: Path) -> dict[str, Any]:
     return content
 
 
-def compose(records: Sequence[dict], delta: float) -> dict:
+def of_one_person(records: Sequence[dict], apart: Sequence[str] = ()) -> dict[str, list[dict]]:
+    """The records that bear on one person, by the data set of `apart` that the person is in; by "" without `apart`.
+
+    These are the records of that set, and those of all sets that are not in `apart`, where anybody may be.
+    Guarantee: whoever is in one set of `apart` at most, no record but these depends on.
+    """
+    if not apart:
+        return {"": list(records)}
+    return {own: [r for r in records if r["dataset_id"] == own or r["dataset_id"] not in apart] for own in apart}
+
+
+def spent_on_one(
+    records: Sequence[dict], delta: float, accountant: str, adjacency: str, apart: Sequence[str] = ()
+) -> float:
+    """Epsilon for one person: the largest over the data sets that are apart."""
+    parts = of_one_person(records, apart).values()
+    return max(epsilon(map(event_of, part), delta, accountant, adjacency) for part in parts)
+
+
+def event_of(record: Mapping) -> DpEvent:
+    return event_from_json(record["event"])
+
+
+def compose(records: Sequence[dict], delta: float, apart: Sequence[str] = ()) -> dict:
     """The cost of the records: `epsilon` by every accountant; `stages`, each one's own epsilon and share of the RDP.
 
+    With `apart`, each number is the largest over its data sets, and shares are those of the one that costs most.
     Raises: BudgetError if they have different privacy units, which cannot be composed.
     """
     if len(units := {record["unit"] for record in records}) > 1:
         raise BudgetError(f"records of different units ({', '.join(sorted(units))}) cannot be composed")
-    by_stage: dict[str, list[DpEvent]] = {name: [] for name in QUERIES}
-    for record in records:
-        by_stage[record["stage"]].append(event_from_json(record["event"]))
     adjacency = common_adjacency(records)  # under either relation a Gaussian sum costs the same
-    every = [event for events in by_stage.values() for event in events]
-    shares = shares_of_rdp(by_stage, delta)
+    parts = of_one_person(records, apart).values()
+    dearest = max(parts, key=lambda part: epsilon(map(event_of, part), delta, "rdp", adjacency))
+    shares = shares_of_rdp({n: [event_of(r) for r in dearest if r["stage"] == n] for n in QUERIES}, delta)
+    by_stage = {name: [record for record in records if record["stage"] == name] for name in QUERIES}
     return {
         "adjacency": adjacency,
-        "epsilon": {name: epsilon(every, delta, name, adjacency) for name in ACCOUNTANTS},
+        "epsilon": {name: spent_on_one(records, delta, name, adjacency, apart) for name in ACCOUNTANTS},
         "stages": {
             name: {
-                "epsilon": epsilon(events, delta, "rdp", adjacency),
+                "epsilon": spent_on_one(own, delta, "rdp", adjacency, apart),
                 "share": shares[name],
-                "records": sorted(record["id"] for record in records if record["stage"] == name),
+                "records": sorted(record["id"] for record in own),
             }
-            for name, events in by_stage.items()
+            for name, own in by_stage.items()
         },
     }
 
@@ -144,6 +168,7 @@ def build_ledger(
     *,
     dataset_id: str | None = None,
     head: str | None = None,
+    apart: Sequence[str] = (),
 ) -> dict:
     """The ledger of a release.
 
@@ -151,6 +176,7 @@ def build_ledger(
         budget: the plan's.
         journal, head: as `odometer_line` takes them.
         dataset_id: whose journal it is; None: the first that the records name.
+        apart: data sets of a merged release, which show different people by declaration.
     """
     delta = budget["delta"]
     rows = [records[key] for key in sorted(records)]
@@ -163,9 +189,10 @@ def build_ledger(
         "delta": delta,
         "size_hint": budget["size_hint"],
         "target": budget["target"],
-        **compose(rows, delta),
+        **compose(rows, delta, apart),
         "records": rows,
         "odometer": odometer_line(rows, journal, delta, dataset_id, head),
+        **({"apart": sorted(apart)} if apart else {}),
     }
     return {**ledger, "digest": digest_of(ledger)}
 
@@ -180,8 +207,8 @@ def read_ledger(path: Path) -> dict:
     broken, missing = f"{path} is truncated or not JSON", f"{path} does not exist: {write}"
     with explained(BudgetError, lambda error: f"{broken} ({error}): {again}", missing=missing):
         ledger = read_json(path)
-    if not isinstance(ledger, dict) or set(ledger) != KEYS:
-        found = set(ledger) if isinstance(ledger, dict) else set()
+    found = {*ledger, "apart"} if isinstance(ledger, dict) else set()
+    if found != KEYS:
         raise BudgetError(f"{path} is not a ledger: missing {sorted(KEYS - found)}, unknown {sorted(found - KEYS)}")
     if ledger["schema"] not in READABLE or not isinstance(ledger["records"], list):
         raise BudgetError(f"{path} has schema {ledger['schema']!r}, this version reads {SCHEMA}: {write}")

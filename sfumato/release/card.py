@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from sfumato.privacy.accountant import default_delta, epsilon
-from sfumato.privacy.events import ADD_OR_REMOVE_ONE, PROTECTED, UNITS, ZERO_OUT_ONE, common_adjacency, event_from_json
+from sfumato.privacy.accountant import default_delta
+from sfumato.privacy.events import ADD_OR_REMOVE_ONE, PROTECTED, UNITS, ZERO_OUT_ONE, common_adjacency
+from sfumato.privacy.ledger import spent_on_one
 from sfumato.privacy.profile import bound_text
 from sfumato.privacy.resolved import StagePlan
 from sfumato.release.exports import METADATA, NPZ, PARQUET, PNG, PUBLIC_SOURCE
@@ -55,6 +56,7 @@ def dataset_card(
     sources: Mapping[str, int],
     kinds: Mapping[str, int],
     records: Mapping[str, dict],
+    apart: Sequence[str] = (),
     several: bool = False,
 ) -> str:
     """The card as Markdown with YAML front matter, byte-deterministic; epsilon as in `cost_of`.
@@ -64,9 +66,10 @@ def dataset_card(
         sources: stage -> images it drew.
         kinds: plain, distorted, blend, public -> number of images.
         records: every charge behind the release, by id.
+        apart: data sets of several owners, merged, which show different people by declaration.
         several: an image has any number of labels.
     """
-    settings, cost = plan.settings, cost_of(plan, records)
+    settings, cost = plan.settings, cost_of(plan, records, apart)
     unit = next((record["unit"] for record in records.values()), UNITS[IMAGE])
     claims = {record.get("claim", "") for record in records.values()}
     chosen, drawn = sources.get(PUBLIC_SOURCE, 0), {k: n for k, n in sources.items() if k != PUBLIC_SOURCE}
@@ -90,6 +93,8 @@ def dataset_card(
         neighbours=neighbours(unit, cost.adjacency),
         grouped=unit == UNITS[GROUP],
         claim=claims.pop() if len(claims) == 1 else "",
+        owners=sorted(apart),
+        together=bound_text(cost_of(plan, records).epsilon),
         charges=sorted((record["stage"], record["released"]) for record in records.values()),
         files=files_of(settings.export, shape, channels, len(plan.classes), several),
         several=several,
@@ -164,10 +169,13 @@ class Cost:
     units: list[str]
 
 
-def cost_of(plan: StagePlan[Synthesize], records: Mapping[str, dict]) -> Cost:
-    """The cost of all charges behind a release, at the default delta of the plan's `size_hint`."""
-    adjacency, delta = common_adjacency(records.values()), default_delta(plan.size_hint)
-    spent = epsilon([event_from_json(record["event"]) for record in records.values()], delta, "rdp", adjacency)
+def cost_of(plan: StagePlan[Synthesize], records: Mapping[str, dict], apart: Sequence[str] = ()) -> Cost:
+    """The cost of all charges behind a release, at the plan's delta or the default one of its `size_hint`.
+
+    apart: data sets that show different people by declaration; the cost is that for one person.
+    """
+    adjacency, delta = common_adjacency(records.values()), plan.delta or default_delta(plan.size_hint)
+    spent = spent_on_one(list(records.values()), delta, "rdp", adjacency, apart)
     return Cost(spent, delta, adjacency, sorted({record["unit"] for record in records.values()}))
 
 

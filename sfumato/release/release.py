@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +25,16 @@ SHOWN = 10  # images of each class and kind in the picture
 
 
 def save_release(
-    directory: Path, varied: Varied, sources: np.ndarray, records: Mapping[str, dict], plan: StagePlan[Synthesize]
+    directory: Path,
+    varied: Varied,
+    sources: np.ndarray,
+    records: Mapping[str, dict],
+    plan: StagePlan[Synthesize],
+    apart: Sequence[str] = (),
 ) -> None:
-    """Write the released set. sources: (N,), the stage that drew each. The picture shows each kind beside the others.
+    """Write the released set. The picture shows each kind of image beside the others.
 
+    sources: (N,), the stage that drew each; apart: data sets of merged owners, as `cost_of` takes them.
     Raises DataError if a model drew pixels that are not finite.
     """
     images, labels, drawn = varied.images, varied.labels, counted(sources)
@@ -58,12 +64,14 @@ def save_release(
         "labels": "teacher" if plan.settings.relabel else plan.settings.labels,
         "synthetic": PUBLIC_SOURCE not in drawn,
         "digital_source_type": mark.source_type,
-        **vars(cost_of(plan, records)),
+        **vars(cost_of(plan, records, apart)),
+        **({"apart": sorted(apart)} if apart else {}),
         "about": dict(plan.about),
         "privacy": PRIVACY,
     }
     write_json(directory / "card.json", card, ensure_ascii=False)
-    text = dataset_card(plan, per_class(released.labels, len(plan.classes)).tolist(), drawn, kinds, records, several)
+    counts = per_class(released.labels, len(plan.classes)).tolist()
+    text = dataset_card(plan, counts, drawn, kinds, records, apart, several)
     (directory / "README.md").write_text(text, encoding="utf-8")
 
 

@@ -19,7 +19,7 @@ from sfumato.errors import UNREADABLE, BudgetError, DataError, SfumatoError, exp
 from sfumato.privacy.accountant import round_up
 from sfumato.privacy.check import check_ledger
 from sfumato.privacy.events import PROTECTED, UNITS, ZERO_OUT_ONE, event_from_json, mechanisms
-from sfumato.privacy.ledger import by_id, compose, read_ledger
+from sfumato.privacy.ledger import by_id, compose, event_of, of_one_person, read_ledger
 from sfumato.privacy.profile import bound_text, membership_advantage, privacy_profile, true_positive_rate
 from sfumato.release.card import ABOUT, neighbours, template
 from sfumato.release.exports import PUBLIC_SOURCE
@@ -166,7 +166,10 @@ def what_was_released(artifact: Artifact) -> dict[str, Any]:
 
 def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
     """Epsilon and delta, the table of charges and the bar of spending, all computed again from the records."""
-    composed = compose(ledger["records"], ledger["delta"])
+    apart, delta = ledger.get("apart", ()), ledger["delta"]
+    composed = compose(ledger["records"], delta, apart)
+    owners = of_one_person(ledger["records"], apart).items() if apart else ()
+    together = compose(ledger["records"], delta)["epsilon"][ledger["accountant"]] if apart else 0
     records, rows, start = by_id(ledger), [], 0.0
     for stage in (name for name in QUERIES if composed["stages"][name]["records"]):
         entry = composed["stages"][stage]
@@ -181,7 +184,7 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
         cost = {"epsilon": bound_text(entry["epsilon"]), "share": f"{share:.1f}"}
         rows.append({"stage": stage, "charges": charges, **cost, **place})
         start += share
-    delta, public = ledger["delta"], any(record["stage"] == "histogram" for record in ledger["records"])
+    public = any(record["stage"] == "histogram" for record in ledger["records"])
     first: dict = next(iter(ledger["records"]), {})
     unit, claims = first.get("unit", UNITS[IMAGE]), {record.get("claim") for record in ledger["records"]}
     return {
@@ -207,14 +210,17 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
         "public_images": public,
         "odometer": ledger["odometer"] | {"epsilon": bound_text(ledger["odometer"]["epsilon"])},
         "charges": len(ledger["records"]),
+        "owners": [(own, bound_text(compose(part, delta)["epsilon"][ledger["accountant"]])) for own, part in owners],
+        "together": bound_text(together),
     }
 
 
 def what_it_means(ledger: Mapping) -> dict[str, Any]:
-    """The two ceilings on an attacker, as percentages rounded up."""
-    events = [event_from_json(record["event"]) for record in ledger["records"]]
-    profile = privacy_profile(events, ledger["adjacency"])
-    advantage, hits = membership_advantage(profile), true_positive_rate(profile, FALSE_ALARMS)
+    """The two ceilings on an attacker, as percentages rounded up; of several owners, for a person of the worst off."""
+    parts = of_one_person(ledger["records"], ledger.get("apart", ())).values()
+    profiles = [privacy_profile(map(event_of, part), ledger["adjacency"]) for part in parts]
+    advantage = max(map(membership_advantage, profiles))
+    hits = max(true_positive_rate(profile, FALSE_ALARMS) for profile in profiles)
     strength = "strong" if advantage <= 0.1 else "limited" if advantage <= 0.5 else "weak"
     shares = {"guess": (1 + advantage) / 2, "hits": hits, "advantage": advantage}
     return {name: percent_up(share) for name, share in shares.items()} | {"strength": strength}

@@ -114,9 +114,11 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any
         "size_hint": ledger["size_hint"],
         "neighbours": cost["neighbours"],
         "guarantee": f"(ε, δ)-differentially private with ε = {cost['epsilon']} and δ = {cost['delta']} for "
-        f"{cost['unit']}.",
+        f"{cost['unit']}{' of any one owner, whose people are others by declaration' if cost['owners'] else ''}.",
         "accounting": f"All charges ({cost['charges']}) are composed together; ε by method: {others}.",
-        "all_time": f"When the ledger was written, the charges opened on the dataset were "
+        "all_time": "What was ever opened on each set is in its owner's journal. Further releases add to it."
+        if cost["owners"]
+        else f"When the ledger was written, the charges opened on the dataset were "
         f"{'' if odometer['complete'] else 'at least '}{odometer['charges']} in all, ε = {odometer['epsilon']} "
         "together. Further releases add to it.",
         "trust": " ".join(TRUST),

@@ -17,7 +17,7 @@ ClassName = Annotated[str, AfterValidator(class_name)]
 IMAGE: Literal["image"] = "image"
 GROUP: Literal["group"] = "group"
 SEVERAL: Literal["several"] = "several"
-OF_THE_OWNER = ("imagefolder", "npz")  # sources that hold whatever their owner put there
+OF_THE_OWNER = ("imagefolder", "npz", "webdataset")  # sources that hold whatever their owner put there
 
 
 def rising(span: tuple[float, float] | None) -> tuple[float, float] | None:
@@ -30,18 +30,19 @@ Range = Annotated[tuple[FiniteFloat, FiniteFloat] | None, AfterValidator(rising)
 
 
 class Groups(Strict):
-    """Where the id of each image's person is found: csv, pattern, folder, array or dicom. Ids are never written."""
+    """Where the id of each image's person is found, one way of these. Ids are never written."""
 
     csv: str | None = None  # a table with the columns file (the path below data.path) and group (the id)
     pattern: str | None = None  # a regular expression for file names; its one group is the id
     folder: bool = False  # pictures lie in <class>/<id>/
     array: bool = False  # groups.npy in the folder, or `groups` in the archive: one id per image, in their order
     dicom: bool = False  # the PatientID of each DICOM file
+    column: str | None = None  # of the table metadata.*, or the key in a sample's .json (webdataset)
     alone: bool = False  # owner's confirmation: each image without an id is the only one of its person; else refused
 
     @model_validator(mode="after")
     def one_way(self) -> Groups:
-        known = ("csv", "pattern", "folder", "array", "dicom")
+        known = ("csv", "pattern", "folder", "array", "dicom", "column")
         ways = [name for name in known if getattr(self, name)]
         if len(ways) != 1:
             raise ValueError(f"it names {len(ways)} ways to find ids: give one of {', '.join(known)}")
@@ -63,18 +64,22 @@ class Data(Strict):
     """Where the sensitive images come from. Every value in this section is public."""
 
     # name that the odometer counts by, at most 64 of A-Z a-z 0-9 . _ -; None: the source's name. Required for
-    # imagefolder and npz
+    # imagefolder, npz and webdataset
     dataset_id: DatasetId | None = None
     source: str = "digits"  # one of SOURCES (sfumato/data/sources): digits, fashion-mnist, cifar10, imagefolder, …
-    path: str | None = None  # folder or file; required for imagefolder and npz
+    path: str | None = None  # folder or file; required for imagefolder, npz and webdataset
     size: Positive | None = None  # height and width after resizing; None: as in the source
     channels: Literal[1, 3] | None = None  # 1 grey, 3 colour; None: as in the source
     # values shown as black and white, for files with more than 8 bits (16-bit grey, DICOM after its rescale, such as
     # Hounsfield units); required for them
     range: Range = None
     fit: Literal["crop", "pad"] = "crop"  # of images in other proportions: their middle, or black bars
-    # names by label, for archives that hold numbers only (MedMNIST); with several labels, the columns to take
+    # names by label, for files that hold no list of them: MedMNIST, webdataset, and tables (label_column); with several
+    # labels, the columns to take
     classes: tuple[ClassName, ...] | None = None
+    # where labels are: of imagefolder, a column of metadata.csv, .jsonl or .parquet (by file_name), instead of folders;
+    # of webdataset, a key of each .json, instead of .cls
+    label_column: str | None = None
     # labels of an image: one, or any number of them at once, as findings: labels.csv, or a 0/1 matrix in an archive
     labels: Literal["one", "several"] = "one"
     # public name of this state of the images; a new one makes every query run, and spend, again. None: a random one,
@@ -83,7 +88,7 @@ class Data(Strict):
     holdout_fraction: Fraction = 0.2  # share of the images kept for evaluation; ignored if the source has a test split
     # owner's confirmation: images (or a folder) already counted under another id show other people
     different_people: bool = False
-    groups: Groups | None = None  # which images are of one person, for privacy.unit: group; imagefolder and npz only
+    groups: Groups | None = None  # which images are of one person, for privacy.unit: group; of the owner's own sources
     # owner's confirmation: images that were already charged are regrouped. The odometer is then incomplete
     other_groups: bool = False
 
@@ -98,10 +103,17 @@ class Data(Strict):
     def groups_are_of_the_owner(self) -> Data:
         if self.groups is not None and self.source not in OF_THE_OWNER:
             raise ValueError(f"data.groups needs one of the sources {', '.join(OF_THE_OWNER)}, not {self.source}")
-        if self.labels == SEVERAL and self.source not in OF_THE_OWNER:
-            raise ValueError(f"data.labels: several needs one of the sources {', '.join(OF_THE_OWNER)}")
-        if self.labels == SEVERAL and self.groups is not None and self.groups.folder:
-            raise ValueError("data.groups.folder is of folders by class, and several labels have none: name a csv")
+        if self.labels == SEVERAL and (self.source not in ("imagefolder", "npz") or self.label_column is not None):
+            raise ValueError("data.labels: several needs imagefolder, with a column for each label, or npz")
+        if self.labels == SEVERAL and self.groups is not None and (self.groups.folder or self.groups.column):
+            raise ValueError("data.groups: with several labels, ids are found by csv, pattern, array or dicom")
+        tabled = self.label_column is not None or self.source == "webdataset"
+        if tabled and self.source not in ("imagefolder", "webdataset"):
+            raise ValueError(f"data.label_column is of imagefolder and webdataset, not of {self.source}")
+        if self.groups is not None and (self.groups.column is not None) > tabled:
+            raise ValueError("data.groups.column needs labels that are in a table too: set data.label_column")
+        if tabled and self.groups is not None and (self.groups.folder or self.groups.array):
+            raise ValueError("data.groups: with labels in a table, ids are found by column, pattern, csv or dicom")
         return self
 
     @property

@@ -28,11 +28,12 @@ class Artifact:
     records: dict[str, dict] = field(default_factory=dict)  # every charge it depends on, by record id
     local: bool = False  # computed outside the guarantee, never to be released
     enabled: bool = True  # False for the empty artifact of a stage that its recipe switches off
+    apart: tuple[str, ...] = ()  # data sets that were merged, and declared to show different people
 
 
 @dataclass(frozen=True, kw_only=True)
 class Privacy:
-    """The form of `privacy.json`. files: name -> sha256; records: by id."""
+    """The form of `privacy.json`. files: name -> sha256; records: by id; apart: as an Artifact has it."""
 
     schema: int
     stage: str
@@ -40,6 +41,7 @@ class Privacy:
     local: bool
     files: dict[str, str]
     records: dict[str, dict[str, Any]]
+    apart: tuple[str, ...] = ()
 
 
 def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = False) -> Artifact:
@@ -56,7 +58,7 @@ def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = F
         said = validated(Privacy, read_json(file))
         if odd := [key for key, record in said.records.items() if record.get("id") != key]:
             raise ValueError(f"the record {odd[0][:32]!r} has another id")
-    artifact = Artifact(path, said.stage, said.records, said.local, said.enabled)
+    artifact = Artifact(path, said.stage, said.records, said.local, said.enabled, said.apart)
     if stage is not None and artifact.stage != stage:
         raise DataError(f"{path} was written by `{artifact.stage}`, not by `{stage}`: name another directory")
     if problems := changed_files(path, said.files):
@@ -115,13 +117,29 @@ def merge_records(inputs: Sequence[Artifact], own: Sequence[dict] = ()) -> dict[
     return dict(sorted(merged.items()))
 
 
+def declared_apart(inputs: Sequence[Artifact]) -> tuple[str, ...]:
+    """The data sets that are declared to show different people: the widest declaration, if it holds all others.
+
+    Two that overlap say nothing of a person who is in both: then there is none, and all costs add up.
+    """
+    widest = max((artifact.apart for artifact in inputs), key=len, default=())
+    return widest if all({*artifact.apart} <= {*widest} for artifact in inputs) else ()
+
+
 @contextmanager
 def writing(
-    out: Path, stage: str, inputs: Sequence[Artifact] = (), records: Sequence[dict] = (), *, local: bool = False
+    out: Path,
+    stage: str,
+    inputs: Sequence[Artifact] = (),
+    records: Sequence[dict] = (),
+    *,
+    local: bool = False,
+    apart: Sequence[str] = (),
 ) -> Iterator[Path]:
     """A fresh directory that becomes `out`, with its `privacy.json`, when the block ends well; else nothing is left.
 
     An artifact of the same stage at `out` is replaced; anything else there raises ConfigError.
+    apart: data sets that the inputs are of, if they are merged here; by default what the inputs declare.
     """
     check_out(out, stage)
     with replacing_directory(out) as directory:
@@ -134,6 +152,8 @@ def writing(
             },
             "records": merge_records(inputs, records),
         }
+        if apart := apart or declared_apart(inputs):
+            content["apart"] = sorted(apart)
         (directory / PRIVACY).write_text(as_text(content), encoding="utf-8")
 
 

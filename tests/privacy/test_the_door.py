@@ -323,6 +323,7 @@ def test_one_record_under_add_or_remove_limits_the_whole():
                 shape=(1, 8, 8),
                 classes=("a", "b"),
                 size_hint=1000,
+                delta=None,
                 about={},
             ),
             per_class=[1, 1],

@@ -42,6 +42,7 @@ def card(**more) -> str:
         "shape": (1, 8, 8),
         "classes": ("benign", "mal|ignant"),
         "size_hint": 1500,
+        "delta": None,
         "about": {},
     }
     settings = SimpleNamespace(export=more.pop("export", ()), relabel=False)

@@ -21,7 +21,9 @@ def folder(digits, tmp_path):
     features = ProjectedFeatures("pixels", (1, 8, 8), 40)
     features.fit(images, 0.5, seed=0)
     means = torch.stack([features(images[labels == m]).mean(0) for m in range(10)])
-    plan = SimpleNamespace(dataset_id="clinic-2026", shape=(1, 8, 8), classes=digits.classes, size_hint=1500)
+    plan = SimpleNamespace(
+        dataset_id="clinic-2026", shape=(1, 8, 8), classes=digits.classes, size_hint=1500, delta=None
+    )
     with writing(tmp_path / "teacher", "teacher", records=[RECORD]) as directory:
         save_teacher(TeacherNetwork.of(features, 20 * means.T), directory)
         write_card(directory, plan, {RECORD["id"]: RECORD})

@@ -100,7 +100,11 @@ def test_a_folder_with_fourteen_labels_becomes_a_release_that_teaches_each_of_th
     assert heads == FINDINGS and [[int(cell) for cell in row] for row in rows] == release.labels.tolist()
     with Path("artifacts/synthesize/png/metadata.csv").open() as file:
         heads, *rows = csv.reader(file)
-    assert heads == ["file_name", "kind", *FINDINGS] and rows[7] == ["000007.png", "plain", *map(str, release.labels[7])]
+    assert heads == ["file_name", "kind", *FINDINGS] and rows[7] == [
+        "000007.png",
+        "plain",
+        *map(str, release.labels[7]),
+    ]
     table = parquet.read_table(release.to_huggingface("hub") / PARQUET)
     assert table["labels"][5].as_py() == np.flatnonzero(release.labels[5]).tolist()
     others = [name for name in QUERIES if name not in ("count", "frequency", "teacher")]

@@ -39,6 +39,7 @@ SOURCES: dict[str, Reader] = {
     "cifar10": Reader(read_cifar, SENSITIVE + PUBLIC),
     "imagefolder": Reader(read_imagefolder, SENSITIVE + PUBLIC),
     "npz": Reader(read_npz, SENSITIVE + PUBLIC),
+    "webdataset": Reader(read_imagefolder, SENSITIVE),
     "glyphs": Reader(read_drawn, PUBLIC),
     "procedural": Reader(read_drawn, PUBLIC),
     "photos": Reader(read_drawn, PUBLIC),
@@ -56,7 +57,7 @@ def read_source(data: Data, raw: Path) -> Source:
     Raises ConfigError if `data` is incomplete, DataError if files are missing or unusable.
     """
     size = None if data.size is None else (data.size, data.size)
-    asked = {name: getattr(data, name) for name in ("path", "channels", "groups", "range", "classes")}
+    asked = {name: getattr(data, name) for name in ("path", "channels", "groups", "range", "classes", "label_column")}
     several = data.labels == SEVERAL
     request = Request(section="data", name=data.source, size=size, pad=data.fit == "pad", several=several, **asked)
     return open_source(request, raw)

@@ -1,55 +1,39 @@
-"""A folder of pictures, one folder per class; or `train/` and `test/`, each laid out so."""
+"""Pictures: a folder with one folder per class, or `train/` and `test/`, each laid out so; or as `tabled` has them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sfumato.data.groups import ids_of_files, place_of
+from sfumato.data.groups import Ids, checked, ids_of_files, place_of
 from sfumato.data.images import GROUPS, GROUPS_REFUSED
 from sfumato.data.sources.deep import RangeMissing, Span, decode_dicom, is_dicom, shown
 from sfumato.data.sources.label_table import labels_of_table, pictures_below
-from sfumato.data.sources.source import Example, Request, Source, fit
-from sfumato.errors import DataError, PrivateError, explained
+from sfumato.data.sources.source import Example, Listing, Member, Place, Request, Source, fit
+from sfumato.data.sources.tabled import TEST, TRAIN, layout_of, list_metadata, list_shards, required_classes
+from sfumato.errors import ConfigError, DataError, PrivateError, explained
 from sfumato.settings.data import Groups
 from sfumato.storage.documents import class_name
 
 LEFT_BY_SYSTEMS = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx"}  # in any case; hidden files are ignored too
 PERSON = r"^([A-Za-z]+-?\d+)_\d+\."  # in the name of a picture: a person's id, then a number of the picture
-TRAIN, TEST = "train", "test"
 NAMED = 200  # bad files that one refusal names at most
 # Formats of plain pictures. Left out are those that hold programs, such as PostScript, which other programs would run.
 FORMATS = "AVIF BMP DIB GIF ICO JPEG JPEG2000 PCX PNG PPM QOI SGI TGA TIFF WEBP"
 
 
-Labelled = tuple[Path, Any]  # a file and its label: a number, or, of several, (classes,) uint8 of 0 and 1
-
-
-@dataclass(frozen=True)
-class Listing:
-    """The content of a folder, before any picture is decoded: files with their labels, and problems of the rest."""
-
-    classes: tuple[str, ...]
-    train: list[Labelled]
-    test: list[Labelled] | None  # None: no official test split
-    problems: list[str]
-
-    @property
-    def files(self) -> list[Labelled]:
-        return [*self.train, *(self.test or ())]
-
-
 def read_imagefolder(request: Request, raw: Path) -> Source:
     """A folder with one folder of pictures per class, in the order of their names; hidden files are ignored.
 
-    If a folder holds only `train/` and `test/`, `test/` is the hold-out. With several labels, a table names them
-    (`label_table`). Raises DataError, here or while the pictures are decoded, which names every file that cannot be
-    used; with groups, by its place, for its name may be an id.
+    If a folder holds only `train/` and `test/`, `test/` is the hold-out. With labels in a table, or in tar files, the
+    classes are those of `request`; with several labels, a table names them (`label_table`). Raises DataError, here or
+    while the pictures are decoded, which names every file that cannot be used; with groups, by its place, for its name
+    may be an id.
     """
     path, groups = request.required_path(), request.groups
     if request.sensitive and path.is_dir() and (path / GROUPS).exists() and groups is None:
@@ -57,21 +41,43 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
     if request.several:
         found = Listing(*labels_of_table(path, request.classes), None, [])
     else:
-        found = list_folder(path, f"{request.section}.path", groups)
+        if request.tabled:
+            required_classes(request.classes)
+        found = listed(request)
     if not request.sensitive:
         found = replace(found, test=None)
     if found.problems:
         raise refusal([*found.problems, *problems_of(found.files, request)])
-    ids = None if groups is None else ids_of_files(groups, [file for file, _ in found.files], path)
+    ids = None if groups is None else ids_of(groups, found, path)
     if ids is not None and {*ids[: len(found.train)]} & {*ids[len(found.train) :]} - {None}:
         raise PrivateError(
-            f"data.groups: somebody has pictures in both {path / TRAIN} and {path / TEST}, and no guarantee covers the "
+            f"data.groups: somebody has pictures in both {TRAIN} and {TEST} of {path}, and no guarantee covers the "
             "hold-out: move all pictures of a person into one of them"
         )
     shapes: list[tuple[int, ...]] = []  # of the first picture, for both parts
     train = pictures_of(found.train, found.files, request, shapes)
     test = None if found.test is None else pictures_of(found.test, found.files, request, shapes)
     return Source(found.classes, train, test, len(found.files), ids)
+
+
+def listed(request: Request) -> Listing:
+    """The pictures that a request names, by where their labels are."""
+    path, groups = request.required_path(), request.groups
+    if not request.tabled:
+        return list_folder(path, f"{request.section}.path", groups)
+    column = None if groups is None else groups.column
+    if request.name == "webdataset":
+        return list_shards(path, request.label_column, column, request.classes)
+    return list_metadata(path, str(request.label_column), column, request.classes)
+
+
+def ids_of(groups: Groups, found: Listing, path: Path) -> Ids:
+    """The id of each picture, by a table's column or as `ids_of_files` has it."""
+    if groups.column is not None:
+        if found.ids is None:
+            raise ConfigError(f"data.groups.column={groups.column} needs labels in a table too, and {path} has folders")
+        return checked(found.ids, groups)
+    return ids_of_files(groups, [file for file, _ in found.files], path)  # type: ignore[misc]
 
 
 def list_folder(path: Path, option: str = "data.path", groups: Groups | None = None) -> Listing:
@@ -104,7 +110,8 @@ class Survey:
 
     images, held_out: how many; side: the median of the shorter sides; colour: most pictures have some; groups: where
     the ids of persons are found; persons: how many of them are not held out; counts: pictures of each class that are
-    not held out; named: the pattern that finds persons if all names look like p0123_2.png.
+    not held out; named: the pattern that finds persons if all names look like p0123_2.png; data: keys of the section
+    `data` that say where the labels are.
     """
 
     classes: tuple[str, ...]
@@ -116,27 +123,35 @@ class Survey:
     persons: int | None = None
     counts: tuple[int, ...] = ()
     named: str | None = None
+    data: dict[str, Any] = field(default_factory=dict)
 
 
 def survey(
-    path: Path, progress: Callable[[Sequence], Iterable] = iter, groups: Groups | None = None, span: Span | None = None
+    path: Path,
+    progress: Callable[[Sequence], Iterable] = iter,
+    groups: Groups | None = None,
+    span: Span | None = None,
+    label: str | None = None,
 ) -> Survey:
-    """Look at every picture of a folder, whose sizes and channels may differ. groups: None for those of the layout.
+    """Look at every picture of a folder, or of tar files, whose sizes and channels may differ.
 
+    groups: None for those of the layout; label: the column of a table, None for that of the layout.
     Raises RangeMissing if a picture has more than 8 bits and there is no `span`; else DataError that names every file
     that cannot be used; with groups, by its place.
     """
-    groups = groups or groups_shown(path)
-    found = list_folder(path, "FOLDER", groups)
-    request = Request(section="data", name="imagefolder", path=str(path), groups=groups, range=span)
+    source, label, person = layout_of(path, label)
+    tabled = label is not None or source == "webdataset"
+    groups = groups or (person and Groups(column=person)) or (None if tabled else groups_shown(path))
+    request = Request(section="data", name=source, path=str(path), groups=groups, range=span, label_column=label)
+    found = listed(request) if tabled else list_folder(path, "FOLDER", groups)
     problems, sides, coloured = list(found.problems), [], 0
-    for file, label in progress(found.files):
+    for number, (file, label_) in enumerate(progress(found.files), 1):
         try:
             image = decode(file, span=span)
         except RangeMissing:
             raise
         except DataError:
-            problems += problems_of([(file, label)], request)
+            problems += problems_of([(file, label_)], request, number)
             continue
         sides.append(min(image.shape[:2]))
         coloured += image.shape[2] == 3 and bool((image != image[..., :1]).any())
@@ -146,14 +161,16 @@ def survey(
         has = f"{len(found.classes)} class(es) and {len(sides)} pictures"
         raise DataError(f"{path} has {has}: give two or more of each.")
     held_out = None if found.test is None else len(found.test)
-    ids = [] if groups is None else ids_of_files(groups, [file for file, _ in found.files], path)[: len(found.train)]
+    ids = [] if groups is None else ids_of(groups, found, path)[: len(found.train)]
     persons = None if groups is None else len({*ids} - {None}) + ids.count(None)
     side, colour = int(np.median(sides)), 2 * coloured > len(sides)
     counts = tuple(np.bincount([label for _, label in found.train], minlength=len(found.classes)).tolist())
     names = [re.match(PERSON, file.name) for file, _ in found.files]
     seen = {match[1] for match in names if match}
     named = PERSON if all(names) and 1 < len(seen) < len(names) else None
-    return Survey(found.classes, len(found.train), held_out, side, colour, groups, persons, counts, named)
+    data = {"source": source, "classes": list(found.classes)} if tabled else {}
+    data |= {"label_column": label} if label is not None else {}
+    return Survey(found.classes, len(found.train), held_out, side, colour, groups, persons, counts, named, data)
 
 
 def groups_shown(path: Path) -> Groups | None:
@@ -189,7 +206,7 @@ def list_classes(path: Path, root: Path, groups: Groups | None = None) -> Listin
         for entry in entries
         if not entry.is_dir() and entry.suffix.lower() in registered_extensions()
     ]
-    files: list[tuple[Path, int]] = []
+    files: list[Place] = []
     for label, folder in enumerate(folders):
         if wrong := misplaced(folder, root, str(folder)):
             problems.append(wrong)
@@ -224,8 +241,13 @@ def pictures_in(folder: Path, nested: bool) -> list[Path]:
     return [entry for entries in inner for entry in entries]
 
 
-def called(path: Path, request: Request) -> str:
-    """The name of a picture in messages: its file, or, if that may name a person, its place in the class's folder."""
+def called(path: Path | Member, request: Request, number: int) -> str:
+    """The name of a picture in messages: its file, or, if that may name a person, its place.
+
+    number: in the order of the table, where labels are in one; otherwise the place is that in the class's folder.
+    """
+    if isinstance(path, Member) or (request.tabled and request.groups is not None):
+        return f"picture {number} of {request.path}, in the order of its table,"
     if request.groups is None:
         return str(path)
     root = request.required_path()
@@ -242,7 +264,7 @@ def visible(folder: Path) -> list[Path]:
 
 
 def pictures_of(
-    files: list[Labelled], every: list[Labelled], request: Request, shapes: list[tuple[int, ...]]
+    files: list[Place], every: list[Place], request: Request, shapes: list[tuple[int, ...]]
 ) -> Iterator[Example]:
     """Picture files decoded one by one. shapes: takes the shape of the first picture, which all must have.
 
@@ -262,12 +284,15 @@ def pictures_of(
         yield image, label
 
 
-def problems_of(files: Iterable[Labelled], request: Request) -> list[str]:
-    """One sentence for each file that cannot be used, and one for all whose size or channels differ."""
+def problems_of(files: Iterable[Place], request: Request, start: int = 1) -> list[str]:
+    """One sentence for each file that cannot be used, and one for all whose size or channels differ.
+
+    start: the number of the first file, in the order of all.
+    """
     problems: list[str] = []
     shapes: dict[str, tuple[int, ...]] = {}  # by the name in messages
-    for path, _ in files:
-        name = called(path, request)
+    for number, (path, _) in enumerate(files, start):
+        name = called(path, request, number)
         try:
             shapes[name] = fit(decode(path, name, request.range), request, name).shape
         except DataError as error:
@@ -297,7 +322,7 @@ def describe(shape: tuple[int, ...]) -> str:
     return f"{shape[0]}×{shape[1]} {'grey' if shape[2] == 1 else 'colour'}"
 
 
-def decode(path: Path, name: str = "", span: Span | None = None) -> np.ndarray:
+def decode(path: Path | Member, name: str = "", span: Span | None = None) -> np.ndarray:
     """A picture file as (H, W, 1) or (H, W, 3) uint8: upright, transparency over black.
 
     name: in messages, by default its path; span: shows files with more than 8 bits, as `deep.shown` does.
@@ -305,12 +330,12 @@ def decode(path: Path, name: str = "", span: Span | None = None) -> np.ndarray:
     from PIL import Image, ImageOps
 
     name = name or str(path)
-    if is_dicom(path):
+    if isinstance(path, Path) and is_dicom(path):
         return decode_dicom(path, name, span)
     Image.init()
     known = [form for form in FORMATS.split() if form in Image.OPEN]  # what this Pillow was built with
     try:
-        with Image.open(path, formats=known) as opened:
+        with Image.open(path if isinstance(path, Path) else path.opened(), formats=known) as opened:
             if (frames := getattr(opened, "n_frames", 1)) > 1:
                 raise DataError(f"{name} holds {frames} frames: save the one to use as a picture of its own.")
             opened.load()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from sfumato.data.groups import rows_of_table
+from sfumato.data.groups import rows_of_files
 from sfumato.data.sources.deep import is_dicom
+from sfumato.data.sources.source import Place
+from sfumato.data.tables import columns_of
 from sfumato.errors import DataError, PrivateError
 
 TABLES = ("labels.csv", "metadata.csv")
@@ -30,7 +31,7 @@ def pictures_below(root: Path) -> list[Path]:
     return found
 
 
-def labels_of_table(root: Path, columns: Sequence[str] | None) -> tuple[tuple[str, ...], list[tuple[Path, Any]]]:
+def labels_of_table(root: Path, columns: Sequence[str] | None) -> tuple[tuple[str, ...], list[Place]]:
     """The names of the labels, and each picture of a folder with its labels, (classes,) uint8 of 0 and 1.
 
     columns: of the labels, in their order; None: all but `file_name`. The names are those of the columns, so they do
@@ -43,14 +44,9 @@ def labels_of_table(root: Path, columns: Sequence[str] | None) -> tuple[tuple[st
     files = pictures_below(root)
     if link := next((file for file in files if not file.resolve().is_relative_to(root.resolve())), None):
         raise PrivateError(f"{link} is a link out of {root}: copy what it links to in its place")
-    heads, rows = rows_of_table(table, str(table), (FILE, *(columns or ())), files, root)
-    classes = tuple(columns or (name for name in heads if name != FILE))
-    if len({*classes}) < len(classes):
-        raise DataError(f"{table} has two columns of one name: give each label its own")
-    places = [heads.index(name) for name in classes]
-    found = []
-    for file, row in zip(files, rows, strict=True):
-        cells = [row[place].strip() for place in places]
+    classes = tuple(columns or (name for name in columns_of(table) if name != FILE))
+    found: list[Place] = []
+    for file, cells in zip(files, rows_of_files(table, str(table), (FILE, *classes), files, root), strict=True):
         if not {*cells} <= {*VALUES}:
             raise PrivateError(
                 f"{table} has a cell that is neither 0 nor 1 in a column of a label: write one of them for each "

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,6 +37,42 @@ class Source:
     groups: Sequence[str | None] | None = None
 
 
+@dataclass(frozen=True)
+class Member:
+    """A picture within a tar file, which is read where it lies: nothing is unpacked."""
+
+    shard: Path
+    start: int  # of its bytes in the file
+    size: int
+    name: str
+
+    def opened(self) -> io.BytesIO:
+        with self.shard.open("rb") as file:
+            file.seek(self.start)
+            return io.BytesIO(file.read(self.size))
+
+    def __str__(self) -> str:  # in messages: its name may be a person's
+        return f"a picture in {self.shard}"
+
+
+Place = tuple[Path | Member, Any]  # of a picture, and its label: a number, or of several (classes,) uint8 of 0 and 1
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a source holds, before any picture is decoded: pictures with their labels, and problems of the rest."""
+
+    classes: tuple[str, ...]
+    train: list[Place]
+    test: list[Place] | None  # None: no official test split
+    problems: list[str]
+    ids: list[str] | None = None  # of train and then test, where a table gives them
+
+    @property
+    def files(self) -> list[Place]:
+        return [*self.train, *(self.test or ())]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """What the user asks of a source. `section`: "data" for sensitive images, "public" for public ones."""
@@ -50,8 +87,14 @@ class Request:
     groups: Groups | None = None  # where ids are found, of sensitive images
     range: tuple[float, float] | None = None  # values of black and white, of files with more than 8 bits
     pad: bool = False  # images in other proportions get black bars; otherwise their middle is taken
-    classes: tuple[str, ...] | None = None  # names by label, for archives without names
+    classes: tuple[str, ...] | None = None  # names by label, for files without names
+    label_column: str | None = None  # of a table, or of samples
     several: bool = False  # an image has any number of labels
+
+    @property
+    def tabled(self) -> bool:
+        """Labels are in a table or beside the pictures, instead of in the names of folders."""
+        return self.label_column is not None or self.name == "webdataset"
 
     @property
     def sensitive(self) -> bool:

@@ -52,8 +52,8 @@ def test_the_columns_that_are_labels_may_be_named(folder):
     ("table", "message", "private"),
     [
         (None, "write that table", False),
-        ("name,mass,nodule\n", "with the columns file_name, each once", False),
-        ("file_name,mass,mass\n" + "".join(f"{n},0,1\n" for n in ("a.png", "b/2.png", "b/10.png")), "one name", False),
+        ("name,mass,nodule\n", "with the columns file_name and name and mass and nodule, each once", False),
+        ("file_name,mass,mass\n" + "".join(f"{n},0,1\n" for n in ("a.png", "b/2.png", "b/10.png")), "each once", False),
         (TABLE.replace("1.0", ""), "neither 0 nor 1", True),
         (TABLE.replace("1.0", "-1"), "neither 0 nor 1", True),
         (TABLE.replace("1.0", "0.5"), "neither 0 nor 1", True),
@@ -84,7 +84,7 @@ def test_a_bad_picture_is_named_by_its_place_where_its_name_may_be_an_id(folder)
 def test_persons_are_found_by_file_names_and_not_by_folders_of_classes(folder):
     source, _ = read(folder, groups={"pattern": r"^(\w+)[.]png"})
     assert source.groups == ["a", "10", "2"]
-    with pytest.raises(ValueError, match="data.groups.folder is of folders by class"):
+    with pytest.raises(ValueError, match="ids are found by csv, pattern, array or dicom"):
         read(folder, groups={"folder": True})
 
 

@@ -1,0 +1,94 @@
+"""`docs/gallery`: finished releases as the project's own pages, each with its ledger and its first images.
+
+python benchmarks/gallery.py digits --work /tmp/gallery
+python benchmarks/gallery.py clothes --work /tmp/gallery    # the Debian package dataset-fashion-mnist, or a download
+python benchmarks/gallery.py mri --work /tmp/gallery --images FOLDER   # one folder a class
+
+Whatever ran before in the folder --work is kept: a second call spends nothing and only writes the pages again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from pyarrow import parquet
+
+import sfumato
+from sfumato.data.images import ImageSet
+from sfumato.planning.project import dvc_text, params_text
+from sfumato.release.exports import mark_of, save_parquet
+from sfumato.settings.stages import ARTIFACTS, LEDGER
+from stages.init import begin_repository
+
+GALLERY = Path(__file__).resolve().parent.parent / "docs" / "gallery"
+FIRST = 1000  # images of each release
+PARAMS: dict[str, dict[str, Any]] = {
+    "digits": {"recipe": "full", "profile": "digits", "seed": 0, "data": {}, "privacy": {"epsilon": 10}},
+    "clothes": {
+        "recipe": "teacher-generator",
+        "profile": "fashion-mnist-cpu",
+        "seed": 0,
+        "data": {},
+        "privacy": {"epsilon": 1},
+        "auxiliary": {"steps": 400, "images": 12000},
+        "embedding": {"learned": {"steps": 300}},
+        "refine": {"steps": 200, "images": 4000},
+        "synthesize": {"count": 8000},
+    },
+}
+MRI = {"epsilon": 5, "minutes": 10, "dataset_id": "brain-mri"}
+
+
+def make(name: str, project: Path, images: Path | None) -> None:
+    """Write the project, unless it is there, and run all of it but the numbers on real images."""
+    if not (project / "params.yaml").is_file():
+        if images is not None:
+            sfumato.Project.create(project, images=images, **MRI)  # type: ignore[arg-type]
+        else:
+            project.mkdir(parents=True)
+            (project / "params.yaml").write_text(params_text(PARAMS[name], {}), encoding="utf-8")
+            (project / "dvc.yaml").write_text(dvc_text(), encoding="utf-8")
+            begin_repository(project)
+    words = [sys.executable, "-c", "from stages.project import repro; repro()", "report"]
+    subprocess.run(words, cwd=project, check=True)
+
+
+def collect(project: Path, out: Path) -> None:
+    """Copy what a reader looks at, and write the first images as Parquet. All of it was released."""
+    release, report = project / ARTIFACTS / "synthesize", project / ARTIFACTS / "report"
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    for file in (release / "README.md", release / "card.json", release / "grid.png", release / "privacy.json"):
+        shutil.copyfile(file, out / file.name)
+    shutil.copyfile(report / "index.html", out / "report.html")  # README.md is the index of a site
+    shutil.copyfile(project / LEDGER, out / LEDGER)
+    found = sfumato.load_release(release)
+    first = min(FIRST, found.card["kinds"]["plain"])  # then come those that are distorted or mixed
+    some = ImageSet(found.images[:first], found.labels[:first], found.classes)
+    table = out / f"first-{first}.parquet"
+    save_parquet(table, some, found.kinds[:first], mark_of(found.card["sources"]))
+    parquet.write_table(parquet.read_table(table), table, compression="zstd")  # every PNG repeats its mark
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=[*PARAMS, "mri"])
+    parser.add_argument("--work", type=Path, required=True, help="folder of the projects and of their private state")
+    parser.add_argument("--images", type=Path, help="of mri: one folder of pictures a class")
+    given = parser.parse_args()
+    if (given.name == "mri") != (given.images is not None):
+        parser.error("--images goes with mri, and mri with --images")
+    os.environ.setdefault("SFUMATO_STATE", str(given.work.resolve() / "state"))
+    os.environ.setdefault("DVC_SITE_CACHE_DIR", str(given.work.resolve() / "dvc"))
+    make(given.name, given.work / given.name, given.images)
+    collect(given.work / given.name, GALLERY / given.name)
+
+
+if __name__ == "__main__":
+    main()

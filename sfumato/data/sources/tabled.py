@@ -1,0 +1,227 @@
+"""Pictures whose labels are not in the names of folders: a folder with a table, and tar files (WebDataset)."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+
+from sfumato.data.groups import plain_path
+from sfumato.data.sources.source import Listing, Member
+from sfumato.data.tables import FILE, METADATA, Rows, cell_text, classes_in, columns_of, label_of, read_table, table_in
+from sfumato.errors import UNREADABLE, ConfigError, DataError, PrivateError, explained
+from sfumato.storage.documents import class_name, parse_json
+
+TRAIN, TEST = "train", "test"
+LABEL = "label"  # the column, or key, of the label, if nothing else is said
+# columns that hold the ids of persons
+PERSONS = {"group", "person", "person_id", "patient", "patient_id", "patientid", "subject", "subject_id", "participant"}
+LARGEST_LABEL = 1_000_000  # bytes of a .cls or .json
+Fields = dict[str, tarfile.TarInfo]  # of a sample, by suffix
+
+
+def list_metadata(path: Path, label: str, group: str | None, classes: Sequence[str] | None) -> Listing:
+    """A folder with metadata.csv, .jsonl or .parquet: file_name, and columns of the label and of the person's id.
+
+    Or `train/` and `test/`, each with its own. classes: None for those that occur. Raises DataError, ConfigError
+    or PrivateError, as `read_table`; a row that names a file outside of its folder, or twice, is refused, and so is
+    a picture without a row.
+    """
+    if not path.is_dir():
+        raise DataError(f"data.path={path} is not a folder: expected pictures and {METADATA[0]}.")
+    parts = [path] if table_in(path) else [path / TRAIN, *([path / TEST] if (path / TEST).is_dir() else [])]
+    files: list[list[tuple[Path, list[str]]]] = []  # of each part: the picture, its label and id
+    for part in parts:
+        table = table_in(part) if part.is_dir() else None
+        if table is None:
+            raise DataError(f"{part} holds no {', '.join(METADATA)}: write one, or take out data.label_column.")
+        rows = read_table(table, [FILE, label, *([group] if group else [])], str(table))
+        files.append([(file, cells[1:]) for file, (_, cells) in zip(named(table, rows), rows, strict=True)])
+    every = [cells for part in files for _, cells in part]
+    shown = named_classes([cells[0] for cells in every], classes, str(path))
+    train, *test = [[(file, placed(cells[0], shown, str(path))) for file, cells in part] for part in files]
+    ids = [cells[1] for cells in every] if group else None
+    return Listing(shown, list(train), list(test[0]) if test else None, [], ids)
+
+
+def named(table: Path, rows: Rows) -> Iterator[Path]:
+    """The picture of each row, below the table's folder; every picture there has one row."""
+    from PIL.Image import registered_extensions
+
+    folder, pictures = table.parent, {*registered_extensions(), ".dcm", ".dicom"}
+    below = {plain_path(str(file.relative_to(folder))): file for file in sorted(folder.rglob("*"))}
+    known = {name: file for name, file in below.items() if not file.is_dir() and "/." not in f"/{name}"}
+    seen: set[str] = set()
+    for number, (text, *_) in rows:
+        name = plain_path(text)
+        if name not in known:
+            raise PrivateError(f"{table}, row {number}, names a file that is not below {folder}: correct its {FILE}.")
+        if name in seen:
+            raise PrivateError(f"{table}, row {number}, names a picture once more: one row for each.")
+        file = known[name]
+        if not file.is_file() or not file.resolve().is_relative_to(folder.resolve()):
+            raise PrivateError(
+                f"{table}, row {number}, names a link out of {folder}, or a pipe: copy the picture there."
+            )
+        seen.add(name)
+        yield file
+    left = sum(file.suffix.lower() in pictures for name, file in known.items() if name not in seen)
+    if left:
+        raise PrivateError(
+            f"{table} has no row for {left} of the pictures below {folder}: write them, or remove these."
+        )
+
+
+def named_classes(labels: Sequence[str], classes: Sequence[str] | None, what: str) -> tuple[str, ...]:
+    """The classes by the owner's list, or those that occur. Raises PrivateError for an empty label."""
+    if "" in labels:
+        raise PrivateError(
+            f"{what}: picture {labels.index('') + 1}, in the order of its table, has no label: give it one"
+        )
+    with explained(DataError, lambda error: f"{what}: {error}. Rename this label."):
+        return tuple(map(class_name, classes_in(labels))) if classes is None else tuple(classes)
+
+
+def placed(text: str, classes: Sequence[str], what: str) -> int:
+    label = label_of(text, classes)
+    if label is None:
+        raise PrivateError(f"{what} holds a label that data.classes does not name: {text[:40]!r}. Name all of them.")
+    return label
+
+
+def shards_of(path: Path) -> list[Path]:
+    """The tar files that a path names: itself, or those in the folder. Raises DataError if there are none."""
+    found = [path] if path.is_file() else sorted(path.glob("*.tar")) if path.is_dir() else []
+    if not found:
+        raise DataError(f"data.path={path} is neither a tar file nor a folder of them (*.tar).")
+    for file in found:
+        if not file.is_file() or (path.is_dir() and not file.resolve().is_relative_to(path.resolve())):
+            raise DataError(f"{file} is a link out of {path}, or not a file: copy the shard there.")
+    return found
+
+
+def list_shards(path: Path, label: str | None, group: str | None, classes: Sequence[str] | None) -> Listing:
+    """Samples of tar files, each of one picture with a `.cls` (name or number of its class), or a `.json`.
+
+    Shards whose names begin with "test" are the hold-out. label: the key in each .json, instead of .cls; group: the key
+    of the person's id. Raises DataError or PrivateError, which names a sample by its place.
+    Guarantee: nothing is unpacked, and links within an archive are refused.
+    """
+    from PIL.Image import registered_extensions
+
+    pictures = {suffix[1:] for suffix in registered_extensions()}
+    parts: dict[bool, list[tuple[Member, str, str]]] = {False: [], True: []}  # held out or not
+    shards = shards_of(path)
+    for shard in shards:
+        held_out = shard.name.startswith(TEST) and len(shards) > 1
+        with readable(shard), tarfile.open(shard, "r:") as archive:
+            for number, (name, fields) in enumerate(samples_in(archive, shard), 1):
+                what = f"{shard}: sample {number}"
+                shown = [suffix for suffix in fields if suffix in pictures]
+                if len(shown) != 1:
+                    raise PrivateError(f"{what} has {len(shown)} pictures: expected one ({', '.join(sorted(fields))}).")
+                picture = fields[shown[0]]
+                text, person = words_of(archive, fields, label, group, what)
+                member = Member(shard, picture.offset_data, picture.size, f"{name}.{shown[0]}")
+                parts[held_out].append((member, text, person))
+    every = [row for part in parts.values() for row in part]
+    named = named_classes([text for _, text, _ in every], classes, str(path))
+    train, test = ([(row[0], placed(row[1], named, str(path))) for row in parts[side]] for side in (False, True))
+    ids = [person for _, _, person in every] if group else None
+    return Listing(named, list(train), list(test) or None, [], ids)
+
+
+def readable(shard: Path) -> AbstractContextManager[None]:
+    """Raise DataError if a tar file cannot be read."""
+    wrong = f"{shard} cannot be read as a plain tar file"
+    causes = (*UNREADABLE, tarfile.TarError, EOFError, OverflowError)
+    return explained(DataError, lambda e: f"{wrong} ({type(e).__name__}): write it without compression.", causes=causes)
+
+
+def samples_in(archive: tarfile.TarFile, shard: Path) -> Iterator[tuple[str, Fields]]:
+    """The samples of an archive by their names up to the first dot. Hidden files are left out."""
+    found: dict[str, Fields] = {}
+    for number, entry in enumerate(archive, 1):
+        if entry.isdir():
+            continue
+        if entry.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or entry.sparse:
+            raise DataError(f"{shard}: entry {number} is a link or no plain file: write the file itself.")
+        folder, _, last = entry.name.rpartition("/")
+        key, _, suffix = last.partition(".")
+        if not key:
+            continue
+        fields = found.setdefault(f"{folder}/{key}", {})
+        if fields.setdefault(suffix.lower(), entry) is not entry:
+            raise PrivateError(f"{shard}: entry {number} gives a sample two files of one kind: remove one.")
+    with shard.open("rb") as file:
+        file.seek(archive.offset)
+        if any(file.read(tarfile.BLOCKSIZE)) or archive.offset > shard.stat().st_size:
+            raise DataError(
+                f"{shard} is cut short, or damaged after entry {len(archive.getmembers())}: write it again."
+            )
+    yield from ((key.rpartition("/")[2], fields) for key, fields in found.items())
+
+
+def words_of(
+    archive: tarfile.TarFile, fields: Fields, label: str | None, group: str | None, what: str
+) -> tuple[str, str]:
+    """The label and the person's id that a sample's `.cls` and `.json` give, "" for none."""
+    content: dict = {}
+    if "json" in fields and (label or group or "cls" not in fields):
+        with explained(PrivateError, lambda _: f"{what} has a .json that is not a JSON object: mend it."):
+            content = dict(parse_json(field_text(archive, fields["json"])))
+    words = [content.get(label or LABEL), content.get(group) if group else None]
+    if label is None and "cls" in fields:
+        with explained(PrivateError, lambda _: f"{what} has a .cls that is not a line of text: mend it."):
+            words[0] = field_text(archive, fields["cls"]).strip()
+    texts = [cell_text(word) for word in words]
+    if None in texts or not texts[0]:
+        raise PrivateError(f"{what} has no label of text or a whole number (.cls, or `{label or LABEL}` in .json).")
+    return texts[0] or "", texts[1] or ""
+
+
+def field_text(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> str:
+    if entry.size > LARGEST_LABEL:
+        raise ValueError("it is too large")
+    file = archive.extractfile(entry)
+    assert file is not None  # of a plain file
+    return file.read().decode("utf-8")
+
+
+def required_classes(classes: Sequence[str] | None) -> Sequence[str]:
+    """The owner's list. Raises ConfigError without one: if labels were collected, the list would depend on images."""
+    if classes is None:
+        raise ConfigError("data.classes is missing: name the classes, [a, b, …]; `stage init` writes those that occur")
+    return classes
+
+
+def layout_of(path: Path, label: str | None) -> tuple[str, str | None, str | None]:
+    """The source that a folder or a tar file is of, the column of its labels, and that of persons' ids, as it looks.
+
+    label: the column that the owner names. Class folders win over a table, unless a column is named.
+    """
+    if path.is_file() or (path.is_dir() and [*path.glob("*.tar")] and not any(map(table_in, (path, path / TRAIN)))):
+        heads = keys_of(shards_of(path)[0])
+        return "webdataset", label, next((name for name in heads if name.lower() in PERSONS), None)
+    table = next((found for part in (path, path / TRAIN) if (found := table_in(part))), None) if path.is_dir() else None
+    folders = [part for part in path.iterdir() if part.is_dir() and part.name[0] != "."] if table else []
+    if table is None or (label is None and len(folders) > 1 and {part.name for part in folders} != {TRAIN, TEST}):
+        return "imagefolder", label, None
+    with explained(DataError, lambda error: f"{table} is not a table ({type(error).__name__}): mend it"):
+        heads = [name for name in columns_of(table) if name != FILE]
+    person = next((name for name in heads if name.lower() in PERSONS and name != label), None)
+    left = [name for name in heads if name != person]
+    label = label or (LABEL if LABEL in heads else left[0] if len(left) == 1 else None)
+    if label is None:
+        raise ConfigError(f"{table} has the columns {', '.join(heads)}: name that of the labels by --label-column")
+    return "imagefolder", label, person
+
+
+def keys_of(shard: Path) -> list[str]:
+    """The keys of the first sample's .json, if it has one."""
+    with suppress(*UNREADABLE, tarfile.TarError, EOFError), tarfile.open(shard, "r:") as archive:
+        for entry in archive:
+            if entry.isreg() and entry.name.lower().endswith(".json"):
+                return [*dict(parse_json(field_text(archive, entry)))]
+    return []

@@ -1,0 +1,179 @@
+"""`stage merge`: several owners' noisy sums as one release, from which everything free goes on."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sfumato.errors import ConfigError, DataError
+from sfumato.settings.recipes import as_yaml
+from sfumato.settings.stages import QUERIES, STAGES, Kind
+from sfumato.storage.artifacts import Artifact, check_out, merge_records, read_artifact, write_empty, writing
+from sfumato.storage.documents import dataset_name, read_json
+from sfumato.storage.files import copy_directory, replace_file, write_json
+from stages.state import ARTIFACTS, PUBLIC
+
+# what may differ between the plans of two owners
+THEIRS = {"dataset_id", "size_hint", "mechanism", "delta", "about", "again"}
+FOLDERS_HELP = "Projects of the owners, or copies of them: artifacts/ with the plan, and data/public if it is used."
+PEOPLE_HELP = "Your word that nobody is among the images of two owners; ledger, card and report quote it."
+
+
+def merge(
+    folders: Annotated[list[Path], typer.Argument(help=FOLDERS_HELP)],
+    different_people: Annotated[bool, typer.Option("--different-people", help=PEOPLE_HELP)] = False,
+    out: Annotated[Path, typer.Option(help="Folder of the merged project.")] = Path("."),
+) -> None:
+    """Free: add up the noisy counts and means of owners with the same settings; each owner's ε stays their own."""
+    from sfumato.privacy.ledger import read_budget
+    from sfumato.privacy.resolved import read_stage_plan
+    from sfumato.queries.count import read_counts
+    from sfumato.queries.merging import MERGED, merge_counts, merge_means
+
+    if len(folders) < 2 or out.resolve() in [folder.resolve() for folder in folders]:
+        raise ConfigError("name the projects of two owners or more, and another folder for what is merged (--out)")
+    plans = [plans_of(folder) for folder in folders]
+    first, queries = plans[0], same_settings(folders, plans)
+    found = {name: [read_artifact(folder / ARTIFACTS / name, name) for folder in folders] for name in queries}
+    owners = [owners_of(found["count"][i], plan["count"]["dataset_id"]) for i, plan in enumerate(plans)]
+    apart = sorted(name for own in owners for name in own)
+    if len({*apart}) < len(apart):
+        raise ConfigError(
+            f"two of the projects are of one data set ({', '.join(apart)}): each must have an id of its own"
+        )
+    if not different_people:
+        raise ConfigError(
+            f"nobody may be among the images of two of {', '.join(apart)}: their costs would add up. Say so by "
+            "--different-people, or release separately"
+        )
+    for i, own in enumerate(owners):
+        check_records([artifacts[i] for artifacts in found.values()], own)
+    if other := {r["unit"] for a in found["count"] for r in a.records.values()} - {one_unit(found["count"][0])}:
+        raise ConfigError(f"the owners protect different units ({', '.join(other)} and another)")
+    shared = [name for name, stage in STAGES.items() if stage.public_only and first[name]["enabled"]]
+    check_same(folders, [ARTIFACTS / name for name in shared] + [PUBLIC])
+
+    size_hint = sum(plan["count"]["size_hint"] for plan in plans)
+    records = list(merge_records([artifact for artifacts in found.values() for artifact in artifacts]).values())
+    budgets = [read_budget(folder / ARTIFACTS / "plan" / "budget.json") for folder in folders]
+    budget = merged_budget(budgets, size_hint, records, apart)
+    for name in (*QUERIES, *shared):
+        check_out(out / ARTIFACTS / name, name)
+    write_plans(first, "-and-".join(apart)[:64], size_hint, budget, out / ARTIFACTS / "plan")
+    plan = read_stage_plan(out / ARTIFACTS / "plan" / "auxiliary.yaml", "auxiliary")
+    sizes = [read_counts(count, plan.size_hint, len(plan.classes)).total for count in found["count"]]
+    with writing(out / ARTIFACTS / "count", "count", found["count"], apart=apart) as directory:
+        total = merge_counts(found["count"], directory).total
+    for name in [name for name in queries if name in MERGED and name != "count"]:
+        with writing(out / ARTIFACTS / name, name, found[name], apart=apart) as directory:
+            merge_means(name, found[name], sizes, total, directory, plan)
+    for name in [name for name in QUERIES if name not in queries]:
+        write_empty(out / ARTIFACTS / name, name)
+    for path in [ARTIFACTS / name for name in shared] + [PUBLIC] * (folders[0] / PUBLIC).is_dir():
+        copy_directory(folders[0] / path, out / path)
+    free = [name for name, stage in STAGES.items() if stage.kind is Kind.FREE and name not in shared]
+    typer.echo(f"{out / ARTIFACTS}: {', '.join(queries)} of {', '.join(apart)}; nothing was charged")
+    place = "" if out.resolve() == Path.cwd() else f"cd {out} && "
+    typer.echo(f"next: {place}{' && '.join(f'stage {name}' for name in [*free, 'ledger write', 'report'])}")
+
+
+def plans_of(folder: Path) -> dict[str, dict[str, Any]]:
+    """The resolved file of each stage, as a mapping. Raises ConfigError if one is missing or not whole."""
+    from sfumato.privacy.resolved import read_stage_plan
+    from sfumato.storage.documents import read_yaml
+
+    place = folder / ARTIFACTS / "plan"
+    for name in STAGES:
+        read_stage_plan(place / f"{name}.yaml", name)
+    return {name: read_yaml(place / f"{name}.yaml") for name in STAGES}
+
+
+def same_settings(folders: Sequence[Path], plans: Sequence[Mapping[str, dict[str, Any]]]) -> list[str]:
+    """The queries that ran. Raises ConfigError if the releases do not add up, or their public settings differ."""
+    from sfumato.queries.merging import MERGED, REFUSED
+
+    queries = [name for name in QUERIES if any(plan[name]["enabled"] for plan in plans)]
+    for name in [name for name in queries if name not in MERGED]:
+        raise ConfigError(
+            f"releases of {name} do not add up: {REFUSED[name]}. Take a recipe of {', '.join(MERGED)} only, "
+            "such as dp-merf, dp-mepf or dp-kernel"
+        )
+    if "count" not in queries:
+        raise ConfigError("count is not in `run`: without noisy counts the means of two owners have no weights")
+    for folder, plan in zip(folders[1:], plans[1:], strict=True):
+        for name in (name for name, stage in STAGES.items() if stage.kind is not Kind.LOCAL):
+            own, other = ({k: v for k, v in one[name].items() if k not in THEIRS} for one in (plans[0], plan))
+            for key in sorted(own.keys() | other.keys()):
+                if own.get(key) != other.get(key):
+                    raise ConfigError(
+                        f"{folder} and {folders[0]} differ in {name}.{key}: {other.get(key)} and {own.get(key)}. "
+                        "Owners agree on all settings but data.dataset_id, privacy.size_hint and ε before they spend"
+                    )
+    return queries
+
+
+def owners_of(count: Artifact, dataset_id: str) -> tuple[str, ...]:
+    """The data sets of one project: its own, or those that were merged in it."""
+    return count.apart or (dataset_id,)
+
+
+def one_unit(count: Artifact) -> str:
+    return str(next(record["unit"] for record in count.records.values()))
+
+
+def check_same(folders: Sequence[Path], paths: Sequence[Path]) -> None:
+    """Raise ConfigError if the artifacts at `paths` differ between the projects."""
+    for path in paths:
+        found = [read_artifact(f / path) if (f / path).is_dir() else None for f in folders]
+        files = [None if one is None else read_json(one.path / "privacy.json")["files"] for one in found]
+        if any(one != files[0] for one in files):
+            raise ConfigError(
+                f"{path} is not the same in {', '.join(map(str, folders))}: one owner sends theirs to all"
+            )
+
+
+def check_records(artifacts: Sequence[Artifact], own: Sequence[str]) -> None:
+    """Raise DataError unless each release of one project was charged on all of its own data sets."""
+    for artifact in artifacts:
+        charged = {r["dataset_id"] for r in artifact.records.values() if r["stage"] == artifact.stage}
+        if charged != {*own}:
+            raise DataError(f"{artifact.path} holds no release of {', '.join(own)}: run `stage {artifact.stage}` there")
+
+
+def merged_budget(
+    budgets: Sequence[Mapping[str, Any]], size_hint: int, records: Sequence[dict], apart: Sequence[str]
+) -> dict[str, Any]:
+    """The budget of the merged release: at the smallest δ of the owners, their largest ε, or what it is at that δ."""
+    from sfumato.privacy.accountant import round_up
+    from sfumato.privacy.events import common_adjacency
+    from sfumato.privacy.ledger import spent_on_one
+
+    (recipe, accountant), *others = {(budget["recipe"], budget["accountant"]) for budget in budgets}
+    if others:
+        raise ConfigError("the owners differ in recipe or privacy.accountant: they agree on both before they spend")
+    delta = min(budget["delta"] for budget in budgets)
+    if delta > 1 / size_hint:
+        raise ConfigError(
+            f"δ = {delta:g} is above 1/{size_hint}, of all owners' units: each must plan with a smaller δ"
+        )
+    spent = spent_on_one(records, delta, accountant, common_adjacency(records), apart)
+    target = max(*(budget["target"] for budget in budgets), round_up(spent))
+    return {"recipe": recipe, "accountant": accountant, "delta": delta, "size_hint": size_hint, "target": target}
+
+
+def write_plans(
+    plans: Mapping[str, dict[str, Any]], dataset_id: str, size_hint: int, budget: Mapping[str, Any], folder: Path
+) -> None:
+    """The plan of the merged project: that of the first owner for all of them. No query can run by it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for name, plan in plans.items():
+        theirs = {"dataset_id": dataset_name(dataset_id), "size_hint": size_hint} if plan.get("dataset_id") else {}
+        content = {key: value for key, value in plan.items() if key != "about"} | theirs
+        content |= {"delta": budget["delta"]} if name == "synthesize" else {}
+        replace_file(folder / f"{name}.yaml", as_yaml(content).encode())
+    write_json(folder / "budget.json", dict(budget))

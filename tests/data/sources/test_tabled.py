@@ -1,0 +1,266 @@
+"""Labels in a table beside the pictures (Hugging Face's `imagefolder`), and samples in tar files (WebDataset)."""
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from pydantic import ValidationError
+from writers import read_all
+
+from sfumato.data.sources import read_source, tabled
+from sfumato.data.sources.imagefolder import survey
+from sfumato.errors import ConfigError, DataError, PrivateError
+from sfumato.settings.data import Data
+
+WORDS = ["cat", "dog", "cat", "dog"]
+PATIENTS = ["p1", "p2", "p2", "p3"]
+
+
+def png(value, mode="L"):
+    file = io.BytesIO()
+    Image.fromarray(np.full((6, 6), value, np.uint8)).convert(mode).save(file, "PNG")
+    return file.getvalue()
+
+
+def write_table(folder, rows, form="csv", pictures=None):
+    """Pictures of one grey each, by the name that the rows give, and a table of the rows."""
+    for i, name in enumerate(pictures or [row["file_name"] for row in rows]):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(png(i))
+    file = folder / f"metadata.{form}"
+    if form == "parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    elif form == "jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        lines = [",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]
+        file.write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def rows_of(words=WORDS, names=None):
+    names = names or [f"scans/{i}.png" for i in range(len(words))]
+    return [{"file_name": n, "label": w, "patient": p} for n, w, p in zip(names, words, PATIENTS, strict=True)]
+
+
+def data(path, source="imagefolder", **changes):
+    given = {"label_column": "label"} if source == "imagefolder" else {}
+    return Data(source=source, path=str(path), **{"classes": ("dog", "cat"), **given, **changes})
+
+
+def write_tar(file, samples):
+    """samples: (name, content) of each entry."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(file, "w") as archive:
+        for name, content in samples:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return file
+
+
+def samples(words=WORDS, first=0, **more):
+    for i, word in enumerate(words, first):
+        yield f"shard/{i:03d}.png", png(i)
+        yield f"shard/{i:03d}.cls", str(word).encode()
+        yield f"shard/{i:03d}.json", json.dumps({"finding": word, "patient": PATIENTS[i % 4], **more}).encode()
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_a_table_gives_labels_and_groups_in_the_order_of_its_rows(tmp_path, form):
+    write_table(tmp_path, rows_of(), form)
+    source, images, labels = read_all(data(tmp_path, groups={"column": "patient"}), tmp_path)
+    assert source.classes == ("dog", "cat") and labels == [1, 0, 1, 0] and source.groups == PATIENTS
+    assert [int(image[0, 0, 0]) for image in images] == [0, 1, 2, 3] and source.test is None
+
+
+def test_labels_may_be_numbers_of_the_classes_but_never_names_and_numbers(tmp_path):
+    write_table(tmp_path, rows_of([1, 0, 1, 0]), "jsonl")
+    assert read_all(data(tmp_path), tmp_path)[2] == [1, 0, 1, 0]
+    assert read_all(data(tmp_path, classes=("1", "0")), tmp_path)[2] == [0, 1, 0, 1]
+    with pytest.raises(PrivateError, match=r"data\.classes does not name"):
+        read_all(data(tmp_path, classes=("2", "1")), tmp_path)
+
+
+def test_train_and_test_with_a_table_each_bring_the_hold_out(tmp_path):
+    write_table(tmp_path / "train", rows_of())
+    write_table(tmp_path / "test", rows_of())
+    source = read_source(data(tmp_path), tmp_path)
+    assert [label for _, label in source.test] == [1, 0, 1, 0] and source.size == 8
+    with pytest.raises(PrivateError, match="both train and test"):
+        read_source(data(tmp_path, groups={"column": "patient"}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["../out.png", "/etc/out.png", "scans/../../out.png", "nowhere.png", "C:\\out.png", ""]
+)
+def test_a_row_that_names_a_file_outside_the_folder_is_refused_without_its_name(tmp_path, name):
+    (tmp_path / "out.png").write_bytes(png(9))
+    kept = [f"{i}.png" for i in range(4)]
+    write_table(tmp_path / "in", rows_of(names=[name, *kept[1:]]), "jsonl", kept)
+    with pytest.raises(PrivateError, match="row 1, names a file that is not below") as refused:
+        read_source(data(tmp_path / "in"), tmp_path)
+    assert "out.png" not in str(refused.value)
+
+
+def test_a_link_out_of_the_folder_is_refused_and_a_folder_behind_a_link_is_not_looked_into(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "0.png").write_bytes(png(9))
+    write_table(tmp_path / "in", rows_of())
+    (tmp_path / "in/scans/0.png").unlink()
+    (tmp_path / "in/scans/0.png").symlink_to(tmp_path / "out/0.png")
+    with pytest.raises(PrivateError, match="row 2, names a link out of"):
+        read_source(data(tmp_path / "in"), tmp_path)
+    write_table(tmp_path / "there", rows_of(), pictures=["scans/1.png", "scans/2.png", "scans/3.png"])
+    (tmp_path / "there/linked").symlink_to(tmp_path / "out")
+    text = (tmp_path / "there/metadata.csv").read_text().replace("scans/0.png", "linked/0.png")
+    (tmp_path / "there/metadata.csv").write_text(text)
+    with pytest.raises(PrivateError, match="row 2, names a file that is not below"):
+        read_source(data(tmp_path / "there"), tmp_path)
+
+
+SPOILED = {
+    "a row more": (lambda t: t + "scans/0.png,cat,p1\n", "row 6, names a picture once more"),
+    "a row less": (lambda t: t.replace("scans/0.png,cat,p1\n", ""), "no row for 1 of the pictures"),
+    "a cell less": (lambda t: t.replace("cat,p1", "cat"), "row 2, has 2 cells and 3 columns"),
+    "no label": (lambda t: t.replace("cat,p1", ",p1"), "picture 1, .* has no label"),
+    "an unknown label": (lambda t: t.replace("cat,p1", "cow,p1"), r"data\.classes does not name"),
+    "no column": (lambda t: t.replace("label", "finding"), "with the columns file_name and label"),
+    "an open quote": (lambda t: t + '"', "is not a table"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "message"), SPOILED.values(), ids=SPOILED)
+def test_a_malformed_table_is_one_sentence_that_names_nobody(tmp_path, spoil, message):
+    file = write_table(tmp_path, rows_of()) / "metadata.csv"
+    file.write_text(spoil(file.read_text()))
+    with pytest.raises(DataError, match=message) as refused:
+        read_source(data(tmp_path), tmp_path)
+    assert "p1" not in str(refused.value) and "0.png" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[1]", '{"file_name": "scans/0.png", "label": ["cat", "dog"]}', '{"label": true}']
+)
+def test_a_malformed_json_line_is_named_by_its_number(tmp_path, line):
+    file = write_table(tmp_path, rows_of(), "jsonl") / "metadata.jsonl"
+    file.write_text(file.read_text() + line)
+    with pytest.raises(PrivateError, match="row 5"):
+        read_source(data(tmp_path), tmp_path)
+
+
+def test_a_picture_that_cannot_be_decoded_is_named_by_its_place_where_there_are_groups(tmp_path):
+    write_table(tmp_path, rows_of())
+    (tmp_path / "scans/2.png").write_bytes(b"text")
+    with pytest.raises(DataError, match="picture 3 of .* in the order of its table") as refused:
+        read_all(data(tmp_path, groups={"column": "patient"}), tmp_path)
+    assert "2.png" not in str(refused.value)
+
+
+def test_labels_in_a_table_need_the_owners_list_of_classes(tmp_path):
+    write_table(tmp_path, rows_of())
+    with pytest.raises(ConfigError, match=r"data\.classes is missing"):
+        read_source(data(tmp_path, classes=None), tmp_path)
+    for wrong in ({"groups": {"column": "patient"}, "label_column": None}, {"groups": {"folder": True}}):
+        with pytest.raises(ValidationError, match=r"data\.groups"):
+            data(tmp_path, **wrong)
+
+
+def test_shards_give_samples_in_their_order_and_test_shards_the_hold_out(tmp_path, monkeypatch):
+    write_tar(tmp_path / "in/train-0.tar", samples())
+    write_tar(tmp_path / "in/train-1.tar", samples(first=4))
+    write_tar(tmp_path / "in/test-0.tar", samples(first=8))
+    before = {*tmp_path.rglob("*")}
+    monkeypatch.setattr(tarfile.TarFile, "extract", None)
+    monkeypatch.setattr(tarfile.TarFile, "extractall", None)
+    source, images, labels = read_all(data(tmp_path / "in", "webdataset"), tmp_path)
+    assert labels == 2 * [1, 0, 1, 0] and [int(image[0, 0, 0]) for image in images] == [*range(8)]
+    assert [int(image[0, 0, 0]) for image, _ in source.test] == [8, 9, 10, 11]
+    assert {*tmp_path.rglob("*")} == before
+
+
+def test_a_sample_takes_its_label_and_person_from_json_if_asked(tmp_path):
+    file = write_tar(tmp_path / "a.tar", samples())
+    asked = data(file, "webdataset", label_column="finding", groups={"column": "patient"})
+    source, _, labels = read_all(asked, tmp_path)
+    assert labels == [1, 0, 1, 0] and source.groups == PATIENTS
+    with pytest.raises(PrivateError, match=r"sample 1 has no label .*`finding`"):
+        write_tar(file, [("0.png", png(0)), ("0.cls", b"cat")])
+        read_source(asked, tmp_path)
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
+def test_links_and_devices_in_a_shard_are_refused(tmp_path, kind):
+    file = write_tar(tmp_path / "a.tar", samples())
+    with tarfile.open(file, "a") as archive:
+        entry = tarfile.TarInfo("9.png")
+        entry.type, entry.linkname = kind, "/etc/passwd"
+        archive.addfile(entry)
+    with pytest.raises(DataError, match="entry 13 is a link"):
+        read_source(data(file, "webdataset"), tmp_path)
+
+
+def test_a_shard_that_is_a_link_out_of_its_folder_is_refused(tmp_path):
+    write_tar(tmp_path / "out.tar", samples())
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.tar").symlink_to(tmp_path / "out.tar")
+    with pytest.raises(DataError, match="link out of"):
+        read_source(data(tmp_path / "in", "webdataset"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ([("0.png", png(0))], "sample 1 has no label"),
+        ([("0.cls", b"cat")], "sample 1 has 0 pictures"),
+        ([("0.png", png(0)), ("0.jpg", png(0)), ("0.cls", b"cat")], "sample 1 has 2 pictures"),
+        ([("0.png", png(0)), ("0.cls", b"\xff")], r"\.cls that is not"),
+        ([("0.png", png(0)), ("0.json", b"[]")], "no label|not a JSON object"),
+        ([("0.png", png(0)), ("0.json", b'{"label": NaN}')], "not a JSON object"),
+        ([("0.png", png(0)), ("0.cls", b"cow")], r"data\.classes does not name"),
+        ([("0.png", png(0)), ("0.png", png(0)), ("0.cls", b"cat")], "two files of one kind"),
+        ([("0.png", b"text"), ("0.cls", b"cat")], "picture 1 of .* cannot be read"),
+    ],
+)
+def test_a_malformed_sample_is_named_by_its_place(tmp_path, entries, message):
+    file = write_tar(tmp_path / "a.tar", entries)
+    with pytest.raises(DataError, match=message):
+        read_all(data(file, "webdataset"), tmp_path)
+
+
+@pytest.mark.parametrize("cut", [700, 1536, 5200])
+def test_a_shard_that_is_cut_short_compressed_or_damaged_is_refused(tmp_path, cut):
+    file = write_tar(tmp_path / "a.tar", samples())
+    whole = file.read_bytes()
+    file.write_bytes(whole[:cut])
+    with pytest.raises(DataError, match="cut short|cannot be read"):
+        read_source(data(file, "webdataset"), tmp_path)
+    file.write_bytes(whole[:1024] + b"\x01" * 512 + whole[1536:])  # the header of the third entry
+    with pytest.raises(DataError, match="damaged after entry"):
+        read_source(data(file, "webdataset"), tmp_path)
+
+
+def test_what_a_folder_holds_is_recognised_by_its_layout(tmp_path):
+    write_table(tmp_path / "a", rows_of())
+    found = survey(tmp_path / "a")
+    assert found.data == {"source": "imagefolder", "classes": ["cat", "dog"], "label_column": "label"}
+    assert found.groups.column == "patient" and found.persons == 3 and found.counts == (2, 2)
+    write_tar(tmp_path / "b/a.tar", samples([10, 9, 10, 9]))
+    found = survey(tmp_path / "b")
+    assert found.data == {"source": "webdataset", "classes": ["9", "10"]} and found.groups.column == "patient"
+    for name in ("cat", "dog"):  # folders of classes stay that, whatever table lies beside them
+        (tmp_path / "c" / name).mkdir(parents=True)
+        (tmp_path / "c" / name / "0.png").write_bytes(png(1))
+    (tmp_path / "c/metadata.csv").write_text("file_name,label\ncat/0.png,x\ndog/0.png,y\n")
+    assert survey(tmp_path / "c").data == {} and survey(tmp_path / "c").classes == ("cat", "dog")
+    assert survey(tmp_path / "c", label="label").classes == ("x", "y")
+    write_table(tmp_path / "d", [{"file_name": "0.png", "sex": "f", "age": 3}])
+    with pytest.raises(ConfigError, match="--label-column"):
+        tabled.layout_of(Path(tmp_path / "d"), None)

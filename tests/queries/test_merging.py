@@ -1,0 +1,151 @@
+"""Counts and means of several owners, merged: the same in distribution as one owner's release over all images."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from sfumato.data.prepare import prepare_sensitive
+from sfumato.data.store import read_card
+from sfumato.errors import ConfigError
+from sfumato.features import FeatureMeans
+from sfumato.features.cosine import CosineMoments
+from sfumato.privacy.authorize import ChargeRequest, SpendingPolicy, open_charge
+from sfumato.privacy.events import Mechanism, event_to_json
+from sfumato.privacy.ledger import compose, of_one_person, spent_on_one
+from sfumato.queries.count import public_counts, query_count, read_counts, save_counts
+from sfumato.queries.feature_means import COSINE, load_means, save_means
+from sfumato.queries.merging import merge_counts, merge_means
+from sfumato.settings.data import Data
+from sfumato.storage.artifacts import Artifact, declared_apart, read_artifact, writing
+
+DRAWS, FALSE_ALARM = 100, 1e-4
+SEEDED = Data(source="npz", dataset_id="set", holdout_fraction=0.0)
+
+
+def record(owner, sigma, stage="count", number=0):
+    return {
+        "id": f"{owner}{number}".encode().hex().ljust(32, "0"),
+        "stage": stage,
+        "dataset_id": owner,
+        "unit": "one (image, label)",
+        "adjacency": "add-or-remove-one",
+        "event": event_to_json(Mechanism(noise_multiplier=sigma).event),
+    }
+
+
+def draws_of(folder, digits, rows, sigma):
+    """Many noisy counts of some digits, (DRAWS, 10), by the query under a charge."""
+    folder.mkdir()
+    file = folder / "set.npz"
+    np.savez(file, images=digits.images[rows], labels=digits.labels[rows], classes=np.array(digits.classes))
+    data = SEEDED.model_copy(update={"path": str(file), "different_people": True})
+    prepare_sensitive(data, folder / "state", folder / "card.json", folder)
+    request = ChargeRequest(
+        stage="count", plan="p", settings="p", mechanism=Mechanism(noise_multiplier=sigma, uses=DRAWS), max_norm=1.0,
+        released="counts", sensitivity="1",
+    )  # fmt: skip
+    policy = SpendingPolicy(delta=1e-5, lifetime_epsilon="unlimited")
+    charge = open_charge(folder / "state", read_card(folder / "card.json"), request, policy)
+    return torch.stack([query_count(charge, 10) for _ in range(DRAWS)])
+
+
+def write_counts(folder, noisy, sigma, owner):
+    with writing(folder, "count", records=[record(owner, sigma)]) as directory:
+        save_counts(public_counts(noisy, sigma), noisy, directory)
+    return read_artifact(folder, "count")
+
+
+def test_merged_counts_are_distributed_as_one_owners_count_of_all_images(tmp_path, digits):
+    """Kolmogorov-Smirnov of 1000 counts less the true ones, on each side; false alarms: 1 in 10 000 runs.
+
+    The noise of one owner has the variance of both.
+    """
+    first, second = 6.0, 8.0
+    rows = np.arange(300)
+    a = draws_of(tmp_path / "a", digits, rows[:100], first)
+    b = draws_of(tmp_path / "b", digits, rows[100:], second)
+    whole = draws_of(tmp_path / "ab", digits, rows, math.hypot(first, second))
+    merged = []
+    for i in range(DRAWS):
+        parts = [write_counts(tmp_path / "x", a[i], first, "a"), write_counts(tmp_path / "y", b[i], second, "b")]
+        found = tmp_path / "m"
+        found.mkdir(exist_ok=True)
+        merge_counts(parts, found)
+        merged.append(json.loads((found / "counts.json").read_text())["noisy"])
+    true = np.bincount(digits.labels[rows], minlength=10)
+    assert stats.ks_2samp((merged - true).ravel(), (whole.numpy() - true).ravel()).pvalue > FALSE_ALARM
+    assert (merged - a.numpy() - b.numpy() == 0).all()
+
+
+def test_merging_again_adds_the_noise_of_all(tmp_path):
+    parts = [write_counts(tmp_path / owner, torch.full((3,), 1.0), 3.0, owner) for owner in "abc"]
+    with writing(tmp_path / "ab", "count", parts[:2], apart=["a", "b"]) as directory:
+        merge_counts(parts[:2], directory)
+    both = read_artifact(tmp_path / "ab", "count")
+    assert both.apart == ("a", "b") and {*both.records} == {*parts[0].records, *parts[1].records}
+    (tmp_path / "abc").mkdir()
+    merged = merge_counts([both, parts[2]], tmp_path / "abc")
+    assert merged.per_class.tolist() == pytest.approx([math.sqrt(27)] * 3)  # below the noise: its deviation
+    (tmp_path / "at once").mkdir()
+    assert merge_counts(parts, tmp_path / "at once").per_class.tolist() == pytest.approx(merged.per_class.tolist())
+
+
+def test_merged_means_are_the_sums_over_all_sizes(tmp_path):
+    features = CosineMoments((1, 8, 8), **COSINE, flip=False)
+    sizes, tables = [100.0, 300.0], [torch.rand(features.size, 2) for _ in range(2)]
+    releases = []
+    for i, (table, size) in enumerate(zip(tables, sizes, strict=True)):
+        with writing(tmp_path / str(i), "covariance", records=[record("ab"[i], 4.0, "covariance")]) as directory:
+            save_means("covariance", FeatureMeans(table, features, 4.0 / size), features.arguments, directory)
+        releases.append(read_artifact(tmp_path / str(i), "covariance"))
+    (tmp_path / "m").mkdir()
+    merge_means("covariance", releases, sizes, 400.0, tmp_path / "m", None)
+    found = load_means("covariance", tmp_path / "m")
+    assert torch.allclose(found.table, (tables[0] + 3 * tables[1]) / 4, atol=1e-6)
+    assert found.deviation == pytest.approx(math.hypot(4, 4) / 400)
+    with writing(tmp_path / "1", "covariance", records=[record("b", 4.0, "covariance")]) as directory:
+        other = CosineMoments((1, 8, 8), **COSINE, flip=True)
+        save_means("covariance", FeatureMeans(torch.rand(other.size, 2), other, 0.01), other.arguments, directory)
+    with pytest.raises(ConfigError, match="means of different features"):
+        merge_means("covariance", [releases[0], read_artifact(tmp_path / "1")], sizes, 400.0, tmp_path / "m", None)
+
+
+def test_the_total_of_merged_counts_is_that_of_all(tmp_path):
+    parts = [write_counts(tmp_path / o, torch.tensor([50.0, 70.0]), 2.0, o) for o in "ab"]
+    with writing(tmp_path / "ab", "count", parts, apart=["a", "b"]) as directory:
+        merge_counts(parts, directory)
+    found = read_counts(read_artifact(tmp_path / "ab", "count"), 10, 2)
+    assert found.total == 240 and found.priors.tolist() == pytest.approx([100 / 240, 140 / 240])
+
+
+# --- what one person costs --------------------------------------------------------------------------------------------
+
+
+def cost(records, apart=()):
+    return spent_on_one(records, 1e-5, "rdp", "add-or-remove-one", apart)
+
+
+def test_one_person_costs_what_the_releases_of_their_own_owner_cost():
+    a, b = [record("a", 2.0)], [record("b", 1.0), record("b", 3.0, "frequency", 1)]
+    assert cost(a + b, ("a", "b")) == cost(b) > cost(a)
+    assert cost(a + b) > cost(a + b, ("a", "b"))
+    found = compose(a + b, 1e-5, ("a", "b"))
+    assert found["epsilon"]["rdp"] == cost(b) and found["stages"]["count"]["epsilon"] == cost(b[:1])
+    assert len(found["stages"]["count"]["records"]) == 2 and sum(s["share"] for s in found["stages"].values()) == 1
+
+
+def test_a_set_that_is_not_apart_counts_for_everybody():
+    """Public images that were made from a third set: whoever is in it may be in either of the two as well."""
+    a, b, c = ([record(name, 2.0)] for name in "abc")
+    assert cost(a + b + c, ("a", "b")) == cost(a + c) > cost(a)
+    assert {name: len(part) for name, part in of_one_person(a + b + c, ("a", "b")).items()} == {"a": 2, "b": 2}
+
+
+def test_declarations_that_overlap_leave_all_costs_added_up(tmp_path):
+    artifacts = {apart: Artifact(tmp_path, "count", apart=tuple(apart)) for apart in ("", "ab", "abc", "bd")}
+    assert declared_apart([artifacts[""], artifacts["ab"], artifacts["abc"]]) == ("a", "b", "c")
+    assert declared_apart([artifacts["ab"], artifacts["bd"]]) == () == declared_apart([])

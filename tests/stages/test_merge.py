@@ -1,0 +1,103 @@
+"""`stage merge`: two clinics with the same settings, one release, and a ledger that holds for the people of each."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from sfumato.privacy.check import check_ledger
+from sfumato.privacy.ledger import build_ledger, read_budget, read_ledger
+from sfumato.storage.artifacts import read_artifact
+
+SMALL = {
+    "recipe": "dp-merf",
+    "count": {"noise": "5%"},
+    "frequency": {"size": 200},
+    "auxiliary": {"steps": 3, "batch": 20, "width": 8, "images": 40},
+    "synthesize": {"count": 40},
+}
+FREE = ("auxiliary", "classifier", "refine", "select", "pretrain", "synthesize", "ledger write", "report")
+
+
+def own_epsilon(folder):
+    return read_budget(Path(folder) / "artifacts/plan/budget.json")["epsilon"]
+
+
+@pytest.fixture
+def clinics(desk, tmp_path, monkeypatch, digits):
+    """`desk` in a folder beside those of two clinics, which released counts and an embedding of their own digits."""
+    for i, (name, epsilon, hint) in enumerate((("north", 5, 300), ("south", 3, 300))):
+        (tmp_path / name).mkdir()
+        rows = slice(500 * i, 500 * (i + 1))
+        np.savez(
+            f"{name}.npz", images=digits.images[rows], labels=digits.labels[rows], classes=np.array(digits.classes)
+        )
+        data = {"source": "npz", "path": str(tmp_path / f"{name}.npz"), "dataset_id": name}
+        privacy = {"epsilon": epsilon, "size_hint": hint}
+        shutil.copytree("pipelines", f"{name}/pipelines")
+        monkeypatch.chdir(tmp_path / name)
+        monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / f"state-{name}"))
+        Path("params.yaml").write_text(yaml.safe_dump({**SMALL, "data": data, "privacy": privacy}))
+        for words in ("prepare sensitive", "plan", "count", "frequency"):
+            code, text = desk(*words.split())
+            assert code == 0, text
+        monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state-merger"))
+    return desk
+
+
+def test_two_clinics_release_together_and_each_keeps_its_own_epsilon(clinics, tmp_path, monkeypatch):
+    code, text = clinics("merge", "north", "south", "--out", "both")
+    assert code == 2 and "--different-people" in text and not Path("both").exists()
+    code, text = clinics("merge", "north", "south", "--out", "both", "--different-people")
+    assert code == 0 and "nothing was charged" in text, text
+    merged = read_artifact(Path("both/artifacts/frequency"), "frequency")
+    assert merged.apart == ("north", "south") and len(merged.records) == 4
+    monkeypatch.chdir("both")
+    for words in FREE:
+        code, text = clinics(*words.split())
+        assert code == 0, (words, text)
+    assert not Path(tmp_path / "state-merger/odometer").exists()  # no data set, no charge
+
+    ledger = read_ledger(Path("ledger.json"))
+    assert ledger["epsilon"]["rdp"] == pytest.approx(own_epsilon("../north"), rel=1e-6)  # the larger of the two
+    code, text = clinics("ledger", "check", "--epsilon", "5", "--artifacts")
+    assert code == 0 and "ε = 4.9" in text and "whoever is in 'south' only" in text, text
+    card = Path("artifacts/synthesize/README.md").read_text()
+    assert "of 2 owners (north, south)" in card and "by the word of whoever merged them" in card
+    assert json.loads(Path("artifacts/synthesize/card.json").read_text())["epsilon"] == ledger["epsilon"]["rdp"]
+    page = Path("artifacts/report/index.html").read_text()
+    assert "show different people, by the word" in page and "ever opened on dataset" not in page
+    assert len(np.load("artifacts/synthesize/images.npy")) == 40
+
+    budget, records = read_budget(Path("artifacts/plan/budget.json")), {r["id"]: r for r in ledger["records"]}
+    for apart in (["north"], ["north", "elsewhere"]):
+        problems = check_ledger(build_ledger(budget, records, [], apart=apart))[1]
+        assert any("of which it lacks records" in problem for problem in problems)
+    together = build_ledger(budget, records, [])  # without the declaration all costs add up
+    assert together["epsilon"]["rdp"] > 1.1 * ledger["epsilon"]["rdp"]
+
+
+def test_what_does_not_add_up_is_refused_with_the_reason(clinics, tmp_path):
+    shutil.copytree("north", "copy")
+    code, text = clinics("merge", "north", "copy", "--different-people", "--out", "out")
+    assert code == 2 and "of one data set" in text
+    code, text = clinics("merge", "north", "south", "--different-people", "--out", "north")
+    assert code == 2 and "another folder" in text
+    plan = Path("south/artifacts/plan")
+    for stage, reason in (("finetune", "each of its steps depends"), ("teacher", "each of its steps depends")):
+        file, was = plan / f"{stage}.yaml", (plan / f"{stage}.yaml").read_text()
+        content = yaml.safe_load(was) | {"enabled": True}
+        content["mechanism"] = {"noise_multiplier": 1.0, "sample_rate": 0.5, "uses": 9}
+        file.write_text(yaml.safe_dump(content))
+        code, text = clinics("merge", "north", "south", "--different-people", "--out", "out")
+        assert code == 2 and f"releases of {stage} do not add up: {reason}" in text, text
+        file.write_text(was)
+    file = plan / "frequency.yaml"
+    file.write_text(file.read_text().replace("seed: 0", "seed: 1"))
+    code, text = clinics("merge", "north", "south", "--different-people", "--out", "out")
+    assert code == 2 and "differ in frequency.seed" in text, text
+    assert not Path("out").exists()

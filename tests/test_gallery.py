@@ -1,0 +1,62 @@
+"""Each release of the gallery holds by its own ledger, and its pages are of that release and of no other."""
+
+import hashlib
+import io
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from sfumato.privacy.ledger import by_id, read_ledger
+
+GALLERY = Path(__file__).resolve().parents[1] / "docs" / "gallery"
+ROW = re.compile(r"^\| (\w+) \|.*\| ([\d.]+) \| \[report\]", re.MULTILINE)
+RELEASES = dict(ROW.findall((GALLERY / "README.md").read_text()))
+
+
+def sha256(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_every_release_has_its_row():
+    assert {*RELEASES} == {path.name for path in GALLERY.iterdir() if path.is_dir()} and len(RELEASES) == 3
+    assert sum(file.stat().st_size for file in GALLERY.rglob("*")) < 3_000_000
+
+
+@pytest.mark.parametrize(("name", "epsilon"), RELEASES.items())
+def test_the_ledger_holds_by_the_program_and_at_the_epsilon_that_the_page_states(name, epsilon, monkeypatch, capsys):
+    from stages.cli import main
+
+    for bound, code in ((epsilon, 0), (str(0.9 * float(epsilon)), 3)):
+        monkeypatch.chdir(GALLERY / name)
+        monkeypatch.setattr(sys, "argv", ["stage", "ledger", "check", "--epsilon", bound])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert int(end.value.code or 0) == code, capsys.readouterr()
+    assert json.loads((GALLERY / name / "card.json").read_text())["epsilon"] <= float(epsilon)
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_the_files_are_those_of_the_release_and_of_its_ledger(name):
+    folder = GALLERY / name
+    privacy, page = json.loads((folder / "privacy.json").read_text()), (folder / "report.html").read_text()
+    for file in ("README.md", "card.json", "grid.png"):
+        assert sha256(folder / file) == privacy["files"][file]
+    for file in ("privacy.json", "ledger.json"):
+        assert sha256(folder / file) in page
+    assert privacy["records"].items() <= by_id(read_ledger(folder / "ledger.json")).items()
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_the_table_holds_a_thousand_images_of_the_card(name):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    from PIL import Image
+
+    card = json.loads((GALLERY / name / "card.json").read_text())
+    table = pandas.read_parquet(GALLERY / name / "first-1000.parquet")
+    assert len(table) == 1000 and {*table.label} == {*range(len(card["classes"]))}
+    with Image.open(io.BytesIO(table.image[0]["bytes"])) as image:
+        assert image.size == tuple(card["shape"][:0:-1])
