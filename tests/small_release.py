@@ -21,9 +21,9 @@ RECORD = {
 }
 
 
-def write_release(path: Path, digits, sources=("finetune",), about=None, count=40, **settings) -> Path:
+def write_release(path: Path, digits, sources=("finetune",), about=None, count=40, asked=None, **settings) -> Path:
     images = torch.from_numpy(digits.images[:count]).permute(0, 3, 1, 2).float() / 255
-    varied = Varied(images, torch.from_numpy(digits.labels[:count]), {"plain": count})
+    varied = Varied(images, torch.from_numpy(digits.labels[:count]), {"plain": count}, asked)
     plan = SimpleNamespace(
         dataset_id="clinic-2026",
         shape=(1, 8, 8),

@@ -43,7 +43,7 @@ def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[
         "majority class": {"accuracy": float(present.max() / len(labels)), "balanced_accuracy": chance},
         "release": best(found["release"]),
         **({"teacher": found["teacher"]} if "teacher" in found else {}),
-        **({"real": best(found["real"])} if "real" in found else {}),
+        **({"real": best(found["real"])} if accuracies(found.get("real", {})) else {}),
     }
     release, real = (rows.get(name, {}).get("balanced_accuracy", 1.0) for name in ("release", "real"))
     error = math.sqrt(chance * (1 - chance) / len(labels))

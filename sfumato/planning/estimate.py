@@ -23,14 +23,18 @@ from torch import nn
 
 from sfumato.errors import UNREADABLE
 from sfumato.evaluation.classifiers import build_classifier
+from sfumato.evaluation.detector import CLASSIFIER as DETECTOR
+from sfumato.evaluation.detector import COMPARED, PASSES
 from sfumato.evaluation.downstream import schedule_of
+from sfumato.evaluation.scores import MOVED
+from sfumato.evaluation.shift import SHIFTS
 from sfumato.features import FEATURES
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.projection import CLASSIFIER
 from sfumato.features.public_network import build_network
 from sfumato.features.teacher_network import FITTED
 from sfumato.generators.one_step import SETTLING
-from sfumato.planning.cost import Cost, cost_of, cost_of_diffusion, cost_of_generator, cost_of_map
+from sfumato.planning.cost import Cost, cost_of, cost_of_diffusion, cost_of_generator, cost_of_map, cost_of_own
 from sfumato.queries.feature_means import DIMENSION, LEARNED
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import device, fast_bfloat16
@@ -170,7 +174,9 @@ class Work:
 
     @property
     def teacher_map(self) -> Cost:
-        feature = self.params.teacher.feature
+        feature, own = self.params.teacher.feature, self.params.teacher.network
+        if own is not None:
+            return cost_of_own(self.shape, own.model_dump_json(exclude={"declared_public"}))
         return self.public_network if feature == CLASSIFIER else cost_of_map(FEATURES[feature], self.shape, self.shape)
 
     @property
@@ -232,12 +238,18 @@ def synthesize_seconds(work: Work) -> float:
 
 def evaluate_seconds(work: Work) -> float:
     settings, found = work.params.evaluate, 0.0
-    sets = [work.params.synthesize.count] + [settings.images] * len(settings.stages)
+    drawn, moved = work.params.synthesize, MOVED * len(SHIFTS)
+    plain = [int(drawn.count * (1 - drawn.distorted - drawn.mixed))] if drawn.relabel else []
+    sets = [drawn.count, *plain] + [settings.images] * len(settings.stages)
     for images in sets + [work.sensitive] * settings.bound:
         for name in settings.classifiers:
             schedule = schedule_of(name, images, settings.epochs, settings.steps)
             cost = cost_of_map(build_classifier, work.shape, name, work.shape, work.classes)
-            found += len(settings.seeds) * work.training(cost, schedule)
+            found += len(settings.seeds) * (work.training(cost, schedule) + work.passes(cost, moved))
+    if "detector" in settings.metrics:  # of each set but the release that has plain images, of real and of blurred ones
+        cost = cost_of_map(build_classifier, work.shape, DETECTOR, work.shape, 2)
+        judged = min(COMPARED, work.sensitive)
+        found += (2 + len(sets) - len(plain)) * work.training(cost, schedule_of(DETECTOR, judged, PASSES))
     return found
 
 

@@ -89,7 +89,7 @@ def dataset_card(
         grouped=unit == UNITS[GROUP],
         claim=claims.pop() if len(claims) == 1 else "",
         charges=sorted((record["stage"], record["released"]) for record in records.values()),
-        files=files_of(settings.export, shape, channels, len(plan.classes)),
+        files=files_of(settings, shape, channels, len(plan.classes), kinds.get("plain", count)),
         classes=[(str(label), name, str(number)) for label, (name, number) in numbers],
         about=[(word, plan.about[key]) for key, word in ABOUT.items() if key in plan.about],
         export=settings.export,
@@ -126,12 +126,17 @@ def front_matter(plan: StagePlan[Synthesize], kind: str, count: int, synthetic: 
     return yaml.safe_dump(front, sort_keys=False, allow_unicode=True, width=120).rstrip()
 
 
-def files_of(export: Sequence[str], shape: Mapping[str, Any], channels: int, classes: int) -> list[tuple[str, str]]:
+def files_of(
+    settings: Synthesize, shape: Mapping[str, Any], channels: int, classes: int, plain: int
+) -> list[tuple[str, str]]:
     """The files of a release, each with what it holds."""
     count = shape["count"]
+    asked = f"int64 ({plain},): the classes asked of the models for the plain images, which come first"
+    export = settings.export
     files = {
         "images.npy": f"uint8 ({count}, {shape['height']}, {shape['width']}, {channels})",
         "labels.npy": f"int64 ({count},), below {classes}",
+        **({"asked.npy": asked} if settings.relabel else {}),
         "grid.png": "ten images of each class, to look at",
         "card.json": "shape, classes, which model drew how many",
         "privacy.json": "every privacy mechanism behind the images, and the sha256 of every file here",

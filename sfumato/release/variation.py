@@ -26,11 +26,15 @@ BATCH = 1000  # images varied at a time, which bounds the memory
 
 @dataclass(frozen=True)
 class Varied:
-    """images: (N, C, H, W) float32 in [0, 1], plain ones first; labels: (N,) int64; parts: how many of each kind."""
+    """images: (N, C, H, W) float32 in [0, 1], plain ones first; labels: (N,) int64; parts: how many of each kind.
+
+    asked: (plain,) int64, the classes asked of the models for the plain images, if `labels` are the teacher's.
+    """
 
     images: Tensor
     labels: Tensor
     parts: dict[str, int]
+    asked: Tensor | None = None
 
 
 def vary(images: Tensor, labels: Tensor, settings: Synthesize, teacher: TeacherNetwork | None, seed: int) -> Varied:
@@ -50,7 +54,9 @@ def vary(images: Tensor, labels: Tensor, settings: Synthesize, teacher: TeacherN
     sections = dict(zip(("plain", *parts), images.split([plain, *parts.values()]), strict=True))
     if "distorted" in sections:
         sections["distorted"] = torch.cat([distort(part, random) for part in sections["distorted"].split(BATCH)])
+    asked = None
     if settings.relabel and teacher is not None:
+        asked = labels[:plain]
         seen = probabilities_of(teacher, images)
         offsets = share_offsets(seen[:plain], labels[:plain].bincount(minlength=teacher.classes))
         if "mixed" in sections:
@@ -60,7 +66,7 @@ def vary(images: Tensor, labels: Tensor, settings: Synthesize, teacher: TeacherN
             seen = torch.cat([seen[:plain], probabilities_of(teacher, changed)])
         labels = at_shares(seen, offsets).argmax(dim=1)
     kinds = {name: len(section) for name, section in sections.items() if len(section)}
-    return Varied(torch.cat(list(sections.values())), labels, kinds)
+    return Varied(torch.cat(list(sections.values())), labels, kinds, asked)
 
 
 def uniform(random: torch.Generator, low: float, high: float, *shape: int) -> Tensor:
