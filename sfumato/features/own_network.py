@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +63,7 @@ class OwnFeatures(nn.Module):
             shown = F.interpolate(shown, (self.side, self.side), mode="bilinear", align_corners=False)
         rows = self.network(((shown - self.mean) / self.std).to(device()))
         if not isinstance(rows, Tensor) or rows.ndim not in (2, 4) or len(rows) != len(images):
-            what = tuple(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
-            raise DataError(f"the network {self.file} gives {what}, expected (B, d) or (B, d, h, w) of B images")
+            raise DataError(f"the network {self.file} must give one tensor, (B, d) or (B, d, h, w), of B images")
         return (rows.mean((2, 3)) if rows.ndim == 4 else rows).float().to(images.device)
 
 
@@ -94,8 +92,9 @@ def scripted(file: Path) -> Callable[[Tensor], Tensor]:
     Guarantee: it keeps nothing from one call to the next: an attribute that it changes would be left when it is frozen.
     It runs without the optimisations that follow the first calls, after which an image could get another row.
     """
+    quiet = warnings.catch_warnings(action="ignore", category=FutureWarning)  # PyTorch prefers newer forms of programs
     why = f"{file} is not TorchScript"
-    with explained(DataError, lambda error: f"{why} ({type(error).__name__})", causes=(Exception,)), quiet():
+    with explained(DataError, lambda error: f"{why} ({type(error).__name__})", causes=(Exception,)), quiet:
         program = torch.jit.freeze(torch.jit.load(str(file), map_location=device()).eval())
     for node in nodes(program.graph):
         kind = node.kind()
@@ -111,14 +110,6 @@ def scripted(file: Path) -> Callable[[Tensor], Tensor]:
             return program(images)  # type: ignore[no-any-return]
 
     return run
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without PyTorch's warnings that TorchScript is an older form of programs."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        yield
 
 
 def is_random(node: Any) -> bool:

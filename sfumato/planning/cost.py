@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from sfumato.features.own_network import OwnFeatures
 from sfumato.generators.one_step import new_generator
 from sfumato.release.synthesizer import outline
 from sfumato.settings.training import Model
@@ -63,12 +61,6 @@ def cost_of(network: nn.Module, *inputs: Tensor) -> Cost:
 def cost_of_map(build: Callable[..., nn.Module], shape: Shape, *arguments: Any) -> Cost:
     """The cost of a map of images of `shape`, which `build` makes of the arguments."""
     return cost_of(build(*arguments), torch.zeros(1, *shape))
-
-
-@functools.cache
-def cost_of_own(shape: Shape, arguments: str) -> Cost:
-    """The cost of a network of one's own. arguments: of `OwnFeatures`, as JSON."""
-    return cost_of(OwnFeatures(**json.loads(arguments)), torch.zeros(1, *shape))
 
 
 @functools.cache

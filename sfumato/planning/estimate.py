@@ -30,11 +30,12 @@ from sfumato.evaluation.scores import MOVED
 from sfumato.evaluation.shift import SHIFTS
 from sfumato.features import FEATURES
 from sfumato.features.fourier import FourierFeatures
+from sfumato.features.own_network import OwnFeatures
 from sfumato.features.projection import CLASSIFIER
 from sfumato.features.public_network import build_network
 from sfumato.features.teacher_network import FITTED
 from sfumato.generators.one_step import SETTLING
-from sfumato.planning.cost import Cost, cost_of, cost_of_diffusion, cost_of_generator, cost_of_map, cost_of_own
+from sfumato.planning.cost import Cost, cost_of, cost_of_diffusion, cost_of_generator, cost_of_map
 from sfumato.queries.feature_means import DIMENSION, LEARNED
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import device, fast_bfloat16
@@ -176,7 +177,7 @@ class Work:
     def teacher_map(self) -> Cost:
         feature, own = self.params.teacher.feature, self.params.teacher.network
         if own is not None:
-            return cost_of_own(self.shape, own.model_dump_json(exclude={"declared_public"}))
+            return cost_of_map(OwnFeatures, self.shape, *own.arguments().values())
         return self.public_network if feature == CLASSIFIER else cost_of_map(FEATURES[feature], self.shape, self.shape)
 
     @property

@@ -25,10 +25,9 @@ class Evaluate(Settings):
     epochs: Positive = 12  # passes of a training over its images; at least 600 gradient steps
     steps: Positive | None = None  # gradient steps of every training; None: by epochs
     bound: bool = True  # also train on the real training images: the upper bound
-    # feature space of the fidelity metrics: a small network trained on drawn images, Inception, which is downloaded, or
-    # own: that of evaluate.network
-    extractor: Literal["embedded", "inception", "own"] = "embedded"
-    network: OwnNetwork | None = None  # of the extractor own
+    # feature space of the fidelity metrics: a small network trained on drawn images, or Inception, which is downloaded
+    extractor: Literal["embedded", "inception"] = "embedded"
+    network: OwnNetwork | None = None  # of the owner's, which gives the feature space instead
     weights: str | None = None  # local weights file of Inception; None: pytorch-fid's own download
     # hex sha256 of that file; None: that of the published weights, the only ones with which a distance is called FID
     sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = None
@@ -43,8 +42,6 @@ class Evaluate(Settings):
         ):
             if needs and self.extractor != "inception":
                 raise ValueError(f"evaluate.{key} needs evaluate.extractor: inception, not {self.extractor}")
-        if (self.extractor == "own") != (self.network is not None):
-            raise ValueError("evaluate.extractor: own and evaluate.network go together: give both, or neither")
         return self
 
     def reads(self, name: str) -> bool:

@@ -24,4 +24,4 @@ class OwnNetwork(Strict):
 
     def arguments(self) -> dict[str, Any]:
         """Those of `sfumato.features.own_network.OwnFeatures`."""
-        return self.model_dump(mode="json", exclude={"declared_public"})
+        return self.model_dump(exclude={"declared_public"})

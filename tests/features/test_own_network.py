@@ -183,7 +183,7 @@ def test_a_teacher_takes_its_network_along(tmp_path, digits):
 
 def test_distances_are_measured_in_it_under_its_own_name(tmp_path):
     network = written(tmp_path, Plain())
-    extractor = build_extractor(Evaluate(extractor="own", network=network), SHAPE, lambda _: None)
+    extractor = build_extractor(Evaluate(network=network), SHAPE, lambda _: None)
     images = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 1), dtype=np.uint8)
     assert extractor(images).shape == (5, 6) and extractor.name == f"own-{network.sha256[:8]}"
 
