@@ -58,7 +58,7 @@ def lineage(path: Path, section: str, declared_public: bool, state: Path | None)
 
 def refuse_private_network(network: OwnNetwork, state: Path) -> None:
     """Raise ConfigError unless a network of one's own is declared public and nothing here says that it is not."""
-    if lineage(Path(network.path), "network", network.declared_public, state):
+    if any(found.records for found in lineage(Path(network.path), "network", network.declared_public, state)):
         raise ConfigError(f"the network {network.path} was released from sensitive images: name one that is public")
 
 

@@ -1,6 +1,7 @@
 """A network of one's own: its rows are functions of one image each, and what could break that is refused."""
 
 import hashlib
+import shutil
 import warnings
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import save_file
+from small_release import RECORD
 from torch import nn
 
 from sfumato.data.lineage import refuse_private_network
@@ -19,6 +21,7 @@ from sfumato.features.teacher_network import TeacherNetwork, fit_features, load_
 from sfumato.settings.evaluate import Evaluate
 from sfumato.settings.own_network import OwnNetwork
 from sfumato.settings.queries import Teacher
+from sfumato.storage.artifacts import writing
 
 SHAPE = (1, 8, 8)
 
@@ -167,7 +170,13 @@ def test_a_network_must_be_declared_public_and_not_be_a_release(tmp_path):
     settings = written(tmp_path, Plain())
     with pytest.raises(ConfigError, match="declared_public: true"):
         refuse_private_network(settings, tmp_path / "state")
-    refuse_private_network(settings.model_copy(update={"declared_public": True}), tmp_path / "state")
+    declared = settings.model_copy(update={"declared_public": True})
+    refuse_private_network(declared, tmp_path / "state")
+    with writing(tmp_path / "released", "finetune", records=[RECORD]) as directory:
+        shutil.copy(declared.path, directory / "network.pt")
+    released = declared.model_copy(update={"path": str(tmp_path / "released" / "network.pt")})
+    with pytest.raises(ConfigError, match="was released from sensitive images"):
+        refuse_private_network(released, tmp_path / "state")
 
 
 def test_a_teacher_takes_its_network_along(tmp_path, digits):
