@@ -15,7 +15,7 @@ from sfumato.evaluation.downstream import fit, schedule_of
 from sfumato.evaluation.shift import shifted
 from sfumato.training.supervised import logits
 
-CLASSIFIER, PASSES = "cnn", 4  # the network, and its passes over the half that it learns from
+CLASSIFIER, STEPS = "cnn", 200  # the network, and the gradient steps of its training
 COMPARED = 10_000  # images of each set, at most
 FEWEST = 4  # images of each set, below which nothing is measured
 
@@ -52,8 +52,7 @@ def detect(drawn: ImageSet, real: ImageSet, seed: int = 0) -> Detected | None:
     half = len(first) // 2
     learned = np.concatenate([drawn.images[first[:half]], real.images[second[:half]]])
     tested = np.concatenate([drawn.images[first[half:]], real.images[second[half:]]])
-    schedule = schedule_of(CLASSIFIER, len(learned), PASSES)
-    network = fit(CLASSIFIER, learned, np.repeat([0, 1], half), 2, schedule, seed)
+    network = fit(CLASSIFIER, learned, np.repeat([0, 1], half), 2, schedule_of(CLASSIFIER, half, 1, STEPS), seed)
     margin = logits(network, tested) @ np.array([1, -1], dtype=np.float32)
     is_drawn = np.arange(len(tested)) < len(first) - half
     accuracy = ((margin[is_drawn] > 0).mean() + (margin[~is_drawn] <= 0).mean()) / 2

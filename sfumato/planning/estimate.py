@@ -24,7 +24,7 @@ from torch import nn
 from sfumato.errors import UNREADABLE
 from sfumato.evaluation.classifiers import build_classifier
 from sfumato.evaluation.detector import CLASSIFIER as DETECTOR
-from sfumato.evaluation.detector import COMPARED, PASSES
+from sfumato.evaluation.detector import STEPS
 from sfumato.evaluation.downstream import schedule_of
 from sfumato.evaluation.scores import MOVED
 from sfumato.evaluation.shift import SHIFTS
@@ -246,11 +246,11 @@ def evaluate_seconds(work: Work) -> float:
         for name in settings.classifiers:
             schedule = schedule_of(name, images, settings.epochs, settings.steps)
             cost = cost_of_map(build_classifier, work.shape, name, work.shape, work.classes)
-            found += len(settings.seeds) * (work.training(cost, schedule) + work.passes(cost, moved))
+            seeds = 1 if [images] == plain else len(settings.seeds)
+            found += seeds * (work.training(cost, schedule) + work.passes(cost, moved))
     if "detector" in settings.metrics:  # of each set but the release that has plain images, of real and of blurred ones
         cost = cost_of_map(build_classifier, work.shape, DETECTOR, work.shape, 2)
-        judged = min(COMPARED, work.sensitive)
-        found += (2 + len(sets) - len(plain)) * work.training(cost, schedule_of(DETECTOR, judged, PASSES))
+        found += (2 + len(sets) - len(plain)) * work.training(cost, schedule_of(DETECTOR, 1, 1, STEPS))
     return found
 
 

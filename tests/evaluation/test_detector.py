@@ -5,14 +5,14 @@ import pytest
 from PIL import Image
 
 from sfumato.data.images import ImageSet
-from sfumato.evaluation import downstream
+from sfumato.evaluation import detector
 from sfumato.evaluation.detector import detect, detections
 from sfumato.evaluation.plots import plot_detected
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(downstream, "MIN_STEPS", 100)
+    monkeypatch.setattr(detector, "STEPS", 100)
 
 
 @pytest.fixture(scope="module")

@@ -117,9 +117,10 @@ def test_yardsticks_place_blurred_real_images_behind_real_ones(metrics):
 
 def test_the_likeness_of_a_release_is_that_of_its_plain_images(sets, monkeypatch):
     train, holdout, good, bad = sets
-    config = quick(monkeypatch, fidelity=("frechet",))
+    config = quick(monkeypatch, fidelity=("frechet",), seeds=(0, 1))
     found = evaluate_release({"release": bad, "plain": good}, train, holdout, config, PIXELS)
     assert list(found["release"]) == ["lr"] and list(found["plain"]) == ["lr", "fidelity"]
+    assert [len(found[name]["lr"]["per_seed"]) for name in ("release", "plain")] == [2, 1], "one is enough"
     alone = evaluate_release({"release": good}, train, holdout, config, PIXELS)
     assert found["plain"]["fidelity"] == alone["release"]["fidelity"]
 
