@@ -155,8 +155,8 @@ def plot_detected(detected: Detected, path: Path, rows: int = 3, columns: int = 
         axes.imshow(np.broadcast_to(grid, (*grid.shape[:2], 3)), interpolation="nearest")
         axes.set_title(title, fontsize=9, loc="left")
         axes.set_axis_off()
-    share = f"a small network tells released images from real ones in {100 * detected.accuracy:.1f} %, 50 by guessing"
-    figure.suptitle(f"{share}\n{LOCAL}", fontsize=10)
+    share = f"{100 * detected.accuracy:.1f} %, 50 by guessing"
+    figure.suptitle(f"a small network tells released images from real ones in {share}\n{LOCAL}", fontsize=10)
     save(figure, path)
 
 

@@ -144,10 +144,7 @@ def public_model_problems(params: Params) -> Iterator[str]:
     """A network that is not public; settings that do not fit a public text-to-image model, or its absence."""
     model, own = params.model, params.teacher.network
     if params.runs("teacher") and own is not None and not own.declared_public:
-        yield (
-            f"teacher.network={own.path} is not declared public: what it learned would be released at no cost. Set "
-            "declared_public: true if it was not trained on sensitive images"
-        )
+        yield f"teacher.network={own.path}: set its declared_public: true if it was not trained on sensitive images"
     given = ", ".join(f"model.{name}" for name in PUBLIC_MODEL if getattr(model, name) and name != "directory")
     if model.directory is None:
         if given:

@@ -131,16 +131,17 @@ def files_of(
 ) -> list[tuple[str, str]]:
     """The files of a release, each with what it holds."""
     count = shape["count"]
-    asked = f"int64 ({plain},): the classes asked of the models for the plain images, which come first"
     export = settings.export
     files = {
         "images.npy": f"uint8 ({count}, {shape['height']}, {shape['width']}, {channels})",
         "labels.npy": f"int64 ({count},), below {classes}",
-        **({"asked.npy": asked} if settings.relabel else {}),
+        "asked.npy": f"int64 ({plain},): the classes asked of the models for the plain images, which come first",
         "grid.png": "ten images of each class, to look at",
         "card.json": "shape, classes, which model drew how many",
         "privacy.json": "every privacy mechanism behind the images, and the sha256 of every file here",
     }
+    if not settings.relabel:
+        del files["asked.npy"]
     if "npz" in export:
         files[NPZ] = "images, labels and classes in one archive"
     if "parquet" in export:

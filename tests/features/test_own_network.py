@@ -3,6 +3,9 @@
 import hashlib
 import shutil
 import warnings
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,15 +15,19 @@ from safetensors.torch import save_file
 from small_release import RECORD
 from torch import nn
 
+from sfumato.data.images import ImageSet
 from sfumato.data.lineage import refuse_private_network
 from sfumato.errors import ConfigError, DataError
 from sfumato.evaluation.extractors import build_extractor
 from sfumato.features.batch_invariant import place_matters, rows_alone
-from sfumato.features.own_network import OwnFeatures
+from sfumato.features.fourier import FourierFeatures
+from sfumato.features.own_network import OWN, OwnFeatures
+from sfumato.features.projection import ProjectedFeatures
 from sfumato.features.teacher_network import TeacherNetwork, fit_features, load_teacher, save_teacher
+from sfumato.queries import feature_means
 from sfumato.settings.evaluate import Evaluate
 from sfumato.settings.own_network import OwnNetwork
-from sfumato.settings.queries import Teacher
+from sfumato.settings.queries import FeatureMap, Teacher
 from sfumato.storage.artifacts import writing
 
 SHAPE = (1, 8, 8)
@@ -122,6 +129,47 @@ def test_a_row_is_the_same_to_the_last_bit_in_any_company_and_at_any_time(tmp_pa
         rest = torch.cat([images[:removed], images[removed + 1 :]]).contiguous(memory_format=torch.channels_last)
         rows = rows_alone(features, rest, matters)
         assert torch.equal(rows, torch.cat([whole[:removed], whole[removed + 1 :]]))
+
+
+class MixesSometimes(Plain):
+    """As Mixes, where an image is bright: random images do not show it."""
+
+    def forward(self, x):
+        row = self.conv(x).mean((2, 3))
+        if bool(x.mean((1, 2, 3)).max() > 0.9):
+            row = row - row.mean(0)
+        return row
+
+
+def encoder_of(function, monkeypatch):
+    """What makes the cached rows of sensitive images of their pixels."""
+    kept = []
+    for name, value in {
+        "latents_key": lambda *_: "key",
+        "have_latents": lambda *_: False,
+        "open_local": lambda *_: None,
+        "write_latents": lambda *given: kept.append(given[3]),
+    }.items():
+        monkeypatch.setattr(feature_means, name, value)
+    card = SimpleNamespace(shape=SHAPE)
+    feature_means.ensure_encoded(function, "", torch.device("cpu"), Path(), card, nullcontext)
+    return kept[0]
+
+
+def test_each_image_goes_alone_through_a_network_of_one_s_own(tmp_path, digits, monkeypatch):
+    """Also where it is a part of the features, as in the query that learns on a teacher's."""
+    images = digits.images[:90].copy()
+    images[40] = 250
+    bright = ImageSet(images, digits.labels[:90], digits.classes)
+    own = ProjectedFeatures(OWN, SHAPE, 5, written(tmp_path, MixesSometimes()).arguments())
+    own.fit(digits.batch(range(90))[0], 0.5, seed=0)
+    parts = [FeatureMap(map="own", kernel="linear")]
+    whole = FourierFeatures(SHAPE, parts, 2, seed=0, maps={"own": lambda _: own})
+    for function in (own, whole.vectors):
+        encode = encoder_of(function, monkeypatch)
+        rows = encode(bright.batch(range(90))[0])
+        rest = encode(bright.without(40).batch(range(89))[0])
+        assert torch.equal(torch.cat([rows[:40], rows[41:]]), rest)
 
 
 def test_an_architecture_gives_the_input_of_its_last_layer(tmp_path):
