@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from sfumato.data.images import ImageSet
-from sfumato.evaluation.downstream import fit, score, summary
+from sfumato.evaluation.downstream import aggregate, evaluate_classifier, fit, summary
 from sfumato.evaluation.plots import ACCURACY, LEGEND, LOCAL, log_ticks, new_figure, on_a_grid, save
 from sfumato.training.supervised import Schedule, accuracy, logits
 
@@ -63,14 +63,16 @@ def accuracy_by_size(
     seeds: Sequence[int],
     progress: Progress = lambda _: None,
 ) -> list[dict]:
-    """What `score` finds for classifier `name`, trained on each number of synthetic images.
+    """What `aggregate` finds for classifier `name`, trained on each number of synthetic images.
 
     sizes: rising, none above len(synthetic). Returns a row per size, with "images". Source: DP-Diffusion Figure 3.
     """
     rows = []
     for size in sizes:
         progress(f"{name} on {size} images")
-        rows.append({"images": size} | score(name, subset(synthetic, size), holdout, schedule, seeds))
+        part = subset(synthetic, size)
+        found = [evaluate_classifier(name, part, holdout, schedule, {}, seed) for seed in seeds]
+        rows.append({"images": size} | aggregate(found, part.classes, schedule))
     return rows
 
 

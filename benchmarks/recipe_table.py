@@ -113,8 +113,9 @@ def run(key: dict, changes: list[str], work: Path, shared: Path) -> dict:
     row = key | {name: round(100 * metrics[name]["mean"], 2) for name in NAMES if name in metrics}
     if "teacher" in found:
         row["teacher"] = round(100 * found["teacher"]["accuracy"], 2)
-    if "frechet" in metrics.get("fidelity", {}):
-        row["frechet"] = round(metrics["fidelity"]["frechet"], 3)
+    fidelity = found.get("plain", metrics).get("fidelity", {})
+    if "frechet" in fidelity:
+        row["frechet"] = round(fidelity["frechet"], 3)
     row["minutes"] = round(sum(times.values()) / 60, 2)
     return row | {"seconds": json.dumps({name: round(value, 1) for name, value in times.items() if value > 0.5})}
 

@@ -60,20 +60,23 @@ def evaluate(
     from sfumato.data.store import read_card
     from sfumato.evaluation import membership as attacks
     from sfumato.evaluation.comparison import identity
+    from sfumato.evaluation.detector import detections
     from sfumato.evaluation.extractors import build_extractor
-    from sfumato.evaluation.plots import plot_accuracy, plot_features
-    from sfumato.evaluation.scores import evaluate_release, teacher_accuracy
+    from sfumato.evaluation.plots import plot_accuracy, plot_detected, plot_features
+    from sfumato.evaluation.scores import PLAIN, RELEASE, evaluate_release, looked_at, teacher_accuracy
     from sfumato.evaluation.tables import accuracy_table, class_table, csv_of, screen_tables
     from sfumato.evaluation.verdict import verdict
     from sfumato.features.teacher_network import load_teacher
     from sfumato.privacy.authorize import open_local
+    from sfumato.release.release import plain_images
     from sfumato.runtime.compute import device
 
     distributed.join()
     ready_processor("evaluate")
     synthesize, teacher = paths["synthesize"], paths["teacher"]
     read_artifact(synthesize, "synthesize")
-    synthetic = {"release": load_images(synthesize, plan.classes, shape=plan.shape)}
+    synthetic = {RELEASE: load_images(synthesize, plan.classes, shape=plan.shape)}
+    synthetic |= {PLAIN: plain} if (plain := plain_images(synthetic[RELEASE], synthesize)) is not None else {}
     extractor = build_extractor(plan.settings, plan.shape, log)  # before anything slow: a weights file may be missing
     for name in plan.settings.stages:
         read_artifact(paths[name], name)
@@ -96,13 +99,19 @@ def evaluate(
     attacked = []
     if membership:
         log("membership inference")
-        attacked = attacks.membership(synthetic["release"], train, holdout)
+        attacked = attacks.membership(synthetic[RELEASE], train, holdout)
         tables["membership.csv"] = pd.DataFrame(map(vars, attacked))
     keep_private(out)
+    if "detector" in plan.settings.metrics:
+        log("detector")
+        for name, detected in detections(looked_at(synthetic), train, holdout).items():
+            found[name]["fidelity"]["detector"] = detected.accuracy
+            if name in (RELEASE, PLAIN):
+                plot_detected(detected, out / "detected.png")
     plot_accuracy(found, out / "accuracy.png")
     if extractor is not None:
         log("plots")
-        plot_features(extractor, synthetic["release"], train, out)
+        plot_features(extractor, synthetic.get(PLAIN, synthetic[RELEASE]), train, out)
     for name, table in tables.items():
         write_local(out / name, csv_of(table).encode())
     write_local(metrics, (json.dumps(found, indent=1) + "\n").encode())

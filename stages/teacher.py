@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sfumato.data.images import ImageSet, load_images
+from sfumato.data.lineage import refuse_private_network
 from sfumato.data.store import load_public
 from sfumato.features.projection import CLASSIFIER
 from sfumato.features.public_network import load_classifier
@@ -17,6 +18,7 @@ from sfumato.storage.artifacts import merge_records
 from stages.feature_means import encoded
 from stages.runner import QueryRun
 from stages.screen import progress
+from stages.state import state_dir
 
 RAREST = 0.001  # share of images that a label is taken to have, at least, if images have several
 
@@ -24,11 +26,15 @@ RAREST = 0.001  # share of images that a label is taken to have, at least, if im
 def teacher(run: QueryRun[Teacher]) -> None:
     plan, settings = run.plan, run.settings
     network = load_classifier(run.path("classifier")) if settings.feature == CLASSIFIER else None
+    name = settings.feature
+    if settings.network is not None:
+        refuse_private_network(settings.network, state_dir())
+        name = f"a network of the owner's, declared public, sha256 {settings.network.sha256}"
     features, covariance = fit_features(settings, plan.shape, network, known_images(run), plan.seed)
     distributed.agree(features.state_dict().values())
     latents = encoded(run, features.to(device()), encoder_of(features, features.config()))
     size = run.counts.total * plan.mechanism.sample_rate
-    released = f"{settings.steps} steps of a linear classifier on {features.dimension} features ({settings.feature})"
+    released = f"{settings.steps} steps of a linear classifier on {features.dimension} features ({name})"
     sensitivity = "max_norm: the clipped error of one image times its features of norm 1"
     charge = run.open_charge(released, sensitivity, settings.max_norm, latents=latents)
     offsets = run.counts.priors.clamp(RAREST, 1 - RAREST).logit() if plan.several else None

@@ -22,11 +22,12 @@ RECORD = {
 }
 
 
-def write_release(path: Path, digits, sources=("finetune",), about=None, count=40, kinds=None, **settings) -> Path:
+def write_release(
+    path: Path, digits, sources=("finetune",), about=None, count=40, kinds=None, asked=None, **settings
+) -> Path:
     images = torch.from_numpy(digits.images[:count]).permute(0, 3, 1, 2).float() / 255
-    varied = Varied(
-        images, torch.from_numpy(digits.labels[:count]), np.full(count, "plain") if kinds is None else kinds
-    )
+    kinds = np.full(count, "plain") if kinds is None else kinds
+    varied = Varied(images, torch.from_numpy(digits.labels[:count]), kinds, asked)
     plan = SimpleNamespace(
         dataset_id="clinic-2026",
         shape=(1, 8, 8),

@@ -19,6 +19,7 @@ import numpy as np
 from sfumato.data.images import IMAGES, ImageSet, load_array
 from sfumato.data.store import CARD
 from sfumato.errors import ConfigError, DataError, PrivateError
+from sfumato.settings.own_network import OwnNetwork
 from sfumato.storage.artifacts import PRIVACY, Artifact, as_text, read_artifact
 from sfumato.storage.digest import digest_of, digest_of_file
 from sfumato.storage.documents import read_json, validated
@@ -53,6 +54,12 @@ def lineage(path: Path, section: str, declared_public: bool, state: Path | None)
         )
     found = [] if carried is None else [carried]
     return [*found, *recognised(state, hashes(path))]
+
+
+def refuse_private_network(network: OwnNetwork, state: Path) -> None:
+    """Raise ConfigError unless a network of one's own is declared public and nothing here says that it is not."""
+    if any(found.records for found in lineage(Path(network.path), "network", network.declared_public, state)):
+        raise ConfigError(f"the network {network.path} was released from sensitive images: name one that is public")
 
 
 def remember(state: Path, artifacts: Iterable[Artifact], public: Path) -> None:

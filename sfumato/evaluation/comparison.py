@@ -119,7 +119,7 @@ def row_of(name: str, ledger: Mapping, metrics: Mapping) -> dict:
     row |= {"epsilon": spent, "delta": float(ledger["delta"])}
     for classifier, found in accuracies(metrics["release"]).items():
         row |= {classifier: found["mean"], f"{classifier}_std": found["std"]}
-    fidelity = metrics["release"].get("fidelity", {})
+    fidelity = metrics.get("plain", metrics["release"]).get("fidelity", {})
     row["distance"] = fidelity.get("fid", fidelity.get("frechet"))
     row["space"] = fidelity.get("space") if row["distance"] is not None else None
     return row | {word: identity.get(key) for key, word in COMPARED.items()} | {"problems": problems}
@@ -166,7 +166,7 @@ def identity(
         "data": fingerprint(train, key),
         "holdout": fingerprint(holdout, key),
         "extractor": extractor.digest if extractor else "none",
-        "reference": "holdout",
+        "reference": "holdout, plain images",
         "training": f"light, {amount}, last epoch",
         "networks": ", ".join(deep) or "none of the deep ones",
         "release": directory_hash(release),

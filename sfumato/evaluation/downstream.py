@@ -6,8 +6,8 @@ The model is that of the last epoch: the scored images decide nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from sfumato.data.images import ImageSet
 from sfumato.evaluation.classifiers import CLASSIFIERS, Classifier, build_classifier
 from sfumato.runtime import compute
-from sfumato.training.supervised import Schedule, logits, predict, to_tensor, train_supervised
+from sfumato.training.supervised import Schedule, accuracy, logits, predict, to_tensor, train_supervised
 
 MIN_STEPS = 600  # least gradient steps: a small set gets more passes
 
@@ -68,15 +68,19 @@ def shuffled_batches(images: np.ndarray, labels: np.ndarray, size: int, device: 
 class Scored:
     """One trained classifier on the hold-out: its accuracy, and that of each class; None for a class without images.
 
-    Of several labels, AUROC stands for accuracy: of each label, and their mean.
+    shifted: its accuracy on the hold-out under each distortion. Of several labels, AUROC stands for accuracy: of each
+    label, and their mean; nothing is shifted.
     """
 
     accuracy: float
     by_class: list[float | None]
+    shifted: dict[str, float] = field(default_factory=dict)
 
 
-def evaluate_classifier(name: str, train: ImageSet, holdout: ImageSet, schedule: Schedule, seed: int) -> Scored:
-    """Train a classifier on `train` and score it on `holdout`.
+def evaluate_classifier(
+    name: str, train: ImageSet, holdout: ImageSet, schedule: Schedule, moved: Mapping[str, ImageSet], seed: int
+) -> Scored:
+    """Train a classifier on `train` and score it on `holdout`, and on `moved`, the same distorted.
 
     Guarantee: no choice depends on `holdout`; it is used after training only.
     """
@@ -86,7 +90,8 @@ def evaluate_classifier(name: str, train: ImageSet, holdout: ImageSet, schedule:
         return Scored(mean_of(by_label), by_label)
     right = predict(model, holdout.images) == holdout.labels
     rows = [holdout.labels == label for label in range(len(holdout.classes))]
-    return Scored(float(right.mean()), [float(right[own].mean()) if own.any() else None for own in rows])
+    by_class = [float(right[own].mean()) if own.any() else None for own in rows]
+    return Scored(float(right.mean()), by_class, {what: accuracy(model, part) for what, part in moved.items()})
 
 
 def auroc(scores: np.ndarray, labels: np.ndarray) -> list[float | None]:
@@ -106,19 +111,12 @@ def mean_of(by_label: Sequence[float | None]) -> float:
     return float(np.mean(known)) if known else 0.5
 
 
-def score(name: str, train: ImageSet, holdout: ImageSet, schedule: Schedule, seeds: Sequence[int]) -> dict:
-    """Accuracy on `holdout` of classifiers trained on `train`, one per seed: see `aggregate`."""
-    if not seeds:
-        raise ValueError("no seeds: one classifier or more must be trained")
-    found = [evaluate_classifier(name, train, holdout, schedule, seed) for seed in seeds]
-    return aggregate(found, train.classes, schedule)
-
-
 def aggregate(scored: Sequence[Scored], classes: Sequence[str], schedule: Schedule) -> dict:
     """The accuracies of classifiers of several seeds, as shares in [0, 1].
 
-    Returns: {"mean", "std", "per_seed", "per_class": [{"class", "mean", "std"}, …], "steps"}. `std` is the sample
-        standard deviation over the seeds, None for a single one. `per_class` leaves out classes not in the hold-out.
+    Returns: {"mean", "std", "per_seed", "per_class": [{"class", "mean", "std"}, …], "shifted": {distortion: mean},
+        "steps"}. `std` is the sample standard deviation over the seeds, None for a single one. `per_class` leaves out
+        classes not in the hold-out.
     """
     overall = [one.accuracy for one in scored]
     by_class = [
@@ -126,7 +124,9 @@ def aggregate(scored: Sequence[Scored], classes: Sequence[str], schedule: Schedu
         for i, name in enumerate(classes)
         if scored[0].by_class[i] is not None
     ]
-    return summary(overall) | {"per_seed": overall, "per_class": by_class, "steps": schedule.steps}
+    shifted = {name: float(np.mean([one.shifted[name] for one in scored])) for name in scored[0].shifted}
+    found = summary(overall) | {"per_seed": overall, "per_class": by_class, "shifted": shifted}
+    return found | {"steps": schedule.steps}
 
 
 def summary(values: Sequence) -> dict[str, float | None]:

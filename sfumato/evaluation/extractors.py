@@ -23,9 +23,11 @@ from sfumato.data.rendered import drawn_set
 from sfumato.errors import ConfigError, DataError
 from sfumato.evaluation.classifiers import FEATURES
 from sfumato.evaluation.downstream import fit, schedule_of
+from sfumato.features.own_network import OwnFeatures
 from sfumato.runtime import compute
 from sfumato.settings.evaluate import Evaluate
-from sfumato.storage.digest import digest_of_file
+from sfumato.settings.own_network import OwnNetwork
+from sfumato.storage.digest import digest_of, digest_of_file
 from sfumato.training.supervised import apply
 
 PUBLISHED = "6726825d"  # start of the sha256 of pytorch-fid's Inception weights, as in its file name
@@ -101,6 +103,8 @@ def build_extractor(config: Evaluate, shape: Shape, log: Callable[[str], None]) 
         return None
     if config.extractor == "inception":
         return inception_extractor(Path(config.weights) if config.weights else None, config.sha256)
+    if config.network is not None:
+        return own_extractor(config.network, shape)
     source: Literal["glyphs", "procedural"] = "glyphs" if shape[0] == 1 else "procedural"
     log(f"feature network on drawn images ({source})")
     return embedded_extractor(drawn_set(source, shape, DRAWN_PER_CLASS[source]), source)
@@ -134,6 +138,15 @@ def embedded_extractor(public: ImageSet, name: str) -> Extractor:
         device=device,
         batch=1000,
     )
+
+
+def own_extractor(settings: OwnNetwork, shape: Shape) -> Extractor:
+    """`own-<sha256>`: the features of a network of one's own."""
+    network = OwnFeatures(**settings.arguments())
+    with torch.no_grad():
+        dimension = network(torch.zeros(1, *shape)).shape[1]
+    digest = digest_of({**settings.arguments(), "path": ""})
+    return Extractor(name=f"own-{settings.sha256[:8]}", digest=digest, dimension=dimension, embed=network)
 
 
 def inception_extractor(path: Path | None = None, sha256: str | None = None) -> Extractor:

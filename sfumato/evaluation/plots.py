@@ -11,10 +11,12 @@ import numpy as np
 import pandas as pd
 
 from sfumato.data.images import ImageSet, having
+from sfumato.evaluation.detector import Detected
 from sfumato.evaluation.extractors import Extractor, features_of
 from sfumato.evaluation.metrics.neighbours import nearest
 from sfumato.evaluation.scores import SEARCHED, subsample
 from sfumato.storage.files import write_local
+from sfumato.storage.png import to_grid
 
 LOCAL = "local: not for release"
 SYNTHETIC, REAL = (37, 99, 168), (224, 122, 31)  # the frames of the images, and their names in the title
@@ -133,6 +135,30 @@ def plot_neighbours(
         side.tick_params(length=0)
         side.spines[:].set_visible(False)
     figure.suptitle(f"Synthetic images (blue) that come nearest to a training image (orange)\n{LOCAL}", fontsize=10)
+    save(figure, path)
+
+
+def plot_detected(detected: Detected, path: Path, rows: int = 3, columns: int = 16) -> None:
+    """What the detector goes by: the released images it is surest of, those it takes for real, the surest real ones.
+
+    The clearest come first.
+    """
+    drawn, real = np.flatnonzero(detected.drawn), np.flatnonzero(~detected.drawn)
+    ranked = drawn[np.argsort(-detected.scores[drawn], kind="stable")]
+    parts = {
+        "released, and it shows": ranked,
+        "released, taken for real": ranked[::-1],
+        "real, and it shows": real[np.argsort(detected.scores[real], kind="stable")],
+    }
+    figure = new_figure(columns * 0.5 + 0.4, len(parts) * (rows * 0.5 + 0.35) + 0.5)
+    for axes, (title, order) in zip(figure.subplots(len(parts), 1), parts.items(), strict=True):
+        shown = detected.images[order[: rows * columns]].transpose(0, 3, 1, 2) / 255
+        grid = to_grid(shown, columns)
+        axes.imshow(np.broadcast_to(grid, (*grid.shape[:2], 3)), interpolation="nearest")
+        axes.set_title(title, fontsize=9, loc="left")
+        axes.set_axis_off()
+    share = f"{100 * detected.accuracy:.1f} %, 50 by guessing"
+    figure.suptitle(f"a small network tells released images from real ones in {share}\n{LOCAL}", fontsize=10)
     save(figure, path)
 
 

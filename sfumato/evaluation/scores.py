@@ -13,12 +13,15 @@ from sfumato.errors import DataError
 from sfumato.evaluation.downstream import Scored, aggregate, auroc, evaluate_classifier, mean_of, schedule_of
 from sfumato.evaluation.extractors import Extractor, features_of
 from sfumato.evaluation.metrics.fidelity import fidelity
+from sfumato.evaluation.shift import SHIFTS, shifted
 from sfumato.features.teacher_network import TeacherNetwork, classify
 from sfumato.runtime import distributed
 from sfumato.settings.evaluate import Evaluate
 
 COMPARED = 10_000  # at most this many images on each side of a distance
 SEARCHED = 30_000  # at most this many training images are searched for copies
+MOVED = 5000  # at most this many hold-out images are shifted
+PLAIN, RELEASE = "plain", "release"
 
 
 def evaluate_release(
@@ -32,11 +35,11 @@ def evaluate_release(
     """Downstream accuracy and fidelity of each synthetic set, and of the real one as the bound.
 
     A collective call: each process trains a part of the classifiers, and only the first goes on to fidelity. "real"
-    compares real images with other real images: the values to aim for. A synthetic set without some class is scored
-    all the same, with a warning.
+    compares real images with other real images: the values to aim for; "blurred" compares blurred real ones. A
+    synthetic set without some class is scored all the same, with a warning.
 
-    synthetic: sets by name ("release", "auxiliary", …), of the classes and shape of `train`; extractor: the feature
-    space, None only if `config` asks for no fidelity.
+    synthetic: sets by name ("release", "plain", "auxiliary", …), of the classes and shape of `train`; fidelity is that
+    of PLAIN instead of RELEASE, if it is there; extractor: None only if `config` asks for no fidelity.
     Returns: {"scope": "local", "warnings": […], name: {"lr": {"mean", "std", "per_seed", …}, …, "fidelity": {…}}}:
         accuracies on `holdout` in [0, 1], fidelity to it (`sfumato.evaluation.metrics.fidelity`). Of several labels,
         "measure" is "AUROC", which then stands for accuracy.
@@ -68,18 +71,25 @@ def evaluate_release(
     searched = features_of(extractor, subsample(train, SEARCHED).images)
     fresh = features_of(extractor, subsample(holdout).images)
     compare = functools.partial(fidelity, reference=fresh, extractor=extractor, metrics=config.metrics, warn=warn)
-    for name, image_set in synthetic.items():
+    for name, image_set in looked_at(synthetic).items():
         progress(f"{name}: features and fidelity")
         features = features_of(extractor, subsample(image_set).images)
         metrics[name]["fidelity"] = compare(name, features, novel=(features, searched, fresh))
-    if config.bound:
-        progress("real: fidelity")
-        order = np.random.default_rng(0).permutation(len(searched))
-        halves = searched[order[::2]], searched[order[1::2]]
-        compared = searched[subsample_indices(len(searched), COMPARED)]
-        # one half of the training images against the other: a set without copies
-        metrics["real"]["fidelity"] = compare("real", compared, novel=(*halves, fresh))
+    progress("real: fidelity")
+    order = np.random.default_rng(0).permutation(len(searched))
+    halves = searched[order[::2]], searched[order[1::2]]
+    compared = searched[subsample_indices(len(searched), COMPARED)]
+    # one half of the training images against the other: a set without copies
+    metrics.setdefault("real", {})["fidelity"] = compare("real", compared, novel=(*halves, fresh))
+    features = extractor(shifted("blurred", subsample(train).images))
+    measured = [name for name in config.metrics if name in ("frechet", "precision_recall")]
+    metrics["blurred"] = {"fidelity": compare("blurred", features, metrics=measured, novel=(features, searched, fresh))}
     return metrics
+
+
+def looked_at(synthetic: Mapping[str, ImageSet]) -> dict[str, ImageSet]:
+    """The sets whose likeness to real images is measured: of a release, its plain images only."""
+    return {name: image_set for name, image_set in synthetic.items() if name != RELEASE or PLAIN not in synthetic}
 
 
 def accuracies(
@@ -91,32 +101,46 @@ def accuracies(
         for name, image_set in trained_on.items()
         for classifier in config.classifiers
     }
-    announced = set()
+    moved = shifted_sets(holdout)
 
     def train(task: tuple[str, str, int]) -> Scored:
         name, classifier, seed = task
-        if task[:2] not in announced:
-            announced.add(task[:2])
+        if seed == config.seeds[0]:
             progress(f"{name}: {classifier}")
-        return evaluate_classifier(classifier, trained_on[name], holdout, schedules[task[:2]], seed)
+        return evaluate_classifier(classifier, trained_on[name], holdout, schedules[task[:2]], moved, seed)
 
-    scored = iter(distributed.map_sharded([(*what, seed) for what in schedules for seed in config.seeds], train))
+    seeds = {name: config.seeds[:1] if name == PLAIN else config.seeds for name in trained_on}
+    scored = iter(distributed.map_sharded([(*what, seed) for what in schedules for seed in seeds[what[0]]], train))
     for (name, classifier), schedule in schedules.items():
-        own = list(itertools.islice(scored, len(config.seeds)))
+        own = list(itertools.islice(scored, len(seeds[name])))
         yield name, classifier, aggregate(own, trained_on[name].classes, schedule)
 
 
-def teacher_accuracy(teacher: TeacherNetwork, holdout: ImageSet) -> dict[str, float]:
-    """Accuracy of the teacher on the hold-out, and its mean over the classes, in [0, 1]: the baseline of a release.
+def shifted_sets(holdout: ImageSet) -> dict[str, ImageSet]:
+    """The hold-out, MOVED images of it at most, under each of SHIFTS; none with several labels."""
+    some = subsample(holdout, MOVED)
+    names = SHIFTS if holdout.labels.ndim == 1 else ()
+    return {name: ImageSet(shifted(name, some.images), some.labels, some.classes) for name in names}
+
+
+def teacher_accuracy(teacher: TeacherNetwork, holdout: ImageSet) -> dict:
+    """The baseline of a release: accuracy on the hold-out, its mean over the classes, and accuracy under SHIFTS.
 
     Of several labels, both are the mean AUROC.
     """
     if holdout.labels.ndim == 2:
         mean = mean_of(auroc(classify(teacher, holdout).numpy(), holdout.labels))
-        return {"accuracy": mean, "balanced_accuracy": mean}
+        return {"accuracy": mean, "balanced_accuracy": mean, "shifted": {}}
     right = classify(teacher, holdout).argmax(dim=1).numpy() == holdout.labels
     classes = [right[holdout.labels == label] for label in np.unique(holdout.labels)]
-    return {"accuracy": float(right.mean()), "balanced_accuracy": float(np.mean([part.mean() for part in classes]))}
+    return {
+        "accuracy": float(right.mean()),
+        "balanced_accuracy": float(np.mean([part.mean() for part in classes])),
+        "shifted": {
+            name: float((classify(teacher, moved).argmax(dim=1).numpy() == moved.labels).mean())
+            for name, moved in shifted_sets(holdout).items()
+        },
+    }
 
 
 def check_fits(name: str, image_set: ImageSet, train: ImageSet) -> None:

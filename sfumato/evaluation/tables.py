@@ -60,7 +60,14 @@ def screen_tables(found: dict, attacks: Sequence[Attack] = ()) -> Iterator[Table
     by_class = zip(*(sets["release"][name]["per_class"] for name in names), strict=True)
     rows = ([own[0]["class"], *map(percent, own)] for own in by_class)
     yield table_of("The release, class by class, % (local)", ["class", *names], rows)
-    compared = pd.DataFrame({name: found[name]["fidelity"] for name in sets if "fidelity" in found[name]})
+    moved = {name: list(rows.values())[-1]["shifted"] for name, rows in sets.items()}
+    moved |= {"teacher": found["teacher"]["shifted"]} if "teacher" in found else {}
+    rows = ([name, *(f"{100 * share:.1f}" for share in shares.values())] for name, shares in moved.items())
+    title = f"Accuracy of {names[-1]} on shifted hold-out images, % (local)"
+    if moved["release"]:
+        yield table_of(title, ["trained on", *moved["release"]], rows)
+    measured = {name: values for name, values in found.items() if isinstance(values, dict) and "fidelity" in values}
+    compared = pd.DataFrame({name: values["fidelity"] for name, values in measured.items()})
     if len(compared.columns):
         first = compared.iloc[:, 0]
         title = f"Fidelity to the real {first['reference']} images in {first['space']} (local)"

@@ -53,7 +53,7 @@ def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[
         **guesses,
         "release": best(found["release"]),
         **({"teacher": found["teacher"]} if "teacher" in found else {}),
-        **({"real": best(found["real"])} if "real" in found else {}),
+        **({"real": best(found["real"])} if accuracies(found.get("real", {})) else {}),
     }
     release, real = (rows.get(name, {}).get("balanced_accuracy", 1.0) for name in ("release", "real"))
     learned = (release - chance) / (real - chance) if real - chance > ERRORS * error else None

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sfumato.data.images import Shape
 from sfumato.features import FEATURES
+from sfumato.features.own_network import OWN, OwnFeatures
 from sfumato.features.public_network import PublicNetwork, arguments_of, build_network
 from sfumato.runtime.compute import fast_bfloat16
 
@@ -37,7 +38,7 @@ class ClassifierFeatures(nn.Module):
 class ProjectedFeatures(nn.Module):
     """ψ: (B, C, H, W) images in [0, 1] -> (B, d) rows of norm 1, differentiable; d = dimension, or what the map has.
 
-    feature: an entry of FEATURES, or CLASSIFIER or CELLS with `network`, the arguments that rebuild the network.
+    feature: an entry of FEATURES, or CLASSIFIER, CELLS or OWN with `network`, the arguments that rebuild the network.
     The map's output is centred, projected on its principal directions, each scaled by a power of its variance, and
     brought to norm 1. `fit` finds them. Rows of one image do not depend on the others'.
     """
@@ -48,8 +49,10 @@ class ProjectedFeatures(nn.Module):
     def __init__(self, feature: str, shape: Shape, dimension: int, network: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         self.feature, self.shape, self.network = feature, tuple(shape), network
-        if network is not None:
-            self.map: nn.Module = ClassifierFeatures(build_network(**network), feature == CELLS).eval()
+        if feature == OWN and network is not None:
+            self.map: nn.Module = OwnFeatures(**network)
+        elif network is not None:
+            self.map = ClassifierFeatures(build_network(**network), feature == CELLS).eval()
         else:
             self.map = FEATURES[feature]((*shape,))  # type: ignore[arg-type]
         with torch.no_grad():

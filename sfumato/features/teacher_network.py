@@ -5,6 +5,7 @@ Everything here is post-processing of a release: it labels public and synthetic 
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -16,11 +17,13 @@ from torch import Tensor, nn
 
 from sfumato.data.images import ImageSet, Shape
 from sfumato.diffusion.sampler import Guide
+from sfumato.features.own_network import OwnFeatures
 from sfumato.features.projection import BATCH, ProjectedFeatures
 from sfumato.features.public_network import PublicNetwork
 from sfumato.settings.queries import Teacher
 from sfumato.storage.weights import load_network, save_network
 
+OWN_FILE = "own-network"  # beside the weights: a copy of the file of the feature "own"
 FITTED = 10_000  # images that span the features, at most
 SHARE_STEPS = 200
 
@@ -74,7 +77,10 @@ def fit_features(
 
     network: of the feature "classifier"; images: at most FITTED of them are used, chosen by `seed`.
     """
-    features = ProjectedFeatures.through(network, settings.feature, shape, settings.dimension)
+    if settings.network is not None:
+        features = ProjectedFeatures(settings.feature, shape, settings.dimension, settings.network.arguments())
+    else:
+        features = ProjectedFeatures.through(network, settings.feature, shape, settings.dimension)
     known = spanning(images, seed)
     features.fit(known, settings.power, seed)
     rows = torch.cat([features(part) for part in known.split(BATCH)]).double()
@@ -155,10 +161,18 @@ def share_offsets(probabilities: Tensor, wanted: Tensor) -> Tensor:
 
 
 def save_teacher(teacher: TeacherNetwork, directory: Path) -> None:
+    if isinstance(teacher.features.map, OwnFeatures):
+        shutil.copyfile(teacher.features.map.file, directory / OWN_FILE)
     several = {"several": True} if teacher.several else {}
     save_network(teacher, {"classes": teacher.classes, **teacher.features.config(), **several}, directory)
 
 
 def load_teacher(directory: Path) -> TeacherNetwork:
     """The teacher that `save_teacher` wrote, in eval mode. Raises DataError when files are missing or damaged."""
-    return load_network(directory, TeacherNetwork, "teacher").eval()
+
+    def build(**arguments: Any) -> TeacherNetwork:
+        if (directory / OWN_FILE).is_file():  # wherever the owner's own copy is now
+            arguments["network"] = {**arguments["network"], "path": str(directory / OWN_FILE)}
+        return TeacherNetwork(**arguments)
+
+    return load_network(directory, build, "teacher").eval()

@@ -124,13 +124,14 @@ def name_problems(params: Params) -> Iterator[str]:
     from sfumato.data.sources import names_in
     from sfumato.evaluation.classifiers import CLASSIFIERS
     from sfumato.features import FEATURES, projection
+    from sfumato.features.own_network import OWN
 
     projected = (projection.CLASSIFIER, *projection.FEATURES)
     for used, key, names, known in (
         (True, "data.source", [params.data.source], names_in("data")),
         (reads_public(params), "public.source", [params.public.source], names_in("public")),
         (params.runs("frequency"), "frequency.features", [one.map for one in params.frequency.features], (*FEATURES,)),
-        (params.runs("teacher"), "teacher.feature", [params.teacher.feature], projected),
+        (params.runs("teacher"), "teacher.feature", [params.teacher.feature], (*projected, OWN)),
         (params.runs("evolve"), "evolve.feature", [params.evolve.feature], projected),
         (params.runs("evaluate"), "evaluate.classifiers", params.evaluate.classifiers, (*CLASSIFIERS,)),
     ):
@@ -175,8 +176,10 @@ def release_problems(params: Params) -> Iterator[str]:
 
 
 def public_model_problems(params: Params) -> Iterator[str]:
-    """Settings that do not fit a public text-to-image model, or its absence."""
-    model = params.model
+    """A network that is not public; settings that do not fit a public text-to-image model, or its absence."""
+    model, own = params.model, params.teacher.network
+    if params.runs("teacher") and own is not None and not own.declared_public:
+        yield f"teacher.network={own.path}: set its declared_public: true if it was not trained on sensitive images"
     given = ", ".join(f"model.{name}" for name in PUBLIC_MODEL if getattr(model, name) and name != "directory")
     if model.directory is None:
         if given:

@@ -24,10 +24,15 @@ from torch import nn
 
 from sfumato.errors import UNREADABLE
 from sfumato.evaluation.classifiers import build_classifier
+from sfumato.evaluation.detector import CLASSIFIER as DETECTOR
+from sfumato.evaluation.detector import STEPS
 from sfumato.evaluation.downstream import schedule_of
+from sfumato.evaluation.scores import MOVED
+from sfumato.evaluation.shift import SHIFTS
 from sfumato.features import FEATURES
 from sfumato.features.batch_invariant import one_thread
 from sfumato.features.fourier import FourierFeatures
+from sfumato.features.own_network import OwnFeatures
 from sfumato.features.projection import CLASSIFIER
 from sfumato.features.public_network import build_network
 from sfumato.features.teacher_network import FITTED
@@ -180,7 +185,9 @@ class Work:
 
     @property
     def teacher_map(self) -> Cost:
-        feature = self.params.teacher.feature
+        feature, own = self.params.teacher.feature, self.params.teacher.network
+        if own is not None:
+            return cost_of_map(OwnFeatures, self.shape, *own.arguments().values())
         return self.public_network if feature == CLASSIFIER else cost_of_map(FEATURES[feature], self.shape, self.shape)
 
     @property
@@ -242,12 +249,18 @@ def synthesize_seconds(work: Work) -> float:
 
 def evaluate_seconds(work: Work) -> float:
     settings, found = work.params.evaluate, 0.0
-    sets = [work.params.synthesize.count] + [settings.images] * len(settings.stages)
+    drawn, moved = work.params.synthesize, MOVED * len(SHIFTS)
+    plain = [int(drawn.count * (1 - drawn.distorted - drawn.mixed))] if drawn.relabel else []
+    sets = [drawn.count, *plain] + [settings.images] * len(settings.stages)
     for images in sets + [work.sensitive] * settings.bound:
         for name in settings.classifiers:
             schedule = schedule_of(name, images, settings.epochs, settings.steps)
             cost = cost_of_map(build_classifier, work.shape, name, work.shape, work.classes)
-            found += len(settings.seeds) * work.training(cost, schedule)
+            seeds = 1 if [images] == plain else len(settings.seeds)
+            found += seeds * (work.training(cost, schedule) + work.passes(cost, moved))
+    if "detector" in settings.metrics:  # of each set but the release that has plain images, of real and of blurred ones
+        cost = cost_of_map(build_classifier, work.shape, DETECTOR, work.shape, 2)
+        found += (2 + len(sets) - len(plain)) * work.training(cost, schedule_of(DETECTOR, 1, 1, STEPS))
     return found
 
 

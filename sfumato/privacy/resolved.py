@@ -121,6 +121,10 @@ def read_lineage(folder: Path, stage: str) -> Lineage:
 
 def settings_digest(content: Mapping[str, Any]) -> str:
     """Digest of a resolved file without `again`: non-default settings and the revision, so new options move none."""
+    settings = dict(content.get("settings", {}))
+    if isinstance(settings.get("network"), dict):  # one's own, known by its sha256: the file may move
+        settings["network"] = {key: value for key, value in settings["network"].items() if key != "path"}
+        content = {**content, "settings": settings}
     return digest_of({key: value for key, value in content.items() if key != "again"})
 
 

@@ -25,6 +25,7 @@ from sfumato.features import FeatureMeans
 from sfumato.features.batch_invariant import place_matters, rows_alone
 from sfumato.features.cosine import CosineMoments
 from sfumato.features.fourier import FourierFeatures
+from sfumato.features.own_network import is_own
 from sfumato.features.projection import CELLS, CLASSIFIER, ClassifierFeatures, ProjectedFeatures, ScaleToSqrtD
 from sfumato.features.public_network import PublicNetwork, arguments_of, build_network
 from sfumato.features.teacher_network import TeacherNetwork, relabelled, spanning
@@ -302,7 +303,7 @@ def ensure_encoded(
     """
     key = latents_key(card, encoder)
     if distributed.is_main() and not have_latents(state, card, key):
-        matters = place_matters(function, card.shape, where)
+        matters = is_own(function) or place_matters(function, card.shape, where)
         open_local(state, card, "features")
         with progress() as report:
             write_latents(state, card, key, lambda images: rows_alone(function, images.to(where), matters), report)

@@ -42,6 +42,7 @@ NEIGHBOURS = {
 }
 
 
+ASKED = "asked.npy"  # of a release with the labels of a teacher
 LABEL_TABLE = "labels.csv"  # of several labels: a column for each, a row for each image, in the order of the arrays
 
 
@@ -96,7 +97,7 @@ def dataset_card(
         owners=sorted(apart),
         together=bound_text(cost_of(plan, records).epsilon),
         charges=sorted((record["stage"], record["released"]) for record in records.values()),
-        files=files_of(settings.export, shape, channels, len(plan.classes), several),
+        files=files_of(settings, shape, channels, len(plan.classes), several),
         several=several,
         classes=[(str(label), name, str(number)) for label, (name, number) in numbers],
         about=[(word, plan.about[key]) for key, word in ABOUT.items() if key in plan.about],
@@ -135,19 +136,23 @@ def front_matter(plan: StagePlan[Synthesize], kind: str, count: int, synthetic: 
 
 
 def files_of(
-    export: Sequence[str], shape: Mapping[str, Any], channels: int, classes: int, several: bool
+    settings: Synthesize, shape: Mapping[str, Any], channels: int, classes: int, several: bool
 ) -> list[tuple[str, str]]:
     """The files of a release, each with what it holds."""
     count = shape["count"]
+    export = settings.export
     files = {
         "images.npy": f"uint8 ({count}, {shape['height']}, {shape['width']}, {channels})",
         "labels.npy": f"uint8 ({count}, {classes}), 0 or 1" if several else f"int64 ({count},), below {classes}",
         **({LABEL_TABLE: "the same labels as a table, with a column for each"} if several else {}),
+        **({ASKED: "the classes asked of the models, of the first images"} if settings.relabel and not several else {}),
         "kinds.npy": f"text ({count},): plain, as a model drew it, distorted, blend, or public",
         "grid.png": "ten images of each class and kind, to look at",
         "card.json": "shape, classes, which model drew how many",
         "privacy.json": "every privacy mechanism behind the images, and the sha256 of every file here",
     }
+    if not settings.relabel:
+        del files["asked.npy"]
     if "npz" in export:
         files[NPZ] = "images, labels and classes in one archive"
     if "parquet" in export:

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sfumato.data.images import ImageSet, as_uint8, per_class, save_images
+from sfumato.data.images import ImageSet, as_uint8, load_array, per_class, save_images
 from sfumato.errors import DataError
 from sfumato.privacy.resolved import StagePlan
-from sfumato.release.card import LABEL_TABLE, cost_of, dataset_card
+from sfumato.release.card import ASKED, LABEL_TABLE, cost_of, dataset_card
 from sfumato.release.exports import FORMS, PUBLIC_SOURCE, mark_of
 from sfumato.release.loading import KINDS_FILE
 from sfumato.release.synthesis import sorted_examples
-from sfumato.release.variation import KINDS, Varied
+from sfumato.release.variation import KINDS, PLAIN, Varied
 from sfumato.settings.release import Synthesize
 from sfumato.storage.files import csv_text, write_json
 from sfumato.storage.png import save_png, to_grid
@@ -47,6 +47,8 @@ def save_release(
         rows = [dict(zip(plan.classes, row, strict=True)) for row in released.labels.tolist()]
         (directory / LABEL_TABLE).write_text(csv_text(rows, dict.fromkeys(plan.classes, "")), encoding="utf-8")
     np.save(directory / KINDS_FILE, varied.kinds)
+    if varied.asked is not None:
+        np.save(directory / ASKED, varied.asked.numpy(), allow_pickle=False)
     mark, kinds = mark_of(drawn), {name: n for name in KINDS if (n := counted(varied.kinds).get(name))}
     parts = (torch.from_numpy(varied.kinds == name) for name in kinds)
     shown = [sorted_examples(images[part], labels[part], len(plan.classes), SHOWN) for part in parts]
@@ -77,3 +79,12 @@ def save_release(
 
 def counted(names: np.ndarray) -> dict[str, int]:
     return {str(name): int(number) for name, number in zip(*np.unique(names, return_counts=True), strict=True)}
+
+
+def plain_images(released: ImageSet, directory: Path) -> ImageSet | None:
+    """The plain images of a release with the classes asked of the models. None if that is the release itself."""
+    if not (directory / ASKED).exists():
+        return None
+    asked = load_array(directory / ASKED)
+    plain = np.flatnonzero(load_array(directory / KINDS_FILE)[: len(asked)] == PLAIN)
+    return ImageSet(released.images[plain], asked[plain], released.classes)

@@ -26,11 +26,16 @@ BATCH = 1000  # images varied at a time, which bounds the memory
 
 @dataclass(frozen=True)
 class Varied:
-    """images: (N, C, H, W) float32 in [0, 1]; labels: (N,) int64; kinds: (N,) of KINDS, those as drawn first."""
+    """images: (N, C, H, W) float32 in [0, 1]; labels: (N,) int64; kinds: (N,) of KINDS, those as drawn first.
+
+    asked: (n,) int64, the classes asked of the models for the first n images, which are as drawn, if `labels` are the
+    teacher's.
+    """
 
     images: Tensor
     labels: Tensor
     kinds: np.ndarray
+    asked: Tensor | None = None
 
 
 def vary(
@@ -58,9 +63,11 @@ def vary(
     sections = dict(zip((PLAIN, *parts), images.split([plain, *parts.values()]), strict=True))
     if DISTORTED in sections:
         sections[DISTORTED] = torch.cat([distort(part, random) for part in sections[DISTORTED].split(BATCH)])
+    first = None
     if settings.relabel and teacher is not None and teacher.several:
         labels = surest_labels(probabilities_of(teacher, images), labels.sum(dim=0, dtype=torch.int64))
     elif settings.relabel and teacher is not None:
+        first = labels[:plain]
         seen = probabilities_of(teacher, images)
         offsets = share_offsets(seen[:plain], labels[:plain].bincount(minlength=teacher.classes))
         if BLENDED in sections:
@@ -71,7 +78,7 @@ def vary(
         labels = at_shares(seen, offsets).argmax(dim=1)
     kinds = np.array(KINDS).repeat([len(sections.get(name, ())) for name in KINDS])
     kinds[np.logical_and(kinds == PLAIN, public)] = PUBLIC
-    return Varied(torch.cat(list(sections.values())), labels, kinds)
+    return Varied(torch.cat(list(sections.values())), labels, kinds, first)
 
 
 def uniform(random: torch.Generator, low: float, high: float, *shape: int) -> Tensor:

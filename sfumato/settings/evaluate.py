@@ -7,9 +7,10 @@ from typing import Annotated, ClassVar, Literal, get_args
 from pydantic import Field, model_validator
 
 from sfumato.settings.fields import Positive, Settings
+from sfumato.settings.own_network import OwnNetwork
 from sfumato.settings.release import Drawable
 
-Fidelity = Literal["frechet", "mmd", "inception_score", "precision_recall", "fld", "authenticity"]
+Fidelity = Literal["frechet", "mmd", "inception_score", "precision_recall", "fld", "authenticity", "detector"]
 
 
 class Evaluate(Settings):
@@ -26,6 +27,7 @@ class Evaluate(Settings):
     bound: bool = True  # also train on the real training images: the upper bound
     # feature space of the fidelity metrics: a small network trained on drawn images, or Inception, which is downloaded
     extractor: Literal["embedded", "inception"] = "embedded"
+    network: OwnNetwork | None = None  # of the owner's, which gives the feature space instead
     weights: str | None = None  # local weights file of Inception; None: pytorch-fid's own download
     # hex sha256 of that file; None: that of the published weights, the only ones with which a distance is called FID
     sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = None

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from sfumato.settings.fields import Fraction, Positive, PositiveFloat, Share, Strict
 from sfumato.settings.noise import Noise, QuerySettings
+from sfumato.settings.own_network import OwnNetwork
 
 
 class Count(QuerySettings):
@@ -99,7 +100,9 @@ class Teacher(QuerySettings):
     chooser: ClassVar[str] = "feature"
     releases: ClassVar[str] = "steps"
     noise: Noise = "10%"
-    feature: str = "classifier"  # the network that `classifier` trained, or one of FEATURES (sfumato/features)
+    # the network that `classifier` trained, or one of FEATURES (sfumato/features); own: that of teacher.network
+    feature: str = "classifier"
+    network: OwnNetwork | None = None  # of the feature own
     fitted_on: Literal["public", "auxiliary"] = "public"  # images whose principal directions span the features
     dimension: Positive = 512  # of the features, at most
     power: Annotated[float, Field(ge=0, le=1)] = 0.5  # directions are scaled by variance^(−power/2)
@@ -111,6 +114,12 @@ class Teacher(QuerySettings):
     max_norm: Annotated[float, Field(gt=0, le=1.4143)] = 1.4142  # C, clip of an image's errors; none is longer than √2
     ridge: PositiveFloat | None = None  # λ of the preconditioner λ(covariance + λ)⁻¹; None: no preconditioner
     average: Share = 0.5  # the last part of the steps, whose mean is the result
+
+    @model_validator(mode="after")
+    def own_feature_has_a_network(self) -> Teacher:
+        if (self.feature == "own") != (self.network is not None):
+            raise ValueError("teacher.feature: own and teacher.network go together: give both, or neither")
+        return self
 
     @classmethod
     def constants(cls, fitted_on: str, epsilon: float) -> dict[str, float]:

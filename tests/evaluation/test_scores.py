@@ -10,6 +10,7 @@ from sfumato.evaluation import downstream, scores
 from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.metrics.distances import frechet_distance
 from sfumato.evaluation.scores import absent_classes, evaluate_release
+from sfumato.evaluation.shift import SHIFTS
 from sfumato.settings.evaluate import Evaluate
 
 CONFIG = Evaluate(classifiers=("lr", "mlp"), seeds=(0, 1), epochs=1)
@@ -49,11 +50,12 @@ def quick(monkeypatch, **values) -> Evaluate:
 
 
 def test_the_metrics_are_marked_local_and_survive_json(metrics):
-    assert metrics["scope"] == "local" and list(metrics) == ["scope", "warnings", "release", "auxiliary", "real"]
+    sets = ["release", "auxiliary", "real", "blurred"]
+    assert metrics["scope"] == "local" and list(metrics) == ["scope", "warnings", *sets]
     assert json.loads(json.dumps(metrics, allow_nan=False)) == metrics
     assert all(
         list(metrics[name]) == ["lr", "mlp", "fidelity"] and len(metrics[name]["lr"]["per_seed"]) == 2
-        for name in list(metrics)[2:]
+        for name in sets[:3]
     )
 
 
@@ -104,7 +106,29 @@ def test_progress_is_told_of_every_training(metrics, told):
 def test_without_a_bound_no_classifier_is_scored_on_real_images(sets, monkeypatch):
     train, holdout, good, _ = sets
     found = evaluate_release({"release": good}, train, holdout, quick(monkeypatch, bound=False), PIXELS)
-    assert list(found) == ["scope", "warnings", "release"]
+    assert list(found) == ["scope", "warnings", "release", "real", "blurred"]
+    assert list(found["real"]) == list(found["blurred"]) == ["fidelity"]
+
+
+def test_yardsticks_place_blurred_real_images_behind_real_ones(metrics):
+    real, blurred = (metrics[name]["fidelity"] for name in ("real", "blurred"))
+    assert blurred["frechet"] > 3 * real["frechet"] and blurred["recall"] < real["recall"]
+
+
+def test_the_likeness_of_a_release_is_that_of_its_plain_images(sets, monkeypatch):
+    train, holdout, good, bad = sets
+    config = quick(monkeypatch, fidelity=("frechet",), seeds=(0, 1))
+    found = evaluate_release({"release": bad, "plain": good}, train, holdout, config, PIXELS)
+    assert list(found["release"]) == ["lr"] and list(found["plain"]) == ["lr", "fidelity"]
+    assert [len(found[name]["lr"]["per_seed"]) for name in ("release", "plain")] == [2, 1], "one is enough"
+    alone = evaluate_release({"release": good}, train, holdout, config, PIXELS)
+    assert found["plain"]["fidelity"] == alone["release"]["fidelity"]
+
+
+def test_shifted_images_cost_accuracy_and_every_classifier_sees_the_same(metrics):
+    found = metrics["real"]["mlp"]
+    assert set(found["shifted"]) == set(SHIFTS) and all(share < found["mean"] for share in found["shifted"].values())
+    assert len(set(found["shifted"].values())) == len(SHIFTS)
 
 
 def test_without_fidelity_no_extractor_is_needed(sets, monkeypatch):

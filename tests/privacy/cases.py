@@ -5,9 +5,13 @@ groups, in one process and in several.
 """
 
 import functools
+import hashlib
 import math
+import tempfile
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -26,6 +30,8 @@ from sfumato.dpsgd.run import State, step
 from sfumato.dpsgd.trainable import candidates
 from sfumato.features.batch_invariant import rows_alone
 from sfumato.features.fourier import FourierFeatures
+from sfumato.features.own_network import OWN
+from sfumato.features.projection import ProjectedFeatures
 from sfumato.generators.one_step import new_generator
 from sfumato.privacy.charge import Charge
 from sfumato.queries import saliency as saliency_query
@@ -201,6 +207,22 @@ def evolve(charge: Any) -> Tensor:
     return query_votes(charge, places, torch.arange(40) % CLASSES, CLASSES)
 
 
+@functools.cache
+@torch.enable_grad()
+def own_map() -> ProjectedFeatures:
+    """Features of a network from a TorchScript file."""
+    torch.manual_seed(0)
+    layers = torch.nn.Conv2d(3, 12, 3), torch.nn.BatchNorm2d(12), torch.nn.ReLU(inplace=True), torch.nn.Flatten()
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        path = Path(folder) / "network.pt"
+        torch.jit.script(torch.nn.Sequential(*layers).eval()).save(str(path))
+        arguments = {"path": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+        features = ProjectedFeatures(OWN, SHAPE, 40, arguments)
+    features.fit(torch.rand(300, *SHAPE, generator=torch.Generator().manual_seed(1)), 0.5, seed=0)
+    return features
+
+
 def unit_rows(images: Tensor) -> Tensor:
     return torch.nn.functional.normalize(images.flatten(1), dim=1)
 
@@ -243,6 +265,9 @@ CASES = {
         axis=0,
     ),
     "teacher": Case(stage="teacher", query=teacher, encode=unit_rows, bound=1.4142, uses=3),
+    "teacher on a network of one's own": Case(
+        stage="teacher", query=teacher, encode=lambda images: own_map()(images), bound=1.4142, uses=3
+    ),
     "evolve": Case(stage="evolve", query=evolve, encode=lambda x: x.flatten(1), bound=1, integer=True, axis=0),
     "saliency": Case(stage="saliency", query=saliency, **GRADIENTS),
     "saliency of 8 draws": Case(stage="saliency", query=functools.partial(saliency, draws=8), **GRADIENTS),

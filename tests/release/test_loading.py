@@ -14,6 +14,7 @@ from small_release import RECORD, write_release
 import sfumato
 from sfumato.data.images import ImageSet, save_images
 from sfumato.errors import DataError
+from sfumato.release.release import plain_images
 from sfumato.storage.artifacts import write_empty, writing
 
 # A finder that lets the standard library, NumPy, Pillow and the package itself be imported, and nothing else.
@@ -39,6 +40,17 @@ def test_numpy_alone_reads_a_release(digits, tmp_path):
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
     assert first == f"40 (40, 8, 8, 1) uint8 {digits.labels[:3].tolist()} {digits.classes}" and second == "True 1 []"
+
+
+def test_the_plain_images_come_with_the_classes_asked_of_the_models(digits, tmp_path):
+    asked = torch.arange(40) % 10
+    path = write_release(tmp_path / "release", digits, asked=asked, relabel=True)
+    released = ImageSet(digits.images[:40], digits.labels[:40], digits.classes)
+    plain = plain_images(released, path)
+    assert np.array_equal(plain.images, released.images) and np.array_equal(plain.labels, asked)
+    assert "asked.npy" in (path / "README.md").read_text()
+    other = write_release(tmp_path / "other", digits)
+    assert plain_images(released, other) is None and "asked.npy" not in (other / "README.md").read_text()
 
 
 def test_arrays_card_and_ledger_are_those_that_were_released(digits, tmp_path):

@@ -26,7 +26,7 @@ def teacher(drawn):
 def test_without_a_wish_images_and_labels_stay_as_they_were(drawn):
     varied = vary(*drawn, Synthesize(), None, seed=0)
     assert torch.equal(varied.images, drawn[0]) and torch.equal(varied.labels, drawn[1])
-    assert (varied.kinds == "plain").all()
+    assert (varied.kinds == "plain").all() and varied.asked is None
 
 
 def test_parts_are_as_asked_plain_ones_first_and_all_have_the_teachers_labels(drawn, teacher):
@@ -34,6 +34,7 @@ def test_parts_are_as_asked_plain_ones_first_and_all_have_the_teachers_labels(dr
     settings = Synthesize(relabel=True, distorted=0.25, mixed=0.25)
     varied = vary(images, labels, settings, teacher, seed=0)
     assert varied.kinds.tolist() == ["plain"] * 300 + ["distorted"] * 150 + ["blend"] * 150
+    assert torch.equal(varied.asked, labels[:300]), "what was asked of the models, not what the teacher sees"
     assert torch.equal(varied.images[:300], images[:300])
     changed = (varied.images != images).flatten(1).any(dim=1)
     assert not changed[:300].any() and changed[300:].float().mean() > 0.9

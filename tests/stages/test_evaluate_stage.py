@@ -103,6 +103,7 @@ def test_numbers_and_pictures_are_written_and_features_are_kept_privately(desk, 
         "accuracy.csv",
         "per_class.csv",
         "neighbours.png",
+        "detected.png",
     }
     assert (
         Path("evaluation/accuracy.csv").read_text().startswith("model,trained_on,accuracy,std\nrelease: lr,release,0.")

@@ -1,0 +1,48 @@
+"""Fixed public distortions of images, by which a hold-out shifts: does what a release teaches hold a little beside it?
+
+The same for every data set and chosen beforehand: no number here was fitted to a result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sfumato.training.supervised import apply
+
+GAIN, OFFSET = 1.2, 0.1  # of a brighter image
+PART, ANGLE = 1 / 14, 10.0  # of the side by which an image moves, right and down; degrees by which it turns
+FINE = 28  # pixels of a side for each two by which the window of the blur grows
+
+
+def blurred(images: Tensor) -> Tensor:
+    """The mean of 3×3 pixels of images below 56 a side, 5×5 below 84 and so on, edges repeated: (B, C, H, W)."""
+    reach = max(1, min(images.shape[2:]) // FINE)
+    return F.avg_pool2d(F.pad(images, (reach,) * 4, mode="replicate"), 2 * reach + 1, stride=1)
+
+
+def displaced(images: Tensor, angle: float, part: float) -> Tensor:
+    """Turned by so many degrees about the middle, and moved by that part of the side, edges repeated."""
+    sine, cosine, back = math.sin(math.radians(angle)), math.cos(math.radians(angle)), -2 * part
+    place = torch.tensor([[cosine, -sine, back], [sine, cosine, back]], device=images.device)
+    grid = F.affine_grid(place.expand(len(images), 2, 3), list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, padding_mode="border", align_corners=False)
+
+
+SHIFTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "brighter": lambda images: GAIN * images + OFFSET,
+    "blurred": blurred,
+    "moved": lambda images: displaced(images, 0.0, PART),
+    "turned": lambda images: displaced(images, ANGLE, 0.0),
+}
+
+
+def shifted(name: str, images: np.ndarray) -> np.ndarray:
+    """(N, H, W, C) uint8 images under one of SHIFTS, of the same shape and type."""
+    rows = apply(lambda part: SHIFTS[name](part).clamp(0, 1).mul(255).round().permute(0, 2, 3, 1), images, "cpu")
+    return rows.astype(np.uint8)
