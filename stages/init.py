@@ -287,7 +287,7 @@ def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float
     if known.unit == GROUP:
         say("the minutes are those of one image a person: queries take longer where persons have more")
     if not proposed.enough:
-        say(f"warning: --minutes {known.minutes:g} is too little: the least is about {proposed.seconds / 60:.0f}")
+        say(f"warning: --minutes {known.minutes:g} is too little: the least is about {proposed.seconds / 60:.1f}")
     if Odometer(state_dir(), known.dataset_id).opened():
         say(f"warning: dataset {known.dataset_id!r} has a history here already: what was spent on it counts on")
 

@@ -202,8 +202,9 @@ def test_a_release_that_lacks_a_class_is_judged_as_it_is(desk, digits, monkeypat
     assert found["release"]["lr"]["per_class"][6]["mean"] == 0 and "Verdict: " in text
 
 
-def test_the_verdict_tells_a_release_of_noise_from_one_of_digits(desk, digits):
+def test_the_verdict_tells_a_release_of_noise_from_one_of_digits(desk, digits, monkeypatch):
     """In a log it is in metrics.json alone."""
+    monkeypatch.setattr("sfumato.evaluation.verdict.FEWEST", 1)  # a secret key holds out about ten of each
     code, text = desk(fidelity=[], epochs=12)
     assert code == 0 and "good" not in text
     assert json.loads(Path("metrics.json").read_text())["verdict"]["level"] in ("fair", "good")
