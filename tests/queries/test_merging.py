@@ -13,6 +13,7 @@ from sfumato.data.store import read_card
 from sfumato.errors import ConfigError
 from sfumato.features import FeatureMeans
 from sfumato.features.cosine import CosineMoments
+from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.authorize import ChargeRequest, SpendingPolicy, open_charge
 from sfumato.privacy.events import Mechanism, event_to_json
 from sfumato.privacy.ledger import compose, of_one_person, spent_on_one
@@ -136,6 +137,13 @@ def test_one_person_costs_what_the_releases_of_their_own_owner_cost():
     found = compose(a + b, 1e-5, ("a", "b"))
     assert found["epsilon"]["rdp"] == cost(b) and found["stages"]["count"]["epsilon"] == cost(b[:1])
     assert len(found["stages"]["count"]["records"]) == 2 and sum(s["share"] for s in found["stages"].values()) == 1
+
+
+def test_without_sets_apart_every_charge_of_every_stage_is_composed():
+    mechanisms = {"count": 2.0, "frequency": 3.0, "finetune": 1.5}
+    records = [record("ab"[i % 2], sigma, stage, i) for i, (stage, sigma) in enumerate(mechanisms.items())]
+    events = [Mechanism(noise_multiplier=sigma).event for sigma in mechanisms.values()]
+    assert cost(records) == compose(records, 1e-5)["epsilon"]["rdp"] == epsilon(events, 1e-5, "rdp")
 
 
 def test_a_set_that_is_not_apart_counts_for_everybody():
