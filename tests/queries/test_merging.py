@@ -13,12 +13,14 @@ from sfumato.data.store import read_card
 from sfumato.errors import ConfigError
 from sfumato.features import FeatureMeans
 from sfumato.features.cosine import CosineMoments
+from sfumato.features.projection import CLASSIFIER
+from sfumato.features.public_network import build_network
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.authorize import ChargeRequest, SpendingPolicy, open_charge
 from sfumato.privacy.events import Mechanism, event_to_json
 from sfumato.privacy.ledger import compose, of_one_person, spent_on_one
 from sfumato.queries.count import public_counts, query_count, read_counts, save_counts
-from sfumato.queries.feature_means import COSINE, load_means, save_means
+from sfumato.queries.feature_means import COSINE, SQUARES, load_means, moment_features, save_means
 from sfumato.queries.merging import merge_counts, merge_means
 from sfumato.settings.data import Data
 from sfumato.storage.artifacts import Artifact, declared_apart, read_artifact, writing
@@ -113,6 +115,26 @@ def test_merged_means_are_the_sums_over_all_sizes(tmp_path):
         save_means("covariance", FeatureMeans(torch.rand(other.size, 2), other, 0.01), other.arguments, directory)
     with pytest.raises(ConfigError, match="means of different features"):
         merge_means("covariance", [releases[0], read_artifact(tmp_path / "1")], sizes, 400.0, tmp_path / "m", None)
+
+
+def test_merged_moments_keep_the_public_network_and_need_the_same_one(tmp_path):
+    releases, tables = [], []
+    for owner, seed in (("a", 0), ("b", 0), ("c", 1)):
+        torch.manual_seed(seed)
+        network = build_network("whitened", (1, 8, 8), 4, 4).eval()
+        features = moment_features(network)
+        tables.append(torch.rand(features.size, 2))
+        with writing(tmp_path / owner, "moments", records=[record(owner, 4.0, "moments")]) as directory:
+            about = {"feature": CLASSIFIER, "squares": SQUARES}
+            save_means("moments", FeatureMeans(tables[-1], features, 0.04), about, directory, network)
+        releases.append(read_artifact(tmp_path / owner, "moments"))
+    (tmp_path / "m").mkdir()
+    merge_means("moments", releases[:2], [100.0, 100.0], 200.0, tmp_path / "m", None)
+    found, images = load_means("moments", tmp_path / "m"), torch.rand(3, 1, 8, 8)
+    assert torch.allclose(found.table, (tables[0] + tables[1]) / 2, atol=1e-6)
+    assert torch.equal(found.features(images), load_means("moments", releases[0].path).features(images))
+    with pytest.raises(ConfigError, match="public network"):
+        merge_means("moments", [releases[0], releases[2]], [100.0, 100.0], 200.0, tmp_path / "m", None)
 
 
 def test_the_total_of_merged_counts_is_that_of_all(tmp_path):
