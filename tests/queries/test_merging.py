@@ -13,11 +13,14 @@ from sfumato.data.store import read_card
 from sfumato.errors import ConfigError
 from sfumato.features import FeatureMeans
 from sfumato.features.cosine import CosineMoments
+from sfumato.features.projection import CLASSIFIER
+from sfumato.features.public_network import build_network
+from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.authorize import ChargeRequest, SpendingPolicy, open_charge
 from sfumato.privacy.events import Mechanism, event_to_json
 from sfumato.privacy.ledger import compose, of_one_person, spent_on_one
 from sfumato.queries.count import public_counts, query_count, read_counts, save_counts
-from sfumato.queries.feature_means import COSINE, load_means, save_means
+from sfumato.queries.feature_means import COSINE, SQUARES, load_means, moment_features, save_means
 from sfumato.queries.merging import merge_counts, merge_means
 from sfumato.settings.data import Data
 from sfumato.storage.artifacts import Artifact, declared_apart, read_artifact, writing
@@ -114,6 +117,26 @@ def test_merged_means_are_the_sums_over_all_sizes(tmp_path):
         merge_means("covariance", [releases[0], read_artifact(tmp_path / "1")], sizes, 400.0, tmp_path / "m", None)
 
 
+def test_merged_moments_keep_the_public_network_and_need_the_same_one(tmp_path):
+    releases, tables = [], []
+    for owner, seed in (("a", 0), ("b", 0), ("c", 1)):
+        torch.manual_seed(seed)
+        network = build_network("whitened", (1, 8, 8), 4, 4).eval()
+        features = moment_features(network)
+        tables.append(torch.rand(features.size, 2))
+        with writing(tmp_path / owner, "moments", records=[record(owner, 4.0, "moments")]) as directory:
+            about = {"feature": CLASSIFIER, "squares": SQUARES}
+            save_means("moments", FeatureMeans(tables[-1], features, 0.04), about, directory, network)
+        releases.append(read_artifact(tmp_path / owner, "moments"))
+    (tmp_path / "m").mkdir()
+    merge_means("moments", releases[:2], [100.0, 100.0], 200.0, tmp_path / "m", None)
+    found, images = load_means("moments", tmp_path / "m"), torch.rand(3, 1, 8, 8)
+    assert torch.allclose(found.table, (tables[0] + tables[1]) / 2, atol=1e-6)
+    assert torch.equal(found.features(images), load_means("moments", releases[0].path).features(images))
+    with pytest.raises(ConfigError, match="public network"):
+        merge_means("moments", [releases[0], releases[2]], [100.0, 100.0], 200.0, tmp_path / "m", None)
+
+
 def test_the_total_of_merged_counts_is_that_of_all(tmp_path):
     parts = [write_counts(tmp_path / o, torch.tensor([50.0, 70.0]), 2.0, o) for o in "ab"]
     with writing(tmp_path / "ab", "count", parts, apart=["a", "b"]) as directory:
@@ -136,6 +159,13 @@ def test_one_person_costs_what_the_releases_of_their_own_owner_cost():
     found = compose(a + b, 1e-5, ("a", "b"))
     assert found["epsilon"]["rdp"] == cost(b) and found["stages"]["count"]["epsilon"] == cost(b[:1])
     assert len(found["stages"]["count"]["records"]) == 2 and sum(s["share"] for s in found["stages"].values()) == 1
+
+
+def test_without_sets_apart_every_charge_of_every_stage_is_composed():
+    mechanisms = {"count": 2.0, "frequency": 3.0, "finetune": 1.5}
+    records = [record("ab"[i % 2], sigma, stage, i) for i, (stage, sigma) in enumerate(mechanisms.items())]
+    events = [Mechanism(noise_multiplier=sigma).event for sigma in mechanisms.values()]
+    assert cost(records) == compose(records, 1e-5)["epsilon"]["rdp"] == epsilon(events, 1e-5, "rdp")
 
 
 def test_a_set_that_is_not_apart_counts_for_everybody():
