@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
 
 
-def error_rows(weights: Tensor, offsets: Tensor | float, rows: Tensor, labels: Tensor) -> Rows:
+def error_rows(weights: Tensor, rows: Tensor, labels: Tensor, offsets: Tensor | float = 0.0) -> Rows:
     """ψ(x) ⊗ (onehot(y) − p(x)), the negative gradient of the softmax loss: (B, d) ⊗ (B, M).
 
     Of several labels, (B, M) of 0 and 1, the heads are independent: p is the sigmoid of each logit and its offset.
@@ -54,7 +54,7 @@ def query_teacher(
     if settings.ridge is not None:
         precondition = settings.ridge * torch.linalg.inv(covariance.double() + settings.ridge * precondition)
     for step in range(charge.uses):
-        released = charge.sum(partial(error_rows, weights, offsets), settings.max_norm, size=4096)
+        released = charge.sum(partial(error_rows, weights, offsets=offsets), settings.max_norm, size=4096)
         velocity = settings.momentum * velocity + precondition @ (released / public_size)
         done = step / charge.uses
         weights = weights + settings.learning_rate * (1 - (1 - settings.last_rate) * done) * velocity

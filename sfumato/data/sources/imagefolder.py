@@ -13,7 +13,7 @@ import numpy as np
 from sfumato.data.groups import Ids, checked, ids_of_files, place_of
 from sfumato.data.images import GROUPS, GROUPS_REFUSED
 from sfumato.data.sources.deep import RangeMissing, Span, decode_dicom, is_dicom, shown
-from sfumato.data.sources.label_table import labels_of_table, pictures_below
+from sfumato.data.sources.label_table import TABLES, labels_of_table, pictures_below
 from sfumato.data.sources.source import Example, Listing, Member, Place, Request, Source, fit
 from sfumato.data.sources.tabled import TEST, TRAIN, layout_of, list_metadata, list_shards, required_classes
 from sfumato.errors import ConfigError, DataError, PrivateError, explained
@@ -89,7 +89,8 @@ def list_folder(path: Path, option: str = "data.path", groups: Groups | None = N
     else:
         train, test = list_classes(path, path, groups), None
     if not train.classes:
-        raise DataError(f"{option}={path} holds no folder of a class: expected one folder of pictures per class.")
+        hint = " For labels.csv, set data.labels: several." if (path / TABLES[0]).is_file() else ""
+        raise DataError(f"{option}={path} holds no folder of a class: expected one folder of pictures per class.{hint}")
     with explained(DataError, lambda error: f"{option}={path}: {error}. Rename its folder."):
         for name in (*train.classes, *(test.classes if test else ())):
             class_name(name)

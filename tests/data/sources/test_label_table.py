@@ -96,6 +96,12 @@ def test_a_link_out_of_the_folder_is_refused(folder, tmp_path_factory):
         read(folder)
 
 
+def test_a_folder_that_has_a_table_and_no_classes_says_how_to_read_it(folder):
+    (folder / "b/2.png").unlink(), (folder / "b/10.png").unlink(), (folder / "b").rmdir()
+    with pytest.raises(DataError, match="For labels.csv, set data.labels: several"):
+        read(folder, labels="one")
+
+
 @pytest.mark.parametrize("value", [2, -1])
 def test_a_matrix_of_labels_in_an_archive_holds_0_and_1_only(tmp_path, value):
     labels = np.array([[0, 1, 0], [1, 1, 0]])
