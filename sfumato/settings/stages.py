@@ -36,8 +36,8 @@ class Stage:
     """A stage that the plan resolves.
 
     revision: raised by hand when the same settings would release other numbers or compute other tensors. Plans and
-    records hold it, so a raised revision re-runs the stage, and a query spends again; `tests/test_golden.py` pins what
-    each revision computes.
+    records hold it, so a raised revision re-runs the stage, and a query spends again, as do the queries that read it;
+    that of a free stage spends nothing. `tests/test_golden.py` pins what each revision computes.
     """
 
     name: str
@@ -73,6 +73,10 @@ class Stage:
     def spread(self) -> bool:
         """Its work is spread over the processes of a launch."""
         return self.shared or (self.kind is Kind.QUERY and not self.alone)
+
+    @property
+    def free(self) -> bool:
+        return self.kind is Kind.FREE
 
     @property
     def public_only(self) -> bool:
