@@ -41,7 +41,8 @@ DRAWN, JUDGED = 3000, 300  # images that the judge is trained on, its steps
 
 def read(part: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Images of both classes, (N, 1, 14, 14) in [0, 1], and labels, 0 or 1. part: "train" or "t10k"."""
-    raw = [gzip.open(next(DEBIAN_FASHION_MNIST.glob(f"{part}-{name}*"))).read() for name in ("images", "labels")]
+    files = [next(DEBIAN_FASHION_MNIST.glob(f"{part}-{name}*")) for name in ("images", "labels")]
+    raw = [gzip.decompress(file.read_bytes()) for file in files]
     images = torch.frombuffer(bytearray(raw[0][16:]), dtype=torch.uint8).view(-1, 1, 28, 28).float() / 255
     labels = torch.frombuffer(bytearray(raw[1][8:]), dtype=torch.uint8)
     kept = torch.isin(labels, torch.tensor(CLASSES, dtype=torch.uint8))

@@ -162,13 +162,8 @@ class EarlyStopping:
     def loss(self, embeddings: Sequence[Tensor], labels: Tensor, priors: Tensor) -> Tensor:
         """Σ weight · ‖target − μ(G)‖² over the cells that are seen. embeddings: (K, classes) of each match."""
         parts = zip(self.matches, embeddings, self.targets, self.unseen, strict=True)
-        return sum(
-            (
-                match.weight * mismatch((1 - u) * mean, (1 - u) * target, labels, priors)
-                for match, mean, target, u in parts
-            ),
-            torch.zeros(()),
-        )
+        errors = (m.weight * mismatch((1 - u) * mean, (1 - u) * t, labels, priors) for m, mean, t, u in parts)
+        return sum(errors, torch.zeros(()))
 
     @torch.no_grad()
     def observe(self, embeddings: Sequence[Tensor], labels: Tensor) -> None:
