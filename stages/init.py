@@ -261,7 +261,7 @@ def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float
     from sfumato.planning.resolve import make_plan, warnings_of
     from sfumato.privacy.odometer import Odometer
     from sfumato.settings.data import GROUP
-    from stages.plan import show_budget, show_minutes, show_risk
+    from stages.plan import show_budget, show_minutes, show_risk, show_settings_for_ever
 
     params = proposed.params
     side = params.data.size or known.side
@@ -283,6 +283,7 @@ def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float
     show_risk(made)
     for warning in warnings_of(params, made.budget["delta"]):
         say(f"warning: {warning}")
+    show_settings_for_ever(params)
     show_minutes(params, table)
     if known.unit == GROUP:
         say("the minutes are those of one image a person: queries take longer where persons have more")

@@ -99,6 +99,7 @@ def plan(
         refusal = error
     if dry_run:
         show_spending(made, known, odometer, spending)
+        show_settings_for_ever(loaded)
         show_memory(made)
         show_step_noise(made)
         if loaded.privacy.unit == "group":
@@ -278,6 +279,14 @@ def show_spending(made: Plan, card: Card, odometer: Odometer, spending: Sequence
             if made.lineage[stage].again:
                 why = "is named in privacy.spend_again, or reads what is"
             typer.echo(f"{stage}: would {'re-spend' if stage in before else 'spend'} {cost}: it {why}")
+
+
+def show_settings_for_ever(params: Params) -> None:
+    """Show which free stages must be set before the first run, as queries read them."""
+    from sfumato.planning.kept import settings_for_ever
+
+    for name, queries in settings_for_ever(params).items():
+        say(f"{name}: set it before the first run: to change it afterwards spends again on {', '.join(queries)}")
 
 
 def show_next(made: Plan, spending: Sequence[Spending]) -> None:

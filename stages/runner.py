@@ -18,7 +18,7 @@ import typer
 from filelock import FileLock
 
 from sfumato.errors import ConfigError, SfumatoError
-from sfumato.settings.stages import Kind, Stage
+from sfumato.settings.stages import STAGES, Kind, Stage
 from sfumato.storage.artifacts import (
     PRIVACY,
     Artifact,
@@ -269,8 +269,8 @@ class QueryRun(StageRun[S]):
         Args:
             released, sensitivity: words for the record.
             max_norm: the largest contribution of one image, or of one group, in L2.
-        Raises: TakenOver if this very work was released and its artifact is gone, by a kill or by DVC: the copy of its
-            run is restored, at no cost.
+        Raises: TakenOver if this very work was released and its artifact is gone, by a kill or by DVC, or if only free
+            work before it was done anew: the copy of its run is restored, at no cost.
         """
         from sfumato.data.store import read_card
         from sfumato.privacy import authorize
@@ -305,13 +305,22 @@ class QueryRun(StageRun[S]):
             kept = run_directory(refusal.run_id) / authorize.RELEASED
             # DVC has removed the artifact: what lies there again, a process put there that a kill of DVC left behind
             present = own_record(self.out, refusal.record_id) and "DVC_STAGE" not in os.environ
-            if present or not (refusal.same_inputs and os.path.lexists(kept)):
+            restorable = refusal.same_inputs or self.rests_on_these(kept)
+            if present or not (restorable and os.path.lexists(kept)):
                 raise
             read_kept(kept, plan.stage, refusal.digest, refusal.pay)
             with FileLock(kept.with_name(COPYING)):
                 copy_directory(kept, self.out)
             done = f"already released as {refusal.record_id[:8]}: put back, nothing is charged{refusal.note}"
             raise TakenOver(done) from None
+
+    def rests_on_these(self, kept: Path) -> bool:
+        """Whether a release of the same plan stands on the charges of today's inputs: only free work was done anew.
+
+        What is trained from the weights of another stage needs those very weights.
+        """
+        paid = {record for artifact in self.inputs.values() for record in artifact.records}
+        return not STAGES[self.plan.stage].network and all(own_record(kept, record) for record in paid)
 
     def seen(self) -> set[str]:
         """The charges and heads that the ledgers and the inputs name: the journal must hold all of them."""

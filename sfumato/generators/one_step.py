@@ -30,6 +30,8 @@ OneStep = Generator | GaussianGenerator  # (z, labels) -> images
 RISE = 0.1  # part of the steps in which the learning rate rises
 RARE = 0.1  # of an equal share: below it, a class's column is mostly noise and gets no more weight
 DRAWN = 1000  # images at a time
+HELD_OUT, PATIENCE = 0.2, 100  # part of the cells of a release; steps without progress on them
+SMOOTH = 0.98  # of the average over steps that is compared with them
 EMA, SETTLING = 0.99, 40  # of the weights; batches that the statistics of the averaged network are computed from
 
 
@@ -69,6 +71,7 @@ def fit_generator(
 ) -> Any:
     """Train G so that its joint embeddings match the released ones: Adam on Σ weight · ‖μ̃ − μ(G)‖², + cross-entropy.
 
+    Each class ends where it would begin to learn the noise (EarlyStopping): more steps make no worse images.
     priors: (classes,) public label shares, summing to 1; teacher: (B, C, H, W) -> (B, classes) logits, whose
     cross-entropy with the labels asked for has the weight `agreement`; progress: called with (steps done, steps).
     row_means: of several labels, whose priors are the share of images that have each; see `PublicCounts`.
@@ -86,6 +89,7 @@ def fit_generator(
     optimizer = torch.optim.Adam(generator.parameters(), lr=config.learning_rate, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: pace(step / config.steps))
     columns = (priors if row_means is None else row_means).to(matches[0].target)
+    stopping = EarlyStopping(matches, seed)
 
     for step in range(config.steps):
         labels = balanced_labels(config.batch, None, classes + several, random)
@@ -98,14 +102,16 @@ def fit_generator(
         # bf16 inside the network and the phases, float32 for the embedding and the loss
         with torch.autocast(device.type, torch.bfloat16):
             images = generator(z, labels)
-            parts = (one.weight * mismatch(one, images, labels if rows is None else rows, columns) for one in matches)
-            loss = sum(parts, torch.zeros(()))
+            weights = (F.one_hot(labels, classes) if rows is None else rows).to(columns)
+            embeddings = [embedding_of(match, images, weights, columns) for match in matches]
+            loss = stopping.loss(embeddings, weights, columns)
             if teacher is not None:
                 loss = loss + agreement * F.cross_entropy(teacher(images).float(), labels)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
         schedule.step()
+        stopping.observe(embeddings, weights)
         with torch.no_grad():
             for mean, value in zip(average.parameters(), generator.parameters(), strict=True):
                 mean.lerp_(value, 1 - min(EMA, (step + 1) / (step + 10)))
@@ -123,24 +129,82 @@ def pace(done: float) -> float:
     return min(1.0, (done + 0.01) / RISE) * (1 + math.cos(math.pi * done)) / 2
 
 
-def mismatch(match: Match, images: Tensor, labels: Tensor, priors: Tensor) -> Tensor:
-    """‖μ̃ − μ(G)‖² without the constant ‖μ̃‖², unbiased: a scalar. images: (B, C, H, W).
+def embedding_of(match: Match, images: Tensor, weights: Tensor, priors: Tensor) -> Tensor:
+    """μ(G), (K, classes): column m is priors_m times the mean of φ over the images, (B, C, H, W), by weights.
 
-    labels: (B,), or, of several labels, the rows of `several_of`; an image weighs in its column what its row holds.
-    Column m of μ(G) is priors_m times the mean of φ over the images of class m. Because ‖φ‖ = 1, the bias of the
-    squared norm of a batch mean is known. It is removed: otherwise small batches reward images that are all alike.
-    Each column's error is divided by its prior: otherwise a rare class would weigh only priors_m².
+    weights: (B, classes), one-hot labels, or, of several labels, the rows of `several_of`.
     """
-    onehot = (F.one_hot(labels, len(priors)) if labels.ndim == 1 else labels).to(priors)
-    counts = onehot.sum(0)
-    shown = (counts > 0).to(priors)  # a class without images in the batch has no gradient
-    embedding = match.features.embed(images, onehot * (priors / torch.where(counts > 0, counts, 1)))  # (K, classes)
-    if labels.ndim > 1:  # as many images of equal weight would have a mean of the same variance
-        counts = counts.square() / onehot.square().sum(0).clamp(min=1e-12)
+    counts = weights.sum(0)
+    return match.features.embed(images, weights * (priors / torch.where(counts > 0, counts, 1)))
+
+
+def mismatch(embedding: Tensor, target: Tensor, weights: Tensor, priors: Tensor) -> Tensor:
+    """‖μ̃ − μ(G)‖² without the constant ‖μ̃‖², unbiased: a scalar. (K, classes) both; weights: as in `embedding_of`.
+
+    Because ‖φ‖ = 1, the bias of the squared norm of a batch mean is known. It is removed: otherwise small batches
+    reward images that are all alike. Each column's error is divided by its prior: otherwise a rare class would weigh
+    only priors_m².
+    """
+    shown = (weights.sum(0) > 0).to(priors)  # a class without images in the batch has no gradient
+    # as many images of equal weight would have a mean of the same variance
+    counts = weights.sum(0).square() / weights.square().sum(0).clamp(min=1e-12)
     # E‖mean of n unit vectors‖² = ‖μ‖² + (1 − ‖μ‖²)/n, so (n‖mean‖² − 1)/(n − 1) estimates ‖μ‖²; drop the constant
     unbiased = torch.where(counts > 1, counts / (counts - 1).clamp(min=1), 1.0)
     balance = shown / priors.clamp(min=RARE / len(priors))
-    return (balance * (unbiased * embedding.square().sum(0) - 2 * (embedding * match.target).sum(0))).sum()
+    return (balance * (unbiased * embedding.square().sum(0) - 2 * (embedding * target).sum(0))).sum()
+
+
+class EarlyStopping:
+    """Ends the fit of each class where it begins to learn the noise of the release.
+
+    The noise is independent from cell to cell, so the distance to the HELD_OUT cells, which the loss leaves out,
+    estimates that to the release without noise, but for a constant and without bias. It falls while the fit learns the
+    class and rises when it learns the noise of the other cells. A class that has come no nearer for PATIENCE steps is
+    held: its target becomes the generator's own embedding, averaged over steps, where that was nearest.
+    """
+
+    def __init__(self, matches: Sequence[Match], seed: int) -> None:
+        random = torch.Generator().manual_seed(seed)
+        self.matches = matches
+        self.targets = [match.target.clone() for match in matches]
+        self.unseen = [held_out(match.features, random).to(match.target)[:, None] for match in matches]
+        self.means = [torch.zeros_like(match.target) for match in matches]  # μ(G), averaged over steps
+        self.nearest = [torch.zeros_like(match.target) for match in matches]
+        classes = matches[0].target.shape[1]
+        self.least, self.waited = torch.full((classes,), math.inf), torch.zeros(classes)
+        self.batches = torch.zeros(classes)  # in which each was shown
+        self.held = torch.zeros(classes, dtype=torch.bool)
+
+    def loss(self, embeddings: Sequence[Tensor], weights: Tensor, priors: Tensor) -> Tensor:
+        """Σ weight · ‖target − μ(G)‖² over the cells that are seen. embeddings: (K, classes) of each match."""
+        parts = zip(self.matches, embeddings, self.targets, self.unseen, strict=True)
+        errors = (m.weight * mismatch((1 - u) * mean, (1 - u) * t, weights, priors) for m, mean, t, u in parts)
+        return sum(errors, torch.zeros(()))
+
+    @torch.no_grad()
+    def observe(self, embeddings: Sequence[Tensor], weights: Tensor) -> None:
+        """Take in the embeddings of a batch, and hold the classes that come no nearer."""
+        shown = weights.sum(0).cpu() > 0
+        self.batches += shown
+        part = torch.where(shown, (9 / (self.batches + 9)).clamp(min=1 - SMOOTH), 0.0)
+        distance = torch.zeros(len(self.batches))
+        for match, mean, seen, unseen in zip(self.matches, self.means, embeddings, self.unseen, strict=True):
+            mean.lerp_(seen, part.to(mean))
+            distance += match.weight * (unseen * (mean.square() - 2 * mean * match.target)).sum(0).cpu()
+        nearer = ~self.held & (distance < self.least)
+        self.least = torch.where(nearer, distance, self.least)
+        self.waited = torch.where(nearer, 0, self.waited + 1)
+        ends = ~self.held & (self.waited >= PATIENCE)
+        for mean, nearest, target in zip(self.means, self.nearest, self.targets, strict=True):
+            nearest[:, nearer] = mean[:, nearer]
+            target[:, ends] = nearest[:, ends]
+        self.held |= ends
+
+
+def held_out(features: FourierFeatures, random: torch.Generator) -> Tensor:
+    """Which cells the loss leaves out: (K,) bool, HELD_OUT of all, and of a frequency both cosine and sine."""
+    waves = torch.rand(features.frequencies, generator=random) < HELD_OUT
+    return torch.cat([waves, waves, torch.rand(features.size - 2 * len(waves), generator=random) < HELD_OUT])
 
 
 @torch.no_grad()

@@ -30,6 +30,16 @@ def stages_before(name: str, params: Params) -> tuple[str, ...]:
     return tuple(other for other in STAGES if other in found)
 
 
+def settings_for_ever(params: Params) -> dict[str, list[str]]:
+    """The free stages that queries read, directly or through others, with those queries.
+
+    A change of their settings after the release makes these spend again.
+    """
+    queries = {name: stages_before(name, params) for name in QUERIES if params.runs(name)}
+    readers = {name: [q for q, before in queries.items() if name in before] for name, s in STAGES.items() if s.free}
+    return {name: found for name, found in readers.items() if found}
+
+
 def released_records(card: Card, odometer: Odometer, artifacts: Path, ledger: Path) -> list[dict]:
     """The records of what was released on these images, or left open by a kill; of two, the later one is kept.
 

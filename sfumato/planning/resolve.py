@@ -135,20 +135,25 @@ def make_plan(
 
 
 def plan_digest(name: str, params: Params, files: Mapping[str, dict], public: PublicCard | None) -> str:
-    """Digest of the settings of a stage and of all before it, and of the public card if one reads the public set."""
+    """Digest of the settings of a stage and of all before it, and of the public card if one reads the public set.
+
+    The revision of a free stage before it does not count: better code for what is free is no reason to spend again.
+    """
     stages = (*stages_before(name, params), name)
     reads = any("public" in STAGES[n].inputs and settings_of(params, STAGES[n]).reads("public") for n in stages)
-    settings = {n: settings_digest(files[n]) for n in stages}
+    first = {n: {"revision": 1} if n != name and STAGES[n].free and "revision" in files[n] else {} for n in stages}
+    settings = {n: settings_digest({**files[n], **first[n]}) for n in stages}
     return digest_of({"settings": settings, "public": asdict(public) if reads and public is not None else None})
 
 
 def schema4_digests(params: Params, files: Mapping[str, dict], public: PublicCard | None) -> dict[str, dict[str, str]]:
-    """By query, `plan` and `settings` as its records of schema 4 hold them; none after a raised revision."""
+    """By query, `plan` and `settings` as its records of schema 4 hold them; none after a query's raised revision."""
     then = {name: as_then(content) for name, content in files.items()}
     return {
         name: {"plan": plan_digest(name, params, then, public), "settings": settings_digest(then[name])}
         for name in QUERIES
-        if params.runs(name) and all(STAGES[n].revision == 1 for n in (*stages_before(name, params), name))
+        if params.runs(name)
+        and all(STAGES[n].free or STAGES[n].revision == 1 for n in (*stages_before(name, params), name))
     }
 
 

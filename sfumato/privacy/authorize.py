@@ -98,7 +98,7 @@ class SpendingPolicy:
 class ChargeRequest:
     """What a charge is opened for: one query, by its settings, on its inputs.
 
-    plan: digest of the settings and revisions of the stage and of all stages before it; settings: of its own; schema4:
+    plan: digest as `Lineage` describes it; settings: of its own; schema4:
     both as records of schema 4 hold them; revision: of the stage; max_norm: L2 bound of what one image contributes;
     inputs: digests of the artifacts that it reads; released, sensitivity: in words, for the record; again: how often
     the owner asked to pay again; latents: the key of the latents that `sfumato.data.store` keeps of the same images.

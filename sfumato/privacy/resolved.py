@@ -86,8 +86,9 @@ class QueryPlan(StagePlan[S]):
 class Lineage:
     """What decides whether a query spends, besides its own plan.
 
-    plan: digest of the settings and revisions of the query and of all stages before it; schema4: `plan` and `settings`
-    as records of schema 4 hold them, if all revisions are 1; again: how often the owner asked to pay again.
+    plan: digest of the settings of the query and of all stages before it, and of the revisions of the queries among
+    them; schema4: `plan` and `settings` as records of schema 4 hold them, if those revisions are 1; again: how often
+    the owner asked to pay again.
     """
 
     plan: str

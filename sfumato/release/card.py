@@ -151,8 +151,6 @@ def files_of(
         "card.json": "shape, classes, which model drew how many",
         "privacy.json": "every privacy mechanism behind the images, and the sha256 of every file here",
     }
-    if not settings.relabel:
-        del files["asked.npy"]
     if "npz" in export:
         files[NPZ] = "images, labels and classes in one archive"
     if "parquet" in export:

@@ -36,8 +36,8 @@ class Stage:
     """A stage that the plan resolves.
 
     revision: raised by hand when the same settings would release other numbers or compute other tensors. Plans and
-    records hold it, so a raised revision re-runs the stage, and a query spends again; `tests/test_golden.py` pins what
-    each revision computes.
+    records hold it, so a raised revision re-runs the stage, and a query spends again, as do the queries that read it;
+    that of a free stage spends nothing. `tests/test_golden.py` pins what each revision computes.
     """
 
     name: str
@@ -75,6 +75,10 @@ class Stage:
         return self.shared or (self.kind is Kind.QUERY and not self.alone)
 
     @property
+    def free(self) -> bool:
+        return self.kind is Kind.FREE
+
+    @property
     def public_only(self) -> bool:
         """Nothing but the public set decides its result: it is done once for each, whatever the sensitive set is."""
         return self.inputs == ("public",)
@@ -97,7 +101,7 @@ TABLE = (
           "Release the noisy means and covariances of the low frequencies of all images, by class.",
           inputs=("count",)),
     Stage("auxiliary", FREE, "Fit a generator to a release of all images, and draw images from it.",
-          inputs=("frequency", "moments", "covariance", "public", "count"), seeded=True),
+          inputs=("frequency", "moments", "covariance", "public", "count"), seeded=True, revision=2),
     Stage("evolve", QUERY,
           "Release noisy votes for the candidates of a public renderer, round by round, and the last generation.",
           inputs=("classifier", "count"), seeded=True, alone=True),
@@ -113,14 +117,14 @@ TABLE = (
           inputs=("auxiliary", "teacher", "count"), seeded=True),
     Stage("refine", FREE,
           "Fit the generator further, to both embeddings and to the teacher, and draw images from it.",
-          inputs=("auxiliary", "frequency", "embedding", "teacher", "count"), seeded=True),
+          inputs=("auxiliary", "frequency", "embedding", "teacher", "count"), seeded=True, revision=2),
     Stage("select", FREE,
           "Keep the public classes with the most votes, or label public images by the teacher and keep the surest.",
           inputs=("histogram", "teacher", "public"), optional=("histogram",)),
     Stage("pretrain", FREE,
           "Train the diffusion model on central, auxiliary and public images, in the order of its curriculum.",
           inputs=("central", "frequency", "auxiliary", "refine", "evolve", "select", "public", "count"), seeded=True,
-          network=True, shared=True),
+          network=True, shared=True, revision=2),
     Stage("saliency", QUERY,
           "Release how strongly the sensitive images pull at each weight matrix: `finetune` trains the most salient.",
           inputs=("pretrain", "count"), network=True),

@@ -6,6 +6,8 @@ import torch.nn.functional as F
 
 from sfumato.features.fourier import FourierFeatures
 from sfumato.generators.one_step import (
+    PATIENCE,
+    EarlyStopping,
     Match,
     balanced_labels,
     draw_images,
@@ -163,3 +165,56 @@ def test_a_second_match_and_a_teacher_both_pull(three_digits):
     other = Match(joint_embedding(1 - images, labels, 3), FEATURES, weight=3.0)
     fit_generator(generator, [Match(target, FEATURES), other], CONFIG, EQUAL, 0)
     assert means(generator)[0] > plain[0] + 0.05  # drawn towards the negatives, which are brighter
+
+
+def stopped_at(noise: float, steps: int = 400) -> tuple[EarlyStopping, list[float]]:
+    """One class whose embedding goes from nothing to its signal, of norm 1, and on to the noise of the cells it sees.
+
+    What cells it does not see make of that noise is another direction of the same length.
+
+    Returns the state at the end and, by step, the part of the noise that the target holds.
+    """
+    random = torch.Generator().manual_seed(1)
+    signal, chance, other = (F.normalize(torch.randn(1000, 1, generator=random), dim=0) for _ in range(3))
+    stopping = EarlyStopping([Match(signal + noise * chance, FEATURES)], 0)
+    seen, elsewhere = (1 - stopping.unseen[0]) * noise * chance, stopping.unseen[0] * noise * other
+    parts = []
+    for step in range(steps):  # the class first, then its noise
+        learned = min(1.0, step / 100) * signal + max(0.0, (step - 100) / 100) * (seen + elsewhere)
+        stopping.observe([learned], torch.ones(5, 1))
+        parts.append(float(((stopping.targets[0] - signal) * seen).sum() / seen.square().sum().clamp(min=1e-9)))
+    return stopping, parts
+
+
+def test_a_class_is_held_where_the_fit_begins_to_learn_its_noise():
+    stopping, parts = stopped_at(noise=0.7)
+    assert stopping.held.all() and parts[0] == pytest.approx(1, abs=0.15)  # before: the release as it is
+    assert abs(parts[-1]) < 0.35  # after: what the class is, with little of the noise
+    assert (stopping.targets[0] - stopping.matches[0].target).norm() > 0.4  # and so not the release
+
+
+def test_a_class_that_comes_nearer_is_not_held():
+    stopping, _ = stopped_at(noise=0.0, steps=100 + PATIENCE)
+    assert not stopping.held.any() and torch.equal(stopping.targets[0], stopping.matches[0].target)
+
+
+def test_a_release_that_is_noise_alone_is_not_followed():
+    """Without signal, any way from nothing leads away from the cells that are left out: the target shrinks to zero."""
+    random = torch.Generator().manual_seed(2)
+    match = Match(torch.randn(1000, 2, generator=random), FEATURES)
+    stopping, other = EarlyStopping([match], 0), torch.randn(1000, 2, generator=random)
+    seen = torch.where(stopping.unseen[0] > 0, other, match.target)
+    for step in range(2 * PATIENCE):
+        stopping.observe([step / PATIENCE * seen], torch.eye(2).repeat(2, 1))
+    assert stopping.held.all() and stopping.targets[0].norm() < 0.2 * match.target.norm()
+
+
+def test_the_loss_does_not_see_the_cells_that_judge_it():
+    match = Match(torch.ones(1000, 1), FEATURES)
+    stopping = EarlyStopping([match], 0)
+    embedding = torch.zeros(1000, 1, requires_grad=True)
+    stopping.loss([embedding], torch.ones(5, 1), torch.ones(1)).backward()
+    assert torch.equal(embedding.grad != 0, stopping.unseen[0] == 0)
+    assert 0.1 < float(stopping.unseen[0].mean()) < 0.3
+    waves = stopping.unseen[0].view(2, 500)
+    assert torch.equal(waves[0], waves[1])  # cosine and sine of a frequency: φ has the same norm on what is left

@@ -159,6 +159,57 @@ def test_a_raised_revision_reaches_the_queries_that_read_the_stage(desk, release
     assert "count: would re-spend" in text and "central: would re-spend" in text
 
 
+TWO_ROUNDS = {
+    "recipe": "teacher-generator",
+    "run": ["count", "frequency", "auxiliary", "teacher", "synthesize"],
+    "synthesize": {"sources": {"auxiliary": 1}, "count": 40},
+    "frequency": {"size": 100, "features": [{"map": "pixels"}]},
+    "auxiliary": {"steps": 2, "images": 60, "width": 8},
+    "teacher": {"dimension": 16, "steps": 2},
+}
+
+
+def test_free_work_done_anew_puts_the_release_of_the_teacher_back_and_its_settings_are_said_first(desk, monkeypatch):
+    write_params(**TWO_ROUNDS)
+    assert desk("prepare", "sensitive")[0] == 0
+    said = "auxiliary: set it before the first run: to change it afterwards spends again on teacher"
+    assert said in desk("plan", "--dry-run")[1]
+    planned(desk)
+    for stage in ("count", "frequency", "auxiliary", "teacher"):
+        code, text = desk(stage)
+        assert code == 0, text
+    paid, weights = opened(), digest_of_file(Path("artifacts/teacher/privacy.json"))
+    raise_revision(monkeypatch, "auxiliary")
+    text = desk("plan", "--dry-run")[1]
+    assert "teacher: already released" in text and "next: nothing to spend" in text
+    planned(desk)
+    assert desk("auxiliary")[0] == 0
+    with Path("artifacts/auxiliary/privacy.json").open("a") as file:
+        file.write("\n")  # other bytes, as other code would give
+    shutil.rmtree("artifacts/teacher")
+    code, text = desk("teacher")
+    assert code == 0 and "put back, nothing is charged" in text, text
+    assert opened() == paid and digest_of_file(Path("artifacts/teacher/privacy.json")) == weights
+    write_params(**overlaid(TWO_ROUNDS, {"auxiliary": {"steps": 3}}))
+    code, text = desk("plan", "--dry-run")
+    assert code == 3 and "teacher" in text.split("would be exceeded")[1]  # as was said
+
+
+def test_nothing_is_put_back_beside_inputs_of_other_charges(desk, monkeypatch):
+    write_params(**TWO_ROUNDS | {"run": [*TWO_ROUNDS["run"], "central"], "central": {"noise": "10%", "pool": 2}})
+    assert desk("prepare", "sensitive")[0] == 0
+    planned(desk)
+    for stage in ("count", "frequency", "auxiliary", "teacher", "central"):
+        assert desk(stage)[0] == 0
+    file = Path("artifacts/auxiliary/privacy.json")
+    content = json.loads(file.read_text())
+    content["records"] |= json.loads(Path("artifacts/central/privacy.json").read_text())["records"]
+    file.write_text(json.dumps(content))
+    shutil.rmtree("artifacts/teacher")
+    code, text = desk("teacher")
+    assert code == 3 and "already released" in text and "put back" not in text and len(opened()) == 4, text
+
+
 def test_an_edit_of_settings_is_not_kept(desk, released):
     write_params(central={"pool": 4})
     code, text = desk("plan", "--dry-run")

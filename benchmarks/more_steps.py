@@ -1,0 +1,107 @@
+"""Whether more steps of the one-step generator ever make its images worse: accuracy by ε, size of a class and steps.
+
+    OMP_NUM_THREADS=1 python benchmarks/more_steps.py [--epsilons 0.5,1,3,10] [--rare 500,4000] [--factors 1,2,4]
+
+Two classes of Fashion-MNIST (the Debian package dataset-fashion-mnist), T-shirts, 3 900, and shirts, at 14×14. The
+features are released with `SHARE` of the budget, as in recipe teacher-generator; class counts are taken as known. A
+classifier is trained on the generator's images and tested on the test images of both classes: balanced accuracy in %.
+Noise and images are those of the seed. Public data only: nothing here is journalled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from sfumato.data.images import as_uint8
+from sfumato.data.sources.idx import DEBIAN_FASHION_MNIST
+from sfumato.evaluation.downstream import fit
+from sfumato.features.fourier import FourierFeatures
+from sfumato.generators.one_step import Match, draw_images, fit_generator, new_generator
+from sfumato.privacy.accountant import NoiseRequest, calibrate
+from sfumato.settings.queries import FeatureMap
+from sfumato.settings.training import Auxiliary
+from sfumato.storage.png import save_png, to_grid
+from sfumato.training.supervised import Schedule
+
+CLASSES, COMMON = (0, 6), 3900
+SHARE = 0.3  # of the budget
+FEATURES = (
+    FeatureMap(map="deep-scattering", length_scales=(0.837, 0.418), weight=0.5),
+    FeatureMap(map="pixels", length_scales=(0.366, 0.183), weight=0.5),
+)
+DRAWN, JUDGED = 3000, 300  # images that the judge is trained on, its steps
+
+
+def read(part: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images of both classes, (N, 1, 14, 14) in [0, 1], and labels, 0 or 1. part: "train" or "t10k"."""
+    files = [next(DEBIAN_FASHION_MNIST.glob(f"{part}-{name}*")) for name in ("images", "labels")]
+    raw = [gzip.decompress(file.read_bytes()) for file in files]
+    images = torch.frombuffer(bytearray(raw[0][16:]), dtype=torch.uint8).view(-1, 1, 28, 28).float() / 255
+    labels = torch.frombuffer(bytearray(raw[1][8:]), dtype=torch.uint8)
+    kept = torch.isin(labels, torch.tensor(CLASSES, dtype=torch.uint8))
+    return F.avg_pool2d(images[kept], 2), (labels[kept] == CLASSES[1]).long()
+
+
+def noise_multiplier(epsilon: float, size: int) -> float:
+    asks = {
+        "frequency": NoiseRequest(sample_rate=1.0, uses=1, share=SHARE),
+        "rest": NoiseRequest(sample_rate=1.0, uses=1),
+    }
+    return calibrate(asks, epsilon, 1 / size)["frequency"].noise_multiplier
+
+
+def balanced_accuracy(images: torch.Tensor, labels: torch.Tensor, test: tuple[torch.Tensor, torch.Tensor]) -> float:
+    """Of the judge `cnn` trained on the images, in %."""
+    schedule = Schedule(steps=JUDGED, learning_rate=3e-3, weight_decay=1e-2)
+    judge = fit("cnn", as_uint8(images), labels.numpy(), 2, schedule, seed=0)
+    with torch.no_grad():
+        found = judge(test[0]).argmax(1) == test[1]
+    return 100 * float(np.mean([found[test[1] == m].float().mean() for m in (0, 1)]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("epsilons", "0.5,1,3,10"), ("rare", "500,4000"), ("factors", "1,2,4")):
+        parser.add_argument(f"--{name}", default=default)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--size", type=int, default=3000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--grids", type=Path, help="Folder for a PNG of each fit, one class above the other.")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    train, test = read("train"), read("t10k")
+    features = FourierFeatures((1, 14, 14), FEATURES, given.size, given.seed)
+    print("| class of | ε | steps | balanced accuracy | seconds |\n|---|---|---|---|---|")
+    for rare in map(int, given.rare.split(",")):
+        rows = torch.cat([(train[1] == m).nonzero()[:n, 0] for m, n in ((0, COMMON), (1, rare))])
+        images, labels, size = train[0][rows], train[1][rows], COMMON + rare
+        real = torch.cat([(labels == m).nonzero()[:500, 0] for m in (0, 1)])
+        print(f"| {rare} | real | | {balanced_accuracy(images[real], labels[real], test):.1f} | |", flush=True)
+        with torch.no_grad():
+            total = features.embed(images, F.one_hot(labels, 2).float())
+        priors = torch.tensor([COMMON, rare]) / size
+        for epsilon in map(float, given.epsilons.split(",")):
+            random = torch.Generator().manual_seed(given.seed)
+            noise = noise_multiplier(epsilon, size) * torch.randn(total.shape, generator=random)
+            target = (total + noise) / size
+            for factor in map(int, given.factors.split(",")):
+                how, started = Auxiliary(steps=factor * given.steps, batch=100, width=16), time.process_time()
+                generator = new_generator((1, 14, 14), 2, how.latent, how.width, given.seed)
+                fit_generator(generator, [Match(target, features)], how, priors, given.seed)
+                drawn, asked = draw_images(generator, DRAWN, seed=given.seed)
+                accuracy, seconds = balanced_accuracy(drawn, asked, test), time.process_time() - started
+                print(f"| {rare} | {epsilon:g} | {how.steps} | {accuracy:.1f} | {seconds:.0f} |", flush=True)
+                if given.grids:
+                    shown = torch.cat([drawn[asked == m][:40] for m in (0, 1)])
+                    save_png(given.grids / f"{rare}-{epsilon:g}-{how.steps}.png", to_grid(shown, 10))
+
+
+if __name__ == "__main__":
+    main()
