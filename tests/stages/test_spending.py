@@ -125,7 +125,8 @@ def test_an_upgrade_from_0_2_keeps_what_was_released(desk, released_by_0_2, loss
     assert "next: `dvc repro` will spend: finetune" in text
     now = planned(desk)
     if loss not in (lose_the_cache, clone_alone):  # there the files are gone, and with them their form
-        assert now == released_by_0_2
+        same = {f"{name}.yaml" for name, stage in STAGES.items() if stage.revision == 1}  # others are free, and re-run
+        assert {f: now[f] for f in same} == {f: released_by_0_2[f] for f in same}
     if loss is lose_nothing:
         assert desk("count")[0] == 3 and opened() == ["count", "central"]  # its own artifact lies there
         shutil.rmtree("artifacts/count")
