@@ -327,7 +327,8 @@ def entries(name: str, values: Mapping) -> Iterable[tuple[str, str, str, str]]:
         for measure, word in WORDS.items():
             yield from ((VERDICT, word, what, f"{100 * share:.1f}") for what, share in values[measure].items())
     elif name == "teacher":  # a classifier itself, beside those that learned from images
-        for measure, share in values.items():
+        moved = {f"accuracy, {what}": share for what, share in values.get("shifted", {}).items()}
+        for measure, share in ({key: share for key, share in values.items() if key != "shifted"} | moved).items():
             yield ACCURACY, f"teacher: {measure.replace('_', ' ')}", "released classifier", f"{100 * share:.1f}"
     else:
         yield from ((table, measure, name, text) for table, measure, text in leaves(values, "Other"))
