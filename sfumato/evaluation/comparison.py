@@ -180,7 +180,7 @@ def find_evaluation(state: Path, release: str, ledger: str) -> dict | None:
         return None
     content = read_metrics(path)
     kept = content.get("ledger")
-    return content if isinstance(kept, dict) and set(kept) == KEYS and kept["digest"] == ledger else None
+    return content if isinstance(kept, dict) and {*kept, "apart"} == KEYS and kept["digest"] == ledger else None
 
 
 # --- comparing --------------------------------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ def stage(tmp_path):
     def run(*phases: dict, **options):
         content = {
             "stage": "pretrain",
+            "revision": STAGES["pretrain"].revision,
             "enabled": True,
             "dataset_id": "tiny",
             "shape": [1, 8, 8],

@@ -21,7 +21,7 @@ from sfumato.training.selection import read_votes
 from sfumato.training.training_sets import training_sets
 
 SHAPE, CLASSES = (1, 8, 8), ("a", "b", "c")
-PLAN = SimpleNamespace(shape=SHAPE, classes=CLASSES)
+PLAN = SimpleNamespace(shape=SHAPE, classes=CLASSES, several=False)
 
 
 def covariance(folder, shape=SHAPE):

@@ -175,7 +175,8 @@ def desk(tmp_path, monkeypatch, public):
         shape=(1, 8, 8),
         **settings,
     ):
-        content = {"stage": stage, "enabled": enabled, "settings": settings, "shape": list(shape), "seed": 0}
+        content = {"stage": stage, "enabled": enabled, "revision": STAGES[stage].revision, "seed": 0}
+        content |= {"settings": settings, "shape": list(shape)}
         content |= {"dataset_id": "digits", "classes": list("0123456789"), "size_hint": 1400, "delta": 1e-5}
         if noise is not None:
             content["mechanism"] = {"noise_multiplier": noise, "sample_rate": sample_rate, "uses": uses}
