@@ -34,6 +34,7 @@ from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import CLOSE, OPEN, Odometer
 from sfumato.settings.data import Data
+from sfumato.storage.artifacts import writing
 
 MECHANISM = Mechanism(noise_multiplier=5.0)
 DELTA = 1e-5
@@ -59,7 +60,8 @@ def spend(state: Path, card: Card, number: int, permission: SpendingPolicy, faul
     for _ in charge.batches(size=500):
         pass
     charge.release(torch.zeros(3), max_norm=1.0)
-    (charge.run / RELEASED).mkdir(exist_ok=True)
+    with writing(charge.run / RELEASED, charge.record["stage"], records=[charge.record]):
+        pass
     charge.close()
 
 
