@@ -15,6 +15,7 @@ from sfumato.data.images import ImageSet
 from sfumato.runtime.compute import fast_bfloat16
 
 RISE = 0.2  # share of the steps in which the learning rate rises
+PIXELS = 1000 * 64 * 64  # of a batch without gradients
 SHIFT = 8  # an image moves by at most its side / SHIFT
 
 
@@ -110,7 +111,11 @@ def to_tensor(images: np.ndarray, device: str) -> Tensor:
 
 @torch.no_grad()
 def apply(function: Callable[[Tensor], Tensor], images: np.ndarray, device: str, size: int = 1000) -> np.ndarray:
-    """`function` over (N, H, W, C) uint8 images in batches; returns its rows as one float32 array."""
+    """`function` over (N, H, W, C) uint8 images in batches; returns its rows as one float32 array.
+
+    size: images of a batch, fewer if they have more than PIXELS together, which bounds the memory.
+    """
+    size = min(size, max(1, PIXELS // (images.shape[1] * images.shape[2])))
     parts = [images[start : start + size] for start in range(0, len(images), size)]
     return np.concatenate([function(to_tensor(part, device)).float().cpu().numpy() for part in parts])
 

@@ -5,6 +5,7 @@ import torch
 from sfumato.data.images import ImageSet, load_images, save_images
 from sfumato.errors import DataError
 from sfumato.settings.training import Classifier
+from sfumato.training import supervised
 from sfumato.training.public_classifier import shuffled, train_public_classifier
 from sfumato.training.supervised import SHIFT, shift_and_mirror
 
@@ -86,3 +87,16 @@ def test_a_set_too_small_to_split_is_refused(digits):
     few = ImageSet(digits.images[:2], digits.labels[:2], digits.classes)
     with pytest.raises(DataError, match="2 images"):
         train_public_classifier(few, SETTINGS, seed=0)
+
+
+def test_large_images_come_in_smaller_batches_and_in_their_order():
+    seen = []
+
+    def brightness(images):
+        seen.append(len(images))
+        return images.mean(dim=(1, 2, 3))[:, None]
+
+    images = np.arange(50, dtype=np.uint8)[:, None, None, None] * np.ones((1, 512, 512, 1), np.uint8)
+    found = supervised.apply(brightness, images, "cpu")
+    assert max(seen) * 512**2 <= supervised.PIXELS < (max(seen) + 1) * 512**2
+    assert np.allclose(found[:, 0] * 255, np.arange(50), atol=1e-3)
