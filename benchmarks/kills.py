@@ -122,7 +122,9 @@ def check(folder: Path, environment: dict[str, str], version: int) -> None:
     assert whole.returncode == 0, whole.stdout + whole.stderr
     left = [path for part in ("artifacts", "data", ".sfumato") for path in (folder / part).rglob("*.tmp")]
     assert not left, left
-    assert not list((folder / ".sfumato/runs").iterdir())
+    kept = [path for path in (folder / ".sfumato/runs").glob("*/*") if path.name not in ("lock", "copying.lock")]
+    assert {path.name for path in kept} == {"released"}, kept  # a copy of what the ledger holds, and no checkpoint
+    assert {path.parent.name for path in kept} == {run for run, record in newest.items() if record in mine}, kept
 
 
 def main() -> None:
