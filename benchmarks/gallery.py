@@ -1,8 +1,8 @@
 """`docs/gallery`: finished releases as the project's own pages, each with its ledger and its first images.
 
-python benchmarks/gallery.py digits --work /tmp/gallery
-python benchmarks/gallery.py clothes --work /tmp/gallery    # the Debian package dataset-fashion-mnist, or a download
-python benchmarks/gallery.py mri --work /tmp/gallery --images FOLDER   # one folder a class
+python benchmarks/gallery.py digits --work WORK
+python benchmarks/gallery.py clothes --work WORK    # the Debian package dataset-fashion-mnist, or a download
+python benchmarks/gallery.py mri --work WORK --images FOLDER   # one folder a class
 
 Whatever ran before in the folder --work is kept: a second call spends nothing and only writes the pages again.
 """
