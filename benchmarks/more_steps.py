@@ -1,11 +1,12 @@
 """Whether more steps of the one-step generator ever make its images worse: accuracy by ε, size of a class and steps.
 
-    OMP_NUM_THREADS=1 python benchmarks/more_steps.py [--epsilons 0.5,1,3,10] [--rare 500,4000] [--factors 1,2,4]
+    OMP_NUM_THREADS=1 python benchmarks/more_steps.py [--epsilons 0.5,1,3,10] [--rare 500,4000] [--factors 1,2,4] \
+        [--seeds 0,1,2]
 
 Two classes of Fashion-MNIST (the Debian package dataset-fashion-mnist), T-shirts, 3 900, and shirts, at 14×14. The
 features are released with `SHARE` of the budget, as in recipe teacher-generator; class counts are taken as known. A
-classifier is trained on the generator's images and tested on the test images of both classes: balanced accuracy in %.
-Noise and images are those of the seed. Public data only: nothing here is journalled.
+classifier is trained on the generator's images and tested on the test images of both classes: balanced accuracy in %,
+mean and standard deviation over seeds of noise, generator and classifier. Public data only: nothing here is journalled.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from sfumato.data.images import as_uint8
 from sfumato.data.sources.idx import DEBIAN_FASHION_MNIST
@@ -39,7 +41,7 @@ FEATURES = (
 DRAWN, JUDGED = 3000, 300  # images that the judge is trained on, its steps
 
 
-def read(part: str) -> tuple[torch.Tensor, torch.Tensor]:
+def read(part: str) -> tuple[Tensor, Tensor]:
     """Images of both classes, (N, 1, 14, 14) in [0, 1], and labels, 0 or 1. part: "train" or "t10k"."""
     files = [next(DEBIAN_FASHION_MNIST.glob(f"{part}-{name}*")) for name in ("images", "labels")]
     raw = [gzip.decompress(file.read_bytes()) for file in files]
@@ -57,50 +59,65 @@ def noise_multiplier(epsilon: float, size: int) -> float:
     return calibrate(asks, epsilon, 1 / size)["frequency"].noise_multiplier
 
 
-def balanced_accuracy(images: torch.Tensor, labels: torch.Tensor, test: tuple[torch.Tensor, torch.Tensor]) -> float:
+def balanced_accuracy(images: Tensor, labels: Tensor, test: tuple[Tensor, Tensor], seed: int) -> float:
     """Of the judge `cnn` trained on the images, in %."""
     schedule = Schedule(steps=JUDGED, learning_rate=3e-3, weight_decay=1e-2)
-    judge = fit("cnn", as_uint8(images), labels.numpy(), 2, schedule, seed=0)
+    judge = fit("cnn", as_uint8(images), labels.numpy(), 2, schedule, seed=seed)
     with torch.no_grad():
         found = judge(test[0]).argmax(1) == test[1]
     return 100 * float(np.mean([found[test[1] == m].float().mean() for m in (0, 1)]))
 
 
+def drawn_images(
+    target: Tensor, features: FourierFeatures, priors: Tensor, steps: int, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Images, (N, 1, 14, 14), and labels of a generator fitted to `target` in `steps` steps."""
+    how = Auxiliary(steps=steps, batch=100, width=16)
+    generator = new_generator((1, 14, 14), 2, how.latent, how.width, seed)
+    fit_generator(generator, [Match(target, features)], how, priors, seed)
+    return draw_images(generator, DRAWN, seed=seed)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("epsilons", "0.5,1,3,10"), ("rare", "500,4000"), ("factors", "1,2,4")):
+    for name, default in (("epsilons", "0.5,1,3,10"), ("rare", "500,4000"), ("factors", "1,2,4"), ("seeds", "0,1,2")):
         parser.add_argument(f"--{name}", default=default)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--size", type=int, default=3000)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--grids", type=Path, help="Folder for a PNG of each fit, one class above the other.")
     given = parser.parse_args()
     torch.set_num_threads(1)
     train, test = read("train"), read("t10k")
-    features = FourierFeatures((1, 14, 14), FEATURES, given.size, given.seed)
-    print("| class of | ε | steps | balanced accuracy | seconds |\n|---|---|---|---|---|")
+    seeds = [int(seed) for seed in given.seeds.split(",")]
+    embedders = {seed: FourierFeatures((1, 14, 14), FEATURES, given.size, seed) for seed in seeds}
+    print("| class of | ε | steps | balanced accuracy | of each seed | seconds |\n|---|---|---|---|---|---|")
     for rare in map(int, given.rare.split(",")):
         rows = torch.cat([(train[1] == m).nonzero()[:n, 0] for m, n in ((0, COMMON), (1, rare))])
         images, labels, size = train[0][rows], train[1][rows], COMMON + rare
         real = torch.cat([(labels == m).nonzero()[:500, 0] for m in (0, 1)])
-        print(f"| {rare} | real | | {balanced_accuracy(images[real], labels[real], test):.1f} | |", flush=True)
-        with torch.no_grad():
-            total = features.embed(images, F.one_hot(labels, 2).float())
+        print_row(rare, "real", "", [balanced_accuracy(images[real], labels[real], test, seed) for seed in seeds], 0)
         priors = torch.tensor([COMMON, rare]) / size
+        with torch.no_grad():
+            totals = {seed: embedders[seed].embed(images, F.one_hot(labels, 2).float()) for seed in seeds}
         for epsilon in map(float, given.epsilons.split(",")):
-            random = torch.Generator().manual_seed(given.seed)
-            noise = noise_multiplier(epsilon, size) * torch.randn(total.shape, generator=random)
-            target = (total + noise) / size
-            for factor in map(int, given.factors.split(",")):
-                how, started = Auxiliary(steps=factor * given.steps, batch=100, width=16), time.process_time()
-                generator = new_generator((1, 14, 14), 2, how.latent, how.width, given.seed)
-                fit_generator(generator, [Match(target, features)], how, priors, given.seed)
-                drawn, asked = draw_images(generator, DRAWN, seed=given.seed)
-                accuracy, seconds = balanced_accuracy(drawn, asked, test), time.process_time() - started
-                print(f"| {rare} | {epsilon:g} | {how.steps} | {accuracy:.1f} | {seconds:.0f} |", flush=True)
-                if given.grids:
-                    shown = torch.cat([drawn[asked == m][:40] for m in (0, 1)])
-                    save_png(given.grids / f"{rare}-{epsilon:g}-{how.steps}.png", to_grid(shown, 10))
+            scale = noise_multiplier(epsilon, size)
+            for steps in (given.steps * int(factor) for factor in given.factors.split(",")):
+                found, started = [], time.process_time()
+                for seed in seeds:
+                    random = torch.Generator().manual_seed(seed)
+                    total = totals[seed] + scale * torch.randn(totals[seed].shape, generator=random)
+                    drawn, asked = drawn_images(total / size, embedders[seed], priors, steps, seed)
+                    found.append(balanced_accuracy(drawn, asked, test, seed))
+                    if given.grids:
+                        shown = torch.cat([drawn[asked == m][:40] for m in (0, 1)])
+                        save_png(given.grids / f"{rare}-{epsilon:g}-{steps}-{seed}.png", to_grid(shown, 10))
+                print_row(rare, f"{epsilon:g}", str(steps), found, time.process_time() - started)
+
+
+def print_row(rare: int, epsilon: str, steps: str, found: list[float], seconds: float) -> None:
+    each = ", ".join(f"{accuracy:.1f}" for accuracy in found)
+    spread = f"{np.mean(found):.1f} ± {np.std(found):.1f}"
+    print(f"| {rare} | {epsilon} | {steps} | {spread} | {each} | {seconds:.0f} |", flush=True)
 
 
 if __name__ == "__main__":
