@@ -8,6 +8,7 @@ journalled. `--parts selection` asks whether a third party who has only the rele
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +26,7 @@ from sfumato.evaluation.tables import csv_of
 from sfumato.privacy.authorize import open_local
 from sfumato.runtime.compute import configure_processor
 from sfumato.storage.artifacts import read_artifact
-from sfumato.storage.files import replace_file, write_json
+from sfumato.storage.files import write_local
 from stages.runner import load_plan
 from stages.state import ARTIFACTS, CARD, EVALUATION, check_local, state_dir
 
@@ -78,15 +79,15 @@ def main(
         bases = [schedules[setting.classifier] for setting in settings]
         found["selection"] = model_selection(settings, bases, largest, holdout, train if retrain else None, print)
 
-    write_json(out / "utility.json", found)
+    write_local(out / "utility.json", (json.dumps(found, indent=1) + "\n").encode())
     curves = [(name, row) for name, rows in found.get("sizes", {}).items() for row in rows]
     sized = [{"classifier": name, "members": 1, "accuracy": row["mean"]} | row for name, row in curves]
     sized += [{"classifier": name} | row for name, row in found.get("ensemble", {}).items()]
     if sized:
         table = pd.DataFrame(sized).reindex(columns=["classifier", "images", "members", "accuracy", "std"])
-        replace_file(out / "utility.csv", csv_of(table).encode())
+        write_local(out / "utility.csv", csv_of(table).encode())
     if "selection" in found:
-        replace_file(out / "selection.csv", csv_of(pd.DataFrame(found["selection"]["settings"])).encode())
+        write_local(out / "selection.csv", csv_of(pd.DataFrame(found["selection"]["settings"])).encode())
     if found.keys() & {"sizes", "selection"}:
         plot_protocol(found, out / "utility.png")
     print(f"{out / 'utility.json'}: local, not to be shared")

@@ -124,8 +124,8 @@ def prepared_from(home: Path, listing: str, state: Path) -> bytes | None:
 def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], origin: dict) -> None:
     """Raise ConfigError if images of another dataset id, or its source, are among those in `fresh`, which go to `home`.
 
-    Each odometer would count a part. Images of one stored shape, (C, H, W), are compared as they are, those of another
-    by their small grey versions.
+    Each odometer would count a part. Images of one stored shape, (C, H, W), are compared as they are, and all by their
+    small grey versions: copies that were resized before may be stored in the same shape.
     """
     known: set[bytes] = set()
     for other in sorted(path.parent for path in home.parent.glob(f"*/{CARD}") if path.parent != home):
@@ -134,9 +134,7 @@ def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], orig
         if not same and card.shape == shape:
             known = known or {*digests_of_both(fresh)}
             same = any(value in known for value in digests_of_both(other))
-        elif not same:
-            same = resized_copies(fresh, other)
-        if same:
+        if same or resized_copies(fresh, other):
             raise ConfigError(
                 f"data.dataset_id={home.name}: some of these images, or their folder, are counted as {other.name!r} "
                 "already: under a second name, their costs would not add up. Keep the first name; if these are images "
@@ -145,7 +143,7 @@ def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], orig
 
 
 def resized_copies(fresh: Path, other: Path) -> bool:
-    """Whether a third of the images, by a sample, look like some of another set, whose size or colours are others."""
+    """Whether a third of the images, by a sample, look like some of another set, whatever their size and colours."""
     few, every = looks(fresh, SAMPLE), looks(other)
     return bool(len(few) and len(every) and ((few @ every.T).max(axis=1) > ALIKE).mean() > COPIED)
 

@@ -108,5 +108,6 @@ def test_the_script_writes_numbers_tables_and_a_plot(tmp_path, monkeypatch, digi
     assert len(found["selection"]["settings"]) == 4 and "spearman_retrained" in found["selection"]
     assert Path("evaluation/utility.csv").read_text().splitlines()[0] == "classifier,images,members,accuracy,std"
     assert Path("evaluation/selection.csv").exists() and Path("evaluation/utility.png").stat().st_size > 1000
+    assert {path.stat().st_mode & 0o777 for path in Path("evaluation").iterdir()} == {0o600}
     journal = [json.loads(line) for line in Path("state/odometer/digits.jsonl").read_text().splitlines()]
     assert [entry.get("purpose") for entry in journal[1:]] == ["utility"]

@@ -650,6 +650,8 @@ def test_resized_copies_under_another_id_are_found(owner, tmp_path, digits):
     for changes in ({"size": 12}, {"size": 16, "channels": 3}):
         with pytest.raises(ConfigError, match=r"counted as 'set' already"):
             second.prepare(large[100:300], dataset_id="again", **changes)
+    with pytest.raises(ConfigError, match=r"counted as 'set' already"):  # stored alike, and no byte is the same
+        second.prepare(np.kron(large[100:300], np.ones((1, 2, 2), dtype=np.uint8)), dataset_id="again", size=20)
     assert second.prepare(large[400:700], dataset_id="others", size=12).dataset_id == "others"
     assert second.prepare(large[:400], dataset_id="again", size=12, different_people=True).dataset_id == "again"
 

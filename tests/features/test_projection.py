@@ -21,6 +21,18 @@ def test_every_map_gives_finite_rows_with_a_gradient(feature, shape):
     assert FEATURES[feature](shape)(torch.zeros(1, *shape)).isfinite().all()
 
 
+@pytest.mark.parametrize("feature", sorted(FEATURES))
+def test_a_row_of_every_map_is_of_its_image_alone(feature, images):
+    """What a query adds up for one image must not move with another."""
+    made, kept = FEATURES[feature]((1, 8, 8)), [0, 1, 2, 4, 5, 6]
+    changed = images[:7].clone()
+    changed[3] = 1 - changed[3]
+    rows, others = made(images[:7]), made(changed)
+    torch.testing.assert_close(others[kept], rows[kept], rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(others[3], rows[3], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(made(images[:7].flip(0)).flip(0), rows, rtol=1e-5, atol=1e-5)
+
+
 def test_deep_scattering_sees_a_small_shift_little_and_another_texture_much():
     torch.manual_seed(0)
     image = torch.nn.functional.avg_pool2d(torch.rand(1, 1, 32, 32), 5, 1)

@@ -1,7 +1,7 @@
 """What `test_left_out.py` has several processes do: `left_out.py OUT`, under torchrun or alone.
 
 The first process saves every sum that a query releases of a set, and of that set without one of its images or groups.
-The processes are not equal: all but the first see each image mirrored and paler, and so sum up other rows.
+The processes are not equal: all but the first see each image mirrored, paler and of another class: their rows differ.
 Noise is so small that the sums show through. What is drawn for an image in DP-SGD, and the process that a row is dealt
 to, are tied to the image. The other sums would be released by processes that differ in their rows or their settings.
 """
@@ -58,11 +58,11 @@ def neighbours(everyone: ImageSet) -> Iterator[tuple[str, ImageSet, np.ndarray]]
 
 
 def seen_otherwise(charge: Charge, *given) -> tuple[torch.Tensor, ...]:
-    images, *rest = READ(charge, *given)
-    return (0.6 * images.flip(-1) + 0.1, *rest)
+    images, labels, *rest = READ(charge, *given)
+    return (0.6 * images.flip(-1) + 0.1, (labels + 1) % len(CLASSES), *rest)
 
 
-READ, SUM = Charge._read, Charge.sum
+READ, SUM, DEALT = Charge._read, Charge.sum, door.dealt
 
 
 def other_rows(charge: Charge, rows_of, *given, **more) -> torch.Tensor:
@@ -99,6 +99,7 @@ def main(out: Path) -> None:
             door.dealt = lambda generator, chosen, many, places=places: places[chosen.reshape(len(chosen), -1)[:, 0]]
             charge = charge_on(drawn_by(case, some), case.bound, case.uses)
             found[f"{name}, {who}"] = case.first_release(charge)
+        door.dealt = DEALT
         found[f"{name}, refused"] = refused(name, replace(few, groups=None))
     if distributed.is_main():
         torch.save(found, out)

@@ -108,6 +108,8 @@ def test_numbers_and_pictures_are_written_and_features_are_kept_privately(desk, 
     assert (
         Path("evaluation/accuracy.csv").read_text().startswith("model,trained_on,accuracy,std\nrelease: lr,release,0.")
     )
+    local = Path("metrics.json"), *Path("evaluation").iterdir()
+    assert {stat.S_IMODE(path.stat().st_mode) for path in local} == {0o600}
     assert not Path("state/cache/features").exists()  # features of real images are not kept on disk
     assert (
         "evaluate: release: lr" in text

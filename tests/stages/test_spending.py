@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from filelock import FileLock, Timeout
 
 from sfumato.privacy import authorize
 from sfumato.privacy.authorize import ChargeRequest
@@ -24,6 +25,8 @@ from sfumato.settings.recipes import overlaid
 from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.digest import digest_of_file
+from sfumato.storage.files import copy_directory
+from stages import runner
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"recipe": "dp-feta", "central": {"pool": 2}, "privacy": {"epsilon": 10.0, "lifetime_epsilon": 10.0}}
@@ -36,6 +39,12 @@ def write_params(**content) -> None:
 def opened() -> list[str]:
     lines = Path("state/odometer/digits.jsonl").read_text().splitlines()
     return [entry["record"]["stage"] for entry in map(json.loads, lines) if entry["kind"] == "open"]
+
+
+def closings() -> list[str]:
+    """The digest that the journal holds of each release."""
+    lines = Path("state/odometer/digits.jsonl").read_text().splitlines()
+    return [entry["released"] for entry in map(json.loads, lines) if entry["kind"] == "close"]
 
 
 def planned(desk, *words: str) -> dict[str, str]:
@@ -309,6 +318,7 @@ def test_a_kill_costs_nothing_at_any_moment(desk, monkeypatch, moment):
     code, text = desk("count")
     assert code == 0 and ("put back" in text) == on_disk
     assert opened() == ["count"] and [Path("artifacts/count/counts.json").read_text()] == (before or [ANY])
+    assert closings() == [digest_of_file(Path("artifacts/count/privacy.json"))]
     assert desk("count")[0] == 3 and "1 charges" in desk("ledger", "history")[1]
     assert not list(Path("state/runs").rglob("*.tmp")) and not list(Path("artifacts").rglob("*.tmp"))
 
@@ -412,6 +422,27 @@ def test_a_kept_copy_that_was_changed_is_not_put_back(desk, monkeypatch, change,
     code, text = desk("count")
     assert code == 4 and "Two ways on: restore it" in text and "spend_again: {count: 1}" in text
     assert not Path("artifacts/count").exists() and opened() == ["count"]
+    assert len(closings()) == journalled  # nothing is closed over a copy that is not whole
+
+
+def test_a_release_is_copied_by_one_process_at_a_time(desk, monkeypatch):
+    """Who finds it released while another copies it waits, and DVC then finds an artifact."""
+    write_params()
+    assert desk("prepare", "sensitive")[0] == 0
+    planned(desk)
+    copied = []
+
+    def copy(kept, out):
+        with pytest.raises(Timeout):
+            FileLock(kept.with_name(runner.COPYING)).acquire(blocking=False)
+        copied.append(out)
+        copy_directory(kept, out)
+
+    monkeypatch.setattr(runner, "copy_directory", copy)
+    assert desk("count")[0] == 0
+    shutil.rmtree("artifacts/count")
+    code, text = desk("count")
+    assert code == 0 and "put back" in text and len(copied) == 2
 
 
 def test_a_copy_whose_journal_is_older_than_its_digest_is_put_back(desk, released, monkeypatch):
