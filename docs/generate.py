@@ -149,18 +149,26 @@ def inner_models(annotation: Any) -> Iterator[tuple[type[BaseModel], str]]:
             yield kind, "[]" if get_origin(annotation) is tuple else ""
 
 
-def rows_of(kind: type[BaseModel], prefix: str, seen: set[type] | None = None) -> Iterator[tuple[str, str, str, str]]:
-    """(key, type, default, description) of every field of a model, and of the models within it, each model once."""
-    seen = set() if seen is None else seen
+def rows_of(
+    kind: type[BaseModel], prefix: str, seen: dict[type, str] | None = None
+) -> Iterator[tuple[str, str, str, str]]:
+    """(key, type, default, description) of every field of a model, and of the models within it, each model once.
+
+    seen: the models that were shown already, and the key of each.
+    """
+    seen = {} if seen is None else seen
     for name, field in kind.model_fields.items():
         if name in MACHINE:
             continue
         models = list(inner_models(field.annotation))
         default = "" if models and isinstance(field.default, BaseModel) else default_of(field)
-        yield f"{prefix}{name}", type_of(field.annotation, tuple(field.metadata)), default, description(kind, name)
+        words = type_of(field.annotation, tuple(field.metadata))
+        if models and models[0][0] in seen:
+            words = words.replace("keys below", f"the keys of `{seen[models[0][0]]}`")
+        yield f"{prefix}{name}", words, default, description(kind, name)
         for model, between in models:
             if model not in seen:
-                seen.add(model)
+                seen[model] = f"{prefix}{name}{between}"
                 yield from rows_of(model, f"{prefix}{name}{between}.", seen)
 
 
@@ -175,8 +183,9 @@ def all_rows() -> Iterator[tuple[str, str, str, str]]:
     for name, field in Params.model_fields.items():
         if name not in sections():
             yield name, type_of(field.annotation, tuple(field.metadata)), default_of(field), description(Params, name)
+    seen: dict[type, str] = {}
     for name, kind in sections().items():
-        yield from rows_of(kind, f"{name}.")
+        yield from rows_of(kind, f"{name}.", seen)
 
 
 def parameters() -> str:

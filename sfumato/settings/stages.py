@@ -136,7 +136,7 @@ TABLE = (
     Stage("evaluate", LOCAL,
           "Train classifiers on synthetic images, test them on the real hold-out, compare features.",
           inputs=("synthesize", "teacher", "select", "public", "auxiliary", "refine", "evolve", "adversarial",
-          "pretrain", "finetune", "count"), beside=(LEDGER,)),
+          "pretrain", "finetune", "count"), optional=("count", "teacher"), beside=(LEDGER,)),
 )
 # fmt: on
 STAGES: dict[str, Stage] = {stage.name: stage for stage in TABLE}
