@@ -64,7 +64,7 @@ def evaluate(
     from sfumato.evaluation.extractors import build_extractor
     from sfumato.evaluation.plots import plot_accuracy, plot_detected, plot_features
     from sfumato.evaluation.scores import PLAIN, RELEASE, evaluate_release, looked_at, teacher_accuracy
-    from sfumato.evaluation.tables import accuracy_table, class_table, csv_of, screen_tables
+    from sfumato.evaluation.tables import accuracy_table, class_table, csv_of, tables_of
     from sfumato.evaluation.verdict import verdict
     from sfumato.features.teacher_network import load_teacher
     from sfumato.privacy.authorize import open_local
@@ -120,7 +120,7 @@ def evaluate(
         say(f"evaluate: warnings, if there are any, are in {metrics}")
     for warning in found["warnings"] if sys.stderr.isatty() else ():
         say(f"warning: {warning}")
-    show_local(screen_tables(found, attacked), metrics)
+    show_local(tables_of(found, attacked), metrics, f"Verdict: {found['verdict']['sentence']}")
 
 
 def log(what: str) -> None:
