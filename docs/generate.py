@@ -33,7 +33,7 @@ from sfumato import errors
 from sfumato.settings.fields import MACHINE
 from sfumato.settings.noise_levels import NoiseLevels
 from sfumato.settings.params import Params
-from sfumato.settings.stages import STAGES, stages_table
+from sfumato.settings.stages import ARTIFACTS, FREE, STAGES
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "reference.md"
@@ -289,6 +289,17 @@ def commands() -> str:
         lines += [(param.name.upper(), "", param.help or "") for param in arguments]
         lines += list(own)
     return table(("command, its own options", "default", "meaning"), lines)
+
+
+def stages_table() -> str:
+    """The stages, what each reads and what it does."""
+    lines = ["| stage | kind | reads | what it does |", "|---|---|---|---|"]
+    for stage in STAGES.values():
+        reads = [] if stage.kind is FREE else ["sensitive images"]
+        reads += ["the public set" if name == "public" else f"`{ARTIFACTS}/{name}`" for name in stage.inputs]
+        reads += [f"`{path}`" for path in stage.beside]
+        lines.append(f"| `{stage.name}` | {stage.kind} | {', '.join(reads)} | {stage.summary} |")
+    return "\n".join(lines)
 
 
 def exit_codes() -> str:

@@ -6,8 +6,7 @@ from functools import partial
 
 import torch
 
-from sfumato.baselines.discriminator import Discriminator
-from sfumato.baselines.dp_gan import FEATURES, LATENT, WIDTH, AdversarialState, train_dp_gan
+from sfumato.baselines.dp_gan import FEATURES, LATENT, WIDTH, AdversarialState, Discriminator, train_dp_gan
 from sfumato.dpsgd.run import epsilon_by_step, save_log
 from sfumato.generators.one_step import new_generator, save_drawing
 from sfumato.privacy.checkpoint import drop_checkpoints

@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 
 from sfumato.baselines import dp_gan
-from sfumato.baselines.discriminator import Discriminator
-from sfumato.baselines.dp_gan import LATENT, LEVELS, WIDTH, AdversarialState, train_dp_gan
+from sfumato.baselines.dp_gan import LATENT, LEVELS, WIDTH, AdversarialState, Discriminator, train_dp_gan
 from sfumato.dpsgd.gradients import clipped_gradient_sum, draw, per_image_gradients
 from sfumato.dpsgd.run import gradient_sum
 from sfumato.generators.one_step import draw_images, new_generator
