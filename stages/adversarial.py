@@ -28,8 +28,8 @@ def adversarial(run: QueryRun[Adversarial]) -> None:
     open_charge = partial(run.open_charge, released, sensitivity, settings.max_grad_norm)
     epsilon_after = epsilon_by_step(plan.mechanism, plan.delta)
     with progress("adversarial", clock=False) as report:
-        how = {"stage": "adversarial", "advance": AdversarialState.step, "epsilon_after": epsilon_after}
-        charge, log = fine_tune(state, open_charge, **how, report=report, say=say)
+        own = partial(fine_tune, stage="adversarial", advance=AdversarialState.step)
+        charge, log = own(state, open_charge, epsilon_after=epsilon_after, report=report, say=say)
     with run.releasing(charge) as directory:
         save_drawing(state.result(), settings.images, counts.priors, plan.classes, plan.seed + 1, directory)
         save_log(log, directory / "log.csv")
