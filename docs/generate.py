@@ -33,7 +33,7 @@ from sfumato import errors
 from sfumato.settings.fields import MACHINE
 from sfumato.settings.noise_levels import NoiseLevels
 from sfumato.settings.params import Params
-from sfumato.settings.stages import STAGES, stages_table
+from sfumato.settings.stages import ARTIFACTS, FREE, STAGES
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "reference.md"
@@ -149,18 +149,26 @@ def inner_models(annotation: Any) -> Iterator[tuple[type[BaseModel], str]]:
             yield kind, "[]" if get_origin(annotation) is tuple else ""
 
 
-def rows_of(kind: type[BaseModel], prefix: str, seen: set[type] | None = None) -> Iterator[tuple[str, str, str, str]]:
-    """(key, type, default, description) of every field of a model, and of the models within it, each model once."""
-    seen = set() if seen is None else seen
+def rows_of(
+    kind: type[BaseModel], prefix: str, seen: dict[type, str] | None = None
+) -> Iterator[tuple[str, str, str, str]]:
+    """(key, type, default, description) of every field of a model, and of the models within it, each model once.
+
+    seen: the models that were shown already, and the key of each.
+    """
+    seen = {} if seen is None else seen
     for name, field in kind.model_fields.items():
         if name in MACHINE:
             continue
         models = list(inner_models(field.annotation))
         default = "" if models and isinstance(field.default, BaseModel) else default_of(field)
-        yield f"{prefix}{name}", type_of(field.annotation, tuple(field.metadata)), default, description(kind, name)
+        words = type_of(field.annotation, tuple(field.metadata))
+        if models and models[0][0] in seen:
+            words = words.replace("keys below", f"the keys of `{seen[models[0][0]]}`")
+        yield f"{prefix}{name}", words, default, description(kind, name)
         for model, between in models:
             if model not in seen:
-                seen.add(model)
+                seen[model] = f"{prefix}{name}{between}"
                 yield from rows_of(model, f"{prefix}{name}{between}.", seen)
 
 
@@ -175,8 +183,9 @@ def all_rows() -> Iterator[tuple[str, str, str, str]]:
     for name, field in Params.model_fields.items():
         if name not in sections():
             yield name, type_of(field.annotation, tuple(field.metadata)), default_of(field), description(Params, name)
+    seen: dict[type, str] = {}
     for name, kind in sections().items():
-        yield from rows_of(kind, f"{name}.")
+        yield from rows_of(kind, f"{name}.", seen)
 
 
 def parameters() -> str:
@@ -280,6 +289,17 @@ def commands() -> str:
         lines += [(param.name.upper(), "", param.help or "") for param in arguments]
         lines += list(own)
     return table(("command, its own options", "default", "meaning"), lines)
+
+
+def stages_table() -> str:
+    """The stages, what each reads and what it does."""
+    lines = ["| stage | kind | reads | what it does |", "|---|---|---|---|"]
+    for stage in STAGES.values():
+        reads = [] if stage.kind is FREE else ["sensitive images"]
+        reads += ["the public set" if name == "public" else f"`{ARTIFACTS}/{name}`" for name in stage.inputs]
+        reads += [f"`{path}`" for path in stage.beside]
+        lines.append(f"| `{stage.name}` | {stage.kind} | {', '.join(reads)} | {stage.summary} |")
+    return "\n".join(lines)
 
 
 def exit_codes() -> str:

@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from sfumato.errors import ConfigError, DataError, explained
 from sfumato.storage.files import write_local
-from stages.screen import numbers_table, show_local
+from stages.screen import show_local
 from stages.state import EVALUATION, check_local, state_dir
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from sfumato.release.report import Table
 
 EXPERIMENTS = "dvc exp show --json"
 DVC_HELP = "Also the experiments of this repository, as `dvc exp show` lists them."
@@ -77,15 +78,15 @@ def experiments() -> list[dict]:
 
 
 def screen_table(runs: pd.DataFrame, classifiers: list[str]) -> Table:
-    from sfumato.evaluation.tables import number, percent
+    from sfumato.evaluation.tables import number, percent, table_of
 
-    title, headings = "Runs (local). Accuracy on the real hold-out, %", ("run", "recipe", "target", "ε", *classifiers)
-    table = numbers_table(title, *headings, "distance", "differs in", words=("run", "recipe", "differs in"))
+    rows = []
     for name, row in zip(short_names(list(runs["run"])), runs.to_dict("records"), strict=True):
         accuracies = [percent({"mean": row[key], "std": row[f"{key}_std"]}) for key in classifiers]
         cost = f"{row['target']:g}", f"{row['epsilon']:.4g}"
-        table.add_row(name, row["recipe"], *cost, *accuracies, number(row["distance"]), row["differs"])
-    return table
+        rows.append([name, row["recipe"], *cost, *accuracies, number(row["distance"]), row["differs"]])
+    columns = ["run", "recipe", "target", "ε", *classifiers, "distance", "differs in"]
+    return table_of("Runs (local). Accuracy on the real hold-out, %", columns, rows)
 
 
 def short_names(names: list[str]) -> list[str]:

@@ -41,7 +41,7 @@ def evaluate(
     plan = load_plan("evaluate", config)
     if dry_run:
         scored = {name: paths[name] for name in ("synthesize", *plan.settings.stages)}
-        scored |= {"teacher": paths["teacher"]} if plan.settings.teacher else {}
+        scored |= {"teacher": paths["teacher"]} if paths["teacher"].exists() else {}
         real = {"real images": state_dir() / "data" / plan.dataset_id, "ledger": ledger}
         describe(plan, {"card": card, **scored, **real}, metrics)
         return typer.echo(f"and the folder {out}: local, not to be shared")
@@ -64,7 +64,7 @@ def evaluate(
     from sfumato.evaluation.extractors import build_extractor
     from sfumato.evaluation.plots import plot_accuracy, plot_detected, plot_features
     from sfumato.evaluation.scores import PLAIN, RELEASE, evaluate_release, looked_at, teacher_accuracy
-    from sfumato.evaluation.tables import accuracy_table, class_table, csv_of, screen_tables
+    from sfumato.evaluation.tables import accuracy_table, class_table, csv_of, tables_of
     from sfumato.evaluation.verdict import verdict
     from sfumato.features.teacher_network import load_teacher
     from sfumato.privacy.authorize import open_local
@@ -75,6 +75,7 @@ def evaluate(
     ready_processor("evaluate")
     synthesize, teacher = paths["synthesize"], paths["teacher"]
     read_artifact(synthesize, "synthesize")
+    taught = teacher.exists() and read_artifact(teacher, "teacher").enabled
     synthetic = {RELEASE: load_images(synthesize, plan.classes, shape=plan.shape)}
     synthetic |= {PLAIN: plain} if (plain := plain_images(synthetic[RELEASE], synthesize)) is not None else {}
     extractor = build_extractor(plan.settings, plan.shape, log)  # before anything slow: a weights file may be missing
@@ -90,8 +91,7 @@ def evaluate(
     if not leads:
         return
     found["identity"] = identity(plan, key, read_card(card).version, train, holdout, extractor, synthesize)
-    if plan.settings.teacher:
-        read_artifact(teacher, "teacher")
+    if taught:
         log("teacher")
         found["teacher"] = teacher_accuracy(load_teacher(teacher).to(device()), holdout)
     found["verdict"] = verdict(found, holdout.labels, len(plan.classes))
@@ -120,7 +120,7 @@ def evaluate(
         say(f"evaluate: warnings, if there are any, are in {metrics}")
     for warning in found["warnings"] if sys.stderr.isatty() else ():
         say(f"warning: {warning}")
-    show_local(screen_tables(found, attacked), metrics)
+    show_local(tables_of(found, attacked), metrics, f"Verdict: {found['verdict']['sentence']}")
 
 
 def log(what: str) -> None:
@@ -137,7 +137,7 @@ def draw_from_model(plan: StagePlan[Any], name: str, paths: dict[str, Path]) -> 
     counts = read_counts(read_artifact(paths["count"], "count"), plan.size_hint, len(plan.classes))
     priors = counts.priors if settings.labels == "prior" else None
     with progress(f"evaluate: drawing from {name}") as report:
-        images, labels = draw_from(name, paths, plan.settings.images, settings, priors, 0, report, plan.shape)
+        images, labels = draw_from(name, paths, settings.count, settings, priors, 0, report, plan.shape)
     return ImageSet(as_uint8(images), labels.numpy(), plan.classes)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from sfumato.baselines.evolution import RendererGenerator
-from sfumato.baselines.private_evolution import embedding_of, query_evolve, save_population
+from sfumato.baselines.private_evolution import RendererGenerator, embedding_of, query_evolve, save_population
 from sfumato.data.store import read_card
 from sfumato.features.projection import CLASSIFIER
 from sfumato.features.public_network import load_classifier

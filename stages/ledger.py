@@ -313,12 +313,9 @@ def utc(seconds: int) -> str:
 
 def mechanism_text(event: dict) -> str:
     """A mechanism's JSON in a few words."""
-    match event["type"]:
-        case "Gaussian":
-            return f"σ = {event['noise_multiplier']:g}"
-        case "PoissonSampled":
-            return f"{mechanism_text(event['event'])}, q = {event['sampling_probability']:.4g}"
-        case "SelfComposed":
-            return f"{mechanism_text(event['event'])}, × {event['count']}"
-        case _:
-            return " + ".join(map(mechanism_text, event["events"]))
+    from sfumato.privacy.events import event_from_json, mechanisms
+
+    return " + ".join(
+        f"σ = {sigma:g}{f', q = {rate:.4g}' if rate < 1 else ''}{f', × {uses}' if uses > 1 else ''}"
+        for sigma, rate, uses in mechanisms(event_from_json(event))
+    )

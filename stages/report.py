@@ -48,7 +48,8 @@ def report(
             typer.echo(f"reads   {path}{'' if path.exists() else ' (not there)'}")
         typer.echo(f"writes  {page} ({'may be shared' if public else 'local: not to be shared'})\ncharges nothing")
         return
-    from sfumato.release.report import read_local, report_page
+    from sfumato.evaluation.tables import read_local
+    from sfumato.release.report import report_page
     from sfumato.release.statements import write_statements
 
     if page.is_dir():

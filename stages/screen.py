@@ -6,12 +6,16 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from stages import launch
+
+if TYPE_CHECKING:
+    from sfumato.release.report import Table as LocalTable
 
 Report = Callable[[int, int], None]  # done, of how many
 
@@ -70,10 +74,16 @@ def progress(name: str, *, clock: bool = True) -> Iterator[Report]:
     yield line
 
 
-def show_local(tables: Iterable[Table | str], file: Path) -> None:
+def show_local(tables: Iterable[LocalTable], file: Path, last: str = "") -> None:
     """Print tables of numbers from real images on a terminal. Elsewhere, as in a log of CI, name their file instead."""
     if sys.stdout.isatty():
-        for table in tables:
+        for title, columns, rows, note in tables:
+            table = numbers_table(title, *columns, words=(columns[0], "recipe", "differs in", ""))
+            table.caption = note or None
+            for row in rows:
+                table.add_row(*row)
             table_console().print(table)
+        if last:
+            table_console().print(last)
     else:
         typer.echo(f"{file}: local, not to be shared, so its numbers are shown on a terminal only")

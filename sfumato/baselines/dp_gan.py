@@ -9,20 +9,21 @@ Source: Xie et al. 2018; Torkzadehmahani et al. 2019 for the two halves clipped 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from sfumato.baselines.discriminator import Discriminator
+from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.ema import EMA_DECAY, ema_model
+from sfumato.diffusion.objective import to_model_range
 from sfumato.dpsgd.clip import flatten
 from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw
 from sfumato.dpsgd.run import State, Trained, gradient_sum
 from sfumato.generators.network import Generator
 from sfumato.generators.one_step import balanced_labels, recompute_batch_norm
-from sfumato.privacy.checkpoint import make_durable, resume
 from sfumato.settings.baselines import Adversarial
 from sfumato.settings.dpsgd import Finetune
 from sfumato.settings.noise_levels import LogNormal
@@ -36,10 +37,48 @@ FAKES = 200  # generated images of a step
 LATENT, WIDTH = 32, 16  # of the generator
 GENERATOR_RATE = 2e-3  # its learning rate
 FEATURES = 16  # channels of the discriminator's first layer
+COARSEST = 4  # side of its last cells, at most
+WIDEST = 4  # times its first width: channels at most
+SLOPE = 0.2  # of the leaky ReLU
+
+
+class Discriminator(Denoiser):
+    """Logits of "real", for noisy images and their labels: convolutions, a linear head, and a projection by label.
+
+    It has the loss of each image that DP-SGD asks of a denoiser. Without batch normalisation no image sees another.
+    target: 1 if `per_image_loss` is of real images, -1 if it is of generated ones.
+    """
+
+    supports_ghost_layers = True
+    target = 1
+
+    def __init__(self, resolution: int, channels: int, classes: int, width: int) -> None:
+        super().__init__()
+        self.resolution, self.channels, self.classes = resolution, channels, classes
+        layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.LeakyReLU(SLOPE)]
+        side, wide = resolution, width
+        while side > COARSEST:
+            following = min(2 * wide, WIDEST * width)
+            layers += [nn.Conv2d(wide, following, 3, stride=2, padding=1), nn.LeakyReLU(SLOPE)]
+            side, wide = (side + 1) // 2, following
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(wide * side * side, 1)
+        self.by_label = nn.Embedding(classes + 1, wide * side * side)
+        nn.init.zeros_(self.by_label.weight)
+
+    def forward(self, x: Tensor, levels: Tensor, labels: Tensor) -> Tensor:
+        """x: (B, C, H, W), about [-1, 1]; levels: (B,), not used; labels: (B,), `classes`: none. Returns (B,)."""
+        hidden = self.body(x).flatten(1)
+        return self.head(hidden).squeeze(1) + (self.by_label(labels) * hidden).sum(1)
+
+    def per_image_loss(self, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
+        """ln(1 + exp(−target · logit)) of each image, (B,). Shapes as in `Denoiser`."""
+        noisy = to_model_range(images) + levels[:, None, None, None] * noise
+        return F.softplus(-self.target * self(noisy, levels, labels).float())
 
 
 class AdversarialState:
-    """What a run carries: the discriminator as DP-SGD trains it, the generator, its average and Adam's moments.
+    """What a run of `fine_tune` carries: the discriminator as DP-SGD trains it, the generator, its average and moments.
 
     priors: (classes,) public label shares of generated images; seed: fixes what is generated, which is public. The rest
     as for `State`.
@@ -68,6 +107,7 @@ class AdversarialState:
         self.judge = State(
             model, config, public_batch=public_batch, label_dropout=0.0, autocast=autocast, generator=generator
         )
+        self.config = config
         self.judge.optimiser.param_groups[0]["betas"] = BETAS
         self.model, self.device = model, self.judge.device
         self.network, self.priors, self.seed = network.to(self.device).train(), priors.cpu(), seed
@@ -131,25 +171,3 @@ class AdversarialState:
         assert isinstance(found, Generator)
         recompute_batch_norm(found, FAKES, self.priors, torch.Generator().manual_seed(self.seed))
         return found.eval()
-
-
-def train_dp_gan(
-    state: AdversarialState,
-    open_charge: Callable[[], Charge],
-    *,
-    epsilon_after: Callable[[int], float],
-    report: Callable[[int, int], None] = lambda done, total: None,
-    say: Callable[[str], None] = lambda text: None,
-) -> tuple[Charge, list[dict]]:
-    """Run all steps of a charge, as `sfumato.dpsgd.run.fine_tune` does for a denoiser."""
-    charge, found, log = resume(open_charge, "adversarial", say)
-    if found is not None:
-        state.load(found)
-    report(charge.used, charge.uses)
-    while charge.used < charge.uses:
-        row = state.step(charge)
-        log.append({**row, "epsilon": epsilon_after(charge.used)})
-        if charge.used % state.judge.config.checkpoint_every == 0 or charge.used == charge.uses:
-            make_durable(charge, state.tensors(), log)
-            report(charge.used, charge.uses)
-    return charge, log

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sfumato.data.images import ImageSet, Shape
 from sfumato.data.rendered import drawn_set
-from sfumato.errors import ConfigError, DataError
+from sfumato.errors import ConfigError, DataError, explained
 from sfumato.evaluation.classifiers import FEATURES
 from sfumato.evaluation.downstream import fit, schedule_of
 from sfumato.features.own_network import OwnFeatures
@@ -161,23 +161,18 @@ def inception_extractor(path: Path | None = None, sha256: str | None = None) -> 
         path = Path(torch.hub.get_dir()) / "checkpoints" / inception.FID_WEIGHTS_URL.rsplit("/", 1)[1]
         if not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True)
-            try:
+            remedy = f"fetch {inception.FID_WEIGHTS_URL} elsewhere and name it in evaluate.weights."
+            failed, causes = "the Inception weights could not be downloaded", (OSError, RuntimeError)
+            with explained(DataError, lambda error: f"{failed} ({error}): {remedy}", causes=causes):
                 torch.hub.download_url_to_file(inception.FID_WEIGHTS_URL, str(path), hash_prefix=PUBLISHED)
-            except (OSError, RuntimeError) as error:
-                raise DataError(
-                    f"the Inception weights could not be downloaded ({error}): "
-                    f"fetch {inception.FID_WEIGHTS_URL} elsewhere and name it in evaluate.weights."
-                ) from error
     digest = check_weights(path, sha256 or PUBLISHED)
     state = read_state(path)
-    with PATCHING:  # pytorch-fid loads weights only through its own download
+    other = f"{path} does not hold pytorch-fid's Inception: fetch it from {inception.FID_WEIGHTS_URL}."
+    # pytorch-fid loads weights only through its own download
+    with PATCHING, explained(DataError, lambda _: other, causes=(RuntimeError, TypeError, AttributeError)):
         download, inception.load_state_dict_from_url = inception.load_state_dict_from_url, lambda *_, **__: state
         try:
             network = inception.InceptionV3([inception.InceptionV3.BLOCK_INDEX_BY_DIM[2048]]).eval()
-        except (RuntimeError, TypeError, AttributeError) as error:
-            raise DataError(
-                f"{path} does not hold pytorch-fid's Inception: fetch it from {inception.FID_WEIGHTS_URL}."
-            ) from error
         finally:
             inception.load_state_dict_from_url = download
     device = compute.device().type
@@ -211,12 +206,13 @@ def read_state(path: Path) -> dict[str, Tensor]:
     """A state dict of tensors. Raises DataError for anything else: a file that would run code is not loaded."""
     from pickle import UnpicklingError  # torch.load(weights_only=True) raises it
 
-    try:
+    asked, causes = (
+        "a state dict of tensors is expected.",
+        (OSError, RuntimeError, EOFError, ValueError, UnpicklingError),
+    )
+    plain = f"{path} is not a plain file of weights"
+    with explained(DataError, lambda error: f"{plain} ({type(error).__name__}): {asked}", causes=causes):
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, UnpicklingError) as error:
-        raise DataError(
-            f"{path} is not a plain file of weights ({type(error).__name__}): a state dict of tensors is expected."
-        ) from error
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise DataError(f"{path} is not a state dict of tensors: save `model.state_dict()`.")
     return state

@@ -108,24 +108,21 @@ def plot_neighbours(
     """
     index, distance = nearest(features, train_features)
     classes = range(min(len(synthetic.classes), MOST_CLASSES))
-    height, width = synthetic.images.shape[1:3]
-    scale = max(1, round(48 / max(height, width)))
-    tile_height, tile_width, gap = height * scale + 4, width * scale + 4, 14
-    canvas = np.full((len(classes) * (tile_height + 6), pairs * (2 * tile_width + gap) - gap, 3), 255, dtype=np.uint8)
-    ends = []
-    for row, label in enumerate(classes):
+    scale = max(1, round(48 / max(synthetic.images.shape[1:3])))
+    blank = framed(np.full_like(synthetic.images[0], 255), scale, (255, 255, 255))
+    tiles, ends = [], []
+    for label in classes:
         of_class = np.flatnonzero(having(synthetic.labels, label))
         closest = of_class[np.argsort(distance[of_class], kind="stable")[:pairs]]
-        top = row * (tile_height + 6)
-        for column, i in enumerate(closest):
-            left = column * (2 * tile_width + gap)
-            both = framed(synthetic.images[i], scale, SYNTHETIC), framed(train.images[index[i]], scale, REAL)
-            canvas[top : top + tile_height, left : left + 2 * tile_width] = np.concatenate(both, axis=1)
+        for i in closest:
+            tiles += [framed(synthetic.images[i], scale, SYNTHETIC), framed(train.images[index[i]], scale, REAL)]
+        tiles += [blank] * (2 * (pairs - len(closest)))
         ends.append(f"{distance[closest[0]]:.3g}" if len(closest) else "")
+    canvas = to_grid(np.stack(tiles).transpose(0, 3, 1, 2) / 255, 2 * pairs)
     figure = new_figure(canvas.shape[1] / 100 + 1.9, canvas.shape[0] / 100 + 0.8)
     axes = figure.subplots()
     axes.imshow(canvas, interpolation="nearest")
-    middles = [row * (tile_height + 6) + tile_height / 2 for row in range(len(classes))]
+    middles = [(row + 0.5) * canvas.shape[0] / len(classes) for row in range(len(classes))]
     axes.set_yticks(middles, [synthetic.classes[label][:16] for label in classes], fontsize=9)
     axes.set_xticks([])
     right = axes.secondary_yaxis("right")

@@ -1,15 +1,28 @@
-"""The numbers of an evaluation as tables: CSV files and the screen. All of it is local."""
+"""The numbers of an evaluation as tables: CSV files, the screen and the owner's report. All of it is local."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import pandas as pd
-from rich.table import Table
 
+from sfumato.errors import UNREADABLE, DataError, SfumatoError, explained
 from sfumato.evaluation.membership import Attack
 from sfumato.evaluation.plots import scored
+from sfumato.release.report import Local, Table, picture
+from sfumato.storage.artifacts import read_artifact
+from sfumato.storage.documents import read_json
 from sfumato.storage.files import FORMULA
+
+SEEN = {  # stages whose pictures the owner's report shows
+    "auxiliary": "drawn by the generator",
+    "refine": "drawn by the generator, fitted further",
+    "adversarial": "drawn by the generator that a discriminator taught",
+    "select": "public images that were chosen",
+    "pretrain": "what the warm-up saw",
+    "saliency": "noisy gradient norms",
+}
 
 
 def csv_of(table: pd.DataFrame, numbers: str = "%.4f") -> str:
@@ -45,18 +58,17 @@ def class_table(found: dict) -> pd.DataFrame:
     return pd.DataFrame(rows).rename(columns={"mean": measure_of(found)})
 
 
-def screen_tables(found: dict, attacks: Sequence[Attack] = ()) -> Iterator[Table | str]:
-    """What the terminal shows: accuracy by training set and by class, fidelity, membership, the verdict."""
-    sets = scored(found)
+def tables_of(found: Mapping, attacks: Sequence[Attack] = ()) -> Iterator[Table]:
+    """What terminal and page show of metrics.json: accuracy by training set and class, fidelity, attacks, verdict."""
+    sets, measure = scored(found), measure_of(found)
     names = list(next(iter(sets.values())))
-    rows = ([name, *(percent(values[c]) for c in names)] for name, values in sets.items())
-    measure = measure_of(found)
-    title = f"{measure[0].upper()}{measure[1:]} on the real hold-out, % (local)"
-    table = table_of(title, ["trained on", *names], rows)
+    note = ""
     if "teacher" in found:
         share = f"{100 * found['teacher']['accuracy']:.1f}"
-        table.caption = f"The teacher, a classifier that was released itself, has {share} %."
-    yield table
+        note = f"The teacher, a classifier that was released itself, has {share} %."
+    rows = ([name, *(percent(values[c]) for c in names)] for name, values in sets.items())
+    title = f"{measure[0].upper()}{measure[1:]} on the real hold-out, % (local)"
+    yield table_of(title, ["trained on", *names], rows, note)
     by_class = zip(*(sets["release"][name]["per_class"] for name in names), strict=True)
     rows = ([own[0]["class"], *map(percent, own)] for own in by_class)
     yield table_of("The release, class by class, % (local)", ["class", *names], rows)
@@ -72,7 +84,9 @@ def screen_tables(found: dict, attacks: Sequence[Attack] = ()) -> Iterator[Table
         first = compared.iloc[:, 0]
         title = f"Fidelity to the real {first['reference']} images in {first['space']} (local)"
         keys = [key for key in map(str, first.index) if isinstance(first[key], float) and not key.endswith("_std")]
-        rows = ([key.replace("_", " "), *map(number, compared.loc[key])] for key in keys)
+        spreads = compared.reindex([f"{key}_std" for key in keys])
+        cells = (map(number, compared.loc[key], spreads.loc[f"{key}_std"]) for key in keys)
+        rows = ([key.replace("_", " "), *own] for key, own in zip(keys, cells, strict=True))
         yield table_of(title, ["metric", *compared.columns], rows)
     if attacks:
         rows = (
@@ -84,18 +98,37 @@ def screen_tables(found: dict, attacks: Sequence[Attack] = ()) -> Iterator[Table
     shares, balanced = (found["verdict"][key] for key in ("accuracy", "balanced_accuracy"))
     rows = ([name, f"{100 * share:.1f}", f"{100 * balanced[name]:.1f}"] for name, share in shares.items())
     yield table_of("What a classifier can do, % (local)", ["what is used", measure, "mean over classes"], rows)
-    yield f"Verdict: {found['verdict']['sentence']}"
 
 
-def table_of(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
-    table = Table(*columns, title=title)
-    for row in rows:
-        table.add_row(*row)
-    return table
+def table_of(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], note: str = "") -> Table:
+    return Table(title, tuple(columns), tuple(map(tuple, rows)), note)
 
 
-def number(value: float | None) -> str:
-    return "–" if pd.isna(value) else f"{value:.4g}"
+def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
+    """What the owner's report shows beyond the release: numbers and plots of `stage evaluate`, noisy pictures.
+
+    It skips what does not exist. Raises DataError if a file exists and cannot be read.
+    """
+    again, causes = "run `stage evaluate` again", (*UNREADABLE, LookupError, RuntimeError)
+    with explained(DataError, lambda error: f"{metrics} cannot be read ({error!r}): {again}", causes=causes):
+        found = read_json(metrics) if metrics.is_file() else {}
+        tables = tuple(tables_of(found)) if found else ()
+        warnings, verdict = tuple(map(str, found.get("warnings", ()))), found["verdict"]["sentence"] if found else ""
+    plots = tuple(picture(path, path.stem, "rests on real images") for path in sorted(evaluation.glob("*.png")))
+    pictures = []
+    for stage, what in SEEN.items():
+        try:
+            files = sorted((artifacts / stage).glob("*.png"))
+            if files:
+                read_artifact(artifacts / stage, stage)
+        except SfumatoError:  # not whole, so do not trust its pictures
+            continue
+        pictures += [picture(path, f"{stage}: {path.stem}", what) for path in files]
+    return Local(verdict, tables, warnings, plots, tuple(pictures))
+
+
+def number(value: float | None, spread: float | None = None) -> str:
+    return "–" if pd.isna(value) else f"{value:.4g}" + ("" if pd.isna(spread) else f" ± {spread:.4g}")
 
 
 def percent(row: Mapping) -> str:

@@ -63,7 +63,7 @@ def unit_problems(params: Params, card: Card) -> Iterator[str]:
         remedy = "run `stage prepare sensitive`, or mend params.yaml"
         yield f"privacy.unit={privacy.protected}, but the images were prepared for one {card.unit}: {remedy}"
     if privacy.group_cap is not None and not params.runs("count"):
-        yield "privacy.group_weight=capped gives small groups less weight than privacy.size_hint: add count to run"
+        yield "privacy.group_cap gives small groups less weight than privacy.size_hint: add count to run"
 
 
 BLURRED = 0.05  # part of all images that the noise of a label's count may be

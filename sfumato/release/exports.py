@@ -130,22 +130,15 @@ def save_png_folders(directory: Path, image_set: ImageSet, kinds: np.ndarray, ma
     class has an image. Images with several labels lie in one folder, and the table has a column for each label.
     mark: the origin of the pixels, for the XMP of each PNG.
     """
-    if image_set.labels.ndim == 2:
-        table = []
-        for i, (image, row) in enumerate(zip(image_set.images, image_set.labels.tolist(), strict=True)):
-            save_png(directory / f"{i:06d}.png", image, mark.xmp if mark else None)
-            own = {"file_name": f"{i:06d}.png", "kind": str(kinds[i])}
-            table.append({**dict(zip(image_set.classes, row, strict=True)), **own})
-        columns = dict.fromkeys(("file_name", "kind", *image_set.classes), "")
-        return replace_file(directory / METADATA, csv_text(table, columns).encode())
-    folders = folder_names(image_set.classes)
-    rows = []
-    for i, (image, label) in enumerate(zip(image_set.images, image_set.labels, strict=True)):
-        name = f"{folders[label]}/{i:06d}.png"
+    classes, several, rows = image_set.classes, image_set.labels.ndim == 2, []
+    folders = folder_names(classes)
+    for i, (image, label) in enumerate(zip(image_set.images, image_set.labels.tolist(), strict=True)):
+        name = f"{i:06d}.png" if several else f"{folders[label]}/{i:06d}.png"
         save_png(directory / name, image, mark.xmp if mark else None)
-        rows.append({"file_name": name, "label": int(label), "class": image_set.classes[label], "kind": str(kinds[i])})
-    columns = {"file_name": "", "label": "", "class": "", "kind": ""}
-    replace_file(directory / METADATA, csv_text(rows, columns).encode())
+        own = dict(zip(classes, label, strict=True)) if several else {"label": label, "class": classes[label]}
+        rows.append({**own, "file_name": name, "kind": str(kinds[i])})
+    columns = ("file_name", "kind", *classes) if several else ("file_name", "label", "class", "kind")
+    replace_file(directory / METADATA, csv_text(rows, dict.fromkeys(columns, "")).encode())
 
 
 def folder_names(classes: Sequence[str]) -> tuple[str, ...]:

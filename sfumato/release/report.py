@@ -8,14 +8,12 @@ from __future__ import annotations
 import base64
 import io
 import math
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sfumato.errors import UNREADABLE, BudgetError, DataError, SfumatoError, explained
+from sfumato.errors import UNREADABLE, BudgetError, DataError, explained
 from sfumato.privacy.accountant import round_up
 from sfumato.privacy.check import check_ledger
 from sfumato.privacy.events import PROTECTED, UNITS, ZERO_OUT_ONE, event_from_json, mechanisms
@@ -33,15 +31,6 @@ FALSE_ALARMS = 0.01
 LARGEST_PICTURE = 1_500_000  # bytes of a PNG in the page; it shrinks larger ones
 WIDEST = 1200  # pixels, of a picture after shrinking
 LISTED_CLASSES = 100
-SEEN = {
-    "auxiliary": "drawn by the generator",
-    "refine": "drawn by the generator, fitted further",
-    "adversarial": "drawn by the generator that a discriminator taught",
-    "select": "public images that were chosen",
-    "pretrain": "what the warm-up saw",
-    "saliency": "noisy gradient norms",
-}
-WORDS = {"accuracy": "accuracy", "balanced_accuracy": "mean accuracy of the classes"}
 ACCOUNTANTS = {"rdp": "Rényi", "rdp_classic": "Rényi, older conversion", "pld": "privacy-loss distribution"}
 LARGEST_FACTOR = 10.0  # of e^ε in words
 TRUST = (
@@ -61,8 +50,6 @@ NOT_COVERED = (
     "attacks on the floating-point form of the noise",
     "conclusions that would hold without any one image, such as what a class looks like",
 )
-ACCURACY = "Accuracy on real hold-out images, %"
-VERDICT = "What a classifier can do, %"
 
 
 class Picture(NamedTuple):
@@ -74,11 +61,12 @@ class Picture(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Numbers by measure: one row each, with a cell for every column."""
+    """Numbers from real images as text: a cell for every column in each row, whose first one says what it is of."""
 
     title: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[str, ...]], ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
 
 
 class Local(NamedTuple):
@@ -279,77 +267,6 @@ def summary_lines(release: Path, ledger: Path, report: Path, verdict: str, track
     return ["─" * 72, *(f"{name:<9} {text}" for name, text in rows.items()), "─" * 72]
 
 
-# --- the owner's edition ----------------------------------------------------------------------------------------------
-
-
-def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
-    """What the owner may see beyond the release: numbers and plots of `stage evaluate`, pictures of noisy releases.
-
-    It skips what does not exist. Raises DataError if a file exists and cannot be read.
-    """
-    with explained(DataError, lambda error: f"{metrics} cannot be read ({error}): run `stage evaluate` again"):
-        found = read_json(metrics) if metrics.is_file() else {}
-        tables, warnings = metric_tables(found), tuple(str(warning) for warning in found.get("warnings", ()))
-        verdict = str(found.get("verdict", {}).get("sentence", ""))
-    plots = tuple(picture(path, path.stem, "rests on real images") for path in sorted(evaluation.glob("*.png")))
-    pictures = []
-    for stage, what in SEEN.items():
-        try:
-            files = sorted((artifacts / stage).glob("*.png"))
-            if files:
-                read_artifact(artifacts / stage, stage)
-        except SfumatoError:  # not whole, so do not trust its pictures
-            continue
-        pictures += [picture(path, f"{stage}: {path.stem}", what) for path in files]
-    return Local(verdict, tables, warnings, plots, tuple(pictures))
-
-
-def metric_tables(metrics: Mapping) -> tuple[Table, ...]:
-    """metrics.json as tables: one per kind of measure, with a column for each scored set of images."""
-    cells: dict[str, dict[str, dict[str, str]]] = {}  # title -> measure -> set -> text
-    for name, values in metrics.items():
-        for title, measure, column, text in entries(name, values) if isinstance(values, Mapping) else ():
-            cells.setdefault(title, {}).setdefault(measure, {})[column] = text
-    tables = []
-    for title, rows in sorted(cells.items(), key=lambda item: item[0] != VERDICT):
-        columns = tuple(dict.fromkeys(image_set for row in rows.values() for image_set in row))
-        lines = ((measure, tuple(row.get(c, "–") for c in columns)) for measure, row in rows.items())
-        tables.append(Table(title, columns, tuple(lines)))
-    if stands := metrics.get("measure"):  # for accuracy, if there are several labels
-        named = partial(re.sub, "[Aa]ccuracy", str(stands))
-        tables = [Table(named(t.title), t.columns, tuple((named(m), cells) for m, cells in t.rows)) for t in tables]
-    return tuple(tables)
-
-
-def entries(name: str, values: Mapping) -> Iterable[tuple[str, str, str, str]]:
-    """(title of its table, measure, column, text) of every number of one entry of metrics.json."""
-    if name == "verdict":
-        for measure, word in WORDS.items():
-            yield from ((VERDICT, word, what, f"{100 * share:.1f}") for what, share in values[measure].items())
-    elif name == "teacher":  # a classifier itself, beside those that learned from images
-        moved = {f"accuracy, {what}": share for what, share in values.get("shifted", {}).items()}
-        for measure, share in ({key: share for key, share in values.items() if key != "shifted"} | moved).items():
-            yield ACCURACY, f"teacher: {measure.replace('_', ' ')}", "released classifier", f"{100 * share:.1f}"
-    else:
-        yield from ((table, measure, name, text) for table, measure, text in leaves(values, "Other"))
-
-
-def leaves(values: Mapping, title: str) -> Iterable[tuple[str, str, str]]:
-    """(title of its table, measure, text) of every number. {"mean", "std"} is an accuracy; x_std goes beside x."""
-    for key, value in values.items():
-        measure = key.replace("_", " ")
-        if isinstance(value, Mapping) and {"mean", "std"} <= value.keys():
-            spread = f" ± {100 * value['std']:.1f}" if value["std"] is not None else ""  # None: of a single seed
-            yield ACCURACY, measure, f"{100 * value['mean']:.1f}{spread}"
-        elif isinstance(value, Mapping):
-            words = {"space": "features", "reference": "against"}
-            space = "".join(f", {word} {value[name]}" for name, word in words.items() if name in value)
-            yield from leaves(value, f"{measure.capitalize()}{space}")
-        elif isinstance(value, (int, float)) and not isinstance(value, bool) and not key.endswith("_std"):
-            spread = f" ± {number(values[f'{key}_std'])}" if f"{key}_std" in values else ""
-            yield title, measure, number(value) + spread
-
-
 # --- text and pictures ------------------------------------------------------------------------------------------------
 
 
@@ -370,10 +287,6 @@ def picture(path: Path, title: str, caption: str) -> Picture:
 def grouped(value: int) -> str:
     """A whole number with a narrow space between thousands."""
     return f"{value:,}".replace(",", "\u202f")
-
-
-def number(value: float) -> str:
-    return grouped(value) if isinstance(value, int) else f"{value:.4g}"
 
 
 def percent_up(share: float) -> str:

@@ -20,8 +20,7 @@ class Evaluate(Settings):
     # what is trained on synthetic images and tested on the hold-out: lr, mlp, cnn, student, wrn, resnet, resnext
     classifiers: Annotated[tuple[str, ...], Field(min_length=1)] = ("lr", "mlp", "cnn")
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0, 1, 2)  # each classifier is trained once per seed
-    stages: tuple[Drawable, ...] = ()  # models that are also scored on their own, by images drawn from each
-    images: Positive = 10_000  # drawn from each of these models
+    stages: tuple[Drawable, ...] = ()  # models that are also scored on their own, by as many images as the release
     epochs: Positive = 12  # passes of a training over its images; at least 600 gradient steps
     steps: Positive | None = None  # gradient steps of every training; None: by epochs
     bound: bool = True  # also train on the real training images: the upper bound
@@ -32,7 +31,6 @@ class Evaluate(Settings):
     # hex sha256 of that file; None: that of the published weights, the only ones with which a distance is called FID
     sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = None
     fidelity: tuple[Fidelity, ...] | None = None  # metrics to compute; None: all that the extractor has; []: none
-    teacher: bool = False  # also the accuracy of the released teacher, the baseline of a release
 
     @model_validator(mode="after")
     def extractor_has_what_it_needs(self) -> Evaluate:
@@ -45,9 +43,8 @@ class Evaluate(Settings):
         return self
 
     def reads(self, name: str) -> bool:
-        if name == "teacher":
-            return self.teacher
-        return name in ("synthesize", "count") or name in self.stages or (name == "public" and "select" in self.stages)
+        own = ("synthesize", "teacher", "count", *self.stages)
+        return name in own or (name == "public" and "select" in self.stages)
 
     @property
     def metrics(self) -> tuple[str, ...]:

@@ -22,7 +22,6 @@ Positive = Annotated[int, Field(gt=0, le=10**9)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
-Strength = Annotated[float, Field(gt=0, lt=1)]
 
 # Machine settings: they change speed only, so no plan holds them. A stage reads them from its environment.
 MACHINE = {"microbatch_size": "SFUMATO_MICROBATCH", "checkpoint_every": "SFUMATO_CHECKPOINT_EVERY"}

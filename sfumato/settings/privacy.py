@@ -32,8 +32,8 @@ class Privacy(Strict):
     # unit of privacy: an image with its label (writing `image` confirms that no two images are of one person), or all
     # images of one person (data.groups); None: an image, without that confirmation
     unit: Literal["image", "group"] | None = None
-    group_weight: Literal["mean", "capped"] = "mean"  # all groups count alike, or a group of n images as min(n, m)/m
-    group_cap: Annotated[int, Field(ge=2)] | None = None  # m, a public number of images; with `capped` only
+    # m, a public number of images: a group of n counts as min(n, m)/m; None: all groups count alike
+    group_cap: Annotated[int, Field(ge=2)] | None = None
     # public, rounded number of units (images, or persons with unit: group); fixes sample rate, steps, σ and δ; required
     size_hint: Annotated[int, Field(ge=3)] | None = None
     declared_size: bool = False  # the number of units is exactly size_hint and public; records then use zero-out-one
@@ -52,11 +52,9 @@ class Privacy(Strict):
         return dict.fromkeys(value, 1) if isinstance(value, (list, tuple)) else value or {}
 
     @model_validator(mode="after")
-    def weight_of_groups(self) -> Privacy:
-        if (self.group_weight == "capped") != (self.group_cap is not None):
-            raise ValueError("group_weight: capped and group_cap, a public number of images, go together: give both")
+    def cap_of_groups(self) -> Privacy:
         if self.group_cap is not None and self.unit != GROUP:
-            raise ValueError("group_weight and group_cap go with unit: group")
+            raise ValueError("group_cap goes with unit: group")
         return self
 
     @property

@@ -20,6 +20,8 @@ RECIPES = Path("pipelines")
 WHOLE = {"sources", "noise_levels"}  # replaced whole by an overlay, not merged key by key
 REMOVED = {  # keys of earlier versions -> what holds now
     "auxiliary.labels": "every class has as many images in a batch",
+    "evaluate.images": "as many are drawn as the release has",
+    "evaluate.teacher": "the teacher is scored if there is one",
     "finetune.convergence": "compare the release with real images by `stage evaluate`",
     "finetune.crop": "images are not shifted",
     "finetune.debias": "candidates are ranked by their norm less what the noise adds to it",
@@ -31,9 +33,11 @@ REMOVED = {  # keys of earlier versions -> what holds now
     "pretrain.ema": "it is 0.999",
     "pretrain.median": "it is 3",
     "pretrain.noise_levels": "they are log-normal",
+    "privacy.group_weight": "groups are capped if privacy.group_cap is given",
     "public.enabled": "public images are prepared if a stage in `run` reads them",
     "public.fonts": "glyphs are drawn in matplotlib's fonts",
     "refine.labels": "every class has as many images in a batch",
+    "refine.learning_rate": "it is 0.004",
     "saliency.score": "it is the gradient",
     "select.count": "select.ratio is the part of the public classes to keep",
 }

@@ -136,7 +136,7 @@ TABLE = (
     Stage("evaluate", LOCAL,
           "Train classifiers on synthetic images, test them on the real hold-out, compare features.",
           inputs=("synthesize", "teacher", "select", "public", "auxiliary", "refine", "evolve", "adversarial",
-          "pretrain", "finetune", "count"), beside=(LEDGER,)),
+          "pretrain", "finetune", "count"), optional=("count", "teacher"), beside=(LEDGER,)),
 )
 # fmt: on
 STAGES: dict[str, Stage] = {stage.name: stage for stage in TABLE}
@@ -173,14 +173,3 @@ def dvc_stages(clone: bool = True) -> dict[str, dict]:
         name: {"commands": commands, "reads": {*reads} - (set() if clone else {RECIPES}), "writes": set(writes)}
         for name, (commands, reads, writes) in {**frame, **resolved, **closing}.items()
     }
-
-
-def stages_table() -> str:
-    """The stages as a Markdown table, which `docs/reference.md` holds between the marks `stages` and `/stages`."""
-    lines = ["| stage | kind | reads | what it does |", "|---|---|---|---|"]
-    for stage in STAGES.values():
-        reads = [] if stage.kind is FREE else ["sensitive images"]
-        reads += ["the public set" if name == "public" else f"`{ARTIFACTS}/{name}`" for name in stage.inputs]
-        reads += [f"`{path}`" for path in stage.beside]
-        lines.append(f"| `{stage.name}` | {stage.kind} | {', '.join(reads)} | {stage.summary} |")
-    return "\n".join(lines)

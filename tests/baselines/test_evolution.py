@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sfumato.baselines.evolution import (
+from sfumato.baselines.private_evolution import (
     Population,
     RendererGenerator,
     descendants,

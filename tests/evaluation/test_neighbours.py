@@ -27,9 +27,9 @@ def by_loops(synthetic, real, k):
 
 
 @pytest.mark.parametrize("k", [1, 3, 5])
-@pytest.mark.parametrize("cells", [1, 170, 10**6])
-def test_they_agree_with_the_definitions_in_blocks_of_any_size(monkeypatch, k, cells):
-    monkeypatch.setattr(neighbours, "CELLS", cells)
+@pytest.mark.parametrize("memory", [0.0005, 0.005, 32.0])
+def test_they_agree_with_the_definitions_in_blocks_of_any_size(monkeypatch, k, memory):
+    monkeypatch.setattr(neighbours, "MEMORY", memory)
     rng = np.random.default_rng(k)
     synthetic, real = rng.normal(0.5, 1.2, size=(35, 3)).astype(np.float32), rng.normal(size=(50, 3)).astype(np.float32)
     expected = by_loops(synthetic.astype(float), real.astype(float), k)
@@ -51,8 +51,7 @@ def test_a_set_of_one_kind_is_precise_but_recalls_little():
     assert found["precision"] > 0.8 and found["recall"] < 0.6 and found["coverage"] < 0.6
 
 
-def test_nearest_finds_index_and_distance(monkeypatch):
-    monkeypatch.setattr(neighbours, "CELLS", 30)
+def test_nearest_finds_index_and_distance():
     rng = np.random.default_rng(2)
     a, b = rng.normal(size=(25, 3)), rng.normal(size=(11, 3))
     index, found = nearest(a, b)

@@ -20,8 +20,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from sfumato.baselines.discriminator import Discriminator
-from sfumato.baselines.dp_gan import AdversarialState
+from sfumato.baselines.dp_gan import AdversarialState, Discriminator
 from sfumato.baselines.private_evolution import query_votes
 from sfumato.data.images import ImageSet
 from sfumato.diffusion.unet import UNet

@@ -6,8 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sfumato.baselines.evolution import RendererGenerator
-from sfumato.baselines.private_evolution import embedding_of, on_grid, query_evolve, vote_rows
+from sfumato.baselines.private_evolution import RendererGenerator, embedding_of, on_grid, query_evolve, vote_rows
 from sfumato.features.batch_invariant import rows_alone
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.checkpoint import checkpoint_path

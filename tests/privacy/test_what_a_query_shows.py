@@ -10,8 +10,7 @@ import torch
 from cases import CASES, CLASSES, SHAPE, Case, Recorder, central, classifier, saliency, teacher, unet
 from torch import Tensor
 
-from sfumato.baselines.evolution import RendererGenerator
-from sfumato.baselines.private_evolution import embedding_of, query_evolve
+from sfumato.baselines.private_evolution import RendererGenerator, embedding_of, query_evolve
 from sfumato.dpsgd.gradients import draw
 from sfumato.dpsgd.run import State, step
 from sfumato.features.batch_invariant import PLACES

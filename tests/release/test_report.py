@@ -18,20 +18,12 @@ from typer.testing import CliRunner
 
 from sfumato.data.images import ImageSet, save_images
 from sfumato.errors import BudgetError, ConfigError, DataError
+from sfumato.evaluation.tables import read_local, tables_of
 from sfumato.privacy.accountant import default_delta
 from sfumato.privacy.events import SECRET, Mechanism, event_to_json
 from sfumato.privacy.ledger import build_ledger, ledger_text, read_ledger
 from sfumato.privacy.profile import bound_text
-from sfumato.release.report import (
-    Local,
-    metric_tables,
-    percent_up,
-    picture,
-    read_local,
-    report_page,
-    scientific,
-    what_was_released,
-)
+from sfumato.release.report import Local, percent_up, picture, report_page, scientific, what_was_released
 from sfumato.storage.artifacts import PRIVACY, read_artifact, writing
 from sfumato.storage.digest import digest_of
 from sfumato.storage.png import save_png
@@ -43,7 +35,13 @@ METRICS = {
     "scope": "local",
     "warnings": ["release: only 12 images"],
     "release": {
-        "cnn": {"mean": 0.8317, "std": 0.0123, "per_seed": [0.8317]},
+        "cnn": {
+            "mean": 0.8317,
+            "std": 0.0123,
+            "per_seed": [0.8317],
+            "per_class": [{"class": "benign", "mean": 0.7654, "std": 0.0123}],
+            "shifted": {},
+        },
         "fidelity": {
             "space": "cnn-x",
             "reference": "holdout",
@@ -54,7 +52,7 @@ METRICS = {
         },
     },
     "real": {
-        "cnn": {"mean": 0.9731, "std": 0.0048},
+        "cnn": {"mean": 0.9731, "std": 0.0048, "per_class": [], "shifted": {}},
         "fidelity": {"space": "cnn-x", "reference": "holdout", "frechet": 5.4321},
     },
     "verdict": {
@@ -464,19 +462,19 @@ def test_printed_ceilings_and_costs_are_never_below_the_true_ones():
     assert [bound_text(x) for x in (0.0, 9.99811, float("inf"), 0.12341)] == ["0", "9.999", "∞", "0.1235"]
 
 
-def test_metrics_become_tables_with_a_cell_for_each_set():
-    verdict, accuracy, fidelity = metric_tables(METRICS)
-    assert verdict.columns == ("chance", "release") and verdict.rows[1][1] == ("50.0", "82.2")
-    alone = metric_tables({"release": {"cnn": {"mean": 0.8317, "std": None, "per_seed": [0.8317]}}})
-    assert alone[0].rows == (("cnn", ("83.2",)),)  # of a single seed there is no spread to state
-    assert accuracy.columns == ("release", "real") and accuracy.rows == (("cnn", ("83.2 ± 1.2", "97.3 ± 0.5")),)
-    assert fidelity.title == "Fidelity, features cnn-x, against holdout"
-    assert fidelity.rows == (
-        ("images", ("6\u202f000", "–")),
-        ("frechet", ("7.654", "5.432")),
-        ("mmd", ("0.4567 ± 0.0321", "–")),
-    )
-    assert metric_tables({"scope": "local"}) == () and Local() == Local("", (), (), (), ())
+def test_metrics_become_tables_with_a_cell_for_each_set(tmp_path):
+    accuracy, by_class, fidelity, verdict = tables_of(METRICS)
+    assert accuracy.columns == ("trained on", "cnn")
+    assert accuracy.rows == (("release", "83.2 ± 1.2"), ("real", "97.3 ± 0.5"))
+    assert by_class.rows == (("benign", "76.5 ± 1.2"),)
+    assert fidelity.title == "Fidelity to the real holdout images in cnn-x (local)"
+    assert fidelity.rows == (("frechet", "7.654", "5.432"), ("mmd", "0.4567 ± 0.0321", "–"))
+    assert verdict.rows[1] == ("release", "83.2", "82.2")
+    assert read_local(tmp_path / "metrics.json", tmp_path, tmp_path) == Local("", (), (), (), ())
+    for damaged in ("[]", '{"verdict": {}}', json.dumps(METRICS | {"verdict": None, "release": {}})):
+        (tmp_path / "metrics.json").write_text(damaged)
+        with pytest.raises(DataError, match=r"metrics\.json cannot be read"):
+            read_local(tmp_path / "metrics.json", tmp_path, tmp_path)
 
 
 def test_a_picture_that_is_too_large_for_a_page_is_shrunk(tmp_path):

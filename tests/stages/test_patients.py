@@ -79,9 +79,12 @@ def test_a_release_for_patients_says_so_everywhere_and_names_nobody(clinic):
         ({}, {"privacy": {"unit": "group"}}, "data.groups is missing"),
         (ARRAY, {}, "prepared for one group"),
         (ARRAY, {"privacy": {"unit": "image"}}, "prepared for one group"),
-        (ARRAY, ARRAY | {"privacy": {"unit": "group", "group_weight": "capped"}}, "give both"),
-        (ARRAY, ARRAY | {"privacy": {"unit": "group", "group_cap": 5}}, "give both"),
-        (ARRAY, {"privacy": {"group_weight": "capped", "group_cap": 5}}, "go with unit: group"),
+        (
+            ARRAY,
+            ARRAY | {"privacy": {"unit": "group", "group_weight": "capped"}},
+            "group_weight was removed: delete it",
+        ),
+        (ARRAY, {"privacy": {"group_cap": 5}}, "goes with unit: group"),
     ],
 )
 def test_a_plan_for_another_unit_than_was_prepared_is_refused(prepared, asked, message, clinic):
@@ -97,7 +100,7 @@ def test_a_plan_for_another_unit_than_was_prepared_is_refused(prepared, asked, m
 
 
 def test_a_cap_needs_the_count(clinic):
-    capped = {"privacy": {"unit": "group", "group_weight": "capped", "group_cap": 4}}
+    capped = {"privacy": {"unit": "group", "group_cap": 4}}
     write(**ARRAY | capped)
     all_of(clinic, "prepare sensitive", "plan", "count")
     record = next(iter(json.loads(Path("artifacts/count/privacy.json").read_text())["records"].values()))

@@ -122,7 +122,7 @@ def test_an_archive_as_medmnist_publishes_chests_is_labelled_by_a_teacher_for_pa
         frequency={"noise": "40%"},
         teacher={"noise": "rest", "feature": "deep-scattering", "fitted_on": "auxiliary"},
         synthesize={"relabel": True, "count": 300},
-        evaluate={"teacher": True, "steps": 100},
+        evaluate={"steps": 100},
         run=[*PARAMS["run"][:3], "teacher", *PARAMS["run"][3:]],
     )
     said = all_of(desk, "prepare sensitive", "prepare public", "plan --dry-run", "plan", "count", "frequency")
