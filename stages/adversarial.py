@@ -6,8 +6,8 @@ from functools import partial
 
 import torch
 
-from sfumato.baselines.dp_gan import FEATURES, LATENT, WIDTH, AdversarialState, Discriminator
-from sfumato.dpsgd.run import epsilon_by_step, fine_tune, save_log
+from sfumato.baselines.dp_gan import FEATURES, LATENT, WIDTH, AdversarialState, Discriminator, train_dp_gan
+from sfumato.dpsgd.run import epsilon_by_step, save_log
 from sfumato.generators.one_step import new_generator, save_drawing
 from sfumato.privacy.checkpoint import drop_checkpoints
 from sfumato.runtime.compute import device
@@ -28,8 +28,7 @@ def adversarial(run: QueryRun[Adversarial]) -> None:
     open_charge = partial(run.open_charge, released, sensitivity, settings.max_grad_norm)
     epsilon_after = epsilon_by_step(plan.mechanism, plan.delta)
     with progress("adversarial", clock=False) as report:
-        own = partial(fine_tune, stage="adversarial", advance=AdversarialState.step)
-        charge, log = own(state, open_charge, epsilon_after=epsilon_after, report=report, say=say)
+        charge, log = train_dp_gan(state, open_charge, epsilon_after=epsilon_after, report=report, say=say)
     with run.releasing(charge) as directory:
         save_drawing(state.result(), settings.images, counts.priors, plan.classes, plan.seed + 1, directory)
         save_log(log, directory / "log.csv")

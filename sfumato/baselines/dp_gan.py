@@ -9,7 +9,7 @@ Source: Xie et al. 2018; Torkzadehmahani et al. 2019 for the two halves clipped 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,6 +24,7 @@ from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw
 from sfumato.dpsgd.run import State, Trained, gradient_sum
 from sfumato.generators.network import Generator
 from sfumato.generators.one_step import balanced_labels, recompute_batch_norm
+from sfumato.privacy.checkpoint import make_durable, resume
 from sfumato.settings.baselines import Adversarial
 from sfumato.settings.dpsgd import Finetune
 from sfumato.settings.noise_levels import LogNormal
@@ -78,7 +79,7 @@ class Discriminator(Denoiser):
 
 
 class AdversarialState:
-    """What a run of `fine_tune` carries: the discriminator as DP-SGD trains it, the generator, its average and moments.
+    """What a run carries: the discriminator as DP-SGD trains it, the generator, its average and Adam's moments.
 
     priors: (classes,) public label shares of generated images; seed: fixes what is generated, which is public. The rest
     as for `State`.
@@ -107,7 +108,6 @@ class AdversarialState:
         self.judge = State(
             model, config, public_batch=public_batch, label_dropout=0.0, autocast=autocast, generator=generator
         )
-        self.config = config
         self.judge.optimiser.param_groups[0]["betas"] = BETAS
         self.model, self.device = model, self.judge.device
         self.network, self.priors, self.seed = network.to(self.device).train(), priors.cpu(), seed
@@ -171,3 +171,25 @@ class AdversarialState:
         assert isinstance(found, Generator)
         recompute_batch_norm(found, FAKES, self.priors, torch.Generator().manual_seed(self.seed))
         return found.eval()
+
+
+def train_dp_gan(
+    state: AdversarialState,
+    open_charge: Callable[[], Charge],
+    *,
+    epsilon_after: Callable[[int], float],
+    report: Callable[[int, int], None] = lambda done, total: None,
+    say: Callable[[str], None] = lambda text: None,
+) -> tuple[Charge, list[dict]]:
+    """Run all steps of a charge, as `sfumato.dpsgd.run.fine_tune` does for a denoiser."""
+    charge, found, log = resume(open_charge, "adversarial", say)
+    if found is not None:
+        state.load(found)
+    report(charge.used, charge.uses)
+    while charge.used < charge.uses:
+        row = state.step(charge)
+        log.append({**row, "epsilon": epsilon_after(charge.used)})
+        if charge.used % state.judge.config.checkpoint_every == 0 or charge.used == charge.uses:
+            make_durable(charge, state.tensors(), log)
+            report(charge.used, charge.uses)
+    return charge, log

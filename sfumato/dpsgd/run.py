@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -146,11 +146,9 @@ class State(Trained):
 
 
 def fine_tune(
-    state: Any,
+    state: State,
     open_charge: Callable[[], Charge],
     *,
-    stage: str = "finetune",
-    advance: Callable[[Any, Charge], dict[str, float]] | None = None,
     epsilon_after: Callable[[int], float],
     report: Callable[[int, int], None] = lambda done, total: None,
     say: Callable[[str], None] = lambda text: None,
@@ -158,20 +156,19 @@ def fine_tune(
     """Run all steps of a charge, from the last durable step of an interrupted run, or from the start.
 
     Args:
-        state: a `State`, or what has `config`, `tensors` and `load` as it has, and `advance`, its step.
         epsilon_after: ε of so many steps, for the log.
         report: called with (durable steps, steps), never between.
     Returns: the charge, all of whose uses are on disk, and the public log, one row for each step: never a loss, a
         number of images or a time.
     """
-    charge, found, log = resume(open_charge, stage, say)
+    charge, found, log = resume(open_charge, "finetune", say)
     if found is not None:
         state.load(found)
 
     report(charge.used, charge.uses)
     while charge.used < charge.uses:
         # one draw of images, one release, one step of Adam
-        row = (advance or step)(state, charge)
+        row = step(state, charge)
         log.append({**row, "epsilon": epsilon_after(charge.used)})
 
         # on disk and in the journal before anything that follows from it is shown

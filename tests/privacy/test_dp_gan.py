@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from sfumato.baselines import dp_gan
-from sfumato.baselines.dp_gan import LATENT, LEVELS, WIDTH, AdversarialState, Discriminator
+from sfumato.baselines.dp_gan import LATENT, LEVELS, WIDTH, AdversarialState, Discriminator, train_dp_gan
 from sfumato.dpsgd.gradients import clipped_gradient_sum, draw, per_image_gradients
-from sfumato.dpsgd.run import fine_tune, gradient_sum
+from sfumato.dpsgd.run import gradient_sum
 from sfumato.generators.one_step import draw_images, new_generator
 from sfumato.privacy.events import Mechanism
 from sfumato.settings.baselines import Adversarial
@@ -152,8 +152,7 @@ def test_a_killed_run_goes_on_and_is_charged_once(owner):
                 raise KeyboardInterrupt
 
         state = trainer(seed=last, checkpoint_every=1)
-        own = {"stage": "adversarial", "advance": AdversarialState.step}
-        found = fine_tune(state, open_charge, epsilon_after=float, report=kill, say=told.append, **own)
+        found = train_dp_gan(state, open_charge, epsilon_after=float, report=kill, say=told.append)
         return state, found
 
     with pytest.raises(KeyboardInterrupt):
