@@ -11,7 +11,7 @@ from sfumato.data.store import Card
 from sfumato.errors import UNREADABLE
 from sfumato.planning.checks import settings_of
 from sfumato.privacy.ledger import by_id
-from sfumato.privacy.odometer import ABANDON, CLOSE, OPEN, Odometer
+from sfumato.privacy.odometer import CLOSE, Odometer
 from sfumato.privacy.record import is_record
 from sfumato.privacy.schema4 import as_now
 from sfumato.settings.params import Params
@@ -64,14 +64,9 @@ def records_in(file: Path) -> list[dict]:
 
 def odometer_records(odometer: Odometer) -> list[dict]:
     """The records of charges that were not given up, the open ones first: a closed one is kept before them."""
-    entries, newest = odometer.entries(), odometer.runs()
-    gone = {entry["id"] for entry in entries if entry["kind"] == ABANDON}
-    closed = {entry["id"] for entry in entries if entry["kind"] == CLOSE}
-    runs = [entry["record"]["id"] for entry in entries if entry["kind"] == OPEN and entry["record"]["id"] not in gone]
-    return [
-        *({**newest[run], "open": True} for run in runs if run not in closed),
-        *(newest[run] for run in runs if run in closed),
-    ]
+    runs = odometer.charges()
+    left_open = [{**run.record, "open": True} for run in runs if run.end is None]
+    return [*left_open, *(run.record for run in runs if run.end == CLOSE)]
 
 
 def repeat_counts(params: Params, plans: Mapping[str, tuple[str, ...]], released: Sequence[dict]) -> dict[str, int]:
