@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from dp_accounting import DpEvent
 from filelock import FileLock, Timeout
@@ -32,26 +32,22 @@ from sfumato.settings.privacy import UNLIMITED
 from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import read_kept
 from sfumato.storage.digest import digest_of
-from sfumato.storage.documents import EXACT
+from sfumato.storage.documents import Exact
 
 ONE_IMAGE_EACH = "no two images are of one person, says the owner"  # what a written unit: image claims
 OF_A_GROUP = "; of a group the mean over its images, which is no longer than that of one"
 DAY = 86_400  # seconds: two exact times would tell how long a query took, and so how many images it saw
 VERSIONED = ("sfumato", "torch", "numpy", "dp-accounting", "randomgen")
-
 TERMS = ("event", "max_norm", "adjacency", "unit", "group_weight")  # of a record: a run that goes on keeps them
-
 RELEASED = "released"  # in a run's directory: its release, whole once it has this name
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpendingPolicy:
+class SpendingPolicy(Exact):
     """What the owner allows or declares beyond the plan of a stage. A change of it re-runs nothing.
 
     one_image_each: the owner declares that no two images are of one person.
     """
-
-    __pydantic_config__: ClassVar = EXACT
 
     delta: Annotated[float, Field(gt=0, lt=1)]
     lifetime_epsilon: float | str  # of everything ever opened on the dataset, or "unlimited"

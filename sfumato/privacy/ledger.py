@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from dp_accounting import DpEvent
 from pydantic import Field
@@ -17,7 +17,7 @@ from sfumato.privacy.events import common_adjacency, event_from_json
 from sfumato.settings.fields import Positive, PositiveFloat
 from sfumato.settings.stages import QUERIES
 from sfumato.storage.digest import canonical, digest_of
-from sfumato.storage.documents import EXACT, read_json, validated
+from sfumato.storage.documents import Exact, read_json, validated
 
 SCHEMA, READABLE = 5, (4, 5)  # schema 4 had digests of code for the revisions
 
@@ -32,10 +32,8 @@ class StageLine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OdometerLine:
+class OdometerLine(Exact):
     """A ledger's line for everything ever opened on a dataset."""
-
-    __pydantic_config__: ClassVar = EXACT
 
     dataset_id: str
     charges: int
@@ -57,10 +55,8 @@ class Budget:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ledger:
+class Ledger(Exact):
     """The form of a ledger; its records are checked one by one."""
-
-    __pydantic_config__: ClassVar = EXACT
 
     schema: int
     recipe: str

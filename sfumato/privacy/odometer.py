@@ -140,7 +140,7 @@ class Odometer(Journal):
         for entry in self.entries():
             if entry["kind"] == OPEN:
                 found[entry["record"]["id"]] = Run(entry, entry["record"])
-            elif (run := found.get(entry.get("id"))) is None:
+            elif (run := found.get(str(entry.get("id")))) is None:
                 continue
             elif entry["kind"] == RESUME:
                 run.record = entry["record"]

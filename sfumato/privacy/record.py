@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
@@ -14,16 +14,14 @@ from sfumato.privacy.events import SECRET, UNITS, event_from_json
 from sfumato.settings.data import GROUP, DatasetId
 from sfumato.settings.fields import Positive
 from sfumato.settings.stages import QUERIES
-from sfumato.storage.documents import EXACT, second, validated
+from sfumato.storage.documents import Exact, second, validated
 
 RECORD_ID = re.compile("[0-9a-f]{32}")  # it also names a directory
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class Record(Exact):
     """The form of a record."""
-
-    __pydantic_config__: ClassVar = EXACT
 
     id: str
     stage: str

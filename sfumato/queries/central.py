@@ -8,18 +8,15 @@ like any other.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.data.images import Shape
+from sfumato.privacy.charge import Charge
 from sfumato.privacy.rows import Rows, one_hot
 from sfumato.settings.queries import Central
-
-if TYPE_CHECKING:
-    from sfumato.privacy.charge import Charge
 
 
 def pooled_shape(shape: Shape, pool: int) -> Shape:

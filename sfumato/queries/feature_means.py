@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -30,6 +30,8 @@ from sfumato.features.projection import CELLS, CLASSIFIER, ClassifierFeatures, P
 from sfumato.features.public_network import PublicNetwork, arguments_of, build_network
 from sfumato.features.teacher_network import TeacherNetwork, relabelled, spanning
 from sfumato.privacy.authorize import open_local
+from sfumato.privacy.charge import Charge
+from sfumato.privacy.resolved import StagePlan
 from sfumato.privacy.rows import Rows, label_rows
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import to_device
@@ -40,10 +42,6 @@ from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import write_json
 from sfumato.storage.weights import load_network, load_tensors, save_network, save_tensors
 from sfumato.training.public_classifier import train_public_classifier
-
-if TYPE_CHECKING:
-    from sfumato.privacy.charge import Charge
-    from sfumato.privacy.resolved import StagePlan
 
 SQUARES = 0.5  # share of the squared norm that the squares have in `moments` (DP-MEPF)
 COSINE = {"frequencies": 64, "contrasts": 16, "bound": 0.3, "products": 0.7}  # of `covariance`: see CosineMoments

@@ -7,17 +7,14 @@ Source: RPGen stage 1; PrivImage.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from sfumato.features.batch_invariant import place_matters, rows_alone
 from sfumato.features.public_network import PublicNetwork
+from sfumato.privacy.charge import Charge
 from sfumato.privacy.rows import Rows, one_hot
-
-if TYPE_CHECKING:
-    from sfumato.privacy.charge import Charge
 
 
 def vote_rows(logits: Tensor, labels: Tensor, votes: int, classes: int | None = None) -> Rows:

@@ -13,12 +13,9 @@ import os
 import re
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import yaml
-
-if TYPE_CHECKING:
-    from pydantic import ConfigDict
 
 LARGEST = 256 * 2**20  # bytes of a JSON file: the hashes of the released images of a large set are the largest
 LARGEST_YAML = 2**20  # bytes: YAML is slow to read, and written by people
@@ -30,8 +27,13 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of a dataset: it also n
 HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 LAST_SECOND = 253_402_300_799  # of the year 9999, the last that dates have
 
-EXACT: ConfigDict = {"extra": "forbid"}  # as `__pydantic_config__` of a form: an unknown entry is refused
 T = TypeVar("T")
+
+
+class Exact:
+    """The base of the form of a file in which an unknown entry is refused."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
 
 def read_text(path: Path, largest: int = LARGEST) -> str:
