@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from sfumato.data.images import load_array
-from sfumato.data.tables import read_table
+from sfumato.data.tables import rows_by_file
 from sfumato.errors import DataError, PrivateError
 from sfumato.settings.data import Groups
 
@@ -78,38 +78,20 @@ def ids_of_files(groups: Groups, files: Sequence[Path], root: Path) -> Ids:
         return checked([patient_of(file, f"picture {i}") for i, file in enumerate(files, 1)], groups)
     if groups.array:
         return checked(ids_of_array(load_array(root / "groups.npy"), len(files), str(root / "groups.npy")), groups)
-    return checked(ids_of_table(Path(str(groups.csv)).expanduser(), files, root), groups)
-
-
-def ids_of_table(table: Path, files: Sequence[Path], root: Path) -> Ids:
-    """The ids of a CSV with the columns file and group, which has a row for each of `files` and no other."""
-    return [group for (group,) in rows_of_files(table, f"data.groups.csv={table}", COLUMNS, files, root)]
+    rows = rows_of_files(Path(str(groups.csv)).expanduser(), f"data.groups.csv={groups.csv}", COLUMNS, files, root)
+    return checked([group for (group,) in rows], groups)
 
 
 def rows_of_files(
     table: Path, called: str, columns: Sequence[str], files: Sequence[Path], root: Path
 ) -> list[list[str]]:
-    """The cells of a table for each of `files`, which has a row for each and no other.
-
-    called: the table in messages; columns: the first holds paths below `root`, the others are returned.
-    """
-    known = {plain_path(str(path.relative_to(root))): i for i, path in enumerate(files)}
-    found: dict[int, list[str]] = {}
-    for number, (name, *cells) in read_table(table, columns, called):
-        index = known.get(plain_path(name))
-        if index is None:
-            raise PrivateError(
-                f"{called}, row {number}, names a file that is not below data.path: "
-                "remove it, or correct the path (such as class/picture.png)"
-            )
-        if index in found:
-            raise PrivateError(f"{called}, row {number}, names a file once more: one row for each file")
-        found[index] = cells
-    for i, path in enumerate(files):
-        if i not in found:
+    """The cells of a table for each of `files`, which has a row for each and no other: see `rows_by_file`."""
+    found = rows_by_file(table, called, columns, files, root)
+    for path in files:
+        if path not in found:
             folder = root / path.relative_to(root).parts[0] if path.parent != root else root
             raise PrivateError(f"{called} lacks {place_of(path, files, folder)}: give each file a row")
-    return [found[i] for i in range(len(files))]
+    return [found[path] for path in files]
 
 
 def ids_of_array(array: np.ndarray, count: int, what: str) -> Ids:
@@ -159,11 +141,6 @@ def spelling(text: str) -> str:
     shown = ["-" if kind == "Pd" else c for kind, c in kinds if kind[0] != "C" and not UNSEEN.match(c)]
     folded = "".join(shown).translate(LOOK_ALIKE)
     return re.sub(r"(?<!\d)0+(?=\d)", "", re.sub(r"(?<=\d)\.0+$", "", folded))
-
-
-def plain_path(text: str) -> str:
-    """A relative path in the form in which paths are compared, whichever system wrote it."""
-    return unicodedata.normalize("NFC", text.strip().replace("\\", "/")).removeprefix("./")
 
 
 def place_of(file: Path, files: Sequence[Path], folder: Path) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,35 @@ def read_table(table: Path, columns: Sequence[str], what: str) -> Rows:
             raise PrivateError(f"{what}, row {number}, holds neither text nor whole numbers where it should: mend it")
         found.append((number, texts))
     return found
+
+
+def rows_by_file(
+    table: Path, called: str, columns: Sequence[str], files: Iterable[Path], root: Path
+) -> dict[Path, list[str]]:
+    """The cells of each row by the file that it names, in the order of the rows.
+
+    called: the table in messages; columns: the first holds paths below `root`, the others are returned; files: those
+    that may be named. Raises as `read_table`; PrivateError for a row that names another file, one once more, or a link.
+    """
+    known = {plain_path(str(file.relative_to(root))): file for file in files}
+    found: dict[Path, list[str]] = {}
+    for number, (name, *cells) in read_table(table, columns, called):
+        if (file := known.get(plain_path(name))) is None:
+            raise PrivateError(
+                f"{called}, row {number}, names a file that is not below {root}: "
+                "remove it, or correct the path (such as class/picture.png)"
+            )
+        if file in found:
+            raise PrivateError(f"{called}, row {number}, names a file once more: one row for each file")
+        if not file.is_file() or not file.resolve().is_relative_to(root.resolve()):
+            raise PrivateError(f"{called}, row {number}, names a link out of {root}, or a pipe: copy the picture there")
+        found[file] = cells
+    return found
+
+
+def plain_path(text: str) -> str:
+    """A relative path in the form in which paths are compared, whichever system wrote it."""
+    return unicodedata.normalize("NFC", text.strip().replace("\\", "/")).removeprefix("./")
 
 
 def columns_of(table: Path) -> list[str]:

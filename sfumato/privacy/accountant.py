@@ -47,20 +47,15 @@ class _Curve(RdpAccountant):
         return np.array(self._rdp, dtype=float)
 
 
-_curves: dict[tuple[str, tuple[float, ...]], np.ndarray] = {}
-
-
 def rdp_curve(event: DpEvent, orders: Sequence[float] = ORDERS) -> np.ndarray:
     """Rényi divergence of the event at each order: (len(orders),), infinite where it cannot be computed."""
     if isinstance(event, ComposedDpEvent):
         return sum((rdp_curve(inner, orders) for inner in event.events), np.zeros(len(orders)))
-    key = (repr(event), tuple(orders))
-    if key not in _curves:
-        _curves[key] = _computed_curve(event, orders)
-    return _curves[key].copy()
+    return _computed_curve(event, tuple(orders)).copy()
 
 
-def _computed_curve(event: DpEvent, orders: Sequence[float]) -> np.ndarray:
+@lru_cache(maxsize=65536)
+def _computed_curve(event: DpEvent, orders: tuple[float, ...]) -> np.ndarray:
     accountant = _Curve(list(orders), NeighboringRelation.ADD_OR_REMOVE_ONE)
     verbosity = logging.get_verbosity()
     # dp-accounting warns of each order that does not converge; such orders are infinite here
@@ -74,7 +69,6 @@ def _computed_curve(event: DpEvent, orders: Sequence[float]) -> np.ndarray:
     return np.where(np.isfinite(curve) & (curve >= 0), curve, np.inf)
 
 
-@lru_cache(maxsize=65536)
 def _mechanism_rdp(mechanism: Mechanism, order: float) -> float:
     return float(rdp_curve(mechanism.event, (order,))[0])
 

@@ -10,7 +10,6 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from sfumato.errors import BudgetError
@@ -147,30 +146,13 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
     return problems
 
 
-@dataclass(frozen=True, kw_only=True)
-class LockOut:
-    """A file or a folder that a stage wrote, in `dvc.lock`."""
-
-    path: str
-    md5: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class LockStage:
-    outs: tuple[LockOut, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lock:
-    """The part of `dvc.lock` that is read."""
-
-    stages: dict[str, LockStage]
-
-
 def lock_outs(lock: Path) -> dict[str, str]:
     """Path -> md5 of everything that `dvc.lock` lists as written. Raises OSError or ValueError if it is not a lock."""
-    stages = validated(Lock, read_yaml(lock)).stages.values()
-    return {out.path: out.md5 for stage in stages for out in stage.outs}
+    try:
+        stages = read_yaml(lock)["stages"].values()
+        return {str(out["path"]): str(out["md5"]) for stage in stages for out in stage.get("outs", ())}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"it lists no files of stages: {error!r}") from error
 
 
 def empty_artifact_md5(stage: str) -> str:

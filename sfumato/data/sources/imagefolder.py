@@ -13,9 +13,18 @@ import numpy as np
 from sfumato.data.groups import Ids, checked, ids_of_files, place_of
 from sfumato.data.images import GROUPS, GROUPS_REFUSED
 from sfumato.data.sources.deep import RangeMissing, Span, decode_dicom, is_dicom, shown
-from sfumato.data.sources.label_table import TABLES, labels_of_table, pictures_below
 from sfumato.data.sources.source import Example, Listing, Member, Place, Request, Source, fit
-from sfumato.data.sources.tabled import TEST, TRAIN, layout_of, list_metadata, list_shards, required_classes
+from sfumato.data.sources.tabled import (
+    TABLES,
+    TEST,
+    TRAIN,
+    labels_of_table,
+    layout_of,
+    list_metadata,
+    list_shards,
+    pictures_below,
+    required_classes,
+)
 from sfumato.errors import ConfigError, DataError, PrivateError, explained
 from sfumato.settings.data import Groups
 from sfumato.storage.documents import class_name
@@ -31,9 +40,9 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
     """A folder with one folder of pictures per class, in the order of their names; hidden files are ignored.
 
     If a folder holds only `train/` and `test/`, `test/` is the hold-out. With labels in a table, or in tar files, the
-    classes are those of `request`; with several labels, a table names them (`label_table`). Raises DataError, here or
-    while the pictures are decoded, which names every file that cannot be used; with groups, by its place, for its name
-    may be an id.
+    classes are those of `request`; with several labels, `labels_of_table` names them. Raises DataError, here or while
+    the pictures are decoded, that names every file that cannot be used; with groups, by its place, for its name may be
+    an id.
     """
     path, groups = request.required_path(), request.groups
     if request.sensitive and path.is_dir() and (path / GROUPS).exists() and groups is None:

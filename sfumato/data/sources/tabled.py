@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
-from sfumato.data.groups import plain_path
-from sfumato.data.sources.source import Listing, Member
-from sfumato.data.tables import FILE, METADATA, Rows, cell_text, classes_in, columns_of, label_of, read_table, table_in
+import numpy as np
+
+from sfumato.data.groups import rows_of_files
+from sfumato.data.sources.deep import is_dicom
+from sfumato.data.sources.source import Listing, Member, Place
+from sfumato.data.tables import FILE, METADATA, cell_text, classes_in, columns_of, label_of, rows_by_file, table_in
 from sfumato.errors import UNREADABLE, ConfigError, DataError, PrivateError, explained
 from sfumato.storage.documents import class_name, parse_json
 
 TRAIN, TEST = "train", "test"
+TABLES = ("labels.csv", "metadata.csv")  # with a column of 0 and 1 for each of several labels
+VALUES = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
 LABEL = "label"  # the column, or key, of the label, if nothing else is said
 # columns that hold the ids of persons
 PERSONS = {"group", "person", "person_id", "patient", "patient_id", "patientid", "subject", "subject_id", "participant"}
@@ -36,8 +42,10 @@ def list_metadata(path: Path, label: str, group: str | None, classes: Sequence[s
         table = table_in(part) if part.is_dir() else None
         if table is None:
             raise DataError(f"{part} holds no {', '.join(METADATA)}: write one, or take out data.label_column.")
-        rows = read_table(table, [FILE, label, *([group] if group else [])], str(table))
-        files.append([(file, cells[1:]) for file, (_, cells) in zip(named(table, rows), rows, strict=True)])
+        rows = rows_by_file(table, str(table), [FILE, label, *([group] if group else [])], files_below(part), part)
+        if left := sum(file not in rows for file in pictures_below(part)):
+            raise PrivateError(f"{table} has no row for {left} pictures below {part}: write them, or remove these.")
+        files.append([*rows.items()])
     every = [cells for part in files for _, cells in part]
     shown = named_classes([cells[0] for cells in every], classes, str(path))
     train, *test = [[(file, placed(cells[0], shown, str(path))) for file, cells in part] for part in files]
@@ -45,32 +53,42 @@ def list_metadata(path: Path, label: str, group: str | None, classes: Sequence[s
     return Listing(shown, list(train), list(test[0]) if test else None, [], ids)
 
 
-def named(table: Path, rows: Rows) -> Iterator[Path]:
-    """The picture of each row, below the table's folder; every picture there has one row."""
+def files_below(root: Path) -> Iterator[Path]:
+    """Every file in a folder and below, in the order of names, without hidden ones."""
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(folder, name) for name in sorted(files) if not name.startswith("."))
+
+
+def pictures_below(root: Path) -> list[Path]:
+    """Those that are pictures, by their suffixes, or DICOM."""
     from PIL.Image import registered_extensions
 
-    folder, pictures = table.parent, {*registered_extensions(), ".dcm", ".dicom"}
-    below = {plain_path(str(file.relative_to(folder))): file for file in sorted(folder.rglob("*"))}
-    known = {name: file for name, file in below.items() if not file.is_dir() and "/." not in f"/{name}"}
-    seen: set[str] = set()
-    for number, (text, *_) in rows:
-        name = plain_path(text)
-        if name not in known:
-            raise PrivateError(f"{table}, row {number}, names a file that is not below {folder}: correct its {FILE}.")
-        if name in seen:
-            raise PrivateError(f"{table}, row {number}, names a picture once more: one row for each.")
-        file = known[name]
-        if not file.is_file() or not file.resolve().is_relative_to(folder.resolve()):
+    known = registered_extensions()
+    return [file for file in files_below(root) if file.is_file() and (file.suffix.lower() in known or is_dicom(file))]
+
+
+def labels_of_table(root: Path, columns: Sequence[str] | None) -> tuple[tuple[str, ...], list[Place]]:
+    """The names of the labels, and each picture of a folder with its labels, (classes,) uint8 of 0 and 1.
+
+    columns: of the labels, in their order; None: all but `file_name`. The names are those of the columns, so they do
+    not depend on the images. Raises DataError, or PrivateError where one row is at fault.
+    """
+    table = next((root / name for name in TABLES if (root / name).is_file()), None)
+    if table is None:
+        wanted = f"{' or '.join(TABLES)}, with the column {FILE} and one of 0 and 1 for each label"
+        raise DataError(f"data.labels: several, but data.path={root} is no folder with {wanted}: write that table.")
+    files = pictures_below(root)
+    classes = tuple(columns or (name for name in columns_of(table) if name != FILE))
+    found: list[Place] = []
+    for file, cells in zip(files, rows_of_files(table, str(table), (FILE, *classes), files, root), strict=True):
+        if not {*cells} <= {*VALUES}:
             raise PrivateError(
-                f"{table}, row {number}, names a link out of {folder}, or a pipe: copy the picture there."
+                f"{table} has a cell that is neither 0 nor 1 in a column of a label: write one of them for each "
+                "picture, unsure ones too, and name the columns of the labels in data.classes: [a, b, …]"
             )
-        seen.add(name)
-        yield file
-    left = sum(file.suffix.lower() in pictures for name, file in known.items() if name not in seen)
-    if left:
-        raise PrivateError(
-            f"{table} has no row for {left} of the pictures below {folder}: write them, or remove these."
-        )
+        found.append((file, np.array([VALUES[cell] for cell in cells], dtype=np.uint8)))
+    return classes, found
 
 
 def named_classes(labels: Sequence[str], classes: Sequence[str] | None, what: str) -> tuple[str, ...]:
