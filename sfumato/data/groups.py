@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -35,19 +34,9 @@ class GroupIndex:
     """
 
     def __init__(self, groups: np.ndarray) -> None:
-        self._groups = groups
-
-    @cached_property
-    def order(self) -> np.ndarray:
-        return np.argsort(self._groups, kind="stable")
-
-    @cached_property
-    def sizes(self) -> np.ndarray:
-        return np.unique(self._groups, return_counts=True)[1]
-
-    @cached_property
-    def starts(self) -> np.ndarray:
-        return np.cumsum(self.sizes) - self.sizes
+        self.order = np.argsort(groups, kind="stable")
+        self.sizes = np.unique(groups, return_counts=True)[1]
+        self.starts = np.cumsum(self.sizes) - self.sizes
 
     def __len__(self) -> int:
         return len(self.sizes)

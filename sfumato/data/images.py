@@ -65,11 +65,6 @@ class ImageSet:
         """The images at `indices` with their labels, copied; without groups."""
         return ImageSet(self.images[indices], self.labels[indices], self.classes)
 
-    def without(self, i: int) -> ImageSet:
-        """The same set without image `i`: its neighbour, for tests of guarantees."""
-        groups = None if self.groups is None else np.delete(self.groups, i)
-        return ImageSet(np.delete(self.images, i, axis=0), np.delete(self.labels, i, axis=0), self.classes, groups)
-
 
 class ImageWriter:
     """Appends images one by one to `images.npy`, `labels.npy` and, if grouped, `groups.npy`; memory does not grow.

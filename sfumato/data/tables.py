@@ -15,6 +15,7 @@ from sfumato.storage.documents import parse_json, read_text
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # as Hugging Face's `imagefolder` has them
 FILE = "file_name"  # the column that names the picture, by its path from the table's folder
 
+Cells = tuple[list[str], list[tuple[int, list[Any]]]]  # names of columns; the number of each row, and its cells
 Rows = list[tuple[int, list[str]]]  # each row's number in messages, and the cells that were asked for
 
 
@@ -31,21 +32,15 @@ def read_table(table: Path, columns: Sequence[str], what: str) -> Rows:
 
     Raises DataError if it is not a table with these columns, each once; PrivateError for a row of another form.
     """
-    parquet = table.suffix == ".parquet"
-    form = (
-        "a Parquet table" if parquet else "a regular file of UTF-8 text" + (" with commas" * (table.suffix == ".csv"))
-    )
+    forms = {".parquet": "a Parquet table", ".csv": "a regular file of UTF-8 text with commas"}
+    form = forms.get(table.suffix, "a regular file of UTF-8 text")
     with explained(
         DataError,
         lambda error: f"{what} is not a table ({type(error).__name__}): write {form}",
         missing=f"{what} is missing: mend the path, or write that table",
         causes=(*UNREADABLE, RuntimeError, csv.Error),  # RuntimeError: by pyarrow
     ):
-        if parquet:
-            heads, rows = parquet_rows(table, columns)
-        else:
-            text = read_text(table).removeprefix("\ufeff")
-            heads, rows = json_rows(text, columns) if table.suffix == ".jsonl" else csv_rows(text)
+        heads, rows = cells_of(table, columns)
     if any(heads.count(name) != 1 for name in columns):
         named = " and ".join(columns)
         raise DataError(f"{what} is not a table with the columns {named}, each once: name them in its first line")
@@ -92,34 +87,36 @@ def plain_path(text: str) -> str:
 
 def columns_of(table: Path) -> list[str]:
     """The names of the columns; of JSON lines, the keys of the first. Raises as reading does."""
+    return cells_of(table, ())[0]
+
+
+def cells_of(table: Path, columns: Sequence[str]) -> Cells:
+    """The names of the columns, and the cells of each row, of all columns or at least of `columns`."""
     if table.suffix == ".parquet":
-        return parquet_rows(table, ())[0]
+        return parquet_rows(table, columns)
     text = read_text(table).removeprefix("\ufeff")
-    if table.suffix == ".csv":
-        return csv_rows(text)[0]
-    first: Any = next((parse_json(line) for line in text.split("\n") if line.strip()), {})
-    return [*first] if isinstance(first, dict) else []
+    return json_rows(text, columns) if table.suffix == ".jsonl" else csv_rows(text)
 
 
-def csv_rows(text: str) -> tuple[list[str], list[tuple[int, list[Any]]]]:
+def csv_rows(text: str) -> Cells:
     rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
     heads = [name.strip() for name in rows[0]] if rows else []
     return heads, [(number, row) for number, row in enumerate(rows[1:], 2) if row]
 
 
-def json_rows(text: str, columns: Sequence[str]) -> tuple[list[str], list[tuple[int, list[Any]]]]:
-    rows = []
+def json_rows(text: str, columns: Sequence[str]) -> Cells:
+    found = []
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
-                content = parse_json(line)
-                rows.append((number, [content.get(name, "") for name in columns]))
-            except (ValueError, AttributeError) as error:
+                found.append((number, dict(parse_json(line))))
+            except (ValueError, TypeError) as error:
                 raise PrivateError(f"row {number} of a table is not a JSON object: mend it") from error
-    return [*columns], rows
+    heads = [*columns] or [*found[0][1]]
+    return heads, [(number, [content.get(name, "") for name in heads]) for number, content in found]
 
 
-def parquet_rows(table: Path, columns: Sequence[str]) -> tuple[list[str], list[tuple[int, list[Any]]]]:
+def parquet_rows(table: Path, columns: Sequence[str]) -> Cells:
     try:
         from pyarrow import parquet
     except ImportError as error:

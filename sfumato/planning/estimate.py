@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
+from sfumato.data.images import Shape
 from sfumato.errors import UNREADABLE
 from sfumato.evaluation.classifiers import build_classifier
 from sfumato.evaluation.detector import CLASSIFIER as DETECTOR
@@ -38,6 +39,7 @@ from sfumato.features.public_network import build_network
 from sfumato.features.teacher_network import FITTED
 from sfumato.generators.one_step import SETTLING
 from sfumato.planning.cost import Cost, cost_of, cost_of_diffusion, cost_of_generator, cost_of_map
+from sfumato.privacy.resolved import StagePlan
 from sfumato.queries.feature_means import DIMENSION, LEARNED
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import THREADS, device, fast_bfloat16
@@ -46,10 +48,6 @@ from sfumato.settings.stages import STAGES
 from sfumato.settings.training import Model
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import replace_private
-
-if TYPE_CHECKING:
-    from sfumato.data.images import Shape
-    from sfumato.privacy.resolved import StagePlan
 
 FILE = Path("cache") / "durations.json"  # below the state directory
 ELEMENT = 40  # operations that take as long as writing one element of a tensor

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from absl import logging
@@ -198,46 +198,43 @@ def calibrate(
     if (shared := sum(shares.values())) >= 1:
         raise BudgetError(f"the shares of {', '.join(shares)} add up to {shared:.0%}: nothing is left for {rest}")
 
+    def with_found(name: str, noise: float) -> Mechanism:
+        if not math.isfinite(noise):
+            raise BudgetError(_infeasible(fixed, name, target, delta))
+        return asks[name].with_noise(round_up(noise))
+
     solved = dict(fixed)
     for name, share in shares.items():
         ask, order = asks[name], reference_order(asks[name], target, delta)
         part = share * (target - conversion(order, delta))
-        noise = smallest_noise(
-            lambda s, ask=ask, order=order, part=part: _mechanism_rdp(ask.with_noise(s), order) <= part
-        )
-        if not math.isfinite(noise):
-            raise BudgetError(_infeasible(fixed, name, target, delta))
-        solved[name] = ask.with_noise(round_up(noise))
+        fits = partial(_fits, ask, order, part)
+        solved[name] = with_found(name, smallest_noise(fits))
 
     taken = dict(zip(ORDERS, rdp_curve(ComposedDpEvent(list(before))), strict=True))
     best_noise = math.inf
     for order in ORDERS:
         left = target - conversion(order, delta) - taken[order]
         left -= sum(_mechanism_rdp(m, order) for m in solved.values())
-        if left <= 0:
-            continue
-
-        def fits(noise: float, order: float = order, left: float = left) -> bool:
-            return _mechanism_rdp(asks[rest].with_noise(noise), order) <= left
-
-        if not math.isfinite(best_noise) or fits(best_noise * (1 - 1e-5)):
-            noise = smallest_noise(fits, high=best_noise if math.isfinite(best_noise) else MOST_NOISE)
-            best_noise = min(noise, best_noise)
-    if not math.isfinite(best_noise):
-        raise BudgetError(_infeasible(fixed, rest, target, delta))
+        fits = partial(_fits, asks[rest], order, left)
+        if left > 0 and (not math.isfinite(best_noise) or fits(best_noise * (1 - 1e-5))):
+            best_noise = min(best_noise, smallest_noise(fits, high=min(best_noise, MOST_NOISE)))
+    solved[rest] = with_found(rest, best_noise)
 
     if accountant == "pld":
-        others = [*before, *(m.event for m in solved.values())]
+        others = [*before, *(m.event for name, m in solved.items() if name != rest)]
         best_noise = smallest_noise(
             lambda s: epsilon([*others, asks[rest].with_noise(s).event], delta, "pld", adjacency) <= target,
             low=best_noise / 2,
             high=best_noise * 1.1,
             tolerance=2e-4,
         )
-        if not math.isfinite(best_noise):
-            raise BudgetError(_infeasible(fixed, rest, target, delta))
-    solved[rest] = asks[rest].with_noise(round_up(best_noise))
+        solved[rest] = with_found(rest, best_noise)
     return {name: solved[name] for name in asks}
+
+
+def _fits(ask: NoiseRequest, order: float, most: float, noise: float) -> bool:
+    """Whether the RDP of a request with this noise is at most `most`."""
+    return _mechanism_rdp(ask.with_noise(noise), order) <= most
 
 
 def _infeasible(fixed: Mapping[str, Mechanism], rest: str, target: float, delta: float) -> str:

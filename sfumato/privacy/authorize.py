@@ -22,7 +22,7 @@ from sfumato.data.store import SENSITIVE, Card, LatentSet, load_latents, load_pr
 from sfumato.errors import BudgetError, ConfigError, explained
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.charge import Charge, WorkerCharge
-from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism, event_from_json, event_to_json
+from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism, event_to_json
 from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.odometer import CLOSE, LOCAL, OPEN, RESUME, Odometer, Run
 from sfumato.privacy.profile import bound_text
@@ -188,8 +188,7 @@ def open_share(state: Path, card: Card, work: ChargeRequest, share: dict | None)
             f"{work.stage}: {odometer.path} does not know the charge {record['id'][:8]} that the first process opened: "
             "all processes need one state directory, on a file system that they share"
         )
-    mechanism = Mechanism.from_event(event_from_json(record["event"]))
-    return WorkerCharge(record, images_of(state, card, work), mechanism, run=Path(share["run"]), used=share["used"])
+    return WorkerCharge(record, images_of(state, card, work), run=Path(share["run"]), used=share["used"])
 
 
 def images_of(state: Path, card: Card, work: ChargeRequest) -> ImageSet | LatentSet:
@@ -239,17 +238,16 @@ def open_alone(
             record = {**found[0].record, "id": record["id"]}
             odometer.append(RESUME, id=run.name, adopts=found[0].record["id"], record=record)
         lock = stack.pop_all()
-    mechanism = Mechanism.from_event(event_from_json(record["event"]))
+    used, checkpoint = (found[0].uses, found[0].checkpoint) if found else (0, None)
     return Charge(
         record,
         images,
-        mechanism,
         odometer=odometer,
         noise=noise,
         run=run,
         lock=lock,
-        used=found[0].uses if found else 0,
-        checkpoint=found[0].checkpoint if found else None,
+        used=used,
+        checkpoint=checkpoint,
         group_cap=work.group_cap,
     )
 

@@ -19,7 +19,7 @@ from sfumato.data.groups import GroupIndex
 from sfumato.data.images import ImageSet
 from sfumato.data.store import LatentSet
 from sfumato.errors import BudgetError
-from sfumato.privacy.events import Mechanism
+from sfumato.privacy.events import Mechanism, event_from_json
 from sfumato.privacy.noise import NoiseSource, public_grid, rounded
 from sfumato.privacy.odometer import ABANDON, CLOSE, PROGRESS, Odometer
 from sfumato.privacy.rows import Rows, bounded_sum
@@ -44,7 +44,6 @@ class Charge:
         self,
         record: dict,
         images: ImageSet | LatentSet,
-        mechanism: Mechanism,
         *,
         odometer: Odometer,
         noise: NoiseSource,
@@ -58,7 +57,8 @@ class Charge:
         self.used = used  # uses completed, those of an earlier process included
         self.checkpoint = checkpoint  # sha256 of the state that an earlier process left after them
         self.run = run
-        self._images, self._mechanism, self._noise = images, mechanism, noise
+        self._mechanism = Mechanism.from_event(event_from_json(record["event"]))
+        self._images, self._noise = images, noise
         self._groups = None if images.groups is None else GroupIndex(images.groups)
         self._group_cap = group_cap
         self._odometer, self._lock = odometer, lock
@@ -237,13 +237,11 @@ class Charge:
 
         checkpoint: sha256 of the file that holds the state.
         """
-        self._odometer.append(PROGRESS, id=self.run.name, uses=self.used, checkpoint=checkpoint)
+        self._journal(PROGRESS, uses=self.used, checkpoint=checkpoint)
 
     def abandon(self) -> None:
         """Give the charge up, its durable state being lost: it stays on the odometer and can never be resumed."""
-        self._closed = True
-        self._odometer.append(ABANDON, id=self.run.name)
-        self._lock.close()
+        self._journal(ABANDON)
 
     def close(self, released: str | None = None) -> None:
         """Journal that this work is released, and is refused from now on.
@@ -251,9 +249,14 @@ class Charge:
         released: sha256 of the `privacy.json` of the release. The release is on disk in `run` by now, and nowhere else
         before: an open charge has released nothing, so it may draw anew.
         """
-        self._closed = True
-        self._odometer.append(CLOSE, id=self.run.name, uses=self.used, released=released)
-        self._lock.close()
+        self._journal(CLOSE, uses=self.used, released=released)
+
+    def _journal(self, kind: str, **fields: object) -> None:
+        ends = kind != PROGRESS
+        self._closed |= ends
+        self._odometer.append(kind, id=self.run.name, **fields)
+        if ends:
+            self._lock.close()
 
 
 class WorkerCharge(Charge):
@@ -263,11 +266,9 @@ class WorkerCharge(Charge):
     writes no journal.
     """
 
-    def __init__(
-        self, record: dict, images: ImageSet | LatentSet, mechanism: Mechanism, *, run: Path, used: int
-    ) -> None:
+    def __init__(self, record: dict, images: ImageSet | LatentSet, *, run: Path, used: int) -> None:
         self.record, self.used, self.run = record, used, run
-        self._images, self._mechanism = images, mechanism
+        self._images, self._mechanism = images, Mechanism.from_event(event_from_json(record["event"]))
         self._drawn = self._closed = False
         self._process = os.getpid()
 
@@ -277,11 +278,6 @@ class WorkerCharge(Charge):
     def _noised(self, total: Tensor, std: float, integer: bool) -> Tensor:
         return distributed.broadcast(torch.zeros_like(total))
 
-    def durable(self, checkpoint: str | None = None) -> None:
-        """The first process journals it."""
-
-    def abandon(self) -> None:
-        self._closed = True
-
-    def close(self, released: str | None = None) -> None:
-        self._closed = True
+    def _journal(self, kind: str, **fields: object) -> None:
+        """The first process writes it."""
+        self._closed |= kind != PROGRESS

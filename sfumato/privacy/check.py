@@ -125,24 +125,18 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
         outs = lock_outs(lock)
     except (OSError, ValueError) as error:
         return [f"{lock} cannot be read ({error})"]
-    problems = []
-    md5 = outs.get(ledger_path.name)
-    if md5 is None:
-        problems.append(
-            f"{lock} does not list {ledger_path.name}: the pipeline that wrote it never finished (`dvc repro`)"
-        )
-    elif md5 != md5_of(ledger_path.read_bytes()):
-        problems.append(
-            f"{lock} has another md5 for {ledger_path.name}: one of the two was edited, or belongs to another run"
-        )
+    problems, name = [], ledger_path.name
+    if name not in outs:
+        problems.append(f"{lock} does not list {name}: the pipeline that wrote it never finished (`dvc repro`)")
+    elif outs[name] != md5_of(ledger_path.read_bytes()):
+        problems.append(f"{lock} has another md5 for {name}: one of the two was edited, or belongs to another run")
     recorded = {record.get("stage") for record in ledger["records"]}  # a damaged record may have none
     for path, md5 in outs.items():
         stage = path.rsplit("/", 1)[-1]
         unrecorded = path.startswith("artifacts/") and stage in QUERIES and stage not in recorded
         if unrecorded and md5 != empty_artifact_md5(stage):
-            problems.append(
-                f"stage {stage} ran (it is in {lock}), but the ledger holds no record of it: a record was trimmed"
-            )
+            ran = f"stage {stage} ran (it is in {lock})"
+            problems.append(f"{ran}, but the ledger holds no record of it: a record was trimmed")
     return problems
 
 

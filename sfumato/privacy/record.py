@@ -73,9 +73,8 @@ def record_problems(place: str, record: object) -> list[str]:
     if record["unit"] not in UNITS.values() or grouped != ("group_weight" in record) or (grouped and "claim" in record):
         problems.append(f"{name} has the unit {record['unit']!r}, which is unknown or contradicts its other fields")
     if record["noise_source"] != SECRET:
-        problems.append(
-            f"{name} ({record['stage']}) used a seeded noise source ({record['noise_source']}): no privacy guarantee"
-        )
+        seeded = f"a seeded noise source ({record['noise_source']})"
+        problems.append(f"{name} ({record['stage']}) used {seeded}: no privacy guarantee")
     try:
         event_from_json(record["event"])
     except BudgetError as error:

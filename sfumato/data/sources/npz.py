@@ -153,7 +153,10 @@ def read_imagenet32(request: Request, raw: Path) -> Source:
             f"registration) there, or name its folder by {request.section}.path."
         )
     labels = [read_imagenet_labels(path) for path in files]
-    return Source(imagenet_names(place), imagenet_examples(files, labels, request), None, sum(map(len, labels)))
+    parts = (
+        examples(imagenet_images(path), batch, request, path.name) for path, batch in zip(files, labels, strict=True)
+    )
+    return Source(imagenet_names(place), chain.from_iterable(parts), None, sum(map(len, labels)))
 
 
 def read_imagenet_labels(path: Path) -> np.ndarray:
@@ -193,10 +196,9 @@ def read_header(member: IO[bytes]) -> Header:
     return header
 
 
-def imagenet_examples(files: Sequence[Path], labels: Sequence[np.ndarray], request: Request) -> Iterator[Example]:
-    for path, batch in zip(files, labels, strict=True):
-        rows = chain.from_iterable(npy_rows(path, "data", "fetch it again."))
-        yield from examples((row.reshape(3, 32, 32).transpose(1, 2, 0) for row in rows), batch, request, path.name)
+def imagenet_images(path: Path) -> Iterator[np.ndarray]:
+    for rows in npy_rows(path, "data", "fetch it again."):
+        yield from rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
 
 
 def imagenet_names(place: Path) -> tuple[str, ...]:
