@@ -133,17 +133,3 @@ def cell_text(value: Any) -> str | None:
     if isinstance(value, bool):
         return None
     return "" if value is None else value if isinstance(value, str) else str(value) if isinstance(value, int) else None
-
-
-def label_of(text: str, classes: Sequence[str]) -> int | None:
-    """The place of a label among the classes: by its name; or by its number from 0, if the name of none is a number."""
-    if text in classes:
-        return classes.index(text)
-    numbered = text.isdecimal() and len(text) < 10 and not any(name.isdecimal() for name in classes)
-    return int(text) if numbered and int(text) < len(classes) else None
-
-
-def classes_in(labels: Sequence[str]) -> tuple[str, ...]:
-    """The labels that occur, in order. They depend on the images: only an owner may make them public."""
-    found = {*labels}
-    return tuple(sorted(found, key=int if all(text.isdecimal() for text in found) else None))

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import tarfile
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from sfumato.data.groups import rows_of_files
 from sfumato.data.sources.deep import is_dicom
 from sfumato.data.sources.source import Listing, Member, Place
-from sfumato.data.tables import FILE, METADATA, cell_text, classes_in, columns_of, label_of, rows_by_file, table_in
+from sfumato.data.tables import FILE, METADATA, cell_text, columns_of, rows_by_file, table_in
 from sfumato.errors import UNREADABLE, ConfigError, DataError, PrivateError, explained
 from sfumato.storage.documents import class_name, parse_json
 
@@ -25,6 +26,7 @@ LABEL = "label"  # the column, or key, of the label, if nothing else is said
 PERSONS = {"group", "person", "person_id", "patient", "patient_id", "patientid", "subject", "subject_id", "participant"}
 LARGEST_LABEL = 1_000_000  # bytes of a .cls or .json
 Fields = dict[str, tarfile.TarInfo]  # of a sample, by suffix
+Row = tuple[Any, ...]  # a picture, its label as text, and the id of its person where ids are asked for
 
 
 def list_metadata(path: Path, label: str, group: str | None, classes: Sequence[str] | None) -> Listing:
@@ -37,20 +39,16 @@ def list_metadata(path: Path, label: str, group: str | None, classes: Sequence[s
     if not path.is_dir():
         raise DataError(f"data.path={path} is not a folder: expected pictures and {METADATA[0]}.")
     parts = [path] if table_in(path) else [path / TRAIN, *([path / TEST] if (path / TEST).is_dir() else [])]
-    files: list[list[tuple[Path, list[str]]]] = []  # of each part: the picture, its label and id
+    columns, files = [FILE, label, *([group] if group else [])], list[list[Row]]()
     for part in parts:
         table = table_in(part) if part.is_dir() else None
         if table is None:
             raise DataError(f"{part} holds no {', '.join(METADATA)}: write one, or take out data.label_column.")
-        rows = rows_by_file(table, str(table), [FILE, label, *([group] if group else [])], files_below(part), part)
+        rows = rows_by_file(table, str(table), columns, files_below(part), part)
         if left := sum(file not in rows for file in pictures_below(part)):
             raise PrivateError(f"{table} has no row for {left} pictures below {part}: write them, or remove these.")
-        files.append([*rows.items()])
-    every = [cells for part in files for _, cells in part]
-    shown = named_classes([cells[0] for cells in every], classes, str(path))
-    train, *test = [[(file, placed(cells[0], shown, str(path))) for file, cells in part] for part in files]
-    ids = [cells[1] for cells in every] if group else None
-    return Listing(shown, list(train), list(test[0]) if test else None, [], ids)
+        files.append([(file, *cells) for file, cells in rows.items()])
+    return listing_of(files, classes, str(path))
 
 
 def files_below(root: Path) -> Iterator[Path]:
@@ -68,7 +66,7 @@ def pictures_below(root: Path) -> list[Path]:
     return [file for file in files_below(root) if file.is_file() and (file.suffix.lower() in known or is_dicom(file))]
 
 
-def labels_of_table(root: Path, columns: Sequence[str] | None) -> tuple[tuple[str, ...], list[Place]]:
+def labels_of_table(root: Path, columns: Sequence[str] | None) -> Listing:
     """The names of the labels, and each picture of a folder with its labels, (classes,) uint8 of 0 and 1.
 
     columns: of the labels, in their order; None: all but `file_name`. The names are those of the columns, so they do
@@ -88,24 +86,32 @@ def labels_of_table(root: Path, columns: Sequence[str] | None) -> tuple[tuple[st
                 "picture, unsure ones too, and name the columns of the labels in data.classes: [a, b, …]"
             )
         found.append((file, np.array([VALUES[cell] for cell in cells], dtype=np.uint8)))
-    return classes, found
+    return Listing(classes, found, None, [])
 
 
-def named_classes(labels: Sequence[str], classes: Sequence[str] | None, what: str) -> tuple[str, ...]:
-    """The classes by the owner's list, or those that occur. Raises PrivateError for an empty label."""
+def listing_of(parts: Sequence[Sequence[Row]], classes: Sequence[str] | None, what: str) -> Listing:
+    """The pictures of the rows of the training part, and of the test part if there is one.
+
+    classes: the owner's list, or None for those that occur, which depend on the images. A label is the name of a class,
+    or its number from 0 if the name of none is a number. Raises PrivateError for an empty label, or one of no class.
+    """
+    labels = [row[1] for part in parts for row in part]
     if "" in labels:
-        raise PrivateError(
-            f"{what}: picture {labels.index('') + 1}, in the order of its table, has no label: give it one"
-        )
-    with explained(DataError, lambda error: f"{what}: {error}. Rename this label."):
-        return tuple(map(class_name, classes_in(labels))) if classes is None else tuple(classes)
-
-
-def placed(text: str, classes: Sequence[str], what: str) -> int:
-    label = label_of(text, classes)
-    if label is None:
-        raise PrivateError(f"{what} holds a label that data.classes does not name: {text[:40]!r}. Name all of them.")
-    return label
+        where = f"picture {labels.index('') + 1}, in the order of its table,"
+        raise PrivateError(f"{what}: {where} has no label: give it one")
+    if classes is None:
+        with explained(DataError, lambda error: f"{what}: {error}. Rename this label."):
+            numbers = all(text.isdecimal() for text in labels)
+            classes = [class_name(text) for text in sorted({*labels}, key=int if numbers else None)]
+    places = {text: i for i, text in enumerate(classes)}
+    if not any(name.isdecimal() for name in classes):
+        numbered = {text: int(text) for text in labels if text.isdecimal() and len(text) < 10}
+        places |= {text: number for text, number in numbered.items() if number < len(classes)}
+    if unknown := next((text for text in labels if text not in places), None):
+        raise PrivateError(f"{what} holds a label that data.classes does not name: {unknown[:40]!r}. Name all of them.")
+    train, *test = [[(row[0], places[row[1]]) for row in part] for part in parts]
+    ids = [row[2] for part in parts for row in part if len(row) > 2]
+    return Listing(tuple(classes), list(train), list(test[0]) if test else None, [], ids or None)
 
 
 def shards_of(path: Path) -> list[Path]:
@@ -129,11 +135,12 @@ def list_shards(path: Path, label: str | None, group: str | None, classes: Seque
     from PIL.Image import registered_extensions
 
     pictures = {suffix[1:] for suffix in registered_extensions()}
-    parts: dict[bool, list[tuple[Member, str, str]]] = {False: [], True: []}  # held out or not
-    shards = shards_of(path)
+    parts: dict[bool, list[Row]] = {False: [], True: []}  # held out or not
+    shards, causes = shards_of(path), (*UNREADABLE, tarfile.TarError, EOFError, OverflowError)
     for shard in shards:
         held_out = shard.name.startswith(TEST) and len(shards) > 1
-        with readable(shard), tarfile.open(shard, "r:") as archive:
+        wrong = f"{shard} cannot be read as a plain tar file: write it without compression."
+        with explained(DataError, lambda _: wrong, causes=causes), tarfile.open(shard, "r:") as archive:  # noqa: B023
             for number, (name, fields) in enumerate(samples_in(archive, shard), 1):
                 what = f"{shard}: sample {number}"
                 shown = [suffix for suffix in fields if suffix in pictures]
@@ -142,19 +149,8 @@ def list_shards(path: Path, label: str | None, group: str | None, classes: Seque
                 picture = fields[shown[0]]
                 text, person = words_of(archive, fields, label, group, what)
                 member = Member(shard, picture.offset_data, picture.size, f"{name}.{shown[0]}")
-                parts[held_out].append((member, text, person))
-    every = [row for part in parts.values() for row in part]
-    named = named_classes([text for _, text, _ in every], classes, str(path))
-    train, test = ([(row[0], placed(row[1], named, str(path))) for row in parts[side]] for side in (False, True))
-    ids = [person for _, _, person in every] if group else None
-    return Listing(named, list(train), list(test) or None, [], ids)
-
-
-def readable(shard: Path) -> AbstractContextManager[None]:
-    """Raise DataError if a tar file cannot be read."""
-    wrong = f"{shard} cannot be read as a plain tar file"
-    causes = (*UNREADABLE, tarfile.TarError, EOFError, OverflowError)
-    return explained(DataError, lambda e: f"{wrong} ({type(e).__name__}): write it without compression.", causes=causes)
+                parts[held_out].append((member, text, person) if group else (member, text))
+    return listing_of([parts[False], *filter(None, [parts[True]])], classes, str(path))
 
 
 def samples_in(archive: tarfile.TarFile, shard: Path) -> Iterator[tuple[str, Fields]]:
@@ -205,13 +201,6 @@ def field_text(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> str:
     file = archive.extractfile(entry)
     assert file is not None  # of a plain file
     return file.read().decode("utf-8")
-
-
-def required_classes(classes: Sequence[str] | None) -> Sequence[str]:
-    """The owner's list. Raises ConfigError without one: if labels were collected, the list would depend on images."""
-    if classes is None:
-        raise ConfigError("data.classes is missing: name the classes, [a, b, …]; `stage init` writes those that occur")
-    return classes
 
 
 def layout_of(path: Path, label: str | None) -> tuple[str, str | None, str | None]:
