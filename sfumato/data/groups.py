@@ -51,8 +51,7 @@ class GroupIndex:
 def ids_of_files(groups: Groups, files: Sequence[Path], root: Path) -> Ids:
     """The id of each picture, by its name, its folder, a table or groups.npy. files: below `root`, in their order.
 
-    Raises DataError where a table is none; PrivateError where it does not fit the files, or an id is missing or
-    ambiguous (`checked`).
+    Raises DataError where a table is none; PrivateError where it does not fit the files, or as `checked`.
     """
     if groups.pattern is not None:
         matches = [re.search(groups.pattern, file.name) for file in files]

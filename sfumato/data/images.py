@@ -69,8 +69,7 @@ class ImageSet:
 class ImageWriter:
     """Appends images one by one to `images.npy`, `labels.npy` and, if grouped, `groups.npy`; memory does not grow.
 
-    The files are complete once the context is left. An exception leaves unfinished ones: write into a temporary
-    directory and rename it.
+    The files are whole once the context is left. An exception leaves parts: write into a directory to be renamed.
     """
 
     def __init__(
@@ -144,8 +143,7 @@ def load_images(
 ) -> ImageSet:
     """The set saved in `directory`, memory-mapped read-only and validated.
 
-    shape: (C, H, W) that its images must have. Raises DataError if it is missing, damaged or of another shape, and
-    unless it has groups exactly if `grouped`.
+    shape: (C, H, W) of its images. Raises DataError if it is missing, damaged, of another shape, or not as `grouped`.
     """
     if (directory / GROUPS).exists() and not grouped:
         raise DataError(f"{directory / GROUPS} {GROUPS_REFUSED}.")
@@ -153,9 +151,7 @@ def load_images(
     check(images, labels, names := tuple(classes), directory)
     height, width, channels = images.shape[1:]
     if shape is not None and (channels, height, width) != tuple(shape):
-        raise DataError(
-            f"{directory / IMAGES} is {images.shape}, expected {shape} (C, H, W) each: run its stage again."
-        )
+        raise DataError(f"{directory / IMAGES} is {images.shape}, expected {shape} (C, H, W) each: run its stage again")
     groups = load_array(directory / GROUPS) if grouped else None
     if groups is not None and (groups.dtype != np.int64 or groups.shape != labels.shape[:1]):
         raise DataError(f"{directory / GROUPS} is {groups.dtype}, of another length than the labels: write all again.")

@@ -50,8 +50,7 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
 
     state: where the images go; card: the file of the card. An older set of the same id is replaced as a whole, once the
     new one is complete, unless it was made from the very same files under the same settings. The card holds no number
-    of images or groups and no hash, keyed or not. The version is the owner's (`data.version`), or a random one that
-    stays until the owner gives another.
+    of images or groups and no hash, keyed or not. The version is `data.version`, or a random one that stays.
     Raises ConfigError or DataError (see `sources.read_source`; also for images that are counted under another id, or
     that come in other groups after something was spent on them), and then leaves the older set and card as they were;
     BudgetError if the journal was lost or does not hold.
@@ -124,8 +123,7 @@ def prepared_from(home: Path, listing: str, state: Path) -> bytes | None:
 def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], origin: dict) -> None:
     """Raise ConfigError if images of another dataset id, or its source, are among those in `fresh`, which go to `home`.
 
-    Each odometer would count a part. Images of one stored shape, (C, H, W), are compared as they are, those of another
-    by their small grey versions.
+    Each odometer would count a part. Images of one stored shape are compared as they are, others by small grey ones.
     """
     known: set[bytes] = set()
     for other in sorted(path.parent for path in home.parent.glob(f"*/{CARD}") if path.parent != home):

@@ -100,9 +100,7 @@ def load_prepared(state: Path, card: Card, part: str) -> ImageSet:
     if images.shape != card.shape:
         raise DataError(f"{home / part} has images of shape {images.shape}, the card says {card.shape}: {AGAIN} again")
     if (images.labels.ndim == 2) != (card.labels == SEVERAL):
-        raise DataError(
-            f"{home / part} has other labels than the card, which says labels: {card.labels}: {AGAIN} again"
-        )
+        raise DataError(f"{home / part} has other labels than the card, labels: {card.labels}: {AGAIN} again")
     return images
 
 

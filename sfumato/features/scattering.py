@@ -43,8 +43,7 @@ class Scattering(nn.Module):
     """Wavelet-scattering coefficients with fixed Morlet filters, each image's vector scaled to norm √d.
 
     (B, C, H, W) -> (B, d). At each of `scales` octaves, |image * ψ_θ| for ORIENTATIONS angles, averaged over cells of
-    2^scales pixels, beside the average image: the zeroth and first order. Source: Bruna and Mallat 2013, in the cascade
-    form.
+    2^scales pixels, beside the average image: the zeroth and first order, as a cascade. Source: Bruna and Mallat 2013.
     """
 
     filters: Tensor

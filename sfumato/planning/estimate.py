@@ -2,8 +2,7 @@
 
 The operations are counted on one blank image. The speed is that of a small reference network: measured once per
 machine, in processor time of one thread, so that other programs count little. A free stage that ran before corrects
-its estimate by the time it took. Durations of queries depend on sensitive draws: they are not kept. Nothing here reads
-a sensitive image.
+its estimate by the time it took. Durations of queries depend on sensitive draws: they are not kept.
 """
 
 from __future__ import annotations

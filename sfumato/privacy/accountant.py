@@ -40,13 +40,6 @@ MOST_NOISE = 1e7  # no multiplier is sought above it
 ACCOUNTANTS = ("rdp", "rdp_classic", "pld")
 
 
-class _Curve(RdpAccountant):
-    """dp-accounting's RDP accountant, with access to its curve."""
-
-    def curve(self) -> np.ndarray:
-        return np.array(self._rdp, dtype=float)
-
-
 def rdp_curve(event: DpEvent, orders: Sequence[float] = ORDERS) -> np.ndarray:
     """Rényi divergence of the event at each order: (len(orders),), infinite where it cannot be computed."""
     if isinstance(event, ComposedDpEvent):
@@ -56,7 +49,7 @@ def rdp_curve(event: DpEvent, orders: Sequence[float] = ORDERS) -> np.ndarray:
 
 @lru_cache(maxsize=65536)
 def _computed_curve(event: DpEvent, orders: tuple[float, ...]) -> np.ndarray:
-    accountant = _Curve(list(orders), NeighboringRelation.ADD_OR_REMOVE_ONE)
+    accountant = RdpAccountant(list(orders), NeighboringRelation.ADD_OR_REMOVE_ONE)
     verbosity = logging.get_verbosity()
     # dp-accounting warns of each order that does not converge; such orders are infinite here
     logging.set_verbosity(logging.ERROR)
@@ -65,7 +58,7 @@ def _computed_curve(event: DpEvent, orders: tuple[float, ...]) -> np.ndarray:
             accountant.compose(event)
     finally:
         logging.set_verbosity(verbosity)
-    curve = accountant.curve()
+    curve = np.array(accountant._rdp, dtype=float)  # which has no public name
     return np.where(np.isfinite(curve) & (curve >= 0), curve, np.inf)
 
 
@@ -183,13 +176,11 @@ def calibrate(
     At each order, the allowed RDP is `target` less the conversion and what `before` took. A share is a part of `target`
     less the conversion at `reference_order`, which the stage's own sampling, the target and delta fix: no other stage
     moves its noise. The one stage with neither a multiplier nor a share takes what all the others leave, at the order
-    that gives it the least noise, so that the whole composition meets the target. Multipliers are rounded up to 4
-    digits.
+    that gives it the least noise, so that the whole meets the target. Multipliers are rounded up to 4 digits.
     Raises BudgetError if the budget cannot be met, and names the stage that costs most.
     """
-    fixed = {
-        name: ask.with_noise(ask.noise_multiplier) for name, ask in asks.items() if ask.noise_multiplier is not None
-    }
+    multipliers = {name: ask.noise_multiplier for name, ask in asks.items()}
+    fixed = {name: asks[name].with_noise(noise) for name, noise in multipliers.items() if noise is not None}
     shares = {name: ask.share for name, ask in asks.items() if ask.share is not None}
     rests = [name for name in asks if name not in fixed and name not in shares]
     if len(rests) != 1:

@@ -36,8 +36,7 @@ class Charge:
 
     With groups, the unit of sampling is the group. Its contribution is the mean of its images' rows (in DP-SGD, of K
     sampled images). group_cap: m, if a group of n < m images counts n/m; 1 if all groups count alike.
-    Only `sfumato.privacy.authorize.open_charge` makes it. Not thread-safe. It refuses to be copied, and to be used in a
-    forked process.
+    Only `sfumato.privacy.authorize.open_charge` makes it. Not thread-safe. It refuses copies, and forked processes.
     """
 
     def __init__(
@@ -188,8 +187,7 @@ class Charge:
 
         total: any shape, a sum over the units of the draw in which each moves it by at most `max_norm` in L2; with
         many processes, over those of this one. Added up and rounded in float64; the result has the type of `total`.
-        integer: `total` counts images, and the result is whole numbers; otherwise, and with groups, the grid
-        is `sfumato.privacy.noise.public_grid`.
+        integer: `total` counts images, and the result is whole; otherwise, and with groups, the grid is `public_grid`.
         Guarantee: the rounding is post-processing, so the cost is that of the Gaussian; no release shows the last bits
         of a float, which depend on what was summed up.
         """
@@ -262,8 +260,7 @@ class Charge:
 class WorkerCharge(Charge):
     """The part of a charge that falls to another process than the first.
 
-    It sees the images that the first process drew for it, and hands its sum over: it draws nothing, adds no noise and
-    writes no journal.
+    It sees the images that the first process drew for it, and hands its sum over: no draw, no noise, no journal.
     """
 
     def __init__(self, record: dict, images: ImageSet | LatentSet, *, run: Path, used: int) -> None:

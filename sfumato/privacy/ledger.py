@@ -140,8 +140,7 @@ def odometer_line(
 
     Args:
         journal: its records.
-        head: of the journal, if it is at hand and lacks nothing that is known of it; else None, and the line is marked
-            as incomplete.
+        head: of the journal, if it is at hand and lacks nothing that is known of it; else None: the line is incomplete.
     Returns: the line; its `others` are the mechanisms of charges that the release does not depend on.
     """
     own = {record["id"]: record["event"] for record in records if record["dataset_id"] == dataset_id}
@@ -215,9 +214,8 @@ def by_id(ledger: Mapping) -> dict[str, dict]:
     """The records of a ledger, of any version, by id. It skips records without an id: `check_ledger` reports these."""
     records = ledger.get("records")
     records = records.values() if isinstance(records, Mapping) else records if isinstance(records, list) else ()
-    return {
-        record["id"]: record for record in records if isinstance(record, dict) and isinstance(record.get("id"), str)
-    }
+    named = (record for record in records if isinstance(record, dict) and isinstance(record.get("id"), str))
+    return {record["id"]: record for record in named}
 
 
 def seen_of(ledger: Mapping, dataset_id: str) -> set[str]:

@@ -48,8 +48,7 @@ def lone_logits(model: PublicNetwork, images: Tensor, one_by_one: bool = True) -
 def query_histogram(charge: Charge, model: PublicNetwork, votes: int, classes: int | None = None) -> Tensor:
     """The one release: noisy votes for every public class. `charge` holds one Gaussian, perhaps of a Poisson draw.
 
-    model: trained on public images, in eval mode; votes, classes: as in `vote_rows`. Returns (classes or 1, P) float64,
-    some perhaps negative, divided by nothing.
+    model: in eval mode; votes, classes: as in `vote_rows`. Returns (classes or 1, P) float64, some perhaps negative.
     Raises ValueError, before any draw, if `votes` exceeds the number of public classes.
     """
     check_votes(votes, model.classes)

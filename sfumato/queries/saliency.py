@@ -54,8 +54,7 @@ def query_saliency(
 ) -> dict[str, Tensor]:
     """The one release: the clipped gradients of the denoising loss summed over images, noised, over a public size.
 
-    Each image's gradient is the mean over `settings.draws` draws, clipped to `settings.max_norm` over all candidates
-    jointly. Memory does not grow with N.
+    Each image's gradient is the mean over `settings.draws` draws, clipped over all candidates jointly.
 
     Args:
         public_size: N̄, never a realised count.

@@ -111,9 +111,7 @@ def merge_records(inputs: Sequence[Artifact], own: Sequence[dict] = ()) -> dict[
     for artifact in inputs:
         for key, record in artifact.records.items():
             if merged.setdefault(key, record) != record:
-                raise DataError(
-                    f"record {key} of {artifact.path} differs from the same record elsewhere: one was edited"
-                )
+                raise DataError(f"record {key} of {artifact.path} differs from the same one elsewhere: one was edited")
     return dict(sorted(merged.items()))
 
 

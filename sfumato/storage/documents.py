@@ -165,9 +165,7 @@ def adapter(kind: Any) -> Any:
 def dataset_name(name: str) -> str:
     """The id of a dataset, which names files. Raises ValueError for one that could name a file elsewhere."""
     if not NAME.fullmatch(name) or name.endswith(".journal"):  # `keys/<id>.journal` lies beside the key `keys/<id>`
-        rule = (
-            "1 to 64 letters, digits, dots, underscores or hyphens, a letter or a digit first, not ending in .journal"
-        )
+        rule = "1 to 64 letters, digits, dots, underscores or hyphens, a letter or digit first, not ending in .journal"
         raise ValueError(f"{name[:80]!r} is not a valid dataset id: give {rule}")
     return name
 

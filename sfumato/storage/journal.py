@@ -74,8 +74,7 @@ class Journal:
     def entries(self) -> list[dict]:
         """Every entry, oldest first; none before images are prepared. Raises BudgetError if it does not hold.
 
-        It skips an unfinished last line: that append never returned, so nothing was drawn because of it. A last line
-        that lacks only its newline is an entry.
+        It skips an unfinished last line, but not one that lacks its newline only: that append never returned.
         """
         if not self.anchor.exists() and not self.path.exists():
             if self.images.exists():

@@ -40,8 +40,7 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
 
     If a folder holds only `train/` and `test/`, `test/` is the hold-out. With labels in a table, or in tar files, the
     classes are those of `request`; with several labels, `labels_of_table` names them. Raises DataError, here or while
-    the pictures are decoded, that names every file that cannot be used; with groups, by its place, for its name may be
-    an id.
+    the pictures are decoded, that names every file that cannot be used; with groups, by its place: names may be ids.
     """
     path, groups = request.required_path(), request.groups
     if request.sensitive and path.is_dir() and (path / GROUPS).exists() and groups is None:

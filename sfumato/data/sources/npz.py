@@ -39,8 +39,7 @@ def read_npz(request: Request, raw: Path) -> Source:
 
     With `data.labels: several`, labels are (N, classes) of 0 and 1.
     Or MedMNIST's own file: `train_images`, `train_labels` (N,) or (N, 1), `val_…`, and `test_…` as the hold-out. It
-    holds no names: `data.classes` gives them. If labels were counted instead, the public class list would depend on the
-    images.
+    holds no names: `data.classes` gives them, for classes that occur would depend on the images.
     """
     path = request.required_path()
     if not path.is_file():
@@ -96,9 +95,7 @@ def check_arrays(
         raise DataError(f"{path} has no array named {', '.join(missing)}: {PLAIN}")
     (shape, _, dtype), (labels_shape, _, labels_dtype) = headers[f"{images}.npy"], headers[f"{labels}.npy"]
     if dtype != np.uint8 or len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3)):
-        raise DataError(
-            f"{path}: {images} are {dtype} {shape}, expected uint8 (N, H, W) or (N, H, W, C) with C 1 or 3."
-        )
+        raise DataError(f"{path}: {images} are {dtype} {shape}, expected uint8 (N, H, W) or (N, H, W, C) with C 1 or 3")
     if len(labels_shape) == 2 and labels_shape[1] > 1 and not several:
         fix = "choose one of them, or set data.labels: several"
         raise DataError(f"{path} has {labels_shape[1]} labels for each image: {fix}.")

@@ -32,9 +32,8 @@ Row = tuple[Any, ...]  # a picture, its label as text, and the id of its person 
 def list_metadata(path: Path, label: str, group: str | None, classes: Sequence[str] | None) -> Listing:
     """A folder with metadata.csv, .jsonl or .parquet: file_name, and columns of the label and of the person's id.
 
-    Or `train/` and `test/`, each with its own. classes: None for those that occur. Raises DataError, ConfigError
-    or PrivateError, as `read_table`; a row that names a file outside of its folder, or twice, is refused, and so is
-    a picture without a row.
+    Or `train/` and `test/`, each with its own. classes: None for those that occur. Raises as `rows_by_file`, and
+    PrivateError for a picture without a row.
     """
     if not path.is_dir():
         raise DataError(f"data.path={path} is not a folder: expected pictures and {METADATA[0]}.")
@@ -171,9 +170,7 @@ def samples_in(archive: tarfile.TarFile, shard: Path) -> Iterator[tuple[str, Fie
     with shard.open("rb") as file:
         file.seek(archive.offset)
         if any(file.read(tarfile.BLOCKSIZE)) or archive.offset > shard.stat().st_size:
-            raise DataError(
-                f"{shard} is cut short, or damaged after entry {len(archive.getmembers())}: write it again."
-            )
+            raise DataError(f"{shard} is cut short, or damaged after entry {len(archive.getmembers())}: write it again")
     yield from ((key.rpartition("/")[2], fields) for key, fields in found.items())
 
 
