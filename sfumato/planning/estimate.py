@@ -338,12 +338,8 @@ def timed(state: Path, plan: StagePlan[Any]) -> Iterator[None]:
 def remember(state: Path, plan: StagePlan[Any], seconds: float) -> None:
     """Keep the duration of a run, to two digits, with the settings that decide it, in the private state directory."""
     machine = Machine(state)
-    machine.content["runs"][plan.stage] = {
-        "seconds": float(f"{seconds:.1e}"),
-        "settings": plan.settings.model_dump(mode="json"),
-        "shape": list(plan.shape),
-        "classes": len(plan.classes),
-        "size_hint": plan.size_hint,
-        "model": plan.model.model_dump(mode="json") if plan.model is not None else None,
-    }
+    about = {"settings": plan.settings.model_dump(mode="json"), "shape": list(plan.shape), "classes": len(plan.classes)}
+    model = plan.model.model_dump(mode="json") if plan.model is not None else None
+    run = {"seconds": float(f"{seconds:.1e}"), **about, "size_hint": plan.size_hint, "model": model}
+    machine.content["runs"][plan.stage] = run
     machine.write()

@@ -191,16 +191,9 @@ def warnings_of(params: Params, delta: float) -> list[str]:
 def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | None) -> dict:
     """All that one stage may depend on: its revision and what is not at its default. Nothing else re-runs it."""
     enabled = params.runs(stage.name)
-    content: dict[str, Any] = {
-        "stage": stage.name,
-        "revision": stage.revision,
-        "enabled": enabled,
-        "dataset_id": card.dataset_id,
-        "shape": list(card.shape),
-        "classes": list(card.classes),
-        "size_hint": params.privacy.size,
-        "settings": {},
-    }
+    content: dict[str, Any] = {"stage": stage.name, "revision": stage.revision, "enabled": enabled}
+    content |= {"dataset_id": card.dataset_id, "shape": list(card.shape), "classes": list(card.classes)}
+    content |= {"size_hint": params.privacy.size, "settings": {}}
     if card.labels == SEVERAL:
         content["labels"] = SEVERAL
     if enabled:

@@ -28,6 +28,7 @@ from sfumato.privacy.odometer import CLOSE, LOCAL, OPEN, RESUME, Odometer, Run
 from sfumato.privacy.profile import bound_text
 from sfumato.runtime import distributed
 from sfumato.settings.data import GROUP, IMAGE, OF_THE_OWNER
+from sfumato.settings.fields import is_positive
 from sfumato.settings.privacy import UNLIMITED
 from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import read_kept
@@ -57,7 +58,7 @@ class SpendingPolicy(Exact):
 
     def __post_init__(self) -> None:
         limit = self.lifetime_epsilon
-        if limit != UNLIMITED and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0):
+        if limit != UNLIMITED and not is_positive(limit):
             raise BudgetError(f"lifetime_epsilon={limit!r} is not a budget: expected a number or {UNLIMITED!r}")
 
     @property

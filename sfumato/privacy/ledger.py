@@ -146,14 +146,8 @@ def odometer_line(
     own = {record["id"]: record["event"] for record in records if record["dataset_id"] == dataset_id}
     others = sorted((record["event"] for record in journal if record["id"] not in own), key=canonical)
     events = [event_from_json(event) for event in (*own.values(), *others)]
-    return {
-        "dataset_id": dataset_id,
-        "charges": len(events),
-        "epsilon": epsilon(events, delta),
-        "others": others,
-        "complete": head is not None,
-        "head": head,
-    }
+    found = {"dataset_id": dataset_id, "charges": len(events), "epsilon": epsilon(events, delta), "others": others}
+    return {**found, "complete": head is not None, "head": head}
 
 
 def build_ledger(
@@ -179,11 +173,7 @@ def build_ledger(
         dataset_id = next((record["dataset_id"] for record in (*rows, *journal)), "")
     ledger = {
         "schema": SCHEMA,
-        "recipe": budget["recipe"],
-        "accountant": budget["accountant"],
-        "delta": delta,
-        "size_hint": budget["size_hint"],
-        "target": budget["target"],
+        **{key: budget[key] for key in ("recipe", "accountant", "delta", "size_hint", "target")},
         **compose(rows, delta, apart),
         "records": rows,
         "odometer": odometer_line(rows, journal, delta, dataset_id, head),

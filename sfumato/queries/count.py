@@ -89,14 +89,9 @@ def public_counts(noisy: Tensor, noise_multiplier: float) -> PublicCounts:
 
 
 def save_counts(counts: PublicCounts, noisy: Tensor, directory: Path) -> None:
-    content = {
-        "total": counts.total,
-        "per_class": counts.per_class.tolist(),
-        "priors": counts.priors.tolist(),
-        "noisy": noisy.tolist(),
-        **({} if counts.row_means is None else {"row_means": counts.row_means.tolist()}),
-    }
-    write_json(directory / "counts.json", content)
+    content = {"total": counts.total, "per_class": counts.per_class.tolist(), "priors": counts.priors.tolist()}
+    means = {} if counts.row_means is None else {"row_means": counts.row_means.tolist()}
+    write_json(directory / "counts.json", {**content, "noisy": noisy.tolist(), **means})
 
 
 def read_counts(count: Artifact, size_hint: int, classes: int) -> PublicCounts:

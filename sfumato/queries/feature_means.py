@@ -120,11 +120,7 @@ def moment_features(network: PublicNetwork, feature: str = CLASSIFIER, squares: 
 
 
 def train_feature_network(
-    images: ImageSet,
-    teacher: TeacherNetwork,
-    steps: int,
-    seed: int,
-    report: Callable[[int, int], None] = lambda done, total: None,
+    images: ImageSet, teacher: TeacherNetwork, steps: int, seed: int, report: Callable[[int, int], None]
 ) -> ProjectedFeatures:
     """The feature map of a network trained on the generator's `images`, labelled by the teacher. Free."""
     how = LEARNED.model_copy(update={"steps": steps})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -174,9 +174,8 @@ def check_out(out: Path, stage: str) -> None:
     """Raise ConfigError if `out` holds anything but an artifact of `stage`, so that no file of the user is replaced."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
-    try:
+    found = None
+    with suppress(OSError, ValueError, AttributeError):
         found = read_json(out / PRIVACY).get("stage")
-    except (OSError, ValueError, AttributeError):
-        found = None
     if found != stage:
         raise ConfigError(f"--out {out} holds something else than an artifact of `{stage}`: name another directory")
