@@ -99,23 +99,22 @@ def checked(ids: Sequence[str | None], groups: Groups) -> Ids:
     known: dict[str, str] = {}
     found: Ids = []
     for number, text in enumerate(ids, 1):
+        where = f"data.groups gives image {number}, in the order of classes and names,"
         name = None if text is None or spelling(text) in NO_ID else text
-        if name is not None and spelling(name) in UNCLEAR:
-            raise PrivateError(
-                f"data.groups gives image {number}, in the order of classes and names, an id that often stands for "
-                "an unknown person (0 or -1): leave it empty if the person is unknown; otherwise write "
-                "another, such as one with a letter in front"
-            )
         if name is None and not groups.alone:
             raise PrivateError(
-                f"data.groups gives image {number}, in the order of classes and names, no id: give it one, or say "
-                "data.groups.alone: true where each such image is the only one of its person"
+                f"{where} no id: give it one, or say data.groups.alone: true where each such image is the only one of "
+                "its person"
+            )
+        if name is not None and spelling(name) in UNCLEAR:
+            raise PrivateError(
+                f"{where} an id that often stands for an unknown person (0 or -1): leave it empty if the person is "
+                "unknown; otherwise write another, such as one with a letter in front"
             )
         if name is not None and known.setdefault(spelling(name), name) != name:
             raise PrivateError(
-                f"data.groups gives image {number}, in the order of classes and names, an id that differs from "
-                "another in capitals, spaces, leading zeros, or characters that look alike or are not seen alone: is "
-                "it one person? Spell them alike, or make them differ in more"
+                f"{where} an id that differs from another in capitals, spaces, leading zeros, or characters that look "
+                "alike or are not seen alone: is it one person? Spell them alike, or make them differ in more"
             )
         found.append(name)
     if len(known) == 1 and None not in found:

@@ -49,16 +49,10 @@ class ImageSet:
         height, width, channels = self.images.shape[1:]
         return channels, height, width
 
-    def batch(self, indices: np.ndarray, *, labels_only: bool = False) -> tuple[Tensor, Tensor]:
-        """The images at `indices` and their labels, copied: ((B, C, H, W) float32 in [0, 1], (B,) or (B, classes)).
-
-        labels_only: the images are (B, 0).
-        """
+    def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        """The images at `indices` and their labels, copied: ((B, C, H, W) float32 in [0, 1], (B,) or (B, classes))."""
         indices = np.asarray(indices, dtype=np.int64)
-        labels = torch.from_numpy(np.array(self.labels[indices]))
-        if labels_only:
-            return torch.zeros(len(labels), 0), labels
-        images = torch.from_numpy(np.array(self.images[indices]))
+        images, labels = (torch.from_numpy(np.array(array[indices])) for array in (self.images, self.labels))
         return images.permute(0, 3, 1, 2).contiguous().float().div_(255), labels
 
     def take(self, indices: np.ndarray) -> ImageSet:

@@ -145,14 +145,12 @@ class LatentSet:
     def __len__(self) -> int:
         return len(self.latents)
 
-    def batch(self, indices: np.ndarray, *, labels_only: bool = False) -> tuple[Tensor, Tensor]:
+    def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
         """The latents at `indices` and their labels, copied: ((B, c, h, w) float32, labels), as `ImageSet.batch`.
 
         A number that is not finite becomes zero: kernels may spread it over the rows of other images.
         """
         indices = np.asarray(indices, dtype=np.int64)
-        if labels_only:
-            return torch.zeros(len(indices), 0), torch.from_numpy(np.array(self.labels[indices]))
         latents, labels = (torch.from_numpy(np.array(array[indices])) for array in (self.latents, self.labels))
         return latents.float().nan_to_num_(0, 0, 0), labels
 

@@ -149,7 +149,12 @@ class Charge:
             yield groups.order[groups.starts[chosen][:, None] + picks], None
 
     def _read(self, chosen: np.ndarray, weights: np.ndarray | None, labels_only: bool) -> tuple[Tensor, ...]:
-        images, labels = self._images.batch(chosen.flatten(), labels_only=labels_only)
+        indices = chosen.flatten()
+        if labels_only:
+            labels = torch.from_numpy(np.array(self._images.labels[indices]))
+            images = torch.zeros(len(labels), 0)
+        else:
+            images, labels = self._images.batch(indices)
         shaped = images.unflatten(0, chosen.shape), labels.unflatten(0, chosen.shape)
         return shaped if weights is None else (*shaped, torch.from_numpy(weights))
 

@@ -14,16 +14,7 @@ from sfumato.data.groups import Ids, checked, ids_of_files, place_of
 from sfumato.data.images import GROUPS, GROUPS_REFUSED
 from sfumato.data.sources.deep import RangeMissing, Span, decode_dicom, is_dicom, shown
 from sfumato.data.sources.source import Example, Listing, Member, Place, Request, Source, fit
-from sfumato.data.sources.tabled import (
-    TABLES,
-    TEST,
-    TRAIN,
-    labels_of_table,
-    layout_of,
-    list_metadata,
-    list_shards,
-    pictures_below,
-)
+from sfumato.data.sources.tabled import TABLES, TEST, TRAIN, layout_of, list_tabled, pictures_below
 from sfumato.errors import ConfigError, DataError, PrivateError, explained
 from sfumato.settings.data import Groups
 from sfumato.storage.documents import class_name
@@ -48,7 +39,8 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
     # if the labels were collected, the list of classes would depend on the images
     if request.tabled and not request.several and request.classes is None:
         raise ConfigError("data.classes is missing: name the classes, [a, b, …]; `stage init` writes those that occur")
-    found = listed(request)
+    tabled = request.tabled or request.several
+    found = list_tabled(request) if tabled else list_folder(path, f"{request.section}.path", groups)
     if not request.sensitive:
         found = replace(found, test=None)
     if found.problems:
@@ -63,19 +55,6 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
     train = pictures_of(found.train, found.files, request, shapes)
     test = None if found.test is None else pictures_of(found.test, found.files, request, shapes)
     return Source(found.classes, train, test, len(found.files), ids)
-
-
-def listed(request: Request) -> Listing:
-    """The pictures that a request names, by where their labels are."""
-    path, groups = request.required_path(), request.groups
-    if request.several:
-        return labels_of_table(path, request.classes)
-    if not request.tabled:
-        return list_folder(path, f"{request.section}.path", groups)
-    column = None if groups is None else groups.column
-    if request.name == "webdataset":
-        return list_shards(path, request.label_column, column, request.classes)
-    return list_metadata(path, str(request.label_column), column, request.classes)
 
 
 def ids_of(groups: Groups, found: Listing, path: Path) -> Ids:
@@ -149,7 +128,7 @@ def survey(
     tabled = label is not None or source == "webdataset"
     groups = groups or (person and Groups(column=person)) or (None if tabled else groups_shown(path))
     request = Request(section="data", name=source, path=str(path), groups=groups, range=span, label_column=label)
-    found = listed(request) if tabled else list_folder(path, "FOLDER", groups)
+    found = list_tabled(request) if tabled else list_folder(path, "FOLDER", groups)
     problems, sides, coloured = list(found.problems), [], 0
     for number, (file, label_) in enumerate(progress(found.files), 1):
         try:

@@ -13,7 +13,7 @@ import numpy as np
 
 from sfumato.data.groups import rows_of_files
 from sfumato.data.sources.deep import is_dicom
-from sfumato.data.sources.source import Listing, Member, Place
+from sfumato.data.sources.source import Listing, Member, Place, Request
 from sfumato.data.tables import FILE, METADATA, cell_text, columns_of, rows_by_file, table_in
 from sfumato.errors import UNREADABLE, ConfigError, DataError, PrivateError, explained
 from sfumato.storage.documents import class_name, parse_json
@@ -27,6 +27,16 @@ PERSONS = {"group", "person", "person_id", "patient", "patient_id", "patientid",
 LARGEST_LABEL = 1_000_000  # bytes of a .cls or .json
 Fields = dict[str, tarfile.TarInfo]  # of a sample, by suffix
 Row = tuple[Any, ...]  # a picture, its label as text, and the id of its person where ids are asked for
+
+
+def list_tabled(request: Request) -> Listing:
+    """The pictures of a source whose labels are not in the names of folders, by where they are."""
+    path, column = request.required_path(), None if request.groups is None else request.groups.column
+    if request.several:
+        return labels_of_table(path, request.classes)
+    if request.name == "webdataset":
+        return list_shards(path, request.label_column, column, request.classes)
+    return list_metadata(path, str(request.label_column), column, request.classes)
 
 
 def list_metadata(path: Path, label: str, group: str | None, classes: Sequence[str] | None) -> Listing:
