@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from sfumato.errors import BudgetError
 from sfumato.privacy.accountant import RELATIONS
@@ -14,9 +14,10 @@ from sfumato.privacy.events import SECRET, UNITS, event_from_json
 from sfumato.settings.data import GROUP, DatasetId
 from sfumato.settings.fields import Positive
 from sfumato.settings.stages import QUERIES
-from sfumato.storage.documents import Exact, second, validated
+from sfumato.storage.documents import Exact, validated
 
 RECORD_ID = re.compile("[0-9a-f]{32}")  # it also names a directory
+LAST_SECOND = 253_402_300_799  # since 1970: of the year 9999, the last that dates have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ class Record(Exact):
     settings: str
     again: Annotated[int, Field(ge=0)]
     versions: dict[str, str]
-    time: Annotated[int, AfterValidator(second)]
+    time: Annotated[int, Field(ge=0, le=LAST_SECOND)]
     revision: Positive = 1
     code: dict[str, str] = field(default_factory=dict)  # of schema 4
     group_weight: str = ""  # how a group counts, if the unit is one

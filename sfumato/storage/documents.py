@@ -25,7 +25,6 @@ LONGEST_NUMBER = 70  # characters
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of a dataset: it also names files
 # control characters, line ends, marks that change the direction of text, unpaired surrogates
 HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-LAST_SECOND = 253_402_300_799  # of the year 9999, the last that dates have
 
 T = TypeVar("T")
 
@@ -175,10 +174,3 @@ def class_name(name: str) -> str:
     if not 0 < len(name) <= 255 or HIDDEN.search(name):
         raise ValueError(f"{name[:80]!r} is not a valid class name: use 1–255 printable characters")
     return name
-
-
-def second(value: int) -> int:
-    """Seconds since 1970. Raises ValueError outside the years that dates have."""
-    if not 0 <= value <= LAST_SECOND:
-        raise ValueError(f"{value} seconds are outside the years 1970 to 9999")
-    return value
