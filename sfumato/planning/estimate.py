@@ -94,18 +94,17 @@ class Machine:
         if self.path.parent.parent.is_dir():
             replace_private(self.path, json.dumps(self.content, indent=1).encode())
 
-    def measured(self, name: str, measure: Callable[[], float]) -> float:
+    def speed(self, name: str, bfloat16: bool) -> float:
+        """Operations per second of all threads, measured once."""
         if name not in self.content:
-            self.content[name] = measure()
+            self.content[name] = products_per_second(bfloat16)
             self.write()
-        return float(self.content[name])
+        return float(self.content[name]) * gain(THREADS)
 
     def seconds(self, cost: Cost, images: float, batch: float = BATCH, bfloat16: bool = False) -> float:
         """Seconds of passes over so many images. bfloat16: in autocast, even if the processor only emulates it."""
-        usual = self.measured("speed", lambda: products_per_second(fast_bfloat16(device().type))) * gain(THREADS)
-        speed = usual
-        if bfloat16:
-            speed = self.measured("speed_bfloat16", lambda: products_per_second(True)) * gain(THREADS)
+        usual = self.speed("speed", fast_bfloat16(device().type))
+        speed = self.speed("speed_bfloat16", True) if bfloat16 else usual
         return images * (cost.products / speed + ELEMENT * cost.elements / usual + CALL * cost.calls / max(batch, 1))
 
 
