@@ -146,7 +146,7 @@ class Odometer(Journal):
                 run.record = entry["record"]
             elif entry["kind"] == PROGRESS:
                 run.uses, run.checkpoint = entry["uses"], entry.get("checkpoint")
-            else:
+            elif entry["kind"] in (CLOSE, ABANDON):
                 run.end = entry["kind"]
                 found[run.id] = found.pop(run.id)
         return [run for run in found.values() if version in (None, run.record.get("data_version"))]
