@@ -55,16 +55,11 @@ class Budget:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ledger(Exact):
+class Ledger(Budget, Exact):
     """The form of a ledger; its records are checked one by one."""
 
     schema: int
-    recipe: str
-    accountant: str
     adjacency: str
-    delta: PositiveFloat
-    size_hint: int
-    target: PositiveFloat
     epsilon: dict[str, float]
     stages: dict[str, StageLine]
     records: tuple[Any, ...]
