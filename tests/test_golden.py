@@ -487,7 +487,6 @@ class SilentRun(QueryRun[Any]):
         charge = Charge(
             record | {"stage": self.plan.stage, "released": released, "max_norm": max_norm},
             self.encoded[latents] if latents else self.images,
-            self.plan.mechanism,
             odometer=SimpleNamespace(append=lambda *kind, **content: None),
             noise=NoNoise(seed=1),
             run=self.folder,

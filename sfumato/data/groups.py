@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from sfumato.data.images import load_array
-from sfumato.data.tables import read_table
+from sfumato.data.tables import rows_by_file
 from sfumato.errors import DataError, PrivateError
 from sfumato.settings.data import Groups
 
@@ -35,19 +34,9 @@ class GroupIndex:
     """
 
     def __init__(self, groups: np.ndarray) -> None:
-        self._groups = groups
-
-    @cached_property
-    def order(self) -> np.ndarray:
-        return np.argsort(self._groups, kind="stable")
-
-    @cached_property
-    def sizes(self) -> np.ndarray:
-        return np.unique(self._groups, return_counts=True)[1]
-
-    @cached_property
-    def starts(self) -> np.ndarray:
-        return np.cumsum(self.sizes) - self.sizes
+        self.order = np.argsort(groups, kind="stable")
+        self.sizes = np.unique(groups, return_counts=True)[1]
+        self.starts = np.cumsum(self.sizes) - self.sizes
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -62,8 +51,7 @@ class GroupIndex:
 def ids_of_files(groups: Groups, files: Sequence[Path], root: Path) -> Ids:
     """The id of each picture, by its name, its folder, a table or groups.npy. files: below `root`, in their order.
 
-    Raises DataError where a table is none; PrivateError where it does not fit the files, or an id is missing or
-    ambiguous (`checked`).
+    Raises DataError where a table is none; PrivateError where it does not fit the files, or as `checked`.
     """
     if groups.pattern is not None:
         matches = [re.search(groups.pattern, file.name) for file in files]
@@ -78,38 +66,20 @@ def ids_of_files(groups: Groups, files: Sequence[Path], root: Path) -> Ids:
         return checked([patient_of(file, f"picture {i}") for i, file in enumerate(files, 1)], groups)
     if groups.array:
         return checked(ids_of_array(load_array(root / "groups.npy"), len(files), str(root / "groups.npy")), groups)
-    return checked(ids_of_table(Path(str(groups.csv)).expanduser(), files, root), groups)
-
-
-def ids_of_table(table: Path, files: Sequence[Path], root: Path) -> Ids:
-    """The ids of a CSV with the columns file and group, which has a row for each of `files` and no other."""
-    return [group for (group,) in rows_of_files(table, f"data.groups.csv={table}", COLUMNS, files, root)]
+    rows = rows_of_files(Path(str(groups.csv)).expanduser(), f"data.groups.csv={groups.csv}", COLUMNS, files, root)
+    return checked([group for (group,) in rows], groups)
 
 
 def rows_of_files(
     table: Path, called: str, columns: Sequence[str], files: Sequence[Path], root: Path
 ) -> list[list[str]]:
-    """The cells of a table for each of `files`, which has a row for each and no other.
-
-    called: the table in messages; columns: the first holds paths below `root`, the others are returned.
-    """
-    known = {plain_path(str(path.relative_to(root))): i for i, path in enumerate(files)}
-    found: dict[int, list[str]] = {}
-    for number, (name, *cells) in read_table(table, columns, called):
-        index = known.get(plain_path(name))
-        if index is None:
-            raise PrivateError(
-                f"{called}, row {number}, names a file that is not below data.path: "
-                "remove it, or correct the path (such as class/picture.png)"
-            )
-        if index in found:
-            raise PrivateError(f"{called}, row {number}, names a file once more: one row for each file")
-        found[index] = cells
-    for i, path in enumerate(files):
-        if i not in found:
+    """The cells of a table for each of `files`, which has a row for each and no other: see `rows_by_file`."""
+    found = rows_by_file(table, called, columns, files, root)
+    for path in files:
+        if path not in found:
             folder = root / path.relative_to(root).parts[0] if path.parent != root else root
             raise PrivateError(f"{called} lacks {place_of(path, files, folder)}: give each file a row")
-    return [found[i] for i in range(len(files))]
+    return [found[path] for path in files]
 
 
 def ids_of_array(array: np.ndarray, count: int, what: str) -> Ids:
@@ -129,23 +99,22 @@ def checked(ids: Sequence[str | None], groups: Groups) -> Ids:
     known: dict[str, str] = {}
     found: Ids = []
     for number, text in enumerate(ids, 1):
+        where = f"data.groups gives image {number}, in the order of classes and names,"
         name = None if text is None or spelling(text) in NO_ID else text
-        if name is not None and spelling(name) in UNCLEAR:
-            raise PrivateError(
-                f"data.groups gives image {number}, in the order of classes and names, an id that often stands for "
-                "an unknown person (0 or -1): leave it empty if the person is unknown; otherwise write "
-                "another, such as one with a letter in front"
-            )
         if name is None and not groups.alone:
             raise PrivateError(
-                f"data.groups gives image {number}, in the order of classes and names, no id: give it one, or say "
-                "data.groups.alone: true where each such image is the only one of its person"
+                f"{where} no id: give it one, or say data.groups.alone: true where each such image is the only one of "
+                "its person"
+            )
+        if name is not None and spelling(name) in UNCLEAR:
+            raise PrivateError(
+                f"{where} an id that often stands for an unknown person (0 or -1): leave it empty if the person is "
+                "unknown; otherwise write another, such as one with a letter in front"
             )
         if name is not None and known.setdefault(spelling(name), name) != name:
             raise PrivateError(
-                f"data.groups gives image {number}, in the order of classes and names, an id that differs from "
-                "another in capitals, spaces, leading zeros, or characters that look alike or are not seen alone: is "
-                "it one person? Spell them alike, or make them differ in more"
+                f"{where} an id that differs from another in capitals, spaces, leading zeros, or characters that look "
+                "alike or are not seen alone: is it one person? Spell them alike, or make them differ in more"
             )
         found.append(name)
     if len(known) == 1 and None not in found:
@@ -159,11 +128,6 @@ def spelling(text: str) -> str:
     shown = ["-" if kind == "Pd" else c for kind, c in kinds if kind[0] != "C" and not UNSEEN.match(c)]
     folded = "".join(shown).translate(LOOK_ALIKE)
     return re.sub(r"(?<!\d)0+(?=\d)", "", re.sub(r"(?<=\d)\.0+$", "", folded))
-
-
-def plain_path(text: str) -> str:
-    """A relative path in the form in which paths are compared, whichever system wrote it."""
-    return unicodedata.normalize("NFC", text.strip().replace("\\", "/")).removeprefix("./")
 
 
 def place_of(file: Path, files: Sequence[Path], folder: Path) -> str:

@@ -49,33 +49,21 @@ class ImageSet:
         height, width, channels = self.images.shape[1:]
         return channels, height, width
 
-    def batch(self, indices: np.ndarray, *, labels_only: bool = False) -> tuple[Tensor, Tensor]:
-        """The images at `indices` and their labels, copied: ((B, C, H, W) float32 in [0, 1], (B,) or (B, classes)).
-
-        labels_only: the images are (B, 0).
-        """
+    def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        """The images at `indices` and their labels, copied: ((B, C, H, W) float32 in [0, 1], (B,) or (B, classes))."""
         indices = np.asarray(indices, dtype=np.int64)
-        labels = torch.from_numpy(np.array(self.labels[indices]))
-        if labels_only:
-            return torch.zeros(len(labels), 0), labels
-        images = torch.from_numpy(np.array(self.images[indices]))
+        images, labels = (torch.from_numpy(np.array(array[indices])) for array in (self.images, self.labels))
         return images.permute(0, 3, 1, 2).contiguous().float().div_(255), labels
 
     def take(self, indices: np.ndarray) -> ImageSet:
         """The images at `indices` with their labels, copied; without groups."""
         return ImageSet(self.images[indices], self.labels[indices], self.classes)
 
-    def without(self, i: int) -> ImageSet:
-        """The same set without image `i`: its neighbour, for tests of guarantees."""
-        groups = None if self.groups is None else np.delete(self.groups, i)
-        return ImageSet(np.delete(self.images, i, axis=0), np.delete(self.labels, i, axis=0), self.classes, groups)
-
 
 class ImageWriter:
     """Appends images one by one to `images.npy`, `labels.npy` and, if grouped, `groups.npy`; memory does not grow.
 
-    The files are complete once the context is left. An exception leaves unfinished ones: write into a temporary
-    directory and rename it.
+    The files are whole once the context is left. An exception leaves parts: write into a directory to be renamed.
     """
 
     def __init__(
@@ -149,8 +137,7 @@ def load_images(
 ) -> ImageSet:
     """The set saved in `directory`, memory-mapped read-only and validated.
 
-    shape: (C, H, W) that its images must have. Raises DataError if it is missing, damaged or of another shape, and
-    unless it has groups exactly if `grouped`.
+    shape: (C, H, W) of its images. Raises DataError if it is missing, damaged, of another shape, or not as `grouped`.
     """
     if (directory / GROUPS).exists() and not grouped:
         raise DataError(f"{directory / GROUPS} {GROUPS_REFUSED}.")
@@ -158,9 +145,7 @@ def load_images(
     check(images, labels, names := tuple(classes), directory)
     height, width, channels = images.shape[1:]
     if shape is not None and (channels, height, width) != tuple(shape):
-        raise DataError(
-            f"{directory / IMAGES} is {images.shape}, expected {shape} (C, H, W) each: run its stage again."
-        )
+        raise DataError(f"{directory / IMAGES} is {images.shape}, expected {shape} (C, H, W) each: run its stage again")
     groups = load_array(directory / GROUPS) if grouped else None
     if groups is not None and (groups.dtype != np.int64 or groups.shape != labels.shape[:1]):
         raise DataError(f"{directory / GROUPS} is {groups.dtype}, of another length than the labels: write all again.")

@@ -41,8 +41,7 @@ def lineage(path: Path, section: str, declared_public: bool, state: Path | None)
     """The releases that the files at `path`, a file or a folder, come from; none if they are public.
 
     section: of the parameters, "public" or "model".
-    Raises ConfigError if there is no privacy.json and they are not declared public; DataError if the privacy.json does
-    not fit the files.
+    Raises ConfigError if there is no privacy.json and they are not declared public; DataError if it does not fit.
     """
     resolved = path.expanduser().resolve()  # the files may lie in an artifact, or be it
     folders = (folder for folder in (resolved, *resolved.parents) if (folder / PRIVACY).is_file())

@@ -50,8 +50,7 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
 
     state: where the images go; card: the file of the card. An older set of the same id is replaced as a whole, once the
     new one is complete, unless it was made from the very same files under the same settings. The card holds no number
-    of images or groups and no hash, keyed or not. The version is the owner's (`data.version`), or a random one that
-    stays until the owner gives another.
+    of images or groups and no hash, keyed or not. The version is `data.version`, or a random one that stays.
     Raises ConfigError or DataError (see `sources.read_source`; also for images that are counted under another id, or
     that come in other groups after something was spent on them), and then leaves the older set and card as they were;
     BudgetError if the journal was lost or does not hold.

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from sfumato.data.images import ImageSet, load_array, load_images, write_header
 from sfumato.errors import DataError, explained
 from sfumato.settings.data import GROUP, IMAGE, SEVERAL, ClassName, DatasetId
 from sfumato.storage.digest import digest_of, digest_of_file
-from sfumato.storage.documents import EXACT, read_json, validated
+from sfumato.storage.documents import Exact, read_json, validated
 from sfumato.storage.files import open_private, replacing_directory
 
 SENSITIVE, HOLDOUT, CARD = "sensitive", "holdout", "card.json"
@@ -39,14 +39,12 @@ Encode = Callable[[Tensor], Tensor]  # (B, C, H, W) float32 in [0, 1] -> (B, c, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Card:
+class Card(Exact):
     """The public facts of a dataset.
 
     version: the owner's name for this state of the images, or a random one. It is not computed from them: equal ones
     before and after a withdrawal would tell that the person was not in the set.
     """
-
-    __pydantic_config__: ClassVar = EXACT
 
     dataset_id: DatasetId
     source: str
@@ -65,10 +63,8 @@ class Card:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublicCard:
+class PublicCard(Exact):
     """The facts of a prepared public set; only `enabled`, false, if there is none."""
-
-    __pydantic_config__: ClassVar = EXACT
 
     enabled: bool
     source: str | None = None
@@ -104,9 +100,7 @@ def load_prepared(state: Path, card: Card, part: str) -> ImageSet:
     if images.shape != card.shape:
         raise DataError(f"{home / part} has images of shape {images.shape}, the card says {card.shape}: {AGAIN} again")
     if (images.labels.ndim == 2) != (card.labels == SEVERAL):
-        raise DataError(
-            f"{home / part} has other labels than the card, which says labels: {card.labels}: {AGAIN} again"
-        )
+        raise DataError(f"{home / part} has other labels than the card, labels: {card.labels}: {AGAIN} again")
     return images
 
 
@@ -151,14 +145,12 @@ class LatentSet:
     def __len__(self) -> int:
         return len(self.latents)
 
-    def batch(self, indices: np.ndarray, *, labels_only: bool = False) -> tuple[Tensor, Tensor]:
+    def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
         """The latents at `indices` and their labels, copied: ((B, c, h, w) float32, labels), as `ImageSet.batch`.
 
         A number that is not finite becomes zero: kernels may spread it over the rows of other images.
         """
         indices = np.asarray(indices, dtype=np.int64)
-        if labels_only:
-            return torch.zeros(len(indices), 0), torch.from_numpy(np.array(self.labels[indices]))
         latents, labels = (torch.from_numpy(np.array(array[indices])) for array in (self.latents, self.labels))
         return latents.float().nan_to_num_(0, 0, 0), labels
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from sfumato.storage.documents import parse_json, read_text
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # as Hugging Face's `imagefolder` has them
 FILE = "file_name"  # the column that names the picture, by its path from the table's folder
 
+Cells = tuple[list[str], list[tuple[int, list[Any]]]]  # names of columns; the number of each row, and its cells
 Rows = list[tuple[int, list[str]]]  # each row's number in messages, and the cells that were asked for
 
 
@@ -30,21 +32,15 @@ def read_table(table: Path, columns: Sequence[str], what: str) -> Rows:
 
     Raises DataError if it is not a table with these columns, each once; PrivateError for a row of another form.
     """
-    parquet = table.suffix == ".parquet"
-    form = (
-        "a Parquet table" if parquet else "a regular file of UTF-8 text" + (" with commas" * (table.suffix == ".csv"))
-    )
+    forms = {".parquet": "a Parquet table", ".csv": "a regular file of UTF-8 text with commas"}
+    form = forms.get(table.suffix, "a regular file of UTF-8 text")
     with explained(
         DataError,
         lambda error: f"{what} is not a table ({type(error).__name__}): write {form}",
         missing=f"{what} is missing: mend the path, or write that table",
         causes=(*UNREADABLE, RuntimeError, csv.Error),  # RuntimeError: by pyarrow
     ):
-        if parquet:
-            heads, rows = parquet_rows(table, columns)
-        else:
-            text = read_text(table).removeprefix("\ufeff")
-            heads, rows = json_rows(text, columns) if table.suffix == ".jsonl" else csv_rows(text)
+        heads, rows = cells_of(table, columns)
     if any(heads.count(name) != 1 for name in columns):
         named = " and ".join(columns)
         raise DataError(f"{what} is not a table with the columns {named}, each once: name them in its first line")
@@ -60,36 +56,67 @@ def read_table(table: Path, columns: Sequence[str], what: str) -> Rows:
     return found
 
 
+def rows_by_file(
+    table: Path, called: str, columns: Sequence[str], files: Iterable[Path], root: Path
+) -> dict[Path, list[str]]:
+    """The cells of each row by the file that it names, in the order of the rows.
+
+    called: the table in messages; columns: the first holds paths below `root`, the others are returned; files: those
+    that may be named. Raises as `read_table`; PrivateError for a row that names another file, one once more, or a link.
+    """
+    known = {plain_path(str(file.relative_to(root))): file for file in files}
+    found: dict[Path, list[str]] = {}
+    for number, (name, *cells) in read_table(table, columns, called):
+        if (file := known.get(plain_path(name))) is None:
+            raise PrivateError(
+                f"{called}, row {number}, names a file that is not below {root}: "
+                "remove it, or correct the path (such as class/picture.png)"
+            )
+        if file in found:
+            raise PrivateError(f"{called}, row {number}, names a file once more: one row for each file")
+        if not file.is_file() or not file.resolve().is_relative_to(root.resolve()):
+            raise PrivateError(f"{called}, row {number}, names a link out of {root}, or a pipe: copy the picture there")
+        found[file] = cells
+    return found
+
+
+def plain_path(text: str) -> str:
+    """A relative path in the form in which paths are compared, whichever system wrote it."""
+    return unicodedata.normalize("NFC", text.strip().replace("\\", "/")).removeprefix("./")
+
+
 def columns_of(table: Path) -> list[str]:
     """The names of the columns; of JSON lines, the keys of the first. Raises as reading does."""
+    return cells_of(table, ())[0]
+
+
+def cells_of(table: Path, columns: Sequence[str]) -> Cells:
+    """The names of the columns, and the cells of each row, of all columns or at least of `columns`."""
     if table.suffix == ".parquet":
-        return parquet_rows(table, ())[0]
+        return parquet_rows(table, columns)
     text = read_text(table).removeprefix("\ufeff")
-    if table.suffix == ".csv":
-        return csv_rows(text)[0]
-    first: Any = next((parse_json(line) for line in text.split("\n") if line.strip()), {})
-    return [*first] if isinstance(first, dict) else []
+    return json_rows(text, columns) if table.suffix == ".jsonl" else csv_rows(text)
 
 
-def csv_rows(text: str) -> tuple[list[str], list[tuple[int, list[Any]]]]:
+def csv_rows(text: str) -> Cells:
     rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
     heads = [name.strip() for name in rows[0]] if rows else []
     return heads, [(number, row) for number, row in enumerate(rows[1:], 2) if row]
 
 
-def json_rows(text: str, columns: Sequence[str]) -> tuple[list[str], list[tuple[int, list[Any]]]]:
-    rows = []
+def json_rows(text: str, columns: Sequence[str]) -> Cells:
+    found = []
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
-                content = parse_json(line)
-                rows.append((number, [content.get(name, "") for name in columns]))
-            except (ValueError, AttributeError) as error:
+                found.append((number, dict(parse_json(line))))
+            except (ValueError, TypeError) as error:
                 raise PrivateError(f"row {number} of a table is not a JSON object: mend it") from error
-    return [*columns], rows
+    heads = [*columns] or [*found[0][1]]
+    return heads, [(number, [content.get(name, "") for name in heads]) for number, content in found]
 
 
-def parquet_rows(table: Path, columns: Sequence[str]) -> tuple[list[str], list[tuple[int, list[Any]]]]:
+def parquet_rows(table: Path, columns: Sequence[str]) -> Cells:
     try:
         from pyarrow import parquet
     except ImportError as error:
@@ -106,17 +133,3 @@ def cell_text(value: Any) -> str | None:
     if isinstance(value, bool):
         return None
     return "" if value is None else value if isinstance(value, str) else str(value) if isinstance(value, int) else None
-
-
-def label_of(text: str, classes: Sequence[str]) -> int | None:
-    """The place of a label among the classes: by its name; or by its number from 0, if the name of none is a number."""
-    if text in classes:
-        return classes.index(text)
-    numbered = text.isdecimal() and len(text) < 10 and not any(name.isdecimal() for name in classes)
-    return int(text) if numbered and int(text) < len(classes) else None
-
-
-def classes_in(labels: Sequence[str]) -> tuple[str, ...]:
-    """The labels that occur, in order. They depend on the images: only an owner may make them public."""
-    found = {*labels}
-    return tuple(sorted(found, key=int if all(text.isdecimal() for text in found) else None))

@@ -73,9 +73,8 @@ class FourierFeatures(nn.Module):
                 if feature.kernel == "rational-quadratic":
                     omega = omega * torch.empty(number).exponential_(generator=public).sqrt()
                 columns.append(omega)
-                amplitudes.append(
-                    torch.full((number,), math.sqrt(feature.weight / weights / len(feature.length_scales) / number))
-                )
+                part = feature.weight / weights / len(feature.length_scales)
+                amplitudes.append(torch.full((number,), math.sqrt(part / number)))
             self.register_buffer(f"omega_{index}", torch.cat(columns, dim=1), persistent=False)
         self.register_buffer("amplitude", torch.cat(amplitudes), persistent=False)  # squares summing to 1 at most
         self.size = 2 * self.frequencies + sum(self.widths[index] for index, _, _ in self.plain)

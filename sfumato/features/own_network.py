@@ -30,8 +30,7 @@ class OwnFeatures(nn.Module):
 
     The arguments are those of `sfumato.settings.own_network.OwnNetwork`. The network is no part of the module's state:
     its file and sha256 are. A map of features is averaged over its places. Gradients reach the images.
-    Raises DataError for a file that is missing, another one, or a network that is refused; ConfigError for an unknown
-    architecture.
+    Raises DataError for a missing or another file, or a network that is refused; ConfigError for its architecture.
     """
 
     mean: Tensor

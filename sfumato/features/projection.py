@@ -94,12 +94,8 @@ class ProjectedFeatures(nn.Module):
 
     def config(self) -> dict:
         """The arguments that rebuild this map."""
-        return {
-            "feature": self.feature,
-            "shape": list(self.shape),
-            "dimension": self.dimension,
-            "network": dict(self.network) if self.network else None,
-        }
+        network = dict(self.network) if self.network else None
+        return {"feature": self.feature, "shape": [*self.shape], "dimension": self.dimension, "network": network}
 
 
 class ScaleToSqrtD(nn.Module):

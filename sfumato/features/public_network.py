@@ -22,9 +22,7 @@ def shorter_side(shape: Shape, least: int) -> int:
     """The shorter side of images, in pixels. Raises ValueError if it is below `least`."""
     _, height, width = shape
     if min(height, width) < least:
-        raise ValueError(
-            f"images of {height}×{width} are too small for the classifier: expected {least} pixels a side or more"
-        )
+        raise ValueError(f"images of {height}×{width} are too small for the classifier: expected {least} pixels a side")
     return min(height, width)
 
 
@@ -39,9 +37,8 @@ class Block(nn.Module):
         self.second_norm = nn.BatchNorm2d(outputs)
         nn.init.zeros_(self.second_norm.weight)  # the block starts as its shortcut
         shortcut: list[nn.Module] = [nn.AvgPool2d(2, ceil_mode=True)] if stride == 2 else []
-        self.shortcut = nn.Sequential(
-            *shortcut, *([nn.Conv2d(inputs, outputs, 1, bias=False)] if inputs != outputs else [])
-        )
+        shortcut += [nn.Conv2d(inputs, outputs, 1, bias=False)] if inputs != outputs else []
+        self.shortcut = nn.Sequential(*shortcut)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = F.relu(self.first_norm(self.first(x)))

@@ -43,8 +43,7 @@ class Scattering(nn.Module):
     """Wavelet-scattering coefficients with fixed Morlet filters, each image's vector scaled to norm √d.
 
     (B, C, H, W) -> (B, d). At each of `scales` octaves, |image * ψ_θ| for ORIENTATIONS angles, averaged over cells of
-    2^scales pixels, beside the average image: the zeroth and first order. Source: Bruna and Mallat 2013, in the cascade
-    form.
+    2^scales pixels, beside the average image: the zeroth and first order, as a cascade. Source: Bruna and Mallat 2013.
     """
 
     filters: Tensor
@@ -137,10 +136,9 @@ def unit(rows: Tensor) -> Tensor:
     return rows / (torch.linalg.vector_norm(rows, dim=1, keepdim=True) + 1e-3)
 
 
-def morlet(
-    orientations: int, size: int = 7, sigma: float = 0.8, slant: float = 0.5, frequency: float = 0.75 * math.pi
-) -> Tensor:
-    """Morlet wavelets of zero mean: (2·orientations, 1, size, size), the real parts first, then the imaginary ones."""
+def morlet(orientations: int) -> Tensor:
+    """Morlet wavelets of zero mean: (2·orientations, 1, 7, 7), the real parts first, then the imaginary ones."""
+    size, sigma, slant, frequency = 7, 0.8, 0.5, 0.75 * math.pi
     axis = torch.arange(size, dtype=torch.float32) - size // 2
     y, x = torch.meshgrid(axis, axis, indexing="ij")
     angle = torch.arange(orientations, dtype=torch.float32)[:, None, None] * (math.pi / orientations)

@@ -31,8 +31,7 @@ SHARE_STEPS = 200
 class TeacherNetwork(nn.Module):
     """(B, C, H, W) float32 in [0, 1] -> (B, classes) logits: public features ψ of norm 1, and a linear layer on them.
 
-    The arguments are those of `ProjectedFeatures`, and the number of classes. several: each logit is of a label of its
-    own, through a sigmoid, and has an offset.
+    The arguments are those of `ProjectedFeatures`, and the number of classes. several: with offsets, under sigmoids.
     """
 
     weights: Tensor

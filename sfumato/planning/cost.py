@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from sfumato.data.images import Shape
 from sfumato.generators.one_step import new_generator
 from sfumato.release.synthesizer import outline
 from sfumato.settings.training import Model
-
-if TYPE_CHECKING:
-    from sfumato.data.images import Shape
 
 
 @dataclass(frozen=True)

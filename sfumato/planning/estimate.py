@@ -2,8 +2,7 @@
 
 The operations are counted on one blank image. The speed is that of a small reference network: measured once per
 machine, in processor time of one thread, so that other programs count little. A free stage that ran before corrects
-its estimate by the time it took. Durations of queries depend on sensitive draws: they are not kept. Nothing here reads
-a sensitive image.
+its estimate by the time it took. Durations of queries depend on sensitive draws: they are not kept.
 """
 
 from __future__ import annotations
@@ -17,11 +16,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
+from sfumato.data.images import Shape
 from sfumato.errors import UNREADABLE
 from sfumato.evaluation.classifiers import build_classifier
 from sfumato.evaluation.detector import CLASSIFIER as DETECTOR
@@ -38,6 +38,7 @@ from sfumato.features.public_network import build_network
 from sfumato.features.teacher_network import FITTED
 from sfumato.generators.one_step import SETTLING
 from sfumato.planning.cost import Cost, cost_of, cost_of_diffusion, cost_of_generator, cost_of_map
+from sfumato.privacy.resolved import StagePlan
 from sfumato.queries.feature_means import DIMENSION, LEARNED
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import THREADS, device, fast_bfloat16
@@ -46,10 +47,6 @@ from sfumato.settings.stages import STAGES
 from sfumato.settings.training import Model
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import replace_private
-
-if TYPE_CHECKING:
-    from sfumato.data.images import Shape
-    from sfumato.privacy.resolved import StagePlan
 
 FILE = Path("cache") / "durations.json"  # below the state directory
 ELEMENT = 40  # operations that take as long as writing one element of a tensor
@@ -97,18 +94,17 @@ class Machine:
         if self.path.parent.parent.is_dir():
             replace_private(self.path, json.dumps(self.content, indent=1).encode())
 
-    def measured(self, name: str, measure: Callable[[], float]) -> float:
+    def speed(self, name: str, bfloat16: bool) -> float:
+        """Operations per second of all threads, measured once."""
         if name not in self.content:
-            self.content[name] = measure()
+            self.content[name] = products_per_second(bfloat16)
             self.write()
-        return float(self.content[name])
+        return float(self.content[name]) * gain(THREADS)
 
     def seconds(self, cost: Cost, images: float, batch: float = BATCH, bfloat16: bool = False) -> float:
         """Seconds of passes over so many images. bfloat16: in autocast, even if the processor only emulates it."""
-        usual = self.measured("speed", lambda: products_per_second(fast_bfloat16(device().type))) * gain(THREADS)
-        speed = usual
-        if bfloat16:
-            speed = self.measured("speed_bfloat16", lambda: products_per_second(True)) * gain(THREADS)
+        usual = self.speed("speed", fast_bfloat16(device().type))
+        speed = self.speed("speed_bfloat16", True) if bfloat16 else usual
         return images * (cost.products / speed + ELEMENT * cost.elements / usual + CALL * cost.calls / max(batch, 1))
 
 
@@ -341,12 +337,8 @@ def timed(state: Path, plan: StagePlan[Any]) -> Iterator[None]:
 def remember(state: Path, plan: StagePlan[Any], seconds: float) -> None:
     """Keep the duration of a run, to two digits, with the settings that decide it, in the private state directory."""
     machine = Machine(state)
-    machine.content["runs"][plan.stage] = {
-        "seconds": float(f"{seconds:.1e}"),
-        "settings": plan.settings.model_dump(mode="json"),
-        "shape": list(plan.shape),
-        "classes": len(plan.classes),
-        "size_hint": plan.size_hint,
-        "model": plan.model.model_dump(mode="json") if plan.model is not None else None,
-    }
+    about = {"settings": plan.settings.model_dump(mode="json"), "shape": list(plan.shape), "classes": len(plan.classes)}
+    model = plan.model.model_dump(mode="json") if plan.model is not None else None
+    run = {"seconds": float(f"{seconds:.1e}"), **about, "size_hint": plan.size_hint, "model": model}
+    machine.content["runs"][plan.stage] = run
     machine.write()

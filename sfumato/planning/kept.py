@@ -11,7 +11,7 @@ from sfumato.data.store import Card
 from sfumato.errors import UNREADABLE
 from sfumato.planning.checks import settings_of
 from sfumato.privacy.ledger import by_id
-from sfumato.privacy.odometer import ABANDON, CLOSE, OPEN, Odometer
+from sfumato.privacy.odometer import ABANDON, CLOSE, Odometer
 from sfumato.privacy.record import is_record
 from sfumato.privacy.schema4 import as_now
 from sfumato.settings.params import Params
@@ -46,7 +46,9 @@ def released_records(card: Card, odometer: Odometer, artifacts: Path, ledger: Pa
     They come from the committed ledger, which a clone has, from the odometer, which outlives a lost cache, and from the
     artifacts. A record that cannot be read is skipped: the odometer still refuses to spend on what it covers.
     """
-    found = [*records_in(ledger), *odometer_records(odometer)]
+    runs = [run for run in odometer.charges() if run.end != ABANDON]  # the open ones first: a closed one is kept
+    runs.sort(key=lambda run: run.end == CLOSE)
+    found = [*records_in(ledger), *(run.record if run.end else {**run.record, "open": True} for run in runs)]
     for name in QUERIES:
         records = records_in(artifacts / name / "privacy.json")
         found += [record for record in records if record.get("stage") == name]
@@ -60,18 +62,6 @@ def records_in(file: Path) -> list[dict]:
         return list(by_id(read_json(file)).values())
     except UNREADABLE:
         return []
-
-
-def odometer_records(odometer: Odometer) -> list[dict]:
-    """The records of charges that were not given up, the open ones first: a closed one is kept before them."""
-    entries, newest = odometer.entries(), odometer.runs()
-    gone = {entry["id"] for entry in entries if entry["kind"] == ABANDON}
-    closed = {entry["id"] for entry in entries if entry["kind"] == CLOSE}
-    runs = [entry["record"]["id"] for entry in entries if entry["kind"] == OPEN and entry["record"]["id"] not in gone]
-    return [
-        *({**newest[run], "open": True} for run in runs if run not in closed),
-        *(newest[run] for run in runs if run in closed),
-    ]
 
 
 def repeat_counts(params: Params, plans: Mapping[str, tuple[str, ...]], released: Sequence[dict]) -> dict[str, int]:

@@ -104,15 +104,8 @@ def params_text(own: Mapping[str, Any], notes: Mapping[str, str]) -> str:
 def project_files(own: Mapping[str, Any], notes: Mapping[str, str], minutes: float, version: str) -> dict[str, str]:
     """Every file of the project, by its path."""
     privacy = {"unit": IMAGE, "delta": default_delta(own["privacy"]["size_hint"]), **own["privacy"]}
-    facts = {
-        **own,
-        **own["data"],
-        **privacy,
-        "minutes": minutes,
-        "shown": bound_text(privacy["delta"], 3),
-        "version": version,
-        "tracked": TRACKED.replace(" pipelines", ""),
-    }
+    facts = {**own, **own["data"], **privacy, "minutes": minutes, "version": version}
+    facts |= {"shown": bound_text(privacy["delta"], 3), "tracked": TRACKED.replace(" pipelines", "")}
     here = Path(__file__)
     return {
         "params.yaml": params_text(own, notes),

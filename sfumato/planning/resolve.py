@@ -33,12 +33,8 @@ from sfumato.settings.stages import QUERIES, STAGES, Stage
 from sfumato.storage.digest import digest_of
 from sfumato.storage.files import csv_text
 
-OF_THE_SENSITIVE_SET = (
-    "dataset_id",
-    "classes",
-    "size_hint",
-    "labels",
-)  # left out of plans that read only the public set
+# left out of plans that read only the public set
+OF_THE_SENSITIVE_SET = ("dataset_id", "classes", "size_hint", "labels")
 
 
 @dataclass(frozen=True)
@@ -97,12 +93,12 @@ def make_plan(
         check_public(params, public, len(card.classes))
     privacy = params.privacy
     delta = privacy.delta or default_delta(privacy.size)
-    if delta > 1 / privacy.size:
-        bound = f"1/privacy.size_hint={1 / privacy.size:.3g}: it would allow publishing an image"
-        raise ConfigError(f"privacy.delta={delta:g} is above {bound}. Lower it, or leave it out")
-    if delta > LARGEST_DELTA:
-        bound = f"{LARGEST_DELTA:g}: with that probability there is no guarantee"
-        raise ConfigError(f"privacy.delta={delta:g} is above {bound}. Lower it")
+    for bound, why in (
+        (1 / privacy.size, f"1/privacy.size_hint={1 / privacy.size:.3g}: it would allow publishing an image"),
+        (LARGEST_DELTA, f"{LARGEST_DELTA:g}: with that probability there is no guarantee"),
+    ):
+        if delta > bound:
+            raise ConfigError(f"privacy.delta={delta:g} is above {why}. Lower it, or leave it out")
     adjacency = ZERO_OUT_ONE if privacy.declared_size else ADD_OR_REMOVE_ONE
     brought = inherited_events(inherited, privacy.epsilon, delta, privacy.protected)
     if any(record["adjacency"] == ADD_OR_REMOVE_ONE for record in inherited):
@@ -195,16 +191,9 @@ def warnings_of(params: Params, delta: float) -> list[str]:
 def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | None) -> dict:
     """All that one stage may depend on: its revision and what is not at its default. Nothing else re-runs it."""
     enabled = params.runs(stage.name)
-    content: dict[str, Any] = {
-        "stage": stage.name,
-        "revision": stage.revision,
-        "enabled": enabled,
-        "dataset_id": card.dataset_id,
-        "shape": list(card.shape),
-        "classes": list(card.classes),
-        "size_hint": params.privacy.size,
-        "settings": {},
-    }
+    content: dict[str, Any] = {"stage": stage.name, "revision": stage.revision, "enabled": enabled}
+    content |= {"dataset_id": card.dataset_id, "shape": list(card.shape), "classes": list(card.classes)}
+    content |= {"size_hint": params.privacy.size, "settings": {}}
     if card.labels == SEVERAL:
         content["labels"] = SEVERAL
     if enabled:

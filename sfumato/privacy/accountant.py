@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from absl import logging
@@ -40,28 +40,16 @@ MOST_NOISE = 1e7  # no multiplier is sought above it
 ACCOUNTANTS = ("rdp", "rdp_classic", "pld")
 
 
-class _Curve(RdpAccountant):
-    """dp-accounting's RDP accountant, with access to its curve."""
-
-    def curve(self) -> np.ndarray:
-        return np.array(self._rdp, dtype=float)
-
-
-_curves: dict[tuple[str, tuple[float, ...]], np.ndarray] = {}
-
-
 def rdp_curve(event: DpEvent, orders: Sequence[float] = ORDERS) -> np.ndarray:
     """Rényi divergence of the event at each order: (len(orders),), infinite where it cannot be computed."""
     if isinstance(event, ComposedDpEvent):
         return sum((rdp_curve(inner, orders) for inner in event.events), np.zeros(len(orders)))
-    key = (repr(event), tuple(orders))
-    if key not in _curves:
-        _curves[key] = _computed_curve(event, orders)
-    return _curves[key].copy()
+    return _computed_curve(event, tuple(orders)).copy()
 
 
-def _computed_curve(event: DpEvent, orders: Sequence[float]) -> np.ndarray:
-    accountant = _Curve(list(orders), NeighboringRelation.ADD_OR_REMOVE_ONE)
+@lru_cache(maxsize=65536)
+def _computed_curve(event: DpEvent, orders: tuple[float, ...]) -> np.ndarray:
+    accountant = RdpAccountant(list(orders), NeighboringRelation.ADD_OR_REMOVE_ONE)
     verbosity = logging.get_verbosity()
     # dp-accounting warns of each order that does not converge; such orders are infinite here
     logging.set_verbosity(logging.ERROR)
@@ -70,11 +58,10 @@ def _computed_curve(event: DpEvent, orders: Sequence[float]) -> np.ndarray:
             accountant.compose(event)
     finally:
         logging.set_verbosity(verbosity)
-    curve = accountant.curve()
+    curve = np.array(accountant._rdp, dtype=float)  # which has no public name
     return np.where(np.isfinite(curve) & (curve >= 0), curve, np.inf)
 
 
-@lru_cache(maxsize=65536)
 def _mechanism_rdp(mechanism: Mechanism, order: float) -> float:
     return float(rdp_curve(mechanism.event, (order,))[0])
 
@@ -189,13 +176,11 @@ def calibrate(
     At each order, the allowed RDP is `target` less the conversion and what `before` took. A share is a part of `target`
     less the conversion at `reference_order`, which the stage's own sampling, the target and delta fix: no other stage
     moves its noise. The one stage with neither a multiplier nor a share takes what all the others leave, at the order
-    that gives it the least noise, so that the whole composition meets the target. Multipliers are rounded up to 4
-    digits.
+    that gives it the least noise, so that the whole meets the target. Multipliers are rounded up to 4 digits.
     Raises BudgetError if the budget cannot be met, and names the stage that costs most.
     """
-    fixed = {
-        name: ask.with_noise(ask.noise_multiplier) for name, ask in asks.items() if ask.noise_multiplier is not None
-    }
+    multipliers = {name: ask.noise_multiplier for name, ask in asks.items()}
+    fixed = {name: asks[name].with_noise(noise) for name, noise in multipliers.items() if noise is not None}
     shares = {name: ask.share for name, ask in asks.items() if ask.share is not None}
     rests = [name for name in asks if name not in fixed and name not in shares]
     if len(rests) != 1:
@@ -204,46 +189,43 @@ def calibrate(
     if (shared := sum(shares.values())) >= 1:
         raise BudgetError(f"the shares of {', '.join(shares)} add up to {shared:.0%}: nothing is left for {rest}")
 
+    def with_found(name: str, noise: float) -> Mechanism:
+        if not math.isfinite(noise):
+            raise BudgetError(_infeasible(fixed, name, target, delta))
+        return asks[name].with_noise(round_up(noise))
+
     solved = dict(fixed)
     for name, share in shares.items():
         ask, order = asks[name], reference_order(asks[name], target, delta)
         part = share * (target - conversion(order, delta))
-        noise = smallest_noise(
-            lambda s, ask=ask, order=order, part=part: _mechanism_rdp(ask.with_noise(s), order) <= part
-        )
-        if not math.isfinite(noise):
-            raise BudgetError(_infeasible(fixed, name, target, delta))
-        solved[name] = ask.with_noise(round_up(noise))
+        fits = partial(_fits, ask, order, part)
+        solved[name] = with_found(name, smallest_noise(fits))
 
     taken = dict(zip(ORDERS, rdp_curve(ComposedDpEvent(list(before))), strict=True))
     best_noise = math.inf
     for order in ORDERS:
         left = target - conversion(order, delta) - taken[order]
         left -= sum(_mechanism_rdp(m, order) for m in solved.values())
-        if left <= 0:
-            continue
-
-        def fits(noise: float, order: float = order, left: float = left) -> bool:
-            return _mechanism_rdp(asks[rest].with_noise(noise), order) <= left
-
-        if not math.isfinite(best_noise) or fits(best_noise * (1 - 1e-5)):
-            noise = smallest_noise(fits, high=best_noise if math.isfinite(best_noise) else MOST_NOISE)
-            best_noise = min(noise, best_noise)
-    if not math.isfinite(best_noise):
-        raise BudgetError(_infeasible(fixed, rest, target, delta))
+        fits = partial(_fits, asks[rest], order, left)
+        if left > 0 and (not math.isfinite(best_noise) or fits(best_noise * (1 - 1e-5))):
+            best_noise = min(best_noise, smallest_noise(fits, high=min(best_noise, MOST_NOISE)))
+    solved[rest] = with_found(rest, best_noise)
 
     if accountant == "pld":
-        others = [*before, *(m.event for m in solved.values())]
+        others = [*before, *(m.event for name, m in solved.items() if name != rest)]
         best_noise = smallest_noise(
             lambda s: epsilon([*others, asks[rest].with_noise(s).event], delta, "pld", adjacency) <= target,
             low=best_noise / 2,
             high=best_noise * 1.1,
             tolerance=2e-4,
         )
-        if not math.isfinite(best_noise):
-            raise BudgetError(_infeasible(fixed, rest, target, delta))
-    solved[rest] = asks[rest].with_noise(round_up(best_noise))
+        solved[rest] = with_found(rest, best_noise)
     return {name: solved[name] for name in asks}
+
+
+def _fits(ask: NoiseRequest, order: float, most: float, noise: float) -> bool:
+    """Whether the RDP of a request with this noise is at most `most`."""
+    return _mechanism_rdp(ask.with_noise(noise), order) <= most
 
 
 def _infeasible(fixed: Mapping[str, Mechanism], rest: str, target: float, delta: float) -> str:

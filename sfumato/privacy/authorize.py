@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from dp_accounting import DpEvent
 from filelock import FileLock, Timeout
@@ -22,61 +22,33 @@ from sfumato.data.store import SENSITIVE, Card, LatentSet, load_latents, load_pr
 from sfumato.errors import BudgetError, ConfigError, explained
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.charge import Charge, WorkerCharge
-from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism, event_from_json, event_to_json
+from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism, event_to_json
 from sfumato.privacy.noise import NoiseSource
-from sfumato.privacy.odometer import CLOSE, LOCAL, OPEN, RESUME, Odometer
+from sfumato.privacy.odometer import CLOSE, LOCAL, OPEN, RESUME, Odometer, Run
 from sfumato.privacy.profile import bound_text
 from sfumato.runtime import distributed
 from sfumato.settings.data import GROUP, IMAGE, OF_THE_OWNER
+from sfumato.settings.fields import is_positive
 from sfumato.settings.privacy import UNLIMITED
 from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import read_kept
 from sfumato.storage.digest import digest_of
-from sfumato.storage.documents import EXACT
+from sfumato.storage.documents import Exact
 
 ONE_IMAGE_EACH = "no two images are of one person, says the owner"  # what a written unit: image claims
 OF_A_GROUP = "; of a group the mean over its images, which is no longer than that of one"
 DAY = 86_400  # seconds: two exact times would tell how long a query took, and so how many images it saw
 VERSIONED = ("sfumato", "torch", "numpy", "dp-accounting", "randomgen")
-
+TERMS = ("event", "max_norm", "adjacency", "unit", "group_weight")  # of a record: a run that goes on keeps them
 RELEASED = "released"  # in a run's directory: its release, whole once it has this name
 
 
-class AlreadyReleasedError(BudgetError):
-    """The same work was released before, by the run `run_id`, under the record `record_id`.
-
-    digest: of the `privacy.json` of the release, if it is known; pay: how to pay again; same_inputs: from the very same
-    inputs; note: a sentence if the images are no longer the same, or empty.
-    """
-
-    def __init__(
-        self,
-        run_id: str,
-        record_id: str,
-        message: str,
-        *,
-        same_inputs: bool = True,
-        note: str = "",
-        digest: str | None = None,
-        pay: str = "",
-    ) -> None:
-        super().__init__(message + note)
-        self.run_id, self.record_id, self.same_inputs = run_id, record_id, same_inputs
-        self.note, self.digest, self.pay = note, digest, pay
-
-
-class RefusedElsewhereError(BudgetError):
-    """The first of many processes opened no charge; its own error gives the reason."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class SpendingPolicy:
+class SpendingPolicy(Exact):
     """What the owner allows or declares beyond the plan of a stage. A change of it re-runs nothing.
 
     one_image_each: the owner declares that no two images are of one person.
     """
-
-    __pydantic_config__: ClassVar = EXACT
 
     delta: Annotated[float, Field(gt=0, lt=1)]
     lifetime_epsilon: float | str  # of everything ever opened on the dataset, or "unlimited"
@@ -86,7 +58,7 @@ class SpendingPolicy:
 
     def __post_init__(self) -> None:
         limit = self.lifetime_epsilon
-        if limit != UNLIMITED and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0):
+        if limit != UNLIMITED and not is_positive(limit):
             raise BudgetError(f"lifetime_epsilon={limit!r} is not a budget: expected a number or {UNLIMITED!r}")
 
     @property
@@ -130,6 +102,11 @@ class ChargeRequest:
         return {"group_weight": "mean" if self.group_cap == 1 else f"capped at {self.group_cap} images"}
 
     @property
+    def pay(self) -> str:
+        """How the owner asks to pay for it again."""
+        return f"privacy.spend_again: {{{self.stage}: {self.again + 1}}}"
+
+    @property
     def plans(self) -> tuple[str, ...]:
         """The digests that records of this plan hold: today's first."""
         return (self.plan, *([self.schema4["plan"]] if self.schema4 else []))
@@ -141,30 +118,41 @@ class ChargeRequest:
         return tuple(digest_of({"settings": s, "again": self.again, "inputs": sorted(self.inputs)}) for s in settings)
 
 
-def released_before(odometer: Odometer, card: Card, work: ChargeRequest) -> tuple[str, bool] | None:
-    """The last run closed on these images for the same work, or else under the same plan: (its id, same inputs).
+class AlreadyReleasedError(BudgetError):
+    """The same work was released before, by the run `run_id`, under the record `record_id`.
 
-    If a free stage was re-run, the inputs differ although the plan is the same. Do not charge again.
+    digest: of the `privacy.json` of the release, if it is known; pay: how to pay again; same_inputs: from the very same
+    inputs; note: a sentence if the images are no longer the same, or empty.
+    """
+
+    def __init__(
+        self, run: Run, work: ChargeRequest, digest: str | None, *, same_inputs: bool = True, note: str = ""
+    ) -> None:
+        self.run_id, self.record_id = run.id, run.record["id"]  # by which the ledger knows it
+        self.digest, self.pay, self.same_inputs, self.note = digest, work.pay, same_inputs, note
+        super().__init__(
+            f"{work.stage}: already released as {self.record_id} for dataset {run.record['dataset_id']!r} under this "
+            f"very plan. Restore it (`dvc checkout`, `dvc pull`), or pay for it again by {work.pay}{note}"
+        )
+
+
+class RefusedElsewhereError(BudgetError):
+    """The first of many processes opened no charge; its own error gives the reason."""
+
+
+def last_for(work: ChargeRequest, runs: Sequence[Run]) -> tuple[Run, bool] | None:
+    """The last of the runs for the same work, or else under the same plan; and whether its inputs are the same.
+
+    If a free stage was re-run, the inputs differ although the plan is the same: that is not charged again.
     """
     for digest in work.digests:
-        if found := odometer.closed(card.version, work=digest):
-            return found, True
+        if found := [run for run in runs if run.opened.get("work") == digest]:
+            return found[-1], True
     for plan in work.plans:
-        if found := odometer.closed(card.version, plan=plan, again=work.again):
-            return found, False
-    return None
-
-
-def left_open(odometer: Odometer, card: Card, work: ChargeRequest, noise: str) -> tuple[str, bool] | None:
-    """The newest run open on these images for the same work, or else under the same plan: as `released_before`.
-
-    noise: the source that it draws from.
-    """
-    same: list[dict] = [{"work": digest} for digest in work.digests]
-    for words in [*same, *({"plan": plan, "again": work.again} for plan in work.plans)]:
-        found = odometer.unfinished(card.version, **words)
-        if found and odometer.runs()[found]["noise_source"] == noise:
-            return found, words in same
+        if found := [
+            run for run in runs if run.opened.get("plan") == plan and run.record.get("again", 0) >= work.again
+        ]:
+            return found[-1], False
     return None
 
 
@@ -201,8 +189,7 @@ def open_share(state: Path, card: Card, work: ChargeRequest, share: dict | None)
             f"{work.stage}: {odometer.path} does not know the charge {record['id'][:8]} that the first process opened: "
             "all processes need one state directory, on a file system that they share"
         )
-    mechanism = Mechanism.from_event(event_from_json(record["event"]))
-    return WorkerCharge(record, images_of(state, card, work), mechanism, run=Path(share["run"]), used=share["used"])
+    return WorkerCharge(record, images_of(state, card, work), run=Path(share["run"]), used=share["used"])
 
 
 def images_of(state: Path, card: Card, work: ChargeRequest) -> ImageSet | LatentSet:
@@ -231,74 +218,31 @@ def open_alone(
     noise = noise or NoiseSource()
     images, prepared = images_of(state, card, work), kept_fingerprint(state, card)
     odometer = Odometer(state, card.dataset_id)
-    pay = f"privacy.spend_again: {{{work.stage}: {work.again + 1}}}"
     with odometer.locked(), ExitStack() as stack:
         check_known(odometer, card, work.seen, permission.lifetime_epsilon != UNLIMITED)
-        if found := released_before(odometer, card, work):
-            done, same_inputs = found
-            released = odometer.runs()[done]["id"]  # by which the ledger knows it
-            raise AlreadyReleasedError(
-                done,
-                released,
-                f"{work.stage}: already released as {released} for dataset {card.dataset_id!r} under this very plan. "
-                f"Restore it (`dvc checkout`, `dvc pull`), or pay for it again by {pay}",
-                same_inputs=same_inputs,
-                digest=odometer.released_digest(done),
-                pay=pay,
-                note=""
-                if odometer.drawn_from(done) in (None, prepared)
-                else ". The images have changed since: if an image was withdrawn, its owner's will is a reason to make "
-                f"the release anew, by data.version or {pay}",
-            )
-        if found := left_open(odometer, card, work, noise.label):
-            resumed, (run_id, same_inputs), record = True, found, odometer.runs()[found[0]]
-        else:
-            resumed, record = False, new_record(card, work, permission, noise.label)
-            run_id = record["id"]
+        runs = odometer.charges(card.version)
+        refuse_released(odometer, runs, work, prepared)
+        left_open = [run for run in runs if run.end is None and run.record["noise_source"] == noise.label]
+        record, found = new_record(card, work, permission, noise.label), last_for(work, left_open)
+        if found is None:
             check_lifetime(odometer, {work.stage: work.mechanism}, permission, work.unit)
-        run = state / "runs" / run_id
+        run = state / "runs" / (found[0].id if found else record["id"])
         run.mkdir(mode=0o700, parents=True, exist_ok=True)
-        held = f"{work.stage}: run {run_id} is held by another process: wait for it, or stop it"
+        held = f"{work.stage}: run {run.name} is held by another process: wait for it, or stop it"
         with explained(BudgetError, lambda _: held, causes=(Timeout,)):
             stack.enter_context(FileLock(run / "lock", blocking=False))
-        if resumed:
-            if not same_inputs:
-                raise BudgetError(
-                    f"{work.stage}: run {run_id[:8]} was opened under this very plan on other inputs, and not ended: a "
-                    "free stage before it was run again and gave other bytes. Restore them (`git checkout` dvc.lock, "
-                    f"`dvc checkout`), or pay again by {pay}"
-                )
-            if odometer.drawn_from(run_id) not in (None, prepared):
-                raise BudgetError(
-                    f"{work.stage}: run {run_id[:8]} was opened on other images than the prepared ones, and not ended: "
-                    f"prepare those again, or pay again by {pay}, or for all queries by another data.version"
-                )
-            asked = (event_to_json(work.mechanism.event), work.max_norm, permission.adjacency)
-            asked_unit = (UNITS[work.unit], work.of_groups.get("group_weight"))
-            other_unit = (record["unit"], record.get("group_weight")) != asked_unit
-            if other_unit or (record["event"], record.get("max_norm"), record["adjacency"]) != asked:
-                raise BudgetError(
-                    f"{work.stage}: run {record['id'][:8]} was opened with another mechanism than {work.mechanism}, "
-                    f"max_norm={work.max_norm:g}, {permission.adjacency}: set that back, or name {work.stage} in "
-                    "privacy.spend_again to open another charge"
-                )
-        if resumed and (run / RELEASED).exists():  # whole, and on disk: a kill came before it was journalled
-            digest = read_kept(run / RELEASED, work.stage, None, pay)
-            odometer.append(CLOSE, id=run_id, uses=work.mechanism.uses, released=digest)
-            done = f"{work.stage}: already released as {record['id']}"
-            raise AlreadyReleasedError(run_id, record["id"], done, digest=digest, pay=pay)
-        if resumed:
-            adopted, record = record["id"], {**record, "id": secrets.token_hex(16)}
-            odometer.append(RESUME, id=run_id, adopts=adopted, record=record)
-        else:
+        if found is None:
             odometer.append(OPEN, plan=work.plan, work=work.digests[0], images=prepared, record=record)
-        used, checkpoint = odometer.durable(run_id)
+        else:
+            check_resumable(*found, work, record, prepared)
+            refuse_kept(odometer, run / RELEASED, found[0], work)
+            record = {**found[0].record, "id": record["id"]}
+            odometer.append(RESUME, id=run.name, adopts=found[0].record["id"], record=record)
         lock = stack.pop_all()
-    mechanism = Mechanism.from_event(event_from_json(record["event"]))
+    used, checkpoint = (found[0].uses, found[0].checkpoint) if found else (0, None)
     return Charge(
         record,
         images,
-        mechanism,
         odometer=odometer,
         noise=noise,
         run=run,
@@ -307,6 +251,51 @@ def open_alone(
         checkpoint=checkpoint,
         group_cap=work.group_cap,
     )
+
+
+def refuse_released(odometer: Odometer, runs: Sequence[Run], work: ChargeRequest, prepared: str) -> None:
+    """Raise AlreadyReleasedError if one of the runs released the same work. prepared: fingerprint of the images."""
+    if (found := last_for(work, [run for run in runs if run.end == CLOSE])) is None:
+        return
+    run, same_inputs = found
+    changed = (
+        ". The images have changed since: if an image was withdrawn, its owner's will is a reason to make "
+        f"the release anew, by data.version or {work.pay}"
+    )
+    note = changed if run.drew_others(prepared) else ""
+    raise AlreadyReleasedError(run, work, odometer.released_digest(run.id), same_inputs=same_inputs, note=note)
+
+
+def check_resumable(run: Run, same_inputs: bool, work: ChargeRequest, asked: dict, prepared: str) -> None:
+    """Raise BudgetError unless an open run may go on: on the same inputs and images, by the mechanism of `asked`.
+
+    asked: the record that a new run would have; prepared: fingerprint of the images.
+    """
+    if not same_inputs:
+        raise BudgetError(
+            f"{work.stage}: run {run.id[:8]} was opened under this very plan on other inputs, and not ended: a "
+            "free stage before it was run again and gave other bytes. Restore them (`git checkout` dvc.lock, "
+            f"`dvc checkout`), or pay again by {work.pay}"
+        )
+    if run.drew_others(prepared):
+        raise BudgetError(
+            f"{work.stage}: run {run.id[:8]} was opened on other images than the prepared ones, and not ended: "
+            f"prepare those again, or pay again by {work.pay}, or for all queries by another data.version"
+        )
+    if any(run.record.get(key) != asked.get(key) for key in TERMS):
+        raise BudgetError(
+            f"{work.stage}: run {run.record['id'][:8]} was opened with another mechanism than {work.mechanism}, "
+            f"max_norm={work.max_norm:g}, {asked['adjacency']}: set that back, or name {work.stage} in "
+            "privacy.spend_again to open another charge"
+        )
+
+
+def refuse_kept(odometer: Odometer, kept: Path, run: Run, work: ChargeRequest) -> None:
+    """Journal a release that is whole and on disk, for a kill came before it was, and raise AlreadyReleasedError."""
+    if kept.exists():
+        digest = read_kept(kept, work.stage, None, work.pay)
+        odometer.append(CLOSE, id=run.id, uses=work.mechanism.uses, released=digest)
+        raise AlreadyReleasedError(run, work, digest)
 
 
 def open_local(state: Path, card: Card, purpose: str, *, everywhere: bool = False) -> tuple[ImageSet, ImageSet]:

@@ -19,7 +19,7 @@ from sfumato.data.groups import GroupIndex
 from sfumato.data.images import ImageSet
 from sfumato.data.store import LatentSet
 from sfumato.errors import BudgetError
-from sfumato.privacy.events import Mechanism
+from sfumato.privacy.events import Mechanism, event_from_json
 from sfumato.privacy.noise import NoiseSource, public_grid, rounded
 from sfumato.privacy.odometer import ABANDON, CLOSE, PROGRESS, Odometer
 from sfumato.privacy.rows import Rows, bounded_sum
@@ -36,15 +36,13 @@ class Charge:
 
     With groups, the unit of sampling is the group. Its contribution is the mean of its images' rows (in DP-SGD, of K
     sampled images). group_cap: m, if a group of n < m images counts n/m; 1 if all groups count alike.
-    Only `sfumato.privacy.authorize.open_charge` makes it. Not thread-safe. It refuses to be copied, and to be used in a
-    forked process.
+    Only `sfumato.privacy.authorize.open_charge` makes it. Not thread-safe. It refuses copies, and forked processes.
     """
 
     def __init__(
         self,
         record: dict,
         images: ImageSet | LatentSet,
-        mechanism: Mechanism,
         *,
         odometer: Odometer,
         noise: NoiseSource,
@@ -58,7 +56,8 @@ class Charge:
         self.used = used  # uses completed, those of an earlier process included
         self.checkpoint = checkpoint  # sha256 of the state that an earlier process left after them
         self.run = run
-        self._images, self._mechanism, self._noise = images, mechanism, noise
+        self._mechanism = Mechanism.from_event(event_from_json(record["event"]))
+        self._images, self._noise = images, noise
         self._groups = None if images.groups is None else GroupIndex(images.groups)
         self._group_cap = group_cap
         self._odometer, self._lock = odometer, lock
@@ -150,7 +149,12 @@ class Charge:
             yield groups.order[groups.starts[chosen][:, None] + picks], None
 
     def _read(self, chosen: np.ndarray, weights: np.ndarray | None, labels_only: bool) -> tuple[Tensor, ...]:
-        images, labels = self._images.batch(chosen.flatten(), labels_only=labels_only)
+        indices = chosen.flatten()
+        if labels_only:
+            labels = torch.from_numpy(np.array(self._images.labels[indices]))
+            images = torch.zeros(len(labels), 0)
+        else:
+            images, labels = self._images.batch(indices)
         shaped = images.unflatten(0, chosen.shape), labels.unflatten(0, chosen.shape)
         return shaped if weights is None else (*shaped, torch.from_numpy(weights))
 
@@ -188,8 +192,7 @@ class Charge:
 
         total: any shape, a sum over the units of the draw in which each moves it by at most `max_norm` in L2; with
         many processes, over those of this one. Added up and rounded in float64; the result has the type of `total`.
-        integer: `total` counts images, and the result is whole numbers; otherwise, and with groups, the grid
-        is `sfumato.privacy.noise.public_grid`.
+        integer: `total` counts images, and the result is whole; otherwise, and with groups, the grid is `public_grid`.
         Guarantee: the rounding is post-processing, so the cost is that of the Gaussian; no release shows the last bits
         of a float, which depend on what was summed up.
         """
@@ -237,13 +240,11 @@ class Charge:
 
         checkpoint: sha256 of the file that holds the state.
         """
-        self._odometer.append(PROGRESS, id=self.run.name, uses=self.used, checkpoint=checkpoint)
+        self._journal(PROGRESS, uses=self.used, checkpoint=checkpoint)
 
     def abandon(self) -> None:
         """Give the charge up, its durable state being lost: it stays on the odometer and can never be resumed."""
-        self._closed = True
-        self._odometer.append(ABANDON, id=self.run.name)
-        self._lock.close()
+        self._journal(ABANDON)
 
     def close(self, released: str | None = None) -> None:
         """Journal that this work is released, and is refused from now on.
@@ -251,23 +252,25 @@ class Charge:
         released: sha256 of the `privacy.json` of the release. The release is on disk in `run` by now, and nowhere else
         before: an open charge has released nothing, so it may draw anew.
         """
-        self._closed = True
-        self._odometer.append(CLOSE, id=self.run.name, uses=self.used, released=released)
-        self._lock.close()
+        self._journal(CLOSE, uses=self.used, released=released)
+
+    def _journal(self, kind: str, **fields: object) -> None:
+        ends = kind != PROGRESS
+        self._closed |= ends
+        self._odometer.append(kind, id=self.run.name, **fields)
+        if ends:
+            self._lock.close()
 
 
 class WorkerCharge(Charge):
     """The part of a charge that falls to another process than the first.
 
-    It sees the images that the first process drew for it, and hands its sum over: it draws nothing, adds no noise and
-    writes no journal.
+    It sees the images that the first process drew for it, and hands its sum over: no draw, no noise, no journal.
     """
 
-    def __init__(
-        self, record: dict, images: ImageSet | LatentSet, mechanism: Mechanism, *, run: Path, used: int
-    ) -> None:
+    def __init__(self, record: dict, images: ImageSet | LatentSet, *, run: Path, used: int) -> None:
         self.record, self.used, self.run = record, used, run
-        self._images, self._mechanism = images, mechanism
+        self._images, self._mechanism = images, Mechanism.from_event(event_from_json(record["event"]))
         self._drawn = self._closed = False
         self._process = os.getpid()
 
@@ -277,11 +280,6 @@ class WorkerCharge(Charge):
     def _noised(self, total: Tensor, std: float, integer: bool) -> Tensor:
         return distributed.broadcast(torch.zeros_like(total))
 
-    def durable(self, checkpoint: str | None = None) -> None:
-        """The first process journals it."""
-
-    def abandon(self) -> None:
-        self._closed = True
-
-    def close(self, released: str | None = None) -> None:
-        self._closed = True
+    def _journal(self, kind: str, **fields: object) -> None:
+        """The first process writes it."""
+        self._closed |= kind != PROGRESS

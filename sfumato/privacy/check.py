@@ -10,7 +10,6 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from sfumato.errors import BudgetError
@@ -126,51 +125,28 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
         outs = lock_outs(lock)
     except (OSError, ValueError) as error:
         return [f"{lock} cannot be read ({error})"]
-    problems = []
-    md5 = outs.get(ledger_path.name)
-    if md5 is None:
-        problems.append(
-            f"{lock} does not list {ledger_path.name}: the pipeline that wrote it never finished (`dvc repro`)"
-        )
-    elif md5 != md5_of(ledger_path.read_bytes()):
-        problems.append(
-            f"{lock} has another md5 for {ledger_path.name}: one of the two was edited, or belongs to another run"
-        )
+    problems, name = [], ledger_path.name
+    if name not in outs:
+        problems.append(f"{lock} does not list {name}: the pipeline that wrote it never finished (`dvc repro`)")
+    elif outs[name] != md5_of(ledger_path.read_bytes()):
+        problems.append(f"{lock} has another md5 for {name}: one of the two was edited, or belongs to another run")
     recorded = {record.get("stage") for record in ledger["records"]}  # a damaged record may have none
     for path, md5 in outs.items():
         stage = path.rsplit("/", 1)[-1]
         unrecorded = path.startswith("artifacts/") and stage in QUERIES and stage not in recorded
         if unrecorded and md5 != empty_artifact_md5(stage):
-            problems.append(
-                f"stage {stage} ran (it is in {lock}), but the ledger holds no record of it: a record was trimmed"
-            )
+            ran = f"stage {stage} ran (it is in {lock})"
+            problems.append(f"{ran}, but the ledger holds no record of it: a record was trimmed")
     return problems
-
-
-@dataclass(frozen=True, kw_only=True)
-class LockOut:
-    """A file or a folder that a stage wrote, in `dvc.lock`."""
-
-    path: str
-    md5: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class LockStage:
-    outs: tuple[LockOut, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lock:
-    """The part of `dvc.lock` that is read."""
-
-    stages: dict[str, LockStage]
 
 
 def lock_outs(lock: Path) -> dict[str, str]:
     """Path -> md5 of everything that `dvc.lock` lists as written. Raises OSError or ValueError if it is not a lock."""
-    stages = validated(Lock, read_yaml(lock)).stages.values()
-    return {out.path: out.md5 for stage in stages for out in stage.outs}
+    try:
+        stages = read_yaml(lock)["stages"].values()
+        return {str(out["path"]): str(out["md5"]) for stage in stages for out in stage.get("outs", ())}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"it lists no files of stages: {error!r}") from error
 
 
 def empty_artifact_md5(stage: str) -> str:

@@ -8,18 +8,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from sfumato.privacy.charge import Charge
 from sfumato.runtime import distributed
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.files import replacing, sync
 from sfumato.storage.weights import save_tensors
-
-if TYPE_CHECKING:
-    from sfumato.privacy.charge import Charge
 
 
 def checkpoint_path(run: Path, uses: int) -> Path:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
@@ -87,50 +88,30 @@ def common_adjacency(records: Iterable[Mapping]) -> str:
 
 
 def event_to_json(event: DpEvent) -> dict:
-    """The event as plain JSON, or BudgetError for a type outside the closed list."""
-    if isinstance(event, GaussianDpEvent):
-        return {"type": "Gaussian", "noise_multiplier": float(event.noise_multiplier)}
-    if isinstance(event, PoissonSampledDpEvent):
-        rate = float(event.sampling_probability)
-        return {"type": "PoissonSampled", "sampling_probability": rate, "event": event_to_json(event.event)}
-    if isinstance(event, SelfComposedDpEvent):
-        return {"type": "SelfComposed", "count": int(event.count), "event": event_to_json(event.event)}
-    if isinstance(event, ComposedDpEvent):
-        return {"type": "Composed", "events": [event_to_json(e) for e in event.events]}
-    raise BudgetError(f"event type {type(event).__name__} is not one that a ledger can hold")
+    """The event of one mechanism as plain JSON. Raises BudgetError for any other."""
+    one = Mechanism.from_event(event)
+    found = {"type": "Gaussian", "noise_multiplier": float(one.noise_multiplier)}
+    if one.sample_rate < 1:
+        found = {"type": "PoissonSampled", "sampling_probability": float(one.sample_rate), "event": found}
+    return found if one.uses == 1 else {"type": "SelfComposed", "count": int(one.uses), "event": found}
 
 
-KEYS = {
-    "Gaussian": {"type", "noise_multiplier"},
-    "PoissonSampled": {"type", "sampling_probability", "event"},
-    "SelfComposed": {"type", "count", "event"},
-    "Composed": {"type", "events"},
-}
-
-
-def event_from_json(data: object, uses: int = 1) -> DpEvent:
-    """Read back what `event_to_json` wrote. Raises BudgetError for anything else: it guesses and skips nothing.
-
-    uses: of what it is part of.
-    """
-    kind = data.get("type") if isinstance(data, dict) else None
-    if not isinstance(data, dict) or not isinstance(kind, str) or kind not in KEYS or set(data) != KEYS[kind]:
+def event_from_json(data: object) -> DpEvent:
+    """Read back what `event_to_json` wrote. Raises BudgetError for anything else: it guesses and skips nothing."""
+    uses, rate, inner = 1, 1.0, data
+    if is_form(inner, "SelfComposed", "count", "event"):
+        uses, inner = inner["count"], inner["event"]
+    if is_form(inner, "PoissonSampled", "sampling_probability", "event"):
+        rate, inner = _number(inner["sampling_probability"], "sampling_probability", high=1), inner["event"]
+    if not is_form(inner, "Gaussian", "noise_multiplier") or type(uses) is not int:
         raise BudgetError(f"{str(data)[:120]} is not a mechanism that a ledger can hold")
-    if kind == "Gaussian":
-        return GaussianDpEvent(_number(data["noise_multiplier"], "noise_multiplier"))
-    if kind == "PoissonSampled":
-        inner = event_from_json(data["event"], uses)
-        if not isinstance(inner, GaussianDpEvent):
-            raise BudgetError("only a Gaussian can be Poisson-sampled")
-        return PoissonSampledDpEvent(_number(data["sampling_probability"], "sampling_probability", high=1), inner)
-    if kind == "SelfComposed":
-        count = data["count"]
-        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count * uses <= MOST_USES:
-            raise BudgetError(f"count={count!r} of a composition must be a whole number from 1 to {MOST_USES:,}")
-        return SelfComposedDpEvent(event_from_json(data["event"], uses * count), count)
-    if not isinstance(data["events"], list):
-        raise BudgetError("the events of a composition must be a list")
-    return ComposedDpEvent([event_from_json(e, uses) for e in data["events"]])
+    noise = _number(inner["noise_multiplier"], "noise_multiplier")
+    return Mechanism(noise_multiplier=noise, sample_rate=rate, uses=uses).event
+
+
+def is_form(data: object, kind: str, *keys: str) -> TypeGuard[dict]:
+    """Whether this is a mapping of that type with these keys, and no others."""
+    return isinstance(data, dict) and data.keys() == {"type", *keys} and data["type"] == kind
 
 
 def _number(value: object, name: str, high: float = LARGEST) -> float:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from dp_accounting import DpEvent
 from pydantic import Field
@@ -17,7 +17,7 @@ from sfumato.privacy.events import common_adjacency, event_from_json
 from sfumato.settings.fields import Positive, PositiveFloat
 from sfumato.settings.stages import QUERIES
 from sfumato.storage.digest import canonical, digest_of
-from sfumato.storage.documents import EXACT, read_json, validated
+from sfumato.storage.documents import Exact, read_json, validated
 
 SCHEMA, READABLE = 5, (4, 5)  # schema 4 had digests of code for the revisions
 
@@ -32,10 +32,8 @@ class StageLine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OdometerLine:
+class OdometerLine(Exact):
     """A ledger's line for everything ever opened on a dataset."""
-
-    __pydantic_config__: ClassVar = EXACT
 
     dataset_id: str
     charges: int
@@ -57,18 +55,11 @@ class Budget:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ledger:
+class Ledger(Budget, Exact):
     """The form of a ledger; its records are checked one by one."""
 
-    __pydantic_config__: ClassVar = EXACT
-
     schema: int
-    recipe: str
-    accountant: str
     adjacency: str
-    delta: PositiveFloat
-    size_hint: int
-    target: PositiveFloat
     epsilon: dict[str, float]
     stages: dict[str, StageLine]
     records: tuple[Any, ...]
@@ -144,21 +135,14 @@ def odometer_line(
 
     Args:
         journal: its records.
-        head: of the journal, if it is at hand and lacks nothing that is known of it; else None, and the line is marked
-            as incomplete.
+        head: of the journal, if it is at hand and lacks nothing that is known of it; else None: the line is incomplete.
     Returns: the line; its `others` are the mechanisms of charges that the release does not depend on.
     """
     own = {record["id"]: record["event"] for record in records if record["dataset_id"] == dataset_id}
     others = sorted((record["event"] for record in journal if record["id"] not in own), key=canonical)
     events = [event_from_json(event) for event in (*own.values(), *others)]
-    return {
-        "dataset_id": dataset_id,
-        "charges": len(events),
-        "epsilon": epsilon(events, delta),
-        "others": others,
-        "complete": head is not None,
-        "head": head,
-    }
+    found = {"dataset_id": dataset_id, "charges": len(events), "epsilon": epsilon(events, delta), "others": others}
+    return {**found, "complete": head is not None, "head": head}
 
 
 def build_ledger(
@@ -184,11 +168,7 @@ def build_ledger(
         dataset_id = next((record["dataset_id"] for record in (*rows, *journal)), "")
     ledger = {
         "schema": SCHEMA,
-        "recipe": budget["recipe"],
-        "accountant": budget["accountant"],
-        "delta": delta,
-        "size_hint": budget["size_hint"],
-        "target": budget["target"],
+        **{key: budget[key] for key in ("recipe", "accountant", "delta", "size_hint", "target")},
         **compose(rows, delta, apart),
         "records": rows,
         "odometer": odometer_line(rows, journal, delta, dataset_id, head),
@@ -219,9 +199,8 @@ def by_id(ledger: Mapping) -> dict[str, dict]:
     """The records of a ledger, of any version, by id. It skips records without an id: `check_ledger` reports these."""
     records = ledger.get("records")
     records = records.values() if isinstance(records, Mapping) else records if isinstance(records, list) else ()
-    return {
-        record["id"]: record for record in records if isinstance(record, dict) and isinstance(record.get("id"), str)
-    }
+    named = (record for record in records if isinstance(record, dict) and isinstance(record.get("id"), str))
+    return {record["id"]: record for record in named}
 
 
 def seen_of(ledger: Mapping, dataset_id: str) -> set[str]:

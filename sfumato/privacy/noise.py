@@ -20,8 +20,7 @@ class NoiseSource:
     """A stream of randomness that cannot be replayed.
 
     AES in counter mode, with 128 bits of `os.urandom` as its key. A forked process gets a new one. It cannot be saved,
-    copied or pickled. With `seed` (tests only) the stream repeats; `label` says so in every record, and every ledger
-    check then fails.
+    copied or pickled. With `seed` (tests only) the stream repeats, `label` says so in records, and their checks fail.
     """
 
     def __init__(self, seed: int | None = None) -> None:

@@ -7,7 +7,8 @@ new id that replaces the old: two copies of one state directory then leave two r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from dp_accounting import DpEvent
@@ -30,6 +31,30 @@ def is_counted(record: object) -> bool:
     except BudgetError:
         return False
     return True
+
+
+@dataclass
+class Run:
+    """A charge, as far as it came.
+
+    opened: its entry; record: the newest; uses, checkpoint: the last durable use, and the sha256 of its checkpoint,
+    which older journals lack; end: CLOSE if it released, ABANDON if it was given up, None while it is open.
+    """
+
+    opened: dict
+    record: dict
+    uses: int = 0
+    checkpoint: str | None = None
+    end: str | None = None
+
+    @property
+    def id(self) -> str:
+        """Of the record that it was opened with."""
+        return str(self.opened["record"]["id"])
+
+    def drew_others(self, images: str) -> bool:
+        """Whether it was opened on images of another fingerprint; older journals lack it."""
+        return self.opened.get("images") not in (None, images)
 
 
 class Odometer(Journal):
@@ -66,10 +91,6 @@ class Odometer(Journal):
             found = entry["records"] if entry["kind"] == ADOPT else [entry["record"]] if "record" in entry else []
             spent |= {record["unit"] for record in found}
         return bool(spent - {UNITS[unit]})
-
-    def run_of(self, record_id: str) -> str:
-        """The run that a record belongs to, by the id of its directory."""
-        return next((run for run, record in self.runs().items() if record["id"] == record_id), record_id)
 
     def known(self) -> set[str]:
         """The heads and the ids of records that this journal has seen: a ledger of its charges names no other."""
@@ -113,47 +134,24 @@ class Odometer(Journal):
             self.append(ADOPT, records=list(new.values()), seen=sorted({*seen, *new} - known))
             return len(new), lost
 
-    def closed(self, version: str, *, again: int = 0, **same: str) -> str | None:
-        """The last run closed on these images with the same `plan` (or the same `work`), or None.
-
-        again: of a plan that was paid for at least so often once more.
-        """
-        alike = self.alike(version, again, same)
-        done = [entry["id"] for entry in self.entries() if entry["kind"] == CLOSE and entry["id"] in alike]
-        return done[-1] if done else None
-
-    def over(self) -> set[str]:
-        """The runs that released, or were given up: none of them goes on."""
-        return {entry["id"] for entry in self.entries() if entry["kind"] in (CLOSE, ABANDON)}
-
-    def unfinished(self, version: str, *, again: int = 0, **same: str) -> str | None:
-        """The newest run on these images with the same `plan` (or the same `work`) that is still open, or None.
-
-        again: of a plan that is paid for at least so often once more.
-        """
-        over = self.over()
-        return next((run for run in reversed(self.alike(version, again, same)) if run not in over), None)
-
-    def durable(self, run: str) -> tuple[int, str | None]:
-        """The last durable use of a run, and the sha256 of its checkpoint, which older journals lack."""
-        steps = [entry for entry in self.entries() if entry["kind"] == PROGRESS and entry["id"] == run]
-        return (steps[-1]["uses"], steps[-1].get("checkpoint")) if steps else (0, None)
+    def charges(self, version: str | None = None) -> list[Run]:
+        """The charges opened here, on these images or on any: the newest last, of those that released the last one."""
+        found: dict[str, Run] = {}
+        for entry in self.entries():
+            if entry["kind"] == OPEN:
+                found[entry["record"]["id"]] = Run(entry, entry["record"])
+            elif (run := found.get(str(entry.get("id")))) is None:
+                continue
+            elif entry["kind"] == RESUME:
+                run.record = entry["record"]
+            elif entry["kind"] == PROGRESS:
+                run.uses, run.checkpoint = entry["uses"], entry.get("checkpoint")
+            elif entry["kind"] in (CLOSE, ABANDON):
+                run.end = entry["kind"]
+                found[run.id] = found.pop(run.id)
+        return [run for run in found.values() if version in (None, run.record.get("data_version"))]
 
     def released_digest(self, run: str) -> str | None:
         """The sha256 of `privacy.json` of what a run released; older journals lack it."""
         closed = (entry for entry in self.entries() if entry["kind"] == CLOSE and entry["id"] == run)
         return next((entry.get("released") for entry in closed), None)
-
-    def drawn_from(self, run: str) -> str | None:
-        """The fingerprint of the images that a run was opened on; older journals lack it."""
-        opened = (e for e in self.entries() if e["kind"] == OPEN and e["record"]["id"] == run)
-        return next((entry.get("images") for entry in opened), None)
-
-    def alike(self, version: str, again: int, same: Mapping[str, str]) -> list[str]:
-        """The runs opened on these images under the same words, oldest first."""
-        return [
-            e["record"]["id"]
-            for e in self.entries()
-            if e["kind"] == OPEN and e["record"].get("data_version") == version and same.items() <= e.items()
-            if e["record"].get("again", 0) >= again
-        ]

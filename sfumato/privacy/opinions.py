@@ -95,18 +95,18 @@ def opacus_prv(events: Sequence[DpEvent], delta: float, pld: float) -> Opinion:
     """By Opacus' PRV accountant, which discretizes the privacy loss. pld: epsilon by the ledger's own distribution."""
     from opacus.accountants import PRVAccountant
 
-    parts = mechanisms(ComposedDpEvent(list(events)))
+    parts, none = mechanisms(ComposedDpEvent(list(events))), Opinion(None, "pld", pld)
     if not parts or not pld <= LARGEST_PLD:
-        return Opinion(None, "pld", pld)
+        return none
     # The accountant's grid spans twice this, in steps of error / sqrt(uses · ln(12 / delta_error) / 2).
     span, uses = epsilon(events, delta / 4000) + 3, sum(uses for *_, uses in parts)
     coarsest = 2 * span * math.sqrt(uses * math.log(12_000 / delta) / 2) / LARGEST_GRID
     error = max(pld / 1000, coarsest)
     if error > LARGEST_ERROR:
-        return Opinion(None, "pld", pld)
+        return none
     accountant = PRVAccountant()
     accountant.history = list(parts)
     try:
         return Opinion(float(accountant.get_epsilon(delta, eps_error=error)), "pld", pld, 2 * error)
     except (ValueError, RuntimeError):  # a grid that it finds too coarse
-        return Opinion(None, "pld", pld)
+        return none

@@ -28,8 +28,7 @@ COARSE = 5e-3  # step of the privacy loss where a bound is wanted at once
 class Profile:
     """The composition is (epsilons[i], deltas[i])-DP for every i.
 
-    epsilons: (E,) rising from 0; deltas: (E,) in [0, 1], never rising; advantage_bound: a bound on the membership
-    advantage from another source, or 1.
+    epsilons: (E,) rising from 0; deltas: (E,) in [0, 1], never rising; advantage_bound: on membership, or 1.
     """
 
     epsilons: np.ndarray
@@ -40,8 +39,7 @@ class Profile:
 def privacy_profile(events: Iterable[DpEvent], adjacency: str = ADD_OR_REMOVE_ONE, pld: bool = True) -> Profile:
     """The profile of the composition of all events: the better of Rényi and privacy-loss distribution at each epsilon.
 
-    pld: False uses only the Rényi curve, which is faster and looser. So do events for which dp-accounting has no
-    distribution.
+    pld: False uses only the Rényi curve, faster and looser, as do events for which dp-accounting has no distribution.
     Guarantee: an upper bound on delta in both directions of the adjacency. Without a finite bound, delta is 1.
     """
     if adjacency not in RELATIONS:

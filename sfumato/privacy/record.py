@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from sfumato.errors import BudgetError
 from sfumato.privacy.accountant import RELATIONS
@@ -14,16 +14,15 @@ from sfumato.privacy.events import SECRET, UNITS, event_from_json
 from sfumato.settings.data import GROUP, DatasetId
 from sfumato.settings.fields import Positive
 from sfumato.settings.stages import QUERIES
-from sfumato.storage.documents import EXACT, second, validated
+from sfumato.storage.documents import Exact, validated
 
 RECORD_ID = re.compile("[0-9a-f]{32}")  # it also names a directory
+LAST_SECOND = 253_402_300_799  # since 1970: of the year 9999, the last that dates have
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class Record(Exact):
     """The form of a record."""
-
-    __pydantic_config__: ClassVar = EXACT
 
     id: str
     stage: str
@@ -40,7 +39,7 @@ class Record:
     settings: str
     again: Annotated[int, Field(ge=0)]
     versions: dict[str, str]
-    time: Annotated[int, AfterValidator(second)]
+    time: Annotated[int, Field(ge=0, le=LAST_SECOND)]
     revision: Positive = 1
     code: dict[str, str] = field(default_factory=dict)  # of schema 4
     group_weight: str = ""  # how a group counts, if the unit is one
@@ -75,9 +74,8 @@ def record_problems(place: str, record: object) -> list[str]:
     if record["unit"] not in UNITS.values() or grouped != ("group_weight" in record) or (grouped and "claim" in record):
         problems.append(f"{name} has the unit {record['unit']!r}, which is unknown or contradicts its other fields")
     if record["noise_source"] != SECRET:
-        problems.append(
-            f"{name} ({record['stage']}) used a seeded noise source ({record['noise_source']}): no privacy guarantee"
-        )
+        seeded = f"a seeded noise source ({record['noise_source']})"
+        problems.append(f"{name} ({record['stage']}) used {seeded}: no privacy guarantee")
     try:
         event_from_json(record["event"])
     except BudgetError as error:

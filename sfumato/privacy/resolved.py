@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import Field
 
@@ -16,7 +16,7 @@ from sfumato.settings.fields import Positive, Settings
 from sfumato.settings.stages import STAGES, Kind
 from sfumato.settings.training import Model
 from sfumato.storage.digest import digest_of
-from sfumato.storage.documents import EXACT, read_json, read_yaml, validated
+from sfumato.storage.documents import Exact, read_json, read_yaml, validated
 
 if TYPE_CHECKING:
     from sfumato.privacy.events import Mechanism
@@ -97,10 +97,8 @@ class Lineage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResolvedFile(Resolved):
+class ResolvedFile(Resolved, Exact):
     """The form of a resolved file."""
-
-    __pydantic_config__: ClassVar = EXACT
 
     settings: dict[str, Any]
     model: dict[str, Any] | None = None

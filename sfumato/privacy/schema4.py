@@ -47,9 +47,8 @@ def as_then(content: Mapping[str, Any]) -> dict[str, Any]:
     if content["enabled"]:
         found["settings"] = filled(content["settings"], table()["settings"].get(content["stage"], {}))
     if "model" in content:
-        found["model"] = filled(
-            content["model"], table()["public_model" if "directory" in content["model"] else "model"]
-        )
+        kind = "public_model" if "directory" in content["model"] else "model"
+        found["model"] = filled(content["model"], table()[kind])
     return found
 
 

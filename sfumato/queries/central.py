@@ -1,25 +1,21 @@
 """Noisy central images, the mean and the mode of each class (DP-FETA §3.1, FETA-Pro Algorithm 1).
 
 Every release covers all classes at once: an image adds its bounded vector to the row of its own class, so one record
-moves the whole (classes × d') tensor by at most the bound, whatever the class sizes. An empty class gets a row of noise
-like any other.
+moves the whole (classes × d') tensor by at most the bound, whatever the class sizes. An empty class gets noise, too.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.data.images import Shape
+from sfumato.privacy.charge import Charge
 from sfumato.privacy.rows import Rows, one_hot
 from sfumato.settings.queries import Central
-
-if TYPE_CHECKING:
-    from sfumato.privacy.charge import Charge
 
 
 def pooled_shape(shape: Shape, pool: int) -> Shape:

@@ -5,21 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
 from sfumato.errors import DataError, explained
+from sfumato.privacy.charge import Charge
 from sfumato.privacy.rows import Rows, label_rows, one_hot
 from sfumato.settings.fields import PositiveFloat
 from sfumato.storage.artifacts import Artifact
 from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import write_json
-
-if TYPE_CHECKING:
-    from sfumato.privacy.charge import Charge
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,14 +89,9 @@ def public_counts(noisy: Tensor, noise_multiplier: float) -> PublicCounts:
 
 
 def save_counts(counts: PublicCounts, noisy: Tensor, directory: Path) -> None:
-    content = {
-        "total": counts.total,
-        "per_class": counts.per_class.tolist(),
-        "priors": counts.priors.tolist(),
-        "noisy": noisy.tolist(),
-        **({} if counts.row_means is None else {"row_means": counts.row_means.tolist()}),
-    }
-    write_json(directory / "counts.json", content)
+    content = {"total": counts.total, "per_class": counts.per_class.tolist(), "priors": counts.priors.tolist()}
+    means = {} if counts.row_means is None else {"row_means": counts.row_means.tolist()}
+    write_json(directory / "counts.json", {**content, "noisy": noisy.tolist(), **means})
 
 
 def read_counts(count: Artifact, size_hint: int, classes: int) -> PublicCounts:

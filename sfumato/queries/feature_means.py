@@ -10,9 +10,8 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -30,6 +29,8 @@ from sfumato.features.projection import CELLS, CLASSIFIER, ClassifierFeatures, P
 from sfumato.features.public_network import PublicNetwork, arguments_of, build_network
 from sfumato.features.teacher_network import TeacherNetwork, relabelled, spanning
 from sfumato.privacy.authorize import open_local
+from sfumato.privacy.charge import Charge
+from sfumato.privacy.resolved import StagePlan
 from sfumato.privacy.rows import Rows, label_rows
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import to_device
@@ -40,10 +41,6 @@ from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import write_json
 from sfumato.storage.weights import load_network, load_tensors, save_network, save_tensors
 from sfumato.training.public_classifier import train_public_classifier
-
-if TYPE_CHECKING:
-    from sfumato.privacy.charge import Charge
-    from sfumato.privacy.resolved import StagePlan
 
 SQUARES = 0.5  # share of the squared norm that the squares have in `moments` (DP-MEPF)
 COSINE = {"frequencies": 64, "contrasts": 16, "bound": 0.3, "products": 0.7}  # of `covariance`: see CosineMoments
@@ -123,11 +120,7 @@ def moment_features(network: PublicNetwork, feature: str = CLASSIFIER, squares: 
 
 
 def train_feature_network(
-    images: ImageSet,
-    teacher: TeacherNetwork,
-    steps: int,
-    seed: int,
-    report: Callable[[int, int], None] = lambda done, total: None,
+    images: ImageSet, teacher: TeacherNetwork, steps: int, seed: int, report: Callable[[int, int], None]
 ) -> ProjectedFeatures:
     """The feature map of a network trained on the generator's `images`, labelled by the teacher. Free."""
     how = LEARNED.model_copy(update={"steps": steps})
@@ -166,12 +159,19 @@ class About(Strict):
 
     deviation: PositiveFloat | None
 
+    def rebuild(self, folder: Path, teacher: ProjectedFeatures | None) -> Features:
+        """The features, from the files in `folder`. teacher: its map, of `embedding` only."""
+        raise NotImplementedError
+
 
 class AboutFourier(About):
     shape: tuple[Side, Side, Side]
     size: PositiveInt
     seed: int
     features: tuple[FeatureMap, ...]
+
+    def rebuild(self, folder: Path, teacher: ProjectedFeatures | None) -> FourierFeatures:
+        return FourierFeatures(self.shape, self.features, self.size, self.seed)
 
 
 class AboutCosine(About):
@@ -182,10 +182,17 @@ class AboutCosine(About):
     products: Part
     flip: bool
 
+    def rebuild(self, folder: Path, teacher: ProjectedFeatures | None) -> CosineMoments:
+        return CosineMoments(**self.model_dump(exclude={"deviation"}))
+
 
 class AboutMoments(About):
     feature: Literal["classifier", "cells"]
     squares: Annotated[float, Field(ge=0, lt=1)]
+
+    def rebuild(self, folder: Path, teacher: ProjectedFeatures | None) -> FourierFeatures:
+        network = load_network(folder, build_network, "moments").eval()
+        return moment_features(network, self.feature, self.squares)
 
 
 class AboutLearned(About):
@@ -194,44 +201,23 @@ class AboutLearned(About):
     length_scales: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)]
     teacher: Part
 
-
-Rebuild = Callable[[Any, Path, ProjectedFeatures | None], Features]  # the form, its folder, the teacher's map
-
-
-def fourier_again(about: AboutFourier, folder: Path, teacher: ProjectedFeatures | None) -> FourierFeatures:
-    return FourierFeatures(about.shape, about.features, about.size, about.seed)
-
-
-def cosine_again(about: AboutCosine, folder: Path, teacher: ProjectedFeatures | None) -> CosineMoments:
-    return CosineMoments(**about.model_dump(exclude={"deviation"}))
+    def rebuild(self, folder: Path, teacher: ProjectedFeatures | None) -> FourierFeatures:
+        if teacher is None:
+            raise ValueError("these features need those of the teacher")
+        network = load_network(folder, ProjectedFeatures, "embedding").eval()
+        return learned_features(teacher, network, self.size, self.seed, self.length_scales, self.teacher)
 
 
-def moments_again(about: AboutMoments, folder: Path, teacher: ProjectedFeatures | None) -> FourierFeatures:
-    network = load_network(folder, build_network, "moments").eval()
-    return moment_features(network, about.feature, about.squares)
-
-
-def learned_again(about: AboutLearned, folder: Path, teacher: ProjectedFeatures | None) -> FourierFeatures:
-    if teacher is None:
-        raise ValueError("these features need those of the teacher")
-    network = load_network(folder, ProjectedFeatures, "embedding").eval()
-    return learned_features(teacher, network, about.size, about.seed, about.length_scales, about.teacher)
-
-
-@dataclass(frozen=True)
-class Kind:
-    """tensor: the name of the release, in `<tensor>.safetensors`; form: of `features.json`; rebuild: its features."""
-
-    tensor: str
-    form: type[About]
-    rebuild: Rebuild
+class Kind(NamedTuple):
+    tensor: str  # the name of the release, in `<tensor>.safetensors`
+    form: type[About]  # of `features.json`
 
 
 KINDS = {  # by stage
-    "frequency": Kind("embedding", AboutFourier, fourier_again),
-    "moments": Kind("moments", AboutMoments, moments_again),
-    "covariance": Kind("covariance", AboutCosine, cosine_again),
-    "embedding": Kind("embedding", AboutLearned, learned_again),
+    "frequency": Kind("embedding", AboutFourier),
+    "moments": Kind("moments", AboutMoments),
+    "covariance": Kind("covariance", AboutCosine),
+    "embedding": Kind("embedding", AboutLearned),
 }
 
 
@@ -265,7 +251,7 @@ def load_means(
         shape = getattr(about, "shape", plan.shape if plan else ())
         if getattr(about, "size", 0) > len(table) or (plan and shape != tuple(plan.shape)):  # before memory is taken
             raise ValueError(f"features.json is of {shape}, or has more rows than the release")
-        features = kind.rebuild(about, folder, teacher)
+        features = about.rebuild(folder, teacher)
         classes = len(plan.classes) + plan.several if plan else table.shape[-1]
         if (
             table.shape != (features.size, classes)

@@ -7,17 +7,14 @@ Source: RPGen stage 1; PrivImage.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from sfumato.features.batch_invariant import place_matters, rows_alone
 from sfumato.features.public_network import PublicNetwork
+from sfumato.privacy.charge import Charge
 from sfumato.privacy.rows import Rows, one_hot
-
-if TYPE_CHECKING:
-    from sfumato.privacy.charge import Charge
 
 
 def vote_rows(logits: Tensor, labels: Tensor, votes: int, classes: int | None = None) -> Rows:
@@ -51,8 +48,7 @@ def lone_logits(model: PublicNetwork, images: Tensor, one_by_one: bool = True) -
 def query_histogram(charge: Charge, model: PublicNetwork, votes: int, classes: int | None = None) -> Tensor:
     """The one release: noisy votes for every public class. `charge` holds one Gaussian, perhaps of a Poisson draw.
 
-    model: trained on public images, in eval mode; votes, classes: as in `vote_rows`. Returns (classes or 1, P) float64,
-    some perhaps negative, divided by nothing.
+    model: in eval mode; votes, classes: as in `vote_rows`. Returns (classes or 1, P) float64, some perhaps negative.
     Raises ValueError, before any draw, if `votes` exceeds the number of public classes.
     """
     check_votes(votes, model.classes)

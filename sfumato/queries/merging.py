@@ -6,7 +6,6 @@ import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from torch import Tensor
 from sfumato.errors import ConfigError, DataError, explained
 from sfumato.features import FeatureMeans
 from sfumato.privacy.events import event_from_json, mechanisms
+from sfumato.privacy.resolved import StagePlan
 from sfumato.queries.count import PublicCounts, public_counts, save_counts
 from sfumato.queries.feature_means import KINDS, load_means
 from sfumato.storage.artifacts import PRIVACY, Artifact
@@ -21,9 +21,6 @@ from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import write_json
 from sfumato.storage.weights import save_tensors
-
-if TYPE_CHECKING:
-    from sfumato.privacy.resolved import StagePlan
 
 # why the releases of other queries do not add up
 EACH_STEP = "each of its steps depends on the noisy ones before, so those of two owners are no sum over all images"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from sfumato.dpsgd.clip import unflatten
 from sfumato.dpsgd.gradients import Draws, choose_precision, clipped_gradient_sum, draw
 from sfumato.dpsgd.microbatch import choose_microbatch
 from sfumato.errors import DataError, explained
+from sfumato.privacy.charge import Charge
 from sfumato.privacy.noise import secret_generator
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import to_device
@@ -24,10 +25,6 @@ from sfumato.settings.dpsgd import Saliency
 from sfumato.storage.artifacts import Artifact
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import csv_text, write_json
-
-if TYPE_CHECKING:
-    from sfumato.privacy.charge import Charge
-
 
 Candidates = Mapping[str, Sequence[str]]  # name -> names of its parameters
 
@@ -57,8 +54,7 @@ def query_saliency(
 ) -> dict[str, Tensor]:
     """The one release: the clipped gradients of the denoising loss summed over images, noised, over a public size.
 
-    Each image's gradient is the mean over `settings.draws` draws, clipped to `settings.max_norm` over all candidates
-    jointly. Memory does not grow with N.
+    Each image's gradient is the mean over `settings.draws` draws, clipped over all candidates jointly.
 
     Args:
         public_size: N̄, never a realised count.

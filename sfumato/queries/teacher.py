@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from sfumato.privacy.charge import Charge
 from sfumato.privacy.rows import Rows, one_hot
 from sfumato.settings.queries import Teacher
-
-if TYPE_CHECKING:
-    from sfumato.privacy.charge import Charge
 
 
 def error_rows(weights: Tensor, rows: Tensor, labels: Tensor, offsets: Tensor | float = 0.0) -> Rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,9 +111,7 @@ def merge_records(inputs: Sequence[Artifact], own: Sequence[dict] = ()) -> dict[
     for artifact in inputs:
         for key, record in artifact.records.items():
             if merged.setdefault(key, record) != record:
-                raise DataError(
-                    f"record {key} of {artifact.path} differs from the same record elsewhere: one was edited"
-                )
+                raise DataError(f"record {key} of {artifact.path} differs from the same one elsewhere: one was edited")
     return dict(sorted(merged.items()))
 
 
@@ -176,9 +174,8 @@ def check_out(out: Path, stage: str) -> None:
     """Raise ConfigError if `out` holds anything but an artifact of `stage`, so that no file of the user is replaced."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
-    try:
+    found = None
+    with suppress(OSError, ValueError, AttributeError):
         found = read_json(out / PRIVACY).get("stage")
-    except (OSError, ValueError, AttributeError):
-        found = None
     if found != stage:
         raise ConfigError(f"--out {out} holds something else than an artifact of `{stage}`: name another directory")

@@ -13,12 +13,9 @@ import os
 import re
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import yaml
-
-if TYPE_CHECKING:
-    from pydantic import ConfigDict
 
 LARGEST = 256 * 2**20  # bytes of a JSON file: the hashes of the released images of a large set are the largest
 LARGEST_YAML = 2**20  # bytes: YAML is slow to read, and written by people
@@ -28,10 +25,14 @@ LONGEST_NUMBER = 70  # characters
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of a dataset: it also names files
 # control characters, line ends, marks that change the direction of text, unpaired surrogates
 HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-LAST_SECOND = 253_402_300_799  # of the year 9999, the last that dates have
 
-EXACT: ConfigDict = {"extra": "forbid"}  # as `__pydantic_config__` of a form: an unknown entry is refused
 T = TypeVar("T")
+
+
+class Exact:
+    """The base of the form of a file in which an unknown entry is refused."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
 
 def read_text(path: Path, largest: int = LARGEST) -> str:
@@ -163,9 +164,7 @@ def adapter(kind: Any) -> Any:
 def dataset_name(name: str) -> str:
     """The id of a dataset, which names files. Raises ValueError for one that could name a file elsewhere."""
     if not NAME.fullmatch(name) or name.endswith(".journal"):  # `keys/<id>.journal` lies beside the key `keys/<id>`
-        rule = (
-            "1 to 64 letters, digits, dots, underscores or hyphens, a letter or a digit first, not ending in .journal"
-        )
+        rule = "1 to 64 letters, digits, dots, underscores or hyphens, a letter or digit first, not ending in .journal"
         raise ValueError(f"{name[:80]!r} is not a valid dataset id: give {rule}")
     return name
 
@@ -175,10 +174,3 @@ def class_name(name: str) -> str:
     if not 0 < len(name) <= 255 or HIDDEN.search(name):
         raise ValueError(f"{name[:80]!r} is not a valid class name: use 1–255 printable characters")
     return name
-
-
-def second(value: int) -> int:
-    """Seconds since 1970. Raises ValueError outside the years that dates have."""
-    if not 0 <= value <= LAST_SECOND:
-        raise ValueError(f"{value} seconds are outside the years 1970 to 9999")
-    return value

@@ -14,7 +14,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock
@@ -101,10 +101,8 @@ class Journal:
         """Put a journal that does not hold out of the way. Returns the entries, unchecked; how many cannot be read."""
         found, lines = [], self.lines()
         for line in lines:
-            try:
+            with suppress(BudgetError):
                 found.append(self._parsed(line, 0))
-            except BudgetError:
-                continue
         if self.path.exists():
             self.path.rename(self.path.with_suffix(f".{time.time_ns()}.aside"))
         self.anchor.unlink(missing_ok=True)

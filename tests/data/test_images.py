@@ -54,12 +54,6 @@ def test_a_batch_is_a_copy(digits):
     assert np.array_equal(digits.images[5], before) and digits.labels[5] == 5
 
 
-def test_without_drops_one_image_and_keeps_the_order(digits):
-    rest = digits.without(3)
-    assert len(rest) == len(digits) - 1
-    assert np.array_equal(rest.images[3], digits.images[4]) and rest.labels[3] == digits.labels[4]
-
-
 GOOD = np.zeros((3, 4, 4, 1), np.uint8)
 BAD = {
     "float images": (GOOD.astype(np.float32), np.zeros(3, np.int64), "uint8"),

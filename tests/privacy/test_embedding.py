@@ -43,7 +43,7 @@ def teacher(digits):
 
 @pytest.fixture(scope="module")
 def network(digits, teacher):
-    return train_feature_network(digits, teacher, STEPS, seed=0)
+    return train_feature_network(digits, teacher, STEPS, 0, print)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def features(teacher, network):
 
 def test_the_network_studies_the_labels_of_the_teacher_and_not_those_asked_for(digits, teacher):
     wrong = ImageSet(digits.images, np.random.default_rng(0).permutation(digits.labels), digits.classes)
-    first, second = (train_feature_network(images, teacher, STEPS, seed=0).state_dict() for images in (digits, wrong))
+    first, second = (train_feature_network(images, teacher, STEPS, 0, print).state_dict() for images in (digits, wrong))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 

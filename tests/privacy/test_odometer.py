@@ -190,11 +190,12 @@ def test_a_run_that_was_resumed_counts_once_by_its_newest_record(tmp_path):
     for i in range(3):
         odometer.append("resume", id="x", adopts="", record={"id": f"x{i}", "data_version": "v"})
         odometer.append("progress", id="x", uses=i)
-    assert [record["id"] for record in odometer.opened()] == ["x2"] and odometer.run_of("x2") == "x"
+    assert [record["id"] for record in odometer.opened()] == ["x2"]
     assert {"x", "x0", "x1", "x2"} <= odometer.known()
-    assert odometer.unfinished("v", work="w") == "x" and odometer.durable("x") == (2, None)
+    (run,) = odometer.charges("v")
+    assert (run.id, run.record["id"], run.uses, run.end) == ("x", "x2", 2, None) and odometer.charges("w") == []
     odometer.append("close", id="x", uses=3)
-    assert odometer.closed("v", work="w") == "x" and odometer.unfinished("v", work="w") is None
+    assert [run.end for run in odometer.charges()] == ["close"]
 
 
 def append_many(path, name):

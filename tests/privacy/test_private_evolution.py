@@ -129,7 +129,7 @@ class WithEmbedding:
     def __len__(self):
         return len(self.images)
 
-    def batch(self, indices, *, labels_only=False):
+    def batch(self, indices):
         images, labels = self.images.batch(indices)
         return rows_alone(self.embedding, images, False), labels
 

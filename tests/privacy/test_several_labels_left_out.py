@@ -108,7 +108,7 @@ def test_one_patient_moves_the_sum_of_a_charge_by_at_most_the_bound(name, group,
 
 
 def test_a_number_of_images_and_the_shares_of_labels_come_out_of_the_counts(some):
-    images, labels = some.batch(range(500), labels_only=True)
+    images, labels = some.batch(range(500))
     found = public_several(query_several(Recorder(images, labels), LABELS), 1e-6)
     assert found.total == 500
     np.testing.assert_allclose(found.priors, some.labels[:500].mean(axis=0), atol=1e-9)

@@ -20,9 +20,13 @@ if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont
 
 CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
-DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-# In some fonts, the names of glyphs do not say what they show. Such names begin with one of these.
-NAMELESS = ("uni", "u0", "glyph", "gid", "cid", ".notdef")
+# the fonts of matplotlib that show every character at its place, not symbols or placeholders
+FONTS = (
+    *(f"DejaVu{kind}{style}" for kind in ("Sans", "SansMono") for style in ("-Bold", "-BoldOblique", "-Oblique", "")),
+    *(f"DejaVuSerif{style}" for style in ("-Bold", "-BoldItalic", "-Italic", "")),
+    *(f"STIXGeneral{style}" for style in ("", "Bol", "BolIta", "Italic")),
+    *("cmb10", "cmmi10", "cmr10", "cmss10", "cmti10", "cmtt10"),
+)
 FONT_SIZE = 96  # pixels at which a glyph is drawn before it is transformed
 CONTRAST = 110.0  # least distance of foreground and ground, in units of 1/255
 
@@ -44,34 +48,13 @@ def glyph_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, 
 
 
 def font_files() -> list[Path]:
-    """The fonts of matplotlib that show every character, in the order of their names."""
+    """The files of FONTS, in that order. Raises DataError if one is missing."""
     import matplotlib
 
-    shipped = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
-    usable = [path for path in sorted(shipped.glob("*.ttf")) if shows_all_characters(path)]
-    if not usable:
-        raise DataError(f"no font under {shipped} shows {''.join(CHARACTERS)}. Install matplotlib again.")
-    return usable
-
-
-def shows_all_characters(path: Path) -> bool:
-    """Whether a font shows digits and letters at their places, not symbols (cmsy10) or placeholders (LastResort)."""
-    from matplotlib.ft2font import FT2Font
-    from PIL import ImageFont
-
-    try:
-        font = FT2Font(str(path))
-        ImageFont.truetype(str(path), FONT_SIZE)
-    except (OSError, RuntimeError):  # a bitmap font, a broken file
-        return False
-    places = font.get_charmap()
-    if any(ord(character) not in places for character in CHARACTERS):
-        return False
-    indices = [places[ord(character)] for character in CHARACTERS]
-    names = [font.get_glyph_name(index) for index in indices]
-    expected = (*DIGIT_NAMES, *CHARACTERS[10:])
-    right = all(name.startswith((*NAMELESS, want)) or not name for name, want in zip(names, expected, strict=True))
-    return right and len(set(indices)) == len(indices)
+    files = [Path(matplotlib.get_data_path(), "fonts", "ttf", f"{name}.ttf") for name in FONTS]
+    if missing := [file for file in files if not file.is_file()]:
+        raise DataError(f"{missing[0]} is missing. Install matplotlib again.")
+    return files
 
 
 def glyph_picture(face: FreeTypeFont, character: str, weight: float) -> Image:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sfumato.data.images import Shape
+from sfumato.data.rendered import DRAWN
 from sfumato.data.sources.cifar import read_cifar
 from sfumato.data.sources.drawn import read_digits, read_drawn
 from sfumato.data.sources.idx import read_idx_set
@@ -40,9 +41,7 @@ SOURCES: dict[str, Reader] = {
     "imagefolder": Reader(read_imagefolder, SENSITIVE + PUBLIC),
     "npz": Reader(read_npz, SENSITIVE + PUBLIC),
     "webdataset": Reader(read_imagefolder, SENSITIVE),
-    "glyphs": Reader(read_drawn, PUBLIC),
-    "procedural": Reader(read_drawn, PUBLIC),
-    "photos": Reader(read_drawn, PUBLIC),
+    **dict.fromkeys(DRAWN, Reader(read_drawn, PUBLIC)),
     "emnist": Reader(read_idx_set, PUBLIC),
     "kmnist": Reader(read_idx_set, PUBLIC),
     "cifar100": Reader(read_cifar, PUBLIC),

@@ -13,9 +13,8 @@ import numpy as np
 from sfumato.data.groups import Ids, checked, ids_of_files, place_of
 from sfumato.data.images import GROUPS, GROUPS_REFUSED
 from sfumato.data.sources.deep import RangeMissing, Span, decode_dicom, is_dicom, shown
-from sfumato.data.sources.label_table import TABLES, labels_of_table, pictures_below
 from sfumato.data.sources.source import Example, Listing, Member, Place, Request, Source, fit
-from sfumato.data.sources.tabled import TEST, TRAIN, layout_of, list_metadata, list_shards, required_classes
+from sfumato.data.sources.tabled import TABLES, TEST, TRAIN, layout_of, list_tabled, pictures_below
 from sfumato.errors import ConfigError, DataError, PrivateError, explained
 from sfumato.settings.data import Groups
 from sfumato.storage.documents import class_name
@@ -31,19 +30,17 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
     """A folder with one folder of pictures per class, in the order of their names; hidden files are ignored.
 
     If a folder holds only `train/` and `test/`, `test/` is the hold-out. With labels in a table, or in tar files, the
-    classes are those of `request`; with several labels, a table names them (`label_table`). Raises DataError, here or
-    while the pictures are decoded, which names every file that cannot be used; with groups, by its place, for its name
-    may be an id.
+    classes are those of `request`; with several labels, `labels_of_table` names them. Raises DataError, here or while
+    the pictures are decoded, that names every file that cannot be used; with groups, by its place: names may be ids.
     """
     path, groups = request.required_path(), request.groups
     if request.sensitive and path.is_dir() and (path / GROUPS).exists() and groups is None:
         raise DataError(f"{path / GROUPS} {GROUPS_REFUSED}.")
-    if request.several:
-        found = Listing(*labels_of_table(path, request.classes), None, [])
-    else:
-        if request.tabled:
-            required_classes(request.classes)
-        found = listed(request)
+    # if the labels were collected, the list of classes would depend on the images
+    if request.tabled and not request.several and request.classes is None:
+        raise ConfigError("data.classes is missing: name the classes, [a, b, …]; `stage init` writes those that occur")
+    tabled = request.tabled or request.several
+    found = list_tabled(request) if tabled else list_folder(path, f"{request.section}.path", groups)
     if not request.sensitive:
         found = replace(found, test=None)
     if found.problems:
@@ -60,17 +57,6 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
     return Source(found.classes, train, test, len(found.files), ids)
 
 
-def listed(request: Request) -> Listing:
-    """The pictures that a request names, by where their labels are."""
-    path, groups = request.required_path(), request.groups
-    if not request.tabled:
-        return list_folder(path, f"{request.section}.path", groups)
-    column = None if groups is None else groups.column
-    if request.name == "webdataset":
-        return list_shards(path, request.label_column, column, request.classes)
-    return list_metadata(path, str(request.label_column), column, request.classes)
-
-
 def ids_of(groups: Groups, found: Listing, path: Path) -> Ids:
     """The id of each picture, by a table's column or as `ids_of_files` has it."""
     if groups.column is not None:
@@ -84,10 +70,8 @@ def list_folder(path: Path, option: str = "data.path", groups: Groups | None = N
     """The pictures of a folder by class and split. Raises DataError if it has no class."""
     if not path.is_dir():
         raise DataError(f"{option}={path} is not a folder: expected one folder of pictures per class.")
-    if has_splits(path):
-        train, test = list_classes(path / TRAIN, path, groups), list_classes(path / TEST, path, groups)
-    else:
-        train, test = list_classes(path, path, groups), None
+    train, *more = [list_classes(part, path, groups) for part in parts_of(path)]
+    test = more[0] if more else None
     if not train.classes:
         hint = " For labels.csv, set data.labels: several." if (path / TABLES[0]).is_file() else ""
         raise DataError(f"{option}={path} holds no folder of a class: expected one folder of pictures per class.{hint}")
@@ -144,7 +128,7 @@ def survey(
     tabled = label is not None or source == "webdataset"
     groups = groups or (person and Groups(column=person)) or (None if tabled else groups_shown(path))
     request = Request(section="data", name=source, path=str(path), groups=groups, range=span, label_column=label)
-    found = listed(request) if tabled else list_folder(path, "FOLDER", groups)
+    found = list_tabled(request) if tabled else list_folder(path, "FOLDER", groups)
     problems, sides, coloured = list(found.problems), [], 0
     for number, (file, label_) in enumerate(progress(found.files), 1):
         try:
@@ -178,8 +162,8 @@ def groups_shown(path: Path) -> Groups | None:
     """The groups of a folder as it shows them: `groups.npy`, DICOM's patients, a folder for each person; or None."""
     if (path / GROUPS).exists():
         return Groups(array=True)
-    parts = [path / TRAIN, path / TEST] if path.is_dir() and has_splits(path) else [path]
-    classes = [entry for part in parts if part.is_dir() for entry in visible(part) if entry.is_dir()]
+    parts = parts_of(path) if path.is_dir() else []
+    classes = [entry for part in parts for entry in visible(part) if entry.is_dir()]
     inner = [entry for folder in classes for entry in visible(folder)]
     if inner and all(entry.is_file() and is_dicom(entry) for entry in inner):
         return Groups(dicom=True)
@@ -188,11 +172,11 @@ def groups_shown(path: Path) -> Groups | None:
     return Groups(folder=True)
 
 
-def has_splits(path: Path) -> bool:
-    """Whether a folder holds `train/` and `test/` and no other folder, and in them folders instead of pictures."""
-    folders = [entry for entry in visible(path) if entry.is_dir()]
-    inner = (any(entry.is_dir() for entry in visible(folder)) for folder in folders)
-    return {folder.name for folder in folders} == {TRAIN, TEST} and all(inner)
+def parts_of(path: Path) -> list[Path]:
+    """`train/` and `test/` of a folder that holds no other folders, and in them folders, no pictures; else itself."""
+    folders = {entry.name: entry for entry in visible(path) if entry.is_dir()}
+    inner = (any(entry.is_dir() for entry in visible(folder)) for folder in folders.values())
+    return [path / TRAIN, path / TEST] if {*folders} == {TRAIN, TEST} and all(inner) else [path]
 
 
 def list_classes(path: Path, root: Path, groups: Groups | None = None) -> Listing:
@@ -254,7 +238,7 @@ def called(path: Path | Member, request: Request, number: int) -> str:
     root = request.required_path()
     if request.several:
         return f"{place_of(path, pictures_below(root), root)},"
-    folder = root.joinpath(*path.relative_to(root).parts[: 2 if has_splits(root) else 1])
+    folder = root.joinpath(*path.relative_to(root).parts[: len(parts_of(root))])
     return f"{place_of(path, pictures_in(folder, request.groups.folder), folder)},"
 
 

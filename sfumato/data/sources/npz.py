@@ -39,8 +39,7 @@ def read_npz(request: Request, raw: Path) -> Source:
 
     With `data.labels: several`, labels are (N, classes) of 0 and 1.
     Or MedMNIST's own file: `train_images`, `train_labels` (N,) or (N, 1), `val_…`, and `test_…` as the hold-out. It
-    holds no names: `data.classes` gives them. If labels were counted instead, the public class list would depend on the
-    images.
+    holds no names: `data.classes` gives them, for classes that occur would depend on the images.
     """
     path = request.required_path()
     if not path.is_file():
@@ -96,9 +95,7 @@ def check_arrays(
         raise DataError(f"{path} has no array named {', '.join(missing)}: {PLAIN}")
     (shape, _, dtype), (labels_shape, _, labels_dtype) = headers[f"{images}.npy"], headers[f"{labels}.npy"]
     if dtype != np.uint8 or len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3)):
-        raise DataError(
-            f"{path}: {images} are {dtype} {shape}, expected uint8 (N, H, W) or (N, H, W, C) with C 1 or 3."
-        )
+        raise DataError(f"{path}: {images} are {dtype} {shape}, expected uint8 (N, H, W) or (N, H, W, C) with C 1 or 3")
     if len(labels_shape) == 2 and labels_shape[1] > 1 and not several:
         fix = "choose one of them, or set data.labels: several"
         raise DataError(f"{path} has {labels_shape[1]} labels for each image: {fix}.")
@@ -153,7 +150,10 @@ def read_imagenet32(request: Request, raw: Path) -> Source:
             f"registration) there, or name its folder by {request.section}.path."
         )
     labels = [read_imagenet_labels(path) for path in files]
-    return Source(imagenet_names(place), imagenet_examples(files, labels, request), None, sum(map(len, labels)))
+    parts = (
+        examples(imagenet_images(path), batch, request, path.name) for path, batch in zip(files, labels, strict=True)
+    )
+    return Source(imagenet_names(place), chain.from_iterable(parts), None, sum(map(len, labels)))
 
 
 def read_imagenet_labels(path: Path) -> np.ndarray:
@@ -193,10 +193,9 @@ def read_header(member: IO[bytes]) -> Header:
     return header
 
 
-def imagenet_examples(files: Sequence[Path], labels: Sequence[np.ndarray], request: Request) -> Iterator[Example]:
-    for path, batch in zip(files, labels, strict=True):
-        rows = chain.from_iterable(npy_rows(path, "data", "fetch it again."))
-        yield from examples((row.reshape(3, 32, 32).transpose(1, 2, 0) for row in rows), batch, request, path.name)
+def imagenet_images(path: Path) -> Iterator[np.ndarray]:
+    for rows in npy_rows(path, "data", "fetch it again."):
+        yield from rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
 
 
 def imagenet_names(place: Path) -> tuple[str, ...]:

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sfumato.errors import ConfigError, DataError
+from sfumato.settings.data import Groups
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-    from sfumato.settings.data import Groups
 
 DOWNLOAD_TIMEOUT = 60.0  # seconds without an answer
 Example = tuple[np.ndarray, int | np.ndarray]  # (H, W, C) uint8 and its label, or its (classes,) uint8 of 0 and 1

@@ -2,92 +2,125 @@
 
 from __future__ import annotations
 
+import os
 import tarfile
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from sfumato.data.groups import plain_path
-from sfumato.data.sources.source import Listing, Member
-from sfumato.data.tables import FILE, METADATA, Rows, cell_text, classes_in, columns_of, label_of, read_table, table_in
+import numpy as np
+
+from sfumato.data.groups import rows_of_files
+from sfumato.data.sources.deep import is_dicom
+from sfumato.data.sources.source import Listing, Member, Place, Request
+from sfumato.data.tables import FILE, METADATA, cell_text, columns_of, rows_by_file, table_in
 from sfumato.errors import UNREADABLE, ConfigError, DataError, PrivateError, explained
 from sfumato.storage.documents import class_name, parse_json
 
 TRAIN, TEST = "train", "test"
+TABLES = ("labels.csv", "metadata.csv")  # with a column of 0 and 1 for each of several labels
+VALUES = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
 LABEL = "label"  # the column, or key, of the label, if nothing else is said
 # columns that hold the ids of persons
 PERSONS = {"group", "person", "person_id", "patient", "patient_id", "patientid", "subject", "subject_id", "participant"}
 LARGEST_LABEL = 1_000_000  # bytes of a .cls or .json
 Fields = dict[str, tarfile.TarInfo]  # of a sample, by suffix
+Row = tuple[Any, ...]  # a picture, its label as text, and the id of its person where ids are asked for
+
+
+def list_tabled(request: Request) -> Listing:
+    """The pictures of a source whose labels are not in the names of folders, by where they are."""
+    path, column = request.required_path(), None if request.groups is None else request.groups.column
+    if request.several:
+        return labels_of_table(path, request.classes)
+    if request.name == "webdataset":
+        return list_shards(path, request.label_column, column, request.classes)
+    return list_metadata(path, str(request.label_column), column, request.classes)
 
 
 def list_metadata(path: Path, label: str, group: str | None, classes: Sequence[str] | None) -> Listing:
     """A folder with metadata.csv, .jsonl or .parquet: file_name, and columns of the label and of the person's id.
 
-    Or `train/` and `test/`, each with its own. classes: None for those that occur. Raises DataError, ConfigError
-    or PrivateError, as `read_table`; a row that names a file outside of its folder, or twice, is refused, and so is
-    a picture without a row.
+    Or `train/` and `test/`, each with its own. classes: None for those that occur. Raises as `rows_by_file`, and
+    PrivateError for a picture without a row.
     """
     if not path.is_dir():
         raise DataError(f"data.path={path} is not a folder: expected pictures and {METADATA[0]}.")
     parts = [path] if table_in(path) else [path / TRAIN, *([path / TEST] if (path / TEST).is_dir() else [])]
-    files: list[list[tuple[Path, list[str]]]] = []  # of each part: the picture, its label and id
+    columns, files = [FILE, label, *([group] if group else [])], list[list[Row]]()
     for part in parts:
         table = table_in(part) if part.is_dir() else None
         if table is None:
             raise DataError(f"{part} holds no {', '.join(METADATA)}: write one, or take out data.label_column.")
-        rows = read_table(table, [FILE, label, *([group] if group else [])], str(table))
-        files.append([(file, cells[1:]) for file, (_, cells) in zip(named(table, rows), rows, strict=True)])
-    every = [cells for part in files for _, cells in part]
-    shown = named_classes([cells[0] for cells in every], classes, str(path))
-    train, *test = [[(file, placed(cells[0], shown, str(path))) for file, cells in part] for part in files]
-    ids = [cells[1] for cells in every] if group else None
-    return Listing(shown, list(train), list(test[0]) if test else None, [], ids)
+        rows = rows_by_file(table, str(table), columns, files_below(part), part)
+        if left := sum(file not in rows for file in pictures_below(part)):
+            raise PrivateError(f"{table} has no row for {left} pictures below {part}: write them, or remove these.")
+        files.append([(file, *cells) for file, cells in rows.items()])
+    return listing_of(files, classes, str(path))
 
 
-def named(table: Path, rows: Rows) -> Iterator[Path]:
-    """The picture of each row, below the table's folder; every picture there has one row."""
+def files_below(root: Path) -> Iterator[Path]:
+    """Every file in a folder and below, in the order of names, without hidden ones."""
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(folder, name) for name in sorted(files) if not name.startswith("."))
+
+
+def pictures_below(root: Path) -> list[Path]:
+    """Those that are pictures, by their suffixes, or DICOM."""
     from PIL.Image import registered_extensions
 
-    folder, pictures = table.parent, {*registered_extensions(), ".dcm", ".dicom"}
-    below = {plain_path(str(file.relative_to(folder))): file for file in sorted(folder.rglob("*"))}
-    known = {name: file for name, file in below.items() if not file.is_dir() and "/." not in f"/{name}"}
-    seen: set[str] = set()
-    for number, (text, *_) in rows:
-        name = plain_path(text)
-        if name not in known:
-            raise PrivateError(f"{table}, row {number}, names a file that is not below {folder}: correct its {FILE}.")
-        if name in seen:
-            raise PrivateError(f"{table}, row {number}, names a picture once more: one row for each.")
-        file = known[name]
-        if not file.is_file() or not file.resolve().is_relative_to(folder.resolve()):
+    known = registered_extensions()
+    return [file for file in files_below(root) if file.is_file() and (file.suffix.lower() in known or is_dicom(file))]
+
+
+def labels_of_table(root: Path, columns: Sequence[str] | None) -> Listing:
+    """The names of the labels, and each picture of a folder with its labels, (classes,) uint8 of 0 and 1.
+
+    columns: of the labels, in their order; None: all but `file_name`. The names are those of the columns, so they do
+    not depend on the images. Raises DataError, or PrivateError where one row is at fault.
+    """
+    table = next((root / name for name in TABLES if (root / name).is_file()), None)
+    if table is None:
+        wanted = f"{' or '.join(TABLES)}, with the column {FILE} and one of 0 and 1 for each label"
+        raise DataError(f"data.labels: several, but data.path={root} is no folder with {wanted}: write that table.")
+    files = pictures_below(root)
+    classes = tuple(columns or (name for name in columns_of(table) if name != FILE))
+    found: list[Place] = []
+    for file, cells in zip(files, rows_of_files(table, str(table), (FILE, *classes), files, root), strict=True):
+        if not {*cells} <= {*VALUES}:
             raise PrivateError(
-                f"{table}, row {number}, names a link out of {folder}, or a pipe: copy the picture there."
+                f"{table} has a cell that is neither 0 nor 1 in a column of a label: write one of them for each "
+                "picture, unsure ones too, and name the columns of the labels in data.classes: [a, b, …]"
             )
-        seen.add(name)
-        yield file
-    left = sum(file.suffix.lower() in pictures for name, file in known.items() if name not in seen)
-    if left:
-        raise PrivateError(
-            f"{table} has no row for {left} of the pictures below {folder}: write them, or remove these."
-        )
+        found.append((file, np.array([VALUES[cell] for cell in cells], dtype=np.uint8)))
+    return Listing(classes, found, None, [])
 
 
-def named_classes(labels: Sequence[str], classes: Sequence[str] | None, what: str) -> tuple[str, ...]:
-    """The classes by the owner's list, or those that occur. Raises PrivateError for an empty label."""
+def listing_of(parts: Sequence[Sequence[Row]], classes: Sequence[str] | None, what: str) -> Listing:
+    """The pictures of the rows of the training part, and of the test part if there is one.
+
+    classes: the owner's list, or None for those that occur, which depend on the images. A label is the name of a class,
+    or its number from 0 if the name of none is a number. Raises PrivateError for an empty label, or one of no class.
+    """
+    labels = [row[1] for part in parts for row in part]
     if "" in labels:
-        raise PrivateError(
-            f"{what}: picture {labels.index('') + 1}, in the order of its table, has no label: give it one"
-        )
-    with explained(DataError, lambda error: f"{what}: {error}. Rename this label."):
-        return tuple(map(class_name, classes_in(labels))) if classes is None else tuple(classes)
-
-
-def placed(text: str, classes: Sequence[str], what: str) -> int:
-    label = label_of(text, classes)
-    if label is None:
-        raise PrivateError(f"{what} holds a label that data.classes does not name: {text[:40]!r}. Name all of them.")
-    return label
+        where = f"picture {labels.index('') + 1}, in the order of its table,"
+        raise PrivateError(f"{what}: {where} has no label: give it one")
+    if classes is None:
+        with explained(DataError, lambda error: f"{what}: {error}. Rename this label."):
+            numbers = all(text.isdecimal() for text in labels)
+            classes = [class_name(text) for text in sorted({*labels}, key=int if numbers else None)]
+    places = {text: i for i, text in enumerate(classes)}
+    if not any(name.isdecimal() for name in classes):
+        numbered = {text: int(text) for text in labels if text.isdecimal() and len(text) < 10}
+        places |= {text: number for text, number in numbered.items() if number < len(classes)}
+    if unknown := next((text for text in labels if text not in places), None):
+        raise PrivateError(f"{what} holds a label that data.classes does not name: {unknown[:40]!r}. Name all of them.")
+    train, *test = [[(row[0], places[row[1]]) for row in part] for part in parts]
+    ids = [row[2] for part in parts for row in part if len(row) > 2]
+    return Listing(tuple(classes), list(train), list(test[0]) if test else None, [], ids or None)
 
 
 def shards_of(path: Path) -> list[Path]:
@@ -111,11 +144,12 @@ def list_shards(path: Path, label: str | None, group: str | None, classes: Seque
     from PIL.Image import registered_extensions
 
     pictures = {suffix[1:] for suffix in registered_extensions()}
-    parts: dict[bool, list[tuple[Member, str, str]]] = {False: [], True: []}  # held out or not
-    shards = shards_of(path)
+    parts: dict[bool, list[Row]] = {False: [], True: []}  # held out or not
+    shards, causes = shards_of(path), (*UNREADABLE, tarfile.TarError, EOFError, OverflowError)
     for shard in shards:
         held_out = shard.name.startswith(TEST) and len(shards) > 1
-        with readable(shard), tarfile.open(shard, "r:") as archive:
+        wrong = f"{shard} cannot be read as a plain tar file: write it without compression."
+        with explained(DataError, lambda _: wrong, causes=causes), tarfile.open(shard, "r:") as archive:  # noqa: B023
             for number, (name, fields) in enumerate(samples_in(archive, shard), 1):
                 what = f"{shard}: sample {number}"
                 shown = [suffix for suffix in fields if suffix in pictures]
@@ -124,19 +158,8 @@ def list_shards(path: Path, label: str | None, group: str | None, classes: Seque
                 picture = fields[shown[0]]
                 text, person = words_of(archive, fields, label, group, what)
                 member = Member(shard, picture.offset_data, picture.size, f"{name}.{shown[0]}")
-                parts[held_out].append((member, text, person))
-    every = [row for part in parts.values() for row in part]
-    named = named_classes([text for _, text, _ in every], classes, str(path))
-    train, test = ([(row[0], placed(row[1], named, str(path))) for row in parts[side]] for side in (False, True))
-    ids = [person for _, _, person in every] if group else None
-    return Listing(named, list(train), list(test) or None, [], ids)
-
-
-def readable(shard: Path) -> AbstractContextManager[None]:
-    """Raise DataError if a tar file cannot be read."""
-    wrong = f"{shard} cannot be read as a plain tar file"
-    causes = (*UNREADABLE, tarfile.TarError, EOFError, OverflowError)
-    return explained(DataError, lambda e: f"{wrong} ({type(e).__name__}): write it without compression.", causes=causes)
+                parts[held_out].append((member, text, person) if group else (member, text))
+    return listing_of([parts[False], *filter(None, [parts[True]])], classes, str(path))
 
 
 def samples_in(archive: tarfile.TarFile, shard: Path) -> Iterator[tuple[str, Fields]]:
@@ -157,9 +180,7 @@ def samples_in(archive: tarfile.TarFile, shard: Path) -> Iterator[tuple[str, Fie
     with shard.open("rb") as file:
         file.seek(archive.offset)
         if any(file.read(tarfile.BLOCKSIZE)) or archive.offset > shard.stat().st_size:
-            raise DataError(
-                f"{shard} is cut short, or damaged after entry {len(archive.getmembers())}: write it again."
-            )
+            raise DataError(f"{shard} is cut short, or damaged after entry {len(archive.getmembers())}: write it again")
     yield from ((key.rpartition("/")[2], fields) for key, fields in found.items())
 
 
@@ -187,13 +208,6 @@ def field_text(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> str:
     file = archive.extractfile(entry)
     assert file is not None  # of a plain file
     return file.read().decode("utf-8")
-
-
-def required_classes(classes: Sequence[str] | None) -> Sequence[str]:
-    """The owner's list. Raises ConfigError without one: if labels were collected, the list would depend on images."""
-    if classes is None:
-        raise ConfigError("data.classes is missing: name the classes, [a, b, …]; `stage init` writes those that occur")
-    return classes
 
 
 def layout_of(path: Path, label: str | None) -> tuple[str, str | None, str | None]:
