@@ -134,6 +134,7 @@ def run_program(words: list[str], folder: Path, *, shown: bool) -> None:
         lines = []
         for line in running.stdout or ():
             lines.append(line)
+            shown &= not line.startswith("error: ")  # it is raised below
             if shown and line.strip() and not line.startswith(NOISE):
                 print(line, end="", flush=True)
     if running.returncode:
