@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 REPORT = f"{ARTIFACTS}/report/index.html"
 ERRORS: dict[int, type[SfumatoError]] = {kind.exit_code: kind for kind in (ConfigError, BudgetError, DataError)}
+COLUMNS = ["noise_multiplier", "sample_rate", "releases", "epsilon", "share"]
 NOISE = ("Running stage", "Updating lock", "To track", "\tgit add", "To enable", "\tdvc config", "Use `dvc push`")
 
 
@@ -45,11 +46,11 @@ class Project:
                 dataset_id, range=(0, 4095), public, force=True, ….
         Raises: ConfigError or DataError, as `stage init` does.
         """
-        words = ["-m", "stages.cli", "init", str(images), "--out", str(folder), "--epsilon", str(epsilon), "--yes"]
-        for name, value in options.items():
+        words = ["-m", "stages.cli", "init", str(images), "--yes"]
+        for name, value in {"out": folder, "epsilon": epsilon, **options}.items():
             if value is not None and value is not False:
                 text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-                words += [f"--{name.replace('_', '-')}", *([] if value is True else [text])]
+                words.append(f"--{name.replace('_', '-')}" + ("" if value is True else f"={text}"))
         run_program(words, Path.cwd(), shown=True)
         return cls(folder)
 
@@ -71,22 +72,12 @@ class Project:
             params, card = load_params(Path("params.yaml"), Path(RECIPES)), read_card(Path(CARD))
             public = Path(PUBLIC) / "card.json"
             images = read_public_card(public).images if public.is_file() else 0
-            seconds = expected_seconds(params, card.shape, len(card.classes), state_dir(), images)
+            seconds: Any = expected_seconds(params, card.shape, len(card.classes), state_dir(), images)
             budget: Any = read_json(Path(PLAN) / "budget.json")
-        rows = {
-            name: {
-                "noise_multiplier": row.get("noise_multiplier"),
-                "sample_rate": row.get("sample_rate"),
-                "releases": row.get("uses"),
-                "epsilon": row.get("epsilon"),
-                "share": row.get("share"),
-                "minutes": None if value is None else value / 60,
-            }
-            for name, value in seconds.items()
-            if name in params.run
-            for row in [budget["stages"].get(name, {})]
-        }
-        table = pandas.DataFrame.from_dict(rows, orient="index").rename_axis("stage")
+        names = [name for name in seconds if name in params.run]
+        table = pandas.DataFrame([budget["stages"].get(name, {}) for name in names], index=names).rename_axis("stage")
+        table = table.rename(columns={"uses": "releases"}).reindex(columns=COLUMNS)
+        table["minutes"] = [None if seconds[name] is None else seconds[name] / 60 for name in names]
         table.attrs = {key: budget[key] for key in ("epsilon", "delta", "target")}
         return table
 
@@ -123,7 +114,7 @@ def run_program(words: list[str], folder: Path, *, shown: bool) -> None:
     """
     place = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])}
     with subprocess.Popen(
-        [sys.executable, *words],
+        [sys.executable, "-P", *words],  # nothing in the user's folder takes the place of a package
         cwd=folder,
         env=os.environ | place,
         stdout=subprocess.PIPE,
