@@ -132,12 +132,9 @@ def unprepared(params: Params) -> Card:
     if data.source != "imagefolder" or data.path is None or data.size is None or data.channels is None:
         return read_card(CARD)
     path = Path(data.path).expanduser()
-    classes, official = data.classes, (path / "test").is_dir()
-    if classes is None:
-        found = list_folder(path)
-        classes, official = found.classes, found.test is not None
+    classes = data.classes or list_folder(path).classes
     say("the images are not prepared yet: what follows is for those in the folder")
-    return proposed_card(params, classes, official)
+    return proposed_card(params, classes, (path / "test").is_dir())
 
 
 def show_changes(params: Params) -> None:
