@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from pyarrow import parquet
 import sfumato
 from sfumato.data.images import ImageSet
 from sfumato.planning.project import dvc_text, params_text
+from sfumato.project import run_program
 from sfumato.release.exports import mark_of, save_parquet
 from sfumato.settings.stages import ARTIFACTS, LEDGER
 from stages.init import begin_repository
@@ -55,8 +54,7 @@ def make(name: str, project: Path, images: Path | None) -> None:
             (project / "params.yaml").write_text(params_text(PARAMS[name], {}), encoding="utf-8")
             (project / "dvc.yaml").write_text(dvc_text(), encoding="utf-8")
             begin_repository(project)
-    words = [sys.executable, "-c", "from stages.project import repro; repro()", "report"]
-    subprocess.run(words, cwd=project, check=True)
+    run_program(["-m", "dvc", "repro", "report"], project, shown=True)
 
 
 def collect(project: Path, out: Path) -> None:

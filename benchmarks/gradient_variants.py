@@ -34,8 +34,8 @@ class Setting:
 
     def network(self, device: str = "cpu") -> UNet:
         torch.manual_seed(0)
-        sizes = {"width": self.width, "unshuffle": self.unshuffle, "blocks": self.blocks}
-        model = UNet(self.size, self.channels, 10, multipliers=(2, 2), attention=(1,), **sizes)
+        shape = self.size, self.channels, 10, self.width, (2, 2), (1,)
+        model = UNet(*shape, blocks=self.blocks, unshuffle=self.unshuffle)
         with torch.no_grad():
             for parameter in model.parameters():  # away from the zero initialisation, where most gradients vanish
                 parameter.add_(0.02 * torch.randn_like(parameter))

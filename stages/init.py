@@ -30,8 +30,8 @@ FEWEST = 10  # pictures of a class, below which it is pointed out
 GROUPS_QUESTION = "Which are whose (a pattern around the id in a file's name, such as ^(P\\d+)_, or a CSV file)"
 NAMED_QUESTION = "The names look like several pictures of one person (p0123_2.png). Protect persons with all theirs?"
 FOLDER_HELP = (
-    "Folder of images: one folder a class, or train/ and test/, each laid out so; or a table metadata.csv, .jsonl or "
-    ".parquet beside them; or tar files (WebDataset)."
+    "Folder of images: one folder a class, or train/ and test/, each laid out so; or a table labels.csv, metadata.csv, "
+    ".jsonl or .parquet beside them; or tar files (WebDataset); or an .npz, such as MedMNIST's."
 )
 LABEL_HELP = "The column of the labels in metadata.csv, .jsonl or .parquet; of tar files, the key in .json."
 SIZE_HELP = "Public, rounded number of images. Default: their number to one digit, which is published."
@@ -194,11 +194,12 @@ def look_at(folder: Path, groups: Groups | None, span: tuple[float, float] | Non
     from rich.progress import track
 
     from sfumato.data.sources.imagefolder import survey
+    from sfumato.data.sources.npz import survey_archive
 
     def shown(files: Sequence) -> Iterable:
         return track(files, "looking", console=Console(stderr=True)) if sys.stderr.isatty() else files
 
-    return survey(folder, shown, groups, span, label)
+    return survey_archive(folder, groups) if folder.suffix == ".npz" else survey(folder, shown, groups, span, label)
 
 
 # --- what is proposed -------------------------------------------------------------------------------------------------
@@ -260,20 +261,21 @@ def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float
     from sfumato.planning.proposal import proposed_card
     from sfumato.planning.resolve import make_plan, warnings_of
     from sfumato.privacy.odometer import Odometer
-    from sfumato.settings.data import GROUP
+    from sfumato.settings.data import GROUP, SEVERAL
     from stages.plan import show_budget, show_minutes, show_risk, show_settings_for_ever
 
     params = proposed.params
     side = params.data.size or known.side
     split = "test/" if found.held_out is not None else f"{params.data.holdout_fraction:.0%} of them, drawn by a key"
-    say(f"images   {'colour' if found.colour else 'grey'}, stored as {side}×{side}, {len(found.classes)} classes")
+    named = "labels, any number of them an image" if params.data.labels == SEVERAL else "classes"
+    say(f"images   {'colour' if found.colour else 'grey'}, stored as {side}×{side}, {len(found.classes)} {named}")
     show_local_facts(found, side)
     say(f"hold-out {split}")
     say(f"protects {protected(known)}")
     say(f"recipe   {params.recipe}: {proposed.row}; {proposed.grown:.0%} of the way to what was measured")
     public = f"that the dataset exists, its class names ({', '.join(found.classes[:5])}"
     public += f" and {len(found.classes) - 5} more)" if len(found.classes) > 5 else ")"
-    public += ", which are the labels that occur" if found.data else ""
+    public += ", which are the labels that occur" if "classes" in found.data else ""
     say(f"public   {public}, the shape of its images, and privacy.size_hint={known.size_hint}")
     if counted:
         what = "persons" if known.unit == GROUP else "images"
@@ -307,7 +309,8 @@ def protected(known: Known) -> str:
 
     if known.groups:
         (way, value), *_ = known.groups.items()
-        where = {"folder": "a folder each, in each class", "array": "groups.npy"}.get(way, f"{way} {value}")
+        known_ways = {"folder": "a folder each, in each class", "array": "`groups` beside the images"}
+        where = (known_ways | {"dicom": "DICOM's PatientID"}).get(way, f"{way} {value}")
         return f"each person with all their images, whose ids are found by: {where}"
     if known.unit == IMAGE:
         return "each image; it is your word that no two are of one person"

@@ -15,7 +15,8 @@ from sfumato.settings.stages import QUERIES, STAGES, Kind
 from sfumato.storage.artifacts import Artifact, check_out, merge_records, read_artifact, write_empty, writing
 from sfumato.storage.documents import dataset_name, read_json
 from sfumato.storage.files import copy_directory, replace_file, write_json
-from stages.state import ARTIFACTS, PUBLIC
+from stages.init import begin_repository, write
+from stages.state import ARTIFACTS, LEDGER, PUBLIC
 
 # what may differ between the plans of two owners
 THEIRS = {"dataset_id", "size_hint", "mechanism", "delta", "about", "again"}
@@ -36,6 +37,8 @@ def merge(
 
     if len(folders) < 2 or out.resolve() in [folder.resolve() for folder in folders]:
         raise ConfigError("name the projects of two owners or more, and another folder for what is merged (--out)")
+    if (out / "params.yaml").exists():
+        raise ConfigError(f"{out} is the project of one owner: name another folder for what is merged (--out)")
     plans = [plans_of(folder) for folder in folders]
     first, queries = plans[0], same_settings(folders, plans)
     found = {name: [read_artifact(folder / ARTIFACTS / name, name) for folder in folders] for name in queries}
@@ -75,10 +78,10 @@ def merge(
         write_empty(out / ARTIFACTS / name, name)
     for path in [ARTIFACTS / name for name in shared] + [PUBLIC] * (folders[0] / PUBLIC).is_dir():
         copy_directory(folders[0] / path, out / path)
-    free = [name for name, stage in STAGES.items() if stage.kind is Kind.FREE and name not in shared]
+    write_pipeline(out, [name for name, stage in STAGES.items() if stage.kind is Kind.FREE and name not in shared])
     typer.echo(f"{out / ARTIFACTS}: {', '.join(queries)} of {', '.join(apart)}; nothing was charged")
     place = "" if out.resolve() == Path.cwd() else f"cd {out} && "
-    typer.echo(f"next: {place}{' && '.join(f'stage {name}' for name in [*free, 'ledger write', 'report'])}")
+    typer.echo(f"next: {place}dvc repro")
 
 
 def plans_of(folder: Path) -> dict[str, dict[str, Any]]:
@@ -177,3 +180,17 @@ def write_plans(
         content |= {"delta": budget["delta"]} if name == "synthesize" else {}
         replace_file(folder / f"{name}.yaml", as_yaml(content).encode())
     write_json(folder / "budget.json", dict(budget))
+
+
+def write_pipeline(out: Path, free: Sequence[str]) -> None:
+    """`dvc.yaml` of the stages that are free: all else came from the owners."""
+    from sfumato.planning.project import IGNORED, block_yaml, dvc_content
+
+    known = dvc_content()["stages"]
+    stages = {name: known[name] for name in (*free, "ledger", "report")}
+    made = {str(ARTIFACTS / name) for name in stages} | {str(LEDGER)}
+    for entry in stages.values():
+        entry["deps"] = [path for path in entry["deps"] if path in made or (out / path).exists()]
+    text = "# Written by `stage merge`: what is free, from the noisy sums of all owners.\n"
+    write({"dvc.yaml": text + block_yaml({"stages": stages}), ".gitignore": IGNORED}, out, False)
+    begin_repository(out)

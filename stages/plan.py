@@ -131,9 +131,10 @@ def unprepared(params: Params) -> Card:
     data = params.data
     if data.source != "imagefolder" or data.path is None or data.size is None or data.channels is None:
         return read_card(CARD)
-    found = list_folder(Path(data.path).expanduser())
+    path = Path(data.path).expanduser()
+    classes = data.classes or list_folder(path).classes
     say("the images are not prepared yet: what follows is for those in the folder")
-    return proposed_card(params, found.classes, found.test is not None)
+    return proposed_card(params, classes, (path / "test").is_dir())
 
 
 def show_changes(params: Params) -> None:

@@ -27,7 +27,7 @@ def pretrain(run: StageRun[Pretrain]) -> None:
     paths = {name: artifact.path for name, artifact in run.inputs.items()}
     sources, extra_classes = training_sets(paths, plan.shape, classes)
     torch.manual_seed(plan.seed)
-    network = plan.network.network() | {"extra_classes": extra_classes}
+    network = plan.network.network() | {"extra_classes": extra_classes, "several": plan.several}
     model = UNet(resolution=plan.shape[1], channels=plan.shape[0], classes=len(classes), **network).to(device())
     settings, dropout = run.settings, plan.network.label_dropout
     with progress("pretrain") as report:

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-import os
 from pathlib import Path
 from typing import Any
 
 from sfumato.errors import BudgetError, ConfigError, explained
 from sfumato.settings import stages
 from sfumato.storage.documents import parse_json, read_json, read_text, validated
+from sfumato.storage.state_directory import git, in_git, state_dir
 
 ARTIFACTS, PLAN = Path(stages.ARTIFACTS), Path(stages.PLAN)
 CARD, PUBLIC, LEDGER = Path(stages.CARD), Path(stages.PUBLIC), Path(stages.LEDGER)
 EVALUATION = Path("evaluation")  # numbers from real images, which neither DVC nor git tracks
 PERMISSION = "permission.json"  # beside the plan
-
-
-def state_dir() -> Path:
-    """Where sensitive bytes, keys, journals and checkpoints live: $SFUMATO_STATE, or the user's state directory."""
-    from platformdirs import user_state_path
-
-    named = os.environ.get("SFUMATO_STATE")
-    path = Path(named) if named else user_state_path("sfumato")
-    if named and not path.is_absolute():
-        raise ConfigError(f"SFUMATO_STATE={named} is relative, so the odometer would vary: give the whole path")
-    if path.exists() and not path.is_dir():
-        raise ConfigError(f"the state directory {path} is a file: name a folder in SFUMATO_STATE")
-    if in_git(path / "keys"):
-        remedy = "ignore it (a line in .gitignore), or set SFUMATO_STATE to a place outside the repository"
-        raise ConfigError(f"git would take the state directory {path}, with real images and keys: {remedy}")
-    return path
 
 
 def read_policy() -> Any:
@@ -44,27 +27,6 @@ def read_policy() -> Any:
 
 def run_directory(record_id: str) -> Path:
     return state_dir() / "runs" / record_id
-
-
-def git(*words: str) -> tuple[int, str]:
-    """Exit code and standard output of git; 127 without git."""
-    import subprocess
-
-    try:
-        done = subprocess.run(
-            ["git", "-c", "safe.directory=*", *words], capture_output=True, errors="replace", check=False, timeout=60
-        )
-    except OSError:
-        return 127, ""
-    return done.returncode, done.stdout
-
-
-@functools.cache
-def in_git(path: Path) -> bool:
-    """Whether git would take a file: it lies in a work tree that does not ignore it, as far as git can say."""
-    path = path.resolve()
-    root = next((folder for folder in path.parents if (folder / ".git").exists()), None)
-    return root is not None and git("-C", str(root), "check-ignore", "-q", str(path))[0] != 0
 
 
 def check_local(option: str, *files: Path) -> None:

@@ -32,6 +32,7 @@ ORDER = [
     "release",
     "evaluation",
     "planning",
+    "project",
     "stages",
 ]
 

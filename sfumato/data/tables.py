@@ -13,6 +13,7 @@ from sfumato.errors import UNREADABLE, ConfigError, DataError, PrivateError, exp
 from sfumato.storage.documents import parse_json, read_text
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # as Hugging Face's `imagefolder` has them
+BETWEEN = "|"  # labels in a cell that lists several
 FILE = "file_name"  # the column that names the picture, by its path from the table's folder
 
 Cells = tuple[list[str], list[tuple[int, list[Any]]]]  # names of columns; the number of each row, and its cells
@@ -129,7 +130,10 @@ def parquet_rows(table: Path, columns: Sequence[str]) -> Cells:
 
 
 def cell_text(value: Any) -> str | None:
-    """A cell as text, "" for none; None for anything but text and whole numbers."""
+    """A cell as text, "" for none, that of a list with BETWEEN; None for anything but text and whole numbers."""
+    if isinstance(value, list):
+        parts = [cell_text(part) for part in value]
+        return None if None in parts else BETWEEN.join(part or "" for part in parts)
     if isinstance(value, bool):
         return None
     return "" if value is None else value if isinstance(value, str) else str(value) if isinstance(value, int) else None

@@ -12,7 +12,7 @@ from sfumato.diffusion.noise_levels import draw_noise_levels
 from sfumato.diffusion.sampler import Guide
 from sfumato.settings.noise_levels import NoiseLevels
 
-Sampler = Callable[[Tensor], Tensor]  # labels, (B,) -> images, (B, C, H, W) float32 in [0, 1], on the CPU
+Sampler = Callable[[Tensor], Tensor]  # labels, as in `draw` -> images, (B, C, H, W) float32 in [0, 1], on the CPU
 Progress = Callable[[int, int], None]  # done, of how many
 
 
@@ -20,10 +20,12 @@ class Denoiser(nn.Module):
     """A class-conditional network that learns to remove noise, from pixels or from latents.
 
     channels, resolution: of pixels or latents; classes: labels are 0..classes-1, and `classes` means no label.
+    several: labels are (B, classes) of 0 and 1, and a row with any other entry means no label.
     A network that is only trained needs only `per_image_loss`.
     """
 
     classes: int
+    several: bool = False
     channels: int
     resolution: int
     # No image sees another in the forward pass, and only layers use weights (`sfumato.dpsgd.per_image`).
@@ -34,6 +36,19 @@ class Denoiser(nn.Module):
     encoder: str | None = None
     at_a_time: int  # images that are drawn together, by all processes
 
+    @property
+    def no_label(self) -> int:
+        """The label, or the entries of several, that mean none."""
+        return 2 if self.several else self.classes
+
+    def blank_labels(self, images: int, device: torch.device) -> Tensor:
+        """The labels of so many images, all 0."""
+        return torch.zeros((images, self.classes) if self.several else images, dtype=torch.int64, device=device)
+
+    def hidden(self, labels: Tensor, hide: Tensor) -> Tensor:
+        """Labels, (*,) or (*, classes), without those of the images for which `hide`, (*,) bool, is true."""
+        return torch.where(hide[..., None] if self.several else hide, self.no_label, labels)
+
     def draw_levels(self, law: NoiseLevels, n: int, generator: torch.Generator) -> Tensor:
         """n independent noise levels of the law, (n,), on the generator's device, as `per_image_loss` takes them: σ."""
         return draw_noise_levels(law, n, generator)
@@ -41,7 +56,8 @@ class Denoiser(nn.Module):
     def per_image_loss(self, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
         """The loss of denoising each image, (B,) float32.
 
-        images: (B, C, H, W) float32 in [0, 1], or latents; labels, levels: (B,); noise: (B, C, H, W), standard normal.
+        images: (B, C, H, W) float32 in [0, 1], or latents; labels: (B,), or (B, classes); levels: (B,); noise:
+        (B, C, H, W), standard normal.
         """
         raise NotImplementedError
 
@@ -61,7 +77,7 @@ class Denoiser(nn.Module):
         progress: Progress | None = None,
         guide: Guide | None = None,
     ) -> Tensor:
-        """One image for each label: (N, C, H, W) float32 in [0, 1], on the CPU.
+        """One image for each label, (N,) or (N, classes): (N, C, H, W) float32 in [0, 1], on the CPU.
 
         steps: of the solver; guidance: g of D + g·(D − D without label); generator: a CPU one, which fixes the images
         up to rounding; shape: (C, H, W) wanted, if the network can give another than its own; guide: a classifier's

@@ -45,8 +45,9 @@ def sample(
 ) -> Tensor:
     """One image for each label, (N, C, H, W) float32 in [0, 1] on the CPU; the processes share the work.
 
-    steps: 2·steps − 1 network evaluations, twice as many with guidance; generator: fixes the images up to rounding, for
-    any device and number of processes; autocast: bfloat16; the others as in `Denoiser.draw`.
+    labels: (N,), or (N, classes); steps: 2·steps − 1 network evaluations, twice as many with guidance; generator: fixes
+    the images up to rounding, for any device and number of processes; autocast: bfloat16; the others as in
+    `Denoiser.draw`.
     """
     device = next(model.parameters()).device
     shape = (model.channels, model.resolution, model.resolution)
@@ -86,7 +87,7 @@ def guided(model: UNet, x: Tensor, sigma: float, labels: Tensor, guidance: float
     def denoised(x: Tensor, labels: Tensor) -> Tensor:
         return denoise(model, x, x.new_full((len(x),), sigma), labels, model.sigma_data)
 
-    found = with_guidance(denoised, x, labels, model.classes, guidance)
+    found = with_guidance(denoised, x, labels, model.no_label, guidance)
     if guide is None:
         return found
     return found + guide(found, labels, (sigma * model.sigma_data) ** 2 / (sigma**2 + model.sigma_data**2))

@@ -19,6 +19,7 @@ from sfumato.diffusion.denoiser import Denoiser, Sampler
 from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.sampler import Guide, sample
 from sfumato.errors import ConfigError
+from sfumato.privacy.rows import label_rows
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import prefers_bfloat16
 from sfumato.storage.weights import load_network, save_network
@@ -127,7 +128,9 @@ class UNet(Denoiser):
     width · multipliers[l]: channels of level l (0 is the finest); attention: levels with self-attention (the middle has
     it if the coarsest level has); blocks: residual blocks per level; unshuffle: the network works at
     resolution / unshuffle, on channels · unshuffle²; sigma_data: of the preconditioning;
-    extra_classes: rows of the label table for public classes: label classes+1+j is the j-th (`drop_extra_classes`).
+    extra_classes: rows of the label table for public classes: label classes+1+j is the j-th (`drop_extra_classes`);
+    several: see `Denoiser`. Their embeddings are added up and divided by the root of their number; an image without any
+    has an embedding too.
     """
 
     supports_ghost_layers = True
@@ -144,6 +147,7 @@ class UNet(Denoiser):
         unshuffle: int = 1,
         sigma_data: float = 0.5,
         extra_classes: int = 0,
+        several: bool = False,
     ) -> None:
         super().__init__()
         if resolution % unshuffle:
@@ -153,11 +157,14 @@ class UNet(Denoiser):
         if not set(attention) <= set(range(len(multipliers))):
             raise ConfigError(f"model.attention={tuple(attention)}: expected levels among 0..{len(multipliers) - 1}")
         self.resolution, self.channels, self.classes, self.blocks = resolution, channels, classes, blocks
+        self.several = several
         self.multipliers, self.attention = list(multipliers), list(attention)
         self.width, self.unshuffle, self.sigma_data, self.extra_classes = width, unshuffle, sigma_data, extra_classes
         embedding = 4 * width
         self.noise = nn.Sequential(nn.Linear(width, embedding), nn.SiLU(), nn.Linear(embedding, embedding))
-        self.label = nn.Embedding(classes + 1, embedding)
+        self.label: nn.Linear | nn.Embedding = (
+            nn.Linear(classes + 1, embedding, bias=False) if several else nn.Embedding(classes + 1, embedding)
+        )
         nn.init.normal_(self.label.weight, std=0.5)
 
         folded = channels * unshuffle**2
@@ -184,10 +191,16 @@ class UNet(Denoiser):
     def arguments(self) -> dict[str, Any]:
         """What rebuilds the network, without extra classes."""
         names = ("resolution", "channels", "classes", "width", "multipliers", "attention", "blocks", "unshuffle")
-        return {name: getattr(self, name) for name in (*names, "sigma_data")}
+        return {name: getattr(self, name) for name in (*names, "sigma_data", *(["several"] if self.several else []))}
 
     def forward(self, x: Tensor, c_noise: Tensor, labels: Tensor) -> Tensor:
-        """F, (B, C, H, W), of x: (B, C, H, W); c_noise: (B,), ln σ / 4; labels: (B,) in 0..classes+extra_classes."""
+        """F, (B, C, H, W), of x: (B, C, H, W); c_noise: (B,), ln σ / 4.
+
+        labels: (B,) in 0..classes+extra_classes, or (B, classes): see `Denoiser`.
+        """
+        if self.several:
+            told = ((labels == 0) | (labels == 1)).all(dim=1, keepdim=True)
+            labels = (label_rows(labels, self.classes) * told).to(c_noise)  # (B, classes + 1), zeros without a label
         embedding = F.silu(self.noise(fourier_features(c_noise, self.width)) + self.label(labels))  # (B, E)
         x = self.conv_in(F.pixel_unshuffle(x, self.unshuffle))
         skips = []

@@ -83,12 +83,14 @@ def per_image_gradients(
     Args:
         parameters: the trained ones by name; `model` gives the others.
         images: (B, C, H, W) float32 in [0, 1], or latents; of each group K images, (B, K, C, H, W).
-        labels: (B,) or (B, K) int64. One out of range counts as no label: an error would reveal it.
+        labels: (B,) or (B, K) int64. One out of range counts as no label: an error would reveal it. Several labels are
+            (B, classes) or (B, K, classes).
         draws_per_pass: draws of every image at a time; None for all.
     Returns: (B, *shape) float32 by name, in the order of `parameters`: B·P numbers.
     """
-    labels = torch.where((labels < 0) | (labels >= model.classes), model.classes, labels)
-    labels = torch.where(draws.drop, model.classes, labels if labels.ndim == 2 else labels[:, None])  # (B, K)
+    if not model.several:
+        labels = model.hidden(labels, (labels < 0) | (labels >= model.classes))
+    labels = model.hidden(labels if labels.ndim == 2 + model.several else labels[:, None], draws.drop)  # (B, K, ...)
     detached = {name: value.detach() for name, value in parameters.items()}
     batch = (per_draw(images, draws), labels, draws.levels, draws.noise)  # each (B, K, ...)
     take = by_layers if model.supports_ghost_layers else by_vmap
@@ -159,7 +161,8 @@ def clipped_gradient_sum(
 
     images, labels, draws, draws_per_pass: as in `per_image_gradients`; B may be 0.
     factors: public, by name and of the parameters' shapes: each gradient is multiplied by them before the clip.
-    Guarantee: one image, or one group, more or less changes the sum by at most `max_grad_norm` in L2.
+    Guarantee: one image, or one group, more or less changes the sum by at most `max_grad_norm` in L2, whether an image
+    has none, one or all of the labels.
     """
     if len(draws) != len(images):
         raise ValueError(f"{len(draws)} rows of draws for {len(images)} images: expected one each")
@@ -193,7 +196,7 @@ def choose_precision(
     """
     device = next(iter(parameters.values())).device
     images = torch.zeros(microbatch_size, model.channels, model.resolution, model.resolution, device=device)
-    labels = torch.zeros(microbatch_size, dtype=torch.int64, device=device)
+    labels = model.blank_labels(microbatch_size, device)
     draws = draw(images).of_each(slice(draws_per_pass))
     network = (device, images.shape, draws.levels.shape, sum(value.numel() for value in parameters.values()))
 

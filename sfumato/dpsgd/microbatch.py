@@ -124,4 +124,4 @@ def blanks(model: Denoiser, parameters: Mapping[str, Tensor], images: int, draws
     black = torch.zeros(images, model.channels, model.resolution, model.resolution, device=device)
     levels = torch.ones(images, draws, dtype=torch.int64, device=device)
     noise = torch.zeros(images, draws, *black.shape[1:], device=device)
-    return black, levels[:, 0] * 0, Draws(levels=levels, noise=noise, drop=levels.bool())
+    return black, model.blank_labels(images, device), Draws(levels=levels, noise=noise, drop=levels.bool())

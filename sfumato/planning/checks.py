@@ -68,7 +68,10 @@ def unit_problems(params: Params, card: Card) -> Iterator[str]:
 
 BLURRED = 0.05  # part of all images that the noise of a label's count may be
 # the stages that take several labels an image
-SEVERAL_LABELS = ("count", "frequency", "classifier", "moments", "auxiliary", "teacher", "synthesize", "evaluate")
+SEVERAL_LABELS = (
+    *("count", "frequency", "classifier", "moments", "auxiliary", "teacher"),
+    *("pretrain", "finetune", "synthesize", "evaluate"),
+)
 
 
 def label_problems(params: Params, card: Card) -> Iterator[str]:
@@ -78,7 +81,7 @@ def label_problems(params: Params, card: Card) -> Iterator[str]:
         yield f"data.labels={params.data.labels}, but images with labels: {card.labels} were prepared: {remedy}"
     if card.labels != SEVERAL:
         return
-    ways = "use recipe: dp-merf or dp-mepf, or prepare the images with one label each (data.labels: one)"
+    ways = "use recipe: dp-merf, dp-mepf or feta-pro-f, or prepare the images with one label each (data.labels: one)"
     for name in params.run:
         if name not in SEVERAL_LABELS:
             yield f"{name} takes one label an image, and data.labels=several: take it out of run; {ways}"
@@ -96,9 +99,14 @@ def label_problems(params: Params, card: Card) -> Iterator[str]:
     if params.runs("auxiliary") and (params.auxiliary.target == "covariance" or params.auxiliary.network == "denoiser"):
         chosen = f"auxiliary.target={params.auxiliary.target}, auxiliary.network={params.auxiliary.network}"
         yield f"{chosen} takes one label an image, and data.labels=several: leave them out, for frequency or moments"
+    if params.runs("pretrain") and (params.model.directory or any(phase.fits for phase in params.pretrain.phases)):
+        chosen = "model.directory, and the source frequency in pretrain.phases,"
+        yield f"{chosen} take one label an image, and data.labels=several: leave them out, for auxiliary"
     made = params.synthesize
-    if params.runs("synthesize") and (made.labels == "uniform" or made.distorted > 0 or made.mixed > 0):
-        yield "synthesize.labels: uniform, distorted and mixed take one label an image: leave them out"
+    if params.runs("synthesize") and (
+        made.labels == "uniform" or made.distorted > 0 or made.mixed > 0 or made.teacher_guidance > 0
+    ):
+        yield "synthesize.labels: uniform, distorted, mixed and teacher_guidance take one label each: leave them out"
 
 
 def missing_stages(params: Params) -> Iterator[str]:

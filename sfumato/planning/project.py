@@ -25,9 +25,8 @@ PLOTS: list[Any] = [
     {f"{ARTIFACTS}/finetune/log.csv": {"x": "step", "y": "epsilon", "title": "Privacy spent by DP-SGD"}},
     f"{ARTIFACTS}/synthesize/grid.png",
 ]
-IGNORED = (
-    "/artifacts/ /data/raw/ /data/sensitive/ /data/public/ /models/ /metrics.json /evaluation/ /dvc_plots/ /.sfumato/"
-)
+FOLDERS = "artifacts data/raw data/sensitive data/public models evaluation dvc_plots .sfumato"
+IGNORED = "".join(f"/{name}/\n" for name in FOLDERS.split()) + "/metrics.json\n"
 DVC_HEADER = """\
 # Written by `stage init`. The one DAG. Sensitive and hold-out bytes are neither deps nor outs: DVC would write their
 # size and hash into git. `plan` runs every time, for it depends on the journal and the installed package. It takes
@@ -110,7 +109,7 @@ def project_files(own: Mapping[str, Any], notes: Mapping[str, str], minutes: flo
     return {
         "params.yaml": params_text(own, notes),
         "dvc.yaml": dvc_text(),
-        ".gitignore": IGNORED.replace(" ", "\n") + "\n",
+        ".gitignore": IGNORED,
         "README.md": here.with_name("project_readme.md").read_text("utf-8").format(**facts),
         ".github/workflows/ledger.yml": here.with_name("project_workflow.yaml").read_text("utf-8").format(**facts),
     }

@@ -13,7 +13,7 @@ from typing import Any
 
 from sfumato.data.store import Card
 from sfumato.errors import ConfigError
-from sfumato.settings.data import GROUP, IMAGE
+from sfumato.settings.data import GROUP, IMAGE, SEVERAL
 from sfumato.settings.noise import noise_at
 from sfumato.settings.params import Params
 from sfumato.settings.queries import Teacher
@@ -39,7 +39,7 @@ class Known:
     minutes: float
     unit: str | None = None  # privacy.unit
     groups: Mapping[str, Any] | None = None  # data.groups
-    data: Mapping[str, Any] = field(default_factory=dict)  # further keys of the section: range, fit
+    data: Mapping[str, Any] = field(default_factory=dict)  # further keys of the section: source, labels, range, fit
     public: str | None = None  # folder of public images
     public_images: int = 0  # how many it holds
 
@@ -67,6 +67,7 @@ def proposed_card(params: Params, classes: tuple[str, ...], official: bool) -> C
         split="official" if official else "keyed",
         version="proposed",
         unit=unit,  # type: ignore[arg-type]
+        labels=data.labels,
     )
 
 
@@ -106,6 +107,7 @@ def row_for(known: Known, table: Mapping[str, Any]) -> Mapping[str, Any]:
         when = row["when"]
         low, high = when["side"]
         fits = known.channels in when["channels"] and low <= known.side <= high
+        fits &= when.get("several", False) == (known.data.get("labels") == SEVERAL)
         if fits and when.get("public", known.public is not None) == (known.public is not None):
             return dict(row)
     kind = f"{'colour' if known.channels == 3 else 'grey'} images of {known.side}×{known.side}"

@@ -81,7 +81,7 @@ def check_parquet() -> None:
         import pyarrow  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            "synthesize.export names parquet, which needs pyarrow: pip install 'sfumato[parquet]', or take it out"
+            "Parquet (synthesize.export, to_huggingface) needs pyarrow: pip install 'sfumato[parquet]', or do without"
         ) from error
 
 

@@ -78,9 +78,9 @@ class Data(Strict):
     # labels, the columns to take
     classes: tuple[ClassName, ...] | None = None
     # where labels are: of imagefolder, a column of metadata.csv, .jsonl or .parquet (by file_name), instead of folders;
-    # of webdataset, a key of each .json, instead of .cls
+    # of webdataset, a key of each .json, instead of .cls. With several labels, the column that lists them: "a|b"
     label_column: str | None = None
-    # labels of an image: one, or any number of them at once, as findings: labels.csv, or a 0/1 matrix in an archive
+    # labels of an image: one, or any number of them at once, as findings: a table, or a 0/1 matrix in an archive
     labels: Literal["one", "several"] = "one"
     # public name of this state of the images; a new one makes every query run, and spend, again. None: a random one,
     # drawn at the first preparation and kept
@@ -103,14 +103,14 @@ class Data(Strict):
     def groups_are_of_the_owner(self) -> Data:
         if self.groups is not None and self.source not in OF_THE_OWNER:
             raise ValueError(f"data.groups needs one of the sources {', '.join(OF_THE_OWNER)}, not {self.source}")
-        if self.labels == SEVERAL and (self.source not in ("imagefolder", "npz") or self.label_column is not None):
-            raise ValueError("data.labels: several needs imagefolder, with a column for each label, or npz")
-        if self.labels == SEVERAL and self.groups is not None and (self.groups.folder or self.groups.column):
-            raise ValueError("data.groups: with several labels, ids are found by csv, pattern, array or dicom")
+        if self.labels == SEVERAL and self.source not in ("imagefolder", "npz"):
+            raise ValueError("data.labels: several needs imagefolder, with a table of the labels, or npz")
+        if self.labels == SEVERAL and self.groups is not None and self.groups.folder:
+            raise ValueError("data.groups: with several labels, ids are found by column, csv, pattern, array or dicom")
         tabled = self.label_column is not None or self.source == "webdataset"
         if tabled and self.source not in ("imagefolder", "webdataset"):
             raise ValueError(f"data.label_column is of imagefolder and webdataset, not of {self.source}")
-        if self.groups is not None and (self.groups.column is not None) > tabled:
+        if self.groups is not None and (self.groups.column is not None) > (tabled or self.labels == SEVERAL):
             raise ValueError("data.groups.column needs labels that are in a table too: set data.label_column")
         if tabled and self.groups is not None and (self.groups.folder or self.groups.array):
             raise ValueError("data.groups: with labels in a table, ids are found by column, pattern, csv or dicom")

@@ -46,7 +46,8 @@ class MappedImages:
 
 
 Images = Tensor | MappedImages  # (N, C, H, W), uint8 or float32 in [0, 1]
-Sources = Mapping[str, tuple[Images, Tensor]]  # name -> images; labels (N,) int64, rows of the model's label table
+# name -> images; labels (N,) int64, rows of the model's label table, or (N, classes) of 0 and 1
+Sources = Mapping[str, tuple[Images, Tensor]]
 
 GROUP = 2  # images that share a draw of RandAugment operations: one draw per image would cost a tenth of a step
 REPORT_EVERY = 20  # steps between two reports of progress
@@ -93,7 +94,7 @@ def warm_up(
             images, labels = mixed_batch(phase, sources, generator)
             if phase.augment:
                 images = rand_augment(images, phase.augment, generator)
-            labels = torch.where(torch.rand(len(labels), generator=generator) < label_dropout, model.classes, labels)
+            labels = model.hidden(labels, torch.rand(len(labels), generator=generator) < label_dropout)
             sigma = draw_noise_levels(LogNormal(), len(images), generator)
             noise = torch.randn(images.shape, generator=generator)
 

@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch import nn
 
+from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.sampler import SIGMA_MAX, SIGMA_MIN, noise_schedule, sample
 from sfumato.diffusion.unet import UNet
 from sfumato.runtime import compute
 
 
-class Gaussian(nn.Module):
+class Gaussian(Denoiser):
     """The exact network for images N(mean of the label, std²) in [-1, 1]; label `classes` is N(0, std²)."""
 
     resolution, channels, classes, sigma_data = 4, 1, 2, 0.5

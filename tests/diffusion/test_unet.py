@@ -54,6 +54,17 @@ def test_noise_level_label_and_every_parameter_matter():
     assert all(name.endswith("attention.k.bias") for name in idle)  # softmax does not see a constant added to all keys
 
 
+def test_every_set_of_labels_is_shown_and_none_of_them_is_not_the_same_as_untold(tmp_path):
+    model = awake(UNet(8, 1, 3, **TINY, several=True))
+    sets = torch.tensor([[i >> 2, i >> 1 & 1, i & 1] for i in range(8)] + [[model.no_label] * 3])
+    outputs = model(torch.randn(1, 1, 8, 8).expand(9, -1, -1, -1), torch.zeros(9), sets).flatten(1)
+    assert torch.pdist(outputs).min() > 1e-3
+    model.save(tmp_path)
+    assert load_model(tmp_path).several
+    drawn = model.draw(sets[:8].to(torch.uint8), 2, 1.0, torch.Generator().manual_seed(0))
+    assert drawn.shape == (8, 1, 8, 8) and torch.pdist(drawn.flatten(1)).min() > 0
+
+
 def test_images_of_a_batch_do_not_see_each_other():
     model = awake(UNet(8, 1, 4, **TINY))
     x, c_noise, labels = torch.randn(4, 1, 8, 8), torch.randn(4), torch.arange(4)

@@ -13,6 +13,7 @@ from sfumato.settings.recipes import load_params
 
 ROOT = Path(__file__).resolve().parents[2]
 GREY = Known(dataset_id="set", path="/images", side=28, channels=1, size_hint=60_000, epsilon=1.0, minutes=1e6)
+SEVERAL = replace(GREY, data={"labels": "several", "classes": list("0123456789")})
 SMALL, COLOUR = replace(GREY, side=8), replace(GREY, side=32, channels=3)
 CHOSEN = replace(COLOUR, public="/public", public_images=100_000)
 
@@ -24,7 +25,7 @@ def seconds(params) -> float:
     return steps * (params.data.size / 32) ** 2 * params.frequency.size / 11_000
 
 
-@pytest.mark.parametrize("known", [GREY, SMALL, COLOUR, CHOSEN])
+@pytest.mark.parametrize("known", [GREY, SMALL, COLOUR, CHOSEN, SEVERAL])
 @pytest.mark.parametrize("minutes", [0.01, 1.0, 20.0, 1e6])
 @pytest.mark.parametrize(("epsilon", "size_hint"), [(0.5, 300), (1.0, 4000), (10.0, 200_000)])
 def test_every_proposal_is_a_plan_within_its_budget(known, minutes, epsilon, size_hint):
@@ -38,6 +39,7 @@ def test_every_proposal_is_a_plan_within_its_budget(known, minutes, epsilon, siz
         classes=tuple("0123456789"),
         split="keyed",
         version="v",
+        labels=known.data.get("labels", "one"),
     )
     made = make_plan(params, card)
     assert 0.9 * epsilon < made.budget["epsilon"] <= epsilon

@@ -140,9 +140,9 @@ def moment_map() -> FourierFeatures:
     return moment_features(classifier())
 
 
-def unet() -> UNet:
+def unet(classes: int = CLASSES, several: bool = False) -> UNet:
     torch.manual_seed(0)
-    model = UNet(8, 1, CLASSES, width=8, multipliers=(1,), attention=(0,))
+    model = UNet(8, 1, classes, width=8, multipliers=(1,), attention=(0,), several=several)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -181,9 +181,9 @@ def saliency(charge: Any, draw: Callable[..., Draws] = seeded_draws, **settings:
         return saliency_query.query_saliency(charge, model, candidates(model, chosen.candidates), chosen, PUBLIC)
 
 
-def finetune(charge: Any, draws: int = 1) -> dict[str, Tensor]:
+def finetune(charge: Any, draws: int = 1, model: UNet | None = None) -> dict[str, Tensor]:
     chosen = Finetune(draws=draws, max_grad_norm=C, microbatch_size=16)
-    state = State(unet(), chosen, public_batch=PUBLIC, autocast=False)
+    state = State(model or unet(), chosen, public_batch=PUBLIC, autocast=False)
     state.draw = functools.partial(seeded_draws, None, draws=draws)  # type: ignore[method-assign]
     return {**state.tensors(), **{name: torch.tensor(value) for name, value in step(state, charge).items()}}
 

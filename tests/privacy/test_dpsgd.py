@@ -63,6 +63,22 @@ def test_per_image_gradients_are_those_of_a_loop(model, draws):
         assert torch.linalg.vector_norm(rows[i] - expected) < 1e-4 * torch.linalg.vector_norm(expected)
 
 
+@pytest.mark.parametrize("draws", [1, 8])
+def test_per_image_gradients_of_several_labels_are_those_of_a_loop(draws):
+    """Of none, one, two and all labels; a row that is not of 0 and 1 counts as no label."""
+    torch.manual_seed(0)
+    model = UNet(8, 1, 4, width=8, multipliers=(1,), attention=(0,), several=True)
+    torch.nn.init.normal_(model.conv_out.weight)
+    images, _, drawn = batch(model, draws)
+    labels = torch.tensor([[0] * 4, [0, 1, 0, 0], [1, 0, 1, 0], [1] * 4, [1, 255, 0, 0], [0, 0, 0, 1]]).to(torch.uint8)
+    rows = matrix(model, names(model), images, labels, drawn)
+    for i in range(B):
+        shown = model.hidden(labels[i].expand(draws, -1), drawn.drop[i] | (i == 4))
+        loss = per_image_loss(model, per_draw(images, drawn)[i], shown, drawn.levels[i], drawn.noise[i]).mean()
+        expected = flatten(dict(enumerate(torch.autograd.grad(loss, list(model.parameters())))))
+        assert torch.linalg.vector_norm(rows[i] - expected) < 1e-4 * torch.linalg.vector_norm(expected)
+
+
 def test_the_draws_of_an_image_are_averaged_before_the_clip(model):
     images, labels, drawn = batch(model, 8)
     each = [

@@ -8,11 +8,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from cases import FEATURES, LEARNED, PUBLIC, Case, Recorder, moment_map, teacher, unit_rows
-from test_groups import drawn_by, made_patients, move, part
+from cases import FEATURES, GRADIENTS, LEARNED, PUBLIC, Case, Recorder, finetune, moment_map, teacher, unet, unit_rows
+from test_groups import drawn_by, made_patients, move, part, picks_in_order
 
 from sfumato.data.images import ImageSet
 from sfumato.planning.checks import SEVERAL_LABELS
+from sfumato.privacy import charge as door
 from sfumato.privacy.rows import label_rows
 from sfumato.queries.count import public_several, query_several, several_bound, several_rows
 from sfumato.queries.feature_means import query_feature_means
@@ -31,6 +32,10 @@ def heads(charge, **settings):
     return teacher(charge, classes=LABELS, offsets=offsets, **settings)
 
 
+def gradients(draws):
+    return lambda charge: finetune(charge, draws, unet(LABELS, several=True))
+
+
 CASES = {
     "count": Case(stage="count", query=lambda c: query_several(c, LABELS), bound=several_bound(LABELS)),
     "frequency": Case(stage="frequency", query=means(FEATURES), bound=1),
@@ -47,6 +52,8 @@ CASES = {
     "teacher with a short clip": Case(
         stage="teacher", query=lambda charge: heads(charge, max_norm=0.1), encode=unit_rows, bound=0.1, uses=3
     ),
+    "finetune": Case(stage="finetune", query=gradients(1), **GRADIENTS),
+    "finetune of 8 draws": Case(stage="finetune", query=gradients(8), **GRADIENTS),
 }
 
 
@@ -97,9 +104,10 @@ def test_rows_of_labels_have_the_norms_that_are_said():
 
 
 @pytest.mark.parametrize("group", [0, 1, 2, 3])
-@pytest.mark.parametrize("name", ["count", "frequency", "teacher"])
-def test_one_patient_moves_the_sum_of_a_charge_by_at_most_the_bound(name, group, some):
+@pytest.mark.parametrize("name", ["count", "frequency", "teacher", "finetune of 8 draws"])
+def test_one_patient_moves_the_sum_of_a_charge_by_at_most_the_bound(name, group, some, monkeypatch):
     """Real charges, whose noise is so small that the sums show through. One patient's images have no labels, or all."""
+    monkeypatch.setattr(door, "group_picks", picks_in_order)
     case, patients = CASES[name], made_patients(some)
     patients = part(patients, patients.groups < 9)
     patients.labels[patients.groups == 1] = 0

@@ -57,11 +57,14 @@ def test_two_clinics_release_together_and_each_keeps_its_own_epsilon(clinics, tm
     merged = read_artifact(Path("both/artifacts/frequency"), "frequency")
     assert merged.apart == ("north", "south") and len(merged.records) == 4
     monkeypatch.chdir("both")
+    stages = yaml.safe_load(Path("dvc.yaml").read_text())["stages"]
+    assert {entry["cmd"] for entry in stages.values()} == {f"stage {words}" for words in FREE}
     for words in FREE:
         code, text = clinics(*words.split())
         assert code == 0, (words, text)
     assert not Path(tmp_path / "state-merger/odometer").exists()  # no data set, no charge
 
+    assert all(Path(path).exists() for entry in stages.values() for path in entry["deps"])
     ledger = read_ledger(Path("ledger.json"))
     assert ledger["epsilon"]["rdp"] == pytest.approx(own_epsilon("../north"), rel=1e-6)  # the larger of the two
     code, text = clinics("ledger", "check", "--epsilon", "5", "--artifacts")
@@ -87,6 +90,8 @@ def test_what_does_not_add_up_is_refused_with_the_reason(clinics, tmp_path):
     assert code == 2 and "of one data set" in text
     code, text = clinics("merge", "north", "south", "--different-people", "--out", "north")
     assert code == 2 and "another folder" in text
+    code, text = clinics("merge", "north", "south", "--different-people", "--out", "copy")
+    assert code == 2 and "is the project of one owner" in text
     plan = Path("south/artifacts/plan")
     for stage, reason in (("finetune", "each of its steps depends"), ("teacher", "each of its steps depends")):
         file, was = plan / f"{stage}.yaml", (plan / f"{stage}.yaml").read_text()

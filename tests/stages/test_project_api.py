@@ -31,6 +31,15 @@ def test_a_plan_is_a_table_of_cost_and_minutes_and_spends_nothing(project, tmp_p
     assert json.loads((project.folder / "artifacts/plan/budget.json").read_text())["epsilon"] == table.attrs["epsilon"]
 
 
+def test_options_are_those_of_stage_init_and_an_unknown_one_is_named(project, tmp_path):
+    images = {"images": tmp_path / "photos", "epsilon": 5}
+    with pytest.raises(ConfigError, match="--nonsense"):
+        sfumato.Project.create(tmp_path / "other", **images, nonsense=1)
+    with pytest.raises(ConfigError, match="holds params.yaml and dvc.yaml already"):
+        sfumato.Project.create(project.folder, **images, one_image_each=True, range=(-1000, 400))
+    assert not (tmp_path / "other").exists()
+
+
 def test_a_failure_is_the_error_of_the_stage(project, tmp_path):
     params = project.folder / "params.yaml"
     params.write_text(re.sub(r"epsilon: [\d.]+", "epsilon: 0", params.read_text()))

@@ -135,11 +135,68 @@ def test_an_archive_as_medmnist_publishes_chests_is_labelled_by_a_teacher_for_pa
     assert "distance to the nearest," in Path("evaluation/membership.csv").read_text()
 
 
+def test_init_proposes_a_recipe_for_a_table_of_findings_and_protects_its_patients(chests):
+    """The table of the fixture, with a patient for every two pictures: 1 000 of them, 400 patients not held out."""
+    rows = [row.split(",") for row in Path("chests/labels.csv").read_text().splitlines()]
+    write_table([[*row, f"p{i // 2}"] for i, row in enumerate(rows[1:])], [*rows[0], "patient_id"])
+    code, text = chests("init", "chests", "--epsilon", "5", "--minutes", "9", "--yes", "--out", "project")
+    assert code == 0 and "14 labels, any number of them an image" in text, text
+    own = yaml.safe_load(Path("project/params.yaml").read_text())
+    assert own["data"]["labels"] == "several" and own["data"]["groups"] == {"column": "patient_id"}
+    assert own["data"]["classes"] == FINDINGS and own["privacy"]["unit"] == "group"
+    assert own["privacy"]["size_hint"] == 400 and {"count", "frequency", "teacher"} <= {*own["run"]}
+    code, text = chests("plan", "--params", "project/params.yaml", "--dry-run")
+    assert code == 0 and "not prepared yet" in text, text
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_init_takes_an_archive_of_medmnist_whose_labels_have_numbers_for_names(desk, several):
+    train, test = pictures(60), pictures(20, seed=1)
+    arrays = {}
+    for name, part in (("train", train), ("test", test)):
+        arrays[f"{name}_images"] = part.images[..., 0]
+        arrays[f"{name}_labels"] = part.labels.astype(int) if several else part.labels[:, :1].astype(int)
+    np.savez("mnist.npz", **arrays)
+    code, text = desk("init", "mnist.npz", "--epsilon", "5", "--minutes", "9", "--yes", "--out", "project")
+    assert code == 0 and "hold-out test/" in text, text
+    own = yaml.safe_load(Path("project/params.yaml").read_text())["data"]
+    assert own["source"] == "npz" and own["path"].endswith("mnist.npz")
+    assert own["classes"] == [str(i) for i in range(14 if several else 2)] and own.get("labels") == (
+        "several" if several else None
+    )
+
+
+def test_a_diffusion_model_learns_several_labels_by_dp_sgd_and_shows_those_that_it_is_asked_for(desk):
+    """A label lights a cell of its own: in images with it that cell is brighter, after DP-SGD at so large an ε."""
+    everyone = pictures(800)
+    np.savez("set.npz", images=everyone.images, labels=everyone.labels, classes=np.array(FINDINGS))
+    write(
+        recipe="feta-pro-f",
+        data={"source": "npz", "path": "set.npz"},
+        privacy={"epsilon": 50, "size_hint": 600},
+        frequency={"noise": "30%"},
+        auxiliary={"images": 500},
+        model={"width": 16},
+        pretrain={"steps": 200, "learning_rate": 0.003},
+        finetune={"steps": 3, "batch": 100, "draws": 2},
+        synthesize={"count": 120, "steps": 8, "guidance": 1, "sources": {"finetune": 1}, "export": ["npz"]},
+        run=["count", "frequency", "auxiliary", "pretrain", "finetune", "synthesize"],
+    )
+    free = "prepare public", "plan --dry-run", "plan", "count", "frequency", "auxiliary", "teacher", "select", "evolve"
+    all_of(desk, "prepare sensitive", *free, "pretrain", "saliency", "finetune", "synthesize")
+    release = sfumato.load_release("artifacts/synthesize")
+    assert release.labels.shape == (120, 14) and release.labels.dtype == np.uint8
+    cells = release.images[..., 0].reshape(120, 4, 3, 4, 3).mean(axis=(2, 4)).reshape(120, 16)[:, :14]
+    lit = release.labels == 1
+    assert cells[lit].mean() > cells[~lit].mean() + 10
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"run": ["count", "frequency", "auxiliary", "pretrain", "synthesize"]}, "pretrain takes one label an image"),
-        ({"recipe": "dpdm", "run": ["count", "pretrain", "finetune", "synthesize"]}, "takes one label an image"),
+        ({"recipe": "feta-pro", "run": ["count", "central", "pretrain", "synthesize"]}, "central takes one label"),
+        ({"recipe": "dpdm", "run": ["count", "pretrain", "finetune", "synthesize"]}, "synthesize.labels: uniform"),
+        ({"recipe": "feta-pro-no-aux", "run": ["count", "frequency", "pretrain", "synthesize"]}, "source frequency"),
         ({"run": ["count", "central", "frequency", "auxiliary", "synthesize"]}, "central takes one label an image"),
         ({"run": ["frequency", "auxiliary", "synthesize"]}, "add count to run"),
         ({"count": {"noise": 50.0}}, "such as count.noise: 10%"),

@@ -11,12 +11,21 @@ from typing import Any
 import numpy as np
 
 from sfumato.data.groups import Ids, checked, ids_of_files, place_of
-from sfumato.data.images import GROUPS, GROUPS_REFUSED
+from sfumato.data.images import GROUPS, GROUPS_REFUSED, per_class
 from sfumato.data.sources.deep import RangeMissing, Span, decode_dicom, is_dicom, shown
 from sfumato.data.sources.source import Example, Listing, Member, Place, Request, Source, fit
-from sfumato.data.sources.tabled import TABLES, TEST, TRAIN, layout_of, list_tabled, pictures_below
+from sfumato.data.sources.tabled import (
+    TABLES,
+    TEST,
+    TRAIN,
+    layout_of,
+    list_tabled,
+    pictures_below,
+    required_classes,
+    several_in,
+)
 from sfumato.errors import ConfigError, DataError, PrivateError, explained
-from sfumato.settings.data import Groups
+from sfumato.settings.data import SEVERAL, Groups
 from sfumato.storage.documents import class_name
 
 LEFT_BY_SYSTEMS = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx"}  # in any case; hidden files are ignored too
@@ -36,9 +45,8 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
     path, groups = request.required_path(), request.groups
     if request.sensitive and path.is_dir() and (path / GROUPS).exists() and groups is None:
         raise DataError(f"{path / GROUPS} {GROUPS_REFUSED}.")
-    # if the labels were collected, the list of classes would depend on the images
-    if request.tabled and not request.several and request.classes is None:
-        raise ConfigError("data.classes is missing: name the classes, [a, b, …]; `stage init` writes those that occur")
+    if request.tabled:
+        required_classes(request.classes)
     tabled = request.tabled or request.several
     found = list_tabled(request) if tabled else list_folder(path, f"{request.section}.path", groups)
     if not request.sensitive:
@@ -124,10 +132,14 @@ def survey(
     Raises RangeMissing if a picture has more than 8 bits and there is no `span`; else DataError that names every file
     that cannot be used; with groups, by its place.
     """
-    source, label, person = layout_of(path, label)
-    tabled = label is not None or source == "webdataset"
+    classes, label, person = several_in(path, label) or (None, label, None)
+    several, source = classes is not None, "imagefolder"
+    if not several:
+        source, label, person = layout_of(path, label)
+    tabled = several or label is not None or source == "webdataset"
     groups = groups or (person and Groups(column=person)) or (None if tabled else groups_shown(path))
-    request = Request(section="data", name=source, path=str(path), groups=groups, range=span, label_column=label)
+    form: dict[str, Any] = {"range": span, "label_column": label, "several": several, "classes": classes}
+    request = Request(section="data", name=source, path=str(path), groups=groups, **form)
     found = list_tabled(request) if tabled else list_folder(path, "FOLDER", groups)
     problems, sides, coloured = list(found.problems), [], 0
     for number, (file, label_) in enumerate(progress(found.files), 1):
@@ -149,11 +161,12 @@ def survey(
     ids = [] if groups is None else ids_of(groups, found, path)[: len(found.train)]
     persons = None if groups is None else len({*ids} - {None}) + ids.count(None)
     side, colour = int(np.median(sides)), 2 * coloured > len(sides)
-    counts = tuple(np.bincount([label for _, label in found.train], minlength=len(found.classes)).tolist())
+    counts = tuple(per_class(np.array([label for _, label in found.train]), len(found.classes)).tolist())
     names = [re.match(PERSON, file.name) for file, _ in found.files]
     seen = {match[1] for match in names if match}
     named = PERSON if all(names) and 1 < len(seen) < len(names) else None
     data = {"source": source, "classes": list(found.classes)} if tabled else {}
+    data |= {"labels": SEVERAL} if several else {}
     data |= {"label_column": label} if label is not None else {}
     return Survey(found.classes, len(found.train), held_out, side, colour, groups, persons, counts, named, data)
 

@@ -10,14 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
 from sfumato.data.groups import checked, ids_of_array
-from sfumato.data.images import GROUPS_REFUSED, check_labels
+from sfumato.data.images import GROUPS_REFUSED, check_labels, per_class
+from sfumato.data.sources.imagefolder import Survey
 from sfumato.data.sources.source import Example, Request, Source, examples
 from sfumato.errors import UNREADABLE, ConfigError, DataError, explained
+from sfumato.settings.data import SEVERAL, Groups
 
 IMAGENET_CLASSES = 1000
 IMAGENET_ROW = 3072  # bytes of an image: 1024 red, 1024 green, 1024 blue
@@ -85,6 +87,29 @@ def read_medmnist(path: Path, headers: Mapping[str, Header], request: Request) -
     train = examples_in(path, [f"{part}_images" for part in parts if part != "test"], request)
     test = examples_in(path, ["test_images"], request) if "test" in parts and request.sensitive else None
     return Source(request.classes, train, test, sum(sizes.values()))
+
+
+def survey_archive(path: Path, groups: Groups | None) -> Survey:
+    """Look at an archive, as `survey` does at a folder. Labels without names, as MedMNIST has them, get numbers."""
+    with unzipped(path, "cannot be read as .npz without pickle", PLAIN), np.load(path, allow_pickle=False) as archive:
+        headers = headers_of(path)
+        labels = [archive[name] for name in archive if name.endswith("labels") and archive[name].size]
+    several = any(part.ndim == 2 and part.shape[1] > 1 for part in labels)
+    names = None
+    if "classes.npy" not in headers and labels:
+        count = labels[0].shape[-1] if several else 1 + int(max(part.max() for part in labels))
+        names = tuple(map(str, range(count)))
+    groups = groups or (Groups(array=True) if "groups.npy" in headers else None)
+    request = Request(section="data", name="npz", path=str(path), classes=names, several=several, groups=groups)
+    source = read_npz(request, path)
+    found = [(image.shape, bool((image != image[..., :1]).any()), label) for image, label in source.train]
+    held_out = None if source.test is None else sum(1 for _ in source.test)
+    colour = 2 * sum(coloured for _, coloured, _ in found) > len(found)
+    persons = None if source.groups is None else len({*source.groups} - {None}) + source.groups.count(None)
+    counts = tuple(per_class(np.array([label for *_, label in found]), len(source.classes)).tolist())
+    side, data = min(found[0][0][:2]), dict[str, Any](source="npz") | ({"labels": SEVERAL} if several else {})
+    data |= {} if names is None else {"classes": [*names]}
+    return Survey(source.classes, len(found), held_out, side, colour, groups, persons, counts, None, data)
 
 
 def check_arrays(

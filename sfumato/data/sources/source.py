@@ -92,8 +92,8 @@ class Request:
 
     @property
     def tabled(self) -> bool:
-        """Labels are in a table or beside the pictures, instead of in the names of folders."""
-        return self.label_column is not None or self.name == "webdataset"
+        """One label each, in a table or beside the pictures, instead of in the names of folders."""
+        return not self.several and (self.label_column is not None or self.name == "webdataset")
 
     @property
     def sensitive(self) -> bool:

@@ -14,12 +14,12 @@ import numpy as np
 from sfumato.data.groups import rows_of_files
 from sfumato.data.sources.deep import is_dicom
 from sfumato.data.sources.source import Listing, Member, Place, Request
-from sfumato.data.tables import FILE, METADATA, cell_text, columns_of, rows_by_file, table_in
+from sfumato.data.tables import BETWEEN, FILE, METADATA, cell_text, columns_of, read_table, rows_by_file, table_in
 from sfumato.errors import UNREADABLE, ConfigError, DataError, PrivateError, explained
 from sfumato.storage.documents import class_name, parse_json
 
 TRAIN, TEST = "train", "test"
-TABLES = ("labels.csv", "metadata.csv")  # with a column of 0 and 1 for each of several labels
+TABLES = ("labels.csv", *METADATA)  # of several labels: a column of 0 and 1 for each, or one that lists them
 VALUES = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
 LABEL = "label"  # the column, or key, of the label, if nothing else is said
 # columns that hold the ids of persons
@@ -33,10 +33,17 @@ def list_tabled(request: Request) -> Listing:
     """The pictures of a source whose labels are not in the names of folders, by where they are."""
     path, column = request.required_path(), None if request.groups is None else request.groups.column
     if request.several:
-        return labels_of_table(path, request.classes)
+        return list_labels(request)
     if request.name == "webdataset":
         return list_shards(path, request.label_column, column, request.classes)
     return list_metadata(path, str(request.label_column), column, request.classes)
+
+
+def required_classes(classes: Sequence[str] | None) -> Sequence[str]:
+    """The owner's names of classes: if the labels were collected, the list would depend on the images."""
+    if classes is None:
+        raise ConfigError("data.classes is missing: name the classes, [a, b, …]; `stage init` writes those that occur")
+    return classes
 
 
 def list_metadata(path: Path, label: str, group: str | None, classes: Sequence[str] | None) -> Listing:
@@ -75,27 +82,72 @@ def pictures_below(root: Path) -> list[Path]:
     return [file for file in files_below(root) if file.is_file() and (file.suffix.lower() in known or is_dicom(file))]
 
 
-def labels_of_table(root: Path, columns: Sequence[str] | None) -> Listing:
-    """The names of the labels, and each picture of a folder with its labels, (classes,) uint8 of 0 and 1.
+def table_of(root: Path) -> Path | None:
+    return next((root / name for name in TABLES if (root / name).is_file()), None)
 
-    columns: of the labels, in their order; None: all but `file_name`. The names are those of the columns, so they do
-    not depend on the images. Raises DataError, or PrivateError where one row is at fault.
+
+def list_labels(request: Request) -> Listing:
+    """Each picture of a folder with its labels, (classes,) uint8 of 0 and 1, and its person's id if a column has it.
+
+    The labels are the columns that `request.classes` names, by default all others, or what `label_column` lists. The
+    names are those of the columns or of `request.classes`, so they do not depend on the images. Raises DataError, or
+    PrivateError where one row is at fault.
     """
-    table = next((root / name for name in TABLES if (root / name).is_file()), None)
+    root, column, table = request.required_path(), request.label_column, table_of(request.required_path())
+    person = request.groups.column if request.groups is not None else None
     if table is None:
         wanted = f"{' or '.join(TABLES)}, with the column {FILE} and one of 0 and 1 for each label"
         raise DataError(f"data.labels: several, but data.path={root} is no folder with {wanted}: write that table.")
     files = pictures_below(root)
-    classes = tuple(columns or (name for name in columns_of(table) if name != FILE))
+    others = [name for name in columns_of(table) if name not in (FILE, person)]
+    classes = tuple(required_classes(request.classes) if column else request.classes or others)
+    asked = (FILE, *([column] if column else classes), *([person] if person else ()))
     found: list[Place] = []
-    for file, cells in zip(files, rows_of_files(table, str(table), (FILE, *classes), files, root), strict=True):
-        if not {*cells} <= {*VALUES}:
+    ids: list[str] = []
+    for file, cells in zip(files, rows_of_files(table, str(table), asked, files, root), strict=True):
+        if person:
+            ids.append(cells.pop())
+        if column and not (listed := {*parts_of(cells[0])}) <= {*classes}:
+            raise PrivateError(f"{table} lists a label that data.classes does not name: name all of them")
+        if not column and not {*cells} <= {*VALUES}:
             raise PrivateError(
                 f"{table} has a cell that is neither 0 nor 1 in a column of a label: write one of them for each "
                 "picture, unsure ones too, and name the columns of the labels in data.classes: [a, b, …]"
             )
-        found.append((file, np.array([VALUES[cell] for cell in cells], dtype=np.uint8)))
-    return Listing(classes, found, None, [])
+        row = [name in listed for name in classes] if column else [VALUES[cell] for cell in cells]
+        found.append((file, np.array(row, dtype=np.uint8)))
+    return Listing(classes, found, None, [], ids if person else None)
+
+
+def parts_of(cell: str) -> list[str]:
+    """The labels that a cell lists."""
+    return [part.strip() for part in cell.split(BETWEEN) if part.strip()]
+
+
+def several_in(root: Path, label: str | None) -> tuple[tuple[str, ...], str | None, str | None] | None:
+    """The labels that a folder's table gives its pictures, if several each; the column that lists them, and of ids.
+
+    Two columns of 0 and 1 at least; or one whose cells list labels, such as "effusion|mass". label: that column, if the
+    owner names it. The names follow from the images where they are listed: only an owner may make them public.
+    """
+    table = table_of(root)
+    if table is None or (
+        label is None and table.name != TABLES[0] and sum(part.is_dir() for part in root.iterdir()) > 1
+    ):
+        return None  # class folders win over a table of another name
+    cells: dict[str, list[str]] = {}
+    for name in [name for name in columns_of(table) if name != FILE]:
+        with suppress(PrivateError):  # of a column that is of no use here, such as an age
+            cells[name] = [cell for _, (cell,) in read_table(table, [name], str(table))]
+    person = next((name for name in cells if name.lower() in PERSONS and name != label), None)
+    binary = [name for name in cells if name != person and {*cells[name]} <= {*VALUES}]
+    listing = [n for n in cells if label in (None, n) and n != person and any(BETWEEN in cell for cell in cells[n])]
+    if label is None and len(binary) > 1 and LABEL not in cells:
+        return tuple(binary), None, person
+    if len(listing) != 1:
+        return None
+    names = classes_in([part for cell in cells[listing[0]] for part in parts_of(cell)])
+    return names, listing[0], person
 
 
 def listing_of(parts: Sequence[Sequence[Row]], classes: Sequence[str] | None, what: str) -> Listing:
@@ -110,8 +162,7 @@ def listing_of(parts: Sequence[Sequence[Row]], classes: Sequence[str] | None, wh
         raise PrivateError(f"{what}: {where} has no label: give it one")
     if classes is None:
         with explained(DataError, lambda error: f"{what}: {error}. Rename this label."):
-            numbers = all(text.isdecimal() for text in labels)
-            classes = [class_name(text) for text in sorted({*labels}, key=int if numbers else None)]
+            classes = classes_in(labels)
     places = {text: i for i, text in enumerate(classes)}
     if not any(name.isdecimal() for name in classes):
         numbered = {text: int(text) for text in labels if text.isdecimal() and len(text) < 10}
@@ -121,6 +172,12 @@ def listing_of(parts: Sequence[Sequence[Row]], classes: Sequence[str] | None, wh
     train, *test = [[(row[0], places[row[1]]) for row in part] for part in parts]
     ids = [row[2] for part in parts for row in part if len(row) > 2]
     return Listing(tuple(classes), list(train), list(test[0]) if test else None, [], ids or None)
+
+
+def classes_in(labels: Sequence[str]) -> tuple[str, ...]:
+    """The labels that occur, in order. They depend on the images: only an owner may make them public."""
+    numbers = all(text.isdecimal() for text in labels)
+    return tuple(class_name(text) for text in sorted({*labels}, key=int if numbers else None))
 
 
 def shards_of(path: Path) -> list[Path]:

@@ -7,7 +7,8 @@ import pytest
 from PIL import Image
 
 from sfumato.data.sources import read_source
-from sfumato.errors import DataError, PrivateError, SfumatoError
+from sfumato.data.sources.tabled import several_in
+from sfumato.errors import ConfigError, DataError, PrivateError, SfumatoError
 from sfumato.settings.data import Data
 
 TABLE = "nodule,file_name,mass\n1,b/2.png,0\n0, a.png ,1.0\n1,b/10.png,1\n"
@@ -48,6 +49,45 @@ def test_the_columns_that_are_labels_may_be_named(folder):
         read(folder)
 
 
+LISTS = {
+    "metadata.csv": "file_name,found,patient\na.png,mass| nodule,p1\nb/2.png,,p2\nb/10.png,mass,p1\n",
+    "metadata.jsonl": """{"file_name": "b/2.png", "found": [], "patient": "p2"}
+        {"file_name": "a.png", "found": ["nodule", "mass"], "patient": "p1"}
+        {"file_name": "b/10.png", "found": ["mass"], "patient": "p1"}""",
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_column_may_list_the_labels_and_another_the_persons(folder, name):
+    (folder / "labels.csv").unlink()
+    (folder / name).write_text(LISTS[name])
+    classes, column, person = several_in(folder, None)
+    assert (classes, column, person) == (("mass", "nodule"), "found", "patient")
+    source, found = read(folder, classes=classes, label_column=column, groups={"column": person})
+    assert found == [(10, [1, 1]), (20, [1, 0]), (30, [0, 0])] and source.groups == ["p1", "p1", "p2"]
+    with pytest.raises(PrivateError, match="lists a label that data.classes does not name"):
+        read(folder, classes=["mass"], label_column=column)
+    with pytest.raises(ConfigError, match="data.classes is missing"):
+        read(folder, label_column=column)
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ("file_name,age,mass,patient_id,nodule\na.png,61.5,1,7,0\n", (("mass", "nodule"), None, "patient_id")),
+        ("file_name,label,male\na.png,1,0\n", None),  # `label` is the one label
+        ("file_name,mass\na.png,1\n", None),
+        ("file_name,found,seen\na.png,a|b,c|d\n", None),  # the owner says which
+    ],
+)
+def test_several_labels_are_recognised_by_two_columns_of_0_and_1_or_one_of_lists(folder, table, expected):
+    (folder / "labels.csv").rename(folder / "metadata.csv")
+    (folder / "metadata.csv").write_text(table)
+    assert several_in(folder, None) == expected
+    (folder / "another class").mkdir()
+    assert several_in(folder, None) is None
+
+
 @pytest.mark.parametrize(
     ("table", "message", "private"),
     [
@@ -84,7 +124,7 @@ def test_a_bad_picture_is_named_by_its_place_where_its_name_may_be_an_id(folder)
 def test_persons_are_found_by_file_names_and_not_by_folders_of_classes(folder):
     source, _ = read(folder, groups={"pattern": r"^(\w+)[.]png"})
     assert source.groups == ["a", "10", "2"]
-    with pytest.raises(ValueError, match="ids are found by csv, pattern, array or dicom"):
+    with pytest.raises(ValueError, match="ids are found by column, csv, pattern, array or dicom"):
         read(folder, groups={"folder": True})
 
 

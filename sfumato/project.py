@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from contextlib import chdir
@@ -9,17 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sfumato.errors import BudgetError, ConfigError, DataError, SfumatoError
+from sfumato.settings.stages import ARTIFACTS, CARD, PLAN, PUBLIC, RECIPES
 from sfumato.storage.documents import read_json
-from stages.init import MINUTES, init
-from stages.state import ARTIFACTS, CARD, PLAN, PUBLIC, state_dir
 
 if TYPE_CHECKING:
     import pandas
 
     from sfumato.release.loading import Release
 
-REPORT = ARTIFACTS / "report" / "index.html"
+REPORT = f"{ARTIFACTS}/report/index.html"
 ERRORS: dict[int, type[SfumatoError]] = {kind.exit_code: kind for kind in (ConfigError, BudgetError, DataError)}
+COLUMNS = ["noise_multiplier", "sample_rate", "releases", "epsilon", "share"]
 NOISE = ("Running stage", "Updating lock", "To track", "\tgit add", "To enable", "\tdvc config", "Use `dvc push`")
 
 
@@ -36,20 +37,21 @@ class Project:
             raise ConfigError(f"{self.folder} is not a project: {missing[0]} is missing. Project.create makes one")
 
     @classmethod
-    def create(
-        cls, folder: str | Path, *, images: str | Path, epsilon: float, minutes: float = MINUTES, **options: Any
-    ) -> Project:
+    def create(cls, folder: str | Path, *, images: str | Path, epsilon: float, **options: Any) -> Project:
         """Look at a folder of images and write a project that fits them, ε and the minutes; spends nothing.
 
         Args:
             folder: of the project; images: one folder a class, elsewhere.
-            options: those of `stage init`, with underscores: groups, one_image_each, size_hint, dataset_id, public,
-                force.
+            options: those of `stage init`, with underscores: minutes, groups, one_image_each=True, size_hint,
+                dataset_id, range=(0, 4095), public, force=True, ….
         Raises: ConfigError or DataError, as `stage init` does.
         """
-        paths = {name: Path(value) for name, value in options.items() if name == "public" and value is not None}
-        out = Path(folder).expanduser().resolve()
-        init(Path(images), epsilon=epsilon, minutes=minutes, out=out, yes=True, **options | paths)
+        words = ["-m", "stages.cli", "init", str(images), "--yes"]
+        for name, value in {"out": folder, "epsilon": epsilon, **options}.items():
+            if value is not None and value is not False:
+                text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+                words.append(f"--{name.replace('_', '-')}" + ("" if value is True else f"={text}"))
+        run_program(words, Path.cwd(), shown=True)
         return cls(folder)
 
     def plan(self) -> pandas.DataFrame:
@@ -63,29 +65,19 @@ class Project:
         from sfumato.data.store import read_card, read_public_card
         from sfumato.planning.estimate import expected_seconds
         from sfumato.settings.recipes import load_params
-        from stages.plan import RECIPES
+        from sfumato.storage.state_directory import state_dir
 
         self._repro("plan", progress=False)
         with chdir(self.folder):
-            params, card = load_params(Path("params.yaml"), RECIPES), read_card(CARD)
-            public = PUBLIC / "card.json"
+            params, card = load_params(Path("params.yaml"), Path(RECIPES)), read_card(Path(CARD))
+            public = Path(PUBLIC) / "card.json"
             images = read_public_card(public).images if public.is_file() else 0
-            seconds = expected_seconds(params, card.shape, len(card.classes), state_dir(), images)
-            budget: Any = read_json(PLAN / "budget.json")
-        rows = {
-            name: {
-                "noise_multiplier": row.get("noise_multiplier"),
-                "sample_rate": row.get("sample_rate"),
-                "releases": row.get("uses"),
-                "epsilon": row.get("epsilon"),
-                "share": row.get("share"),
-                "minutes": None if value is None else value / 60,
-            }
-            for name, value in seconds.items()
-            if name in params.run
-            for row in [budget["stages"].get(name, {})]
-        }
-        table = pandas.DataFrame.from_dict(rows, orient="index").rename_axis("stage")
+            seconds: Any = expected_seconds(params, card.shape, len(card.classes), state_dir(), images)
+            budget: Any = read_json(Path(PLAN) / "budget.json")
+        names = [name for name in seconds if name in params.run]
+        table = pandas.DataFrame([budget["stages"].get(name, {}) for name in names], index=names).rename_axis("stage")
+        table = table.rename(columns={"uses": "releases"}).reindex(columns=COLUMNS)
+        table["minutes"] = [None if seconds[name] is None else seconds[name] / 60 for name in names]
         table.attrs = {key: budget[key] for key in ("epsilon", "delta", "target")}
         return table
 
@@ -112,27 +104,32 @@ class Project:
 
     def _repro(self, *targets: str, progress: bool) -> None:
         """`dvc repro` in the folder; its lines are shown while it runs."""
-        words = [sys.executable, "-c", "from stages.project import repro; repro()", *targets]
-        with subprocess.Popen(
-            words, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-        ) as running:
-            lines = []
-            for line in running.stdout or ():
-                lines.append(line)
-                if progress and line.strip() and not line.startswith(NOISE):
-                    print(line, end="", flush=True)
-        if running.returncode:
-            said = [line.removeprefix("error: ").strip() for line in lines if line.startswith("error: ")]
-            codes = [int(word) for line in lines if "exited with" in line for word in line.split() if word.isdigit()]
-            kind = ERRORS.get(codes[-1] if codes else 0, SfumatoError)
-            raise kind(said[-1] if said else "".join(lines[-5:]).strip())
+        run_program(["-m", "dvc", "repro", *targets], self.folder, shown=progress)
 
 
-def repro() -> None:
-    """`dvc repro`, with the `stage` program of this very environment first on the path."""
-    import os
+def run_program(words: list[str], folder: Path, *, shown: bool) -> None:
+    """Run a program of this very environment in a folder, its `stage` first on the path. shown: print its lines.
 
-    from dvc.cli import main
-
-    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    sys.exit(main(["repro", *sys.argv[1:]]))
+    Raises the error of the stage that failed, in its own words.
+    """
+    place = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])}
+    with subprocess.Popen(
+        [sys.executable, "-P", *words],  # nothing in the user's folder takes the place of a package
+        cwd=folder,
+        env=os.environ | place,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as running:
+        lines = []
+        for line in running.stdout or ():
+            lines.append(line)
+            shown &= not line.startswith("error: ")  # it is raised below
+            if shown and line.strip() and not line.startswith(NOISE):
+                print(line, end="", flush=True)
+    if running.returncode:
+        _, found, said = f"\n{''.join(lines)}".rpartition("\nerror: ")
+        said = said.partition("\nERROR: ")[0] if found else "".join(lines[-5:])
+        codes = [int(word) for line in lines if "exited with" in line for word in line.split() if word.isdigit()]
+        raise ERRORS.get(codes[-1] if codes else running.returncode, SfumatoError)(said.strip())
