@@ -46,6 +46,8 @@ def card_problems(params: Params, card: Card) -> Iterator[str]:
     data, remedy = params.data, "run `stage prepare sensitive`, or mend params.yaml"
     if card.dataset_id != data.name:
         yield f"data.dataset_id={data.name!r}, but the prepared card is of {card.dataset_id!r}: {remedy}"
+    if data.holdout_fraction == 0 and card.split == "keyed" and params.runs("evaluate"):
+        yield "data.holdout_fraction=0 leaves evaluate nothing to judge by: raise it, or take evaluate out of run"
     for key, prepared in {"source": card.source, "size": card.shape[1], "channels": card.shape[0]}.items():
         if (asked := getattr(data, key)) not in (None, prepared):
             yield f"data.{key}={asked}, but {prepared} was prepared: {remedy}"

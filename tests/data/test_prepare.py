@@ -296,9 +296,10 @@ def test_a_card_of_other_images_is_refused(owner, images):
         owner.part("sensitive")
 
 
-def test_a_set_without_sensitive_images_is_refused(owner, images):
-    with pytest.raises(DataError, match="no sensitive image"):
-        owner.prepare(images[:1], labels=np.array([0]), holdout_fraction=0.9999999999)
+@pytest.mark.parametrize(("part", "fraction"), [("sensitive", 0.9999999999), ("holdout", 1e-10)])
+def test_a_set_that_leaves_a_part_empty_is_refused_before_anything_is_spent(owner, images, part, fraction):
+    with pytest.raises(DataError, match=f"no {part} image"):
+        owner.prepare(images[:1], labels=np.array([0]), holdout_fraction=fraction)
 
 
 # ---- public sets

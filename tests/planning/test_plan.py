@@ -263,6 +263,7 @@ def test_phases_share_the_steps_by_their_parts(tmp_path):
         ({"recipe": "teacher-generator", "synthesize": {"teacher_guidance": 1}}, "guides diffusion models.*none"),
         ({"recipe": "feta-pro", "synthesize": {"teacher_guidance": 1}}, "synthesize needs teacher"),
         ({"privacy": {"delta": 0.01}}, "1/privacy.size_hint"),
+        ({"data": {"holdout_fraction": 0}}, "leaves evaluate nothing to judge by"),
         ({"data": {"source": "imagefolder", "path": "x"}}, "dataset_id"),
         ({"profile": None, "recipe": "dpdm"}, "size_hint is missing"),
         ({"central": {"pool": 4, "statistic": "mode", "max_norm": 3}}, "max_norm"),
