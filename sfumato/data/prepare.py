@@ -312,7 +312,7 @@ def split(source: Source, key: bytes, holdout_fraction: float, directory: Path, 
     wanted = (SENSITIVE, HOLDOUT) if holdout_fraction else (SENSITIVE,)
     if empty := [part for part in wanted if not writers or not writers[part].count]:
         raise PrivateError(
-            f"the split leaves no {empty[0]} image: equal images (of groups, all of one person) stay together. Give more "
+            f"the split leaves no {empty[0]} image: equal images (of groups, all of a person) stay together. Give more "
             "that differ, or a hold-out of your own in test/."
         )
     return load_images(directory / SENSITIVE, source.classes, grouped=grouped)
