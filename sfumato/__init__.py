@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sfumato.privacy.own_query import open_charge
-    from sfumato.project import Project
+    from sfumato.planning.notebook import Project
     from sfumato.release.loading import Release, load_release
     from sfumato.release.teacher import load_teacher
 
 __version__ = "0.2.0"
 __all__ = ["Project", "Release", "__version__", "load_release", "load_teacher", "open_charge"]
 PLACES = {
-    "Project": "sfumato.project",
+    "Project": "sfumato.planning.notebook",
     "Release": "sfumato.release.loading",
     "load_release": "sfumato.release.loading",
     "load_teacher": "sfumato.release.teacher",

@@ -32,7 +32,6 @@ ORDER = [
     "release",
     "evaluation",
     "planning",
-    "project",
     "stages",
 ]
 
