@@ -19,8 +19,8 @@ from pyarrow import parquet
 
 import sfumato
 from sfumato.data.images import ImageSet
+from sfumato.planning.notebook import run_program
 from sfumato.planning.project import dvc_text, params_text
-from sfumato.project import run_program
 from sfumato.release.exports import mark_of, save_parquet
 from sfumato.settings.stages import ARTIFACTS, LEDGER
 from stages.init import begin_repository

@@ -11,8 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sfumato.privacy.own_query import open_charge
     from sfumato.planning.notebook import Project
+    from sfumato.privacy.own_query import open_charge
     from sfumato.release.loading import Release, load_release
     from sfumato.release.teacher import load_teacher
 
