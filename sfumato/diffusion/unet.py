@@ -199,8 +199,8 @@ class UNet(Denoiser):
         labels: (B,) in 0..classes+extra_classes, or (B, classes): see `Denoiser`.
         """
         if self.several:
-            told = ((labels == 0) | (labels == 1)).all(dim=1, keepdim=True)
-            labels = (label_rows(labels, self.classes) * told).to(c_noise)  # (B, classes + 1), zeros without a label
+            shown = ((labels == 0) | (labels == 1)).all(dim=1, keepdim=True)
+            labels = (label_rows(labels, self.classes) * shown).to(c_noise)  # (B, classes + 1), zeros without a label
         embedding = F.silu(self.noise(fourier_features(c_noise, self.width)) + self.label(labels))  # (B, E)
         x = self.conv_in(F.pixel_unshuffle(x, self.unshuffle))
         skips = []

@@ -63,8 +63,8 @@ def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[
     elif learned is None:
         level, sentence = "unknown", UNKNOWN
     else:
-        told = release - chance > ERRORS * error  # apart from chance, as far as so many images can tell
-        level = next(name for name, (least, _) in LEVELS.items() if learned >= least) if told else "useless"
+        clear = release - chance > ERRORS * error  # apart from chance, as far as so many images can tell
+        level = next(name for name, (least, _) in LEVELS.items() if learned >= least) if clear else "useless"
         sentence = LEVELS[level][1]
     part = "" if learned is None else f" ({100 * max(learned, 0):.0f} % of what there is to learn)"
     if level != UNJUDGED and "teacher" in found and found["teacher"]["balanced_accuracy"] > release + BETTER:

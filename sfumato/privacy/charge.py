@@ -107,13 +107,13 @@ class Charge:
 
     def _pieces(self, use: int, size: int, draws: int | None, labels_only: bool) -> Iterator[tuple[Tensor, ...]]:
         """This process's part of the draw for one use, read piece by piece: nothing of it after its release."""
-        for chosen, weights in self._told(self._draw(draws)):
+        for chosen, weights in self._scattered(self._draw(draws)):
             for piece in (slice(start, start + size) for start in range(0, len(chosen), size)):
                 if not self._drawn or self.used != use:
                     raise BudgetError(f"{self.record['stage']}: this draw was released: nothing more of it can be seen")
                 yield self._read(chosen[piece], None if weights is None else weights[piece], labels_only)
 
-    def _told(self, blocks: Iterator[Drawn]) -> Iterator[Drawn]:
+    def _scattered(self, blocks: Iterator[Drawn]) -> Iterator[Drawn]:
         """This process's rows of the blocks that the first one draws, which deals them out in secret."""
         if (many := distributed.world_size()) == 1:
             yield from blocks
@@ -121,10 +121,10 @@ class Charge:
         secret = NoiseSource().generator  # of its own: the draws of a seeded charge stay those of one process
         while True:
             block = next(blocks, None)  # the others draw none
-            told = distributed.broadcast_object(block and (*block, dealt(secret, block[0], many)))
-            if told is None:
+            received = distributed.broadcast_object(block and (*block, dealt(secret, block[0], many)))
+            if received is None:
                 return
-            chosen, weights, places = told
+            chosen, weights, places = received
             mine = places == distributed.rank()
             yield chosen[mine], None if weights is None else weights[mine]
 
