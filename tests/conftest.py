@@ -1,14 +1,33 @@
 """Fixtures that many tests share."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from sfumato.data import prepare
 from sfumato.data.images import ImageSet
+from sfumato.storage.files import open_private
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest file first, so that with two workers it does not come last and alone."""
     items.sort(key=lambda item: item.path.name not in ("test_pipeline.py", "test_killed_pipeline.py"))
+
+
+@pytest.fixture(autouse=True)
+def one_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New datasets of this process get one key: under a random one, a split of few images may leave no hold-out."""
+
+    def secret_key(state: Path, dataset_id: str) -> bytes:
+        path = state / "keys" / dataset_id
+        if not path.exists():
+            with open_private(path) as file:
+                file.write(bytes(range(prepare.KEY_BYTES)))
+        return drawn(state, dataset_id)
+
+    drawn = prepare.secret_key
+    monkeypatch.setattr(prepare, "secret_key", secret_key)
 
 
 @pytest.fixture(scope="session")
