@@ -158,6 +158,8 @@ def survey(
         has = f"{len(found.classes)} class(es) and {len(sides)} pictures"
         raise DataError(f"{path} has {has}: give two or more of each.")
     held_out = None if found.test is None else len(found.test)
+    if held_out == 0:
+        raise DataError(f"{path} has no pictures in its hold-out: add some, or remove {TEST}/ for one drawn by a key.")
     ids = [] if groups is None else ids_of(groups, found, path)[: len(found.train)]
     persons = None if groups is None else len({*ids} - {None}) + ids.count(None)
     side, colour = int(np.median(sides)), 2 * coloured > len(sides)
