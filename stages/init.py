@@ -184,6 +184,8 @@ def check_places(folder: Path, public: Path | None, out: Path, force: bool) -> N
             raise ConfigError(
                 f"the project {out} and {images} lie in one another, where git would take the images: {remedy}"
             )
+    if public is not None and public.expanduser().resolve() == folder:
+        raise ConfigError(f"--public {public} holds the sensitive images: name a folder of public ones, or none")
     there = [name for name in ("params.yaml", "dvc.yaml") if (out / name).exists()]
     if there and not force:
         raise ConfigError(f"{out} holds {' and '.join(there)} already: name another folder with --out, or give --force")

@@ -99,6 +99,9 @@ def test_images_inside_the_project_are_refused(desk, quick, project, tmp_path):
     for words in (["in"], [str(write_shapes(tmp_path / "out")), "--out", str(tmp_path / "out" / "project")]):
         code, text = desk("init", *words, "--epsilon", "5", "--yes")
         assert code == 2 and "where git would take the images" in text
+    sensitive = str(tmp_path / "out")
+    code, text = desk("init", sensitive, "--epsilon", "5", "--yes", "--public", sensitive)
+    assert code == 2 and "holds the sensitive images" in " ".join(text.split()), text
     assert not (project / "params.yaml").exists()
 
 

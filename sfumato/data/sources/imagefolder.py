@@ -15,6 +15,7 @@ from sfumato.data.images import GROUPS, GROUPS_REFUSED, per_class
 from sfumato.data.sources.deep import RangeMissing, Span, decode_dicom, is_dicom, shown
 from sfumato.data.sources.source import Example, Listing, Member, Place, Request, Source, fit
 from sfumato.data.sources.tabled import (
+    PERSONS,
     TABLES,
     TEST,
     TRAIN,
@@ -132,6 +133,9 @@ def survey(
     Raises RangeMissing if a picture has more than 8 bits and there is no `span`; else DataError that names every file
     that cannot be used; with groups, by its place.
     """
+    if label is not None and label.lower() in PERSONS:
+        what = f"--label-column={label} looks like persons' ids, which would be published as names of classes"
+        raise ConfigError(f"{what}: name the column of the labels, or rename this one")
     classes, label, person = several_in(path, label) or (None, label, None)
     several, source = classes is not None, "imagefolder"
     if not several:
