@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sfumato.settings.data import Groups
 
 MINUTES = 30.0
-FEWEST = 10  # pictures of a class, below which it is pointed out
+FEWEST = 10  # pictures of a class, to learn from or held out, below which it is pointed out
 GROUPS_QUESTION = "Which are whose (a pattern around the id in a file's name, such as ^(P\\d+)_, or a CSV file)"
 NAMED_QUESTION = "The names look like several pictures of one person (p0123_2.png). Protect persons with all theirs?"
 FOLDER_HELP = (
@@ -189,6 +189,8 @@ def check_places(folder: Path, public: Path | None, out: Path, force: bool) -> N
             raise ConfigError(
                 f"the project {out} and {images} lie in one another, where git would take the images: {remedy}"
             )
+    if public is not None and public.expanduser().resolve() == folder:
+        raise ConfigError(f"--public {public} holds the sensitive images: name a folder of public ones, or none")
     there = [name for name in ("params.yaml", "dvc.yaml") if (out / name).exists()]
     if there and not force:
         raise ConfigError(f"{out} holds {' and '.join(there)} already: name another folder with --out, or give --force")
@@ -318,10 +320,15 @@ def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float
 
 def show_local_facts(found: Survey, side: int) -> None:
     """What is private, on a terminal only: a log may be read by others."""
+    from sfumato.settings.data import Data
+
     if sys.stderr.isatty():
         say(f"local    sides of about {found.side} pixels become {side}; pictures of each class:")
         for name, count in zip(found.classes, found.counts, strict=True):
             say(f"         {name}: {count}{', too few to learn from' if count < FEWEST else ''}")
+        held = round(Data().holdout_fraction * found.images) if found.held_out is None else found.held_out
+        if held < FEWEST * len(found.classes):
+            say(f"         hold-out: about {held}, too few for a verdict, which needs {FEWEST} of each class")
 
 
 def protected(known: Known) -> str:
