@@ -162,7 +162,9 @@ def proposal(
     for overlay in overlays:
         own = overlaid(own, overlay)
     if row.get("tuned_at"):
-        own = overlaid(own, at_effective_epsilon(own["recipe"], known.epsilon * known.size_hint / row["tuned_at"]))
+        rules = at_effective_epsilon(own["recipe"], known.epsilon * known.size_hint / row["tuned_at"])
+        runs = own.get("run", known_recipe(own["recipe"])["run"])
+        own = overlaid(own, {name: section for name, section in rules.items() if name in runs})
     for key, (first, last) in row["grows"].items():  # by equal factors, to two digits
         value: Any = int(float(f"{first * (last / first) ** part:.1e}"))
         for name in reversed(key.split(".")):

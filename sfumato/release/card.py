@@ -14,7 +14,7 @@ from sfumato.privacy.events import ADD_OR_REMOVE_ONE, PROTECTED, UNITS, ZERO_OUT
 from sfumato.privacy.ledger import spent_on_one
 from sfumato.privacy.profile import bound_text
 from sfumato.privacy.resolved import StagePlan
-from sfumato.release.exports import METADATA, NPZ, PARQUET, PNG, PUBLIC_SOURCE
+from sfumato.release.exports import METADATA, NPZ, PNG, PUBLIC_SOURCE, SAMPLES, TABLES
 from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.release import Synthesize
 
@@ -129,7 +129,7 @@ def front_matter(plan: StagePlan[Synthesize], kind: str, count: int, synthetic: 
         "tags": [*(["synthetic"] if synthetic else []), "differential-privacy"],
     }
     if "parquet" in export:
-        front["configs"] = [{"config_name": "default", "data_files": PARQUET}]
+        front["configs"] = [{"config_name": "default", "data_files": TABLES}]
     elif PNG in export:
         front["configs"] = [{"config_name": "default", "data_dir": PNG}]
     return yaml.safe_dump(front, sort_keys=False, allow_unicode=True, width=120).rstrip()
@@ -154,7 +154,9 @@ def files_of(
     if "npz" in export:
         files[NPZ] = "images, labels and classes in one archive"
     if "parquet" in export:
-        files[PARQUET] = "one table: image (PNG bytes), label and kind, as dataset libraries load it"
+        files[TABLES] = "tables: image (PNG bytes), label and kind, as dataset libraries load them"
+    if "webdataset" in export:
+        files[f"{SAMPLES}/*.tar"] = "samples of WebDataset: a PNG, and a JSON with label, class and kind"
     if "png" in export and several:
         files[f"{PNG}/"] = f"one PNG an image, {METADATA} with file_name, kind and a column for each label"
     elif "png" in export:

@@ -1,10 +1,12 @@
-"""An image set in the formats of other programs: one `.npz`, PNGs in a folder per class, or one Parquet table."""
+"""An image set in the formats of other programs: one `.npz`, PNGs in a folder per class, Parquet or tar files."""
 
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import re
+import tarfile
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,9 @@ from sfumato.storage.png import png_bytes, save_png
 
 NPZ, PNG, METADATA = "images.npz", "png", "metadata.csv"
 PARQUET = "parquet/train-00000-of-00001.parquet"  # dataset hubs name the parts of a split so
+TABLES = "parquet/*.parquet"
+SAMPLES = "webdataset"
+SHARD = 2**30  # bytes of pixels in a Parquet or tar file, at most
 SOURCE_TYPE = "Iptc4xmpExt:DigitalSourceType"
 # Exported files name the origin of their pixels by IPTC's digital source type, as the EU's AI Act, Article 50, asks.
 PUBLIC_SOURCE = "select"  # the source whose images are public ones
@@ -85,9 +90,39 @@ def check_parquet() -> None:
         ) from error
 
 
-def save_parquet(path: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark | None = None) -> None:
-    """Write one table with a row per image: `image`, a struct of the PNG's bytes and an empty path, `label`, int64, and
-    `kind`, text.
+def shards(image_set: ImageSet) -> list[range]:
+    """The images of each file, equally many, of SHARD bytes of pixels at most."""
+    number = -(-image_set.images.nbytes // SHARD) or 1
+    edges = [len(image_set) * i // number for i in range(number + 1)]
+    return [range(*pair) for pair in itertools.pairwise(edges)]
+
+
+def save_webdataset(folder: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark | None = None) -> None:
+    """Write tar files as WebDataset has them: of each image `<index>.png`, and `<index>.json` with label, class, kind.
+
+    Several labels are `labels`, the list of the names of those that an image has.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for shard, rows in enumerate(shards(image_set)):
+        with tarfile.open(folder / f"train-{shard:05d}.tar", "w") as file:
+            for i in rows:
+                label, names = image_set.labels[i], image_set.classes
+                about: dict[str, Any] = {"kind": str(kinds[i])}
+                if image_set.labels.ndim == 2:
+                    about["labels"] = [names[place] for place in np.flatnonzero(label)]
+                else:
+                    about |= {"label": int(label), "class": names[label]}
+                files = {"png": png_bytes(image_set.images[i], mark.xmp if mark else None)}
+                files["json"] = json.dumps(about, ensure_ascii=False).encode()
+                for end, content in files.items():
+                    entry = tarfile.TarInfo(f"{i:08d}.{end}")
+                    entry.size = len(content)
+                    file.addfile(entry, io.BytesIO(content))
+
+
+def save_parquet(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark | None = None) -> None:
+    """Write `parquet/` in `directory`: tables with a row per image: `image`, a struct of the PNG's bytes and an empty
+    path, `label`, int64, and `kind`, text.
 
     Several labels are `labels`, the list of those that an image has.
     The schema marks them as Hugging Face's `datasets` does, so that `load_dataset` returns pictures and class names.
@@ -109,18 +144,20 @@ def save_parquet(path: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark 
         [("image", image), (name, number), ("kind", pyarrow.string())],
         metadata={"huggingface": json.dumps({"info": {"features": features}}, ensure_ascii=False)} | said,
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # without compression: PNGs are already compressed
-    with path.open("wb") as file, parquet.ParquetWriter(file, schema, compression="none") as writer:
-        for start in range(0, len(image_set), GROUP):
-            rows = [
-                {"bytes": png_bytes(array, mark.xmp if mark else None), "path": None}
-                for array in image_set.images[start : start + GROUP]
-            ]
-            labels, kind = image_set.labels[start : start + GROUP], kinds[start : start + GROUP].tolist()
-            values = [np.flatnonzero(row).tolist() for row in labels] if several else labels.tolist()
-            columns = [pyarrow.array(rows, image), pyarrow.array(values, number), pyarrow.array(kind)]
-            writer.write_table(pyarrow.table(columns, schema=schema))
+    (directory / PARQUET).parent.mkdir(parents=True, exist_ok=True)
+    files = shards(image_set)
+    for shard, own in enumerate(files):
+        path = directory / TABLES.replace("*", f"train-{shard:05d}-of-{len(files):05d}")
+        # without compression: PNGs are already compressed
+        with path.open("wb") as file, parquet.ParquetWriter(file, schema, compression="none") as writer:
+            for start in range(own.start, own.stop, GROUP):
+                part = slice(start, min(start + GROUP, own.stop))
+                pngs = (png_bytes(array, mark.xmp if mark else None) for array in image_set.images[part])
+                rows = [{"bytes": content, "path": None} for content in pngs]
+                labels, kind = image_set.labels[part], kinds[part].tolist()
+                values = [np.flatnonzero(row).tolist() for row in labels] if several else labels.tolist()
+                columns = [pyarrow.array(rows, image), pyarrow.array(values, number), pyarrow.array(kind)]
+                writer.write_table(pyarrow.table(columns, schema=schema))
 
 
 def save_png_folders(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark | None = None) -> None:
@@ -156,5 +193,6 @@ def folder_names(classes: Sequence[str]) -> tuple[str, ...]:
 FORMS: dict[str, Callable[[Path, ImageSet, np.ndarray, Mark | None], None]] = {
     "png": lambda directory, release, kinds, mark: save_png_folders(directory / PNG, release, kinds, mark),
     "npz": lambda directory, release, kinds, _: save_npz(directory / NPZ, release, kinds),
-    "parquet": lambda directory, release, kinds, mark: save_parquet(directory / PARQUET, release, kinds, mark),
+    "parquet": save_parquet,
+    "webdataset": lambda directory, release, kinds, mark: save_webdataset(directory / SAMPLES, release, kinds, mark),
 }

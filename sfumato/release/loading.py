@@ -71,17 +71,17 @@ class Release:
         import yaml
 
         from sfumato.data.images import ImageSet
-        from sfumato.release.exports import PARQUET, mark_of, save_parquet
+        from sfumato.release.exports import TABLES, mark_of, save_parquet
 
         folder = Path(path)
         if folder.exists() and any(folder.iterdir()):
             raise DataError(f"{folder} is not empty: name another folder")
         images = ImageSet(self.images, self.labels, self.classes)
-        save_parquet(folder / PARQUET, images, self.kinds, mark_of(self.card["sources"]))
+        save_parquet(folder, images, self.kinds, mark_of(self.card["sources"]))
         for name in ("card.json", "privacy.json"):
             shutil.copyfile(self.path / name, folder / name)
         _, front, text = (self.path / "README.md").read_text(encoding="utf-8").split("---\n", 2)
-        said = yaml.safe_load(front) | {"configs": [{"config_name": "default", "data_files": PARQUET}]}
+        said = yaml.safe_load(front) | {"configs": [{"config_name": "default", "data_files": TABLES}]}
         front = yaml.safe_dump(said, sort_keys=False, allow_unicode=True, width=120)
         (folder / "README.md").write_text(f"---\n{front}---\n{text}", encoding="utf-8")
         return folder

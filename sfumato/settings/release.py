@@ -49,8 +49,8 @@ class Synthesize(Settings):
     relabel: bool = False  # released with the teacher's labels, not with those asked of the models
     distorted: Fraction = 0.0  # part of the images that is warped, textured and relit; needs `relabel`
     mixed: Fraction = 0.0  # part that is blended with images of classes that the teacher confuses with their own
-    # further forms beside the arrays: a folder of PNGs a class, one archive, one table
-    export: tuple[Literal["png", "npz", "parquet"], ...] = ()
+    # further forms beside the arrays: a folder of PNGs a class, one archive, Parquet tables, tar files
+    export: tuple[Literal["png", "npz", "parquet", "webdataset"], ...] = ()
 
     @model_validator(mode="after")
     def some_stay_plain(self) -> Synthesize:

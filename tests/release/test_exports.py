@@ -2,6 +2,7 @@
 
 import io
 import json
+import tarfile
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from sfumato.data.images import ImageSet
 from sfumato.errors import ConfigError
 from sfumato.release import exports
-from sfumato.release.exports import PARQUET, check_parquet, save_parquet
+from sfumato.release.exports import PARQUET, check_parquet, save_parquet, save_webdataset
 
 NAMES = ("T-shirt/top", "Bag", "été")
 KINDS = np.array(["plain"] * 25 + ["distorted"] * 15)
@@ -30,7 +31,7 @@ def test_pandas_gives_back_the_pixels_and_labels(release, tmp_path, monkeypatch)
     from PIL import Image
 
     monkeypatch.setattr(exports, "GROUP", 16)  # several row groups
-    save_parquet(tmp_path / PARQUET, release, KINDS)
+    save_parquet(tmp_path, release, KINDS)
     table = pd.read_parquet(tmp_path / PARQUET)
     assert list(table.columns) == ["image", "label", "kind"] and table["label"].tolist() == release.labels.tolist()
     assert table["kind"].tolist() == KINDS.tolist()
@@ -45,8 +46,8 @@ def test_the_schema_says_image_and_class_label_with_the_names(release, tmp_path)
     pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    save_parquet(tmp_path / "a.parquet", release, KINDS)
-    features = json.loads(parquet.read_schema(tmp_path / "a.parquet").metadata[b"huggingface"])["info"]["features"]
+    save_parquet(tmp_path, release, KINDS)
+    features = json.loads(parquet.read_schema(tmp_path / PARQUET).metadata[b"huggingface"])["info"]["features"]
     kind = {"_type": "Value", "dtype": "string"}
     assert features == {
         "image": {"_type": "Image"},
@@ -59,15 +60,44 @@ def test_the_same_release_gives_the_same_bytes(release, tmp_path):
     pytest.importorskip("pyarrow")
     for name in "ab":
         save_parquet(tmp_path / name, release, KINDS)
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+        save_webdataset(tmp_path / name / "tar", release, KINDS)
+    for name in (PARQUET, "tar/train-00000.tar"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_large_releases_are_parted_and_read_as_one(release, tmp_path, monkeypatch):
+    pytest.importorskip("pyarrow")
+    import pandas as pd
+    from PIL import Image
+
+    monkeypatch.setattr(exports, "SHARD", release.images.nbytes // 3)
+    save_parquet(tmp_path, release, KINDS)
+    parts = sorted((tmp_path / "parquet").iterdir())
+    assert [part.name for part in parts] == [f"train-0000{i}-of-0000{len(parts)}.parquet" for i in range(len(parts))]
+    assert len(parts) > 2
+    assert pd.concat(map(pd.read_parquet, parts))["label"].tolist() == release.labels.tolist()
+
+    save_webdataset(tmp_path / "tar", release, KINDS)
+    found = []
+    for shard in sorted((tmp_path / "tar").iterdir()):
+        with tarfile.open(shard) as file:
+            members = file.getmembers()
+            for picture, about in zip(members[::2], members[1::2], strict=True):
+                said = json.load(file.extractfile(about))
+                assert picture.name[:-4] == about.name[:-5] and said["class"] == NAMES[said["label"]]
+                pixels = np.asarray(Image.open(file.extractfile(picture))).reshape(release.images.shape[1:])
+                found.append((said["label"], said["kind"], pixels))
+    assert [(label, kind) for label, kind, _ in found] == list(
+        zip(release.labels.tolist(), KINDS.tolist(), strict=True)
+    )
+    assert np.array_equal(np.stack([pixels for *_, pixels in found]), release.images)
 
 
 def test_hugging_face_datasets_gives_back_pictures_and_names(release, tmp_path):
     datasets = pytest.importorskip("datasets")
-    save_parquet(tmp_path / "a.parquet", release, KINDS)
-    found = datasets.load_dataset("parquet", data_files=str(tmp_path / "a.parquet"), cache_dir=str(tmp_path / "cache"))[
-        "train"
-    ]
+    save_parquet(tmp_path, release, KINDS)
+    cache = str(tmp_path / "cache")
+    found = datasets.load_dataset("parquet", data_files=str(tmp_path / PARQUET), cache_dir=cache)["train"]
     assert found.features["label"].names == list(NAMES) and found["label"][:] == release.labels.tolist()
     pixels = np.stack([np.asarray(image).reshape(release.images.shape[1:]) for image in found["image"]])
     assert np.array_equal(pixels, release.images)

@@ -74,7 +74,7 @@ def test_the_pixels_stay_as_they_are(digits, tmp_path):
 def test_a_table_says_it_too_and_so_does_each_picture_in_it(digits, tmp_path, sources):
     parquet = pytest.importorskip("pyarrow.parquet")
     mark = mark_of(sources)
-    save_parquet(tmp_path / PARQUET, ImageSet(digits.images[:5], digits.labels[:5], digits.classes), PLAIN[:5], mark)
+    save_parquet(tmp_path, ImageSet(digits.images[:5], digits.labels[:5], digits.classes), PLAIN[:5], mark)
     table = parquet.read_table(tmp_path / PARQUET)
     metadata = table.schema.metadata
     assert metadata[SOURCE_TYPE.encode()].decode() == (mark.source_type or "not generated")
