@@ -21,7 +21,7 @@ from stages.state import ARTIFACTS, LEDGER, PUBLIC
 # what may differ between the plans of two owners
 THEIRS = {"dataset_id", "size_hint", "mechanism", "delta", "about", "again"}
 FOLDERS_HELP = "Projects of the owners, or copies of them: artifacts/ with the plan, and data/public if it is used."
-PEOPLE_HELP = "Your word that nobody is among the images of two owners; ledger, card and report quote it."
+PEOPLE_HELP = "Your confirmation that no person is among the images of two owners; ledger, card and report quote it."
 
 
 def merge(
@@ -50,7 +50,7 @@ def merge(
         )
     if not different_people:
         raise ConfigError(
-            f"nobody may be among the images of two of {', '.join(apart)}: their costs would add up. Say so by "
+            f"no person may be among the images of two of {', '.join(apart)}: their costs would add up. Say so by "
             "--different-people, or release separately"
         )
     for i, own in enumerate(owners):

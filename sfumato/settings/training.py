@@ -52,7 +52,7 @@ class Auxiliary(Fit):
 
     latent: Positive = 32  # random numbers of an image
     width: Positive = 40  # channels at half resolution
-    # the release that its images shall match; covariance fits Gaussians instead of a network
+    # the release that its images match; covariance fits Gaussians instead of a network
     target: Literal["frequency", "moments", "covariance"] = "frequency"
     details: bool = False  # what is finer than the Gaussians are is taken from the public images
     # what draws: one step of a generator, or some of a diffusion model of this width (`baselines/feta_sampler.py`)
