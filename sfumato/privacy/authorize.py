@@ -370,7 +370,7 @@ def check_lifetime(odometer: Odometer, coming: Mapping[str, Mechanism], permissi
     if odometer.spent_otherwise(unit):
         raise BudgetError(
             f"privacy.lifetime_epsilon={limit:g} of dataset {dataset!r} cannot be kept: something was spent on another "
-            f"unit, or on groups that no longer exist, which has no bound for one {unit} of today. Prepare the images as "
+            f"unit, or on groups that are gone, which has no bound for one {unit} of today. Prepare the images as "
             f"they were, or say privacy.lifetime_epsilon: {UNLIMITED}, if the owner of the images agrees"
         )
 
