@@ -1,7 +1,5 @@
 """The `stage` program: one command per stage of the pipeline, and those around it."""
 
-from __future__ import annotations
-
 import errno
 import sys
 

@@ -1,7 +1,5 @@
 """`stage merge`: several owners' noisy sums as one release, from which everything free goes on."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path

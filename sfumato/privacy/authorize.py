@@ -1,7 +1,5 @@
 """Open a charge: refuse it, or journal the whole of it and hand it out. Open the images for local work."""
 
-from __future__ import annotations
-
 import math
 import secrets
 import time

@@ -4,8 +4,6 @@ A `Charge` is the only object that draws sensitive batches and adds noise. `sfum
 the budget was checked and the whole of it was written into the odometer.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

@@ -5,8 +5,6 @@ known by the id of the record that it was opened with. One that a kill left open
 new id that replaces the old: two copies of one state directory then leave two records, not one id for both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any

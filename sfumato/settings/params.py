@@ -1,8 +1,6 @@
 """All parameters: the sections of `params.yaml`, filled in by defaults, profile and recipe."""
 
-from __future__ import annotations
-
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -77,7 +75,7 @@ class Params(Queries, General):
         return names
 
     @model_validator(mode="after")
-    def spends_on_queries(self) -> Params:
+    def spends_on_queries(self) -> Self:
         for name in self.privacy.spend_again:
             kind = self.settings_of(name)
             if kind is None or not issubclass(kind, QuerySettings):

@@ -1,9 +1,7 @@
 """Settings of the queries that release sums."""
 
-from __future__ import annotations
-
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -116,7 +114,7 @@ class Teacher(QuerySettings):
     average: Share = 0.5  # the last part of the steps, whose mean is the result
 
     @model_validator(mode="after")
-    def own_feature_has_a_network(self) -> Teacher:
+    def own_feature_has_a_network(self) -> Self:
         if (self.feature == "own") != (self.network is not None):
             raise ValueError("teacher.feature: own and teacher.network go together: give both, or neither")
         return self

@@ -1,7 +1,5 @@
 """Pictures whose labels are not in the names of folders: a folder with a table, and tar files (WebDataset)."""
 
-from __future__ import annotations
-
 import os
 import tarfile
 from collections.abc import Iterator, Sequence
