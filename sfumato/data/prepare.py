@@ -127,9 +127,7 @@ def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], orig
     known: set[bytes] = set()
     for other in sorted(path.parent for path in home.parent.glob(f"*/{CARD}") if path.parent != home):
         card, origin_file = read_card(other / CARD), other / ORIGIN
-        unread = f"{origin_file} cannot be read"
-        with explained(DataError, lambda error, what=unread: f"{what} ({error}): prepare these images again"):
-            same = origin_file.is_file() and read_json(origin_file) == origin
+        same = origin_file.is_file() and read_origin(origin_file) == origin
         if not same and card.shape == shape:
             known = known or {*digests_of_both(fresh)}
             same = any(value in known for value in digests_of_both(other))
@@ -160,6 +158,12 @@ def looks(home: Path, most: int | None = None) -> np.ndarray:
     small = np.array(found).reshape(-1, 64)
     small -= small.mean(axis=1, keepdims=True)
     return small / np.maximum(np.linalg.norm(small, axis=1, keepdims=True), 1e-9)
+
+
+def read_origin(path: Path) -> object:
+    """Source and path of prepared images. Raises DataError if that cannot be read."""
+    with explained(DataError, lambda error: f"{path} cannot be read ({error}): prepare these images again"):
+        return read_json(path)
 
 
 def spent_on(journal: Journal) -> list[dict]:
