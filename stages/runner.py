@@ -105,7 +105,7 @@ def run_stage(
         return write_empty(out, stage.name)
     from sfumato.runtime import distributed
 
-    if stage.alone and launch.asked():
+    if stage.one_process and launch.asked():
         raise ConfigError(f"{stage.name} runs in one process: unset {launch.LAUNCH} for this stage")
     distributed.join()
     check_out(out, stage.name)

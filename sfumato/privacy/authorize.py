@@ -161,7 +161,7 @@ def open_charge(
 
     With many processes it is a collective call. Raises RefusedElsewhereError in the others if the first raises.
     """
-    if work.stage in STAGES and STAGES[work.stage].alone and distributed.world_size() > 1:
+    if work.stage in STAGES and STAGES[work.stage].one_process and distributed.world_size() > 1:
         raise ConfigError(f"{work.stage} runs in one process, not in {distributed.world_size()}")
     if not distributed.is_main():
         return open_share(state, card, work, distributed.broadcast_object(None))
