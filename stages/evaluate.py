@@ -129,16 +129,17 @@ def log(what: str) -> None:
 
 def draw_from_model(plan: StagePlan[Any], name: str, paths: dict[str, Path]) -> ImageSet:
     """Images of a single model, drawn as the release draws them."""
-    from sfumato.data.images import ImageSet, as_uint8
+    from sfumato.data.images import ImageSet
     from sfumato.queries.count import read_counts
-    from sfumato.release.synthesis import draw_from
+    from sfumato.release.synthesis import draw_mixture
 
     settings = load_plan("synthesize").settings
     counts = read_counts(read_artifact(paths["count"], "count"), plan.size_hint, len(plan.classes))
     priors = counts.priors if settings.labels == "prior" else None
     with progress(f"evaluate: drawing from {name}") as report:
-        images, labels = draw_from(name, paths, settings.count, settings, priors, 0, report, plan.shape)
-    return ImageSet(as_uint8(images), labels.numpy(), plan.classes)
+        own = settings.model_copy(update={"sources": {name: 1.0}})
+        images, labels, _ = draw_mixture(paths, own, priors, 0, report, plan.shape)
+    return ImageSet(images.permute(0, 2, 3, 1).numpy(), labels.numpy(), plan.classes)
 
 
 def keep(found: dict, ledger: Path) -> None:

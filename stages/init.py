@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sfumato.settings.data import Groups
 
 MINUTES = 30.0
-FEWEST = 10  # pictures of a class, below which it is pointed out
+FEWEST = 10  # pictures of a class, to learn from or held out, below which it is pointed out
 GROUPS_QUESTION = "Which are whose (a pattern around the id in a file's name, such as ^(P\\d+)_, or a CSV file)"
 NAMED_QUESTION = "The names look like several pictures of one person (p0123_2.png). Protect persons with all theirs?"
 FOLDER_HELP = (
@@ -34,6 +34,7 @@ FOLDER_HELP = (
     ".jsonl or .parquet beside them; or tar files (WebDataset); or an .npz, such as MedMNIST's."
 )
 LABEL_HELP = "The column of the labels in metadata.csv, .jsonl or .parquet; of tar files, the key in .json."
+SIDE_HELP = "Pixels a side that images are stored and released with, at most their own. Default: as the minutes allow."
 SIZE_HELP = "Public, rounded number of images. Default: their number to one digit, which is published."
 GROUPS_HELP = (
     "Protect persons with all their images: a pattern whose one group in parentheses is the id in a file's name, a "
@@ -60,6 +61,7 @@ def init(
         Fit.CROP
     ),
     minutes: Annotated[float | None, typer.Option(min=0.0, help="Time there is, on this machine.")] = None,
+    size: Annotated[int | None, typer.Option(min=8, help=SIDE_HELP)] = None,
     size_hint: Annotated[int | None, typer.Option(min=3, help=SIZE_HELP)] = None,
     dataset_id: Annotated[str | None, typer.Option(help=NAME_HELP)] = None,
     public: Annotated[Path | None, typer.Option(help="Folder of public images, one folder a class.")] = None,
@@ -103,11 +105,14 @@ def init(
     hint = size_hint or ask_size(ask, found)
 
     unit = GROUP if found.groups is not None else IMAGE if one_image_each else None
-    known = facts(found, folder, public, dataset_id=name, epsilon=budget, minutes=time, size_hint=hint, unit=unit)
+    sides = sides_for(found, size)
+    asked = {"dataset_id": name, "epsilon": budget, "minutes": time, "size_hint": hint, "unit": unit}
+    known = facts(found, folder, public, side=max(sides), **asked)
     ways = ({"range": list(span)} if span else {}) | ({"fit": "pad"} if fit is Fit.PAD else {})
     known = replace(known, data=found.data | ways)
-    proposed, table = proposal_for(known, len(found.classes))
+    (proposed, *others), table = proposals_for(known, sides, len(found.classes))
     show(proposed, known, found, table, size_hint is None)
+    show_other_sizes(others)
     if not ask.agreed("Write the project?"):
         raise typer.Exit(1)
     write(project_files(proposed.own, notes(size_hint is None), proposed.seconds / 60, __version__), out, force)
@@ -184,6 +189,8 @@ def check_places(folder: Path, public: Path | None, out: Path, force: bool) -> N
             raise ConfigError(
                 f"the project {out} and {images} lie in one another, where git would take the images: {remedy}"
             )
+    if public is not None and public.expanduser().resolve() == folder:
+        raise ConfigError(f"--public {public} holds the sensitive images: name a folder of public ones, or none")
     there = [name for name in ("params.yaml", "dvc.yaml") if (out / name).exists()]
     if there and not force:
         raise ConfigError(f"{out} holds {' and '.join(there)} already: name another folder with --out, or give --force")
@@ -208,17 +215,25 @@ def look_at(folder: Path, groups: Groups | None, span: tuple[float, float] | Non
 def facts(found: Survey, folder: Path, public: Path | None, **asked: Any) -> Known:
     """What the proposal may rest on. asked: of the owner."""
     from sfumato.data.sources.imagefolder import list_folder
-    from sfumato.planning.proposal import Known, read_table, side_of
+    from sfumato.planning.proposal import Known
 
     return Known(
         path=str(folder),
-        side=side_of(found.side, read_table()),
         channels=3 if found.colour else 1,
         groups=found.groups.model_dump(exclude_defaults=True) if found.groups else None,
         public=str(public.expanduser().resolve()) if public is not None else None,
         public_images=len(list_folder(public.expanduser(), "--public").train) if public is not None else 0,
         **asked,
     )
+
+
+def sides_for(found: Survey, size: int | None) -> tuple[int, ...]:
+    """The sides that images may be stored with: the one asked for, or those of the table."""
+    from sfumato.planning.proposal import read_table, sides_of
+
+    if size is not None and size > max(found.side, 8):
+        raise ConfigError(f"--size={size} is more than most images have, and they are not enlarged: give less")
+    return (size,) if size is not None else sides_of(found.side, read_table())
 
 
 def reading_seconds(known: Known) -> float:
@@ -239,10 +254,10 @@ def reading_seconds(known: Known) -> float:
         return known.size_hint * min(taken)
 
 
-def proposal_for(known: Known, classes: int) -> tuple[Proposal, dict[str, float | None]]:
-    """The proposal, and the seconds of each stage."""
+def proposals_for(known: Known, sides: Sequence[int], classes: int) -> tuple[list[Proposal], dict[str, float | None]]:
+    """The proposals for these sides, the chosen one first, and its seconds of each stage."""
     from sfumato.planning.estimate import expected_seconds
-    from sfumato.planning.proposal import propose
+    from sfumato.planning.proposal import proposals
     from sfumato.settings.params import Params
 
     reading = reading_seconds(known)
@@ -252,8 +267,16 @@ def proposal_for(known: Known, classes: int) -> tuple[Proposal, dict[str, float 
         shape = (known.channels, side, side)
         return expected_seconds(params, shape, classes, state_dir(), known.public_images) | {"reading": reading}
 
-    proposed = propose(known, lambda params: sum(value or 0.0 for value in stages_of(params).values()))
-    return proposed, stages_of(proposed.params)
+    found = proposals(known, sides, lambda params: sum(value or 0.0 for value in stages_of(params).values()))
+    return found, stages_of(found[0].params)
+
+
+def show_other_sizes(others: Sequence[Proposal]) -> None:
+    """What other sizes there would be, and how long they would take."""
+    each = [f"{one.params.data.size} pixels in {one.seconds / 60:.0f} minutes" for one in others if one.enough]
+    least = [f"{one.params.data.size} from {one.seconds / 60:.0f} minutes on" for one in others if not one.enough]
+    if each or least:
+        say(f"sizes    --size decides; others: {', '.join(each + least)}")
 
 
 def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float | None], counted: bool) -> None:
@@ -297,10 +320,15 @@ def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float
 
 def show_local_facts(found: Survey, side: int) -> None:
     """What is private, on a terminal only: a log may be read by others."""
+    from sfumato.settings.data import Data
+
     if sys.stderr.isatty():
         say(f"local    sides of about {found.side} pixels become {side}; pictures of each class:")
         for name, count in zip(found.classes, found.counts, strict=True):
             say(f"         {name}: {count}{', too few to learn from' if count < FEWEST else ''}")
+        held = round(Data().holdout_fraction * found.images) if found.held_out is None else found.held_out
+        if held < FEWEST * len(found.classes):
+            say(f"         hold-out: about {held}, too few for a verdict, which needs {FEWEST} of each class")
 
 
 def protected(known: Known) -> str:

@@ -213,7 +213,7 @@ def show_budget(made: Plan) -> None:
 def show_risk(made: Plan) -> None:
     """Show what the budget means: how often an attacker is right at most, and at which ε half as far above a coin."""
     from sfumato.privacy.accountant import epsilon
-    from sfumato.privacy.profile import best_guess, noise_for_guess
+    from sfumato.privacy.profile import best_guess, noise_for_guess, percent_up
 
     mechanisms, unit = [*made.mechanisms.values()], made.params.privacy.unit
     adjacency, accountant = made.budget["adjacency"], made.budget["accountant"]
@@ -223,8 +223,8 @@ def show_risk(made: Plan) -> None:
     lower = epsilon(events, made.budget["delta"], accountant, adjacency)
     typer.echo(
         f"risk: who guesses whether one {'person' if unit == 'group' else 'image'} was in the set is right at most "
-        f"{100 * guess:.1f} % of the time (a coin: 50 %), whatever else they know; {100 * (guess + 0.5) / 2:.1f} % at "
-        f"ε = {lower:.2g}"
+        f"{percent_up(guess)} % of the time (a coin: 50 %), whatever else they know; half as far above a coin, "
+        f"{percent_up((guess + 0.5) / 2)} %, at ε = {lower:.2g}"
     )
 
 

@@ -24,7 +24,8 @@ def synthesize(run: StageRun[Synthesize]) -> None:
     teacher = load_teacher(paths["teacher"]).to(device()) if settings.reads("teacher") else None
     guide = guide_by(teacher, settings.teacher_guidance) if teacher and settings.teacher_guidance else None
     with progress("synthesize") as report:
-        images, labels, sources = draw_mixture(paths, settings, priors, plan.seed, report, plan.shape, guide)
+        folder = run.out.parent
+        images, labels, sources = draw_mixture(paths, settings, priors, plan.seed, report, plan.shape, guide, folder)
     varied = vary(images, labels, settings, teacher, plan.seed, sources == PUBLIC_SOURCE)
     with run.writing() as directory:
         inputs = list(run.inputs.values())

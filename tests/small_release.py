@@ -20,7 +20,7 @@ RECORD = small_record(0, Mechanism(noise_multiplier=5), **ABOUT)
 def write_release(
     path: Path, digits, sources=("finetune",), about=None, count=40, kinds=None, asked=None, **settings
 ) -> Path:
-    images = torch.from_numpy(digits.images[:count]).permute(0, 3, 1, 2).float() / 255
+    images = torch.from_numpy(digits.images[:count].copy()).permute(0, 3, 1, 2)
     kinds = np.full(count, "plain") if kinds is None else kinds
     varied = Varied(images, torch.from_numpy(digits.labels[:count]), kinds, asked)
     plan = SimpleNamespace(

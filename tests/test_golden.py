@@ -32,7 +32,7 @@ from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from sfumato.data.images import ImageSet, Shape, as_uint8, save_images
+from sfumato.data.images import ImageSet, Shape, as_bytes, save_images
 from sfumato.data.store import Card, LatentSet, PublicCard
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.lora import add_lora, save_adapter
@@ -515,10 +515,10 @@ class SilentRun(QueryRun[Any]):
         self.encoded["rows"] = LatentSet(rows_alone(function, images).numpy(), labels.numpy(), self.images.groups)
         return "rows"
 
-    def show(self, images: Tensor) -> np.ndarray:
-        """In the place of `as_uint8`."""
-        self.seen["drawn"] = images.detach().clone()
-        return as_uint8(images)
+    def show(self, images: Tensor) -> Tensor:
+        """In the place of `as_bytes`: what is drawn or varied, part by part."""
+        self.seen["drawn"] = torch.cat([*([self.seen["drawn"]] if "drawn" in self.seen else []), images.detach()])
+        return as_bytes(images)
 
 
 @contextmanager
@@ -543,7 +543,7 @@ def settled(run: SilentRun) -> Iterator[None]:
         "is_faster": lambda *what: False,
         "fast_bfloat16": lambda device: False,
         "ensure_encoded": run.encode,
-        "as_uint8": run.show,
+        "as_bytes": run.show,
     }
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch, torch.random.fork_rng(devices=[]):

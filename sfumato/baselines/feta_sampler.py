@@ -34,10 +34,10 @@ class SampledGenerator(nn.Module):
     def __init__(self, model: UNet) -> None:
         super().__init__()
         self.model, self.classes = model, model.classes
-        self.latent = model.channels * model.resolution**2
+        self.latent, self.blocks = model.channels * model.resolution**2, (1,)
 
-    def forward(self, z: Tensor, labels: Tensor) -> Tensor:
-        """z: (B, latent); labels: (B,) int64 below `classes`. Returns (B, C, H, W) float32, about [0, 1].
+    def forward(self, z: Tensor, labels: Tensor, block: int = 1) -> Tensor:
+        """z: (B, latent); labels: (B,) int64 below `classes`; block: 1. Returns (B, C, H, W) float32, about [0, 1].
 
         It is not clamped to [0, 1]: a pixel beyond would get no gradient.
         """

@@ -6,10 +6,12 @@ On disk: `images.npy`, uint8 (N, H, W, C), beside `labels.npy`, int64 (N,), or, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import BinaryIO, Self
 
 import numpy as np
@@ -198,4 +200,24 @@ def having(labels: np.ndarray, label: int) -> np.ndarray:
 
 def as_uint8(images: Tensor) -> np.ndarray:
     """(N, C, H, W) float in [0, 1], clamped to it, as (N, H, W, C) uint8."""
-    return images.detach().cpu().clamp(0, 1).mul(255).round().byte().permute(0, 2, 3, 1).contiguous().numpy()
+    return as_bytes(images).permute(0, 2, 3, 1).contiguous().numpy()
+
+
+def as_bytes(images: Tensor) -> Tensor:
+    """(N, C, H, W) float in [0, 1], clamped to it, as uint8 on the CPU."""
+    return images.detach().cpu().clamp(0, 1).mul(255).round().byte()
+
+
+def as_floats(images: Tensor) -> Tensor:
+    """The inverse of `as_bytes`: (N, C, H, W) uint8 as float32 in [0, 1]."""
+    return images.float().div_(255)
+
+
+def room(count: int, shape: Sequence[int], folder: Path | None = None) -> Tensor:
+    """Room for images, (count, C, H, W) uint8, in a nameless file on the disk of `folder`, or in memory."""
+    size = count * math.prod(shape)
+    if folder is None or not size:
+        return torch.empty(count, *shape, dtype=torch.uint8)
+    with NamedTemporaryFile(dir=folder) as file:
+        file.truncate(size)
+        return torch.from_file(file.name, shared=True, size=size, dtype=torch.uint8).view(count, *shape)

@@ -9,13 +9,13 @@ the key and the section `data`; the card does not depend on the images, except f
 import hashlib
 import hmac
 import json
+import os
 import secrets
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from secrets import token_bytes
 
 import numpy as np
 from filelock import FileLock
@@ -283,7 +283,7 @@ def secret_key(state: Path, dataset_id: str) -> bytes:
     path = state / "keys" / dataset_id
     if not path.exists():
         with open_private(path) as file:
-            file.write(token_bytes(KEY_BYTES))
+            file.write(os.urandom(KEY_BYTES))
     key = path.read_bytes()
     if len(key) != KEY_BYTES:
         raise DataError(f"{path} holds {len(key)} bytes, expected {KEY_BYTES}: remove it, for another hold-out.")

@@ -1,6 +1,6 @@
 """The interface of a denoiser, which training, queries and sampling share: our own U-Net, or a public model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -81,13 +81,25 @@ class Denoiser(nn.Module):
         up to rounding; shape: (C, H, W) wanted, if the network can give another than its own; guide: a classifier's
         part, for networks that draw pixels.
         """
-        sampler = self.sampler(steps, guidance, generator, shape, guide)
-        images: list[Tensor] = []
+        return torch.cat(list(self.drawing(labels, steps, guidance, generator, shape, progress, guide)))
+
+    def drawing(
+        self,
+        labels: Tensor,
+        steps: int,
+        guidance: float,
+        generator: torch.Generator,
+        shape: Sequence[int] | None = None,
+        progress: Progress | None = None,
+        guide: Guide | None = None,
+    ) -> Iterator[Tensor]:
+        """The same in parts."""
+        sampler, done = self.sampler(steps, guidance, generator, shape, guide), 0
         for part in labels.split(self.at_a_time):
-            images.append(sampler(part))
+            yield sampler(part)
+            done += len(part)
             if progress:
-                progress(sum(map(len, images)), len(labels))
-        return torch.cat(images)
+                progress(done, len(labels))
 
     def save(self, directory: Path, trained: Sequence[str]) -> None:
         """Write what `sfumato.release.synthesizer` loads again. trained: the parameters that differ from the start."""

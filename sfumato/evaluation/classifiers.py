@@ -17,6 +17,7 @@ from sfumato.features.public_network import MaxAndMean, PooledBlock
 
 DROPOUT = 0.3  # inside wide blocks, as DPImageBench sets it
 FEATURES = 128  # width of the layer before the last one of `mlp` and `cnn`
+LARGEST = 32  # side at which the stages of `cnn` begin
 Body = tuple[nn.Module, int]  # images (B, C, H, W) in [-1, 1] -> (B, width), and the width
 
 
@@ -104,16 +105,21 @@ def convolutions(channels: int, height: int, width: int) -> nn.Sequential:
     """Stages of two 3×3 convolutions, batch norms and a pooling, then a dense layer.
 
     There are 1 to 4 stages; another one follows while the shorter side has 7 pixels or more. Grey images of 16 pixels a
-    side and more start at half resolution: 8×8 has 1 stage, 28×28 grey 2, 32×32 colour 3.
+    side and more start at half resolution: 8×8 has 1 stage, 28×28 grey 2, 32×32 colour 3. Larger images first go
+    through strided convolutions of few channels, down to LARGEST pixels a side.
     """
     layers: list[nn.Module] = []
     side, depth, stage = min(height, width), channels, 0
+    stride = 2 if channels == 1 and side >= 16 else 1
+    while side > LARGEST:
+        out, stride = 8 if depth == channels else min(2 * depth, 32), 1
+        layers += normed(depth, out, 2)
+        side, depth = -(-side // 2), out
     while stage == 0 or (side >= 7 and stage < 4):
         out = min(32 * 2**stage, 128)
-        stride = 2 if stage == 0 and channels == 1 and side >= 16 else 1
         for step in (stride, 1):
             layers += normed(depth, out, step)
-            side, depth = -(-side // step), out
+            side, depth, stride = -(-side // step), out, 1
         if side >= 2:
             layers.append(nn.MaxPool2d(2))
         side, stage = side // 2, stage + 1

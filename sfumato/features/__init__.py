@@ -12,11 +12,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from sfumato.data.images import Shape
-from sfumato.features.scattering import DeepScattering, Moduli, Scattering
+from sfumato.features.scattering import DeepScattering, Moduli, Pixels, Scattering
 from sfumato.features.tangent import Tangent
 
 FEATURES: dict[str, Callable[[Shape], nn.Module]] = {  # name -> what makes the map for images of a shape (C, H, W)
-    "pixels": lambda shape: nn.Flatten(),
+    "pixels": Pixels,
     "scattering": Scattering,
     "deep-scattering": DeepScattering,
     "moduli": Moduli,

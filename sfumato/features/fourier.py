@@ -16,9 +16,22 @@ from torch import Tensor, nn
 
 from sfumato.data.images import Shape
 from sfumato.features import FEATURES
+from sfumato.features.scattering import averaged
 from sfumato.settings.queries import FeatureMap
 
 PLAIN = ("linear", "squared")  # the kernels whose features are the map itself
+
+
+class OfBlocks(nn.Module):
+    """A map of the means of blocks of pixels: of whole images, (B, C, H, W), or of means of smaller blocks of them."""
+
+    def __init__(self, build: Callable[[Shape], nn.Module], shape: Shape, block: int) -> None:
+        super().__init__()
+        self.side = -(-shape[2] // block)
+        self.map = build((shape[0], -(-shape[1] // block), self.side))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.map(averaged(images, -(-images.shape[3] // self.side)))  # type: ignore[no-any-return]
 
 
 class FourierFeatures(nn.Module):
@@ -58,7 +71,7 @@ class FourierFeatures(nn.Module):
         amplitudes = [torch.empty(0)]
         self.plain: list[tuple[int, bool, float]] = []  # of each map without frequencies: its place, squares, its share
         for index, feature in enumerate(features):
-            image_map = maps[feature.map](shape)
+            image_map = OfBlocks(maps[feature.map], shape, feature.block)
             with torch.no_grad():
                 width = image_map(torch.zeros(1, *shape)).shape[1]
             self.maps.append(image_map)
@@ -86,14 +99,42 @@ class FourierFeatures(nn.Module):
         return {"shape": self.shape, "size": 2 * self.frequencies or 2, "seed": self.seed, "features": maps}
 
     def vectors(self, images: Tensor) -> Tensor:
-        """What the maps make of the images, side by side: (B, Σ d)."""
-        return torch.cat([image_map(images).to(images.dtype) for image_map in self.maps], dim=1)
+        """What the maps make of the images, side by side: (B, Σ d); zeros of those that block means do not show."""
+        block, found = self.block_of(images), []
+        for image_map, feature, width in zip(self.maps, self.features, self.widths, strict=True):
+            seen = image_map(images) if feature.block >= block else images.new_zeros(len(images), width)
+            found.append(seen.to(images.dtype))
+        return torch.cat(found, dim=1)
 
-    def phases(self, vectors: Tensor) -> Tensor:
-        """ωᵀ map(x) for every frequency of every map: (B, Σ d) -> (B, number of frequencies)."""
-        parts, plain = vectors.split(self.widths, dim=1), {index for index, _, _ in self.plain}
-        found = [part @ self.omega(i, part) for i, part in enumerate(parts) if i not in plain]
-        return torch.cat([vectors[:, :0], *found], dim=1)
+    def block_of(self, images: Tensor) -> int:
+        """The side of the blocks whose means the images are; 1 of whole images."""
+        return -(-self.shape[2] // images.shape[3])
+
+    def active(self, block: int) -> Tensor:
+        """Which cells block means determine: (K,) bool, those of maps that see blocks as large, or larger ones."""
+        seen = [feature.block >= block for feature in self.features]
+        waves = [torch.full((omega.shape[1],), seen[i]) for i, omega in self.omegas.items()]
+        plain = [torch.full((self.widths[i],), seen[i]) for i, _, _ in self.plain]
+        return torch.cat([*waves, *waves, *plain])
+
+    @property
+    def omegas(self) -> dict[int, Tensor]:
+        """The frequencies of each map that has some, by its place."""
+        plain = {index for index, _, _ in self.plain}
+        return {i: getattr(self, f"omega_{i}") for i in range(len(self.maps)) if i not in plain}
+
+    def phases(self, vectors: Tensor, block: int = 1) -> Tensor:
+        """ωᵀ map(x) for every frequency of every map: (B, Σ d) -> (B, number of frequencies).
+
+        block: of the block means that the vectors are of; zeros of cells that are not `active` for these.
+        """
+        parts, found = vectors.split(self.widths, dim=1), [vectors[:, :0]]
+        for i, omega in self.omegas.items():
+            if self.features[i].block >= block:
+                found.append(parts[i] @ self.omega(i, parts[i]))
+            else:
+                found.append(vectors.new_zeros(len(vectors), omega.shape[1]))
+        return torch.cat(found, dim=1)
 
     def omega(self, index: int, like: Tensor) -> Tensor:
         """The frequencies of a map, as a product with `like` takes them: in its precision, or in autocast's.
@@ -131,9 +172,12 @@ class FourierFeatures(nn.Module):
         return self.from_maps(self.vectors(images))
 
     def embed(self, images: Tensor, weights: Tensor) -> Tensor:
-        """Σ_i φ(x_i) ⊗ weights_i, (B, M) weights -> (K, M): the joint embedding, without the (B, K) matrix of rows."""
+        """Σ_i φ(x_i) ⊗ weights_i, (B, M) weights -> (K, M): the joint embedding, without the (B, K) matrix of rows.
+
+        images: whole ones, or their block means, which determine the `active` cells only.
+        """
         vectors = self.vectors(images)
-        phase, plain = self.phases(vectors), self.raw_maps(vectors)
+        phase, plain = self.phases(vectors, self.block_of(images)), self.raw_maps(vectors)
         amplitude = self.amplitude[:, None]
         weights = weights.to(phase)
         waves = [(wave.T @ weights).float() * amplitude for wave in (phase.cos(), phase.sin())]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sfumato.data.images import Shape
+from sfumato.data.images import Shape, as_floats
 from sfumato.features import FEATURES
 from sfumato.features.own_network import OWN, OwnFeatures
 from sfumato.features.public_network import PublicNetwork, arguments_of, build_network
@@ -75,11 +75,12 @@ class ProjectedFeatures(nn.Module):
 
     @torch.no_grad()
     def fit(self, images: Tensor, power: float, seed: int) -> None:
-        """Find centre and directions from public or released images, (n, C, H, W) float32 in [0, 1].
+        """Find centre and directions from public or released images, (n, C, H, W) uint8, or float32 in [0, 1].
 
         power: p; a direction of variance λ is scaled by λ^(−p/2), so that 0 keeps the variances and 1 makes them equal.
         """
-        rows = torch.cat([self.map(part) for part in images.split(BATCH)])
+        parts = (as_floats(part) if part.dtype == torch.uint8 else part for part in images.split(BATCH))
+        rows = torch.cat([self.map(part) for part in parts])
         mean = rows.mean(0)
         spread = rows.std(0) if self.network is not None else torch.ones_like(mean)
         rows = (rows - mean) / spread.clamp(min=1e-6)

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from sfumato.data.images import Shape
 
 ORIENTATIONS = 8  # angles of the filters
+LARGEST = 64  # pixels a side; of larger images, block means are looked at
+CELLS = 16  # per side, of the local energies of large images
 
 
 class Filtered(torch.autograd.Function):
@@ -43,7 +45,8 @@ class Scattering(nn.Module):
     """Wavelet-scattering coefficients with fixed Morlet filters, each image's vector scaled to norm √d.
 
     (B, C, H, W) -> (B, d). At each of `scales` octaves, |image * ψ_θ| for ORIENTATIONS angles, averaged over cells of
-    2^scales pixels, beside the average image: the zeroth and first order, as a cascade. Source: Bruna and Mallat 2013.
+    2^scales pixels, beside the average image: the zeroth and first order, as a cascade. Images above LARGEST are first
+    averaged over blocks. Source: Bruna and Mallat 2013.
     """
 
     filters: Tensor
@@ -51,7 +54,9 @@ class Scattering(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.scales = 2 if min(shape[1:]) >= 16 else 1
+        self.block = block_of(shape)
+        side = min(shape[1:]) // self.block
+        self.scales = 3 if side >= 48 else 2 if side >= 16 else 1
         self.register_buffer("filters", morlet(ORIENTATIONS), persistent=False)  # (2·ORIENTATIONS, 1, 7, 7)
         axis = torch.tensor([1.0, 4.0, 6.0, 4.0, 1.0]) / 16
         self.register_buffer("blur", torch.outer(axis, axis)[None, None], persistent=False)
@@ -67,7 +72,7 @@ class Scattering(nn.Module):
 
     def orders(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The average image, the averaged moduli of all octaves, (B, d) each; the moduli of the finest octave."""
-        plane = images.flatten(0, 1)[:, None]  # (B·C, 1, H, W)
+        plane = averaged(images, self.block).flatten(0, 1)[:, None]  # (B·C, 1, H, W)
         zeroth, first = averaged(plane, 2**self.scales).reshape(len(images), -1), []
         finest = moduli = self.moduli(plane)
         for octave in range(self.scales):
@@ -106,13 +111,33 @@ class Moduli(Scattering):
     """Local energies of an image: |image * ψ_θ| at the finest octave, averaged over cells of 2×2 pixels.
 
     (B, C, H, W) -> (B, d), d = C·ORIENTATIONS·H/2·W/2, of norm below √d: a row r stands as √d · r / (‖r‖ + 1), so that
-    faint images stay faint. Finer in place than `Scattering`.
+    faint images stay faint. Finer in place than `Scattering`. Large images have CELLS×CELLS cells.
     """
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.cell = max(2, min(shape[1:]) // CELLS)
 
     def forward(self, images: Tensor) -> Tensor:
         plane = images.flatten(0, 1)[:, None]
-        row = averaged(self.moduli(plane), 2).reshape(len(images), -1)
+        row = averaged(self.moduli(plane), self.cell).reshape(len(images), -1)
         return row * (math.sqrt(row.shape[1]) / (torch.linalg.vector_norm(row, dim=1, keepdim=True) + 1))
+
+
+class Pixels(nn.Module):
+    """The pixels of an image; of one above LARGEST, its block means. (B, C, H, W) -> (B, d)."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.block = block_of(shape)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return averaged(images, self.block).flatten(1)
+
+
+def block_of(shape: Shape) -> int:
+    """The side of the blocks whose means bring images of (C, H, W) to LARGEST pixels a side, a power of two."""
+    return 2 ** max(0, math.ceil(math.log2(min(shape[1:]) / LARGEST)))
 
 
 def averaged(planes: Tensor, size: int) -> Tensor:
@@ -121,6 +146,8 @@ def averaged(planes: Tensor, size: int) -> Tensor:
     Where a gradient is asked for and cells are whole, as a product with a small matrix, `size` rows at a time: many
     times faster on a CPU, there and back. Without, an image's place in a batch changes no bit of its row.
     """
+    if size == 1:
+        return planes
     height, width = planes.shape[2:]
     if height % size or width % size or not planes.requires_grad:
         return F.avg_pool2d(planes, size, ceil_mode=True)

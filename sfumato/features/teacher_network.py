@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sfumato.data.images import ImageSet, Shape
+from sfumato.data.images import ImageSet, Shape, as_floats
 from sfumato.diffusion.sampler import Guide
 from sfumato.features.own_network import OwnFeatures
 from sfumato.features.projection import BATCH, ProjectedFeatures
@@ -82,14 +82,14 @@ def fit_features(
         features = ProjectedFeatures.through(network, settings.feature, shape, settings.dimension)
     known = spanning(images, seed)
     features.fit(known, settings.power, seed)
-    rows = torch.cat([features(part) for part in known.split(BATCH)]).double()
+    rows = torch.cat([features(as_floats(part)) for part in known.split(BATCH)]).double()
     return features, rows.T @ rows / len(rows)
 
 
 def spanning(images: ImageSet, seed: int) -> Tensor:
-    """The public or released images that span features, FITTED at most, chosen by `seed`: (n, C, H, W) float32."""
+    """The public or released images that span features, FITTED at most, chosen by `seed`: (n, C, H, W) uint8."""
     chosen = np.sort(np.random.default_rng(seed).permutation(len(images))[:FITTED])
-    return torch.cat([images.batch(part)[0] for part in np.array_split(chosen, max(1, len(chosen) // BATCH))])
+    return torch.from_numpy(images.images[chosen]).permute(0, 3, 1, 2).contiguous()
 
 
 def classify(teacher: TeacherNetwork, images: ImageSet) -> Tensor:
@@ -101,9 +101,10 @@ def classify(teacher: TeacherNetwork, images: ImageSet) -> Tensor:
 
 @torch.no_grad()
 def probabilities_of(teacher: TeacherNetwork, images: Tensor) -> Tensor:
-    """The same of (N, C, H, W) float32 in [0, 1]. Of several labels, the probability of each."""
+    """The same of (N, C, H, W) uint8, or float32 in [0, 1]. Of several labels, the probability of each."""
     shares = torch.sigmoid if teacher.several else partial(torch.softmax, dim=1)
-    return torch.cat([shares(teacher(part.to(teacher.weights.device))).cpu() for part in images.split(BATCH)])
+    parts = (as_floats(part) if part.dtype == torch.uint8 else part for part in images.split(BATCH))
+    return torch.cat([shares(teacher(part.to(teacher.weights.device))).cpu() for part in parts])
 
 
 def surest_labels(probabilities: Tensor, wanted: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 FINEST = 8  # side of the coarsest cells, at most
 FAINT = 0.1  # of the usual scale: the weights of the last layers at first
 LAST = 8  # channels at full resolution, at least
+COARSE = 32  # side that is drawn first, at most; each level beyond doubles it
+LEVEL = 1024  # channels of a level times its side
 
 
 class Widen(nn.Module):
@@ -35,12 +37,42 @@ class Residual(nn.Module):
         return x + self.conv(F.relu(self.norm(x)))
 
 
+class Level(nn.Module):
+    """Twice the side: the image, (B, channels, H, W), enlarged, and what its hidden cells, (B, inputs, H, W), add.
+
+    Cells are enlarged before the convolution: a pixel shuffle would draw fine texture as a checkerboard.
+    """
+
+    def __init__(self, inputs: int, outputs: int, channels: int) -> None:
+        super().__init__()
+        self.first, self.conv = nn.BatchNorm2d(inputs), nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+        self.residual, self.norm = Residual(outputs), nn.BatchNorm2d(outputs)
+        self.details = nn.Conv2d(outputs, channels, 5, padding=2)
+        nn.init.zeros_(self.details.bias)  # type: ignore[arg-type]
+        with torch.no_grad():
+            self.details.weight.mul_(FAINT)
+
+    def forward(self, image: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.residual(self.conv(enlarged(F.relu(self.first(hidden)))))
+        return enlarged(image) + self.details(F.relu(self.norm(hidden))).float(), hidden
+
+
+def cut(planes: Tensor, side: int) -> Tensor:
+    return planes[..., :side, :side]
+
+
+def enlarged(planes: Tensor) -> Tensor:
+    """Twice the sides, bilinear."""
+    return F.interpolate(planes, scale_factor=2, mode="bilinear", align_corners=False)
+
+
 class Generator(nn.Module):
     """Class-conditional convolutional generator G(z, y).
 
     resolution: height and width, 4 or more; channels: 1 or 3; latent: size of z ~ N(0, I); width: channels at half
-    resolution, twice as many below; several: labels are 0/1 vectors. The image is the sum of a smooth one, at half
-    resolution, and its details.
+    resolution of the coarse image, twice as many below; several: labels are 0/1 vectors. The coarse image, of COARSE
+    pixels a side at most, is the sum of a smooth one, at half resolution, and its details. Each level doubles the image
+    before it and adds finer details.
     """
 
     def __init__(
@@ -50,7 +82,10 @@ class Generator(nn.Module):
         self.several = several
         self.resolution, self.channels, self.classes = resolution, channels, classes
         self.latent, self.width = latent, width
-        start, doublings = resolution, 0
+        self.sides = [resolution]  # of the images of each level, the finest first
+        while self.sides[-1] > COARSE:
+            self.sides.append((self.sides[-1] + 1) // 2)
+        start, doublings = self.sides[-1], 0
         while start > FINEST or doublings == 0:
             start, doublings = (start + 1) // 2, doublings + 1
         self.start = start
@@ -61,7 +96,7 @@ class Generator(nn.Module):
             body += [Widen(wide, width), Residual(width)]
             wide = width
         self.body = nn.Sequential(*body, *([Residual(width)] if doublings == 1 else []))
-        last = max(LAST, width // 4)
+        last = LEVEL // COARSE if len(self.sides) > 1 else max(LAST, width // 4)
         self.widen, self.norm = Widen(width, last), nn.BatchNorm2d(last)
         self.details = nn.Conv2d(last, channels, 5, padding=2)
         self.smooth = nn.Conv2d(width, channels, 1)
@@ -69,14 +104,32 @@ class Generator(nn.Module):
             nn.init.zeros_(last_layer.bias)  # type: ignore[arg-type]
             with torch.no_grad():
                 last_layer.weight.mul_(FAINT)
+        self.levels = nn.ModuleList()
+        for side in self.sides[-2::-1]:
+            self.levels.append(Level(last, finer := max(LAST, LEVEL // side), channels))
+            last = finer
 
-    def forward(self, z: Tensor, labels: Tensor) -> Tensor:
-        """z: (B, latent); labels: (B,) int64 below `classes`, or (B, classes). Returns (B, C, H, W) in [0, 1]."""
+    def forward(self, z: Tensor, labels: Tensor, block: int = 1) -> Tensor:
+        """Draw images, (B, C, H, W) in [0, 1].
+
+        z: (B, latent); labels: (B,) int64 below `classes`, or (B, classes); block: 2, 4, … draws the image of fewer
+        levels, at the resolution divided by it.
+        """
         code = torch.cat([z, (labels if self.several else F.one_hot(labels, self.classes)).to(z)], dim=1)
         hidden = self.body(self.stem(code).unflatten(1, (-1, self.start, self.start)))  # (B, width, H/2, W/2)
-        details = self.details(F.relu(self.norm(self.widen(hidden)))).float()
-        smooth = F.interpolate(self.smooth(hidden).float(), scale_factor=2, mode="bilinear", align_corners=False)
-        return (details + smooth)[..., : self.resolution, : self.resolution].sigmoid()
+        smooth = enlarged(self.smooth(hidden).float())
+        hidden = self.widen(hidden)
+        image = smooth + self.details(F.relu(self.norm(hidden))).float()
+        image, hidden = (cut(part, self.sides[-1]) for part in (image, hidden))
+        levels = self.levels[: len(self.levels) + 1 - block.bit_length()]
+        for level, side in zip(levels, self.sides[-2::-1], strict=False):
+            image, hidden = (cut(part, side) for part in level(image, hidden))
+        return image.sigmoid()
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """The sides of the blocks of pixels that the images of its levels stand for, the coarse image first."""
+        return tuple(2**level for level in range(len(self.levels), -1, -1))
 
     def config(self) -> dict[str, int]:
         """The arguments that rebuild this generator."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfumato.data.images import ImageSet, Shape, as_uint8, save_images
+from sfumato.data.images import ImageSet, Shape, as_bytes, as_floats, save_images
 from sfumato.features.fourier import FourierFeatures
 from sfumato.generators.gaussian import GaussianGenerator
 from sfumato.generators.network import Generator
@@ -30,6 +30,7 @@ OneStep = Generator | GaussianGenerator  # (z, labels) -> images
 RISE = 0.1  # part of the steps in which the learning rate rises
 RARE = 0.1  # of an equal share: below it, a class's column is mostly noise and gets no more weight
 DRAWN = 1000  # images at a time
+COARSE_PART = 0.5  # of the steps, for the coarse image; the finer levels share the others
 HELD_OUT, PATIENCE = 0.2, 100  # part of the cells of a release; steps without progress on them
 SMOOTH = 0.98  # of the average over steps that is compared with them
 EMA, SETTLING = 0.99, 40  # of the weights; batches that the statistics of the averaged network are computed from
@@ -71,6 +72,7 @@ def fit_generator(
 ) -> Any:
     """Train G so that its joint embeddings match the released ones: Adam on Σ weight · ‖μ̃ − μ(G)‖², + cross-entropy.
 
+    Coarse to fine: large images are first fitted as block means, to the features that see no finer ones.
     Each class ends where it would begin to learn the noise (EarlyStopping): more steps make no worse images.
     priors: (classes,) public label shares, summing to 1; teacher: (B, C, H, W) -> (B, classes) logits, whose
     cross-entropy with the labels asked for has the weight `agreement`; progress: called with (steps done, steps).
@@ -89,9 +91,13 @@ def fit_generator(
     optimizer = torch.optim.Adam(generator.parameters(), lr=config.learning_rate, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: pace(step / config.steps))
     columns = (priors if row_means is None else row_means).to(matches[0].target)
-    stopping = EarlyStopping(matches, seed)
+    levels = generator.blocks if teacher is None else (1,)
+    levels = [block for block in levels if any(match.features.active(block).any() for match in matches)]
+    blocks = block_of_steps(levels, config.steps)
 
-    for step in range(config.steps):
+    for step, block in enumerate(blocks):
+        if step == 0 or block != blocks[step - 1]:
+            stopping = EarlyStopping(matches, seed, block)
         labels = balanced_labels(config.batch, None, classes + several, random)
         rows: Tensor | None = None
         if several:
@@ -101,7 +107,7 @@ def fit_generator(
         z = torch.randn(config.batch, generator.latent, generator=random).to(device)
         # bf16 inside the network and the phases, float32 for the embedding and the loss
         with torch.autocast(device.type, torch.bfloat16):
-            images = generator(z, labels)
+            images = generator(z, labels, block)
             weights = (F.one_hot(labels, classes) if rows is None else rows).to(columns)
             embeddings = [embedding_of(match, images, weights, columns) for match in matches]
             loss = stopping.loss(embeddings, weights, columns)
@@ -119,6 +125,13 @@ def fit_generator(
     generator.load_state_dict(average.state_dict())
     recompute_batch_norm(generator, config.batch, priors if several else None, random)
     return generator.eval()
+
+
+def block_of_steps(blocks: Sequence[int], steps: int) -> list[int]:
+    """The level that each step fits, by its block: COARSE_PART of the steps the first, the others equally many."""
+    coarse = steps if len(blocks) == 1 else round(COARSE_PART * steps)
+    finer = range(steps - coarse)
+    return [blocks[0]] * coarse + [blocks[1 + step * (len(blocks) - 1) // len(finer)] for step in finer]
 
 
 def pace(done: float) -> float:
@@ -163,11 +176,15 @@ class EarlyStopping:
     held: its target becomes the generator's own embedding, averaged over steps, where that was nearest.
     """
 
-    def __init__(self, matches: Sequence[Match], seed: int) -> None:
+    def __init__(self, matches: Sequence[Match], seed: int, block: int = 1) -> None:
         random = torch.Generator().manual_seed(seed)
         self.matches = matches
         self.targets = [match.target.clone() for match in matches]
-        self.unseen = [held_out(match.features, random).to(match.target)[:, None] for match in matches]
+        self.seen, self.unseen = [], []  # of the cells that the level determines
+        for match in matches:
+            out, active = held_out(match.features, random), match.features.active(block)
+            self.seen.append((active & ~out).to(match.target)[:, None])
+            self.unseen.append((active & out).to(match.target)[:, None])
         self.means = [torch.zeros_like(match.target) for match in matches]  # μ(G), averaged over steps
         self.nearest = [torch.zeros_like(match.target) for match in matches]
         classes = matches[0].target.shape[1]
@@ -177,8 +194,8 @@ class EarlyStopping:
 
     def loss(self, embeddings: Sequence[Tensor], weights: Tensor, priors: Tensor) -> Tensor:
         """Σ weight · ‖target − μ(G)‖² over the cells that are seen. embeddings: (K, classes) of each match."""
-        parts = zip(self.matches, embeddings, self.targets, self.unseen, strict=True)
-        errors = (m.weight * mismatch((1 - u) * mean, (1 - u) * t, weights, priors) for m, mean, t, u in parts)
+        parts = zip(self.matches, embeddings, self.targets, self.seen, strict=True)
+        errors = (m.weight * mismatch(s * mean, s * t, weights, priors) for m, mean, t, s in parts)
         return sum(errors, torch.zeros(()))
 
     @torch.no_grad()
@@ -188,8 +205,8 @@ class EarlyStopping:
         self.batches += shown
         part = torch.where(shown, (9 / (self.batches + 9)).clamp(min=1 - SMOOTH), 0.0)
         distance = torch.zeros(len(self.batches))
-        for match, mean, seen, unseen in zip(self.matches, self.means, embeddings, self.unseen, strict=True):
-            mean.lerp_(seen, part.to(mean))
+        for match, mean, found, unseen in zip(self.matches, self.means, embeddings, self.unseen, strict=True):
+            mean.lerp_(found, part.to(mean))
             distance += match.weight * (unseen * (mean.square() - 2 * mean * match.target)).sum(0).cpu()
         nearer = ~self.held & (distance < self.least)
         self.least = torch.where(nearer, distance, self.least)
@@ -261,12 +278,19 @@ def several_of(strata: Tensor, priors: Tensor, random: torch.Generator) -> tuple
     return labels, own * label_rows(labels, classes)
 
 
-@torch.no_grad()
 def draw_images(generator: OneStep, count: int, priors: Tensor | None = None, seed: int = 0) -> tuple[Tensor, Tensor]:
     """`count` images, (N, C, H, W) float32 in [0, 1], and labels, (N,) int64. priors: label shares, None: uniform.
 
     A generator of several labels needs priors, and gives labels as `several_labels`.
     """
+    parts, labels = drawing(generator, count, priors, seed)
+    return torch.cat(list(parts)), labels
+
+
+def drawing(
+    generator: OneStep, count: int, priors: Tensor | None = None, seed: int = 0
+) -> tuple[Iterator[Tensor], Tensor]:
+    """The same, the images in parts."""
     device = next(iter(generator.state_dict().values())).device
     random = torch.Generator().manual_seed(seed)
     if priors is not None and getattr(generator, "several", False):
@@ -274,11 +298,13 @@ def draw_images(generator: OneStep, count: int, priors: Tensor | None = None, se
     else:
         labels = balanced_labels(count, priors, generator.classes, random)
     generator.eval()
-    rows = []
-    for part in labels.split(DRAWN):
+
+    @torch.no_grad()
+    def draw(part: Tensor) -> Tensor:
         z = torch.randn(len(part), generator.latent, generator=random)
-        rows.append(generator(z.to(device), part.to(device)).clamp(0, 1).cpu())
-    return torch.cat(rows), labels
+        return generator(z.to(device), part.to(device)).clamp(0, 1).cpu()  # type: ignore[no-any-return]
+
+    return map(draw, labels.split(DRAWN)), labels
 
 
 def save_drawing(
@@ -291,10 +317,13 @@ def save_drawing(
     label: Callable[[ImageSet], ImageSet] = lambda drawn: drawn,
 ) -> None:
     """Write the generator, `count` images of it as an image set, relabelled by `label`, and a grid of them."""
-    images, labels = draw_images(generator, count, priors, seed)
+    parts, labels = drawing(generator, count, priors, seed)
+    images = torch.cat([as_bytes(part) for part in parts])
     save_generator(generator, directory)
-    save_images(directory, label(ImageSet(as_uint8(images), labels.numpy(), tuple(classes))))
-    save_png(directory / "grid.png", to_grid(images[:100], 10))
+    save_images(
+        directory, label(ImageSet(images.permute(0, 2, 3, 1).contiguous().numpy(), labels.numpy(), (*classes,)))
+    )
+    save_png(directory / "grid.png", to_grid(as_floats(images[:100]), 10))
 
 
 def save_generator(generator: OneStep, directory: Path) -> None:

@@ -130,6 +130,10 @@ def run_program(words: list[str], folder: Path, *, shown: bool) -> None:
                 print(line, end="", flush=True)
     if running.returncode:
         _, found, said = f"\n{''.join(lines)}".rpartition("\nerror: ")
-        said = said.partition("\nERROR: ")[0] if found else "".join(lines[-5:])
+        said = (
+            said.partition("\nERROR: ")[0]
+            if found
+            else "\n".join(line.strip(" │\n") for line in lines[-5:] if "──" not in line)
+        )
         codes = [int(word) for line in lines if "exited with" in line for word in line.split() if word.isdigit()]
         raise ERRORS.get(codes[-1] if codes else running.returncode, SfumatoError)(said.strip())

@@ -6,8 +6,8 @@ images, their classes, a rounded number of them, ε, and the minutes that `plann
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from sfumato.settings.recipes import RECIPES, overlaid, params_of, read_overlay,
 from sfumato.storage.documents import read_yaml
 
 TABLE = Path(__file__).resolve().parent / "proposals.yaml"
+WORTH = 0.5  # part of the way that a size must go to be proposed instead of a smaller one
 HALVINGS = 7  # of the way between the first and the last numbers of a row
 
 Seconds = Callable[[Params], float]
@@ -32,7 +33,7 @@ class Known:
 
     dataset_id: str
     path: str
-    side: int  # of the images as they will be stored
+    side: int  # of the images as they will be stored, at most
     channels: int
     size_hint: int  # a rounded number of sensitive images, or of persons
     epsilon: float
@@ -75,9 +76,9 @@ def read_table() -> dict[str, Any]:
     return dict(read_yaml(TABLE))
 
 
-def side_of(side: int, table: Mapping[str, Any]) -> int:
-    """The side that images of `side` pixels are resized to."""
-    return max((known for known in table["sides"] if known <= side), default=min(table["sides"]))
+def sides_of(side: int, table: Mapping[str, Any]) -> tuple[int, ...]:
+    """The sides that images of `side` pixels may be resized to, the largest first: never enlarged but to the least."""
+    return tuple(sorted((known for known in table["sides"] if known <= side), reverse=True)) or (min(table["sides"]),)
 
 
 def rounded_size(count: int) -> int:
@@ -100,6 +101,24 @@ def propose(known: Known, seconds: Seconds) -> Proposal:
         if least.seconds <= budget:
             return grown_into(budget, least, lambda part: proposal(known, row, overlays, part, seconds, table))
     return least
+
+
+def proposals(known: Known, sides: Sequence[int], seconds: Seconds) -> list[Proposal]:
+    """A proposal for each of the sides that the table has a row for: the chosen one first, then the others by size.
+
+    The largest is chosen that goes WORTH of the way in the given minutes; if none does, the smallest.
+    Raises ConfigError if there is a row for none of them.
+    """
+    found, unknown = dict[int, Proposal](), None
+    for side in sorted(sides, reverse=True):
+        try:
+            found[side] = propose(replace(known, side=side), seconds)
+        except ConfigError as error:
+            unknown = unknown or error
+    if not found and unknown is not None:
+        raise unknown
+    chosen = next((side for side, one in found.items() if one.enough and one.grown >= WORTH), min(found))
+    return [found.pop(chosen), *found.values()]
 
 
 def row_for(known: Known, table: Mapping[str, Any]) -> Mapping[str, Any]:

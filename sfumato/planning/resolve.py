@@ -181,7 +181,7 @@ def warnings_of(params: Params, delta: float) -> list[str]:
         )
     named = f"privacy.size_hint={hint}"
     if params.privacy.delta is None and delta == LARGEST_DELTA:
-        found.append(f"{named}: δ = {delta:g} is the largest allowed; so few images cannot be protected well")
+        found.append(f"{named}: δ = {delta:g} is the largest allowed; so few cannot be protected well")
     if not params.privacy.declared_size and float(f"{hint:.1e}") != hint:
         remedy = f"round it, as to {float(f'{hint:.1e}'):.0f}, or set privacy.declared_size: true if it is public"
         found.append(f"{named} looks like an exact count, which is private: {remedy}")

@@ -132,3 +132,8 @@ def bound_text(value: float, digits: int = 4) -> str:
     if not 0 < value < math.inf:
         return "∞" if value > 0 else "0"
     return f"{round_up(value, digits):g}"
+
+
+def percent_up(share: float) -> str:
+    """A share in per cent, one decimal, rounded up: it never prints a ceiling too low."""
+    return f"{min(100.0, math.ceil(1000 * share - 1e-9) / 10):.1f}".removesuffix(".0")

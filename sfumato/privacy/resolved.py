@@ -145,7 +145,7 @@ def read_stage_plan(path: Path, stage: str) -> StagePlan[Any]:
         fields: dict[str, Any] = vars(file) | {
             "settings": STAGES[stage].settings.model_validate(file.settings),
             "digest": settings_digest(content),
-            "model": Model.model_validate(file.model) if file.model else None,
+            "model": None if file.model is None else Model.model_validate(file.model),
         }
         mechanism, unit, cap = (fields.pop(name) for name in ("mechanism", "unit", "group_cap"))
         if STAGES[stage].kind is Kind.QUERY and file.enabled:

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sfumato.data.images import ImageSet, as_uint8, load_array, per_class, save_images
-from sfumato.errors import DataError
+from sfumato.data.images import ImageSet, load_array, per_class, save_images
 from sfumato.privacy.resolved import StagePlan
 from sfumato.release.card import ASKED, LABEL_TABLE, cost_of, dataset_card
 from sfumato.release.exports import FORMS, PUBLIC_SOURCE, mark_of
@@ -35,12 +34,9 @@ def save_release(
     """Write the released set. The picture shows each kind of image beside the others.
 
     sources: (N,), the stage that drew each; apart: data sets of merged owners, as `cost_of` takes them.
-    Raises DataError if a model drew pixels that are not finite.
     """
     images, labels, drawn = varied.images, varied.labels, counted(sources)
-    if not images.isfinite().all():
-        raise DataError(f"the models of {', '.join(drawn)} drew pixels that are not finite: run these stages again")
-    released = ImageSet(as_uint8(images), labels.numpy(), plan.classes)
+    released = ImageSet(images.permute(0, 2, 3, 1).numpy(), labels.numpy(), plan.classes)
     save_images(directory, released)
     several = released.labels.ndim == 2
     if several:
@@ -50,8 +46,7 @@ def save_release(
     if varied.asked is not None:
         np.save(directory / ASKED, varied.asked.numpy(), allow_pickle=False)
     mark, kinds = mark_of(drawn), {name: n for name in KINDS if (n := counted(varied.kinds).get(name))}
-    parts = (torch.from_numpy(varied.kinds == name) for name in kinds)
-    shown = [sorted_examples(images[part], labels[part], len(plan.classes), SHOWN) for part in parts]
+    shown = [sorted_examples(images, labels, len(plan.classes), SHOWN, varied.kinds == name) for name in kinds]
     grid = torch.cat([part.unflatten(0, (-1, SHOWN)) for part in shown], dim=1)  # (classes, kinds * SHOWN, C, H, W)
     save_png(directory / "grid.png", to_grid(grid.flatten(0, 1), grid.shape[1]), mark.xmp)
     for form in plan.settings.export:

@@ -18,7 +18,7 @@ from sfumato.privacy.accountant import round_up
 from sfumato.privacy.check import check_ledger
 from sfumato.privacy.events import PROTECTED, UNITS, ZERO_OUT_ONE, event_from_json, mechanisms
 from sfumato.privacy.ledger import by_id, compose, event_of, of_one_person, read_ledger
-from sfumato.privacy.profile import bound_text, membership_advantage, privacy_profile, true_positive_rate
+from sfumato.privacy.profile import bound_text, membership_advantage, percent_up, privacy_profile, true_positive_rate
 from sfumato.release.card import ABOUT, neighbours, template
 from sfumato.release.exports import PUBLIC_SOURCE
 from sfumato.settings.data import GROUP, IMAGE
@@ -287,11 +287,6 @@ def picture(path: Path, title: str, caption: str) -> Picture:
 def grouped(value: int) -> str:
     """A whole number with a narrow space between thousands."""
     return f"{value:,}".replace(",", "\u202f")
-
-
-def percent_up(share: float) -> str:
-    """A share in per cent, one decimal, rounded up: it never prints a ceiling too low."""
-    return f"{min(100.0, math.ceil(1000 * share - 1e-9) / 10):.1f}".removesuffix(".0")
 
 
 def scientific(value: float) -> str:

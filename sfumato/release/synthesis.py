@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from sfumato.baselines.feta_sampler import load_drawing
-from sfumato.data.images import LABELS, having, load_array, load_images
+from sfumato.data.images import LABELS, as_bytes, as_floats, having, load_array, load_images, room
 from sfumato.data.store import load_public
 from sfumato.diffusion.sampler import Guide
 from sfumato.errors import DataError
-from sfumato.generators.one_step import balanced_labels, draw_images, several_labels
+from sfumato.generators.one_step import DRAWN, balanced_labels, drawing, several_labels
 from sfumato.release.synthesizer import load_start, load_synthesizer
 from sfumato.runtime.compute import device
 from sfumato.settings.release import Synthesize
@@ -34,22 +34,22 @@ def draw_from(
     progress: Progress | None = None,
     shape: Sequence[int] | None = None,
     guide: Guide | None = None,
-) -> tuple[Tensor, Tensor]:
-    """`count` images of one model, by the name of its stage.
+) -> tuple[Iterator[Tensor], Tensor]:
+    """`count` images of one model, by the name of its stage, in parts.
 
     Args:
         paths: the artifact of each model; a fine-tuned one saved as adapters needs that of "pretrain" too.
         priors: (classes,) label shares; None for equal ones.
         shape: (C, H, W) that images of a public model are resized to.
         guide: the teacher's part in the diffusion sampler's draws.
-    Returns: ((N, C, H, W) float32 in [0, 1], (N,) int64, or (N, classes) uint8 of several labels).
+    Returns: (parts of N, (B, C, H, W) float32 in [0, 1]; (N,) int64, or (N, classes) uint8 of several labels).
     """
     if name == "select":
         return chosen_images(paths, count, priors, seed, shape)
     if name == "evolve":
         return evolved_images(paths[name], count, priors, seed, shape)
     if name in ("auxiliary", "refine", "adversarial"):
-        return draw_images(load_drawing(paths[name]), count, priors, seed)
+        return drawing(load_drawing(paths[name]), count, priors, seed)
     start = paths["pretrain"]
     model = (load_start(start) if name == "pretrain" else load_synthesizer(paths[name], start)).to(device())
     random = torch.Generator().manual_seed(seed)
@@ -57,12 +57,12 @@ def draw_from(
         labels = several_labels(count, priors, random)
     else:
         labels = balanced_labels(count, priors, model.classes, random)
-    return model.draw(labels, settings.steps, settings.guidance, random, shape, progress, guide), labels
+    return model.drawing(labels, settings.steps, settings.guidance, random, shape, progress, guide), labels
 
 
 def evolved_images(
     directory: Path, count: int, priors: Tensor | None, seed: int, shape: Sequence[int] | None = None
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Iterator[Tensor], Tensor]:
     """`count` of the last generation of Private Evolution, at random; if a class has too few, all of them in turn.
 
     A class without any, whose noisy count was zero, gives its part to the others.
@@ -79,12 +79,13 @@ def evolved_images(
         places, own = (labels == label).nonzero().flatten(), torch.from_numpy(np.flatnonzero(known == label))
         order = own[torch.randperm(len(own), generator=random)]
         rows[places] = order.repeat(-(-len(places) // len(own)))[: len(places)]
-    return MappedImages(population.images)[rows].float() / 255, labels
+    images = MappedImages(population.images)
+    return (as_floats(images[part]) for part in rows.split(DRAWN)), labels
 
 
 def chosen_images(
     paths: Mapping[str, Path], count: int, priors: Tensor | None, seed: int, shape: Sequence[int] | None
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Iterator[Tensor], Tensor]:
     """`count` of the public images that the teacher chose, of each class the surest. Raises DataError for too many."""
     public = load_public(paths["public"], (*shape,))  # type: ignore[misc]
     images, labels, _ = public_training_set(public, paths["select"], None)
@@ -99,7 +100,7 @@ def chosen_images(
             )
         rows.append(found[:number])
     chosen = torch.cat(rows)
-    return images[chosen].float() / 255, labels[chosen]
+    return (as_floats(images[part]) for part in chosen.split(DRAWN)), labels[chosen]
 
 
 def draw_mixture(
@@ -110,27 +111,45 @@ def draw_mixture(
     progress: Progress | None = None,
     shape: Sequence[int] | None = None,
     guide: Guide | None = None,
+    folder: Path | None = None,
 ) -> tuple[Tensor, Tensor, np.ndarray]:
-    """The release: `settings.count` images, each source's part by weight, shuffled; and the source of each."""
+    """The release: `settings.count` images, each source's part by weight, shuffled; and the source of each.
+
+    Returns: ((N, C, H, W) uint8, in a nameless file on the disk of `folder`; labels; names of stages).
+    Raises: DataError if a model draws pixels that are not finite.
+    """
     whole = sum(settings.sources.values())
-    parts: dict[str, int] = {
+    numbers: dict[str, int] = {
         name: int(settings.count * weight / whole) for name, weight in sorted(settings.sources.items())
     }
-    parts[max(parts, key=lambda name: parts[name])] += settings.count - sum(parts.values())
-    drawn = [
-        draw_from(name, paths, part, settings, priors, seed + i, progress, shape, guide)
-        for i, (name, part) in enumerate(parts.items())
-        if part
-    ]
+    numbers[max(numbers, key=lambda name: numbers[name])] += settings.count - sum(numbers.values())
     order = torch.randperm(settings.count, generator=torch.Generator().manual_seed(seed))
-    images, labels = (torch.cat(tensors)[order] for tensors in zip(*drawn, strict=True))
-    return images, labels, np.repeat(list(parts), list(parts.values()))[order.numpy()]
+    places, drawn = order.argsort(), np.repeat(list(numbers), list(numbers.values()))
+    images, labels, first = None, [], 0
+    for i, (name, number) in enumerate(numbers.items()):
+        if not number:
+            continue
+        parts, own = draw_from(name, paths, number, settings, priors, seed + i, progress, shape, guide)
+        labels.append(own)
+        for part in parts:
+            if not part.isfinite().all():
+                raise DataError(f"the model of {name} drew pixels that are not finite: run this stage again")
+            images = room(settings.count, part.shape[1:], folder) if images is None else images
+            images[places[first : first + len(part)]] = as_bytes(part)
+            first += len(part)
+    assert images is not None
+    return images, torch.cat(labels)[order], drawn[order.numpy()]
 
 
-def sorted_examples(images: Tensor, labels: Tensor, classes: int, per_class: int) -> Tensor:
-    """The first `per_class` images of each class, class by class, for a grid; blanks if a class has fewer."""
+def sorted_examples(
+    images: Tensor, labels: Tensor, classes: int, per_class: int, among: np.ndarray | bool = True
+) -> Tensor:
+    """The first `per_class` images, (N, C, H, W) uint8, of each class, class by class, in [0, 1], for a grid.
+
+    Blanks if a class has fewer. among: (N,) bool, of which images.
+    """
     examples = torch.ones(classes, per_class, *images.shape[1:])
     for label in range(classes):
-        found = images[torch.from_numpy(having(labels.numpy(), label))][:per_class]
-        examples[label, : len(found)] = found
+        found = torch.from_numpy(np.flatnonzero(having(labels.numpy(), label) & among)[:per_class])
+        examples[label, : len(found)] = as_floats(images[found])
     return examples.flatten(0, 1)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sfumato.data.images import as_bytes, as_floats
 from sfumato.features.teacher_network import TeacherNetwork, at_shares, probabilities_of, share_offsets, surest_labels
 from sfumato.settings.release import Synthesize
 
@@ -21,12 +22,12 @@ BLEND = (0.3, 0.7)  # the part of the first image in a blend
 STRETCHED, SHIFTED, WARPED, KNOTS = 0.12, 0.06, 0.1, 5
 TEXTURED, STRIPES, SPOTS, RELIT = 0.6, (1.0, 7.0), (4, 14), 0.6
 PLAIN, DISTORTED, BLENDED, PUBLIC = KINDS = "plain", "distorted", "blend", "public"  # of released images
-BATCH = 1000  # images varied at a time, which bounds the memory
+BATCH = 500  # images varied at a time, which bounds the memory
 
 
 @dataclass(frozen=True)
 class Varied:
-    """images: (N, C, H, W) float32 in [0, 1]; labels: (N,) int64; kinds: (N,) of KINDS, those as drawn first.
+    """images: (N, C, H, W) uint8; labels: (N,) int64; kinds: (N,) of KINDS, those as drawn first.
 
     asked: (n,) int64, the classes asked of the models for the first n images, which are as drawn, if `labels` are the
     teacher's.
@@ -51,34 +52,43 @@ def vary(
     Classes of the plain images keep the shares that were asked; the others are labelled by the same rule.
 
     Args:
-        images: (N, C, H, W) float32 in [0, 1], in random order.
+        images: (N, C, H, W) uint8, in random order; the parts that are varied are replaced in place.
         labels: (N,) int64, those asked of the models.
         seed: fixes the variants; the global generator stays as it was.
         public: (N,) which images are public ones, and of that kind unless they are changed.
     """
-    asked = {DISTORTED: settings.distorted, BLENDED: settings.mixed}
-    parts = {name: int(len(images) * part) for name, part in asked.items() if part}
-    plain = len(images) - sum(parts.values())
+    distorted, blended = int(len(images) * settings.distorted), int(len(images) * settings.mixed)
+    plain = len(images) - distorted - blended
     random = torch.Generator().manual_seed(seed)
-    sections = dict(zip((PLAIN, *parts), images.split([plain, *parts.values()]), strict=True))
-    if DISTORTED in sections:
-        sections[DISTORTED] = torch.cat([distort(part, random) for part in sections[DISTORTED].split(BATCH)])
     first = None
     if settings.relabel and teacher is not None and teacher.several:
+        vary_parts(images, plain, distorted, None, random)
         labels = surest_labels(probabilities_of(teacher, images), labels.sum(dim=0, dtype=torch.int64))
     elif settings.relabel and teacher is not None:
         first = labels[:plain]
         seen = probabilities_of(teacher, images)
         offsets = share_offsets(seen[:plain], labels[:plain].bincount(minlength=teacher.classes))
-        if BLENDED in sections:
-            sections[BLENDED] = blend(sections[BLENDED], images, at_shares(seen, offsets), random)
-        if parts:
-            changed = torch.cat(list(sections.values())[1:])
-            seen = torch.cat([seen[:plain], probabilities_of(teacher, changed)])
+        vary_parts(images, plain, distorted, at_shares(seen, offsets), random)
+        seen = torch.cat([seen[:plain], probabilities_of(teacher, images[plain:])])
         labels = at_shares(seen, offsets).argmax(dim=1)
-    kinds = np.array(KINDS).repeat([len(sections.get(name, ())) for name in KINDS])
+    kinds = np.array([PLAIN, DISTORTED, BLENDED]).repeat([plain, distorted, blended])
     kinds[np.logical_and(kinds == PLAIN, public)] = PUBLIC
-    return Varied(torch.cat(list(sections.values())), labels, kinds, first)
+    return Varied(images, labels, kinds, first)
+
+
+def vary_parts(
+    images: Tensor, plain: int, distorted: int, probabilities: Tensor | None, random: torch.Generator
+) -> None:
+    """Blend the last images with earlier ones, then distort `distorted` ones after the plain ones, in place."""
+    end = plain + distorted
+    if probabilities is not None and end < len(images):
+        weights, partners = blend_partners(probabilities, end, random)
+        for rows in torch.arange(end, len(images)).split(BATCH):
+            weight = weights[rows - end, None, None, None]
+            mixed = weight * as_floats(images[rows]) + (1 - weight) * as_floats(images[partners[rows - end]])
+            images[rows] = as_bytes(mixed)
+    for rows in torch.arange(plain, end).split(BATCH):
+        images[rows] = as_bytes(distort(as_floats(images[rows]), random))
 
 
 def uniform(random: torch.Generator, low: float, high: float, *shape: int) -> Tensor:
@@ -119,19 +129,18 @@ def texture(number: int, height: int, width: int, random: torch.Generator) -> Te
     return torch.where(uniform(random, 0, 1, *one_each) < 0.5, phase.sin(), spots)
 
 
-def blend(images: Tensor, others: Tensor, probabilities: Tensor, random: torch.Generator) -> Tensor:
-    """Each image blended with one of a class that the teacher confuses it with.
+def blend_partners(probabilities: Tensor, end: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
+    """For each image from place `end` on: its weight in a blend, and an earlier image of a class it is confused with.
 
-    images: the last B of `others`, (N, C, H, W); probabilities: (N, classes) of `others`. An image's second class is
-    drawn by the teacher's probability for it; if no image is of that class, any image is taken.
+    probabilities: (N, classes). The second class is drawn by the teacher's probability for it; if no earlier image is
+    of that class, any is taken. Returns ((B,) float32, (B,) int64).
     """
-    classes, own = probabilities.argmax(dim=1), probabilities[len(others) - len(images) :]
+    classes, own = probabilities[:end].argmax(dim=1), probabilities[end:]
     rest = own.scatter(1, own.argmax(dim=1, keepdim=True), 0) + 1e-6
     second = torch.multinomial(rest, 1, generator=random).flatten()
-    partner = torch.randint(len(others), (len(images),), generator=random)
+    partner = torch.randint(end, (len(own),), generator=random)
     for label in second.unique():
         known, asked = (classes == label).nonzero().flatten(), (second == label).nonzero().flatten()
         if len(known):
             partner[asked] = known[torch.randint(len(known), (len(asked),), generator=random)]
-    weight = uniform(random, *BLEND, len(images), 1, 1, 1)
-    return weight * images + (1 - weight) * others[partner]
+    return uniform(random, *BLEND, len(own)), partner

@@ -38,6 +38,7 @@ class FeatureMap(Strict):
     # in units of √d: ℓ = 10.25 at 28×28
     length_scales: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (0.366, 0.183)
     weight: PositiveFloat = 1.0  # share of the squared norm, relative to the other maps
+    block: Literal[1, 2, 4, 8] = 1  # the map sees the means of blocks of so many pixels a side
 
 
 class Frequency(QuerySettings):

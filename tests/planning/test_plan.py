@@ -15,6 +15,7 @@ from sfumato.privacy.resolved import QueryPlan, read_stage_plan
 from sfumato.settings.fields import MACHINE
 from sfumato.settings.recipes import load_params, overlaid
 from sfumato.settings.stages import STAGES
+from sfumato.settings.training import Model
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "pipelines"
@@ -108,6 +109,13 @@ def test_the_resolved_files_read_back(tmp_path):
         read_stage_plan(tmp_path / "central.yaml", "count")
     with pytest.raises(ConfigError, match="stage plan"):
         read_stage_plan(tmp_path / "none.yaml", "count")
+
+
+def test_a_network_at_its_defaults_reads_back(tmp_path):
+    privacy = {"epsilon": 10, "size_hint": 60000}
+    made = make_plan(params(tmp_path, recipe="feta-pro", profile=None, privacy=privacy), card(shape=(1, 28, 28)))
+    (tmp_path / "pretrain.yaml").write_text(plan_texts(made)["pretrain.yaml"])
+    assert read_stage_plan(tmp_path / "pretrain.yaml", "pretrain").network == made.params.model == Model()
 
 
 def test_no_resolved_query_tells_the_query_its_noise(tmp_path):

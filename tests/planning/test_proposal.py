@@ -7,7 +7,8 @@ import pytest
 
 from sfumato.data.store import Card
 from sfumato.errors import ConfigError
-from sfumato.planning.proposal import Known, propose, read_table, rounded_size, side_of
+from sfumato.generators.network import Generator
+from sfumato.planning.proposal import Known, proposals, propose, read_table, rounded_size, sides_of
 from sfumato.planning.resolve import make_plan
 from sfumato.settings.recipes import load_params
 
@@ -93,6 +94,23 @@ def test_a_size_is_rounded_to_one_digit(count, rounded):
     assert rounded_size(count) == rounded
 
 
-@pytest.mark.parametrize(("side", "stored"), [(4, 8), (8, 8), (28, 28), (31, 28), (500, 32)])
+@pytest.mark.parametrize(("side", "stored"), [(4, 8), (8, 8), (28, 28), (31, 28), (100, 64), (500, 224)])
 def test_images_are_never_enlarged_beyond_the_smallest_side(side, stored):
-    assert side_of(side, read_table()) == stored
+    assert sides_of(side, read_table())[0] == stored
+
+
+def test_the_largest_size_is_proposed_that_the_minutes_allow_and_the_others_are_named():
+    sizes = []
+    for minutes in (0.1, 60, 200, 1e6):
+        chosen, *others = proposals(replace(GREY, minutes=minutes), (32, 64, 128), seconds)
+        sizes.append(chosen.params.data.size)
+        assert {chosen.params.data.size, *(one.params.data.size for one in others)} >= {64, 128}
+    assert sizes == sorted(sizes) and sizes[-1] == 128 and sizes[0] <= 32 and 64 in sizes
+
+
+@pytest.mark.parametrize("side", [48, 64, 100, 128, 224])
+def test_the_features_of_large_images_fit_the_levels_of_their_generator(side):
+    params = propose(replace(GREY, side=side), seconds).params
+    generator = Generator(side, 1, 10)
+    seen = {feature.block for feature in params.frequency.features}
+    assert set(generator.blocks) <= seen and max(seen) == generator.blocks[0]

@@ -3,7 +3,6 @@
 import ast
 import json
 import os
-import secrets
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -432,8 +431,7 @@ def test_a_journal_that_lacks_what_a_ledger_names_opens_no_charge(owner):
     owner.open(permission=bounded, plan="next", seen=[first.record["id"], owner.odometer.head()])
 
 
-def test_keys_are_drawn_and_not_derived_from_what_others_know(tmp_path, monkeypatch):
-    monkeypatch.setattr("sfumato.data.prepare.token_bytes", secrets.token_bytes)  # other tests have keys of their own
+def test_keys_are_drawn_and_not_derived_from_what_others_know(tmp_path):
     keys = set()
     for name in ("here", "there"):
         (tmp_path / name / "keys").mkdir(parents=True)

@@ -23,8 +23,8 @@ from sfumato.evaluation.tables import read_local, tables_of
 from sfumato.privacy.accountant import default_delta
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.ledger import build_ledger, ledger_text, read_ledger
-from sfumato.privacy.profile import bound_text
-from sfumato.release.report import Local, percent_up, picture, report_page, scientific, what_was_released
+from sfumato.privacy.profile import bound_text, percent_up
+from sfumato.release.report import Local, picture, report_page, scientific, what_was_released
 from sfumato.storage.artifacts import PRIVACY, read_artifact, writing
 from sfumato.storage.digest import digest_of
 from sfumato.storage.png import save_png

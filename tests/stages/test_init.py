@@ -7,6 +7,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -98,6 +99,9 @@ def test_images_inside_the_project_are_refused(desk, quick, project, tmp_path):
     for words in (["in"], [str(write_shapes(tmp_path / "out")), "--out", str(tmp_path / "out" / "project")]):
         code, text = desk("init", *words, "--epsilon", "5", "--yes")
         assert code == 2 and "where git would take the images" in text
+    sensitive = str(tmp_path / "out")
+    code, text = desk("init", sensitive, "--epsilon", "5", "--yes", "--public", sensitive)
+    assert code == 2 and "holds the sensitive images" in " ".join(text.split()), text
     assert not (project / "params.yaml").exists()
 
 
@@ -121,6 +125,10 @@ def test_test_is_the_hold_out_and_grey_pictures_in_colour_files_are_grey(desk, q
     assert code == 0 and "hold-out test/" in text and "images   grey" in text, text
     own = yaml.safe_load((project / "params.yaml").read_text())
     assert own["data"]["channels"] == 1 and own["privacy"]["size_hint"] == 50
+    for file in (root / "test").rglob("*.png"):
+        file.unlink()
+    code, text = desk("init", str(root), "--epsilon", "5", "--yes", "--force")
+    assert code == 4 and "no pictures in its hold-out: add some, or remove test/" in " ".join(text.split()), text
 
 
 def test_what_is_not_given_is_asked(quick, project, tmp_path, monkeypatch):
@@ -249,7 +257,7 @@ def test_pictures_that_were_added_after_the_preparation_are_pointed_out_on_a_ter
 def test_what_the_plan_would_warn_of_is_said_at_once(desk, quick, project, tmp_path):
     root = write_shapes(tmp_path / "in", each=10)
     code, text = desk("init", str(root), "--epsilon", "1e9", "--yes")
-    assert code == 0 and "the guarantee says next to nothing" in text and "so few images cannot be protected" in text
+    assert code == 0 and "the guarantee says next to nothing" in text and "so few cannot be protected" in text
     assert "pictures of each class" not in text  # a log
 
 
@@ -265,7 +273,12 @@ def test_a_terminal_shows_the_number_of_pictures_of_each_class_and_their_size(pr
     found = init.look_at(tmp_path / "in", None, None)
     init.show_local_facts(found, 32)
     assert said[0].startswith("local    sides of about 40 pixels become 32")
-    assert [line.strip() for line in said[1:]] == ["cross: 12", "disc: 3, too few to learn from", "stripe: 12"]
+    classes, held_out = [line.strip() for line in said[1:-1]], said[-1].strip()
+    assert classes == ["cross: 12", "disc: 3, too few to learn from", "stripe: 12"]
+    assert held_out == "hold-out: about 5, too few for a verdict, which needs 10 of each class"
+    said.clear()
+    init.show_local_facts(replace(found, held_out=30), 32)
+    assert not any("hold-out" in line for line in said)
 
 
 def test_persons_and_one_image_each_do_not_go_together(desk, quick, project, tmp_path):
@@ -313,6 +326,9 @@ def test_from_a_folder_to_a_release_in_the_time_announced(tmp_path, monkeypatch)
     images = np.load(project / "artifacts/synthesize/images.npy")
     assert images.shape[1:] == (8, 8, 3) and len(images) >= 1000
     assert 4 < json.loads((project / "ledger.json").read_text())["epsilon"]["rdp"] <= 5
+    page = (project / "artifacts/report/index.html").read_text()
+    risk = re.search(r"right at most ([\d.]+) %", " ".join(told.split()))[1]
+    assert f"right <strong>at most {risk} %</strong>" in page, "as was said before it was spent"
     assert (project / "artifacts/report/index.html").exists() and (project / "evaluation/report.html").exists()
     run("stage", "ledger", "check", "--epsilon", "5", "--artifacts")
     run(*re.search(r"in git +(git add [^(]+)", last)[1].split())

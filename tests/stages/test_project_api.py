@@ -35,6 +35,9 @@ def test_options_are_those_of_stage_init_and_an_unknown_one_is_named(project, tm
     images = {"images": tmp_path / "photos", "epsilon": 5}
     with pytest.raises(ConfigError, match="--nonsense"):
         sfumato.Project.create(tmp_path / "other", **images, nonsense=1)
+    with pytest.raises(ConfigError) as refused:
+        sfumato.Project.create(tmp_path / "other", images=tmp_path / "photos", epsilon=-1)
+    assert "Invalid value for '--epsilon'" in str(refused.value) and not {*"╭│╰"} & {*str(refused.value)}
     with pytest.raises(ConfigError, match="holds params.yaml and dvc.yaml already"):
         sfumato.Project.create(project.folder, **images, one_image_each=True, range=(-1000, 400))
     assert not (tmp_path / "other").exists()

@@ -13,6 +13,7 @@ from sfumato.data.images import GROUPS, GROUPS_REFUSED, per_class
 from sfumato.data.sources.deep import RangeMissing, Span, decode_dicom, is_dicom, shown
 from sfumato.data.sources.source import Example, Listing, Member, Place, Request, Source, fit
 from sfumato.data.sources.tabled import (
+    PERSONS,
     TABLES,
     TEST,
     TRAIN,
@@ -130,6 +131,9 @@ def survey(
     Raises RangeMissing if a picture has more than 8 bits and there is no `span`; else DataError that names every file
     that cannot be used; with groups, by its place.
     """
+    if label is not None and label.lower() in PERSONS:
+        what = f"--label-column={label} looks like persons' ids, which would be published as names of classes"
+        raise ConfigError(f"{what}: name the column of the labels, or rename this one")
     classes, label, person = several_in(path, label) or (None, label, None)
     several, source = classes is not None, "imagefolder"
     if not several:
@@ -156,6 +160,8 @@ def survey(
         has = f"{len(found.classes)} class(es) and {len(sides)} pictures"
         raise DataError(f"{path} has {has}: give two or more of each.")
     held_out = None if found.test is None else len(found.test)
+    if held_out == 0:
+        raise DataError(f"{path} has no pictures in its hold-out: add some, or remove {TEST}/ for one drawn by a key.")
     ids = [] if groups is None else ids_of(groups, found, path)[: len(found.train)]
     persons = None if groups is None else len({*ids} - {None}) + ids.count(None)
     side, colour = int(np.median(sides)), 2 * coloured > len(sides)

@@ -137,7 +137,7 @@ def several_in(root: Path, label: str | None) -> tuple[tuple[str, ...], str | No
     for name in [name for name in columns_of(table) if name != FILE]:
         with suppress(PrivateError):  # of a column that is of no use here, such as an age
             cells[name] = [cell for _, (cell,) in read_table(table, [name], str(table))]
-    person = next((name for name in cells if name.lower() in PERSONS and name != label), None)
+    person = next((name for name in cells if name.lower() in PERSONS), None)
     binary = [name for name in cells if name != person and {*cells[name]} <= {*VALUES}]
     listing = [n for n in cells if label in (None, n) and n != person and any(BETWEEN in cell for cell in cells[n])]
     if label is None and len(binary) > 1 and LABEL not in cells:
@@ -279,7 +279,7 @@ def layout_of(path: Path, label: str | None) -> tuple[str, str | None, str | Non
         return "imagefolder", label, None
     with explained(DataError, lambda error: f"{table} is not a table ({type(error).__name__}): mend it"):
         heads = [name for name in columns_of(table) if name != FILE]
-    person = next((name for name in heads if name.lower() in PERSONS and name != label), None)
+    person = next((name for name in heads if name.lower() in PERSONS), None)
     left = [name for name in heads if name != person]
     label = label or (LABEL if LABEL in heads else left[0] if len(left) == 1 else None)
     if label is None:
