@@ -1,7 +1,5 @@
 """`stage adversarial`: a discriminator by DP-SGD, and the generator that it teaches (DP-GAN)."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

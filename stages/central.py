@@ -1,7 +1,5 @@
 """`stage central`: noisy central images of each class."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from sfumato.queries.central import central_norm, query_central

@@ -1,7 +1,5 @@
 """`stage classifier`: a network that names images, trained on the public set only."""
 
-from __future__ import annotations
-
 from sfumato.data.store import CARD, load_public, read_public_card
 from sfumato.features.public_network import save_classifier
 from sfumato.settings.training import Classifier

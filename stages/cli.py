@@ -1,7 +1,5 @@
 """The `stage` program: one command per stage of the pipeline, and those around it."""
 
-from __future__ import annotations
-
 import errno
 import sys
 
@@ -82,7 +80,7 @@ def told_apart(error: SfumatoError) -> str:
         return shown(str(error))
     file = state_dir() / "refused.txt"
     replace_private(file, f"{error}\n".encode(errors="backslashreplace"))
-    return f"the sensitive images do not go with what was asked. Why may tell who is among them: {file} says it to you"
+    return f"the sensitive images do not go with what was asked. The reason, which may name one of them, is in {file}"
 
 
 def shown(text: str) -> str:

@@ -1,7 +1,5 @@
 """`stage count`: noisy class counts, for denominators and label priors."""
 
-from __future__ import annotations
-
 from sfumato.queries.count import public_counts, public_several, query_count, query_several, save_counts, several_bound
 from sfumato.settings.queries import Count
 from stages.runner import QueryRun

@@ -1,7 +1,5 @@
 """`stage covariance`: noisy means and covariances of the images' low frequencies, by class."""
 
-from __future__ import annotations
-
 from sfumato.queries.feature_means import cosine_moments
 from sfumato.settings.queries import Covariance
 from stages.feature_means import release_means

@@ -1,7 +1,5 @@
 """`stage doctor`: describe this machine; with --overlap, look for public images among the sensitive ones."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from importlib.metadata import version

@@ -4,8 +4,6 @@ A whole `dvc.lock` is copied before each stage works, and after a ledger was wri
 be restored; the last stage runs again, and a query restores its release at no cost.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from sfumato.storage.documents import read_json, read_yaml

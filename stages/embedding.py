@@ -1,7 +1,5 @@
 """`stage embedding`: noisy joint Fourier embedding under features learned on what was released."""
 
-from __future__ import annotations
-
 from sfumato.data.images import load_images
 from sfumato.features.teacher_network import load_teacher
 from sfumato.queries.feature_means import LENGTH_SCALES, TEACHER, learned_features, train_feature_network

@@ -1,7 +1,5 @@
 """`stage evolve`: votes of the sensitive images for the candidates of a public renderer, round by round."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from sfumato.baselines.private_evolution import RendererGenerator, embedding_of, query_evolve, save_population

@@ -1,7 +1,5 @@
 """What the four stages that release means of features share: the cached maps of the images, and the release."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """`stage finetune`: DP-SGD on the sensitive images, resumable after a kill at no further cost."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from sfumato.baselines.selectors import public_ranking, randomise_unselected

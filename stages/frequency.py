@@ -1,7 +1,5 @@
 """`stage frequency`: noisy joint Fourier embedding of images and labels (FETA-Pro Algorithm 1, DP-MERF)."""
 
-from __future__ import annotations
-
 from sfumato.features.fourier import FourierFeatures
 from sfumato.settings.queries import Frequency
 from stages.feature_means import release_means

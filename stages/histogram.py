@@ -1,7 +1,5 @@
 """`stage histogram`: noisy votes of the sensitive images for the public classes."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -3,8 +3,6 @@
 That is `torchrun` with its options, say. `dvc.yaml` and the commands stay as they are.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

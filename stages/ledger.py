@@ -1,7 +1,5 @@
 """`stage ledger write|check|show|adopt|history`: what the release cost, composed and checked."""
 
-from __future__ import annotations
-
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`stage merge`: several owners' noisy sums as one release, from which everything free goes on."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +19,7 @@ from stages.state import ARTIFACTS, LEDGER, PUBLIC
 # what may differ between the plans of two owners
 THEIRS = {"dataset_id", "size_hint", "mechanism", "delta", "about", "again"}
 FOLDERS_HELP = "Projects of the owners, or copies of them: artifacts/ with the plan, and data/public if it is used."
-PEOPLE_HELP = "Your word that nobody is among the images of two owners; ledger, card and report quote it."
+PEOPLE_HELP = "Your confirmation that no person is among the images of two owners; ledger, card and report quote it."
 
 
 def merge(
@@ -42,7 +40,8 @@ def merge(
     plans = [plans_of(folder) for folder in folders]
     first, queries = plans[0], same_settings(folders, plans)
     found = {name: [read_artifact(folder / ARTIFACTS / name, name) for folder in folders] for name in queries}
-    owners = [owners_of(found["count"][i], plan["count"]["dataset_id"]) for i, plan in enumerate(plans)]
+    own_ids = [plan["count"]["dataset_id"] for plan in plans]
+    owners = [count.apart or (name,) for count, name in zip(found["count"], own_ids, strict=True)]  # some are merged
     apart = sorted(name for own in owners for name in own)
     if len({*apart}) < len(apart):
         raise ConfigError(
@@ -50,13 +49,13 @@ def merge(
         )
     if not different_people:
         raise ConfigError(
-            f"nobody may be among the images of two of {', '.join(apart)}: their costs would add up. Say so by "
+            f"no person may be among the images of two of {', '.join(apart)}: their costs would add up. Say so by "
             "--different-people, or release separately"
         )
     for i, own in enumerate(owners):
         check_records([artifacts[i] for artifacts in found.values()], own)
-    if other := {r["unit"] for a in found["count"] for r in a.records.values()} - {one_unit(found["count"][0])}:
-        raise ConfigError(f"the owners protect different units ({', '.join(other)} and another)")
+    if len(units := sorted({r["unit"] for count in found["count"] for r in count.records.values()})) > 1:
+        raise ConfigError(f"the owners protect different units ({', '.join(units)})")
     shared = [name for name, stage in STAGES.items() if stage.public_only and first[name]["enabled"]]
     check_same(folders, [ARTIFACTS / name for name in shared] + [PUBLIC])
 
@@ -117,15 +116,6 @@ def same_settings(folders: Sequence[Path], plans: Sequence[Mapping[str, dict[str
                         "Owners agree on all settings but data.dataset_id, privacy.size_hint and ε before they spend"
                     )
     return queries
-
-
-def owners_of(count: Artifact, dataset_id: str) -> tuple[str, ...]:
-    """The data sets of one project: its own, or those that were merged in it."""
-    return count.apart or (dataset_id,)
-
-
-def one_unit(count: Artifact) -> str:
-    return str(next(record["unit"] for record in count.records.values()))
 
 
 def check_same(folders: Sequence[Path], paths: Sequence[Path]) -> None:

@@ -1,7 +1,5 @@
 """`stage moments`: noisy means of a public network's features and of their squares (DP-MEPF)."""
 
-from __future__ import annotations
-
 from sfumato.features.projection import CLASSIFIER
 from sfumato.features.public_network import load_classifier
 from sfumato.queries.feature_means import SQUARES, moment_features

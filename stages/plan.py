@@ -266,7 +266,7 @@ def show_shares(made: Plan, params: Path) -> None:
 def show_spending(made: Plan, card: Card, odometer: Odometer, spending: Sequence[Spending]) -> None:
     """A line for each query: already released, or what it would spend and why."""
     if not odometer.opened():
-        typer.echo(f"nothing was ever spent on dataset {card.dataset_id!r}, as far as {odometer.path.parent} knows")
+        typer.echo(f"nothing was ever spent on dataset {card.dataset_id!r}, by the journal in {odometer.path.parent}")
     before = {record["stage"] for record in odometer.opened()}
     for entry in spending:
         stage, cause = entry.stage, entry.cause

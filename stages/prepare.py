@@ -1,7 +1,5 @@
 """`stage prepare`: take images from their source into the private state directory."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Annotated

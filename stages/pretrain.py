@@ -1,7 +1,5 @@
 """`stage pretrain`: warm the synthesizer up on what was released and on public images, phase by phase."""
 
-from __future__ import annotations
-
 import torch
 
 from sfumato.baselines.feta_sampler import fit_phases

@@ -1,7 +1,5 @@
 """`stage recipe list|show`: the methods at hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`stage refine`: the generator, fitted further to both embeddings and to what the teacher sees, which labels it."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from sfumato.features.teacher_network import load_teacher, relabelled

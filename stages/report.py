@@ -1,7 +1,5 @@
 """`stage report`: one self-contained page; the public edition may be shared, the owner's may not."""
 
-from __future__ import annotations
-
 import sys
 from enum import StrEnum
 from pathlib import Path

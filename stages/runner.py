@@ -105,7 +105,7 @@ def run_stage(
         return write_empty(out, stage.name)
     from sfumato.runtime import distributed
 
-    if stage.alone and launch.asked():
+    if stage.one_process and launch.asked():
         raise ConfigError(f"{stage.name} runs in one process: unset {launch.LAUNCH} for this stage")
     distributed.join()
     check_out(out, stage.name)
@@ -270,7 +270,7 @@ class QueryRun(StageRun[S]):
             released, sensitivity: words for the record.
             max_norm: the largest contribution of one image, or of one group, in L2.
         Raises: TakenOver if this very work was released and its artifact is gone, by a kill or by DVC, or if only free
-            work before it was done anew: the copy of its run is restored, at no cost.
+            work before it was repeated: the copy of its run is restored, at no cost.
         """
         from sfumato.data.store import read_card
         from sfumato.privacy import authorize
@@ -315,7 +315,7 @@ class QueryRun(StageRun[S]):
             raise TakenOver(done) from None
 
     def rests_on_these(self, kept: Path) -> bool:
-        """Whether a release of the same plan stands on the charges of today's inputs: only free work was done anew.
+        """Whether a release of the same plan stands on the charges of today's inputs: only free work was repeated.
 
         What is trained from the weights of another stage needs those very weights.
         """

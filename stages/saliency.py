@@ -1,7 +1,5 @@
 """`stage saliency`: noisy gradient norms of the weight matrices, and the matrices to train."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from sfumato.data.store import read_card

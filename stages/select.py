@@ -1,7 +1,5 @@
 """`stage select`: the public images that the warm-up sees, by the noisy votes for their classes or by the teacher."""
 
-from __future__ import annotations
-
 from sfumato.data.store import load_public
 from sfumato.features.teacher_network import classify, load_teacher
 from sfumato.settings.training import Select

@@ -1,7 +1,5 @@
 """What lies where: the paths of the pipeline, the state directory, and what git and the ledgers hold."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

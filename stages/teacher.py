@@ -1,7 +1,5 @@
 """`stage teacher`: a linear classifier on public features, by noisy gradient steps."""
 
-from __future__ import annotations
-
 from sfumato.data.images import ImageSet, load_images
 from sfumato.data.lineage import refuse_private_network
 from sfumato.data.store import load_public

@@ -5,21 +5,16 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+from small_record import small_record
 
-from sfumato.privacy.events import Mechanism, event_to_json
+from sfumato.privacy.events import Mechanism
 from sfumato.release.release import save_release
 from sfumato.release.variation import Varied
 from sfumato.settings.release import Synthesize
 from sfumato.storage.artifacts import writing
 
-RECORD = {
-    "id": "a" * 32,
-    "stage": "count",
-    "released": "counts",
-    "unit": "one (image, label)",
-    "adjacency": "add-or-remove-one",
-    "event": event_to_json(Mechanism(noise_multiplier=5).event),
-}
+ABOUT = {"id": "a" * 32, "dataset_id": "clinic-2026", "released": "counts", "time": 1_795_243_189}
+RECORD = small_record(0, Mechanism(noise_multiplier=5), **ABOUT)
 
 
 def write_release(

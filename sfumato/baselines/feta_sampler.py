@@ -5,8 +5,6 @@ It draws the auxiliary images (recipe feta-pro-dm), or a phase of the warm-up fi
 Source: FETA-Pro, Appendix C.1 (there DDIM with 50 steps).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from pathlib import Path

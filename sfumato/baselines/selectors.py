@@ -3,8 +3,6 @@
 None of them reads a sensitive image, so none charges anything.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Groups: which images are of one person. Ids are private: messages name no id and no file, but count images."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ A public image that is also a sensitive or hold-out image has no guarantee. Only
 are found: a copy that was recoloured or compressed with loss has other bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b

@@ -1,7 +1,5 @@
 """Whether the files of a source are those that were prepared last: by names, sizes and times, without reading them."""
 
-from __future__ import annotations
-
 import hmac
 import json
 import os

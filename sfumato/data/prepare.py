@@ -6,8 +6,6 @@ Guarantee: the conversion of an image, and its part, depend only on that image (
 the key and the section `data`; the card does not depend on the images, except for their shape if `data` names none.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json

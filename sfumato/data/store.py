@@ -4,8 +4,6 @@ Latents are the sensitive images after a public model's frozen encoder. They are
 artifact, never tracked by DVC, under the state directory with its modes (0700, 0600).
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import shutil

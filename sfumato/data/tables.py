@@ -1,7 +1,5 @@
 """Tables that name images: CSV, JSON lines or Parquet. Messages name a row by its number and quote no cell."""
 
-from __future__ import annotations
-
 import csv
 import io
 import unicodedata

@@ -1,7 +1,5 @@
 """The interface of a denoiser, which training, queries and sampling share: our own U-Net, or a public model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 

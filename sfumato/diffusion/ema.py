@@ -1,7 +1,5 @@
 """Exponential moving average of weights."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -3,8 +3,6 @@
 Source: Karras et al. 2022 (EDM), Table 1. Images are in [-1, 1] in this package, in [0, 1] everywhere else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from torch import Tensor

@@ -4,8 +4,6 @@ Built for `sfumato.dpsgd.per_image`: no image sees another, the first dimension 
 only layers use weights. Attention has four plain `nn.Linear`, so that LoRA can replace them by name.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

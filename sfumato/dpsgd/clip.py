@@ -3,8 +3,6 @@
 The bound on what one image can do to a release rests on this module.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """The latents of the sensitive images, for a public model that is fine-tuned on them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path

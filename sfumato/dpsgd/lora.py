@@ -4,8 +4,6 @@ Training never forms A·B, so per-image gradients cost r·(m + n) numbers per im
 Source: Hu et al. 2022 (LoRA); DP-SAPF Eq. 9 and Algorithm 2, for A Gaussian and B zero.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

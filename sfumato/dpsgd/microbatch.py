@@ -1,7 +1,5 @@
 """How many images a step takes at a time: a setting of the machine, from public numbers and blank images."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """Which weights DP-SGD trains: the candidates, the choice, and the check afterwards that only those were trained."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ The table is local. A run is a folder with `metrics.json` and `ledger.json`, or 
 numbers from real images are in the state directory: `stage evaluate` keeps a copy there.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

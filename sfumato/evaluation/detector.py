@@ -3,8 +3,6 @@
 It learns on one half of both sets and is tested on the other, so images that it remembers do not help it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 The model is that of the last epoch: the scored images decide nothing.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

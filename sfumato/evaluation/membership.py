@@ -4,8 +4,6 @@ Members are the sensitive images. The others are the hold-out, which nothing rel
 nothing proves nothing; one that finds more than the guarantee allows would refute it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

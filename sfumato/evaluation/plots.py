@@ -1,7 +1,5 @@
 """Pictures of an evaluation. All of them show real images or are computed from them: local, never part of a release."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping
 from pathlib import Path

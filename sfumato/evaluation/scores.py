@@ -1,7 +1,5 @@
 """The evaluation of a release against real images. Everything here is outside the guarantee: `scope` says "local"."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping

@@ -3,8 +3,6 @@
 The same for every data set and chosen beforehand: no number here was fitted to a result.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The numbers of an evaluation as tables: CSV files, the screen and the owner's report. All of it is local."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 

@@ -6,8 +6,6 @@ nothing. The scale is the part of what there is to learn, with the best classifi
     learned = (release - chance) / (real - chance)
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -16,7 +16,7 @@ PLACES, TRIALS = 64, 4  # size of a batch, and how often it is tried whether the
 def rows_alone(function: Callable[[Tensor], Tensor], images: Tensor, place_matters: bool = True) -> Tensor:
     """Batch-invariant `function` of every image: (B, C, H, W) float32, any memory format -> (B, d) float32.
 
-    Guarantee: row i is a function of image i alone, to the last bit. Matrix kernels round differently for another batch
+    Guarantee: row i is a function of image i only, to the last bit. Matrix kernels round differently for another batch
     size, layout, alignment or number of threads: removing one image could then change the rows of others. So all go
     through the same memory, in batches of one size, on one thread; one image at a time if its place in the batch
     matters. An image with any non-finite pixel gives a row of NaN.

@@ -4,8 +4,6 @@ The Rényi curves and the privacy-loss distributions are dp-accounting's. Ours a
 whose value is not a number (it never counts as free), and the solver of budget shares.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Open a charge: refuse it, or journal the whole of it and hand it out. Open the images for local work."""
 
-from __future__ import annotations
-
 import math
 import secrets
 import time
@@ -128,7 +126,7 @@ class AlreadyReleasedError(BudgetError):
     def __init__(
         self, run: Run, work: ChargeRequest, digest: str | None, *, same_inputs: bool = True, note: str = ""
     ) -> None:
-        self.run_id, self.record_id = run.id, run.record["id"]  # by which the ledger knows it
+        self.run_id, self.record_id = run.id, run.record["id"]  # its id in the ledger
         self.digest, self.pay, self.same_inputs, self.note = digest, work.pay, same_inputs, note
         super().__init__(
             f"{work.stage}: already released as {self.record_id} for dataset {run.record['dataset_id']!r} under this "
@@ -163,7 +161,7 @@ def open_charge(
 
     With many processes it is a collective call. Raises RefusedElsewhereError in the others if the first raises.
     """
-    if work.stage in STAGES and STAGES[work.stage].alone and distributed.world_size() > 1:
+    if work.stage in STAGES and STAGES[work.stage].one_process and distributed.world_size() > 1:
         raise ConfigError(f"{work.stage} runs in one process, not in {distributed.world_size()}")
     if not distributed.is_main():
         return open_share(state, card, work, distributed.broadcast_object(None))
@@ -186,7 +184,7 @@ def open_share(state: Path, card: Card, work: ChargeRequest, share: dict | None)
     record, odometer = share["record"], Odometer(state, card.dataset_id)
     if record["id"] not in odometer.known():
         raise BudgetError(
-            f"{work.stage}: {odometer.path} does not know the charge {record['id'][:8]} that the first process opened: "
+            f"{work.stage}: {odometer.path} lacks the charge {record['id'][:8]} that the first process opened: "
             "all processes need one state directory, on a file system that they share"
         )
     return WorkerCharge(record, images_of(state, card, work), run=Path(share["run"]), used=share["used"])
@@ -213,7 +211,7 @@ def open_alone(
     records. One of the same plan on other inputs never goes on, and no second one is opened beside it: two clones whose
     free stages gave other bytes would pay twice. noise: only for tests.
     Raises BudgetError: already released, over the lifetime budget, in use by another process, a journal that does not
-    hold or is not the one that `work.seen` speaks of; DataError: no images.
+    hold or differs from the one of `work.seen`; DataError: no images.
     """
     noise = noise or NoiseSource()
     images, prepared = images_of(state, card, work), kept_fingerprint(state, card)
@@ -260,7 +258,7 @@ def refuse_released(odometer: Odometer, runs: Sequence[Run], work: ChargeRequest
     run, same_inputs = found
     changed = (
         ". The images have changed since: if an image was withdrawn, its owner's will is a reason to make "
-        f"the release anew, by data.version or {work.pay}"
+        f"a new release, by data.version or {work.pay}"
     )
     note = changed if run.drew_others(prepared) else ""
     raise AlreadyReleasedError(run, work, odometer.released_digest(run.id), same_inputs=same_inputs, note=note)
@@ -351,7 +349,7 @@ def check_known(odometer: Odometer, card: Card, seen: Collection[str], bounded: 
     missing = {*seen} - odometer.known()
     if missing and (card.source in OF_THE_OWNER or bounded):
         raise BudgetError(
-            f"{odometer.path} does not know {min(missing)[:8]}, which a ledger or a release of dataset "
+            f"{odometer.path} lacks {min(missing)[:8]}, which a ledger or a release of dataset "
             f"{card.dataset_id!r} names: it is an older copy or another journal, so what was spent is not known here. "
             "Restore the newest state directory, or run `stage ledger adopt`: it counts what ledger.json and the "
             "releases hold, and the odometer is said to be incomplete ever after"
@@ -370,7 +368,7 @@ def check_lifetime(odometer: Odometer, coming: Mapping[str, Mechanism], permissi
     if odometer.spent_otherwise(unit):
         raise BudgetError(
             f"privacy.lifetime_epsilon={limit:g} of dataset {dataset!r} cannot be kept: something was spent on another "
-            f"unit, or on groups that are no more, which has no bound for one {unit} of today. Prepare the images as "
+            f"unit, or on groups that are gone, which has no bound for one {unit} of today. Prepare the images as "
             f"they were, or say privacy.lifetime_epsilon: {UNLIMITED}, if the owner of the images agrees"
         )
 

@@ -4,8 +4,6 @@ A `Charge` is the only object that draws sensitive batches and adds noise. `sfum
 the budget was checked and the whole of it was written into the odometer.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -88,7 +86,7 @@ class Charge:
         is a draw all the same. Where images have groups, groups are drawn, and it yields the images of all of them,
         with a third, (B,) float64: the weight of each image in its group, which `sum` takes.
         draws: K, for rows that are a mean over K draws of a unit. Of each group it then yields K of its images, picked
-        at random anew: ((B, K, C, H, W), (B, K)). It reads as many of a small group as of a large one. An image without
+        at random: ((B, K, C, H, W), (B, K)). It reads as many of a small group as of a large one. An image without
         a group comes once, whatever K.
         labels_only: no pixel is read, and images come as (B, 0).
         Memory grows with `size`, not with the set or the draw; but groups are found by an index of all images.
@@ -250,7 +248,7 @@ class Charge:
         """Journal that this work is released, and is refused from now on.
 
         released: sha256 of the `privacy.json` of the release. The release is on disk in `run` by now, and nowhere else
-        before: an open charge has released nothing, so it may draw anew.
+        before: an open charge has released nothing, so it may draw again.
         """
         self._journal(CLOSE, uses=self.used, released=released)
 

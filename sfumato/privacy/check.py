@@ -3,8 +3,6 @@
 It trusts no stored number: it computes epsilon again from the records' mechanisms and compares.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

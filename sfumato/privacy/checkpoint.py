@@ -3,8 +3,6 @@
 A checkpoint is on disk before anything that follows from it is shown.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

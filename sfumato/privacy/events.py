@@ -3,11 +3,9 @@
 A record of the ledger holds a mechanism, not an epsilon, so a reader can apply any delta and any accountant later.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import Self, TypeGuard
 
 from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
@@ -43,7 +41,7 @@ class Mechanism:
             raise BudgetError(f"uses={self.uses} must be a whole number from 1 to {MOST_USES:,}")
 
     @classmethod
-    def from_event(cls, event: DpEvent) -> Mechanism:
+    def from_event(cls, event: DpEvent) -> Self:
         """The mechanism whose `event` this is. Raises BudgetError for any other."""
         found = [cls(noise_multiplier=sigma, sample_rate=q, uses=uses) for sigma, q, uses in mechanisms(event)]
         if len(found) != 1 or found[0].event != event:

@@ -1,7 +1,5 @@
 """The ledger: every charge behind a release, composed. `sfumato.privacy.check` checks one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields

@@ -1,7 +1,5 @@
 """Gaussians and uniforms from the operating system's entropy through a cryptographic bit generator."""
 
-from __future__ import annotations
-
 import math
 import os
 

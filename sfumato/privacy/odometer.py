@@ -5,8 +5,6 @@ known by the id of the record that it was opened with. One that a kill left open
 new id that replaces the old: two copies of one state directory then leave two records, not one id for both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +19,7 @@ from sfumato.storage.journal import GENESIS, REGROUP, Journal
 
 OPEN, RESUME, PROGRESS, CLOSE, ABANDON = "open", "resume", "progress", "close", "abandon"
 LOCAL = "local"
-ADOPT = "adopt"  # records and heads of a ledger, which the journal does not know
+ADOPT = "adopt"  # records and heads of a ledger, which the journal lacks
 
 
 def is_counted(record: object) -> bool:
@@ -107,7 +105,7 @@ class Odometer(Journal):
         return kinds[:1] == [GENESIS] and not {ADOPT, REGROUP} & {*kinds}
 
     def adopt(self, records: Iterable[dict], seen: Iterable[str]) -> tuple[int, int]:
-        """Count records that the journal does not know, and start a new journal if it does not hold.
+        """Count records that the journal lacks, and start a new journal if it does not hold.
 
         Returns how many are new, and how many entries of a journal that does not hold cannot be read.
 

@@ -8,8 +8,6 @@ than its own error: then one of the two is wrong, and a check has to fail.
 Opacus takes seconds to import, so nothing but `stage ledger check` asks for it.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """A query of one's own: `sfumato.open_charge`, for researchers and notebooks."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

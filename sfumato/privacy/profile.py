@@ -5,8 +5,6 @@ alarms and hits of every test, whatever else the attacker knows.
 Source: Wasserman & Zhou 2010; Dong, Roth & Su 2022.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """A record of the ledger: its form, and the reasons not to trust one."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any

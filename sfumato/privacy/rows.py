@@ -1,7 +1,5 @@
 """What each image of a batch contributes to a sum, and the sum in which none contributes more than it may."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Poisson sampling: every unit, an image or a group, enters a draw independently with the same probability."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

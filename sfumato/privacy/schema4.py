@@ -3,8 +3,6 @@
 Their releases stay known: `as_now` reads such a plan, and `as_then` gives the content whose digest its records hold.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from pathlib import Path

@@ -62,7 +62,7 @@ def feature_rows(features: Features, images: Tensor, labels: Tensor, classes: in
     Of several labels, the right part is that of `label_rows`, as in all of this module: (B, classes + 1), of norm 1.
     one_by_one: False only if `place_matters` found that an image's place in a batch does not matter. Rows are made on
     the device of the features.
-    Guarantee: row i is a function of image i alone, to the last bit.
+    Guarantee: row i is a function of image i only, to the last bit.
     """
     images, labels = (to_device(part, device_of(features)) for part in (images, labels))
     return Rows(rows_alone(features, images, one_by_one), label_rows(labels, classes))
@@ -285,7 +285,7 @@ def ensure_encoded(
 
     Local work outside the guarantee: it is journalled and kept in the state directory, and shows only how many parts of
     100 are done. function: (B, C, H, W) on the device `where` -> (B, d); encoder: its digest, by `encoder_of`.
-    Guarantee: a row is a function of its image alone.
+    Guarantee: a row is a function of its image only.
     """
     key = latents_key(card, encoder)
     if distributed.is_main() and not have_latents(state, card, key):

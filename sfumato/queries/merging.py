@@ -23,7 +23,7 @@ from sfumato.storage.files import write_json
 from sfumato.storage.weights import save_tensors
 
 # why the releases of other queries do not add up
-EACH_STEP = "each of its steps depends on the noisy ones before, so those of two owners are no sum over all images"
+EACH_STEP = "each of its steps depends on the noisy ones before, so two owners' sums do not add up to one of all images"
 REFUSED = {
     "adversarial": EACH_STEP,
     "central": "its sums are over draws of one owner each, by their own denominators",

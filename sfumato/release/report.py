@@ -36,7 +36,7 @@ LARGEST_FACTOR = 10.0  # of e^ε in words
 TRUST = (
     "Central model: the owner of the sensitive images runs the software, sees the images, and is trusted with them and "
     "with the machine.",
-    "Nobody who receives the release needs to be trusted: readers may work together, know every other image, and have "
+    "No recipient of the release needs to be trusted: readers may work together, know every other image, and have "
     "any amount of time, short of breaking AES, which makes the noise.",
 )
 PEOPLE = {  # what is not covered, by unit

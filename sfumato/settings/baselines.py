@@ -1,7 +1,5 @@
 """Settings of Private Evolution and DP-GAN."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from sfumato.settings.fields import Positive, PositiveFloat, machine

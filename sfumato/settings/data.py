@@ -1,9 +1,7 @@
 """The sections `data` and `public`: where images come from."""
 
-from __future__ import annotations
-
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, FiniteFloat, field_validator, model_validator
 
@@ -41,7 +39,7 @@ class Groups(Strict):
     alone: bool = False  # owner's confirmation: each image without an id is the only one of its person; else refused
 
     @model_validator(mode="after")
-    def one_way(self) -> Groups:
+    def one_way(self) -> Self:
         known = ("csv", "pattern", "folder", "array", "dicom", "column")
         ways = [name for name in known if getattr(self, name)]
         if len(ways) != 1:
@@ -100,7 +98,7 @@ class Data(Strict):
         return value
 
     @model_validator(mode="after")
-    def groups_are_of_the_owner(self) -> Data:
+    def groups_are_of_the_owner(self) -> Self:
         if self.groups is not None and self.source not in OF_THE_OWNER:
             raise ValueError(f"data.groups needs one of the sources {', '.join(OF_THE_OWNER)}, not {self.source}")
         if self.labels == SEVERAL and self.source not in ("imagefolder", "npz"):

@@ -1,7 +1,5 @@
 """Settings of DP-SGD, and of the query that chooses what it trains."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from sfumato.settings.fields import REST, Positive, PositiveFloat, Share, Strict, machine

@@ -1,8 +1,6 @@
 """The section `evaluate`: the release measured on real images."""
 
-from __future__ import annotations
-
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -33,7 +31,7 @@ class Evaluate(Settings):
     fidelity: tuple[Fidelity, ...] | None = None  # metrics to compute; None: all that the extractor has; []: none
 
     @model_validator(mode="after")
-    def extractor_has_what_it_needs(self) -> Evaluate:
+    def extractor_has_what_it_needs(self) -> Self:
         for needs, key in (
             (self.weights or self.sha256, "weights (or sha256)"),
             (self.fidelity and "inception_score" in self.fidelity, "fidelity: inception_score"),

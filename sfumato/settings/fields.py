@@ -1,7 +1,5 @@
 """Types of settings: numbers in a range, the frozen models that refuse unknown keys, and machine settings."""
 
-from __future__ import annotations
-
 import math
 import os
 from typing import Annotated, Any, ClassVar, Self, TypeGuard

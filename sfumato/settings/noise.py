@@ -1,7 +1,5 @@
 """How a query asks for noise, and the settings that every query has."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Annotated, Any, ClassVar

@@ -1,8 +1,6 @@
 """The laws that noise levels of a diffusion model are drawn from."""
 
-from __future__ import annotations
-
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -36,7 +34,7 @@ class TimestepMixture(NoiseLaw):
     bounds: Annotated[tuple[int, ...], Field(min_length=2)] = (0, 200, 800, 1000)  # ends of the ranges
 
     @model_validator(mode="after")
-    def one_more_bound_than_weights(self) -> TimestepMixture:
+    def one_more_bound_than_weights(self) -> Self:
         rising = all(a < b for a, b in zip(self.bounds, self.bounds[1:], strict=False))
         if len(self.bounds) != len(self.weights) + 1 or not rising or self.bounds[0] < 0 or self.bounds[-1] > 1000:
             raise ValueError("bounds must rise within 0..1000 and be one more than weights")

@@ -1,7 +1,5 @@
 """A network of one's own, whose features a teacher or a distance may use."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field

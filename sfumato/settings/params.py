@@ -1,13 +1,10 @@
 """All parameters: the sections of `params.yaml`, filled in by defaults, profile and recipe."""
 
-from __future__ import annotations
-
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from sfumato.errors import nearest
-from sfumato.settings import queries
 from sfumato.settings.baselines import Adversarial, Evolve
 from sfumato.settings.data import Data, Public
 from sfumato.settings.dpsgd import Finetune, Saliency
@@ -15,12 +12,13 @@ from sfumato.settings.evaluate import Evaluate
 from sfumato.settings.fields import Settings, Strict, is_positive
 from sfumato.settings.noise import QuerySettings, noise_at, weights_at
 from sfumato.settings.privacy import Privacy
+from sfumato.settings.queries import Queries, Teacher
 from sfumato.settings.release import Release, Synthesize
 from sfumato.settings.training import Auxiliary, Classifier, Model, Pretrain, Refine, Select
 
 
-class Params(Strict):
-    """`params.yaml`, after the defaults, the profile and the recipe have filled it in."""
+class General(Strict):
+    """The sections of no stage."""
 
     recipe: str = "full"  # the method: a file of pipelines/
     profile: str | None = "digits"  # data and size of the machine: a file of pipelines/profiles/; None: none
@@ -31,18 +29,15 @@ class Params(Strict):
     release: Release = Release()
     model: Model = Model()
     public: Public = Public()
-    count: queries.Count = queries.Count()
-    central: queries.Central = queries.Central()
-    frequency: queries.Frequency = queries.Frequency()
+
+
+class Params(Queries, General):
+    """`params.yaml`, after the defaults, the profile and the recipe have filled it in."""
+
     classifier: Classifier = Classifier()
-    moments: queries.Moments = queries.Moments()
-    covariance: queries.Covariance = queries.Covariance()
     auxiliary: Auxiliary = Auxiliary()
     evolve: Evolve = Evolve()
     adversarial: Adversarial = Adversarial()
-    histogram: queries.Histogram = queries.Histogram()
-    teacher: queries.Teacher = queries.Teacher()
-    embedding: queries.Embedding = queries.Embedding()
     refine: Refine = Refine()
     select: Select = Select()
     pretrain: Pretrain = Pretrain()
@@ -60,7 +55,7 @@ class Params(Strict):
         if not is_positive(epsilon):
             return values
         if isinstance(teacher, dict):
-            rule = queries.Teacher.constants(str(teacher.get("fitted_on", queries.Teacher().fitted_on)), epsilon)
+            rule = Teacher.constants(str(teacher.get("fitted_on", Teacher().fitted_on)), epsilon)
             values = {**values, "teacher": rule | teacher}
         for name, section in values.items():
             if isinstance(section, dict) and isinstance(table := section.get("noise"), dict):
@@ -80,7 +75,7 @@ class Params(Strict):
         return names
 
     @model_validator(mode="after")
-    def spends_on_queries(self) -> Params:
+    def spends_on_queries(self) -> Self:
         for name in self.privacy.spend_again:
             kind = self.settings_of(name)
             if kind is None or not issubclass(kind, QuerySettings):

@@ -1,8 +1,6 @@
 """The section `privacy`: the target, the unit, and what may be spent."""
 
-from __future__ import annotations
-
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -52,7 +50,7 @@ class Privacy(Strict):
         return dict.fromkeys(value, 1) if isinstance(value, (list, tuple)) else value or {}
 
     @model_validator(mode="after")
-    def cap_of_groups(self) -> Privacy:
+    def cap_of_groups(self) -> Self:
         if self.group_cap is not None and self.unit != GROUP:
             raise ValueError("group_cap goes with unit: group")
         return self

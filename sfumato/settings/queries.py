@@ -1,9 +1,7 @@
 """Settings of the queries that release sums."""
 
-from __future__ import annotations
-
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -117,7 +115,7 @@ class Teacher(QuerySettings):
     average: Share = 0.5  # the last part of the steps, whose mean is the result
 
     @model_validator(mode="after")
-    def own_feature_has_a_network(self) -> Teacher:
+    def own_feature_has_a_network(self) -> Self:
         if (self.feature == "own") != (self.network is not None):
             raise ValueError("teacher.feature: own and teacher.network go together: give both, or neither")
         return self
@@ -150,3 +148,16 @@ class Embedding(QuerySettings):
     noise: Noise = "2%"
     size: Annotated[int, Field(ge=8, multiple_of=2)] = 10_000  # K, at least two for each of 4 length-scales
     learned: Learned = Learned()  # the network trained on the generator's images
+
+
+class Queries(Strict):
+    """The sections of these queries in `params.yaml`."""
+
+    count: Count = Count()
+    central: Central = Central()
+    frequency: Frequency = Frequency()
+    moments: Moments = Moments()
+    covariance: Covariance = Covariance()
+    histogram: Histogram = Histogram()
+    teacher: Teacher = Teacher()
+    embedding: Embedding = Embedding()

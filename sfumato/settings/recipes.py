@@ -1,7 +1,5 @@
 """What the user edits, merged: defaults < profile < recipe < `params.yaml`. All of it is public."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The sections `release` and `synthesize`: what the release holds, and what its owner writes about it."""
 
-from __future__ import annotations
-
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -53,7 +51,7 @@ class Synthesize(Settings):
     export: tuple[Literal["png", "npz", "parquet", "webdataset"], ...] = ()
 
     @model_validator(mode="after")
-    def some_stay_plain(self) -> Synthesize:
+    def some_stay_plain(self) -> Self:
         if self.distorted + self.mixed >= 1:
             raise ValueError(f"distorted={self.distorted:g} and mixed={self.mixed:g} leave no plain image: lower one")
         if (self.mixed > 0 or self.distorted > 0) and not self.relabel:

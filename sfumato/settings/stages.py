@@ -51,8 +51,8 @@ class Stage:
     network: bool = False  # it depends on the parameters of the network
     shows_epsilon: bool = False  # it shows ε while it runs, so it depends on δ
     owned: bool = False  # it depends on the section `release`
-    shared: bool = False  # many processes share its work, as that of every query that does not run alone
-    alone: bool = False  # a query that refuses more than one process
+    shared: bool = False  # many processes share its work, as that of every query that does not run in one
+    one_process: bool = False  # a query that refuses more than one process
     beside: tuple[str, ...] = ()  # more files it reads
 
     @property
@@ -72,7 +72,7 @@ class Stage:
     @property
     def spread(self) -> bool:
         """Its work is spread over the processes of a launch."""
-        return self.shared or (self.kind is Kind.QUERY and not self.alone)
+        return self.shared or (self.kind is Kind.QUERY and not self.one_process)
 
     @property
     def free(self) -> bool:
@@ -104,10 +104,10 @@ TABLE = (
           inputs=("frequency", "moments", "covariance", "public", "count"), seeded=True, revision=2),
     Stage("evolve", QUERY,
           "Release noisy votes for the candidates of a public renderer, round by round, and the last generation.",
-          inputs=("classifier", "count"), seeded=True, alone=True),
+          inputs=("classifier", "count"), seeded=True, one_process=True),
     Stage("adversarial", QUERY,
           "Train a discriminator on the sensitive images by DP-SGD, and a generator against it.",
-          inputs=("count",), seeded=True, shows_epsilon=True, alone=True),
+          inputs=("count",), seeded=True, shows_epsilon=True, one_process=True),
     Stage("histogram", QUERY, "Release noisy votes of the sensitive images for the public classes.",
           inputs=("classifier",)),
     Stage("teacher", QUERY, "Release a linear classifier on public features, by noisy gradient steps.",

@@ -1,8 +1,6 @@
 """Settings of the free stages that train networks, generators and the diffusion model."""
 
-from __future__ import annotations
-
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -52,7 +50,7 @@ class Auxiliary(Fit):
 
     latent: Positive = 32  # random numbers of an image
     width: Positive = 40  # channels at half resolution
-    # the release that its images shall match; covariance fits Gaussians instead of a network
+    # the release that its images match; covariance fits Gaussians instead of a network
     target: Literal["frequency", "moments", "covariance"] = "frequency"
     details: bool = False  # what is finer than the Gaussians are is taken from the public images
     # what draws: one step of a generator, or some of a diffusion model of this width (`baselines/feta_sampler.py`)
@@ -64,7 +62,7 @@ class Auxiliary(Fit):
         return name not in ("frequency", "moments", "covariance") or name == self.target
 
     @model_validator(mode="after")
-    def details_of_gaussians(self) -> Auxiliary:
+    def details_of_gaussians(self) -> Self:
         if self.details and self.target != "covariance":
             raise ValueError(f"details go with target: covariance, not with target: {self.target}: leave them out")
         return self
@@ -148,7 +146,7 @@ class Phase(Strict):
         return "frequency" in self.sources
 
     @model_validator(mode="after")
-    def fits_alone(self) -> Phase:
+    def fits_alone(self) -> Self:
         if self.fits and (len(self.sources) > 1 or self.augment or self.amp is not None):
             raise ValueError("the source frequency shows it no image: give it no other source, no augment and no amp")
         return self

@@ -1,7 +1,5 @@
 """Artifact directories: plain files, and `privacy.json` with their sha256 and the records of every charge behind."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress

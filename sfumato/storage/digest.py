@@ -1,7 +1,5 @@
 """Content digests: of canonical JSON, and of files."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@ Invalid input raises ValueError with a reason (OSError if the file is missing). 
 integers of 64 bits, text that can be encoded, no key twice. Callers check the structure with `validated`.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math

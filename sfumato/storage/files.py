@@ -1,7 +1,5 @@
 """Writing files so that a reader, or a kill, never meets half of one: a temporary name first, then a rename."""
 
-from __future__ import annotations
-
 import glob
 import json
 import os

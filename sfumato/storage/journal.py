@@ -6,8 +6,6 @@ entries are missing. Salt and newest head are in `<state>/keys/<dataset_id>.jour
 entry is on disk when it returns.
 """
 
-from __future__ import annotations
-
 import hmac
 import json
 import os

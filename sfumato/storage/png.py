@@ -1,7 +1,5 @@
 """Grids of images as PNG files. Nothing here decides what is released."""
 
-from __future__ import annotations
-
 import io
 import math
 from pathlib import Path

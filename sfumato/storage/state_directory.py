@@ -1,7 +1,5 @@
 """The private state directory, and whether git would take a file of it."""
 
-from __future__ import annotations
-
 import functools
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A network on disk: its weights as safetensors, and a JSON file with the arguments that rebuild it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar

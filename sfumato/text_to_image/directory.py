@@ -3,8 +3,6 @@
 It reads only JSON and file names, so a plan can be checked without the libraries. It never opens a pickle.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Public text-to-image latent diffusion models (Stable Diffusion 1.x and 2.x, PixArt) as a `Denoiser` of latents."""
 
-from __future__ import annotations
-
 import inspect
 import shutil
 from collections.abc import Sequence

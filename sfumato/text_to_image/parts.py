@@ -1,7 +1,5 @@
 """The parts of a public text-to-image model, built by `diffusers` and `transformers`. Only this module imports them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

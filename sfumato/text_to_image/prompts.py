@@ -1,7 +1,5 @@
 """The prompt of each class: a template per dataset, with overrides. Class names are public, and so are prompts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

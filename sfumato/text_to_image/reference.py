@@ -3,8 +3,6 @@
 `stage pretrain` writes it instead of weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -4,24 +4,11 @@ import math
 
 import pytest
 import torch
+from small_network import CHOSEN, QKV, network
 
 from sfumato.baselines.selectors import public_ranking, randomise_unselected, synflow_scores
-from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.trainable import candidates, flat
 from sfumato.errors import ConfigError
-
-PLACES = ["down.0", "down.1", "middle.0", "up.0", "up.1"]
-QKV = [f"{place}.attention.{part}.weight" for place in PLACES for part in "qkv"]
-CHOSEN = [f"{place}.attention.{part}.weight" for place, part in zip(PLACES, "vqkkv", strict=True)]
-
-
-def network(attention: tuple[int, ...] = (0, 1)) -> UNet:
-    torch.manual_seed(0)
-    model = UNet(8, 1, 4, width=8, multipliers=(1, 2), attention=attention)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
 
 
 def test_a_random_order_follows_only_its_seed():

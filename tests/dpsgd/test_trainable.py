@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from small_network import CHOSEN, PLACES, QKV, network
 from torch import nn
 
 from sfumato.diffusion.unet import UNet
@@ -11,19 +12,6 @@ from sfumato.dpsgd.run import State, update
 from sfumato.dpsgd.trainable import ADAPTED, candidates, check_trained, choose_trainable, flat, how_many
 from sfumato.errors import ConfigError, DataError, SfumatoError
 from sfumato.settings.dpsgd import RANKED, Finetune, Lora
-
-PLACES = ["down.0", "down.1", "middle.0", "up.0", "up.1"]
-QKV = [f"{place}.attention.{part}.weight" for place in PLACES for part in "qkv"]
-CHOSEN = [f"{place}.attention.{part}.weight" for place, part in zip(PLACES, "vqkkv", strict=True)]
-
-
-def network(attention: tuple[int, ...] = (0, 1)) -> UNet:
-    torch.manual_seed(0)
-    model = UNet(8, 1, 4, width=8, multipliers=(1, 2), attention=attention)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
 
 
 def settings(trainable: str, **more) -> Finetune:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from small_record import small_record
 
 from sfumato.errors import BudgetError, DataError
 from sfumato.evaluation.comparison import (
@@ -25,7 +26,7 @@ from sfumato.evaluation.comparison import (
 )
 from sfumato.evaluation.plots import plot_comparison
 from sfumato.evaluation.tables import csv_of
-from sfumato.privacy.events import Mechanism, event_to_json
+from sfumato.privacy.events import Mechanism
 from sfumato.privacy.ledger import build_ledger, ledger_text
 from stages.cli import main
 
@@ -42,25 +43,8 @@ IDENTITY = {
 
 
 def ledger_of(recipe: str, target: float, sigma: float, key: str = "0") -> dict:
-    record = {
-        "id": key * 32,
-        "stage": "count",
-        "dataset_id": "digits",
-        "data_version": IDENTITY["version"],
-        "unit": "one (image, label)",
-        "adjacency": "add-or-remove-one",
-        "event": event_to_json(Mechanism(noise_multiplier=sigma).event),
-        "released": "class counts",
-        "sensitivity": "1",
-        "noise_source": "os-entropy, AES counter",
-        "plan": "p",
-        "settings": "s",
-        "code": {"count": "c"},
-        "again": 0,
-        "max_norm": 1.0,
-        "versions": {},
-        "time": 0,
-    }
+    own = {"id": key * 32, "data_version": IDENTITY["version"]}
+    record = small_record(0, Mechanism(noise_multiplier=sigma), **own)
     return build_ledger(
         {"recipe": recipe, "accountant": "rdp", "delta": 1e-4, "size_hint": 1500, "target": target},
         {record["id"]: record},

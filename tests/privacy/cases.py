@@ -83,6 +83,23 @@ class Recorder:
         return self.images.new_zeros(1, *self.images.shape[1:]), labels
 
 
+class GivenCharge:
+    """Draws the given batches and releases the given sum, whatever it is handed: the rest is all an observer has."""
+
+    noise_multiplier, sample_rate = 1.0, 0.1
+
+    def __init__(self, drawn: list[tuple[Tensor, Tensor]], released: Tensor | None = None) -> None:
+        self.drawn, self.given, self.seen = list(drawn), released, []
+
+    def batches(self, size: int, draws: int = 1):
+        images, labels = self.drawn.pop(0)
+        yield from zip(images.split(size), labels.split(size), strict=True) if len(images) else ()
+
+    def release(self, total: Tensor, max_norm: float, integer: bool = False) -> Tensor:
+        self.seen.append((total, max_norm))
+        return total if self.given is None else self.given
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """A query under some settings.

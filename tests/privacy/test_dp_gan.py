@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import GivenCharge
 from torch import Tensor
 
 from sfumato.baselines import dp_gan
@@ -14,21 +15,6 @@ from sfumato.settings.baselines import Adversarial
 
 B, C, CLASSES = 6, 1e-3, 10
 UNIFORM = torch.full((CLASSES,), 1 / CLASSES)
-
-
-class GivenCharge:
-    """Draws the given batches and releases the given sum, whatever it is handed: the rest is all an observer has."""
-
-    def __init__(self, drawn: list[tuple[Tensor, Tensor]], released: Tensor | None = None) -> None:
-        self.drawn, self.given, self.seen = list(drawn), released, []
-
-    def batches(self, size: int, draws: int = 1):
-        images, labels = self.drawn.pop(0)
-        yield from zip(images.split(size), labels.split(size), strict=True) if len(images) else ()
-
-    def release(self, total: Tensor, max_norm: float, integer: bool = False) -> Tensor:
-        self.seen.append((total, max_norm))
-        return total if self.given is None else self.given
 
 
 def discriminator(resolution: int = 8, channels: int = 1) -> Discriminator:

@@ -5,11 +5,12 @@ import re
 
 import pytest
 import yaml
+from small_record import small_record
 
 from sfumato.errors import BudgetError
 from sfumato.privacy.accountant import default_delta
 from sfumato.privacy.check import check_ledger, empty_artifact_md5, lock_problems
-from sfumato.privacy.events import SECRET, SEEDED, UNITS, Mechanism, event_to_json
+from sfumato.privacy.events import SEEDED, UNITS, Mechanism
 from sfumato.privacy.ledger import build_ledger, ledger_text, read_ledger
 from sfumato.settings.data import GROUP
 from sfumato.storage.artifacts import write_empty
@@ -19,31 +20,8 @@ HINT = 1500
 BUDGET = {"recipe": "feta-pro", "accountant": "rdp", "delta": default_delta(HINT), "size_hint": HINT, "target": 10.0}
 
 
-def record(stage: str, number: int, mechanism: Mechanism) -> dict:
-    return {
-        "id": f"{number:032x}",
-        "stage": stage,
-        "dataset_id": "digits",
-        "data_version": "v",
-        "unit": "one (image, label)",
-        "adjacency": "add-or-remove-one",
-        "event": event_to_json(mechanism.event),
-        "released": "x",
-        "sensitivity": "1",
-        "noise_source": SECRET,
-        "plan": "p",
-        "settings": "s",
-        "code": {"count": "c"},
-        "again": 0,
-        "max_norm": 1.0,
-        "versions": {},
-        "time": 0,
-    }
-
-
-COUNT = record("count", 1, Mechanism(noise_multiplier=5))
-STEPS = record("finetune", 2, Mechanism(noise_multiplier=1.5, sample_rate=0.3, uses=20))
-
+COUNT = small_record(1, Mechanism(noise_multiplier=5))
+STEPS = small_record(2, Mechanism(noise_multiplier=1.5, sample_rate=0.3, uses=20), stage="finetune")
 
 OF_GROUPS = {"unit": UNITS[GROUP], "group_weight": "mean"}
 

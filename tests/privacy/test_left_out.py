@@ -1,6 +1,6 @@
 """Over two processes that are not equal, one image or one group more or less moves every sum by at most its bound.
 
-A query that is `alone` in the table of stages opens no charge in many processes.
+A query that is `one_process` in the table of stages opens no charge in many processes.
 """
 
 import os

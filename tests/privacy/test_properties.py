@@ -9,17 +9,17 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from small_record import small_record
 
 from sfumato.data.store import Card
 from sfumato.errors import BudgetError
 from sfumato.planning.resolve import make_plan, plan_texts
 from sfumato.privacy.accountant import default_delta, epsilon
 from sfumato.privacy.check import check_ledger, lock_problems
-from sfumato.privacy.events import SECRET, UNITS, Mechanism, event_to_json
+from sfumato.privacy.events import Mechanism
 from sfumato.privacy.ledger import build_ledger, ledger_text, read_ledger
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.resolved import read_lineages, read_stage_plan
-from sfumato.settings.data import IMAGE
 from sfumato.settings.params import Params
 
 HINT = 1500
@@ -28,17 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def record(number: int, noise_multiplier: float = 4.0) -> dict:
-    words = ("data_version", "unit", "released", "sensitivity", "plan", "settings")
-    return {word: "w" for word in words} | {
-        "id": f"{number:032x}",
-        "stage": "count",
-        "dataset_id": "digits",
-        "adjacency": "add-or-remove-one",
-        "unit": UNITS[IMAGE],
-        "event": event_to_json(Mechanism(noise_multiplier=noise_multiplier).event),
-        "noise_source": SECRET,
-        **{"max_norm": 1.0, "code": {}, "again": 0, "versions": {}, "time": 0},
-    }
+    return small_record(number, Mechanism(noise_multiplier=noise_multiplier))
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from filelock import FileLock, Timeout
+from small_record import small_record
 
 from sfumato.data.images import ImageSet
 from sfumato.data.lineage import lineage, remember
@@ -20,7 +21,7 @@ from sfumato.planning.resolve import inherited_events, make_plan, policy_of
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.authorize import DAY, SpendingPolicy
 from sfumato.privacy.check import check_ledger
-from sfumato.privacy.events import ADD_OR_REMOVE_ONE, SECRET, UNITS, ZERO_OUT_ONE, Mechanism, event_to_json
+from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism, event_to_json
 from sfumato.privacy.ledger import build_ledger, ledger_text
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.opinions import Opinion
@@ -37,26 +38,7 @@ TWO = Mechanism(noise_multiplier=2.0, uses=2)
 
 
 def record(number: int, **more) -> dict:
-    return {
-        "id": f"{number:032x}",
-        "stage": "count",
-        "dataset_id": "digits",
-        "data_version": "v",
-        "unit": UNITS[IMAGE],
-        "adjacency": ADD_OR_REMOVE_ONE,
-        "event": event_to_json(Mechanism(noise_multiplier=5.0).event),
-        "released": "x",
-        "sensitivity": "1",
-        "noise_source": SECRET,
-        "max_norm": 1.0,
-        "plan": "p",
-        "settings": "s",
-        "code": {},
-        "again": 0,
-        "versions": {},
-        "time": 0,
-        **more,
-    }
+    return small_record(number, Mechanism(noise_multiplier=5.0), **more)
 
 
 # --- the journal before the images ------------------------------------------------------------------------------------

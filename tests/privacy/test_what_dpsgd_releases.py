@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import GivenCharge
 from torch import Tensor
 
 from sfumato.diffusion.unet import UNet
@@ -15,23 +16,6 @@ from sfumato.queries.saliency import query_saliency
 from sfumato.settings.dpsgd import Finetune, Saliency
 
 C = 1e-4  # far below any gradient, so that every image is clipped
-
-
-class GivenCharge:
-    """Draws the given batches and releases the given sum, whatever it is handed: the rest is all an observer has."""
-
-    noise_multiplier, sample_rate = 1.0, 0.1
-
-    def __init__(self, drawn: list[tuple[Tensor, Tensor]], released: Tensor | None = None) -> None:
-        self.drawn, self.given, self.seen = list(drawn), released, []
-
-    def batches(self, size: int, draws: int = 1):
-        images, labels = self.drawn.pop(0)
-        yield from zip(images.split(size), labels.split(size), strict=True) if len(images) else ()
-
-    def release(self, total: Tensor, max_norm: float, integer: bool = False) -> Tensor:
-        self.seen.append((total, max_norm))
-        return total if self.given is None else self.given
 
 
 def trainer(seed: int = 0, **options) -> State:

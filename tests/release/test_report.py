@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 import typer
 from PIL import Image
+from small_record import small_record
 from typer.testing import CliRunner
 
 from sfumato.data.images import ImageSet, save_images
 from sfumato.errors import BudgetError, ConfigError, DataError
 from sfumato.evaluation.tables import read_local, tables_of
 from sfumato.privacy.accountant import default_delta
-from sfumato.privacy.events import SECRET, Mechanism, event_to_json
+from sfumato.privacy.events import Mechanism
 from sfumato.privacy.ledger import build_ledger, ledger_text, read_ledger
 from sfumato.privacy.profile import bound_text, percent_up
 from sfumato.release.report import Local, picture, report_page, scientific, what_was_released
@@ -66,25 +67,8 @@ METRICS = {
 
 
 def record(stage: str, number: int, mechanism: Mechanism) -> dict:
-    return {
-        "id": f"{number:032x}",
-        "stage": stage,
-        "dataset_id": "clinic-2026",
-        "data_version": "v",
-        "unit": "one (image, label)",
-        "adjacency": "add-or-remove-one",
-        "event": event_to_json(mechanism.event),
-        "released": f"what {stage} gave",
-        "sensitivity": "1",
-        "noise_source": SECRET,
-        "plan": "p" * 64,
-        "settings": "s" * 64,
-        "code": {"count": "c" * 64},
-        "again": 0,
-        "max_norm": 1.0,
-        "versions": {"numpy": "2.4.6"},
-        "time": 1_795_243_189 + number,
-    }
+    about = {"dataset_id": "clinic-2026", "released": f"what {stage} gave", "time": 1_795_243_189 + number}
+    return small_record(number, mechanism, stage=stage, **about)
 
 
 RECORDS = [record("count", 1, Mechanism(noise_multiplier=5)), record("frequency", 2, Mechanism(noise_multiplier=1.5))]

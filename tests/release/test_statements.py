@@ -10,7 +10,6 @@ from small_release import RECORD, write_release
 
 from sfumato.errors import BudgetError
 from sfumato.privacy.accountant import default_delta
-from sfumato.privacy.events import SECRET
 from sfumato.privacy.ledger import build_ledger, ledger_text
 from sfumato.release.report import report_page
 from sfumato.release.statements import CROISSANT, REGISTRY, write_statements
@@ -23,29 +22,14 @@ SAID = {
     "contact": "data@example.org",
     "licence": "cc-by-4.0",
 }
-MORE = {
-    "dataset_id": "clinic-2026",
-    "data_version": "v",
-    "sensitivity": "1",
-    "noise_source": SECRET,
-    "plan": "p" * 64,
-    "settings": "s" * 64,
-    "code": {"count": "c" * 64},
-    "again": 0,
-    "max_norm": 1.0,
-    "versions": {"numpy": "2.4.6"},
-    "time": 1_795_243_189,
-}
 
 
 @pytest.fixture
-def states(digits, tmp_path, monkeypatch):
+def states(digits, tmp_path):
     """A release, its ledger, and the statements of both as a function: (what is missing, folder of the statements)."""
 
     def make(about=SAID, **more):
         shutil.rmtree(tmp_path / "artifacts", ignore_errors=True)
-        for key, value in MORE.items():
-            monkeypatch.setitem(RECORD, key, value)
         release, ledger = tmp_path / "artifacts" / "synthesize", tmp_path / "ledger.json"
         write_release(release, digits, about=about, **more)
         budget = {"recipe": "r", "accountant": "rdp", "delta": default_delta(1500), "size_hint": 1500, "target": 1.0}

@@ -23,12 +23,12 @@ def write_params(**content) -> None:
     Path("params.yaml").write_text(yaml.safe_dump({"recipe": "feta-pro", **content}))
 
 
-def folder(classes=("cat", "dog"), count=6, size=(9, 9)) -> Path:
+def folder(classes=("cat", "dog"), count=40, size=(9, 9)) -> Path:
     path = Path("images")
     for i, name in enumerate(classes):
         (path / name).mkdir(parents=True)
         for j in range(count):
-            Image.fromarray(np.full(size, 20 * i + j, dtype=np.uint8)).save(path / name / f"{j}.png")
+            Image.fromarray(np.full(size, 100 * i + j, dtype=np.uint8)).save(path / name / f"{j}.png")
     return path
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import yaml
 from PIL import Image
+from test_patients import all_of
 
 import sfumato
 from sfumato.data.images import ImageSet
@@ -65,15 +66,6 @@ def write_table(rows, heads=("file_name", *FINDINGS)) -> None:
 def write(**changes) -> None:
     content = {**PARAMS, **{k: {**PARAMS.get(k, {}), **v} if isinstance(v, dict) else v for k, v in changes.items()}}
     Path("params.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
-
-
-def all_of(stage, *commands: str) -> str:
-    said = ""
-    for words in commands:
-        code, text = stage(*words.split())
-        assert code == 0, (words, text)
-        said += text
-    return said
 
 
 def test_a_folder_with_fourteen_labels_becomes_a_release_that_teaches_each_of_them(chests):

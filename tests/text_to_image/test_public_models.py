@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from small_record import small_record
 
 from sfumato.settings.stages import STAGES
 
@@ -179,28 +180,10 @@ def test_the_mistakes_of_a_user_are_one_sentence_and_an_exit_code(models, reposi
 
 def test_a_model_that_was_made_from_sensitive_images_brings_its_records(models, repository):
     """A fine-tuned model given as the public one lost what it had cost."""
-    from sfumato.privacy.events import SECRET, Mechanism, event_to_json
+    from sfumato.privacy.events import Mechanism
     from sfumato.storage.artifacts import read_artifact, writing
 
-    record = {
-        "id": f"{7:032x}",
-        "stage": "finetune",
-        "dataset_id": "another",
-        "data_version": "v",
-        "unit": "one (image, label)",
-        "adjacency": "add-or-remove-one",
-        "event": event_to_json(Mechanism(noise_multiplier=3.0).event),
-        "released": "x",
-        "sensitivity": "1",
-        "noise_source": SECRET,
-        "max_norm": 1.0,
-        "plan": "p",
-        "settings": "s",
-        "code": {},
-        "again": 0,
-        "versions": {},
-        "time": 0,
-    }
+    record = small_record(7, Mechanism(noise_multiplier=3.0), stage="finetune", dataset_id="another")
     with writing(repository / "tuned", "finetune", records=[record]) as directory:
         shutil.copytree(models / "unet-epsilon", directory / "model")
     own = {"model": {"declared_public": False}}

@@ -3,8 +3,6 @@
 Every image has its own random stream, seeded by (seed, class, number): a larger set begins with the smaller one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import numpy as np

@@ -4,8 +4,6 @@ A small step of the genes, such as those of an angle or of the noise of a textur
 Source: the primary sample space of Kelemen et al. 2002; for Private Evolution, Sim-PE (Lin et al. 2025).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Random patches of the two photographs that come with scikit-learn: a Chinese palace and a flower. One class each."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

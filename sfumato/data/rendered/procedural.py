@@ -4,8 +4,6 @@ Sources: dead leaves (Lee, Mumford, Huang 2001; as public images: Baradad et al.
 noise (Perlin 1985), cellular noise (Worley 1996). Lengths are in units of the image's shorter side.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

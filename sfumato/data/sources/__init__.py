@@ -4,8 +4,6 @@ Every source yields one image at a time, already converted to the asked size and
 depends only on that image and the request.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """CIFAR-10 and CIFAR-100, from their binary versions or through torchvision."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

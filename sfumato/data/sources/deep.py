@@ -1,7 +1,5 @@
 """Grey pictures with more than 8 bits: 16-bit files, floating point, DICOM. A public range says what is shown."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sources without files: scikit-learn's handwritten digits, and public images that are drawn when they are read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

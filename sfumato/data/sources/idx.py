@@ -1,7 +1,5 @@
 """MNIST and the sets in its file format: Fashion-MNIST, KMNIST and EMNIST."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import struct

@@ -1,7 +1,5 @@
 """Pictures: a folder with one folder per class, or `train/` and `test/`, each laid out so; or as `tabled` has them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """NumPy archives: a set of the owner, and the batches of the downsampled ImageNet. Pickles are refused."""
 
-from __future__ import annotations
-
 import math
 import zipfile
 import zlib

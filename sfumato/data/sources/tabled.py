@@ -1,7 +1,5 @@
 """Pictures whose labels are not in the names of folders: a folder with a table, and tar files (WebDataset)."""
 
-from __future__ import annotations
-
 import os
 import tarfile
 from collections.abc import Iterator, Sequence
@@ -97,7 +95,7 @@ def list_labels(request: Request) -> Listing:
     person = request.groups.column if request.groups is not None else None
     if table is None:
         wanted = f"{' or '.join(TABLES)}, with the column {FILE} and one of 0 and 1 for each label"
-        raise DataError(f"data.labels: several, but data.path={root} is no folder with {wanted}: write that table.")
+        raise DataError(f"data.labels: several, but data.path={root} is not a folder with {wanted}: write that table.")
     files = pictures_below(root)
     others = [name for name in columns_of(table) if name not in (FILE, person)]
     classes = tuple(required_classes(request.classes) if column else request.classes or others)

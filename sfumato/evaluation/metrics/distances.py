@@ -4,8 +4,6 @@ On Inception features the two distances are FID and KID. On other features they 
 not compare with them.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from scipy.stats import entropy
 

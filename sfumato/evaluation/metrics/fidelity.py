@@ -1,7 +1,5 @@
 """How near a set of images comes to another, in one feature space: the metrics of `evaluate.fidelity` for one set."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 
 import numpy as np

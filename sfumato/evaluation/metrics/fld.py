@@ -5,8 +5,6 @@ likelihood of the *hold-out* features is the score. A copy of a training image g
 hold-out feature is near it.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Metrics from nearest neighbours in a feature space: precision, recall, density, coverage, authenticity."""
 
-from __future__ import annotations
-
 import numpy as np
 from sklearn.metrics import pairwise_distances_argmin_min, pairwise_distances_chunked
 from sklearn.neighbors import NearestNeighbors

@@ -1,0 +1,18 @@
+"""A small U-Net of two resolutions with attention, and the names of its query, key and value matrices."""
+
+import torch
+
+from sfumato.diffusion.unet import UNet
+
+PLACES = ["down.0", "down.1", "middle.0", "up.0", "up.1"]
+QKV = [f"{place}.attention.{part}.weight" for place in PLACES for part in "qkv"]
+CHOSEN = [f"{place}.attention.{part}.weight" for place, part in zip(PLACES, "vqkkv", strict=True)]
+
+
+def network(attention: tuple[int, ...] = (0, 1)) -> UNet:
+    torch.manual_seed(0)
+    model = UNet(8, 1, 4, width=8, multipliers=(1, 2), attention=attention)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model

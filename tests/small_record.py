@@ -1,0 +1,28 @@
+"""A whole record of one charge, as the odometer and ledgers hold it."""
+
+from sfumato.privacy.events import ADD_OR_REMOVE_ONE, SECRET, UNITS, Mechanism, event_to_json
+from sfumato.settings.data import IMAGE
+
+
+def small_record(number: int, mechanism: Mechanism, **more) -> dict:
+    """more: what differs, such as its stage."""
+    return {
+        "id": f"{number:032x}",
+        "stage": "count",
+        "dataset_id": "digits",
+        "data_version": "v",
+        "unit": UNITS[IMAGE],
+        "adjacency": ADD_OR_REMOVE_ONE,
+        "event": event_to_json(mechanism.event),
+        "released": "x",
+        "sensitivity": "1",
+        "noise_source": SECRET,
+        "max_norm": 1.0,
+        "plan": "p",
+        "settings": "s",
+        "code": {},
+        "again": 0,
+        "versions": {},
+        "time": 0,
+        **more,
+    }
