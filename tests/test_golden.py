@@ -317,6 +317,9 @@ CASES: dict[str, Case] = {
         colour=True,
         tolerance=FEATURE,
     ),
+    "frequency of blocks": case(
+        "frequency", size=24, features=[*maps("pixels"), {"map": "deep-scattering", "block": 2}], tolerance=FEATURE
+    ),
     "frequency by every kernel": case(
         "frequency",
         size=24,

@@ -200,3 +200,13 @@ def test_sets_that_do_not_fit_are_refused_before_any_training(sets, monkeypatch)
     assert "no image of class '3' and of 1 others" in warning
     with pytest.raises(ValueError, match="'real'"):
         evaluate_release({"real": good}, train, holdout, CONFIG, PIXELS)
+
+
+def test_large_images_are_judged_shrunk_too(sets, monkeypatch):
+    train, holdout, good, _ = (
+        ImageSet(part.images[:60].repeat(8, axis=1).repeat(8, axis=2), part.labels[:60], part.classes) for part in sets
+    )
+    found = evaluate_release({"release": good}, train, holdout, quick(monkeypatch, fidelity=()))
+    assert [*found["release"]] == [*found["real"]] == ["lr", "lr at 32"]
+    small = scores.shrunk(holdout)
+    assert small.shape == (1, 32, 32) and np.array_equal(small.images[:, ::4, ::4], sets[1].images[:60])

@@ -2,6 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from sfumato.features import FEATURES
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.scattering import Filtered, averaged, morlet
 from sfumato.settings.queries import FeatureMap
@@ -54,3 +55,30 @@ def test_frequencies_are_converted_once_and_are_the_same_in_every_precision():
     assert torch.allclose(features.from_maps(features.vectors(images).double()).float(), rows, atol=1e-5)
     assert torch.equal(features(images), rows) and features.omega(0, images) is features.omega_0
     assert features.state_dict() == {}
+
+
+MAPS = [
+    FeatureMap(block=4),
+    FeatureMap(map="deep-scattering", length_scales=(0.8,), block=2),
+    FeatureMap(map="moduli", kernel="linear"),
+]
+
+
+@pytest.mark.parametrize("side", [64, 50, 97])
+def test_block_means_determine_the_cells_of_maps_that_see_blocks_as_large(side):
+    features = FourierFeatures((1, side, side), MAPS, 60, seed=0)
+    images = torch.rand(4, 1, side, side, generator=torch.Generator().manual_seed(0))
+    weights = F.one_hot(torch.tensor([0, 1, 1, 0]), 2).float()
+    whole = features.embed(images, weights)
+    assert torch.allclose(whole, features(images).T @ weights, atol=1e-5)
+    assert torch.allclose(features(images).norm(dim=1), torch.ones(4), atol=1e-5)
+    assert features.active(1).all() and 0 < features.active(4).sum() < features.active(2).sum() < features.size
+    for block in (2, 4) if side == 64 else ():
+        active = features.active(block)
+        assert torch.allclose(features.embed(averaged(images, block), weights)[active], whole[active], atol=1e-4)
+
+
+@pytest.mark.parametrize("side", [64, 128, 224])
+def test_maps_of_large_images_stay_small(side):
+    widths = {name: FEATURES[name]((1, side, side))(torch.rand(1, 1, side, side)).shape[1] for name in FEATURES}
+    assert all(width <= 2 * 64**2 for name, width in widths.items() if name != "tangent"), widths

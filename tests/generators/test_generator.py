@@ -10,6 +10,7 @@ from sfumato.generators.one_step import (
     EarlyStopping,
     Match,
     balanced_labels,
+    block_of_steps,
     draw_images,
     fit_generator,
     load_generator,
@@ -218,3 +219,41 @@ def test_the_loss_does_not_see_the_cells_that_judge_it():
     assert 0.1 < float(stopping.unseen[0].mean()) < 0.3
     waves = stopping.unseen[0].view(2, 500)
     assert torch.equal(waves[0], waves[1])  # cosine and sine of a frequency: φ has the same norm on what is left
+
+
+@pytest.mark.parametrize("resolution", [8, 28, 33, 64, 97, 128, 224])
+def test_each_level_of_a_large_image_doubles_the_one_before(resolution):
+    generator = new_generator((1, resolution, resolution), 2, 4, 8, 0).eval()
+    z, labels = torch.randn(2, 4), torch.tensor([0, 1])
+    with torch.no_grad():
+        sides = [generator(z, labels, block).shape[-1] for block in generator.blocks]
+    assert sides == [-(-resolution // block) for block in generator.blocks] and sides[0] <= 32
+    assert sides[-1] == resolution and (len(sides) == 1) == (resolution <= 32)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "steps", "expected"), [((1,), 3, [1, 1, 1]), ((4, 2, 1), 8, [4, 4, 4, 4, 2, 2, 1, 1]), ((2, 1), 1, [1])]
+)
+def test_half_of_the_steps_are_coarse_and_finer_levels_share_the_others(blocks, steps, expected):
+    assert block_of_steps(blocks, steps) == expected
+
+
+def test_a_large_image_is_fitted_coarse_to_fine(monkeypatch):
+    """Of two kinds of stripes, 64 pixels a side, the coarse levels see the brightness and the last one the stripes."""
+    side = 64
+    stripes = 0.5 + 0.2 * torch.cos(torch.arange(side) * math.pi)[:, None].expand(side, side)
+    images = torch.stack([stripes - 0.25, stripes.T + 0.25])[:, None].clamp(0, 1)
+    maps = [FeatureMap(block=2), FeatureMap(map="moduli", length_scales=(0.5,))]
+    features = FourierFeatures((1, side, side), maps, 400, seed=0)
+    target = features.embed(images, torch.eye(2)) / 2
+    seen = []
+    generator = new_generator((1, side, side), 2, 4, 8, 0)
+    generator.register_forward_hook(lambda module, given, found: seen.append(found.shape[-1]))
+    config = Auxiliary(latent=4, width=8, steps=160, batch=8)
+    fit_generator(generator, [Match(target, features)], config, torch.tensor([0.5, 0.5]), 0)
+    assert seen[:160] == [32] * 80 + [64] * 80
+    drawn, labels = draw_images(generator, 40)
+    dark, light = (drawn[labels == label].mean(0)[0] for label in (0, 1))
+    assert light.mean() - dark.mean() > 0.3
+    assert dark.diff(dim=0).abs().mean() > 2 * dark.diff(dim=1).abs().mean(), "level stripes"
+    assert light.diff(dim=1).abs().mean() > 2 * light.diff(dim=0).abs().mean(), "upright stripes"

@@ -139,6 +139,7 @@ class Case:
 # --- what the queries run on ------------------------------------------------------------------------------------------
 
 FEATURES = FourierFeatures(SHAPE, [FeatureMap(), FeatureMap(map="scattering")], 120, seed=0)
+BLOCKS = FourierFeatures(SHAPE, [FeatureMap(), FeatureMap(map="moduli", block=2)], 80, seed=0)
 LEARNED = FourierFeatures(SHAPE, [FeatureMap(), FeatureMap(map="moduli")], 80, seed=1)
 
 
@@ -261,6 +262,7 @@ CASES = {
     "mode": Case(stage="central", bound=8, **modes(bins=4)),
     "mode, pooled": Case(stage="central", bound=4, **modes(pool=2)),
     "frequency": Case(stage="frequency", query=means(FEATURES), bound=1, axis=1),
+    "frequency of blocks": Case(stage="frequency", query=means(BLOCKS), bound=1, axis=1),
     "covariance": Case(stage="covariance", query=means(cosine_moments(SHAPE, flip=False)), bound=1, axis=1),
     "moments": Case(
         stage="moments",
