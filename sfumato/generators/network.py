@@ -37,15 +37,24 @@ class Residual(nn.Module):
         return x + self.conv(F.relu(self.norm(x)))
 
 
-class Level(nn.Module):
-    """Twice the side: the image, (B, channels, H, W), enlarged, and what its hidden cells, (B, inputs, H, W), add.
+class Enlarge(nn.Module):
+    """Twice the sides: BN, ReLU, bilinear, conv3. A pixel shuffle would draw the texture of large images as a grid."""
 
-    Cells are enlarged before the convolution: a pixel shuffle would draw fine texture as a checkerboard.
-    """
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(inputs)
+        self.conv = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(enlarged(F.relu(self.norm(x))))  # type: ignore[no-any-return]
+
+
+class Level(nn.Module):
+    """Twice the side: the image, (B, channels, H, W), enlarged, and what its hidden cells, (B, inputs, H, W), add."""
 
     def __init__(self, inputs: int, outputs: int, channels: int) -> None:
         super().__init__()
-        self.first, self.conv = nn.BatchNorm2d(inputs), nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+        self.enlarge = Enlarge(inputs, outputs)
         self.residual, self.norm = Residual(outputs), nn.BatchNorm2d(outputs)
         self.details = nn.Conv2d(outputs, channels, 5, padding=2)
         nn.init.zeros_(self.details.bias)  # type: ignore[arg-type]
@@ -53,7 +62,7 @@ class Level(nn.Module):
             self.details.weight.mul_(FAINT)
 
     def forward(self, image: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        hidden = self.residual(self.conv(enlarged(F.relu(self.first(hidden)))))
+        hidden = self.residual(self.enlarge(hidden))
         return enlarged(image) + self.details(F.relu(self.norm(hidden))).float(), hidden
 
 
@@ -96,8 +105,13 @@ class Generator(nn.Module):
             body += [Widen(wide, width), Residual(width)]
             wide = width
         self.body = nn.Sequential(*body, *([Residual(width)] if doublings == 1 else []))
-        last = LEVEL // COARSE if len(self.sides) > 1 else max(LAST, width // 4)
-        self.widen, self.norm = Widen(width, last), nn.BatchNorm2d(last)
+        if len(self.sides) == 1:
+            last = max(LAST, width // 4)
+            self.widen: nn.Module = Widen(width, last)
+        else:
+            last = LEVEL // COARSE
+            self.widen = Enlarge(width, last)
+        self.norm = nn.BatchNorm2d(last)
         self.details = nn.Conv2d(last, channels, 5, padding=2)
         self.smooth = nn.Conv2d(width, channels, 1)
         for last_layer in (self.details, self.smooth):  # it starts at grey
