@@ -1,4 +1,4 @@
-"""`stage refine`: the generator, fitted further to both embeddings and to what the teacher sees, which labels it."""
+"""`stage refine`: the generator, fitted further to the embeddings and to what the teacher sees, which labels it."""
 
 from functools import partial
 
@@ -18,11 +18,10 @@ def refine(run: StageRun[Refine]) -> None:
     plan, settings = run.plan, run.settings
     teacher = load_teacher(run.path("teacher")).to(device())
     means = load_means("frequency", run.path("frequency"), plan=plan)
-    learned = load_means("embedding", run.path("embedding"), teacher.features, plan=plan)
-    matches = [
-        Match(means.table.to(device()), means.features),
-        Match(learned.table.to(device()), learned.features, WEIGHT),
-    ]
+    matches = [Match(means.table.to(device()), means.features)]
+    if run.inputs["embedding"].enabled:
+        learned = load_means("embedding", run.path("embedding"), teacher.features, plan=plan)
+        matches.append(Match(learned.table.to(device()), learned.features, WEIGHT))
     priors = run.counts.priors
     generator = load_generator(run.path("auxiliary"))
     with progress("refine") as report:

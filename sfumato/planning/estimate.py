@@ -218,6 +218,11 @@ def embedding_seconds(work: Work) -> float:
     return work.passes(work.teacher_map, images) + study + query
 
 
+def refine_seconds(work: Work) -> float:
+    learned = work.learned if work.params.runs("embedding") else Cost(0)
+    return work.fit(work.params.refine, work.fourier + learned + work.teacher_map)
+
+
 def pretrain_seconds(work: Work) -> float:
     phases = work.params.pretrain.phases
     passes = (1 if phase.amp is None else 1 + phase.amp.steps for phase in phases)
@@ -275,7 +280,7 @@ WORK: dict[str, Callable[[Work], float]] = {
     "histogram": lambda work: work.passes(work.public_network, work.drawn(work.params.histogram)),
     "teacher": teacher_seconds,
     "embedding": embedding_seconds,
-    "refine": lambda work: work.fit(work.params.refine, work.fourier + work.learned + work.teacher_map),
+    "refine": refine_seconds,
     "select": lambda work: (
         work.passes(work.teacher_map, work.public_images) if work.params.select.by == "teacher" else 0.0
     ),

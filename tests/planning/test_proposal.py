@@ -53,15 +53,16 @@ def test_every_proposal_is_a_plan_within_its_budget(known, minutes, epsilon, siz
 def test_more_minutes_buy_more_steps_and_never_more_than_was_measured():
     found = [propose(replace(GREY, minutes=minutes), seconds) for minutes in (10, 14, 20, 1e6)]
     steps = [proposed.params.auxiliary.steps for proposed in found]
-    assert steps == sorted(set(steps)) and steps[-1] == 600 and found[-1].grown == 1
+    assert steps == sorted(set(steps)) and steps[-1] == 1800 and found[-1].grown == 1
     for proposed, minutes in zip(found, (10, 14, 20, 1e6), strict=True):
         assert proposed.seconds <= 60 * minutes * read_table()["reserve"]
 
 
 def test_with_time_enough_the_proposal_is_what_was_measured(tmp_path):
-    """Grey images of 28×28, as many as Fashion-MNIST has: the scale of the profile that its results come from."""
+    """Grey images of 28×28, as many as Fashion-MNIST has: the scale that its results come from."""
+    longer = "auxiliary: {steps: 1800}\nrefine: {steps: 600}\n"
     (tmp_path / "params.yaml").write_text(
-        "recipe: teacher-generator\nprofile: fashion-mnist-cpu\nprivacy: {epsilon: 1}\n"
+        f"recipe: teacher-generator\nprofile: fashion-mnist-cpu\nprivacy: {{epsilon: 1}}\n{longer}"
     )
     measured = load_params(tmp_path / "params.yaml", ROOT / "pipelines")
     proposed = propose(GREY, seconds).params
