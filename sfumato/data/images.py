@@ -7,6 +7,7 @@ On disk: `images.npy`, uint8 (N, H, W, C), beside `labels.npy`, int64 (N,), or, 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -218,6 +219,9 @@ def room(count: int, shape: Sequence[int], folder: Path | None = None) -> Tensor
     size = count * math.prod(shape)
     if folder is None or not size:
         return torch.empty(count, *shape, dtype=torch.uint8)
+    folder.mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile(dir=folder) as file:
+        if hasattr(os, "posix_fallocate"):  # raises OSError now if the disk is full
+            os.posix_fallocate(file.fileno(), 0, size)
         file.truncate(size)
         return torch.from_file(file.name, shared=True, size=size, dtype=torch.uint8).view(count, *shape)

@@ -1,7 +1,9 @@
 import pytest
 import torch
 
+from sfumato.data.images import room
 from sfumato.diffusion.unet import UNet
+from sfumato.errors import DataError
 from sfumato.generators.network import Generator
 from sfumato.generators.one_step import save_generator
 from sfumato.release.synthesis import draw_mixture, sorted_examples
@@ -45,3 +47,25 @@ def test_examples_are_sorted_by_class_with_blanks_where_there_are_too_few():
     images = torch.tensor([0, 51, 102, 153], dtype=torch.uint8).view(4, 1, 1, 1)
     grid = sorted_examples(images, torch.tensor([1, 0, 1, 1]), classes=2, per_class=2).flatten().tolist()
     assert grid == pytest.approx([0.2, 1.0, 0.0, 0.4])
+
+
+def test_room_on_disk_leaves_no_file_and_refuses_what_does_not_fit(tmp_path):
+    images = room(5, (1, 4, 4), tmp_path / "new")
+    images[:] = 7
+    assert images.shape == (5, 1, 4, 4) and images.dtype == torch.uint8 and images.sum() == 7 * 80
+    assert list((tmp_path / "new").iterdir()) == []
+    with pytest.raises(OSError):
+        room(10**9, (3, 10**3, 10**3), tmp_path)
+
+
+def test_a_release_on_disk_is_that_in_memory(models, tmp_path):
+    settings = Synthesize(count=31, sources={"finetune": 1, "auxiliary": 2}, steps=2)
+    one, other = (draw_mixture(models, settings, None, 0, folder=where)[0] for where in (None, tmp_path))
+    assert torch.equal(one, other) and list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_draws_what_is_not_finite_is_named(models, monkeypatch):
+    broken = iter([torch.full((4, 1, 8, 8), float("nan"))]), torch.zeros(4, dtype=torch.int64)
+    monkeypatch.setattr("sfumato.release.synthesis.draw_from", lambda *given: broken)
+    with pytest.raises(DataError, match="the model of auxiliary drew pixels that are not finite"):
+        draw_mixture(models, Synthesize(count=4, sources={"auxiliary": 1}), None, 0)
