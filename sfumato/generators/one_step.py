@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfumato.data.images import ImageSet, Shape, as_bytes, as_floats, save_images
+from sfumato.data.images import ImageSet, Shape, as_floats, as_uint8, room, save_images
 from sfumato.features.fourier import FourierFeatures
 from sfumato.generators.gaussian import GaussianGenerator
-from sfumato.generators.network import Generator
+from sfumato.generators.network import COARSE, Generator
 from sfumato.privacy.rows import label_rows
 from sfumato.settings.training import Fit
 from sfumato.storage.png import save_png, to_grid
@@ -29,7 +29,7 @@ WEIGHTS = "generator.safetensors"  # beside config.json
 OneStep = Generator | GaussianGenerator  # (z, labels) -> images
 RISE = 0.1  # part of the steps in which the learning rate rises
 RARE = 0.1  # of an equal share: below it, a class's column is mostly noise and gets no more weight
-DRAWN = 1000  # images at a time
+DRAWN = 1000  # images of COARSE pixels a side at a time
 COARSE_PART = 0.5  # of the steps, for the coarse image; the finer levels share the others
 HELD_OUT, PATIENCE = 0.2, 100  # part of the cells of a release; steps without progress on them
 SMOOTH = 0.98  # of the average over steps that is compared with them
@@ -304,7 +304,8 @@ def drawing(
         z = torch.randn(len(part), generator.latent, generator=random)
         return generator(z.to(device), part.to(device)).clamp(0, 1).cpu()  # type: ignore[no-any-return]
 
-    return map(draw, labels.split(DRAWN)), labels
+    larger = max(1, getattr(generator, "resolution", COARSE) // COARSE)
+    return map(draw, labels.split(DRAWN // larger**2)), labels
 
 
 def save_drawing(
@@ -318,12 +319,14 @@ def save_drawing(
 ) -> None:
     """Write the generator, `count` images of it as an image set, relabelled by `label`, and a grid of them."""
     parts, labels = drawing(generator, count, priors, seed)
-    images = torch.cat([as_bytes(part) for part in parts])
+    images, first = torch.empty(0), 0
+    for part in parts:
+        rows = torch.from_numpy(as_uint8(part))
+        images = images if first else room(count, rows.shape[1:], directory)
+        images[first : (first := first + len(rows))] = rows
     save_generator(generator, directory)
-    save_images(
-        directory, label(ImageSet(images.permute(0, 2, 3, 1).contiguous().numpy(), labels.numpy(), (*classes,)))
-    )
-    save_png(directory / "grid.png", to_grid(as_floats(images[:100]), 10))
+    save_images(directory, label(ImageSet(images.numpy(), labels.numpy(), (*classes,))))
+    save_png(directory / "grid.png", to_grid(as_floats(images[:100].permute(0, 3, 1, 2)), 10))
 
 
 def save_generator(generator: OneStep, directory: Path) -> None:

