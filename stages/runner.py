@@ -266,11 +266,9 @@ class QueryRun(StageRun[S]):
     def open_charge(self, released: str, sensitivity: str, max_norm: float, *, latents: str | None = None) -> Charge:
         """The charge that the plan asks for.
 
-        Args:
-            released, sensitivity: words for the record.
-            max_norm: the largest contribution of one image, or of one group, in L2.
-        Raises: TakenOver if this very work was released and its artifact is gone, by a kill or by DVC, or if only free
-            work before it was repeated: the copy of its run is restored, at no cost.
+        released, sensitivity: words for the record; max_norm: the largest contribution of one image, or of one group,
+        in L2. Raises TakenOver if this very work was released and its artifact is gone, by a kill or by DVC, or if only
+        free work before it was repeated: the copy of its run is restored, at no cost.
         """
         from sfumato.data.store import read_card
         from sfumato.privacy import authorize

@@ -112,9 +112,9 @@ def mean_of(by_label: Sequence[float | None]) -> float:
 def aggregate(scored: Sequence[Scored], classes: Sequence[str], schedule: Schedule) -> dict:
     """The accuracies of classifiers of several seeds, as shares in [0, 1].
 
-    Returns: {"mean", "std", "per_seed", "per_class": [{"class", "mean", "std"}, …], "shifted": {distortion: mean},
-        "steps"}. `std` is the sample standard deviation over the seeds, None for a single one. `per_class` leaves out
-        classes not in the hold-out.
+    Returns {"mean", "std", "per_seed", "per_class": [{"class", "mean", "std"}, …], "shifted": {distortion: mean},
+    "steps"}. `std` is the sample standard deviation over the seeds, None for a single one. `per_class` leaves out
+    classes not in the hold-out.
     """
     overall = [one.accuracy for one in scored]
     by_class = [

@@ -41,10 +41,10 @@ def evaluate_release(
 
     synthetic: sets by name ("release", "plain", "auxiliary", …), of the classes and shape of `train`; fidelity is that
     of PLAIN instead of RELEASE, if it is there; extractor: None only if `config` asks for no fidelity.
-    Returns: {"scope": "local", "warnings": […], name: {"lr": {"mean", "std", "per_seed", …}, …, "fidelity": {…}}}:
-        accuracies on `holdout` in [0, 1], fidelity to it (`sfumato.evaluation.metrics.fidelity`). Of several labels,
-        "measure" is "AUROC", which then stands for accuracy.
-    Raises: DataError if a set is empty or of another shape.
+    Returns {"scope": "local", "warnings": […], name: {"lr": {"mean", "std", "per_seed", …}, …, "fidelity": {…}}}:
+    accuracies on `holdout` in [0, 1], fidelity to it (`sfumato.evaluation.metrics.fidelity`). Of several labels,
+    "measure" is "AUROC", which then stands for accuracy.
+    Raises DataError if a set is empty or of another shape.
     """
     for name, image_set in {**synthetic, "real training": train, "hold-out": holdout}.items():
         check_fits(name, image_set, train)

@@ -80,11 +80,9 @@ def query_feature_means(
 ) -> Tensor:
     """The one release: Σ φ(x) ⊗ onehot(y) over all sensitive images, noised by the charge, over a public size.
 
-    Args:
-        features: φ; rows and their float64 sum are made on its device.
-        public_size: N̄, never a realised count.
-        cached: the charge draws `features.vectors` of the images instead of the images.
-    Returns: (K, classes) float32 on the CPU, a target of `fit_generator`.
+    features: φ; rows and their float64 sum are made on its device; public_size: N̄, never a realised count; cached: the
+    charge draws `features.vectors` of the images instead of the images.
+    Returns (K, classes) float32 on the CPU, a target of `fit_generator`.
     Guarantee: one image more or less moves the sum by at most 1 in L2, because φ has norm 1 at most, and so has the row
     of all its labels.
     """

@@ -70,7 +70,7 @@ def warm_up(
     seed: fixes batches, noise and augmentation; report: called with (steps done, steps of all phases); autocast:
     bfloat16 or not, None for what suits device and network; microbatch_size: images of a batch whose activations are
     held together, None for as many as fit.
-    Raises: ConfigError when a phase names a source that is missing or empty.
+    Raises ConfigError when a phase names a source that is missing or empty.
     """
     for number, phase in enumerate(phases):
         for name in phase.sources:
