@@ -47,7 +47,7 @@ def sample(
 
     labels: (N,), or (N, classes); steps: 2·steps − 1 network evaluations, twice as many with guidance; generator: fixes
     the images up to rounding, for any device and number of processes; autocast: bfloat16; the others as in
-    `Denoiser.draw`.
+    `Denoiser.drawing`.
     """
     device = next(model.parameters()).device
     shape = (model.channels, model.resolution, model.resolution)
