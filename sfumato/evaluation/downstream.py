@@ -39,8 +39,6 @@ def fit(name: str, images: np.ndarray, labels: np.ndarray, classes: int, schedul
     images: (N, H, W, C) uint8; labels: (N,) integers below `classes`, or (N, classes) of 0 and 1; seed: fixes
     initialisation, order, augmentation and dropout; the global generator does not change.
     """
-    if not len(images):
-        raise ValueError(f"no images to train the {name} on")
     device = compute.device().type
     with torch.random.fork_rng():
         torch.manual_seed(seed)
