@@ -17,7 +17,7 @@ FIRST_BETA, LAST_BETA = 1e-4, 0.02  # Ho et al. 2020 (DDPM)
 def draw_noise_levels(law: NoiseLevels, n: int, generator: torch.Generator) -> Tensor:
     """n independent noise levels σ of the law, (n,) float32, on the generator's device.
 
-    Log-normal: ln σ ~ N(mean, std²); timesteps: σ(t) of the linear DDPM schedule, t as `draw_timesteps` gives it.
+    ln σ ~ N(mean, std²), or σ(t) of the linear DDPM schedule, t as `draw_timesteps` gives it.
     """
     if isinstance(law, TimestepMixture):
         return schedule(generator.device)[draw_timesteps(law, n, generator, TIMESTEPS)]

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from small_network import perturbed
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
@@ -22,12 +23,10 @@ LAW = TimestepMixture()
 
 @pytest.fixture(scope="module")
 def model() -> UNet:
-    torch.manual_seed(0)
-    model = UNet(10, 3, 4, width=8, multipliers=(1, 2), attention=(0, 1), unshuffle=2)  # levels of 5 and 3 pixels
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
+    torch.manual_seed(0)  # levels of 5 and 3 pixels
+    return perturbed(
+        UNet(10, 3, 4, width=8, multipliers=(1, 2), attention=(0, 1), unshuffle=2)
+    )  # levels of 5 and 3 pixels
 
 
 def batch(model: UNet, draws: int, seed: int = 0):

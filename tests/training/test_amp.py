@@ -3,6 +3,7 @@ import math
 
 import pytest
 import torch
+from small_network import perturbed
 from torch import Tensor
 
 from sfumato.diffusion.unet import UNet
@@ -23,11 +24,7 @@ def bowl() -> Tensor:
 def tiny() -> UNet:
     """Not a fresh network, whose zero-initialised layers hide most gradients."""
     torch.manual_seed(0)
-    model = UNet(8, 1, 3, width=8, multipliers=(1,), attention=(0,))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
+    return perturbed(UNet(8, 1, 3, width=8, multipliers=(1,), attention=(0,)))
 
 
 def phase(**options) -> Phase:
