@@ -49,7 +49,7 @@ def compare(
     chosen = classifier or ("cnn" if "cnn" in names else names[0])
     if chosen not in names:
         raise ConfigError(f"--classifier {chosen}: no run has it, they have {', '.join(names)}")
-    write_local(out / "comparison.csv", csv_of(table, "%.6g").encode())
+    write_local(out / "comparison.csv", csv_of(table, ".6g").encode())
     plot_comparison(table, chosen, out / "comparison.png")
     show_local([screen_table(table, names)], out / "comparison.csv")
     for warning in warnings:

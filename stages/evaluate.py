@@ -59,7 +59,7 @@ def evaluate(
     from sfumato.data.prepare import secret_key
     from sfumato.data.store import read_card
     from sfumato.evaluation import membership as attacks
-    from sfumato.evaluation.comparison import identity
+    from sfumato.evaluation.comparison import identity, keep_evaluation
     from sfumato.evaluation.detector import detections
     from sfumato.evaluation.extractors import build_extractor
     from sfumato.evaluation.plots import plot_accuracy, plot_detected, plot_features
@@ -68,6 +68,7 @@ def evaluate(
     from sfumato.evaluation.verdict import verdict
     from sfumato.features.teacher_network import load_teacher
     from sfumato.privacy.authorize import open_local
+    from sfumato.privacy.ledger import read_ledger
     from sfumato.release.release import plain_images
     from sfumato.runtime.compute import device
 
@@ -115,7 +116,8 @@ def evaluate(
     for name, table in tables.items():
         write_local(out / name, csv_of(table).encode())
     write_local(metrics, (json.dumps(found, indent=1) + "\n").encode())
-    keep(found, ledger)
+    with suppress(BudgetError):  # without a ledger; other runs replace metrics.json
+        keep_evaluation(state_dir(), found | {"ledger": read_ledger(ledger)})
     if not sys.stderr.isatty():  # warnings hold numbers of real images, and that there are some tells of those too
         say(f"evaluate: warnings, if there are any, are in {metrics}")
     for warning in found["warnings"] if sys.stderr.isatty() else ():
@@ -140,12 +142,3 @@ def draw_from_model(plan: StagePlan[Any], name: str, paths: dict[str, Path]) -> 
         own = settings.model_copy(update={"sources": {name: 1.0}})
         images, labels, _ = draw_mixture(paths, own, priors, 0, report, plan.shape)
     return ImageSet(images.permute(0, 2, 3, 1).numpy(), labels.numpy(), plan.classes)
-
-
-def keep(found: dict, ledger: Path) -> None:
-    """Keep a private copy of the numbers under their release, if there is a ledger: other runs replace metrics.json."""
-    from sfumato.evaluation.comparison import keep_evaluation
-    from sfumato.privacy.ledger import read_ledger
-
-    with suppress(BudgetError):
-        keep_evaluation(state_dir(), found | {"ledger": read_ledger(ledger)})

@@ -3,16 +3,15 @@
 from functools import partial
 
 from sfumato.baselines.private_evolution import RendererGenerator, embedding_of, query_evolve, save_population
-from sfumato.data.store import read_card
 from sfumato.features.projection import CLASSIFIER
 from sfumato.features.public_network import load_classifier
 from sfumato.privacy.checkpoint import drop_checkpoints
-from sfumato.queries.feature_means import encoder_of, ensure_encoded
+from sfumato.queries.feature_means import encoder_of
 from sfumato.runtime.compute import device
 from sfumato.settings.baselines import Evolve
+from stages.feature_means import encoded
 from stages.runner import QueryRun
 from stages.screen import progress, say
-from stages.state import state_dir
 
 
 def evolve(run: QueryRun[Evolve]) -> None:
@@ -20,9 +19,7 @@ def evolve(run: QueryRun[Evolve]) -> None:
     generator = RendererGenerator(settings.generator, plan.shape)
     network = load_classifier(run.path("classifier")) if settings.feature == CLASSIFIER else None
     embedding = embedding_of(settings, plan.shape, network, generator, plan.seed).to(device())
-    encoding = partial(progress, "features of the images, once", clock=False)
-    encoder = encoder_of(embedding, embedding.config())
-    latents = ensure_encoded(embedding, encoder, device(), state_dir(), read_card(run.card), encoding)
+    latents = encoded(run, embedding, encoder_of(embedding, embedding.config()))
     priors = run.counts.priors
     released = f"{settings.rounds} rounds of votes for candidates of {settings.generator}"
     open_charge = partial(run.open_charge, released, "1: an image votes for one candidate", 1.0, latents=latents)

@@ -1,4 +1,4 @@
-"""What the four stages that release means of features share: the cached maps of the images, and the release."""
+"""What the four stages that release means of features share: the release."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -6,15 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
-from sfumato.data.store import read_card
 from sfumato.features import FeatureMeans
 from sfumato.features.projection import ProjectedFeatures
 from sfumato.features.public_network import PublicNetwork
-from sfumato.queries.feature_means import encoder_of, ensure_encoded, query_feature_means, save_means
+from sfumato.queries.feature_means import encoder_of, encoding_alone, query_feature_means, save_means
 from sfumato.runtime.compute import device
 from stages.runner import QueryRun
-from stages.screen import progress
-from stages.state import state_dir
 
 SENSITIVITY = "1: the features of an image have norm 1"
 
@@ -42,7 +39,6 @@ def release_means(
         save_means(plan.stage, FeatureMeans(table, features, charge.noise_multiplier / size), about, directory, network)
 
 
-def encoded(run: QueryRun[Any], function: Callable[[Tensor], Tensor], encoder: str) -> str:
-    """The key of the images' cached rows under `function`, which a charge draws instead of images."""
-    encoding = partial(progress, "features of the images, once", clock=False)
-    return ensure_encoded(function, encoder, device(), state_dir(), read_card(run.card), encoding)
+def encoded(run: QueryRun[Any], function: Callable[[Tensor], Tensor], encoder: str) -> str | None:
+    """The key of the images' rows under `function`, which a charge draws instead of images. encoder: its digest."""
+    return run.latents(encoder, "features", partial(encoding_alone, function, run.plan.shape, device()))

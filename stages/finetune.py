@@ -3,9 +3,7 @@
 from functools import partial
 
 from sfumato.baselines.selectors import public_ranking, randomise_unselected
-from sfumato.data.store import read_card
 from sfumato.diffusion.ema import ema_model
-from sfumato.dpsgd.latents import ensure_latents
 from sfumato.dpsgd.run import State, epsilon_by_step, fine_tune, save_log
 from sfumato.dpsgd.trainable import check_trained, choose_trainable, save_trained
 from sfumato.privacy.checkpoint import drop_checkpoints
@@ -16,17 +14,15 @@ from sfumato.settings.dpsgd import Finetune
 from sfumato.text_to_image.reference import load_codec
 from stages.runner import QueryRun
 from stages.screen import progress, say
-from stages.state import state_dir
 
 
 def finetune(run: QueryRun[Finetune]) -> None:
-    plan, pretrain, card = run.plan, run.path("pretrain"), read_card(run.card)
+    plan, pretrain = run.plan, run.path("pretrain")
     settings = run.settings.on_this_machine()
 
     # the network, what of it is trained, and what it is trained on
     model = load_start(pretrain)
-    encoding = partial(progress, "encoding the images, once", clock=False)
-    latents = ensure_latents(model, state_dir(), card, lambda: load_codec(pretrain, device()), encoding)
+    latents = run.latents(model.encoder, "latents", lambda: load_codec(pretrain, device()).encode)
     if "saliency" in run.inputs:
         ranking = read_ranking(run.inputs["saliency"])
     else:

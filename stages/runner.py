@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
@@ -33,10 +34,11 @@ from sfumato.storage.digest import digest_of_file
 from sfumato.storage.files import check_writable, copy_directory
 from stages import launch
 from stages.dvc_lock import keep_copy
-from stages.screen import say
+from stages.screen import progress, say
 from stages.state import ARTIFACTS, CARD, PLAN, PUBLIC, read_policy, run_directory, seen_in_ledgers, state_dir
 
 if TYPE_CHECKING:
+    from sfumato.data.store import Encode
     from sfumato.privacy.charge import Charge
     from sfumato.privacy.resolved import QueryPlan, StagePlan
     from sfumato.queries.count import PublicCounts
@@ -266,11 +268,9 @@ class QueryRun(StageRun[S]):
     def open_charge(self, released: str, sensitivity: str, max_norm: float, *, latents: str | None = None) -> Charge:
         """The charge that the plan asks for.
 
-        Args:
-            released, sensitivity: words for the record.
-            max_norm: the largest contribution of one image, or of one group, in L2.
-        Raises: TakenOver if this very work was released and its artifact is gone, by a kill or by DVC, or if only free
-            work before it was repeated: the copy of its run is restored, at no cost.
+        released, sensitivity: words for the record; max_norm: the largest contribution of one image, or of one group,
+        in L2. Raises TakenOver if this very work was released and its artifact is gone, by a kill or by DVC, or if only
+        free work before it was repeated: the copy of its run is restored, at no cost.
         """
         from sfumato.data.store import read_card
         from sfumato.privacy import authorize
@@ -313,6 +313,16 @@ class QueryRun(StageRun[S]):
                 copy_directory(kept, self.out)
             done = f"already released as {refusal.record_id[:8]}: put back, nothing is charged{refusal.note}"
             raise TakenOver(done) from None
+
+    def latents(self, encoder: str | None, purpose: str, load: Callable[[], Encode]) -> str | None:
+        """The key of what a charge draws instead of pixels, made once (`ensure_latents`); None without an encoder."""
+        if encoder is None:
+            return None
+        from sfumato.data.store import read_card
+        from sfumato.privacy.latents import ensure_latents
+
+        bar = partial(progress, f"{purpose} of the images, once", clock=False)
+        return ensure_latents(state_dir(), read_card(self.card), encoder, purpose, load, bar)
 
     def rests_on_these(self, kept: Path) -> bool:
         """Whether a release of the same plan stands on the charges of today's inputs: only free work was repeated.

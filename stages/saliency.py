@@ -1,9 +1,5 @@
 """`stage saliency`: noisy gradient norms of the weight matrices, and the matrices to train."""
 
-from functools import partial
-
-from sfumato.data.store import read_card
-from sfumato.dpsgd.latents import ensure_latents
 from sfumato.dpsgd.microbatch import choose_microbatch
 from sfumato.dpsgd.trainable import candidates, flat
 from sfumato.queries.saliency import query_saliency, rank_candidates, save_ranking
@@ -12,15 +8,12 @@ from sfumato.runtime.compute import device
 from sfumato.settings.dpsgd import Saliency
 from sfumato.text_to_image.reference import load_codec
 from stages.runner import QueryRun
-from stages.screen import progress
-from stages.state import state_dir
 
 
 def saliency(run: QueryRun[Saliency]) -> None:
     plan, pretrain = run.plan, run.path("pretrain")
     model = load_start(pretrain)
-    encoding = partial(progress, "encoding the images, once", clock=False)
-    latents = ensure_latents(model, state_dir(), read_card(run.card), lambda: load_codec(pretrain, device()), encoding)
+    latents = run.latents(model.encoder, "latents", lambda: load_codec(pretrain, device()).encode)
     settings = run.settings.on_this_machine()
     pool = candidates(model.to(device()), settings.candidates)
     public_size = run.counts.total

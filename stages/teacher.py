@@ -1,6 +1,6 @@
 """`stage teacher`: a linear classifier on public features, by noisy gradient steps."""
 
-from sfumato.data.images import ImageSet, load_images
+from sfumato.data.images import load_images
 from sfumato.data.lineage import refuse_private_network
 from sfumato.data.store import load_public
 from sfumato.features.projection import CLASSIFIER
@@ -28,7 +28,11 @@ def teacher(run: QueryRun[Teacher]) -> None:
     if settings.network is not None:
         refuse_private_network(settings.network, state_dir())
         name = f"a network of the owner's, declared public, sha256 {settings.network.sha256}"
-    features, covariance = fit_features(settings, plan.shape, network, known_images(run), plan.seed)
+    if settings.fitted_on == "public":
+        known = load_public(run.path("public"), plan.shape)
+    else:
+        known = load_images(run.path("auxiliary"), plan.classes, shape=plan.shape)
+    features, covariance = fit_features(settings, plan.shape, network, known, plan.seed)
     distributed.agree(features.state_dict().values())
     latents = encoded(run, features.to(device()), encoder_of(features, features.config()))
     size = run.counts.total * plan.mechanism.sample_rate
@@ -42,10 +46,3 @@ def teacher(run: QueryRun[Teacher]) -> None:
     with run.releasing(charge) as directory:
         save_teacher(TeacherNetwork.of(features, weights, offsets), directory)
         write_card(directory, plan, merge_records(list(run.inputs.values()), [charge.record]))
-
-
-def known_images(run: QueryRun[Teacher]) -> ImageSet:
-    """The public or released images that span the features."""
-    if run.settings.fitted_on == "public":
-        return load_public(run.path("public"), run.plan.shape)
-    return load_images(run.path("auxiliary"), run.plan.classes, shape=run.plan.shape)

@@ -9,10 +9,14 @@ QKV = [f"{place}.attention.{part}.weight" for place in PLACES for part in "qkv"]
 CHOSEN = [f"{place}.attention.{part}.weight" for place, part in zip(PLACES, "vqkkv", strict=True)]
 
 
-def network(attention: tuple[int, ...] = (0, 1)) -> UNet:
-    torch.manual_seed(0)
-    model = UNet(8, 1, 4, width=8, multipliers=(1, 2), attention=attention)
+def perturbed(model: UNet) -> UNet:
+    """Not a fresh network, whose zero-initialised layers hide most gradients."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     return model
+
+
+def network(attention: tuple[int, ...] = (0, 1)) -> UNet:
+    torch.manual_seed(0)
+    return perturbed(UNet(8, 1, 4, width=8, multipliers=(1, 2), attention=attention))

@@ -512,8 +512,8 @@ class SilentRun(QueryRun[Any]):
         with self.writing() as directory:
             yield directory
 
-    def encode(self, function: Callable[[Tensor], Tensor], *rest: Any) -> str:
-        """In the place of `ensure_encoded`: without float16, whose rounding would tell processors apart."""
+    def encode(self, _run: Any, function: Callable[[Tensor], Tensor], _encoder: str) -> str:
+        """In the place of `stages.latents.encoded`: without float16, whose rounding would tell processors apart."""
         images, labels = self.images.batch(np.arange(len(self.images)))
         self.encoded["rows"] = LatentSet(rows_alone(function, images).numpy(), labels.numpy(), self.images.groups)
         return "rows"
@@ -545,7 +545,7 @@ def settled(run: SilentRun) -> Iterator[None]:
         "secret_generator": lambda device="cpu": torch.Generator(device).manual_seed(2),
         "is_faster": lambda *what: False,
         "fast_bfloat16": lambda device: False,
-        "ensure_encoded": run.encode,
+        "encoded": run.encode,
         "as_bytes": run.show,
     }
     threads = torch.get_num_threads()

@@ -1,7 +1,9 @@
 """The house: imports point one way, `dvc.yaml` is written from the table of stages, files stay short."""
 
 import ast
+import builtins
 import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -156,3 +158,85 @@ def test_only_queries_open_charges():
         text = (ROOT / "stages" / f"{name}.py").read_text()
         opens = "open_charge" in text or "release_means" in text  # which opens one
         assert opens == (name in QUERIES), name
+
+
+# Converted with the next change of these files.
+OTHER_FORM = [
+    "sfumato/privacy/own_query.py",
+    "sfumato/queries/merging.py",
+    "sfumato/release/synthesis.py",
+    "sfumato/training/supervised.py",
+]
+TREES = {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in MODULES}
+CLASSES = {node.name: node for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+
+def documented_names(node: ast.AST) -> set[str]:
+    """What a docstring may describe: parameters of a function; those of a class, its attributes, and its bases'."""
+    if not isinstance(node, ast.ClassDef):
+        return {arg.arg for arg in ast.walk(node.args) if isinstance(arg, ast.arg)}
+    bases = {getattr(base, "id", "") for base in node.bases} & set(CLASSES)
+    names = set().union(*(documented_names(CLASSES[base]) for base in bases))
+    for part in ast.walk(node):
+        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
+            names.add(part.target.id)
+        elif isinstance(part, ast.Attribute) and getattr(part.value, "id", "") == "self":
+            names.add(part.attr)
+        elif isinstance(part, ast.FunctionDef) and part.name == "__init__":
+            names |= documented_names(part)
+    return names
+
+
+def is_exception(name: str) -> bool:
+    """Whether it is the name of an exception of Python or of the package."""
+    if name in CLASSES:
+        return any(is_exception(getattr(base, "id", "")) for base in CLASSES[name].bases)
+    found = getattr(builtins, name, None)
+    return isinstance(found, type) and issubclass(found, Exception)
+
+
+def docstring_mistakes(tree: ast.AST) -> list[str]:
+    """Names that a docstring describes and its object lacks, exceptions that do not exist, headers of another form."""
+    wrong = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef) or not ast.get_docstring(node):
+            continue
+        text = " ".join(ast.get_docstring(node).split())
+        described = re.findall(r"(?:^|[.;] )([a-z]\w*(?:, [a-z]\w*)*): ", text)
+        unknown = {name for names in described for name in names.split(", ")} - documented_names(node)
+        sentences = " ".join(re.findall(r"\bRaises [^.]*", text))
+        raised = {*re.findall(r"(?:Raises|or|;) ([A-Z]\w+)", sentences)}
+        headers = re.findall(r"\b(?:Args|Arguments|Parameters|Returns|Raises|Yields):", text)
+        missing = {name for name in raised if not is_exception(name)}
+        wrong += [f"{node.name}: {name}" for name in sorted(unknown | missing | {*headers})]
+    return wrong
+
+
+def test_docstrings_have_one_form_and_describe_what_exists():
+    wrong = {path: found for path, tree in TREES.items() if (found := docstring_mistakes(tree))}
+    assert sorted(wrong) == OTHER_FORM, wrong
+
+
+@pytest.mark.parametrize(
+    ("docstring", "mistake"),
+    [
+        ("What it does.\n\nimages: (B,), by `labels`; size: of a batch. Raises DataError or ValueError.", None),
+        ("What it does. image: (B,).", "image"),
+        ("What it does.\n\nimages, label: (B,).", "label"),
+        ("What it does.\n\nimages: (B,);\nlabel: (B,).", "label"),
+        ("What it does. Raises DataMistake if it cannot.", "DataMistake"),
+        ("What it does. Raises DataError without images; DataMistake with them.", "DataMistake"),
+        ("What it does.\n\nArgs:\n    images: (B,).", "Args:"),
+        ("What it does.\n\nReturns: (B,).", "Returns:"),
+    ],
+)
+def test_a_docstring_that_describes_what_is_not_there_is_seen(docstring, mistake):
+    tree = ast.parse(f'def work(images, *, labels, size=1):\n    """{docstring}"""')
+    assert docstring_mistakes(tree) == ([f"work: {mistake}"] if mistake else [])
+
+
+def test_a_class_may_describe_its_fields_and_those_of_its_base():
+    model = ast.parse('class Model(Denoiser):\n    """Draws.\n\nclasses: of labels; own: a field."""\n    own: int')
+    assert docstring_mistakes(model) == []
+    model.body[0].bases = []
+    assert docstring_mistakes(model) == ["Model: classes"]

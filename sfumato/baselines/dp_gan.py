@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
 
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.ema import EMA_DECAY, ema_model
 from sfumato.diffusion.objective import to_model_range
-from sfumato.dpsgd.clip import flatten
 from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw
 from sfumato.dpsgd.run import State, Trained, gradient_sum
 from sfumato.generators.network import Generator
@@ -147,8 +147,7 @@ class AdversarialState:
         """Generator step: fool the released discriminator."""
         images, labels, drawn = self.generated(1)
         loss = self.model.per_image_loss(images, labels, drawn.levels[:, 0], drawn.noise[:, 0]).mean()
-        names, weights = zip(*self.pupil.parameters.items(), strict=True)
-        self.pupil.descend(flatten(dict(zip(names, torch.autograd.grad(loss, weights), strict=True))))
+        self.pupil.descend(parameters_to_vector(torch.autograd.grad(loss, [*self.pupil.parameters.values()])))
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything a checkpoint needs: copies, on the CPU."""

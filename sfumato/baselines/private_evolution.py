@@ -202,7 +202,7 @@ def query_evolve(
     is kept between rounds follows only from noisy votes.
 
     priors: (M,), the share of each class among the candidates, by public or released numbers.
-    Returns: the charge, all of whose uses are on disk, the last population, and the public log.
+    Returns the charge, all of whose uses are on disk, the last population, and the public log.
     """
     charge, state, log = resume(open_charge, "evolve", say, "round")
     if state is None:

@@ -210,8 +210,8 @@ def as_bytes(images: Tensor) -> Tensor:
 
 
 def as_floats(images: Tensor) -> Tensor:
-    """The inverse of `as_bytes`: (N, C, H, W) uint8 as float32 in [0, 1]."""
-    return images.float().div_(255)
+    """The inverse of `as_bytes`: uint8 as float32 in [0, 1]; float32 stays."""
+    return images.float().div_(255) if images.dtype == torch.uint8 else images.float()
 
 
 def room(count: int, shape: Sequence[int], folder: Path | None = None) -> Tensor:

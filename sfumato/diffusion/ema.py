@@ -15,8 +15,6 @@ class EMA:
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], decay: float) -> None:
-        if not 0 <= decay < 1:
-            raise ValueError(f"decay={decay}: expected 0 <= decay < 1")
         self.decay = decay
         self.steps = 0
         self.average = {name: tensor.detach().clone() for name, tensor in tensors.items()}

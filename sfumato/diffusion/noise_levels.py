@@ -1,44 +1,34 @@
-"""The laws that noise levels are drawn from: one entry of LAWS each, by the law's name in the parameters.
+"""The laws that noise levels are drawn from.
 
 Source: Karras et al. 2022 (EDM) for the log-normal; DP-Diffusion §3.3 for the mixture of timesteps.
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from sfumato.settings.noise_levels import LogNormal, NoiseLevels, TimestepMixture
+from sfumato.settings.noise_levels import NoiseLevels, TimestepMixture
 
 TIMESTEPS = 1000
 FIRST_BETA, LAST_BETA = 1e-4, 0.02  # Ho et al. 2020 (DDPM)
 
 
 def draw_noise_levels(law: NoiseLevels, n: int, generator: torch.Generator) -> Tensor:
-    """n independent noise levels σ of the law, (n,) float32, on the generator's device."""
-    return LAWS[law.law](law, n, generator)
+    """n independent noise levels σ of the law, (n,) float32, on the generator's device.
 
-
-def log_normal(law: LogNormal, n: int, generator: torch.Generator) -> Tensor:
-    """ln σ ~ N(mean, std²)."""
+    ln σ ~ N(mean, std²), or σ(t) of the linear DDPM schedule, t as `draw_timesteps` gives it.
+    """
+    if isinstance(law, TimestepMixture):
+        return schedule(generator.device)[draw_timesteps(law, n, generator, TIMESTEPS)]
     return (law.mean + law.std * torch.randn(n, generator=generator, device=generator.device)).exp()
 
 
-def timestep_mixture(law: TimestepMixture, n: int, generator: torch.Generator) -> Tensor:
-    """σ(t) of the linear DDPM schedule, t uniform on {lᵢ, …, uᵢ − 1} with probability wᵢ/Σw."""
-    return schedule(generator.device)[draw_timesteps(law, n, generator, TIMESTEPS)]
-
-
-LAWS: dict[str, Callable[[Any, int, torch.Generator], Tensor]] = {
-    "log-normal": log_normal,
-    "timesteps": timestep_mixture,
-}
-
-
 def draw_timesteps(law: TimestepMixture, n: int, generator: torch.Generator, steps: int) -> Tensor:
-    """n timesteps of the mixture, (n,) int64 below `steps`. Its bounds are of TIMESTEPS, and stretched to `steps`."""
+    """n timesteps, uniform on {lᵢ, …, uᵢ − 1} with probability wᵢ/Σw: (n,) int64 below `steps`.
+
+    The bounds are of TIMESTEPS, and stretched to `steps`.
+    """
     device = generator.device
     if n == 0:
         return torch.empty(0, dtype=torch.int64, device=device)

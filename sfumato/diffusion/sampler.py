@@ -26,8 +26,6 @@ Guide = Callable[[Tensor, Tensor, float], Tensor]
 
 def noise_schedule(steps: int) -> Tensor:
     """The noise levels visited: `steps` of them from SIGMA_MAX down to SIGMA_MIN, then 0. (steps + 1,) float32."""
-    if steps < 1:
-        raise ValueError(f"steps={steps}: expected at least 1")
     ramp = torch.linspace(0, 1, steps) if steps > 1 else torch.zeros(1)
     levels = (SIGMA_MAX ** (1 / RHO) + ramp * (SIGMA_MIN ** (1 / RHO) - SIGMA_MAX ** (1 / RHO))) ** RHO
     return torch.cat([levels, torch.zeros(1)])
@@ -47,7 +45,7 @@ def sample(
 
     labels: (N,), or (N, classes); steps: 2·steps − 1 network evaluations, twice as many with guidance; generator: fixes
     the images up to rounding, for any device and number of processes; autocast: bfloat16; the others as in
-    `Denoiser.draw`.
+    `Denoiser.drawing`.
     """
     device = next(model.parameters()).device
     shape = (model.channels, model.resolution, model.resolution)

@@ -49,12 +49,7 @@ def squared_norms(part: Tensor) -> Tensor:
     return runs.square().sum(1) + rest.square()
 
 
-def flatten(tensors: Mapping[str, Tensor]) -> Tensor:
-    """All entries in the order of the mapping, (P,)."""
-    return torch.cat([tensor.flatten() for tensor in tensors.values()])
-
-
 def unflatten(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of `flatten`: views of `vector` with the names and shapes of `like`."""
+    """Views of a vector of all entries, (P,), with the names and shapes of `like`."""
     parts = vector.split([tensor.numel() for tensor in like.values()])
     return {name: part.view(tensor.shape) for (name, tensor), part in zip(like.items(), parts, strict=True)}

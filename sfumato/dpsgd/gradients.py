@@ -80,13 +80,10 @@ def per_image_gradients(
 ) -> dict[str, Tensor]:
     """Gradient of each image's mean loss over all of its K draws, before any clip.
 
-    Args:
-        parameters: the trained ones by name; `model` gives the others.
-        images: (B, C, H, W) float32 in [0, 1], or latents; of each group K images, (B, K, C, H, W).
-        labels: (B,) or (B, K) int64. One out of range counts as no label: an error would reveal it. Several labels are
-            (B, classes) or (B, K, classes).
-        draws_per_pass: draws of every image at a time; None for all.
-    Returns: (B, *shape) float32 by name, in the order of `parameters`: B·P numbers.
+    parameters: the trained ones by name; `model` gives the others; images: (B, C, H, W) float32 in [0, 1], or latents;
+    of each group K images, (B, K, C, H, W); labels: (B,) or (B, K) int64. One out of range counts as no label: an
+    error would reveal it. Several labels are (B, classes) or (B, K, classes). draws_per_pass: draws of every image at a
+    time; None for all. Returns (B, *shape) float32 by name, in the order of `parameters`: B·P numbers.
     """
     if not model.several:
         labels = model.hidden(labels, (labels < 0) | (labels >= model.classes))
@@ -160,7 +157,6 @@ def clipped_gradient_sum(
     """Sum over images of their clipped gradients, (P,) float32, `microbatch_size` images at a time.
 
     images, labels, draws, draws_per_pass: as in `per_image_gradients`; B may be 0.
-    factors: public, by name and of the parameters' shapes: each gradient is multiplied by them before the clip.
     Guarantee: one image, or one group, more or less changes the sum by at most `max_grad_norm` in L2, whether an image
     has none, one or all of the labels.
     """

@@ -80,15 +80,13 @@ def computed(weight: Tensor) -> Tensor:
 
 
 class Layer(torch.autograd.Function):
-    """A layer whose weight and bias get one gradient per image.
-
-    kind: what it computes, and its derivatives; rows: of weight and bias, or None for one that is not trained.
-    """
+    """A layer whose weight and bias get one gradient per image."""
 
     @staticmethod
     def forward(
         ctx: Any, kind: Linear | Convolution, images: int, x: Tensor, weight: Tensor, bias: Tensor | None, *rows: Any
     ) -> Tensor:
+        """kind: what it computes, and its derivatives; rows: of weight and bias, None for one that is not trained."""
         ctx.save_for_backward(x, weight)
         ctx.kind, ctx.images = kind, images
         return kind.output(x, weight, bias)

@@ -86,11 +86,8 @@ class State(Trained):
     Noise levels, noise and augmentation are secret draws: under a public seed, the draws of an image would reveal its
     place in the batch, and with it whether an image before it is missing.
 
-    Args:
-        model: its parameters with `requires_grad` are trained, in place.
-        public_batch: the public denominator q·N̄, never a realised count.
-        autocast: run the network in bfloat16; None to do so if that is faster.
-        generator: only for tests.
+    model: its parameters with `requires_grad` are trained, in place; public_batch: the public denominator q·N̄, never a
+    realised count; autocast: run the network in bfloat16; None to do so if that is faster; generator: only for tests.
     """
 
     def __init__(
@@ -155,11 +152,9 @@ def fine_tune(
 ) -> tuple[Charge, list[dict]]:
     """Run all steps of a charge, from the last durable step of an interrupted run, or from the start.
 
-    Args:
-        epsilon_after: ε of so many steps, for the log.
-        report: called with (durable steps, steps), never between.
-    Returns: the charge, all of whose uses are on disk, and the public log, one row for each step: never a loss, a
-        number of images or a time.
+    epsilon_after: ε of so many steps, for the log; report: called with (durable steps, steps), never between.
+    Returns the charge, all of whose uses are on disk, and the public log, one row for each step: never a loss, a number
+    of images or a time.
     """
     charge, found, log = resume(open_charge, "finetune", say)
     if found is not None:

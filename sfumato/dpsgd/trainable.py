@@ -39,11 +39,9 @@ def candidates(model: nn.Module, pattern: str = "qkv") -> dict[str, list[str]]:
             for path, layer in model.named_modules()
             if path and isinstance(layer, (nn.Linear, nn.Conv2d))
         }
-    elif pattern in PATTERNS:
+    else:
         names = [name for name, _ in model.named_parameters() if re.fullmatch(PATTERNS[pattern], name)]
         found = {name.removesuffix(".weight"): [name] for name in names}
-    else:
-        raise ConfigError(f"saliency.candidates={pattern!r}: expected qkv, qkvo, matrices or layers")
     if not found:
         fix = "Give it attention (model.attention), or choose matrices or layers"
         raise ConfigError(f"candidates {pattern!r}: nothing in this model matches. {fix}")

@@ -39,8 +39,6 @@ def fit(name: str, images: np.ndarray, labels: np.ndarray, classes: int, schedul
     images: (N, H, W, C) uint8; labels: (N,) integers below `classes`, or (N, classes) of 0 and 1; seed: fixes
     initialisation, order, augmentation and dropout; the global generator does not change.
     """
-    if not len(images):
-        raise ValueError(f"no images to train the {name} on")
     device = compute.device().type
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -112,9 +110,9 @@ def mean_of(by_label: Sequence[float | None]) -> float:
 def aggregate(scored: Sequence[Scored], classes: Sequence[str], schedule: Schedule) -> dict:
     """The accuracies of classifiers of several seeds, as shares in [0, 1].
 
-    Returns: {"mean", "std", "per_seed", "per_class": [{"class", "mean", "std"}, …], "shifted": {distortion: mean},
-        "steps"}. `std` is the sample standard deviation over the seeds, None for a single one. `per_class` leaves out
-        classes not in the hold-out.
+    Returns {"mean", "std", "per_seed", "per_class": [{"class", "mean", "std"}, …], "shifted": {distortion: mean},
+    "steps"}. `std` is the sample standard deviation over the seeds, None for a single one. `per_class` leaves out
+    classes not in the hold-out.
     """
     overall = [one.accuracy for one in scored]
     by_class = [

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sfumato.data.images import ImageSet, Shape
 from sfumato.data.rendered import drawn_set
-from sfumato.errors import ConfigError, DataError, explained
+from sfumato.errors import DataError, explained
 from sfumato.evaluation.classifiers import FEATURES
 from sfumato.evaluation.downstream import fit, schedule_of
 from sfumato.features.own_network import OwnFeatures
@@ -56,12 +56,7 @@ class Extractor:
     known: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)  # see `features_of`
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
-        """(N, H, W, C) uint8, C 1 or 3 -> (N, dimension) float32. DataError for other images or non-finite features."""
-        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3):
-            raise DataError(
-                f"images are {images.dtype} {images.shape}, expected uint8 (N, H, W, C) with C 1 or 3: "
-                "write the set again."
-            )
+        """(N, H, W, C) uint8, C 1 or 3 -> (N, dimension) float32. Raises DataError for features that are not finite."""
         if not len(images):
             return np.zeros((0, self.dimension), dtype=np.float32)
         features = apply(self.embed, images, self.device, self.batch)
@@ -117,11 +112,6 @@ def embedded_extractor(public: ImageSet, name: str) -> Extractor:
     `digest`). A fixed seed makes it deterministic on one machine. Features are in units of their root mean square on
     `public`.
     """
-    if len(public) < 2 or len(public.classes) < 2:
-        raise ConfigError(
-            f"{len(public)} images of {len(public.classes)} classes cannot train a feature network: "
-            "two or more of each are needed"
-        )
     schedule = schedule_of("cnn", len(public), EPOCHS)
     network = fit("cnn", public.images, public.labels, len(public.classes), schedule, seed=0)
     digest = hashlib.sha256(b"embedded")

@@ -11,7 +11,7 @@ from sfumato.evaluation.plots import scored
 from sfumato.release.report import Local, Table, picture
 from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.documents import read_json
-from sfumato.storage.files import FORMULA
+from sfumato.storage.files import csv_text
 
 SEEN = {  # stages whose pictures the owner's report shows
     "auxiliary": "drawn by the generator",
@@ -23,13 +23,10 @@ SEEN = {  # stages whose pictures the owner's report shows
 }
 
 
-def csv_of(table: pd.DataFrame, numbers: str = "%.4f") -> str:
-    """CSV with a header; a missing value stays empty. numbers: format of floats.
-
-    A text that a spreadsheet would take for a formula gets a ' before it, by which it is shown and not computed.
-    """
-    safe = table.map(lambda value: f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value)
-    return safe.to_csv(index=False, float_format=numbers, lineterminator="\n")
+def csv_of(table: pd.DataFrame, numbers: str = ".4f") -> str:
+    """CSV with a header; a missing value stays empty. numbers: format of floats."""
+    forms = {name: numbers if pd.api.types.is_float_dtype(kind) else "" for name, kind in table.dtypes.items()}
+    return csv_text(table.astype(object).where(table.notna(), None).to_dict("records"), forms)
 
 
 def measure_of(found: Mapping) -> str:

@@ -24,7 +24,7 @@ def cosines(size: int) -> Tensor:
 class CosineMoments(nn.Module):
     """(B, C, H, W) float32 in [0, 1] -> (B, K) rows of norm 1 at most: z, and the products of its entries.
 
-    z: the lowest coefficients of the orthonormal cosine transform of image − ½, divided by R = bound · √(C·H·W) and
+    z has the lowest coefficients of the orthonormal cosine transform of image − ½, divided by R = bound · √(C·H·W) and
     scaled to norm 1 if longer. A row is √(1 − s) · z beside √s · the upper triangle of z zᵀ, its entries off the
     diagonal times √2, so its squared norm is (1 − s)‖z‖² + s‖z‖⁴.
 

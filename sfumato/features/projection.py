@@ -79,8 +79,7 @@ class ProjectedFeatures(nn.Module):
 
         power: p; a direction of variance λ is scaled by λ^(−p/2), so that 0 keeps the variances and 1 makes them equal.
         """
-        parts = (as_floats(part) if part.dtype == torch.uint8 else part for part in images.split(BATCH))
-        rows = torch.cat([self.map(part) for part in parts])
+        rows = torch.cat([self.map(as_floats(part)) for part in images.split(BATCH)])
         mean = rows.mean(0)
         spread = rows.std(0) if self.network is not None else torch.ones_like(mean)
         rows = (rows - mean) / spread.clamp(min=1e-6)

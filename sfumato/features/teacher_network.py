@@ -103,8 +103,8 @@ def classify(teacher: TeacherNetwork, images: ImageSet) -> Tensor:
 def probabilities_of(teacher: TeacherNetwork, images: Tensor) -> Tensor:
     """The same of (N, C, H, W) uint8, or float32 in [0, 1]. Of several labels, the probability of each."""
     shares = torch.sigmoid if teacher.several else partial(torch.softmax, dim=1)
-    parts = (as_floats(part) if part.dtype == torch.uint8 else part for part in images.split(BATCH))
-    return torch.cat([shares(teacher(part.to(teacher.weights.device))).cpu() for part in parts])
+    parts = (as_floats(part).to(teacher.weights.device) for part in images.split(BATCH))
+    return torch.cat([shares(teacher(part)).cpu() for part in parts])
 
 
 def surest_labels(probabilities: Tensor, wanted: Tensor) -> Tensor:

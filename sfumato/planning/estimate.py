@@ -297,10 +297,8 @@ def expected_seconds(
 ) -> dict[str, float | None]:
     """Seconds of each stage and of the commands of FRAME, by name; None without an estimate and a past run.
 
-    Args:
-        shape: (C, H, W) of an image. Their number is `privacy.size_hint`, never a private count.
-        public_images: how many there are, if a stage reads them.
-        state: the private state directory.
+    shape: (C, H, W) of an image. Their number is `privacy.size_hint`, never a private count. public_images: how many
+    there are, if a stage reads them; state: the private state directory.
     """
     machine, found = Machine(state), dict[str, float | None](dict.fromkeys(STAGES, OFF))
     with one_thread():  # several would wait for each other where other programs run

@@ -83,8 +83,7 @@ def kept_releases(
 ) -> dict[str, dict]:
     """The newest release of each query under the same plan, which it keeps.
 
-    Args:
-        plans: by query, the digests that records of the same plan hold; repeats: as `repeat_counts` returns them.
+    plans: by query, the digests that records of the same plan hold; repeats: as `repeat_counts` returns them.
     """
     return {
         name: found[-1]

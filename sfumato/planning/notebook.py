@@ -40,11 +40,9 @@ class Project:
     def create(cls, folder: str | Path, *, images: str | Path, epsilon: float, **options: Any) -> Project:
         """Look at a folder of images and write a project that fits them, ε and the minutes; spends nothing.
 
-        Args:
-            folder: of the project; images: one folder a class, elsewhere.
-            options: those of `stage init`, with underscores: minutes, groups, one_image_each=True, size_hint,
-                dataset_id, range=(0, 4095), public, force=True, ….
-        Raises: ConfigError or DataError, as `stage init` does.
+        folder: of the project; images: one folder a class, elsewhere; options: those of `stage init`, with
+        underscores: minutes, groups, one_image_each=True, size_hint, dataset_id, range=(0, 4095), public, force=True,
+        …. Raises ConfigError or DataError, as `stage init` does.
         """
         words = ["-m", "stages.cli", "init", str(images), "--yes"]
         for name, value in {"out": folder, "epsilon": epsilon, **options}.items():
@@ -57,7 +55,7 @@ class Project:
     def plan(self) -> pandas.DataFrame:
         """What each stage would cost, in ε and minutes; spends nothing.
 
-        Returns: a row for each stage that runs: noise_multiplier, sample_rate, releases, epsilon (of this query only)
+        Returns a row for each stage that runs: noise_multiplier, sample_rate, releases, epsilon (of this query only)
         and share of the budget, empty for a stage that is free; minutes. `attrs` holds epsilon, delta and target.
         """
         import pandas
@@ -84,7 +82,7 @@ class Project:
     def run(self, *, progress: bool = True) -> Release:
         """Run what changed since the last run, and return the release. Every charge is journalled as ever.
 
-        Raises: the error of the stage that failed, in its own words.
+        Raises the error of the stage that failed, in its own words.
         """
         self._repro(progress=progress)
         return self.release

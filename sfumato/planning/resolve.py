@@ -83,10 +83,9 @@ def make_plan(
 ) -> Plan:
     """Resolve everything. Raises BudgetError, naming the stage and the excess, if the budget cannot be met.
 
-    Args:
-        public: the card of the public set, if a stage reads it.
-        released: records of these images, of which the last is kept first (`released_records`).
-        inherited: the records that public images and a public model bring, which the budget holds too.
+    public: the card of the public set, if a stage reads it; released: records of these images, of which the last is
+    kept first (`released_records`); inherited: the records that public images and a public model bring, which the
+    budget holds too.
     """
     check_consistent(params, card)
     if public is not None:

@@ -93,13 +93,6 @@ class ChargeRequest:
     group_cap: int = 1
 
     @property
-    def of_groups(self) -> dict[str, str]:
-        """How groups count, for the record; empty if the unit is an image."""
-        if self.unit == IMAGE:
-            return {}
-        return {"group_weight": "mean" if self.group_cap == 1 else f"capped at {self.group_cap} images"}
-
-    @property
     def pay(self) -> str:
         """How the owner asks to pay for it again."""
         return f"privacy.spend_again: {{{self.stage}: {self.again + 1}}}"
@@ -311,6 +304,7 @@ def open_local(state: Path, card: Card, purpose: str, *, everywhere: bool = Fals
 
 
 def new_record(card: Card, work: ChargeRequest, permission: SpendingPolicy, noise_source: str) -> dict:
+    weight = "mean" if work.group_cap == 1 else f"capped at {work.group_cap} images"  # of a group
     return {
         "id": secrets.token_hex(16),
         "stage": work.stage,
@@ -329,7 +323,7 @@ def new_record(card: Card, work: ChargeRequest, permission: SpendingPolicy, nois
         "again": work.again,
         "versions": {name: installed_version(name) for name in VERSIONED},
         "time": int(time.time()) // DAY * DAY,
-        **work.of_groups,
+        **({"group_weight": weight} if work.unit == GROUP else {}),
         **({"claim": ONE_IMAGE_EACH} if permission.one_image_each and work.unit == IMAGE else {}),
     }
 

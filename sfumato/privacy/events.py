@@ -65,7 +65,7 @@ class Mechanism:
 def mechanisms(event: DpEvent, rate: float = 1.0, uses: int = 1) -> list[tuple[float, float, int]]:
     """(noise multiplier, sample rate, releases) of each Gaussian in an event. rate, uses: of what the event is part of.
 
-    Raises: BudgetError for an event outside the closed list.
+    Raises BudgetError for an event outside the closed list.
     """
     match event:
         case GaussianDpEvent():

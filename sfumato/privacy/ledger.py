@@ -103,7 +103,7 @@ def compose(records: Sequence[dict], delta: float, apart: Sequence[str] = ()) ->
     """The cost of the records: `epsilon` by every accountant; `stages`, each one's own epsilon and share of the RDP.
 
     With `apart`, each number is the largest over its data sets, and shares are those of the one that costs most.
-    Raises: BudgetError if they have different privacy units, which cannot be composed.
+    Raises BudgetError if they have different privacy units, which cannot be composed.
     """
     if len(units := {record["unit"] for record in records}) > 1:
         raise BudgetError(f"records of different units ({', '.join(sorted(units))}) cannot be composed")
@@ -131,10 +131,8 @@ def odometer_line(
 ) -> dict:
     """Everything ever opened on a dataset: the union of its journal and of the release's records, aborted charges too.
 
-    Args:
-        journal: its records.
-        head: of the journal, if it is at hand and lacks nothing that is known of it; else None: the line is incomplete.
-    Returns: the line; its `others` are the mechanisms of charges that the release does not depend on.
+    journal: its records; head: of the journal, if it is at hand and lacks nothing that is known of it; else None: the
+    line is incomplete. `others` of the line are the mechanisms of charges that the release does not depend on.
     """
     own = {record["id"]: record["event"] for record in records if record["dataset_id"] == dataset_id}
     others = sorted((record["event"] for record in journal if record["id"] not in own), key=canonical)
@@ -154,11 +152,8 @@ def build_ledger(
 ) -> dict:
     """The ledger of a release.
 
-    Args:
-        budget: the plan's.
-        journal, head: as `odometer_line` takes them.
-        dataset_id: whose journal it is; None: the first that the records name.
-        apart: data sets of a merged release, which show different people by declaration.
+    budget: the plan's; journal, head: as `odometer_line` takes them; dataset_id: whose journal it is; None: the first
+    that the records name; apart: data sets of a merged release, which show different people by declaration.
     """
     delta = budget["delta"]
     rows = [records[key] for key in sorted(records)]

@@ -1,7 +1,7 @@
 """Noisy class means of a bounded feature map φ: the one query of frequency, moments, covariance and embedding.
 
-All maps are differentiable, so that a generator can be fitted to the release. This module also caches feature maps of
-the sensitive images, which queries then sample instead of pixels.
+All maps are differentiable, so that a generator can be fitted to the release. Queries may draw what a map makes of
+the sensitive images instead of pixels.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -18,7 +17,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from sfumato.data.images import ImageSet, Shape
-from sfumato.data.store import Card, Side, have_latents, latents_key, write_latents
+from sfumato.data.store import Encode, Side
 from sfumato.errors import DataError, explained
 from sfumato.features import FeatureMeans
 from sfumato.features.batch_invariant import place_matters, rows_alone
@@ -28,11 +27,9 @@ from sfumato.features.own_network import is_own
 from sfumato.features.projection import CELLS, CLASSIFIER, ClassifierFeatures, ProjectedFeatures, ScaleToSqrtD
 from sfumato.features.public_network import PublicNetwork, arguments_of, build_network
 from sfumato.features.teacher_network import TeacherNetwork, relabelled, spanning
-from sfumato.privacy.authorize import open_local
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.resolved import StagePlan
 from sfumato.privacy.rows import Rows, label_rows
-from sfumato.runtime import distributed
 from sfumato.runtime.compute import to_device
 from sfumato.settings.fields import Strict
 from sfumato.settings.queries import FeatureMap
@@ -80,11 +77,9 @@ def query_feature_means(
 ) -> Tensor:
     """The one release: Σ φ(x) ⊗ onehot(y) over all sensitive images, noised by the charge, over a public size.
 
-    Args:
-        features: φ; rows and their float64 sum are made on its device.
-        public_size: N̄, never a realised count.
-        cached: the charge draws `features.vectors` of the images instead of the images.
-    Returns: (K, classes) float32 on the CPU, a target of `fit_generator`.
+    features: φ; rows and their float64 sum are made on its device; public_size: N̄, never a realised count; cached: the
+    charge draws `features.vectors` of the images instead of the images.
+    Returns (K, classes) float32 on the CPU, a target of `fit_generator`.
     Guarantee: one image more or less moves the sum by at most 1 in L2, because φ has norm 1 at most, and so has the row
     of all its labels.
     """
@@ -262,7 +257,7 @@ def load_means(
         return FeatureMeans(table, features, about.deviation)
 
 
-# --- cached maps of the sensitive images ------------------------------------------------------------------------------
+# --- maps of the sensitive images, kept as latents --------------------------------------------------------------------
 
 
 def encoder_of(map: nn.Module, arguments: Mapping[str, Any]) -> str:
@@ -273,24 +268,10 @@ def encoder_of(map: nn.Module, arguments: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def ensure_encoded(
-    function: Callable[[Tensor], Tensor],
-    encoder: str,
-    where: torch.device,
-    state: Path,
-    card: Card,
-    progress: Callable[[], AbstractContextManager[Callable[[int, int], None]]],
-) -> str:
-    """The key of the cached rows that a charge draws instead of images; computes them if they are not cached yet.
+def encoding_alone(function: Callable[[Tensor], Tensor], shape: Shape, where: torch.device) -> Encode:
+    """What makes the rows of images under a map on the device `where`: (B, C, H, W) -> (B, d).
 
-    Local work outside the guarantee: it is journalled and kept in the state directory, and shows only how many parts of
-    100 are done. function: (B, C, H, W) on the device `where` -> (B, d); encoder: its digest, by `encoder_of`.
     Guarantee: a row is a function of its image only.
     """
-    key = latents_key(card, encoder)
-    if distributed.is_main() and not have_latents(state, card, key):
-        matters = is_own(function) or place_matters(function, card.shape, where)
-        open_local(state, card, "features")
-        with progress() as report:
-            write_latents(state, card, key, lambda images: rows_alone(function, images.to(where), matters), report)
-    return distributed.broadcast_object(key)  # the others wait until the rows are there
+    matters = is_own(function) or place_matters(function, shape, where)
+    return lambda images: rows_alone(function, images.to(where), matters)

@@ -56,12 +56,10 @@ def query_saliency(
 
     Each image's gradient is the mean over `settings.draws` draws, clipped over all candidates jointly.
 
-    Args:
-        public_size: N̄, never a realised count.
-        autocast: run the network in bfloat16; None to do so if that is faster.
-        generator: only for tests, because the draws are secret (`sfumato.dpsgd.run.State`).
-        microbatch: images and draws at a time, as `choose_microbatch` returns them; None to choose now.
-    Returns: the noisy vectors by candidate, (size,) float64, on the CPU.
+    public_size: N̄, never a realised count; autocast: run the network in bfloat16; None to do so if that is faster;
+    generator: only for tests, because the draws are secret (`sfumato.dpsgd.run.State`); microbatch: images and draws at
+    a time, as `choose_microbatch` returns them; None to choose now.
+    Returns the noisy vectors by candidate, (size,) float64, on the CPU.
     Guarantee: one image more or less moves the sum, over all candidates together, by at most `settings.max_norm` in L2.
     """
     parameters: dict[str, Tensor] = {name: model.get_parameter(name) for names in candidates.values() for name in names}

@@ -62,13 +62,9 @@ def dataset_card(
 ) -> str:
     """The card as Markdown with YAML front matter, byte-deterministic; epsilon as in `cost_of`.
 
-    Args:
-        per_class: (M,) number of released images of each label.
-        sources: stage -> images it drew.
-        kinds: plain, distorted, blend, public -> number of images.
-        records: every charge behind the release, by id.
-        apart: data sets of several owners, merged, which show different people by declaration.
-        several: an image has any number of labels.
+    per_class: (M,) number of released images of each label; sources: stage -> images it drew; kinds: plain, distorted,
+    blend, public -> number of images; records: every charge behind the release, by id; apart: data sets of several
+    owners, merged, which show different people by declaration; several: an image has any number of labels.
     """
     settings, cost = plan.settings, cost_of(plan, records, apart)
     unit = next((record["unit"] for record in records.values()), UNITS[IMAGE])

@@ -127,7 +127,7 @@ def save_parquet(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: 
     Several labels are `labels`, the list of those that an image has.
     The schema marks them as Hugging Face's `datasets` does, so that `load_dataset` returns pictures and class names.
     The same set always gives the same bytes. mark: the origin of the pixels, for each PNG and the table's metadata.
-    Raises: ConfigError without pyarrow.
+    Raises ConfigError without pyarrow.
     """
     check_parquet()
     import pyarrow

@@ -101,7 +101,7 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
 
     Files must have the sha256 that `privacy.json` lists; exports may be missing, and a hub may have added files.
     kinds: of the images to keep, such as ["plain"]; None for all.
-    Raises: DataError if the folder is not a release, incomplete or changed, or has none of such a kind.
+    Raises DataError if the folder is not a release, incomplete or changed, or has none of such a kind.
     """
     folder = Path(path)
     file = folder / "privacy.json"

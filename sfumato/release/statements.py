@@ -34,7 +34,7 @@ def write_statements(release: Path, ledger: Path, directory: Path) -> list[str]:
     """Write the Croissant record and the registry's entry into `directory`. Returns what the owner has not given yet.
 
     Without a charge nothing is written.
-    Raises: what `sfumato.release.report.checked` raises.
+    Raises what `sfumato.release.report.checked` raises.
     Guarantee: what is written is a function of the files of `release` and `ledger`, both already released.
     """
     artifact, content, spent = checked(release, ledger)

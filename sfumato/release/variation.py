@@ -51,11 +51,9 @@ def vary(
 
     Classes of the plain images keep the shares that were asked; the others are labelled by the same rule.
 
-    Args:
-        images: (N, C, H, W) uint8, in random order; the parts that are varied are replaced in place.
-        labels: (N,) int64, those asked of the models.
-        seed: fixes the variants; the global generator stays as it was.
-        public: (N,) which images are public ones, and of that kind unless they are changed.
+    images: (N, C, H, W) uint8, in random order; the parts that are varied are replaced in place; labels: (N,) int64,
+    those asked of the models; seed: fixes the variants; the global generator stays as it was; public: (N,) which images
+    are public ones, and of that kind unless they are changed.
     """
     distorted, blended = int(len(images) * settings.distorted), int(len(images) * settings.mixed)
     plain = len(images) - distorted - blended

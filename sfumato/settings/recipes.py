@@ -53,10 +53,8 @@ def recipes_at(folder: Path) -> Path:
 def load_params(path: Path, recipes: Path, recipe: str | None = None) -> Params:
     """Merge and validate.
 
-    Args:
-        recipes: folder of the recipes (see `recipes_at`).
-        recipe: use this one instead of the one that `path` names.
-    Raises: ConfigError, which names the key, its value and, for an unknown key, the nearest known one.
+    recipes: folder of the recipes (see `recipes_at`); recipe: use this one instead of the one that `path` names.
+    Raises ConfigError, which names the key, its value and, for an unknown key, the nearest known one.
     """
     own = read_yaml(path)
     if recipe is not None:

@@ -45,7 +45,7 @@ class Privacy:
 def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = False) -> Artifact:
     """Read an artifact and verify every file against its sha256.
 
-    Raises: DataError if it is missing, incomplete, changed, of another stage, or local without `allow_local`.
+    Raises DataError if it is missing, incomplete, changed, of another stage, or local without `allow_local`.
     """
     file = path / PRIVACY
     if not file.is_file():

@@ -11,7 +11,7 @@ LARGEST_FILE = 2**36  # bytes: far above all weights and images that a stage wri
 
 
 def canonical(data: object) -> bytes:
-    """The one JSON form of `data`: sorted keys, no spaces. Raises ValueError for NaN or infinity."""
+    """The one JSON form of `data`: sorted keys, no spaces. Raises ValueError for a NaN or an infinity."""
     return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 

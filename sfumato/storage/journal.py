@@ -52,7 +52,7 @@ class Journal:
     def begin(self, *, lost: bool = False) -> None:
         """Write the genesis entry if there is none. A journal from before there was a chain is continued.
 
-        Raises: BudgetError if the journal does not hold, or is missing without `lost` while images were prepared.
+        Raises BudgetError if the journal does not hold, or is missing without `lost` while images were prepared.
         """
         with self.locked():
             if self.anchor.exists():
@@ -89,7 +89,7 @@ class Journal:
     def append(self, kind: str, **fields: object) -> None:
         """Add an entry and flush it to disk. A caller whose entry depends on what it read holds `locked()`.
 
-        Raises: BudgetError if the journal was never begun or does not hold, or the disk is full.
+        Raises BudgetError if the journal was never begun or does not hold, or the disk is full.
         """
         with self.locked():
             salt, newest = self._secrets()

@@ -7,6 +7,7 @@ Source: RPGen §Stage 2, after Zheng, Zhang and Mao 2021.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,33 +34,21 @@ def amp_gradient(parameters: Iterable[Tensor], losses: Callable[[], Iterable[Ten
     perturbation = [torch.zeros_like(weight) for weight in weights]
     try:
         for _ in range(amp.steps):
-            _, found = slope(parameters, losses)
-            gradient = [
-                torch.zeros_like(weight) if part is None else part for weight, part in zip(weights, found, strict=True)
-            ]
-            perturbation = ascend(perturbation, gradient, amp)
+            perturbation = ascend(perturbation, slope(parameters, losses)[1], amp)
             put(parameters, [weight + delta for weight, delta in zip(weights, perturbation, strict=True)])
         return descend(parameters, losses)
     finally:
         put(parameters, weights)  # from the copy: θ + Δ − Δ is not θ in floating point
 
 
-def slope(parameters: Sequence[Tensor], losses: Callable[[], Iterable[Tensor]]) -> tuple[Tensor, list[Tensor | None]]:
-    """The loss and its gradient by parameter, added up over all processes; None for one that the loss does not see."""
-    values: list[Tensor] = []
-    found: list[Tensor | None] = [None] * len(parameters)
-    for value in losses():
-        values.append(value.detach())
-        more = torch.autograd.grad(value, parameters, allow_unused=True)
-        found = [plus(*both) for both in zip(found, more, strict=True)]
-    value, *sums = distributed.all_reduce([torch.stack(values).sum(), *(part for part in found if part is not None)])
-    rest = iter(sums)
-    return value, [None if part is None else next(rest) for part in found]
-
-
-def plus(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """Sum of two optional tensors."""
-    return other if one is None else one if other is None else one + other
+def slope(parameters: Sequence[Tensor], losses: Callable[[], Iterable[Tensor]]) -> tuple[Tensor, list[Tensor]]:
+    """The loss and its gradient by parameter, added up over all processes; zeros for one that the loss does not see."""
+    total: list[Any] = [0.0] * (1 + len(parameters))
+    for loss in losses():
+        parts = loss.detach(), *torch.autograd.grad(loss, parameters, materialize_grads=True)
+        total = [sum(both) for both in zip(total, parts, strict=True)]
+    value, *gradient = distributed.all_reduce(total)
+    return value, gradient
 
 
 def descend(parameters: Sequence[Tensor], losses: Callable[[], Iterable[Tensor]]) -> Tensor:

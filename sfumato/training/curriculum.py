@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sfumato.data.images import as_floats
 from sfumato.diffusion.ema import EMA, EMA_DECAY
 from sfumato.diffusion.noise_levels import draw_noise_levels
 from sfumato.diffusion.unet import UNet
@@ -70,7 +71,7 @@ def warm_up(
     seed: fixes batches, noise and augmentation; report: called with (steps done, steps of all phases); autocast:
     bfloat16 or not, None for what suits device and network; microbatch_size: images of a batch whose activations are
     held together, None for as many as fit.
-    Raises: ConfigError when a phase names a source that is missing or empty.
+    Raises ConfigError when a phase names a source that is missing or empty.
     """
     for number, phase in enumerate(phases):
         for name in phase.sources:
@@ -137,14 +138,9 @@ def mixed_batch(phase: Phase, sources: Sources, generator: torch.Generator) -> t
     for index, name in enumerate(names):
         count = int((choice == index).sum())
         rows = torch.randint(len(sources[name][0]), (count,), generator=generator)
-        images.append(as_float(sources[name][0][rows]))
+        images.append(as_floats(sources[name][0][rows]))
         labels.append(sources[name][1][rows])
     return torch.cat(images), torch.cat(labels)
-
-
-def as_float(images: Tensor) -> Tensor:
-    """uint8 to [0, 1]; float32 stays."""
-    return images.float() / 255 if images.dtype == torch.uint8 else images.float()
 
 
 def rand_augment(images: Tensor, operations: int, generator: torch.Generator) -> Tensor:

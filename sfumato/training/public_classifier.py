@@ -29,8 +29,8 @@ def train_public_classifier(
 
     images: read batch by batch, so they may be memory-mapped; seed: fixes the split, initialisation, order and
     augmentation; the global generator does not change.
-    Returns: the network after its last step, in evaluation mode, and its accuracy on the validation part, in [0, 1].
-    Raises: DataError if the set is too small to split.
+    Returns the network after its last step, in evaluation mode, and its accuracy on the validation part, in [0, 1].
+    Raises DataError if the set is too small to split.
     """
     order = np.random.default_rng(seed)
     chosen = order.permutation(len(images))

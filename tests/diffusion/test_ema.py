@@ -35,9 +35,3 @@ def test_the_average_is_a_copy_and_zero_decay_follows():
     assert not ema.average["a"].requires_grad
     ema.update(values)
     assert ema.average["a"].tolist() == [1, 1]
-
-
-@pytest.mark.parametrize("decay", [-0.1, 1.0])
-def test_an_impossible_decay_is_refused(decay):
-    with pytest.raises(ValueError, match="decay"):
-        EMA({}, decay)

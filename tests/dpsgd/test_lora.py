@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from small_network import perturbed
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
@@ -39,11 +40,7 @@ RANK = Halved(rank=3)
 
 def network(seed: int = 0) -> UNet:
     torch.manual_seed(seed)
-    model = UNet(**ARGUMENTS)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
+    return perturbed(UNet(**ARGUMENTS))
 
 
 def inputs(count: int = 3):

@@ -75,11 +75,6 @@ def test_any_number_of_images_trains(halves, count):
         assert np.array_equal(predicted, train.labels[:count])
 
 
-def test_no_images_are_refused(halves):
-    with pytest.raises(ValueError, match="no images"):
-        train_classifier("lr", halves[0].images[:0], halves[0].labels[:0], 10, 1, seed=0)
-
-
 def test_a_score_holds_every_seed_their_mean_and_spread(halves):
     train, holdout = halves
     schedule = schedule_of("lr", len(train), 1)

@@ -3,9 +3,6 @@
 import hashlib
 import shutil
 import warnings
-from contextlib import nullcontext
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,7 +21,7 @@ from sfumato.features.fourier import FourierFeatures
 from sfumato.features.own_network import OWN, OwnFeatures
 from sfumato.features.projection import ProjectedFeatures
 from sfumato.features.teacher_network import TeacherNetwork, fit_features, load_teacher, save_teacher
-from sfumato.queries import feature_means
+from sfumato.queries.feature_means import encoding_alone
 from sfumato.settings.evaluate import Evaluate
 from sfumato.settings.own_network import OwnNetwork
 from sfumato.settings.queries import FeatureMap, Teacher
@@ -153,22 +150,7 @@ class MixesSometimes(Plain):
         return row
 
 
-def encoder_of(function, monkeypatch):
-    """What makes the cached rows of sensitive images of their pixels."""
-    kept = []
-    for name, value in {
-        "latents_key": lambda *_: "key",
-        "have_latents": lambda *_: False,
-        "open_local": lambda *_: None,
-        "write_latents": lambda *given: kept.append(given[3]),
-    }.items():
-        monkeypatch.setattr(feature_means, name, value)
-    card = SimpleNamespace(shape=SHAPE)
-    feature_means.ensure_encoded(function, "", torch.device("cpu"), Path(), card, nullcontext)
-    return kept[0]
-
-
-def test_each_image_goes_alone_through_a_network_of_one_s_own(tmp_path, digits, monkeypatch):
+def test_each_image_goes_alone_through_a_network_of_one_s_own(tmp_path, digits):
     """Also where it is a part of the features, as in the query that learns on a teacher's."""
     images = digits.images[:90].copy()
     images[40] = 250
@@ -178,7 +160,7 @@ def test_each_image_goes_alone_through_a_network_of_one_s_own(tmp_path, digits, 
     parts = [FeatureMap(map="own", kernel="linear")]
     whole = FourierFeatures(SHAPE, parts, 2, seed=0, maps={"own": lambda _: own})
     for function in (own, whole.vectors):
-        encode = encoder_of(function, monkeypatch)
+        encode = encoding_alone(function, SHAPE, torch.device("cpu"))
         rows = encode(bright.batch(range(90))[0])
         rest = encode(bright.batch(np.delete(np.arange(90), 40))[0])
         assert torch.equal(torch.cat([rows[:40], rows[41:]]), rest)

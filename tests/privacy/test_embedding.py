@@ -1,6 +1,7 @@
 """The second embedding: features learned on what was released, and the guarantee of its one release."""
 
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,13 +14,14 @@ from sfumato.features import FeatureMeans
 from sfumato.features.batch_invariant import place_matters, rows_alone
 from sfumato.features.teacher_network import TeacherNetwork, fit_features
 from sfumato.privacy.events import Mechanism
+from sfumato.privacy.latents import ensure_latents
 from sfumato.privacy.rows import bounded_sum
 from sfumato.queries.feature_means import (
     LENGTH_SCALES,
     TEACHER,
     cached_rows,
     encoder_of,
-    ensure_encoded,
+    encoding_alone,
     learned_features,
     load_means,
     query_feature_means,
@@ -102,13 +104,14 @@ def test_what_the_maps_make_of_the_images_is_computed_once_journalled_and_drawn_
 
     def ensure(about):
         encoder = encoder_of(features, about)
-        return ensure_encoded(features.vectors, encoder, torch.device("cpu"), owner.state, owner.card, bar)
+        load = partial(encoding_alone, features.vectors, owner.card.shape, torch.device("cpu"))
+        return ensure_latents(owner.state, owner.card, encoder, "features", load, bar)
 
     before = len(owner.odometer.entries())
     key = ensure({"maps": 2})
     opened = owner.odometer.entries()
     with monkeypatch.context() as patched:
-        patched.setattr("sfumato.queries.feature_means.write_latents", None)
+        patched.setattr("sfumato.privacy.latents.write_latents", None)
         assert ensure({"maps": 2}) == key
     assert owner.odometer.entries() == opened and len(opened) == before + 1
     images = load_prepared(owner.state, owner.card, "sensitive")

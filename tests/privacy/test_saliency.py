@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from small_network import perturbed
 from torch import Tensor
 
 from sfumato.diffusion.unet import UNet, load_model
@@ -31,11 +32,7 @@ ARGUMENTS = {"resolution": 8, "channels": 1, "classes": 10, "width": 8, "multipl
 
 def network(seed: int = 0, **more) -> UNet:
     torch.manual_seed(seed)
-    model = UNet(**{**ARGUMENTS, **more})
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
+    return perturbed(UNet(**{**ARGUMENTS, **more}))
 
 
 MODEL = network(channels=3, classes=4)

@@ -122,8 +122,7 @@ DOORKEEPERS = {
     "sfumato/data/store.py": {"load_prepared", "load_latents"},
     "sfumato/privacy/authorize.py": DOORS,
     "sfumato/privacy/own_query.py": {"open_charge"},  # the same, with a name of its own
-    "sfumato/queries/feature_means.py": {"open_local"},
-    "sfumato/dpsgd/latents.py": {"open_local"},
+    "sfumato/privacy/latents.py": {"open_local"},
     "sfumato/baselines/private_evolution.py": {"open_charge"},
     "sfumato/privacy/checkpoint.py": {"open_charge"},
     "sfumato/dpsgd/run.py": {"open_charge"},

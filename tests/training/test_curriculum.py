@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from sfumato.data.images import ImageSet
+from sfumato.data.images import ImageSet, as_floats
 from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.unet import UNet, drop_extra_classes
 from sfumato.errors import ConfigError, DataError
 from sfumato.runtime import compute
 from sfumato.settings.training import Amp, Phase
-from sfumato.training.curriculum import MappedImages, as_float, mean_loss, mixed_batch, rand_augment, warm_up
+from sfumato.training.curriculum import MappedImages, mean_loss, mixed_batch, rand_augment, warm_up
 from sfumato.training.training_sets import public_training_set
 
 SOURCES = {
@@ -43,7 +43,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(monkeypatc
 
 def test_the_loss_falls_and_progress_is_reported():
     rows, model = [], tiny()
-    images, labels = as_float(SOURCES["auxiliary"][0]), SOURCES["auxiliary"][1]
+    images, labels = as_floats(SOURCES["auxiliary"][0]), SOURCES["auxiliary"][1]
     noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
     batch = images, labels, torch.full((len(images),), 0.5), noise
     before = mean_loss(model, batch, False, len(images)).item()

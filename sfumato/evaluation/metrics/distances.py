@@ -14,8 +14,8 @@ DEGREE = 3  # of the kernel
 def frechet_distance(features_a: np.ndarray, features_b: np.ndarray) -> float:
     """||μa − μb||² + tr(A) + tr(B) − 2 tr((A^½ B A^½)^½), with A, B the sample covariances.
 
-    features: (N, D), finite, two rows or more each; N may be below D. Computed in float64, in O(D²) extra memory.
-    tr((A^½ B A^½)^½) is the nuclear norm of X Yᵀ, with A = XᵀX and B = YᵀY, so A and B may be singular.
+    features_a, features_b: (N, D), finite, two rows or more each; N may be below D. Computed in float64, in O(D²) extra
+    memory. tr((A^½ B A^½)^½) is the nuclear norm of X Yᵀ, with A = XᵀX and B = YᵀY, so A and B may be singular.
     Source: Heusel et al. 2017, Eq. 6 (the distance: Dowson and Landau 1982).
     """
     a, b = np.asarray(features_a), np.asarray(features_b)
@@ -44,8 +44,8 @@ def kernel_distance(
 ) -> tuple[float, float]:
     """Mean and standard deviation, over random subsets, of the unbiased estimate of MMD².
 
-    features: (N, D), finite, two rows or more each. A subset has `size` rows of each set, fewer if the smaller set has
-    fewer. Unlike the Fréchet distance it has no bias at few images, and can be negative. Computed in float64.
+    features_a, features_b: (N, D), finite, two rows or more each. A subset has `size` rows of each set, fewer if the
+    smaller set has fewer. Unlike the Fréchet distance it has no bias at few images, and can be negative. In float64.
     Source: Bińkowski et al. 2018 (KID: 100 subsets of 1000).
     """
     if min(len(features_a), len(features_b)) < 2:

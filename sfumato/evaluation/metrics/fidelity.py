@@ -26,8 +26,8 @@ def fidelity(
 
     compared, reference: (N, D) and (M, D) features, of the set and of the hold-out; novel: (features to test for
     copies, training, hold-out); metrics: some of `evaluate.fidelity`; warn: called with what limits a number.
-    Returns: {"space", "reference", "images", "reference_images", "frechet", "mmd", "mmd_std", "precision", …}.
-        Distances are called "fid", "kid", "kid_std" only if the extractor is Inception with its published weights.
+    Returns {"space", "reference", "images", "reference_images", "frechet", "mmd", "mmd_std", "precision", …}.
+    Distances are called "fid", "kid", "kid_std" only if the extractor is Inception with its published weights.
     """
     found: dict = {"space": extractor.name, "reference": "holdout"}
     found |= {"images": len(compared), "reference_images": len(reference)}

@@ -29,11 +29,6 @@ def feature_likelihood(synthetic: np.ndarray, train: np.ndarray, holdout: np.nda
     `generalisation_gap`: negative log-likelihood of the training set less that of the hold-out; far below 0 when images
     were memorised. The widths come from expectation-maximisation instead of the authors' 50 steps of Adam.
     """
-    if min(map(len, (synthetic, train, holdout))) < 4:
-        raise ValueError(
-            f"{len(synthetic)} synthetic, {len(train)} training and {len(holdout)} hold-out features: "
-            "each set needs 4 or more"
-        )
     random = np.random.default_rng(0)
     size = min(len(train) // 2, len(synthetic), MOST)  # as many centres for both: more centres look better
     centres, fitted, scored = (

@@ -14,12 +14,7 @@ def nearest(features: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np
 
 
 def radii(features: np.ndarray, k: int) -> np.ndarray:
-    """(N,) distance of each row to its k-th nearest other row, float64."""
-    if not 0 < k < len(features):
-        raise ValueError(
-            f"k={k} nearest neighbours cannot be found among {len(features)} images: "
-            f"k must be from 1 to {len(features) - 1}"
-        )
+    """(N,) distance of each row to its k-th nearest other row, float64. Raises ValueError for too few rows."""
     known = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(features.astype(np.float64))
     return np.asarray(known.kneighbors()[0][:, -1])
 
