@@ -64,20 +64,8 @@ def ids_of_files(groups: Groups, files: Sequence[Path], root: Path) -> Ids:
         return checked([patient_of(file, f"picture {i}") for i, file in enumerate(files, 1)], groups)
     if groups.array:
         return checked(ids_of_array(load_array(root / "groups.npy"), len(files), str(root / "groups.npy")), groups)
-    rows = rows_of_files(Path(str(groups.csv)).expanduser(), f"data.groups.csv={groups.csv}", COLUMNS, files, root)
-    return checked([group for (group,) in rows], groups)
-
-
-def rows_of_files(
-    table: Path, called: str, columns: Sequence[str], files: Sequence[Path], root: Path
-) -> list[list[str]]:
-    """The cells of a table for each of `files`, which has a row for each and no other: see `rows_by_file`."""
-    found = rows_by_file(table, called, columns, files, root)
-    for path in files:
-        if path not in found:
-            folder = root / path.relative_to(root).parts[0] if path.parent != root else root
-            raise PrivateError(f"{called} lacks {place_of(path, files, folder)}: give each file a row")
-    return [found[path] for path in files]
+    rows = rows_by_file(Path(str(groups.csv)).expanduser(), f"data.groups.csv={groups.csv}", COLUMNS, files, root)
+    return checked([rows[file][0] for file in files], groups)
 
 
 def ids_of_array(array: np.ndarray, count: int, what: str) -> Ids:
@@ -126,9 +114,3 @@ def spelling(text: str) -> str:
     shown = ["-" if kind == "Pd" else c for kind, c in kinds if kind[0] != "C" and not UNSEEN.match(c)]
     folded = "".join(shown).translate(LOOK_ALIKE)
     return re.sub(r"(?<!\d)0+(?=\d)", "", re.sub(r"(?<=\d)\.0+$", "", folded))
-
-
-def place_of(file: Path, files: Sequence[Path], folder: Path) -> str:
-    """A picture without its file's name: its place among the `files` in `folder`."""
-    inside = [path for path in files if path.is_relative_to(folder)]
-    return f"picture {inside.index(file) + 1} of {folder}, in the order of names"
