@@ -4,7 +4,6 @@ All of it is private, except for what its owner decides to publish.
 """
 
 import re
-import tarfile
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,26 +14,15 @@ from typing import Any
 import numpy as np
 
 from sfumato.data.images import GROUPS, per_class
+from sfumato.data.sources import tabled
 from sfumato.data.sources.deep import Span, is_dicom
 from sfumato.data.sources.imagefolder import parts_of, read_imagefolder, visible
 from sfumato.data.sources.npz import archive_layout, read_npz
 from sfumato.data.sources.source import Request
-from sfumato.data.sources.tabled import (
-    LABEL,
-    TABLES,
-    TEST,
-    TRAIN,
-    VALUES,
-    classes_in,
-    field_text,
-    labels_listed,
-    shards_of,
-    table_of,
-)
+from sfumato.data.sources.tabled import LABEL, TABLES, TEST, TRAIN
 from sfumato.data.tables import BETWEEN, columns_of, read_table, table_in
-from sfumato.errors import UNREADABLE, ConfigError, DataError, PrivateError
+from sfumato.errors import ConfigError, DataError, PrivateError
 from sfumato.settings.data import SEVERAL, Groups
-from sfumato.storage.documents import parse_json
 
 PERSON = r"^([A-Za-z]+-?\d+)_\d+\."  # in the name of a picture: a person's id, then a number of the picture
 # columns that hold the ids of persons
@@ -125,12 +113,12 @@ def layout_of(path: Path, label: str | None) -> Layout:
         return archive_layout(path)
     folders = {entry.name for entry in visible(path) if entry.is_dir()} if path.is_dir() else set()
     by_folder = label is None and len(folders) > 1
-    table = table_of(path)
+    table = tabled.table_of(path)
     if table and (not by_folder or table.name == TABLES[0]) and (several := several_in(table, label)):
         return several
     table = table_in(path) or table_in(path / TRAIN)
     if path.is_file() or (table is None and [*path.glob("*.tar")]):
-        return {"name": "webdataset", "label_column": label}, groups_in(keys_of(shards_of(path)[0]))
+        return {"name": "webdataset", "label_column": label}, groups_in(tabled.keys_of(path))
     if label is None and (table is None or (by_folder and folders != {TRAIN, TEST})):
         return FOLDERS, groups_shown(path)
     heads = columns_of(table) if table else []
@@ -153,13 +141,13 @@ def several_in(table: Path, label: str | None) -> Layout | None:
         with suppress(PrivateError):  # of a column that is of no use here, such as an age
             if groups is None or name != groups.column:
                 cells[name] = [cell for _, (cell,) in read_table(table, [name], str(table))]
-    binary = tuple(name for name, own in cells.items() if {*own} <= {*VALUES})
+    binary = tuple(name for name, own in cells.items() if {*own} <= {*tabled.VALUES})
     if label is None and len(binary) > 1 and LABEL not in cells:
         return FOLDERS | {"several": True, "classes": binary}, groups
     listing = [name for name, own in cells.items() if label in (None, name) and any(BETWEEN in cell for cell in own)]
     if len(listing) != 1:
         return None
-    names = classes_in([part for cell in cells[listing[0]] for part in labels_listed(cell)], str(table))
+    names = tabled.classes_in([part for cell in cells[listing[0]] for part in tabled.labels_listed(cell)], str(table))
     return FOLDERS | {"several": True, "classes": names, "label_column": listing[0]}, groups
 
 
@@ -179,12 +167,3 @@ def groups_shown(path: Path) -> Groups | None:
         return Groups(dicom=True)
     nested = inner and all(entry.is_dir() and not entry.is_symlink() for entry in inner)
     return Groups(folder=True) if nested else None
-
-
-def keys_of(shard: Path) -> list[str]:
-    """The keys of the first sample's .json, if it has one."""
-    with suppress(*UNREADABLE, tarfile.TarError, EOFError), tarfile.open(shard, "r:") as archive:
-        for entry in archive:
-            if entry.isreg() and entry.name.lower().endswith(".json"):
-                return [*dict(parse_json(field_text(archive, entry)))]
-    return []

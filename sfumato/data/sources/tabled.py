@@ -3,6 +3,7 @@
 import os
 import tarfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -212,3 +213,12 @@ def field_text(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> str:
     file = archive.extractfile(entry)
     assert file is not None  # of a plain file
     return file.read().decode("utf-8")
+
+
+def keys_of(path: Path) -> list[str]:
+    """The keys of the .json of the first sample of the tar files of `path`, if it has one."""
+    with suppress(*UNREADABLE, tarfile.TarError, EOFError), tarfile.open(shards_of(path)[0], "r:") as archive:
+        for entry in archive:
+            if entry.isreg() and entry.name.lower().endswith(".json"):
+                return [*dict(parse_json(field_text(archive, entry)))]
+    return []
