@@ -18,8 +18,6 @@ from sfumato.storage.files import copy_directory, replace_file, write_json
 from stages.init import begin_repository, write
 from stages.state import ARTIFACTS, LEDGER, PLAN, PUBLIC
 
-# what may differ between the plans of two owners
-THEIRS = {"dataset_id", "size_hint", "mechanism", "delta", "about", "again"}
 FOLDERS_HELP = "Projects of the owners, or copies of them: artifacts/ with the plan, and data/public if it is used."
 PEOPLE_HELP = "Your confirmation that no person is among the images of two owners; ledger, card and report quote it."
 
@@ -32,7 +30,7 @@ def merge(
     """Free: add up the noisy counts and means of owners with the same settings; each owner's ε stays their own."""
     from sfumato.privacy.ledger import read_budget
     from sfumato.queries.count import read_counts
-    from sfumato.queries.merging import merge_counts, merge_means
+    from sfumato.queries.merging import merge_counts, merge_means, merged_budget, same_settings
 
     if len(folders) < 2 or out.resolve() in [folder.resolve() for folder in folders]:
         raise ConfigError("name the projects of two owners or more, and another folder for what is merged (--out)")
@@ -47,10 +45,8 @@ def merge(
     if len({*apart}) < len(apart):
         raise ConfigError(f"two projects are of one data set ({', '.join(apart)}): each must have an id of its own")
     if not different_people:
-        raise ConfigError(
-            f"no person may be among the images of two of {', '.join(apart)}: their costs would add up. Say so by "
-            "--different-people, or release separately"
-        )
+        never = f"no person may be among the images of two of {', '.join(apart)}: their costs would add up"
+        raise ConfigError(f"{never}. Say so by --different-people, or release separately")
     for artifact, own in ((one, own) for each in found.values() for one, own in zip(each, owners, strict=True)):
         if {r["dataset_id"] for r in artifact.records.values() if r["stage"] == artifact.stage} != {*own}:
             raise DataError(f"{artifact.path} holds no release of {', '.join(own)}: run `stage {artifact.stage}` there")
@@ -94,51 +90,6 @@ def plans_of(folder: Path) -> dict[str, dict[str, Any]]:
     for name in STAGES:
         read_stage_plan(folder / f"{name}.yaml", name)
     return {name: read_yaml(folder / f"{name}.yaml") for name in STAGES}
-
-
-def same_settings(folders: Sequence[Path], plans: Sequence[Mapping[str, dict[str, Any]]]) -> list[str]:
-    """The queries that ran. Raises ConfigError if the releases do not add up, or their public settings differ."""
-    from sfumato.queries.merging import MERGED, REFUSED
-
-    queries = [name for name in QUERIES if any(plan[name]["enabled"] for plan in plans)]
-    for name in [name for name in queries if name not in MERGED]:
-        raise ConfigError(
-            f"releases of {name} do not add up: {REFUSED[name]}. Take a recipe of {', '.join(MERGED)} only, "
-            "such as dp-merf, dp-mepf or dp-kernel"
-        )
-    if "count" not in queries:
-        raise ConfigError("count is not in `run`: without noisy counts the means of two owners have no weights")
-    for folder, plan in zip(folders[1:], plans[1:], strict=True):
-        for name in (name for name, stage in STAGES.items() if stage.kind is not Kind.LOCAL):
-            own, other = ({k: v for k, v in one[name].items() if k not in THEIRS} for one in (plans[0], plan))
-            for key in sorted(own.keys() | other.keys()):
-                if own.get(key) != other.get(key):
-                    raise ConfigError(
-                        f"{folder} and {folders[0]} differ in {name}.{key}: {other.get(key)} and {own.get(key)}. "
-                        "Owners agree on all settings but data.dataset_id, privacy.size_hint and ε before they spend"
-                    )
-    return queries
-
-
-def merged_budget(
-    budgets: Sequence[Mapping[str, Any]], size_hint: int, records: Sequence[dict], apart: Sequence[str]
-) -> dict[str, Any]:
-    """The budget of the merged release: at the smallest δ of the owners, their largest ε, or what it is at that δ."""
-    from sfumato.privacy.accountant import round_up
-    from sfumato.privacy.events import common_adjacency
-    from sfumato.privacy.ledger import spent_on_one
-
-    (recipe, accountant), *others = {(budget["recipe"], budget["accountant"]) for budget in budgets}
-    if others:
-        raise ConfigError("the owners differ in recipe or privacy.accountant: they agree on both before they spend")
-    delta = min(budget["delta"] for budget in budgets)
-    if delta > 1 / size_hint:
-        raise ConfigError(
-            f"δ = {delta:g} is above 1/{size_hint}, of all owners' units: each must plan with a smaller δ"
-        )
-    spent = spent_on_one(records, delta, accountant, common_adjacency(records), apart)
-    target = max(*(budget["target"] for budget in budgets), round_up(spent))
-    return {"recipe": recipe, "accountant": accountant, "delta": delta, "size_hint": size_hint, "target": target}
 
 
 def write_plans(

@@ -4,12 +4,13 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from sfumato.data.images import load_array
 from sfumato.data.tables import rows_by_file
-from sfumato.errors import DataError, PrivateError
+from sfumato.errors import ConfigError, DataError, PrivateError
 from sfumato.settings.data import Groups
 
 # what tables hold where nothing is known, as `spelling` has it
@@ -46,10 +47,11 @@ class GroupIndex:
         return self.order[np.repeat(self.starts[chosen] - before, sizes) + np.arange(sizes.sum())]
 
 
-def ids_of_files(groups: Groups, files: Sequence[Path], root: Path) -> Ids:
+def ids_of_files(groups: Groups, files: Sequence[Any], root: Path, given: Sequence[str] | None = None) -> Ids:
     """The id of each picture, by its name, its folder, a table or groups.npy. files: below `root`, in their order.
 
-    Raises DataError where a table is none; PrivateError where it does not fit the files, or as `checked`.
+    given: those of the column, where the labels are in a table. Raises ConfigError if they are not; DataError where a
+    table is none; PrivateError where it does not fit the files, or as `checked`.
     """
     if groups.pattern is not None:
         matches = [re.search(groups.pattern, file.name) for file in files]
@@ -64,6 +66,10 @@ def ids_of_files(groups: Groups, files: Sequence[Path], root: Path) -> Ids:
         return checked([patient_of(file, f"picture {i}") for i, file in enumerate(files, 1)], groups)
     if groups.array:
         return checked(ids_of_array(load_array(root / "groups.npy"), len(files), str(root / "groups.npy")), groups)
+    if groups.column is not None:
+        if given is None:
+            raise ConfigError(f"data.groups.column={groups.column} needs labels in a table too, and {root} has folders")
+        return checked(given, groups)
     rows = rows_by_file(Path(str(groups.csv)).expanduser(), f"data.groups.csv={groups.csv}", COLUMNS, files, root)
     return checked([rows[file][0] for file in files], groups)
 
@@ -88,10 +94,8 @@ def checked(ids: Sequence[str | None], groups: Groups) -> Ids:
         where = f"data.groups gives image {number}, in the order of classes and names,"
         name = None if text is None or spelling(text) in NO_ID else text
         if name is None and not groups.alone:
-            raise PrivateError(
-                f"{where} no id: give it one, or say data.groups.alone: true where each such image is the only one of "
-                "its person"
-            )
+            fix = "give it one, or say data.groups.alone: true where each such image is the only one of its person"
+            raise PrivateError(f"{where} no id: {fix}")
         if name is not None and spelling(name) in UNCLEAR:
             raise PrivateError(
                 f"{where} an id that often stands for an unknown person (0 or -1): leave it empty if the person is "

@@ -60,10 +60,8 @@ def rows_by_file(
     found: dict[Path, list[str]] = {}
     for number, (name, *cells) in read_table(table, columns, called):
         if (file := known.get(plain_path(name))) is None:
-            raise PrivateError(
-                f"{called}, row {number}, names a file that is not below {root}: "
-                "remove it, or correct the path (such as class/picture.png)"
-            )
+            fix = "remove it, or correct the path (such as class/picture.png)"
+            raise PrivateError(f"{called}, row {number}, names a file that is not below {root}: {fix}")
         if file in found:
             raise PrivateError(f"{called}, row {number}, names a file once more: one row for each file")
         if not file.is_file() or not file.resolve().is_relative_to(root.resolve()):

@@ -62,26 +62,8 @@ class Denoiser(nn.Module):
     def sampler(
         self, steps: int, guidance: float, generator: torch.Generator, shape: Sequence[int] | None, guide: Guide | None
     ) -> Sampler:
-        """The function that draws at most `at_a_time` images, under the arguments of `draw`."""
+        """The function that draws at most `at_a_time` images, under the arguments of `drawing`."""
         raise NotImplementedError
-
-    def draw(
-        self,
-        labels: Tensor,
-        steps: int,
-        guidance: float,
-        generator: torch.Generator,
-        shape: Sequence[int] | None = None,
-        progress: Progress | None = None,
-        guide: Guide | None = None,
-    ) -> Tensor:
-        """One image for each label, (N,) or (N, classes): (N, C, H, W) float32 in [0, 1], on the CPU.
-
-        steps: of the solver; guidance: g of D + g·(D − D without label); generator: a CPU one, which fixes the images
-        up to rounding; shape: (C, H, W) wanted, if the network can give another than its own; guide: a classifier's
-        part, for networks that draw pixels.
-        """
-        return torch.cat(list(self.drawing(labels, steps, guidance, generator, shape, progress, guide)))
 
     def drawing(
         self,
@@ -93,7 +75,12 @@ class Denoiser(nn.Module):
         progress: Progress | None = None,
         guide: Guide | None = None,
     ) -> Iterator[Tensor]:
-        """The same in parts."""
+        """One image for each label, (N,) or (N, classes): parts of (N, C, H, W) float32 in [0, 1], on the CPU.
+
+        steps: of the solver; guidance: g of D + g·(D − D without label); generator: a CPU one, which fixes the images
+        up to rounding; shape: (C, H, W) wanted, if the network can give another than its own; guide: a classifier's
+        part, for networks that draw pixels.
+        """
         sampler, done = self.sampler(steps, guidance, generator, shape, guide), 0
         for part in labels.split(self.at_a_time):
             yield sampler(part)

@@ -280,19 +280,13 @@ def several_of(strata: Tensor, priors: Tensor, random: torch.Generator) -> tuple
     return labels, own * label_rows(labels, classes)
 
 
-def draw_images(generator: OneStep, count: int, priors: Tensor | None = None, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """`count` images, (N, C, H, W) float32 in [0, 1], and labels, (N,) int64. priors: label shares, None: uniform.
-
-    A generator of several labels needs priors, and gives labels as `several_labels`.
-    """
-    parts, labels = drawing(generator, count, priors, seed)
-    return torch.cat(list(parts)), labels
-
-
 def drawing(
     generator: OneStep, count: int, priors: Tensor | None = None, seed: int = 0
 ) -> tuple[Iterator[Tensor], Tensor]:
-    """The same, the images in parts."""
+    """`count` images, parts of (N, C, H, W) float32 in [0, 1], and labels, (N,) int64. priors: shares, None: uniform.
+
+    A generator of several labels needs priors, and gives labels as `several_labels`.
+    """
     device = next(iter(generator.state_dict().values())).device
     random = torch.Generator().manual_seed(seed)
     labels = labels_to_draw(generator, count, priors, random)

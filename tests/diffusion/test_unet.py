@@ -61,7 +61,7 @@ def test_every_set_of_labels_is_shown_and_none_of_them_is_not_the_same_as_untold
     assert torch.pdist(outputs).min() > 1e-3
     model.save(tmp_path)
     assert load_model(tmp_path).several
-    drawn = model.draw(sets[:8].to(torch.uint8), 2, 1.0, torch.Generator().manual_seed(0))
+    drawn = torch.cat([*model.drawing(sets[:8].to(torch.uint8), 2, 1.0, torch.Generator().manual_seed(0))])
     assert drawn.shape == (8, 1, 8, 8) and torch.pdist(drawn.flatten(1)).min() > 0
 
 

@@ -76,7 +76,7 @@ def test_a_guided_draw_is_more_like_its_labels_to_the_teacher():
     labels = torch.arange(60) % 3
 
     def agreement(guide):
-        drawn = model.draw(labels, 6, 0.0, torch.Generator().manual_seed(0), guide=guide)
+        drawn = torch.cat([*model.drawing(labels, 6, 0.0, torch.Generator().manual_seed(0), guide=guide)])
         return probabilities_of(teacher, drawn)[torch.arange(60), labels].mean()
 
     alone, some, more = agreement(None), agreement(guide_by(teacher, 1.0)), agreement(guide_by(teacher, 4.0))

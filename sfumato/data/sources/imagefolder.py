@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from sfumato.data.groups import checked, ids_of_files
+from sfumato.data.groups import ids_of_files
 from sfumato.data.images import GROUPS, GROUPS_REFUSED
 from sfumato.data.sources.deep import RangeMissing, Span, decode_dicom, is_dicom, shown
 from sfumato.data.sources.source import Example, Listing, Member, Place, Request, Source, fit
 from sfumato.data.sources.tabled import TABLES, TEST, TRAIN, list_labels, list_metadata, list_shards, pictures_below
 from sfumato.data.tables import place_of
-from sfumato.errors import ConfigError, DataError, PrivateError, explained
+from sfumato.errors import DataError, PrivateError, explained
 from sfumato.settings.data import Groups
 from sfumato.storage.documents import class_name
 
@@ -26,7 +26,7 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
     """A folder with one folder of pictures per class, in the order of their names; hidden files are ignored.
 
     If a folder holds only `train/` and `test/`, `test/` is the hold-out. With labels in a table, or in tar files, the
-    classes are those of `request`; with several labels, `labels_of_table` names them. Raises DataError, here or while
+    classes are those of `request`; with several labels, `list_labels` names them. Raises DataError, here or while
     the pictures are decoded, that names every file that cannot be used; with groups, by its place: names may be ids.
     """
     path, groups = request.required_path(), request.groups
@@ -38,14 +38,7 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
     if found.problems:
         raise refusal([*found.problems, *problems_of(found.files, request)])
     files = [file for file, _ in found.files]
-    if groups is None:
-        ids = None
-    elif groups.column is None:
-        ids = ids_of_files(groups, files, path)  # type: ignore[arg-type]  # of an archive: they have names too
-    elif found.ids is None:
-        raise ConfigError(f"data.groups.column={groups.column} needs labels in a table too, and {path} has folders")
-    else:
-        ids = checked(found.ids, groups)
+    ids = None if groups is None else ids_of_files(groups, files, path, found.ids)
     if ids is not None and {*ids[: len(found.train)]} & {*ids[len(found.train) :]} - {None}:
         raise PrivateError(
             f"data.groups: somebody has pictures in both {TRAIN} and {TEST} of {path}, and no guarantee covers the "
@@ -73,25 +66,19 @@ def list_folder(path: Path, option: str = "data.path", groups: Groups | None = N
     """The pictures of a folder by class and split. Raises DataError if it has no class."""
     if not path.is_dir():
         raise DataError(f"{option}={path} is not a folder: expected one folder of pictures per class.")
-    train, *more = [list_classes(part, path, groups) for part in parts_of(path)]
-    test = more[0] if more else None
-    if not train.classes:
+    parts = parts_of(path)
+    classes = [entry.name for entry in visible(parts[0]) if entry.is_dir()]
+    problems: list[str] = []
+    train, *test = [list_part(part, path, classes, groups, problems) for part in parts]
+    if not classes:
         has = "pictures, but no folder of a class: move each into a folder named after its class"
-        has = has if train.problems else "no pictures: expected one folder of pictures per class, or a table of labels"
+        has = has if problems else "no pictures: expected one folder of pictures per class, or a table of labels"
         hint = " For labels.csv, set data.labels: several." if (path / TABLES[0]).is_file() else ""
         raise DataError(f"{option}={path} holds {has}.{hint}")
     with explained(DataError, lambda error: f"{option}={path}: {error}. Rename its folder."):
-        for name in (*train.classes, *(test.classes if test else ())):
+        for name in classes:
             class_name(name)
-    if test is None:
-        return train
-    problems = [
-        f"{path / TEST / name} is a class that {path / TRAIN} does not have: add it there, or remove it."
-        for name in sorted({*test.classes} - {*train.classes})
-    ]
-    labels = {i: train.classes.index(name) for i, name in enumerate(test.classes) if name in train.classes}
-    held_out = [(file, labels[label]) for file, label in test.train if label in labels]
-    return Listing(train.classes, train.train, held_out, [*train.problems, *test.problems, *problems])
+    return Listing(tuple(classes), train, test[0] if test else None, problems)
 
 
 def parts_of(path: Path) -> list[Path]:
@@ -101,23 +88,28 @@ def parts_of(path: Path) -> list[Path]:
     return [path / TRAIN, path / TEST] if {*folders} == {TRAIN, TEST} and all(inner) else [path]
 
 
-def list_classes(path: Path, root: Path, groups: Groups | None = None) -> Listing:
-    """The classes of one part of the folder `root`."""
+def list_part(
+    path: Path, root: Path, classes: Sequence[str], groups: Groups | None, problems: list[str]
+) -> list[Place]:
+    """The pictures of one part of the folder `root`, by class; `problems` takes what cannot be used."""
     from PIL.Image import registered_extensions
 
     entries, nested = visible(path), groups is not None and groups.folder
-    folders = [entry for entry in entries if entry.is_dir()]
-    problems = [
+    problems += [
         f"{entry if groups is None else f'A picture in {path}'} lies outside a class: "
         "move it into a folder named after its class."
         for entry in entries
         if not entry.is_dir() and entry.suffix.lower() in registered_extensions()
     ]
     files: list[Place] = []
-    for label, folder in enumerate(folders):
-        if wrong := misplaced(folder, root, str(folder)):
+    for folder in (entry for entry in entries if entry.is_dir()):
+        wrong = misplaced(folder, root, str(folder))
+        if wrong is None and folder.name not in classes:
+            wrong = f"{folder} is a class that {root / TRAIN} does not have: add it there, or remove it."
+        if wrong is not None:
             problems.append(wrong)
             continue
+        label = classes.index(folder.name)
         # A folder without pictures is a class all the same: a refusal would reveal that its last picture is gone.
         for picture in pictures_in(folder, nested):
             name = str(picture) if groups is None else f"An entry of {folder}"
@@ -129,7 +121,7 @@ def list_classes(path: Path, root: Path, groups: Groups | None = None) -> Listin
                 problems.append(wrong)
             else:
                 files.append((picture, label))
-    return Listing(tuple(folder.name for folder in folders), files, None, problems)
+    return files
 
 
 def misplaced(entry: Path, root: Path, name: str) -> str | None:
@@ -153,7 +145,7 @@ def called(path: Path | Member, request: Request, number: int) -> str:
 
     number: in the order of the table, where labels are in one; otherwise the place is that in the class's folder.
     """
-    if isinstance(path, Member) or (request.tabled and request.groups is not None):
+    if isinstance(path, Member) or (request.groups is not None and request.label_column and not request.several):
         return f"picture {number} of {request.path}, in the order of its table,"
     if request.groups is None:
         return str(path)
@@ -184,8 +176,7 @@ def pictures_of(
             raise
         except DataError:
             raise refusal(problems_of(every, request)) from None
-        if not shapes:
-            shapes.append(image.shape)
+        shapes[:] = shapes or [image.shape]
         if image.shape != shapes[0] and not request.mixed:
             raise refusal(problems_of(every, request))
         yield image, label

@@ -54,9 +54,8 @@ def read_npz(request: Request, raw: Path) -> Source:
             given = np.array(request.classes or ()) if medmnist else archive["classes"]
             groups = archive["groups"] if request.groups is not None and "groups" in archive else None
     if medmnist and request.classes is None:
-        raise ConfigError(
-            f"{path} holds labels without names: name the classes in their order, {request.section}.classes: [a, b, …]"
-        )
+        fix = f"name the classes in their order, {request.section}.classes: [a, b, …]"
+        raise ConfigError(f"{path} holds labels without names: {fix}")
     if medmnist and request.groups is not None:
         raise ConfigError("data.groups: a file of MedMNIST says nothing of patients: write an .npz with `groups`")
     if request.sensitive and "groups.npy" in headers and request.groups is None:

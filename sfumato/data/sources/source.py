@@ -93,11 +93,6 @@ class Request:
     mixed: bool = False  # images may differ in size and channels
 
     @property
-    def tabled(self) -> bool:
-        """One label each, in a table or beside the pictures, instead of in the names of folders."""
-        return not self.several and (self.label_column is not None or self.name == "webdataset")
-
-    @property
     def sensitive(self) -> bool:
         """Sensitive sets bring their test split and may have groups; public ones need neither."""
         return self.section == "data"
