@@ -70,7 +70,7 @@ def merge(
     plan = read_stage_plan(out / PLAN / "auxiliary.yaml", "auxiliary")
     sizes = [read_counts(count, plan.size_hint, len(plan.classes)).total for count in found["count"]]
     with writing(out / ARTIFACTS / "count", "count", found["count"], apart=apart) as directory:
-        total = merge_counts(found["count"], directory).total
+        total = merge_counts(found["count"], directory, plan.several).total
     for name in [name for name in queries if name != "count"]:
         with writing(out / ARTIFACTS / name, name, found[name], apart=apart) as directory:
             merge_means(name, found[name], sizes, total, directory, plan)

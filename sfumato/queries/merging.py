@@ -16,7 +16,7 @@ from sfumato.privacy.accountant import round_up
 from sfumato.privacy.events import common_adjacency, event_from_json, mechanisms
 from sfumato.privacy.ledger import spent_on_one
 from sfumato.privacy.resolved import StagePlan
-from sfumato.queries.count import PublicCounts, public_counts, save_counts
+from sfumato.queries.count import PublicCounts, public_counts, public_several, save_counts
 from sfumato.queries.feature_means import KINDS, load_means
 from sfumato.settings.stages import QUERIES, STAGES, Kind
 from sfumato.storage.artifacts import PRIVACY, Artifact
@@ -85,8 +85,10 @@ def noise_of_counts(count: Artifact) -> float:
     return math.sqrt(sum(sigma**2 for part in parts for sigma, *_ in part))
 
 
-def merge_counts(counts: Sequence[Artifact], directory: Path) -> PublicCounts:
+def merge_counts(counts: Sequence[Artifact], directory: Path, several: bool = False) -> PublicCounts:
     """The sums of the noisy counts of all owners, with what `public_counts` makes of them; written as `count` does.
+
+    several: an image has any number of labels.
 
     In distribution it is one owner's release over all images, whose noise has the variance of all noises together.
     """
@@ -94,7 +96,7 @@ def merge_counts(counts: Sequence[Artifact], directory: Path) -> PublicCounts:
     for count in counts:
         with explained(DataError, lambda e: f"{count.path} holds no counts ({e!r}): run `stage count` again"):  # noqa: B023
             noisy = noisy + torch.tensor(read_json(count.path / "counts.json")["noisy"], dtype=torch.float64)
-    merged = public_counts(noisy, math.hypot(*map(noise_of_counts, counts)))
+    merged = (public_several if several else public_counts)(noisy, math.hypot(*map(noise_of_counts, counts)))
     save_counts(merged, noisy, directory)
     return merged
 

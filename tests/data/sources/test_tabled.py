@@ -127,10 +127,7 @@ def test_a_link_out_of_the_folder_is_refused_and_a_folder_behind_a_link_is_not_l
 
 SPOILED = {
     "a row more": (lambda t: t + "scans/0.png,cat,p1\n", "row 6, names a file once more"),
-    "a row less": (
-        lambda t: t.replace("scans/0.png,cat,p1\n", ""),
-        "lacks picture 1 of .*scans, in the order",
-    ),
+    "a row less": (lambda t: t.replace("scans/0.png,cat,p1\n", ""), "lacks picture 1 of .*scans, in the order"),
     "a cell less": (lambda t: t.replace("cat,p1", "cat"), "row 2, has 2 cells and 3 columns"),
     "no label": (lambda t: t.replace("cat,p1", ",p1"), "picture 1, .* has no label"),
     "an unknown label": (lambda t: t.replace("cat,p1", "cow,p1"), r"data\.classes does not name"),
