@@ -25,7 +25,7 @@ from sfumato.data.images import as_uint8
 from sfumato.data.sources.idx import DEBIAN_FASHION_MNIST
 from sfumato.evaluation.downstream import fit
 from sfumato.features.fourier import FourierFeatures
-from sfumato.generators.one_step import Match, draw_images, fit_generator, new_generator
+from sfumato.generators.one_step import Match, drawing, fit_generator, new_generator
 from sfumato.privacy.accountant import NoiseRequest, calibrate
 from sfumato.settings.queries import FeatureMap
 from sfumato.settings.training import Auxiliary
@@ -75,7 +75,8 @@ def drawn_images(
     how = Auxiliary(steps=steps, batch=100, width=16)
     generator = new_generator((1, 14, 14), 2, how.latent, how.width, seed)
     fit_generator(generator, [Match(target, features)], how, priors, seed)
-    return draw_images(generator, DRAWN, seed=seed)
+    parts, labels = drawing(generator, DRAWN, seed=seed)
+    return torch.cat(list(parts)), labels
 
 
 def main() -> None:

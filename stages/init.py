@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import process_time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 
+from sfumato import __version__
 from sfumato.errors import ConfigError, explained
+from sfumato.settings.data import GROUP, IMAGE, SEVERAL, Data, Groups
+from sfumato.settings.params import Params
 from sfumato.storage.files import replace_file
+from stages.plan import show_budget, show_minutes, show_risk, show_settings_for_ever
 from stages.screen import say
 from stages.state import git, state_dir
 
 if TYPE_CHECKING:
-    from sfumato.data.sources.imagefolder import Survey
+    from sfumato.data.survey import Survey
     from sfumato.planning.proposal import Known, Proposal
-    from sfumato.settings.data import Groups
 
 MINUTES = 30.0
 FEWEST = 10  # pictures of a class, to learn from or held out, below which it is pointed out
@@ -45,9 +49,7 @@ SINGLE_HELP = "Your word that no two images are of one person; reports quote it.
 NAME_HELP = "The name that the odometer counts by, for ever. Default: that of the folder."
 
 
-class Fit(StrEnum):
-    CROP = "crop"
-    PAD = "pad"
+FIT_HELP = "Other proportions than square: crop to the middle, or pad with black."
 
 
 def init(
@@ -57,9 +59,7 @@ def init(
     one_image_each: Annotated[bool, typer.Option("--one-image-each", help=SINGLE_HELP)] = False,
     shown: Annotated[str | None, typer.Option("--range", help=RANGE_HELP)] = None,
     label_column: Annotated[str | None, typer.Option(help=LABEL_HELP)] = None,
-    fit: Annotated[Fit, typer.Option(help="Other proportions than square: crop to the middle, or pad with black.")] = (
-        Fit.CROP
-    ),
+    fit: Annotated[str, typer.Option(help=FIT_HELP, metavar="crop|pad")] = "crop",
     minutes: Annotated[float | None, typer.Option(min=0.0, help="Time there is, on this machine.")] = None,
     size: Annotated[int | None, typer.Option(min=8, help=SIDE_HELP)] = None,
     size_hint: Annotated[int | None, typer.Option(min=3, help=SIZE_HELP)] = None,
@@ -70,49 +70,71 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace files of an earlier project.")] = False,
 ) -> None:
     """Local: look at a folder of images, and write a project whose parameters fit them, ε and the minutes."""
-    from sfumato import __version__
     from sfumato.data.sources.deep import RangeMissing
+    from sfumato.data.sources.imagefolder import list_folder
     from sfumato.planning.project import project_files
-    from sfumato.settings.data import GROUP, IMAGE
+    from sfumato.planning.proposal import Known, read_table, rounded_size, sides_of
 
     folder, out = folder.expanduser().resolve(), out.expanduser().resolve()
+    public = public and public.expanduser().resolve()
     check_places(folder, public, out, force)
     if epsilon is None and yes:
         raise ConfigError("--epsilon is missing: it is the owner's decision, and has no default (docs: choose ε)")
+    if fit not in ("crop", "pad"):
+        raise ConfigError(f"--fit={fit}: give crop or pad")
     ask, span = Questions(yes), range_of(shown)
+
+    def look(groups: str | None) -> Survey:
+        return look_at(folder, groups_of(groups), span, label_column)
+
     try:
-        found = look_at(folder, groups_of(groups), span, label_column)
+        found = look(groups)
     except RangeMissing as missing:
         if yes:
             raise
         say(str(missing))
         span = range_of(ask.text("Values shown as black and white, such as 0,4095", None, None))
-        found = look_at(folder, groups_of(groups), span, label_column)
+        found = look(groups)
     if found.groups is not None and one_image_each:
         raise ConfigError("--one-image-each says that no two images are of one person, and --groups or FOLDER who is")
-    plain = (
-        re.sub(r"[^A-Za-z0-9._-]+", "-", folder.stem if folder.is_file() else folder.name).strip("-._")[:64] or "images"
-    )
-    name = ask.text("Name of the dataset, for ever", dataset_id, plain)
+    if size is not None and size > max(found.side, 8):
+        raise ConfigError(f"--size={size} is more than most images have, and they are not enlarged: give less")
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.stem if folder.is_file() else folder.name).strip("-._")[:64]
+    name = ask.text("Name of the dataset, for ever", dataset_id, plain or "images")
     budget = ask.number("Privacy budget ε", epsilon, None)
-    if found.groups is None and not one_image_each and found.named and ask.agreed(NAMED_QUESTION):
-        found = look_at(folder, groups_of(found.named), span, label_column)
-    elif found.groups is None and not one_image_each and ask.agreed("Can two images be of one person?", False):
-        found = look_at(folder, groups_of(ask.text(GROUPS_QUESTION, None, None)), span, label_column)
-    elif found.groups is None and not yes:
-        one_image_each = True
+    if found.groups is None and not one_image_each:
+        if found.named and ask.agreed(NAMED_QUESTION):
+            found = look(found.named)
+        elif ask.agreed("Can two images be of one person?", False):
+            found = look(ask.text(GROUPS_QUESTION, None, None))
+        else:
+            one_image_each = not yes
     time = ask.number("Minutes that a run may take on this machine", minutes, MINUTES)
-    hint = size_hint or ask_size(ask, found)
+    units, what = (found.images, "sensitive images") if found.persons is None else (found.persons, "persons")
+    kept = units if found.held_out is not None else units * (1 - Data().holdout_fraction)
+    question = f"How many {what}, roughly (published with the release)"
 
-    unit = GROUP if found.groups is not None else IMAGE if one_image_each else None
-    sides = sides_for(found, size)
-    asked = {"dataset_id": name, "epsilon": budget, "minutes": time, "size_hint": hint, "unit": unit}
-    known = facts(found, folder, public, side=max(sides), **asked)
-    ways = ({"range": list(span)} if span else {}) | ({"fit": "pad"} if fit is Fit.PAD else {})
-    known = replace(known, data=found.data | ways)
+    sides = sides_of(found.side, read_table()) if size is None else (size,)
+    known = Known(
+        dataset_id=name,
+        path=str(folder),
+        side=max(sides),
+        channels=3 if found.colour else 1,
+        size_hint=size_hint or int(ask.text(question, None, rounded_size(round(kept)))),
+        epsilon=budget,
+        minutes=time,
+        unit=GROUP if found.groups is not None else IMAGE if one_image_each else None,
+        groups=found.groups.model_dump(exclude_defaults=True) if found.groups else None,
+        data=found.data | ({"range": list(span)} if span else {}) | ({"fit": "pad"} if fit == "pad" else {}),
+        public=str(public) if public else None,
+        public_images=len(list_folder(public, "--public").train) if public else 0,
+    )
     (proposed, *others), table = proposals_for(known, sides, len(found.classes))
     show(proposed, known, found, table, size_hint is None)
-    show_other_sizes(others)
+    each = [f"{one.params.data.size} pixels in {one.seconds / 60:.0f} minutes" for one in others if one.enough]
+    least = [f"{one.params.data.size} from {one.seconds / 60:.0f} minutes on" for one in others if not one.enough]
+    if others:
+        say(f"sizes    --size decides; others: {', '.join(each + least)}")
     if not ask.agreed("Write the project?"):
         raise typer.Exit(1)
     write(project_files(proposed.own, notes(size_hint is None), proposed.seconds / 60, __version__), out, force)
@@ -144,22 +166,8 @@ class Questions:
         return default if self.yes else typer.confirm(question, default=default, err=True)
 
 
-def ask_size(ask: Questions, found: Survey) -> int:
-    """A size that may be published: asked for, or the number of sensitive images, or of persons, to one digit."""
-    from sfumato.planning.proposal import rounded_size
-    from sfumato.settings.data import Data
-
-    units, what = (found.images, "sensitive images") if found.persons is None else (found.persons, "persons")
-    kept = units if found.held_out is not None else units * (1 - Data().holdout_fraction)
-    return int(ask.text(f"How many {what}, roughly (published with the release)", None, rounded_size(round(kept))))
-
-
 def groups_of(text: str | None) -> Groups | None:
     """Which images are whose, as `--groups` says: a CSV file, or a pattern."""
-    from pydantic import ValidationError
-
-    from sfumato.settings.data import Groups
-
     if text is None:
         return None
     if Path(text).expanduser().is_file() or text.lower().endswith(".csv"):
@@ -183,13 +191,13 @@ def range_of(text: str | None) -> tuple[float, float] | None:
 
 def check_places(folder: Path, public: Path | None, out: Path, force: bool) -> None:
     """Raise ConfigError if git would take the images, or if files would be overwritten."""
-    for images in (folder, *([public.expanduser().resolve()] if public else [])):
+    for images in filter(None, (folder, public)):
         if out == images or out in images.parents or images in out.parents:
             remedy = "run from another folder, or name one with --out"
             raise ConfigError(
                 f"the project {out} and {images} lie in one another, where git would take the images: {remedy}"
             )
-    if public is not None and public.expanduser().resolve() == folder:
+    if public == folder:
         raise ConfigError(f"--public {public} holds the sensitive images: name a folder of public ones, or none")
     there = [name for name in ("params.yaml", "dvc.yaml") if (out / name).exists()]
     if there and not force:
@@ -200,46 +208,19 @@ def look_at(folder: Path, groups: Groups | None, span: tuple[float, float] | Non
     """What is in the folder."""
     from rich.progress import track
 
-    from sfumato.data.sources.imagefolder import survey
-    from sfumato.data.sources.npz import survey_archive
+    from sfumato.data.survey import survey
 
-    def shown(files: Sequence) -> Iterable:
-        return track(files, "looking", console=Console(stderr=True)) if sys.stderr.isatty() else files
+    def shown(images: Iterable, count: int) -> Iterable:
+        return track(images, "looking", count, console=Console(stderr=True)) if sys.stderr.isatty() else images
 
-    return survey_archive(folder, groups) if folder.suffix == ".npz" else survey(folder, shown, groups, span, label)
+    return survey(folder, shown, groups, span, label)
 
 
 # --- what is proposed -------------------------------------------------------------------------------------------------
 
 
-def facts(found: Survey, folder: Path, public: Path | None, **asked: Any) -> Known:
-    """What the proposal may rest on. asked: of the owner."""
-    from sfumato.data.sources.imagefolder import list_folder
-    from sfumato.planning.proposal import Known
-
-    return Known(
-        path=str(folder),
-        channels=3 if found.colour else 1,
-        groups=found.groups.model_dump(exclude_defaults=True) if found.groups else None,
-        public=str(public.expanduser().resolve()) if public is not None else None,
-        public_images=len(list_folder(public.expanduser(), "--public").train) if public is not None else 0,
-        **asked,
-    )
-
-
-def sides_for(found: Survey, size: int | None) -> tuple[int, ...]:
-    """The sides that images may be stored with: the one asked for, or those of the table."""
-    from sfumato.planning.proposal import read_table, sides_of
-
-    if size is not None and size > max(found.side, 8):
-        raise ConfigError(f"--size={size} is more than most images have, and they are not enlarged: give less")
-    return (size,) if size is not None else sides_of(found.side, read_table())
-
-
 def reading_seconds(known: Known) -> float:
     """Seconds to read as many blank pictures as `size_hint`: what real ones took would tell of them in params.yaml."""
-    from tempfile import TemporaryDirectory
-
     from PIL import Image
 
     from sfumato.data.sources.imagefolder import decode
@@ -258,7 +239,6 @@ def proposals_for(known: Known, sides: Sequence[int], classes: int) -> tuple[lis
     """The proposals for these sides, the chosen one first, and its seconds of each stage."""
     from sfumato.planning.estimate import expected_seconds
     from sfumato.planning.proposal import proposals
-    from sfumato.settings.params import Params
 
     reading = reading_seconds(known)
 
@@ -271,21 +251,11 @@ def proposals_for(known: Known, sides: Sequence[int], classes: int) -> tuple[lis
     return found, stages_of(found[0].params)
 
 
-def show_other_sizes(others: Sequence[Proposal]) -> None:
-    """What other sizes there would be, and how long they would take."""
-    each = [f"{one.params.data.size} pixels in {one.seconds / 60:.0f} minutes" for one in others if one.enough]
-    least = [f"{one.params.data.size} from {one.seconds / 60:.0f} minutes on" for one in others if not one.enough]
-    if each or least:
-        say(f"sizes    --size decides; others: {', '.join(each + least)}")
-
-
 def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float | None], counted: bool) -> None:
     """What was seen, what is proposed and why, what it costs in ε and minutes, and what becomes public."""
     from sfumato.planning.proposal import proposed_card
     from sfumato.planning.resolve import make_plan, warnings_of
     from sfumato.privacy.odometer import Odometer
-    from sfumato.settings.data import GROUP, SEVERAL
-    from stages.plan import show_budget, show_minutes, show_risk, show_settings_for_ever
 
     params = proposed.params
     side = params.data.size or known.side
@@ -320,8 +290,6 @@ def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float
 
 def show_local_facts(found: Survey, side: int) -> None:
     """What is private, on a terminal only: a log may be read by others."""
-    from sfumato.settings.data import Data
-
     if sys.stderr.isatty():
         say(f"local    sides of about {found.side} pixels become {side}; pictures of each class:")
         for name, count in zip(found.classes, found.counts, strict=True):
@@ -333,8 +301,6 @@ def show_local_facts(found: Survey, side: int) -> None:
 
 def protected(known: Known) -> str:
     """The unit of privacy, in words."""
-    from sfumato.settings.data import IMAGE
-
     if known.groups:
         (way, value), *_ = known.groups.items()
         known_ways = {"folder": "a folder each, in each class", "array": "`groups` beside the images"}
@@ -376,8 +342,6 @@ def write(files: dict[str, str], out: Path, force: bool) -> None:
 
 def begin_repository(out: Path) -> None:
     """A git repository, if there is none, and DVC's folder in it."""
-    import subprocess
-
     if shutil.which("git") is None:
         say("git is not installed: the project has no history, so others cannot check its ledger")
     elif git("-C", str(out), "rev-parse", "--git-dir")[0] != 0:

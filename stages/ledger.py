@@ -12,9 +12,10 @@ from sfumato.errors import BudgetError, ConfigError, SfumatoError
 from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.artifacts import Artifact, declared_apart, merge_records, read_artifact
 from sfumato.storage.files import replace_file
+from sfumato.storage.journal import GENESIS, REGROUP
 from stages.dvc_lock import keep_copy
 from stages.runner import CardPath
-from stages.screen import delta_text, say, table_console
+from stages.screen import charges, delta_text, say, table_console
 from stages.state import (
     ARTIFACTS,
     CARD,
@@ -42,7 +43,6 @@ def write(
     from sfumato.data.store import read_card
     from sfumato.privacy.ledger import build_ledger, read_budget, seen_of
     from sfumato.privacy.odometer import Odometer
-    from sfumato.storage.journal import REGROUP
 
     budget = read_budget(folder / "plan" / "budget.json")
     artifacts = [read_artifact(folder / stage, stage) for stage in ("synthesize", *QUERIES)]
@@ -92,7 +92,7 @@ def save(ledger: dict, out: Path, artifacts: list[Artifact]) -> None:
     replace_file(out, ledger_text(ledger).encode())
     keep_copy()
     bound = f"ε = {spent:.4f} of {ledger['target']:g} at δ = {delta_text(ledger['delta'])}"
-    typer.echo(f"{out}: {bound}, {len(ledger['records'])} charges")
+    typer.echo(f"{out}: {bound}, {charges(len(ledger['records']))}")
 
 
 @app.command()
@@ -136,7 +136,7 @@ def check(
     )
     typer.echo(
         f"{ledger} holds: ε = {spent:.4f}{bound} at δ = {delta_text(delta or content['delta'])}, "
-        f"{len(content['records'])} charges, {content['adjacency']}{units}"
+        f"{charges(len(content['records']))}, {content['adjacency']}{units}"
     )
     typer.echo(f"ε by accountant: {', '.join(f'{name} {opinion}' for name, opinion in opinions.items())}")
     for name, part in parts.items() if apart else ():
@@ -223,7 +223,7 @@ def show(ledger: LedgerPath = LEDGER) -> None:
     least, note = ("", "") if odometer["complete"] else ("at least ", " (incomplete: charges lacked in the journal)")
     typer.echo(
         f"ε by accountant: {by}. {content['adjacency']}. Ever opened on dataset {odometer['dataset_id']!r}: "
-        f"{least}{odometer['charges']} charges, ε = {odometer['epsilon']:.4f}{note}"
+        f"{least}{charges(odometer['charges'])}, ε = {odometer['epsilon']:.4f}{note}"
     )
 
 
@@ -249,7 +249,7 @@ def adopt(folder: Folder = ARTIFACTS, card: CardPath = CARD) -> None:
     if lost:
         say(f"{lost} entries of the old journal, kept beside it, cannot be read: their charges are not counted")
     typer.echo(
-        f"{odometer.path}: {new} charges adopted, {len(odometer.opened())} are counted. "
+        f"{odometer.path}: {charges(new)} adopted, {len(odometer.opened())} counted in all. "
         "More may be lost, so ledgers and reports call the odometer incomplete"
     )
 
@@ -264,7 +264,6 @@ def history(
     from sfumato.data.store import read_card
     from sfumato.privacy.accountant import epsilon
     from sfumato.privacy.odometer import ABANDON, ADOPT, CLOSE, LOCAL, OPEN, PROGRESS, Odometer
-    from sfumato.storage.journal import GENESIS
 
     odometer = Odometer(state_dir(), dataset or read_card(card).dataset_id)
     entries = odometer.entries()
@@ -299,7 +298,7 @@ def history(
     table_console().print(table)
     opened = odometer.events()
     note = " (incomplete: entries of the journal were lost)" if unknown or not odometer.complete() else ""
-    typer.echo(f"{len(opened)} charges, ε = {epsilon(opened, delta):.4f} together at δ = {delta_text(delta)}{note}")
+    typer.echo(f"{charges(len(opened))}, ε = {epsilon(opened, delta):.4f} together at δ = {delta_text(delta)}{note}")
 
 
 def utc(seconds: int) -> str:

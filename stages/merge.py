@@ -8,16 +8,16 @@ from typing import Annotated, Any
 import typer
 
 from sfumato.errors import ConfigError, DataError
+from sfumato.privacy.resolved import read_stage_plan
+from sfumato.settings.data import IMAGE
 from sfumato.settings.recipes import as_yaml
 from sfumato.settings.stages import QUERIES, STAGES, Kind
-from sfumato.storage.artifacts import Artifact, check_out, merge_records, read_artifact, write_empty, writing
-from sfumato.storage.documents import dataset_name, read_json
+from sfumato.storage.artifacts import PRIVACY, check_out, merge_records, read_artifact, write_empty, writing
+from sfumato.storage.documents import dataset_name, read_json, read_yaml
 from sfumato.storage.files import copy_directory, replace_file, write_json
 from stages.init import begin_repository, write
-from stages.state import ARTIFACTS, LEDGER, PUBLIC
+from stages.state import ARTIFACTS, LEDGER, PLAN, PUBLIC
 
-# what may differ between the plans of two owners
-THEIRS = {"dataset_id", "size_hint", "mechanism", "delta", "about", "again"}
 FOLDERS_HELP = "Projects of the owners, or copies of them: artifacts/ with the plan, and data/public if it is used."
 PEOPLE_HELP = "Your confirmation that no person is among the images of two owners; ledger, card and report quote it."
 
@@ -29,55 +29,57 @@ def merge(
 ) -> None:
     """Free: add up the noisy counts and means of owners with the same settings; each owner's ε stays their own."""
     from sfumato.privacy.ledger import read_budget
-    from sfumato.privacy.resolved import read_stage_plan
     from sfumato.queries.count import read_counts
-    from sfumato.queries.merging import MERGED, merge_counts, merge_means
+    from sfumato.queries.merging import merge_counts, merge_means, merged_budget, same_settings
 
     if len(folders) < 2 or out.resolve() in [folder.resolve() for folder in folders]:
         raise ConfigError("name the projects of two owners or more, and another folder for what is merged (--out)")
     if (out / "params.yaml").exists():
         raise ConfigError(f"{out} is the project of one owner: name another folder for what is merged (--out)")
-    plans = [plans_of(folder) for folder in folders]
+    plans = [plans_of(folder / PLAN) for folder in folders]
     first, queries = plans[0], same_settings(folders, plans)
     found = {name: [read_artifact(folder / ARTIFACTS / name, name) for folder in folders] for name in queries}
     own_ids = [plan["count"]["dataset_id"] for plan in plans]
     owners = [count.apart or (name,) for count, name in zip(found["count"], own_ids, strict=True)]  # some are merged
     apart = sorted(name for own in owners for name in own)
     if len({*apart}) < len(apart):
-        raise ConfigError(
-            f"two of the projects are of one data set ({', '.join(apart)}): each must have an id of its own"
-        )
+        raise ConfigError(f"two projects are of one data set ({', '.join(apart)}): each must have an id of its own")
     if not different_people:
-        raise ConfigError(
-            f"no person may be among the images of two of {', '.join(apart)}: their costs would add up. Say so by "
-            "--different-people, or release separately"
-        )
-    for i, own in enumerate(owners):
-        check_records([artifacts[i] for artifacts in found.values()], own)
-    if len(units := sorted({r["unit"] for count in found["count"] for r in count.records.values()})) > 1:
+        never = f"no person may be among the images of two of {', '.join(apart)}: their costs would add up"
+        raise ConfigError(f"{never}. Say so by --different-people, or release separately")
+    for artifact, own in ((one, own) for each in found.values() for one, own in zip(each, owners, strict=True)):
+        if {r["dataset_id"] for r in artifact.records.values() if r["stage"] == artifact.stage} != {*own}:
+            raise DataError(f"{artifact.path} holds no release of {', '.join(own)}: run `stage {artifact.stage}` there")
+    records = list(merge_records([artifact for each in found.values() for artifact in each]).values())
+    if len(units := sorted({record["unit"] for record in records})) > 1:
         raise ConfigError(f"the owners protect different units ({', '.join(units)})")
     shared = [name for name, stage in STAGES.items() if stage.public_only and first[name]["enabled"]]
-    check_same(folders, [ARTIFACTS / name for name in shared] + [PUBLIC])
+    given = [ARTIFACTS / name for name in shared] + [PUBLIC]
+    for path in given:
+        files = [(f / path).is_dir() and read_json(read_artifact(f / path).path / PRIVACY)["files"] for f in folders]
+        if any(one != files[0] for one in files):
+            where = ", ".join(map(str, folders))
+            raise ConfigError(f"{path} is not the same in {where}: one owner sends theirs to all")
 
     size_hint = sum(plan["count"]["size_hint"] for plan in plans)
-    records = list(merge_records([artifact for artifacts in found.values() for artifact in artifacts]).values())
-    budgets = [read_budget(folder / ARTIFACTS / "plan" / "budget.json") for folder in folders]
+    budgets = [read_budget(folder / PLAN / "budget.json") for folder in folders]
     budget = merged_budget(budgets, size_hint, records, apart)
     for name in (*QUERIES, *shared):
         check_out(out / ARTIFACTS / name, name)
-    write_plans(first, "-and-".join(apart)[:64], size_hint, budget, out / ARTIFACTS / "plan")
-    plan = read_stage_plan(out / ARTIFACTS / "plan" / "auxiliary.yaml", "auxiliary")
+    write_plans(first, "-and-".join(apart)[:64], size_hint, budget, out / PLAN)
+    plan = read_stage_plan(out / PLAN / "auxiliary.yaml", "auxiliary")
     sizes = [read_counts(count, plan.size_hint, len(plan.classes)).total for count in found["count"]]
     with writing(out / ARTIFACTS / "count", "count", found["count"], apart=apart) as directory:
-        total = merge_counts(found["count"], directory).total
-    for name in [name for name in queries if name in MERGED and name != "count"]:
+        total = merge_counts(found["count"], directory, plan.several).total
+    for name in [name for name in queries if name != "count"]:
         with writing(out / ARTIFACTS / name, name, found[name], apart=apart) as directory:
             merge_means(name, found[name], sizes, total, directory, plan)
     for name in [name for name in QUERIES if name not in queries]:
         write_empty(out / ARTIFACTS / name, name)
-    for path in [ARTIFACTS / name for name in shared] + [PUBLIC] * (folders[0] / PUBLIC).is_dir():
+    for path in (path for path in given if (folders[0] / path).is_dir()):
         copy_directory(folders[0] / path, out / path)
-    write_pipeline(out, [name for name, stage in STAGES.items() if stage.kind is Kind.FREE and name not in shared])
+    free = [name for name, stage in STAGES.items() if stage.kind is Kind.FREE and name not in shared]
+    write_pipeline(out, free, epsilon=budget["target"], delta=budget["delta"], unit=first["count"].get("unit", IMAGE))
     typer.echo(f"{out / ARTIFACTS}: {', '.join(queries)} of {', '.join(apart)}; nothing was charged")
     place = "" if out.resolve() == Path.cwd() else f"cd {out} && "
     typer.echo(f"next: {place}dvc repro")
@@ -85,77 +87,9 @@ def merge(
 
 def plans_of(folder: Path) -> dict[str, dict[str, Any]]:
     """The resolved file of each stage, as a mapping. Raises ConfigError if one is missing or not whole."""
-    from sfumato.privacy.resolved import read_stage_plan
-    from sfumato.storage.documents import read_yaml
-
-    place = folder / ARTIFACTS / "plan"
     for name in STAGES:
-        read_stage_plan(place / f"{name}.yaml", name)
-    return {name: read_yaml(place / f"{name}.yaml") for name in STAGES}
-
-
-def same_settings(folders: Sequence[Path], plans: Sequence[Mapping[str, dict[str, Any]]]) -> list[str]:
-    """The queries that ran. Raises ConfigError if the releases do not add up, or their public settings differ."""
-    from sfumato.queries.merging import MERGED, REFUSED
-
-    queries = [name for name in QUERIES if any(plan[name]["enabled"] for plan in plans)]
-    for name in [name for name in queries if name not in MERGED]:
-        raise ConfigError(
-            f"releases of {name} do not add up: {REFUSED[name]}. Take a recipe of {', '.join(MERGED)} only, "
-            "such as dp-merf, dp-mepf or dp-kernel"
-        )
-    if "count" not in queries:
-        raise ConfigError("count is not in `run`: without noisy counts the means of two owners have no weights")
-    for folder, plan in zip(folders[1:], plans[1:], strict=True):
-        for name in (name for name, stage in STAGES.items() if stage.kind is not Kind.LOCAL):
-            own, other = ({k: v for k, v in one[name].items() if k not in THEIRS} for one in (plans[0], plan))
-            for key in sorted(own.keys() | other.keys()):
-                if own.get(key) != other.get(key):
-                    raise ConfigError(
-                        f"{folder} and {folders[0]} differ in {name}.{key}: {other.get(key)} and {own.get(key)}. "
-                        "Owners agree on all settings but data.dataset_id, privacy.size_hint and ε before they spend"
-                    )
-    return queries
-
-
-def check_same(folders: Sequence[Path], paths: Sequence[Path]) -> None:
-    """Raise ConfigError if the artifacts at `paths` differ between the projects."""
-    for path in paths:
-        found = [read_artifact(f / path) if (f / path).is_dir() else None for f in folders]
-        files = [None if one is None else read_json(one.path / "privacy.json")["files"] for one in found]
-        if any(one != files[0] for one in files):
-            raise ConfigError(
-                f"{path} is not the same in {', '.join(map(str, folders))}: one owner sends theirs to all"
-            )
-
-
-def check_records(artifacts: Sequence[Artifact], own: Sequence[str]) -> None:
-    """Raise DataError unless each release of one project was charged on all of its own data sets."""
-    for artifact in artifacts:
-        charged = {r["dataset_id"] for r in artifact.records.values() if r["stage"] == artifact.stage}
-        if charged != {*own}:
-            raise DataError(f"{artifact.path} holds no release of {', '.join(own)}: run `stage {artifact.stage}` there")
-
-
-def merged_budget(
-    budgets: Sequence[Mapping[str, Any]], size_hint: int, records: Sequence[dict], apart: Sequence[str]
-) -> dict[str, Any]:
-    """The budget of the merged release: at the smallest δ of the owners, their largest ε, or what it is at that δ."""
-    from sfumato.privacy.accountant import round_up
-    from sfumato.privacy.events import common_adjacency
-    from sfumato.privacy.ledger import spent_on_one
-
-    (recipe, accountant), *others = {(budget["recipe"], budget["accountant"]) for budget in budgets}
-    if others:
-        raise ConfigError("the owners differ in recipe or privacy.accountant: they agree on both before they spend")
-    delta = min(budget["delta"] for budget in budgets)
-    if delta > 1 / size_hint:
-        raise ConfigError(
-            f"δ = {delta:g} is above 1/{size_hint}, of all owners' units: each must plan with a smaller δ"
-        )
-    spent = spent_on_one(records, delta, accountant, common_adjacency(records), apart)
-    target = max(*(budget["target"] for budget in budgets), round_up(spent))
-    return {"recipe": recipe, "accountant": accountant, "delta": delta, "size_hint": size_hint, "target": target}
+        read_stage_plan(folder / f"{name}.yaml", name)
+    return {name: read_yaml(folder / f"{name}.yaml") for name in STAGES}
 
 
 def write_plans(
@@ -172,9 +106,9 @@ def write_plans(
     write_json(folder / "budget.json", dict(budget))
 
 
-def write_pipeline(out: Path, free: Sequence[str]) -> None:
-    """`dvc.yaml` of the stages that are free: all else came from the owners."""
-    from sfumato.planning.project import IGNORED, block_yaml, dvc_content
+def write_pipeline(out: Path, free: Sequence[str], **limit: Any) -> None:
+    """`dvc.yaml` of the stages that are free: all else came from the owners. limit: of the check of the ledger."""
+    from sfumato.planning.project import IGNORED, block_yaml, dvc_content, workflow_text
 
     known = dvc_content()["stages"]
     stages = {name: known[name] for name in (*free, "ledger", "report")}
@@ -182,5 +116,6 @@ def write_pipeline(out: Path, free: Sequence[str]) -> None:
     for entry in stages.values():
         entry["deps"] = [path for path in entry["deps"] if path in made or (out / path).exists()]
     text = "# Written by `stage merge`: what is free, from the noisy sums of all owners.\n"
-    write({"dvc.yaml": text + block_yaml({"stages": stages}), ".gitignore": IGNORED}, out, False)
+    files = {"dvc.yaml": text + block_yaml({"stages": stages}), ".gitignore": IGNORED}
+    write(files | {".github/workflows/ledger.yml": workflow_text(**limit)}, out, False)
     begin_repository(out)

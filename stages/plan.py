@@ -12,18 +12,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sfumato.errors import BudgetError, ConfigError
+from sfumato.settings.data import OF_THE_OWNER
+from sfumato.settings.dpsgd import RANKED
+from sfumato.settings.fields import REST
+from sfumato.settings.params import Params
+from sfumato.settings.privacy import UNLIMITED
+from sfumato.settings.recipes import load_params, read_yaml
 from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import merge_records, read_artifact
 from sfumato.storage.files import replace_file
 from stages.runner import CardPath, PublicPath, lineage_of_model, memory_line
-from stages.screen import delta_text, numbers_table, say, table_console
+from stages.screen import charges, delta_text, numbers_table, say, table_console
 from stages.state import ARTIFACTS, CARD, LEDGER, PLAN, PUBLIC, seen_in_ledgers, state_dir
 
 if TYPE_CHECKING:
     from sfumato.data.store import Card
     from sfumato.planning.resolve import Plan, Spending
     from sfumato.privacy.odometer import Odometer
-    from sfumato.settings.params import Params
 
 PEOPLE = (
     "privacy.unit is not said, so one image is protected: the costs of several images of one person add up. If there "
@@ -52,9 +57,6 @@ def plan(
     from sfumato.privacy.authorize import check_known
     from sfumato.privacy.odometer import Odometer
     from sfumato.release.exports import check_parquet
-    from sfumato.settings.data import OF_THE_OWNER
-    from sfumato.settings.privacy import UNLIMITED
-    from sfumato.settings.recipes import load_params
 
     if not dry_run and renew(Path("dvc.yaml")):
         raise ConfigError("dvc.yaml was written by an older version. It is up to date now: run `dvc repro` again")
@@ -86,7 +88,7 @@ def plan(
     show_shares(made, params)
     if inherited:
         ids = ", ".join(sorted({record["dataset_id"] for record in inherited}))
-        say(f"the budget holds {len(inherited)} charges of an earlier release, behind public inputs (datasets {ids})")
+        say(f"the budget holds {charges(len(inherited))} of an earlier release, behind public inputs (datasets {ids})")
     for warning in warnings_of(loaded, made.budget["delta"]):
         say(f"warning: {warning}")
     if odometer.head() is not None:
@@ -169,7 +171,6 @@ def show_step_noise(made: Plan) -> None:
     from sfumato.dpsgd.run import step_noise
     from sfumato.dpsgd.trainable import trained_parameters
     from sfumato.release.synthesizer import outline
-    from sfumato.settings.dpsgd import RANKED
 
     file = made.files["finetune"]
     model = outline(params.model, tuple(file["shape"]), len(file["classes"]))
@@ -248,9 +249,6 @@ def show_minutes(params: Params, seconds: Mapping[str, float | None]) -> None:
 
 def show_shares(made: Plan, params: Path) -> None:
     """Show which stages have another share than the requested one, and why."""
-    from sfumato.settings.fields import REST
-    from sfumato.settings.recipes import read_yaml
-
     own, apart = read_yaml(params), []
     for name in made.mechanisms:
         noise, share = getattr(made.params, name).noise, made.budget["stages"][name]["share"]

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from sfumato.settings.recipes import load_params
 from stages.plan import RECIPES, ParamsPath, RecipesPath
 from stages.runner import CardPath
 from stages.state import CARD, PUBLIC, state_dir
@@ -22,7 +23,6 @@ def sensitive(
 ) -> None:
     """Local: store sensitive and hold-out images under $SFUMATO_STATE, and write the public card."""
     from sfumato.data.prepare import prepare_sensitive
-    from sfumato.settings.recipes import load_params
 
     content = prepare_sensitive(load_params(params, recipes).data, state_dir(), card, raw)
     shape = f"shape {content['shape']}, {len(content['classes'])} classes, {content['split']} hold-out"
@@ -42,7 +42,6 @@ def public(
     from sfumato.data.store import read_card
     from sfumato.planning.checks import reads_public
     from sfumato.privacy.authorize import open_local
-    from sfumato.settings.recipes import load_params
 
     loaded = load_params(params, recipes)
     wanted = loaded.public if reads_public(loaded) else None

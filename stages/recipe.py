@@ -7,6 +7,7 @@ import typer
 from rich.table import Table
 
 from sfumato.errors import ConfigError
+from sfumato.settings.recipes import as_yaml, load_params, read_yaml, recipes_at
 from stages.plan import RECIPES, ParamsPath, RecipesPath
 from stages.screen import table_console
 
@@ -16,8 +17,6 @@ app = typer.Typer(no_args_is_help=True, help="The recipes: methods of the litera
 @app.command("list")
 def list_recipes(recipes: RecipesPath = RECIPES) -> None:
     """Every recipe and profile, a line each."""
-    from sfumato.settings.recipes import read_yaml, recipes_at
-
     table, recipes = Table("name", "what it is"), recipes_at(recipes)
     found = [*sorted(recipes.glob("*.yaml")), *sorted((recipes / "profiles").glob("*.yaml"))]
     if not found:
@@ -36,6 +35,4 @@ def show(
     recipes: RecipesPath = RECIPES,
 ) -> None:
     """Every parameter, after defaults, profile, recipe and params.yaml."""
-    from sfumato.settings.recipes import as_yaml, load_params
-
     typer.echo(as_yaml(load_params(params, recipes, recipe=name).model_dump(mode="json")))

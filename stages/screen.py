@@ -46,6 +46,10 @@ def delta_text(delta: float) -> str:
     return bound_text(delta, 3)
 
 
+def charges(number: int) -> str:
+    return f"{number} charge{'' if number == 1 else 's'}"
+
+
 @contextmanager
 def progress(name: str, *, clock: bool = True) -> Iterator[Report]:
     """A progress bar on a terminal, a plain line every tenth elsewhere.

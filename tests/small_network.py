@@ -1,12 +1,19 @@
-"""A small U-Net of two resolutions with attention, and the names of its query, key and value matrices."""
+"""A small U-Net of two resolutions with attention, the names of its query, key and value matrices, and drawing."""
 
 import torch
 
 from sfumato.diffusion.unet import UNet
+from sfumato.generators.one_step import drawing
 
 PLACES = ["down.0", "down.1", "middle.0", "up.0", "up.1"]
 QKV = [f"{place}.attention.{part}.weight" for place in PLACES for part in "qkv"]
 CHOSEN = [f"{place}.attention.{part}.weight" for place, part in zip(PLACES, "vqkkv", strict=True)]
+
+
+def draw_images(generator, count, priors=None, seed=0):
+    """All images that `drawing` gives in parts, and their labels."""
+    parts, labels = drawing(generator, count, priors, seed)
+    return torch.cat(list(parts)), labels
 
 
 def perturbed(model: UNet) -> UNet:

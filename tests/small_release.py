@@ -30,6 +30,7 @@ def write_release(
         size_hint=1500,
         delta=None,
         about=about or {},
+        several=False,
         settings=Synthesize(**settings),
     )
     with writing(path, "synthesize", records=[RECORD]) as directory:

@@ -4,12 +4,13 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from sfumato.data.images import load_array
 from sfumato.data.tables import rows_by_file
-from sfumato.errors import DataError, PrivateError
+from sfumato.errors import ConfigError, DataError, PrivateError
 from sfumato.settings.data import Groups
 
 # what tables hold where nothing is known, as `spelling` has it
@@ -46,10 +47,11 @@ class GroupIndex:
         return self.order[np.repeat(self.starts[chosen] - before, sizes) + np.arange(sizes.sum())]
 
 
-def ids_of_files(groups: Groups, files: Sequence[Path], root: Path) -> Ids:
+def ids_of_files(groups: Groups, files: Sequence[Any], root: Path, given: Sequence[str] | None = None) -> Ids:
     """The id of each picture, by its name, its folder, a table or groups.npy. files: below `root`, in their order.
 
-    Raises DataError where a table is none; PrivateError where it does not fit the files, or as `checked`.
+    given: those of the column, where the labels are in a table. Raises ConfigError if they are not; DataError where a
+    table is none; PrivateError where it does not fit the files, or as `checked`.
     """
     if groups.pattern is not None:
         matches = [re.search(groups.pattern, file.name) for file in files]
@@ -64,20 +66,12 @@ def ids_of_files(groups: Groups, files: Sequence[Path], root: Path) -> Ids:
         return checked([patient_of(file, f"picture {i}") for i, file in enumerate(files, 1)], groups)
     if groups.array:
         return checked(ids_of_array(load_array(root / "groups.npy"), len(files), str(root / "groups.npy")), groups)
-    rows = rows_of_files(Path(str(groups.csv)).expanduser(), f"data.groups.csv={groups.csv}", COLUMNS, files, root)
-    return checked([group for (group,) in rows], groups)
-
-
-def rows_of_files(
-    table: Path, called: str, columns: Sequence[str], files: Sequence[Path], root: Path
-) -> list[list[str]]:
-    """The cells of a table for each of `files`, which has a row for each and no other: see `rows_by_file`."""
-    found = rows_by_file(table, called, columns, files, root)
-    for path in files:
-        if path not in found:
-            folder = root / path.relative_to(root).parts[0] if path.parent != root else root
-            raise PrivateError(f"{called} lacks {place_of(path, files, folder)}: give each file a row")
-    return [found[path] for path in files]
+    if groups.column is not None:
+        if given is None:
+            raise ConfigError(f"data.groups.column={groups.column} needs labels in a table too, and {root} has folders")
+        return checked(given, groups)
+    rows = rows_by_file(Path(str(groups.csv)).expanduser(), f"data.groups.csv={groups.csv}", COLUMNS, files, root)
+    return checked([rows[file][0] for file in files], groups)
 
 
 def ids_of_array(array: np.ndarray, count: int, what: str) -> Ids:
@@ -100,10 +94,8 @@ def checked(ids: Sequence[str | None], groups: Groups) -> Ids:
         where = f"data.groups gives image {number}, in the order of classes and names,"
         name = None if text is None or spelling(text) in NO_ID else text
         if name is None and not groups.alone:
-            raise PrivateError(
-                f"{where} no id: give it one, or say data.groups.alone: true where each such image is the only one of "
-                "its person"
-            )
+            fix = "give it one, or say data.groups.alone: true where each such image is the only one of its person"
+            raise PrivateError(f"{where} no id: {fix}")
         if name is not None and spelling(name) in UNCLEAR:
             raise PrivateError(
                 f"{where} an id that often stands for an unknown person (0 or -1): leave it empty if the person is "
@@ -126,9 +118,3 @@ def spelling(text: str) -> str:
     shown = ["-" if kind == "Pd" else c for kind, c in kinds if kind[0] != "C" and not UNSEEN.match(c)]
     folded = "".join(shown).translate(LOOK_ALIKE)
     return re.sub(r"(?<!\d)0+(?=\d)", "", re.sub(r"(?<=\d)\.0+$", "", folded))
-
-
-def place_of(file: Path, files: Sequence[Path], folder: Path) -> str:
-    """A picture without its file's name: its place among the `files` in `folder`."""
-    inside = [path for path in files if path.is_relative_to(folder)]
-    return f"picture {inside.index(file) + 1} of {folder}, in the order of names"

@@ -89,7 +89,9 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
         origin = {"source": data.source, "path": data.path and str(Path(data.path).expanduser().resolve())}
         if not data.different_people:
             refuse_another_id(home, fresh, image_set.shape, origin)
-        if regrouped(home, fresh, spent_on(journal)):
+        entries = journal.entries()  # of all charges ever opened
+        spent = [e["record"] for e in entries if "record" in e] + [r for e in entries for r in e.get("records", ())]
+        if regrouped(home, fresh, spent):
             if not data.other_groups:
                 raise ConfigError(
                     f"data.dataset_id={data.name}: some images on which privacy was spent would come in other groups "
@@ -124,13 +126,15 @@ def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], orig
     Each odometer would count a part. Images of one stored shape, (C, H, W), are compared as they are, and all by their
     small grey versions: copies that were resized before may be stored in the same shape.
     """
-    known: set[bytes] = set()
+    known: dict[bytes, set[Hashable]] = {}
     for other in sorted(path.parent for path in home.parent.glob(f"*/{CARD}") if path.parent != home):
-        card, origin_file = read_card(other / CARD), other / ORIGIN
-        same = origin_file.is_file() and read_origin(origin_file) == origin
+        card, file = read_card(other / CARD), other / ORIGIN
+        wrong = f"{file} cannot be read: prepare these images again"
+        with explained(DataError, lambda _: wrong):  # noqa: B023
+            same = file.is_file() and read_json(file) == origin
         if not same and card.shape == shape:
-            known = known or {*digests_of_both(fresh)}
-            same = any(value in known for value in digests_of_both(other))
+            known = known or placed_digests(fresh)
+            same = not known.keys().isdisjoint(placed_digests(other))
         if same or resized_copies(fresh, other):
             raise ConfigError(
                 f"data.dataset_id={home.name}: some of these images, or their folder, are counted as {other.name!r} "
@@ -160,18 +164,6 @@ def looks(home: Path, most: int | None = None) -> np.ndarray:
     return small / np.maximum(np.linalg.norm(small, axis=1, keepdims=True), 1e-9)
 
 
-def read_origin(path: Path) -> object:
-    """Source and path of prepared images. Raises DataError if that cannot be read."""
-    with explained(DataError, lambda error: f"{path} cannot be read ({error}): prepare these images again"):
-        return read_json(path)
-
-
-def spent_on(journal: Journal) -> list[dict]:
-    """The records of all charges ever opened."""
-    entries = journal.entries()
-    return [e["record"] for e in entries if "record" in e] + [r for e in entries for r in e.get("records", ())]
-
-
 def regrouped(before: Path, after: Path, spent: Sequence[dict]) -> bool:
     """Whether images that are in both prepared sets, and were spent on, were of one group and are not now, or now are.
 
@@ -198,11 +190,6 @@ def placed_digests(home: Path) -> dict[bytes, set[Hashable]]:
         for value, group in zip(digests(images), groups, strict=True):
             found.setdefault(value, set()).add((part, int(group)))
     return found
-
-
-def digests_of_both(home: Path) -> Iterator[bytes]:
-    for part in (SENSITIVE, HOLDOUT):
-        yield from digests(load_array(home / part / IMAGES))
 
 
 def kept_version(home: Path) -> str | None:

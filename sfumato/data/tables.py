@@ -3,7 +3,7 @@
 import csv
 import io
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +31,7 @@ def read_table(table: Path, columns: Sequence[str], what: str) -> Rows:
 
     Raises DataError if it is not a table with these columns, each once; PrivateError for a row of another form.
     """
-    forms = {".parquet": "a Parquet table", ".csv": "a regular file of UTF-8 text with commas"}
-    form = forms.get(table.suffix, "a regular file of UTF-8 text")
-    with explained(
-        DataError,
-        lambda error: f"{what} is not a table ({type(error).__name__}): write {form}",
-        missing=f"{what} is missing: mend the path, or write that table",
-        causes=(*UNREADABLE, RuntimeError, csv.Error),  # RuntimeError: by pyarrow
-    ):
-        heads, rows = cells_of(table, columns)
+    heads, rows = cells_of(table, columns, what)
     if any(heads.count(name) != 1 for name in columns):
         named = " and ".join(columns)
         raise DataError(f"{what} is not a table with the columns {named}, each once: name them in its first line")
@@ -56,27 +48,35 @@ def read_table(table: Path, columns: Sequence[str], what: str) -> Rows:
 
 
 def rows_by_file(
-    table: Path, called: str, columns: Sequence[str], files: Iterable[Path], root: Path
+    table: Path, called: str, columns: Sequence[str], files: Sequence[Path], root: Path, others: Iterable[Path] = ()
 ) -> dict[Path, list[str]]:
     """The cells of each row by the file that it names, in the order of the rows.
 
-    called: the table in messages; columns: the first holds paths below `root`, the others are returned; files: those
-    that may be named. Raises as `read_table`; PrivateError for a row that names another file, one once more, or a link.
+    called: the table in messages; columns: the first holds paths below `root`, the others are returned; files: each
+    must be named; others: may be named too. Raises as `read_table`; PrivateError for a file without a row, and for a
+    row that names another file, one once more, or a link.
     """
-    known = {plain_path(str(file.relative_to(root))): file for file in files}
+    known = {plain_path(str(file.relative_to(root))): file for file in (*files, *others)}
     found: dict[Path, list[str]] = {}
     for number, (name, *cells) in read_table(table, columns, called):
         if (file := known.get(plain_path(name))) is None:
-            raise PrivateError(
-                f"{called}, row {number}, names a file that is not below {root}: "
-                "remove it, or correct the path (such as class/picture.png)"
-            )
+            fix = "remove it, or correct the path (such as class/picture.png)"
+            raise PrivateError(f"{called}, row {number}, names a file that is not below {root}: {fix}")
         if file in found:
             raise PrivateError(f"{called}, row {number}, names a file once more: one row for each file")
         if not file.is_file() or not file.resolve().is_relative_to(root.resolve()):
             raise PrivateError(f"{called}, row {number}, names a link out of {root}, or a pipe: copy the picture there")
         found[file] = cells
+    if left := next((path for path in files if path not in found), None):
+        folder = root / left.relative_to(root).parts[0] if left.parent != root else root
+        raise PrivateError(f"{called} lacks {place_of(left, files, folder)}: give each file a row")
     return found
+
+
+def place_of(file: Path, files: Collection[Path], folder: Path) -> str:
+    """A picture without its file's name: its place among the `files` in `folder`."""
+    inside = [path for path in files if path.is_relative_to(folder)]
+    return f"picture {inside.index(file) + 1} of {folder}, in the order of names"
 
 
 def plain_path(text: str) -> str:
@@ -85,33 +85,40 @@ def plain_path(text: str) -> str:
 
 
 def columns_of(table: Path) -> list[str]:
-    """The names of the columns; of JSON lines, the keys of the first. Raises as reading does."""
-    return cells_of(table, ())[0]
+    """The names of the columns but FILE; of JSON lines, the keys of the first. Raises as `cells_of`."""
+    return [name for name in cells_of(table, (), str(table))[0] if name != FILE]
 
 
-def cells_of(table: Path, columns: Sequence[str]) -> Cells:
-    """The names of the columns, and the cells of each row, of all columns or at least of `columns`."""
-    if table.suffix == ".parquet":
-        return parquet_rows(table, columns)
-    text = read_text(table).removeprefix("\ufeff")
-    return json_rows(text, columns) if table.suffix == ".jsonl" else csv_rows(text)
+def cells_of(table: Path, columns: Sequence[str], what: str) -> Cells:
+    """The names of the columns, and the cells of each row, of all columns or at least of `columns`.
 
-
-def csv_rows(text: str) -> Cells:
-    rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
-    heads = [name.strip() for name in rows[0]] if rows else []
-    return heads, [(number, row) for number, row in enumerate(rows[1:], 2) if row]
+    Raises DataError if it is no table; PrivateError for a row of JSON that is no object.
+    """
+    forms = {".parquet": "a Parquet table", ".csv": "a regular file of UTF-8 text with commas"}
+    form = forms.get(table.suffix, "a regular file of UTF-8 text")
+    with explained(
+        DataError,
+        lambda error: f"{what} is not a table ({type(error).__name__}): write {form}",
+        missing=f"{what} is missing: mend the path, or write that table",
+        causes=(*UNREADABLE, RuntimeError, csv.Error),  # RuntimeError: by pyarrow
+    ):
+        if table.suffix == ".parquet":
+            return parquet_rows(table, columns)
+        text = read_text(table).removeprefix("\ufeff")
+        if table.suffix == ".jsonl":
+            return json_rows(text, columns)
+        heads, *rows = [*csv.reader(io.StringIO(text, newline=""), strict=True)] or [[]]
+        return [name.strip() for name in heads], [(number, row) for number, row in enumerate(rows, 2) if row]
 
 
 def json_rows(text: str, columns: Sequence[str]) -> Cells:
     found = []
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
-            try:
+            wrong = f"row {number} of a table is not a JSON object: mend it"
+            with explained(PrivateError, lambda _: wrong, causes=(ValueError, TypeError)):  # noqa: B023
                 found.append((number, dict(parse_json(line))))
-            except (ValueError, TypeError) as error:
-                raise PrivateError(f"row {number} of a table is not a JSON object: mend it") from error
-    heads = [*columns] or [*found[0][1]]
+    heads = [*columns] or [key for _, content in found[:1] for key in content]
     return heads, [(number, [content.get(name, "") for name in heads]) for number, content in found]
 
 

@@ -25,8 +25,9 @@ SEEN = {  # stages whose pictures the owner's report shows
 
 def csv_of(table: pd.DataFrame, numbers: str = ".4f") -> str:
     """CSV with a header; a missing value stays empty. numbers: format of floats."""
-    forms = {name: numbers if pd.api.types.is_float_dtype(kind) else "" for name, kind in table.dtypes.items()}
-    return csv_text(table.astype(object).where(table.notna(), None).to_dict("records"), forms)
+    forms = {str(name): numbers if pd.api.types.is_float_dtype(kind) else "" for name, kind in table.dtypes.items()}
+    cells = table.astype(object).where(table.notna(), None)
+    return csv_text((row.to_dict() for _, row in cells.iterrows()), forms)
 
 
 def measure_of(found: Mapping) -> str:

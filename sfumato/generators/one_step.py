@@ -98,17 +98,13 @@ def fit_generator(
     for step, block in enumerate(blocks):
         if step == 0 or block != blocks[step - 1]:
             stopping = EarlyStopping(matches, seed, block)
-        labels = balanced_labels(config.batch, None, classes + several, random)
-        rows: Tensor | None = None
-        if several:
-            labels, rows = several_of(labels, priors, random)
-            rows = rows.to(device)
-        labels = labels.to(device)
+        strata = balanced_labels(config.batch, None, classes + several, random)
+        labels, rows = several_of(strata, priors, random) if several else (strata, F.one_hot(strata, classes))
+        labels, weights = labels.to(device), rows.to(columns)
         z = torch.randn(config.batch, generator.latent, generator=random).to(device)
         # bf16 inside the network and the phases, float32 for the embedding and the loss
         with torch.autocast(device.type, torch.bfloat16):
             images = generator(z, labels, block)
-            weights = (F.one_hot(labels, classes) if rows is None else rows).to(columns)
             embeddings = [embedding_of(match, images, weights, columns) for match in matches]
             loss = stopping.loss(embeddings, weights, columns)
             if teacher is not None:
@@ -235,13 +231,12 @@ def recompute_batch_norm(generator: OneStep, batch: int, priors: Tensor | None, 
         norm.reset_running_stats()
         norm.momentum = None  # a plain mean over the batches
     generator.train()
+    several = priors is not None and getattr(generator, "several", False)
     for _ in range(SETTLING):
-        if priors is not None and getattr(generator, "several", False):
-            strata = balanced_labels(batch, None, generator.classes + 1, random)
-            labels = several_of(strata, priors, random)[0].to(device)
-        else:
-            labels = balanced_labels(batch, priors, generator.classes, random).to(device)
-        generator(torch.randn(batch, generator.latent, generator=random).to(device), labels)
+        labels = balanced_labels(batch, None if several else priors, generator.classes + several, random)
+        if several and priors is not None:
+            labels = several_of(labels, priors, random)[0]
+        generator(torch.randn(batch, generator.latent, generator=random).to(device), labels.to(device))
 
 
 def balanced_labels(count: int, priors: Tensor | None, classes: int, random: torch.Generator) -> Tensor:
@@ -264,6 +259,13 @@ def several_labels(count: int, priors: Tensor, random: torch.Generator) -> Tenso
     return torch.stack([balanced_labels(count, share, 2, random) for share in shares], dim=1).to(torch.uint8)
 
 
+def labels_to_draw(model: Any, count: int, priors: Tensor | None, random: torch.Generator) -> Tensor:
+    """By `several_labels` if there are priors and the model takes several labels an image, else `balanced_labels`."""
+    if priors is not None and getattr(model, "several", False):
+        return several_labels(count, priors, random)
+    return balanced_labels(count, priors, model.classes, random)
+
+
 def several_of(strata: Tensor, priors: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
     """Label sets that have a given label, or none, so that rare ones are fitted too, and the weight of each image.
 
@@ -278,25 +280,16 @@ def several_of(strata: Tensor, priors: Tensor, random: torch.Generator) -> tuple
     return labels, own * label_rows(labels, classes)
 
 
-def draw_images(generator: OneStep, count: int, priors: Tensor | None = None, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """`count` images, (N, C, H, W) float32 in [0, 1], and labels, (N,) int64. priors: label shares, None: uniform.
-
-    A generator of several labels needs priors, and gives labels as `several_labels`.
-    """
-    parts, labels = drawing(generator, count, priors, seed)
-    return torch.cat(list(parts)), labels
-
-
 def drawing(
     generator: OneStep, count: int, priors: Tensor | None = None, seed: int = 0
 ) -> tuple[Iterator[Tensor], Tensor]:
-    """The same, the images in parts."""
+    """`count` images, parts of (N, C, H, W) float32 in [0, 1], and labels, (N,) int64. priors: shares, None: uniform.
+
+    A generator of several labels needs priors, and gives labels as `several_labels`.
+    """
     device = next(iter(generator.state_dict().values())).device
     random = torch.Generator().manual_seed(seed)
-    if priors is not None and getattr(generator, "several", False):
-        labels = several_labels(count, priors, random)
-    else:
-        labels = balanced_labels(count, priors, generator.classes, random)
+    labels = labels_to_draw(generator, count, priors, random)
     generator.eval()
 
     @torch.no_grad()

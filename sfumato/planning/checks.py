@@ -105,9 +105,8 @@ def label_problems(params: Params, card: Card) -> Iterator[str]:
         chosen = "model.directory, and the source frequency in pretrain.phases,"
         yield f"{chosen} take one label an image, and data.labels=several: leave them out, for auxiliary"
     made = params.synthesize
-    if params.runs("synthesize") and (
-        made.labels == "uniform" or made.distorted > 0 or made.mixed > 0 or made.teacher_guidance > 0
-    ):
+    changed = made.labels == "uniform" or made.distorted > 0 or made.mixed > 0 or made.teacher_guidance > 0
+    if params.runs("synthesize") and changed:
         yield "synthesize.labels: uniform, distorted, mixed and teacher_guidance take one label each: leave them out"
 
 

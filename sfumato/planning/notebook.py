@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from contextlib import chdir
@@ -36,6 +37,12 @@ class Project:
         if missing:
             raise ConfigError(f"{self.folder} is not a project: {missing[0]} is missing. Project.create makes one")
 
+    def __repr__(self) -> str:
+        card = self.folder / ARTIFACTS / "synthesize" / "card.json"
+        made = read_json(card) if card.is_file() else None
+        released = f"{made['images']} images released, ε = {made['epsilon']:.4f}" if made else "nothing released yet"
+        return f"<Project {self.folder}: {released}>"
+
     @classmethod
     def create(cls, folder: str | Path, *, images: str | Path, epsilon: float, **options: Any) -> Project:
         """Look at a folder of images and write a project that fits them, ε and the minutes; spends nothing.
@@ -65,7 +72,7 @@ class Project:
         from sfumato.settings.recipes import load_params
         from sfumato.storage.state_directory import state_dir
 
-        self._repro("plan", progress=False)
+        run_program(["-m", "dvc", "repro", "plan"], self.folder, shown=False)
         with chdir(self.folder):
             params, card = load_params(Path("params.yaml"), Path(RECIPES)), read_card(Path(CARD))
             public = Path(PUBLIC) / "card.json"
@@ -84,7 +91,7 @@ class Project:
 
         Raises the error of the stage that failed, in its own words.
         """
-        self._repro(progress=progress)
+        run_program(["-m", "dvc", "repro"], self.folder, shown=progress)
         return self.release
 
     @property
@@ -99,10 +106,6 @@ class Project:
         if not (self.folder / REPORT).is_file():
             raise DataError(f"{self.folder / REPORT} does not exist: call run() first")
         return self.folder / REPORT
-
-    def _repro(self, *targets: str, progress: bool) -> None:
-        """`dvc repro` in the folder; its lines are shown while it runs."""
-        run_program(["-m", "dvc", "repro", *targets], self.folder, shown=progress)
 
 
 def run_program(words: list[str], folder: Path, *, shown: bool) -> None:
@@ -127,11 +130,8 @@ def run_program(words: list[str], folder: Path, *, shown: bool) -> None:
             if shown and line.strip() and not line.startswith(NOISE):
                 print(line, end="", flush=True)
     if running.returncode:
-        _, found, said = f"\n{''.join(lines)}".rpartition("\nerror: ")
-        said = (
-            said.partition("\nERROR: ")[0]
-            if found
-            else "\n".join(line.strip(" │\n") for line in lines[-5:] if "──" not in line)
-        )
-        codes = [int(word) for line in lines if "exited with" in line for word in line.split() if word.isdigit()]
-        raise ERRORS.get(codes[-1] if codes else running.returncode, SfumatoError)(said.strip())
+        text = "".join(lines)
+        last = "\n".join(line.strip(" │\n") for line in lines[-5:] if "──" not in line)
+        _, found, said = f"\n{text}".rpartition("\nerror: ")
+        codes = re.findall(r"exited with (\d+)", text) or [running.returncode]
+        raise ERRORS.get(int(codes[-1]), SfumatoError)(said.partition("\nERROR: ")[0].strip() if found else last)

@@ -104,15 +104,20 @@ def project_files(own: Mapping[str, Any], notes: Mapping[str, str], minutes: flo
     """Every file of the project, by its path."""
     privacy = {"unit": IMAGE, "delta": default_delta(own["privacy"]["size_hint"]), **own["privacy"]}
     facts = {**own, **own["data"], **privacy, "minutes": minutes, "version": version}
-    facts |= {"shown": bound_text(privacy["delta"], 3), "tracked": TRACKED.replace(" pipelines", "")}
-    here = Path(__file__)
+    facts |= {"tracked": TRACKED.replace(" pipelines", "")}
     return {
         "params.yaml": params_text(own, notes),
         "dvc.yaml": dvc_text(),
         ".gitignore": IGNORED,
-        "README.md": here.with_name("project_readme.md").read_text("utf-8").format(**facts),
-        ".github/workflows/ledger.yml": here.with_name("project_workflow.yaml").read_text("utf-8").format(**facts),
+        "README.md": Path(__file__).with_name("project_readme.md").read_text("utf-8").format(**facts),
+        ".github/workflows/ledger.yml": workflow_text(privacy["epsilon"], privacy["delta"], privacy["unit"]),
     }
+
+
+def workflow_text(epsilon: float, delta: float, unit: str) -> str:
+    """The workflow that checks the ledger on every push."""
+    text = Path(__file__).with_name("project_workflow.yaml").read_text("utf-8")
+    return text.format(epsilon=epsilon, delta=delta, unit=unit, shown=bound_text(delta, 3))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from torch import Tensor
@@ -85,8 +85,5 @@ def open_charge(
         unit=public.unit,
     )
     policy = authorize.SpendingPolicy(delta=delta or default_delta(size_hint), lifetime_epsilon=lifetime_epsilon)
-    charge = authorize.open_charge(Path(state), public, work, policy)
-    try:
+    with closing(authorize.open_charge(Path(state), public, work, policy)) as charge:
         yield OwnCharge(charge)
-    finally:
-        charge.close()

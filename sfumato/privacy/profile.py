@@ -6,6 +6,7 @@ Source: Wasserman & Zhou 2010; Dong, Roth & Su 2022.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -104,13 +105,8 @@ def best_guess(mechanisms: Iterable[Mechanism], adjacency: str = ADD_OR_REMOVE_O
 
 def noise_for_guess(mechanisms: Sequence[Mechanism], guess: float, adjacency: str = ADD_OR_REMOVE_ONE) -> float:
     """The factor of all noise multipliers, to 1 %, from which `best_guess` is at most `guess`, above 1/2."""
-    low, high = 1.0, 2.0
-    while best_guess(mechanisms, adjacency, high) > guess:
-        low, high = high, 2 * high
-    while high > 1.01 * low:
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if best_guess(mechanisms, adjacency, middle) <= guess else (middle, high)
-    return high
+    steps = bisect_left(range(2000), True, key=lambda i: best_guess(mechanisms, adjacency, 1.01**i) <= guess)
+    return float(1.01**steps)
 
 
 def true_positive_rate(profile: Profile, false_positive_rate: float = 0.01) -> float:

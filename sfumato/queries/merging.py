@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from sfumato.errors import ConfigError, DataError, explained
 from sfumato.features import FeatureMeans
-from sfumato.privacy.events import event_from_json, mechanisms
+from sfumato.privacy.accountant import round_up
+from sfumato.privacy.events import common_adjacency, event_from_json, mechanisms
+from sfumato.privacy.ledger import spent_on_one
 from sfumato.privacy.resolved import StagePlan
-from sfumato.queries.count import PublicCounts, public_counts, save_counts
+from sfumato.queries.count import PublicCounts, public_counts, public_several, save_counts
 from sfumato.queries.feature_means import KINDS, load_means
+from sfumato.settings.stages import QUERIES, STAGES, Kind
 from sfumato.storage.artifacts import PRIVACY, Artifact
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_json
@@ -35,6 +38,44 @@ REFUSED = {
     "teacher": EACH_STEP,
 }
 MERGED = ("count", *(stage for stage in KINDS if stage not in REFUSED))
+# what may differ between the plans of two owners
+THEIRS = {"dataset_id", "size_hint", "mechanism", "delta", "about", "again"}
+
+
+def same_settings(folders: Sequence[Path], plans: Sequence[Mapping[str, dict[str, Any]]]) -> list[str]:
+    """The queries that ran. Raises ConfigError if the releases do not add up, or their public settings differ."""
+    queries = [name for name in QUERIES if any(plan[name]["enabled"] for plan in plans)]
+    if name := next((name for name in queries if name not in MERGED), None):
+        way = f"take a recipe of {', '.join(MERGED)} only, such as dp-merf, dp-mepf or dp-kernel"
+        raise ConfigError(f"releases of {name} do not add up: {REFUSED[name]}: {way}")
+    if "count" not in queries:
+        raise ConfigError("count is not in `run`: without noisy counts the means of two owners have no weights")
+    for folder, plan in zip(folders[1:], plans[1:], strict=True):
+        for name in (name for name, stage in STAGES.items() if stage.kind is not Kind.LOCAL):
+            own, other = ({k: v for k, v in one[name].items() if k not in THEIRS} for one in (plans[0], plan))
+            for key in sorted(own.keys() | other.keys()):
+                if own.get(key) != other.get(key):
+                    both = f"{folder} and {folders[0]} differ in {name}.{key}: {other.get(key)} and {own.get(key)}"
+                    what = "all settings but data.dataset_id, privacy.size_hint and ε"
+                    raise ConfigError(f"{both}. Owners agree on {what} before they spend")
+    return queries
+
+
+def merged_budget(
+    budgets: Sequence[Mapping[str, Any]], size_hint: int, records: Sequence[dict], apart: Sequence[str]
+) -> dict[str, Any]:
+    """The budget of the merged release: at the smallest δ of the owners, their largest ε, or what it is at that δ."""
+    (recipe, accountant), *others = {(budget["recipe"], budget["accountant"]) for budget in budgets}
+    if others:
+        raise ConfigError("the owners differ in recipe or privacy.accountant: they agree on both before they spend")
+    delta = min(budget["delta"] for budget in budgets)
+    if delta > 1 / size_hint:
+        raise ConfigError(
+            f"δ = {delta:g} is above 1/{size_hint}, of all owners' units: each must plan with a smaller δ"
+        )
+    spent = spent_on_one(records, delta, accountant, common_adjacency(records), apart)
+    target = max(*(budget["target"] for budget in budgets), round_up(spent))
+    return {"recipe": recipe, "accountant": accountant, "delta": delta, "size_hint": size_hint, "target": target}
 
 
 def noise_of_counts(count: Artifact) -> float:
@@ -44,20 +85,20 @@ def noise_of_counts(count: Artifact) -> float:
     return math.sqrt(sum(sigma**2 for part in parts for sigma, *_ in part))
 
 
-def merge_counts(counts: Sequence[Artifact], directory: Path) -> PublicCounts:
+def merge_counts(counts: Sequence[Artifact], directory: Path, several: bool = False) -> PublicCounts:
     """The sums of the noisy counts of all owners, with what `public_counts` makes of them; written as `count` does.
+
+    several: an image has any number of labels.
 
     In distribution it is one owner's release over all images, whose noise has the variance of all noises together.
     """
-    noisy = torch.stack([noisy_counts(count) for count in counts]).sum(dim=0)
-    merged = public_counts(noisy, math.hypot(*map(noise_of_counts, counts)))
+    noisy = torch.zeros(1, dtype=torch.float64)
+    for count in counts:
+        with explained(DataError, lambda e: f"{count.path} holds no counts ({e!r}): run `stage count` again"):  # noqa: B023
+            noisy = noisy + torch.tensor(read_json(count.path / "counts.json")["noisy"], dtype=torch.float64)
+    merged = (public_several if several else public_counts)(noisy, math.hypot(*map(noise_of_counts, counts)))
     save_counts(merged, noisy, directory)
     return merged
-
-
-def noisy_counts(count: Artifact) -> Tensor:
-    with explained(DataError, lambda error: f"{count.path} holds no counts ({error!r}): run `stage count` again"):
-        return torch.tensor(read_json(count.path / "counts.json")["noisy"], dtype=torch.float64)
 
 
 def merge_means(
@@ -70,13 +111,12 @@ def merge_means(
     """
     tensor = f"{KINDS[stage].tensor}.safetensors"
     about = [read_json(release.path / "features.json") for release in releases]
-    maps = [features_files(release.path, tensor) for release in releases]
+    varying = {tensor, "features.json", PRIVACY}  # the other files rebuild the features
+    maps = [{f.name: digest_of_file(f) for f in one.path.iterdir() if f.name not in varying} for one in releases]
     for i, release in enumerate(releases):
         if maps[i] != maps[0] or {**about[i], "deviation": 0} != {**about[0], "deviation": 0}:
-            raise ConfigError(
-                f"{release.path} and {releases[0].path} are means of different features: take the same settings, seed "
-                "and public network (one owner sends artifacts/classifier to the others)"
-            )
+            fix = "take the same settings, seed and public network (one owner sends artifacts/classifier to the others)"
+            raise ConfigError(f"{release.path} and {releases[0].path} are means of different features: {fix}")
     means = [load_means(stage, release.path, plan=plan) for release in releases]
     table = sum((m.table.double() * n for m, n in zip(means, sizes, strict=True)), torch.zeros(1)) / size
     deviations = [m.deviation * n for m, n in zip(means, sizes, strict=True) if m.deviation is not None]
@@ -86,9 +126,3 @@ def merge_means(
     save_tensors({KINDS[stage].tensor: table.float().contiguous()}, directory / tensor)
     write_json(directory / "features.json", {**about[0], "deviation": deviation})
     return FeatureMeans(table.float(), means[0].features, deviation)
-
-
-def features_files(path: Path, tensor: str) -> dict[str, str]:
-    """The files that rebuild the features of a release, with their sha256."""
-    varying = {tensor, "features.json", PRIVACY}
-    return {file.name: digest_of_file(file) for file in sorted(path.iterdir()) if file.name not in varying}

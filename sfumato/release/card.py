@@ -58,20 +58,19 @@ def dataset_card(
     kinds: Mapping[str, int],
     records: Mapping[str, dict],
     apart: Sequence[str] = (),
-    several: bool = False,
 ) -> str:
     """The card as Markdown with YAML front matter, byte-deterministic; epsilon as in `cost_of`.
 
     per_class: (M,) number of released images of each label; sources: stage -> images it drew; kinds: plain, distorted,
     blend, public -> number of images; records: every charge behind the release, by id; apart: data sets of several
-    owners, merged, which show different people by declaration; several: an image has any number of labels.
+    owners, merged, which show different people by declaration.
     """
     settings, cost = plan.settings, cost_of(plan, records, apart)
     unit = next((record["unit"] for record in records.values()), UNITS[IMAGE])
     claims = {record.get("claim", "") for record in records.values()}
     chosen, drawn = sources.get(PUBLIC_SOURCE, 0), {k: n for k, n in sources.items() if k != PUBLIC_SOURCE}
     kind = "synthetic" if not chosen else "synthetic and public" if drawn else "public, privately chosen"
-    count, (channels, height, width) = sum(sources.values() if several else per_class), plan.shape
+    count, (channels, height, width) = sum(sources.values()), plan.shape
     shape = {"count": count, "height": height, "width": width, "colour": "grey" if channels == 1 else "colour"}
     numbers = enumerate(zip(plan.classes, per_class, strict=True))
     return template("card.md", autoescape=False, plain=plain).render(
@@ -93,8 +92,8 @@ def dataset_card(
         owners=sorted(apart),
         together=bound_text(cost_of(plan, records).epsilon),
         charges=sorted((record["stage"], record["released"]) for record in records.values()),
-        files=files_of(settings, shape, channels, len(plan.classes), several),
-        several=several,
+        files=files_of(plan, count),
+        several=plan.several,
         classes=[(str(label), name, str(number)) for label, (name, number) in numbers],
         about=[(word, plan.about[key]) for key, word in ABOUT.items() if key in plan.about],
         export=settings.export,
@@ -131,14 +130,12 @@ def front_matter(plan: StagePlan[Synthesize], kind: str, count: int, synthetic: 
     return yaml.safe_dump(front, sort_keys=False, allow_unicode=True, width=120).rstrip()
 
 
-def files_of(
-    settings: Synthesize, shape: Mapping[str, Any], channels: int, classes: int, several: bool
-) -> list[tuple[str, str]]:
-    """The files of a release, each with what it holds."""
-    count = shape["count"]
+def files_of(plan: StagePlan[Synthesize], count: int) -> list[tuple[str, str]]:
+    """The files of a release of `count` images, each with what it holds."""
+    settings, classes, several, (channels, height, width) = plan.settings, len(plan.classes), plan.several, plan.shape
     export = settings.export
     files = {
-        "images.npy": f"uint8 ({count}, {shape['height']}, {shape['width']}, {channels})",
+        "images.npy": f"uint8 ({count}, {height}, {width}, {channels})",
         "labels.npy": f"uint8 ({count}, {classes}), 0 or 1" if several else f"int64 ({count},), below {classes}",
         **({LABEL_TABLE: "the same labels as a table, with a column for each"} if several else {}),
         **({ASKED: "the classes asked of the models, of the first images"} if settings.relabel and not several else {}),

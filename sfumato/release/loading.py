@@ -54,14 +54,12 @@ class Release:
         """
         import pandas
 
-        if self.labels.ndim == 2:
-            table = pandas.DataFrame(np.array(self.labels), columns=list(self.classes))
-            table.insert(0, "image", list(self.images), allow_duplicates=True)
-            table.insert(1, "kind", self.kinds, allow_duplicates=True)
-            return table
+        images, kinds = {"image": list(self.images)}, {"kind": self.kinds}
+        if self.labels.ndim == 2:  # a label may have the name of another column
+            labels = pandas.DataFrame(np.array(self.labels), columns=list(self.classes))
+            return pandas.concat([pandas.DataFrame(images | kinds), labels], axis=1)
         names = [self.classes[label] for label in self.labels]
-        columns = {"image": list(self.images), "label": self.labels, "class": names, "kind": self.kinds}
-        return pandas.DataFrame(columns)
+        return pandas.DataFrame({**images, "label": self.labels, "class": names, **kinds})
 
     def to_huggingface(self, path: str | Path) -> Path:
         """A folder that `datasets.load_dataset` reads and a hub takes: Parquet, cards and README. Needs pyarrow.

@@ -38,8 +38,7 @@ def save_release(
     images, labels, drawn = varied.images, varied.labels, counted(sources)
     released = ImageSet(images.permute(0, 2, 3, 1).numpy(), labels.numpy(), plan.classes)
     save_images(directory, released)
-    several = released.labels.ndim == 2
-    if several:
+    if plan.several:
         rows = [dict(zip(plan.classes, row, strict=True)) for row in released.labels.tolist()]
         (directory / LABEL_TABLE).write_text(csv_text(rows, dict.fromkeys(plan.classes, "")), encoding="utf-8")
     np.save(directory / KINDS_FILE, varied.kinds)
@@ -68,7 +67,7 @@ def save_release(
     }
     write_json(directory / "card.json", card, ensure_ascii=False)
     counts = per_class(released.labels, len(plan.classes)).tolist()
-    text = dataset_card(plan, counts, drawn, kinds, records, apart, several)
+    text = dataset_card(plan, counts, drawn, kinds, records, apart)
     (directory / "README.md").write_text(text, encoding="utf-8")
 
 

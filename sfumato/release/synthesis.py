@@ -14,7 +14,7 @@ from sfumato.data.images import LABELS, as_bytes, as_floats, having, load_array,
 from sfumato.data.store import load_public
 from sfumato.diffusion.sampler import Guide
 from sfumato.errors import DataError
-from sfumato.generators.one_step import DRAWN, balanced_labels, drawing, several_labels
+from sfumato.generators.one_step import DRAWN, balanced_labels, drawing, labels_to_draw
 from sfumato.release.synthesizer import load_start, load_synthesizer
 from sfumato.runtime.compute import device
 from sfumato.settings.release import Synthesize
@@ -53,10 +53,7 @@ def draw_from(
     start = paths["pretrain"]
     model = (load_start(start) if name == "pretrain" else load_synthesizer(paths[name], start)).to(device())
     random = torch.Generator().manual_seed(seed)
-    if model.several and priors is not None:
-        labels = several_labels(count, priors, random)
-    else:
-        labels = balanced_labels(count, priors, model.classes, random)
+    labels = labels_to_draw(model, count, priors, random)
     return model.drawing(labels, settings.steps, settings.guidance, random, shape, progress, guide), labels
 
 

@@ -41,9 +41,8 @@ class Groups(Strict):
     @model_validator(mode="after")
     def one_way(self) -> Self:
         known = ("csv", "pattern", "folder", "array", "dicom", "column")
-        ways = [name for name in known if getattr(self, name)]
-        if len(ways) != 1:
-            raise ValueError(f"it names {len(ways)} ways to find ids: give one of {', '.join(known)}")
+        if (ways := sum(bool(getattr(self, name)) for name in known)) != 1:
+            raise ValueError(f"it names {ways} ways to find ids: give one of {', '.join(known)}")
         return self
 
     @field_validator("pattern")

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from small_network import draw_images
 
 from sfumato.baselines import feta_sampler
 from sfumato.baselines.feta_sampler import SampledGenerator, fit_phases, load_drawing, new_sampled
 from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.unet import UNet
 from sfumato.features.fourier import FourierFeatures
-from sfumato.generators.one_step import Match, draw_images, fit_generator, save_generator
+from sfumato.generators.one_step import Match, fit_generator, save_generator
 from sfumato.settings.queries import FeatureMap
 from sfumato.settings.training import Fit, Phase, Pretrain
 from sfumato.training.curriculum import warm_up

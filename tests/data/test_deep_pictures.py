@@ -11,7 +11,8 @@ from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage
 
 from sfumato.data.sources import read_source
 from sfumato.data.sources.deep import RangeMissing
-from sfumato.data.sources.imagefolder import decode, survey
+from sfumato.data.sources.imagefolder import decode
+from sfumato.data.survey import survey
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.data import Data, Groups
 

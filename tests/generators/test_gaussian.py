@@ -5,11 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from small_network import draw_images
 
 from sfumato.features import FeatureMeans
 from sfumato.features.cosine import CosineMoments
 from sfumato.generators.gaussian import RECOLOURED, fit_gaussians, recoloured, shrunk
-from sfumato.generators.one_step import draw_images, load_generator, save_generator
+from sfumato.generators.one_step import load_generator, save_generator
 from sfumato.queries.feature_means import load_means, save_means
 from sfumato.settings.training import Auxiliary
 

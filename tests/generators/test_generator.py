@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from small_network import draw_images
 
 from sfumato.features.fourier import FourierFeatures
 from sfumato.generators.one_step import (
@@ -11,7 +12,6 @@ from sfumato.generators.one_step import (
     Match,
     balanced_labels,
     block_of_steps,
-    draw_images,
     fit_generator,
     load_generator,
     new_generator,

@@ -3,13 +3,14 @@
 import pytest
 import torch
 from cases import GivenCharge
+from small_network import draw_images
 from torch import Tensor
 
 from sfumato.baselines import dp_gan
 from sfumato.baselines.dp_gan import LATENT, LEVELS, WIDTH, AdversarialState, Discriminator, train_dp_gan
 from sfumato.dpsgd.gradients import clipped_gradient_sum, draw, per_image_gradients
 from sfumato.dpsgd.run import gradient_sum
-from sfumato.generators.one_step import draw_images, new_generator
+from sfumato.generators.one_step import new_generator
 from sfumato.privacy.events import Mechanism
 from sfumato.settings.baselines import Adversarial
 

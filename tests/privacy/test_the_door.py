@@ -306,6 +306,7 @@ def test_one_record_under_add_or_remove_limits_the_whole():
                 size_hint=1000,
                 delta=None,
                 about={},
+                several=False,
             ),
             per_class=[1, 1],
             sources={"auxiliary": 2},

@@ -19,7 +19,7 @@ from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.authorize import ChargeRequest, SpendingPolicy, open_charge
 from sfumato.privacy.events import Mechanism, event_to_json
 from sfumato.privacy.ledger import compose, of_one_person, spent_on_one
-from sfumato.queries.count import public_counts, query_count, read_counts, save_counts
+from sfumato.queries.count import public_counts, public_several, query_count, read_counts, save_counts
 from sfumato.queries.feature_means import COSINE, SQUARES, load_means, moment_features, save_means
 from sfumato.queries.merging import merge_counts, merge_means
 from sfumato.settings.data import Data
@@ -95,6 +95,15 @@ def test_merging_again_adds_the_noise_of_all(tmp_path):
     assert merged.per_class.tolist() == pytest.approx([math.sqrt(27)] * 3)  # below the noise: its deviation
     (tmp_path / "at once").mkdir()
     assert merge_counts(parts, tmp_path / "at once").per_class.tolist() == pytest.approx(merged.per_class.tolist())
+
+
+def test_merged_counts_of_several_labels_are_those_of_the_sum(tmp_path):
+    parts = [write_counts(tmp_path / owner, torch.arange(8.0).double() * 100, 3.0, owner) for owner in "ab"]
+    (tmp_path / "ab").mkdir()
+    merged = merge_counts(parts, tmp_path / "ab", several=True)
+    expected = public_several(torch.arange(8.0).double() * 200, math.hypot(3, 3))
+    assert merged.total == expected.total == 600
+    assert torch.equal(merged.priors, expected.priors) and torch.equal(merged.row_means, expected.row_means)
 
 
 def test_merged_means_are_the_sums_over_all_sizes(tmp_path):

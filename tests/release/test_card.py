@@ -44,6 +44,7 @@ def card(**more) -> str:
         "size_hint": 1500,
         "delta": None,
         "about": {},
+        "several": False,
     }
     settings = SimpleNamespace(export=more.pop("export", ()), relabel=False)
     plan = SimpleNamespace(settings=settings, **of_plan | {key: more.pop(key) for key in of_plan if key in more})
@@ -61,7 +62,7 @@ def test_the_front_matter_is_what_hubs_expect():
     assert found["size_categories"] == ["1K<n<10K"] and set(found["tags"]) == {"synthetic", "differential-privacy"}
     assert "configs" not in found and front(card(export=("png",)))["configs"][0]["data_dir"] == "png"
     assert front(card(dataset_id="yes"))["pretty_name"].startswith("yes")
-    assert [front(card(per_class=[n, 0]))["size_categories"] for n in (999, 1000, 10**7)] == [
+    assert [front(card(per_class=[n, 0], sources={"finetune": n}))["size_categories"] for n in (999, 1000, 10**7)] == [
         ["n<1K"],
         ["1K<n<10K"],
         ["n>10M"],

@@ -265,7 +265,7 @@ def test_a_kill_between_the_release_and_its_taking_over_costs_nothing(desk):
     code, text = desk("count")
     assert code == 0 and "nothing is charged" in text
     assert Path("artifacts/count/counts.json").read_bytes() == before
-    assert "1 charges" in desk("ledger", "history")[1]
+    assert "1 charge," in desk("ledger", "history")[1]
     assert desk("count")[0] == 3
 
 

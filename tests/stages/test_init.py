@@ -206,13 +206,13 @@ def test_names_that_look_like_persons_are_asked_about(quick, project, tmp_path, 
 def test_the_time_of_reading_private_images_is_not_in_the_parameters(desk, quick, project, tmp_path, monkeypatch):
     words = ("init", str(write_shapes(tmp_path / "in")), "--epsilon", "5", "--yes", "--force", "--size-hint", "100")
     clock, wait = [0.0], [0.0]
-    found, real = [], __import__("sfumato.data.sources.imagefolder", fromlist=["survey"]).survey
+    found, real = [], __import__("sfumato.data.survey", fromlist=["survey"]).survey
 
     def slow(*arguments):
         clock[0] += wait[0]
         return real(*arguments)
 
-    monkeypatch.setattr("sfumato.data.sources.imagefolder.survey", slow)
+    monkeypatch.setattr("sfumato.data.survey.survey", slow)
     monkeypatch.setattr("stages.init.process_time", lambda: clock[0])
     for wait[0] in (0.0, 400.0):
         assert desk(*words, "--minutes", "15")[0] == 0

@@ -36,7 +36,7 @@ def test_who_stops_a_stage_is_told_what_goes_on_and_what_starts_again(desk, monk
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sfumato.settings.recipes.load_params", stop)
+    monkeypatch.setattr("stages.prepare.load_params", stop)
     code, text = desk("prepare", "sensitive")
     assert code == 130 and "a query goes on and is not charged twice, anything else starts again" in text
 

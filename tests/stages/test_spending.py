@@ -319,7 +319,7 @@ def test_a_kill_costs_nothing_at_any_moment(desk, monkeypatch, moment):
     assert code == 0 and ("put back" in text) == on_disk
     assert opened() == ["count"] and [Path("artifacts/count/counts.json").read_text()] == (before or [ANY])
     assert closings() == [digest_of_file(Path("artifacts/count/privacy.json"))]
-    assert desk("count")[0] == 3 and "1 charges" in desk("ledger", "history")[1]
+    assert desk("count")[0] == 3 and "1 charge," in desk("ledger", "history")[1]
     assert not list(Path("state/runs").rglob("*.tmp")) and not list(Path("artifacts").rglob("*.tmp"))
 
 

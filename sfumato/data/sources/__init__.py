@@ -56,6 +56,9 @@ def read_source(data: Data, raw: Path) -> Source:
     size = None if data.size is None else (data.size, data.size)
     asked = {name: getattr(data, name) for name in ("path", "channels", "groups", "range", "classes", "label_column")}
     several = data.labels == SEVERAL
+    if data.classes is None and (data.label_column is not None or data.source == "webdataset"):
+        # if the labels were collected, the list would depend on the images
+        raise ConfigError("data.classes is missing: name the classes, [a, b, …]; `stage init` writes those that occur")
     request = Request(section="data", name=data.source, size=size, pad=data.fit == "pad", several=several, **asked)
     return open_source(request, raw)
 

@@ -1,34 +1,22 @@
 """Pictures: a folder with one folder per class, or `train/` and `test/`, each laid out so; or as `tabled` has them."""
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from sfumato.data.groups import Ids, checked, ids_of_files, place_of
-from sfumato.data.images import GROUPS, GROUPS_REFUSED, per_class
+from sfumato.data.groups import ids_of_files
+from sfumato.data.images import GROUPS, GROUPS_REFUSED
 from sfumato.data.sources.deep import RangeMissing, Span, decode_dicom, is_dicom, shown
 from sfumato.data.sources.source import Example, Listing, Member, Place, Request, Source, fit
-from sfumato.data.sources.tabled import (
-    PERSONS,
-    TABLES,
-    TEST,
-    TRAIN,
-    layout_of,
-    list_tabled,
-    pictures_below,
-    required_classes,
-    several_in,
-)
-from sfumato.errors import ConfigError, DataError, PrivateError, explained
-from sfumato.settings.data import SEVERAL, Groups
+from sfumato.data.sources.tabled import TABLES, TEST, TRAIN, list_labels, list_metadata, list_shards, pictures_below
+from sfumato.data.tables import place_of
+from sfumato.errors import DataError, PrivateError, explained
+from sfumato.settings.data import Groups
 from sfumato.storage.documents import class_name
 
 LEFT_BY_SYSTEMS = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx"}  # in any case; hidden files are ignored too
-PERSON = r"^([A-Za-z]+-?\d+)_\d+\."  # in the name of a picture: a person's id, then a number of the picture
 NAMED = 200  # bad files that one refusal names at most
 # Formats of plain pictures. Left out are those that hold programs, such as PostScript, which other programs would run.
 FORMATS = "AVIF BMP DIB GIF ICO JPEG JPEG2000 PCX PNG PPM QOI SGI TGA TIFF WEBP"
@@ -38,21 +26,19 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
     """A folder with one folder of pictures per class, in the order of their names; hidden files are ignored.
 
     If a folder holds only `train/` and `test/`, `test/` is the hold-out. With labels in a table, or in tar files, the
-    classes are those of `request`; with several labels, `labels_of_table` names them. Raises DataError, here or while
+    classes are those of `request`; with several labels, `list_labels` names them. Raises DataError, here or while
     the pictures are decoded, that names every file that cannot be used; with groups, by its place: names may be ids.
     """
     path, groups = request.required_path(), request.groups
     if request.sensitive and path.is_dir() and (path / GROUPS).exists() and groups is None:
         raise DataError(f"{path / GROUPS} {GROUPS_REFUSED}.")
-    if request.tabled:
-        required_classes(request.classes)
-    tabled = request.tabled or request.several
-    found = list_tabled(request) if tabled else list_folder(path, f"{request.section}.path", groups)
+    found = list_pictures(request)
     if not request.sensitive:
         found = replace(found, test=None)
     if found.problems:
         raise refusal([*found.problems, *problems_of(found.files, request)])
-    ids = None if groups is None else ids_of(groups, found, path)
+    files = [file for file, _ in found.files]
+    ids = None if groups is None else ids_of_files(groups, files, path, found.ids)
     if ids is not None and {*ids[: len(found.train)]} & {*ids[len(found.train) :]} - {None}:
         raise PrivateError(
             f"data.groups: somebody has pictures in both {TRAIN} and {TEST} of {path}, and no guarantee covers the "
@@ -61,132 +47,38 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
     shapes: list[tuple[int, ...]] = []  # of the first picture, for both parts
     train = pictures_of(found.train, found.files, request, shapes)
     test = None if found.test is None else pictures_of(found.test, found.files, request, shapes)
-    return Source(found.classes, train, test, len(found.files), ids)
+    return Source(found.classes, train, test, len(files), ids, [file.name for file in files])
 
 
-def ids_of(groups: Groups, found: Listing, path: Path) -> Ids:
-    """The id of each picture, by a table's column or as `ids_of_files` has it."""
-    if groups.column is not None:
-        if found.ids is None:
-            raise ConfigError(f"data.groups.column={groups.column} needs labels in a table too, and {path} has folders")
-        return checked(found.ids, groups)
-    return ids_of_files(groups, [file for file, _ in found.files], path)  # type: ignore[misc]
+def list_pictures(request: Request) -> Listing:
+    """The pictures of a request, before any is decoded, by where their labels are."""
+    path, column = request.required_path(), None if request.groups is None else request.groups.column
+    if request.several:
+        return list_labels(request)
+    if request.name == "webdataset":
+        return list_shards(path, request.label_column, column, request.classes)
+    if request.label_column is not None:
+        return list_metadata(path, request.label_column, column, request.classes)
+    return list_folder(path, f"{request.section}.path", request.groups)
 
 
 def list_folder(path: Path, option: str = "data.path", groups: Groups | None = None) -> Listing:
     """The pictures of a folder by class and split. Raises DataError if it has no class."""
     if not path.is_dir():
         raise DataError(f"{option}={path} is not a folder: expected one folder of pictures per class.")
-    train, *more = [list_classes(part, path, groups) for part in parts_of(path)]
-    test = more[0] if more else None
-    if not train.classes:
+    parts = parts_of(path)
+    classes = [entry.name for entry in visible(parts[0]) if entry.is_dir()]
+    problems: list[str] = []
+    train, *test = [list_part(part, path, classes, groups, problems) for part in parts]
+    if not classes:
+        has = "pictures, but no folder of a class: move each into a folder named after its class"
+        has = has if problems else "no pictures: expected one folder of pictures per class, or a table of labels"
         hint = " For labels.csv, set data.labels: several." if (path / TABLES[0]).is_file() else ""
-        raise DataError(f"{option}={path} holds no folder of a class: expected one folder of pictures per class.{hint}")
+        raise DataError(f"{option}={path} holds {has}.{hint}")
     with explained(DataError, lambda error: f"{option}={path}: {error}. Rename its folder."):
-        for name in (*train.classes, *(test.classes if test else ())):
+        for name in classes:
             class_name(name)
-    if test is None:
-        return train
-    problems = [
-        f"{path / TEST / name} is a class that {path / TRAIN} does not have: add it there, or remove it."
-        for name in sorted({*test.classes} - {*train.classes})
-    ]
-    labels = {i: train.classes.index(name) for i, name in enumerate(test.classes) if name in train.classes}
-    held_out = [(file, labels[label]) for file, label in test.train if label in labels]
-    return Listing(train.classes, train.train, held_out, [*train.problems, *test.problems, *problems])
-
-
-@dataclass(frozen=True)
-class Survey:
-    """The size and form of a folder of sensitive images. Private, except for what its owner decides to publish.
-
-    images, held_out: how many; side: the median of the shorter sides; colour: most pictures have some; groups: where
-    the ids of persons are found; persons: how many of them are not held out; counts: pictures of each class that are
-    not held out; named: the pattern that finds persons if all names look like p0123_2.png; data: keys of the section
-    `data` that say where the labels are.
-    """
-
-    classes: tuple[str, ...]
-    images: int
-    held_out: int | None
-    side: int
-    colour: bool
-    groups: Groups | None = None
-    persons: int | None = None
-    counts: tuple[int, ...] = ()
-    named: str | None = None
-    data: dict[str, Any] = field(default_factory=dict)
-
-
-def survey(
-    path: Path,
-    progress: Callable[[Sequence], Iterable] = iter,
-    groups: Groups | None = None,
-    span: Span | None = None,
-    label: str | None = None,
-) -> Survey:
-    """Look at every picture of a folder, or of tar files, whose sizes and channels may differ.
-
-    groups: None for those of the layout; label: the column of a table, None for that of the layout.
-    Raises RangeMissing if a picture has more than 8 bits and there is no `span`; else DataError that names every file
-    that cannot be used; with groups, by its place.
-    """
-    if label is not None and label.lower() in PERSONS:
-        what = f"--label-column={label} looks like persons' ids, which would be published as names of classes"
-        raise ConfigError(f"{what}: name the column of the labels, or rename this one")
-    classes, label, person = several_in(path, label) or (None, label, None)
-    several, source = classes is not None, "imagefolder"
-    if not several:
-        source, label, person = layout_of(path, label)
-    tabled = several or label is not None or source == "webdataset"
-    groups = groups or (person and Groups(column=person)) or (None if tabled else groups_shown(path))
-    form: dict[str, Any] = {"range": span, "label_column": label, "several": several, "classes": classes}
-    request = Request(section="data", name=source, path=str(path), groups=groups, **form)
-    found = list_tabled(request) if tabled else list_folder(path, "FOLDER", groups)
-    problems, sides, coloured = list(found.problems), [], 0
-    for number, (file, label_) in enumerate(progress(found.files), 1):
-        try:
-            image = decode(file, span=span)
-        except RangeMissing:
-            raise
-        except DataError:
-            problems += problems_of([(file, label_)], request, number)
-            continue
-        sides.append(min(image.shape[:2]))
-        coloured += image.shape[2] == 3 and bool((image != image[..., :1]).any())
-    if problems:
-        raise refusal(problems)
-    if len(found.classes) < 2 or not sides:
-        has = f"{len(found.classes)} class(es) and {len(sides)} pictures"
-        raise DataError(f"{path} has {has}: give two or more of each.")
-    held_out = None if found.test is None else len(found.test)
-    if held_out == 0:
-        raise DataError(f"{path} has no pictures in its hold-out: add some, or remove {TEST}/ for one drawn by a key.")
-    ids = [] if groups is None else ids_of(groups, found, path)[: len(found.train)]
-    persons = None if groups is None else len({*ids} - {None}) + ids.count(None)
-    side, colour = int(np.median(sides)), 2 * coloured > len(sides)
-    counts = tuple(per_class(np.array([label for _, label in found.train]), len(found.classes)).tolist())
-    names = [re.match(PERSON, file.name) for file, _ in found.files]
-    seen = {match[1] for match in names if match}
-    named = PERSON if all(names) and 1 < len(seen) < len(names) else None
-    data = {"source": source, "classes": list(found.classes)} if tabled else {}
-    data |= {"labels": SEVERAL} if several else {}
-    data |= {"label_column": label} if label is not None else {}
-    return Survey(found.classes, len(found.train), held_out, side, colour, groups, persons, counts, named, data)
-
-
-def groups_shown(path: Path) -> Groups | None:
-    """The groups of a folder as it shows them: `groups.npy`, DICOM's patients, a folder for each person; or None."""
-    if (path / GROUPS).exists():
-        return Groups(array=True)
-    parts = parts_of(path) if path.is_dir() else []
-    classes = [entry for part in parts for entry in visible(part) if entry.is_dir()]
-    inner = [entry for folder in classes for entry in visible(folder)]
-    if inner and all(entry.is_file() and is_dicom(entry) for entry in inner):
-        return Groups(dicom=True)
-    if not inner or not all(entry.is_dir() and not entry.is_symlink() for entry in inner):
-        return None
-    return Groups(folder=True)
+    return Listing(tuple(classes), train, test[0] if test else None, problems)
 
 
 def parts_of(path: Path) -> list[Path]:
@@ -196,23 +88,28 @@ def parts_of(path: Path) -> list[Path]:
     return [path / TRAIN, path / TEST] if {*folders} == {TRAIN, TEST} and all(inner) else [path]
 
 
-def list_classes(path: Path, root: Path, groups: Groups | None = None) -> Listing:
-    """The classes of one part of the folder `root`."""
+def list_part(
+    path: Path, root: Path, classes: Sequence[str], groups: Groups | None, problems: list[str]
+) -> list[Place]:
+    """The pictures of one part of the folder `root`, by class; `problems` takes what cannot be used."""
     from PIL.Image import registered_extensions
 
     entries, nested = visible(path), groups is not None and groups.folder
-    folders = [entry for entry in entries if entry.is_dir()]
-    problems = [
+    problems += [
         f"{entry if groups is None else f'A picture in {path}'} lies outside a class: "
         "move it into a folder named after its class."
         for entry in entries
         if not entry.is_dir() and entry.suffix.lower() in registered_extensions()
     ]
     files: list[Place] = []
-    for label, folder in enumerate(folders):
-        if wrong := misplaced(folder, root, str(folder)):
+    for folder in (entry for entry in entries if entry.is_dir()):
+        wrong = misplaced(folder, root, str(folder))
+        if wrong is None and folder.name not in classes:
+            wrong = f"{folder} is a class that {root / TRAIN} does not have: add it there, or remove it."
+        if wrong is not None:
             problems.append(wrong)
             continue
+        label = classes.index(folder.name)
         # A folder without pictures is a class all the same: a refusal would reveal that its last picture is gone.
         for picture in pictures_in(folder, nested):
             name = str(picture) if groups is None else f"An entry of {folder}"
@@ -224,7 +121,7 @@ def list_classes(path: Path, root: Path, groups: Groups | None = None) -> Listin
                 problems.append(wrong)
             else:
                 files.append((picture, label))
-    return Listing(tuple(folder.name for folder in folders), files, None, problems)
+    return files
 
 
 def misplaced(entry: Path, root: Path, name: str) -> str | None:
@@ -248,7 +145,7 @@ def called(path: Path | Member, request: Request, number: int) -> str:
 
     number: in the order of the table, where labels are in one; otherwise the place is that in the class's folder.
     """
-    if isinstance(path, Member) or (request.tabled and request.groups is not None):
+    if isinstance(path, Member) or (request.groups is not None and request.label_column and not request.several):
         return f"picture {number} of {request.path}, in the order of its table,"
     if request.groups is None:
         return str(path)
@@ -279,28 +176,24 @@ def pictures_of(
             raise
         except DataError:
             raise refusal(problems_of(every, request)) from None
-        if not shapes:
-            shapes.append(image.shape)
-        if image.shape != shapes[0]:
+        shapes[:] = shapes or [image.shape]
+        if image.shape != shapes[0] and not request.mixed:
             raise refusal(problems_of(every, request))
         yield image, label
 
 
-def problems_of(files: Iterable[Place], request: Request, start: int = 1) -> list[str]:
-    """One sentence for each file that cannot be used, and one for all whose size or channels differ.
-
-    start: the number of the first file, in the order of all.
-    """
+def problems_of(files: Sequence[Place], request: Request) -> list[str]:
+    """One sentence for each file that cannot be used, and one for all whose size or channels differ."""
     problems: list[str] = []
     shapes: dict[str, tuple[int, ...]] = {}  # by the name in messages
-    for number, (path, _) in enumerate(files, start):
+    for number, (path, _) in enumerate(files, 1):
         name = called(path, request, number)
         try:
             shapes[name] = fit(decode(path, name, request.range), request, name).shape
         except DataError as error:
             problems.append(str(error))
     first = next(iter(shapes), "")
-    if odd := [name for name, shape in shapes.items() if shape != shapes[first]]:
+    if odd := [name for name, shape in shapes.items() if shape != shapes[first] and not request.mixed]:
         sizes, channels = {shape[:2] for shape in shapes.values()}, {shape[2] for shape in shapes.values()}
         differs = {"size": len(sizes) > 1, "channels": len(channels) > 1}
         wish = " and ".join(f"{request.section}.{key}" for key, value in differs.items() if value)

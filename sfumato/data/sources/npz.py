@@ -13,11 +13,10 @@ from typing import IO, Any
 import numpy as np
 
 from sfumato.data.groups import checked, ids_of_array
-from sfumato.data.images import GROUPS_REFUSED, check_labels, per_class
-from sfumato.data.sources.imagefolder import Survey
+from sfumato.data.images import GROUPS_REFUSED, check_labels
 from sfumato.data.sources.source import Example, Request, Source, examples
 from sfumato.errors import UNREADABLE, ConfigError, DataError, explained
-from sfumato.settings.data import SEVERAL, Groups
+from sfumato.settings.data import Groups
 
 IMAGENET_CLASSES = 1000
 IMAGENET_ROW = 3072  # bytes of an image: 1024 red, 1024 green, 1024 blue
@@ -47,20 +46,25 @@ def read_npz(request: Request, raw: Path) -> Source:
         raise DataError(f"{request.section}.path={path} is not a file: expected {wanted}.")
     with unzipped(path, "cannot be read as .npz without pickle", PLAIN):
         headers = headers_of(path)
-        if "train_images.npy" in headers:
-            return read_medmnist(path, headers, request)
+        medmnist = "train_images.npy" in headers
         with np.load(path, allow_pickle=False) as archive:
-            if missing := [key for key in ("images", "labels", "classes") if key not in archive]:
+            if missing := [key for key in ("images", "labels", "classes") if not medmnist and key not in archive]:
                 fix = "write it with np.savez(path, images=…, labels=…, classes=…)"
                 raise DataError(f"{path} has no array named {', '.join(missing)}: {fix}.")
-            given, grouped = archive["classes"], "groups" in archive
-            groups = archive["groups"] if request.groups is not None and grouped else None
-    if request.sensitive and grouped and request.groups is None:
+            given = np.array(request.classes or ()) if medmnist else archive["classes"]
+            groups = archive["groups"] if request.groups is not None and "groups" in archive else None
+    if medmnist and request.classes is None:
+        fix = f"name the classes in their order, {request.section}.classes: [a, b, …]"
+        raise ConfigError(f"{path} holds labels without names: {fix}")
+    if medmnist and request.groups is not None:
+        raise ConfigError("data.groups: a file of MedMNIST says nothing of patients: write an .npz with `groups`")
+    if request.sensitive and "groups.npy" in headers and request.groups is None:
         raise DataError(f"{path}: `groups` {GROUPS_REFUSED}.")
     if given.dtype.kind != "U" or given.ndim != 1 or not len(given) or len(set(given)) != len(given):
         raise DataError(f"{path}: classes are {given.dtype} {given.shape}, expected distinct names as strings.")
     classes = tuple(str(name) for name in given)
-    count = check_arrays(path, headers, "images", "labels", classes, request.several)
+    parts = [part for part in ("train_", "val_", "test_") if f"{part}images.npy" in headers] if medmnist else [""]
+    count = sum(check_arrays(path, headers, part, classes, request.several) for part in parts)
     ids = None
     if request.groups is not None:
         if not request.groups.array:
@@ -68,52 +72,31 @@ def read_npz(request: Request, raw: Path) -> Source:
         if groups is None:
             raise DataError(f"{path} has no array named groups: write it with np.savez(path, …, groups=…).")
         ids = checked(ids_of_array(groups, count, f"{path}: `groups`"), request.groups)
-    return Source(classes, examples_in(path, ["images"], request), None, count, ids)
+    train = examples_in(path, [part for part in parts if part != "test_"], request)
+    test = examples_in(path, ["test_"], request) if "test_" in parts and request.sensitive else None
+    return Source(classes, train, test, count, ids)
 
 
-def read_medmnist(path: Path, headers: Mapping[str, Header], request: Request) -> Source:
-    """A file as MedMNIST publishes them: `val_…` belongs to the training images, `test_…` is the hold-out."""
-    if request.classes is None:
-        raise ConfigError(
-            f"{path} holds labels without names: name the classes in their order, {request.section}.classes: [a, b, …]"
-        )
-    if request.groups is not None:
-        raise ConfigError("data.groups: a file of MedMNIST says nothing of patients: write an .npz with `groups`")
-    parts = [part for part in ("train", "val", "test") if f"{part}_images.npy" in headers]
-    several, names = request.several, request.classes
-    sizes = {p: check_arrays(path, headers, f"{p}_images", f"{p}_labels", names, several) for p in parts}
-    train = examples_in(path, [f"{part}_images" for part in parts if part != "test"], request)
-    test = examples_in(path, ["test_images"], request) if "test" in parts and request.sensitive else None
-    return Source(request.classes, train, test, sum(sizes.values()))
+def archive_layout(path: Path) -> tuple[dict[str, Any], Groups | None]:
+    """The keys of the Request that an archive is of; labels without names, as MedMNIST has them, get numbers.
 
-
-def survey_archive(path: Path, groups: Groups | None) -> Survey:
-    """Look at an archive, as `survey` does at a folder. Labels without names, as MedMNIST has them, get numbers."""
-    with unzipped(path, "cannot be read as .npz without pickle", PLAIN), np.load(path, allow_pickle=False) as archive:
+    And where the ids of persons are, if there are any.
+    """
+    with unzipped(path, "cannot be read as .npz without pickle", PLAIN):
         headers = headers_of(path)
-        labels = [archive[name] for name in archive if name.endswith("labels") and archive[name].size]
-    several = any(part.ndim == 2 and part.shape[1] > 1 for part in labels)
-    names = None
-    if "classes.npy" not in headers and labels:
-        count = labels[0].shape[-1] if several else 1 + int(max(part.max() for part in labels))
-        names = tuple(map(str, range(count)))
-    groups = groups or (Groups(array=True) if "groups.npy" in headers else None)
-    request = Request(section="data", name="npz", path=str(path), classes=names, several=several, groups=groups)
-    source = read_npz(request, path)
-    found = [(image.shape, bool((image != image[..., :1]).any()), label) for image, label in source.train]
-    held_out = None if source.test is None else sum(1 for _ in source.test)
-    colour = 2 * sum(coloured for _, coloured, _ in found) > len(found)
-    persons = None if source.groups is None else len({*source.groups} - {None}) + source.groups.count(None)
-    counts = tuple(per_class(np.array([label for *_, label in found]), len(source.classes)).tolist())
-    side, data = min(found[0][0][:2]), dict[str, Any](source="npz") | ({"labels": SEVERAL} if several else {})
-    data |= {} if names is None else {"classes": [*names]}
-    return Survey(source.classes, len(found), held_out, side, colour, groups, persons, counts, None, data)
+        with np.load(path, allow_pickle=False) as archive:
+            labels = [archive[name] for name in archive if name.endswith("labels") and archive[name].size]
+        several = any(part.ndim == 2 and part.shape[1] > 1 for part in labels)
+        form: dict[str, Any] = {"name": "npz", "several": several}
+        if "classes.npy" not in headers and labels:
+            count = labels[0].shape[-1] if several else 1 + int(max(part.max() for part in labels))
+            form["classes"] = tuple(map(str, range(count)))
+    return form, Groups(array=True) if "groups.npy" in headers else None
 
 
-def check_arrays(
-    path: Path, headers: Mapping[str, Header], images: str, labels: str, classes: tuple[str, ...], several: bool
-) -> int:
-    """How many images there are. Raises DataError unless an archive's arrays are images and the labels of each."""
+def check_arrays(path: Path, headers: Mapping[str, Header], part: str, classes: tuple[str, ...], several: bool) -> int:
+    """How many images a part has. Raises DataError unless an archive's arrays are images and the labels of each."""
+    images, labels = f"{part}images", f"{part}labels"
     if missing := [key for key in (images, labels) if f"{key}.npy" not in headers]:
         raise DataError(f"{path} has no array named {', '.join(missing)}: {PLAIN}")
     (shape, _, dtype), (labels_shape, _, labels_dtype) = headers[f"{images}.npy"], headers[f"{labels}.npy"]
@@ -127,17 +110,17 @@ def check_arrays(
         raise DataError(f"{path}: {labels} are {labels_dtype} {labels_shape}, expected integers {wanted[0]}.")
     if not shape[0]:
         raise DataError(f"{path} holds no images.")
-    for part in npy_rows(path, labels):
-        check_labels(part if several else part.reshape(-1), classes, path)
+    for rows in npy_rows(path, labels):
+        check_labels(rows if several else rows.reshape(-1), classes, path)
     return int(shape[0])
 
 
-def examples_in(path: Path, names: Sequence[str], request: Request) -> Iterator[Example]:
-    """The images of some arrays of an archive, one by one, with their labels."""
-    for name in names:
-        images = chain.from_iterable(npy_rows(path, name))
-        parts = npy_rows(path, name.replace("images", "labels"))
-        labels = chain.from_iterable(part if request.several else part.reshape(-1) for part in parts)
+def examples_in(path: Path, parts: Sequence[str], request: Request) -> Iterator[Example]:
+    """The images of some parts of an archive, one by one, with their labels."""
+    for name in parts:
+        images = chain.from_iterable(npy_rows(path, f"{name}images"))
+        rows = npy_rows(path, f"{name}labels")
+        labels = chain.from_iterable(part if request.several else part.reshape(-1) for part in rows)
         yield from examples(images, labels, request, path.name)
 
 

@@ -26,14 +26,15 @@ Example = tuple[np.ndarray, int | np.ndarray]  # (H, W, C) uint8 and its label, 
 class Source:
     """A labelled source. `train` and `test` are read once; `test` is None without an official or a requested split.
 
-    groups: the id of each image's person, or None, in the order of `train` and then `test`.
+    groups: the id of each image's person, or None, in the order of `train` and then `test`; names: of their files.
     """
 
     classes: tuple[str, ...]
     train: Iterable[Example]
     test: Iterable[Example] | None
     size: int  # images in all, for a progress bar; private for sensitive images
-    groups: Sequence[str | None] | None = None
+    groups: list[str | None] | None = None
+    names: Sequence[str] = ()  # private: they may be ids
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,7 @@ class Request:
     classes: tuple[str, ...] | None = None  # names by label, for files without names
     label_column: str | None = None  # of a table, or of samples
     several: bool = False  # an image has any number of labels
-
-    @property
-    def tabled(self) -> bool:
-        """One label each, in a table or beside the pictures, instead of in the names of folders."""
-        return not self.several and (self.label_column is not None or self.name == "webdataset")
+    mixed: bool = False  # images may differ in size and channels
 
     @property
     def sensitive(self) -> bool:

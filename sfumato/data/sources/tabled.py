@@ -9,39 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from sfumato.data.groups import rows_of_files
 from sfumato.data.sources.deep import is_dicom
 from sfumato.data.sources.source import Listing, Member, Place, Request
-from sfumato.data.tables import BETWEEN, FILE, METADATA, cell_text, columns_of, read_table, rows_by_file, table_in
-from sfumato.errors import UNREADABLE, ConfigError, DataError, PrivateError, explained
+from sfumato.data.tables import BETWEEN, FILE, METADATA, cell_text, columns_of, rows_by_file, table_in
+from sfumato.errors import UNREADABLE, DataError, PrivateError, explained
 from sfumato.storage.documents import class_name, parse_json
 
 TRAIN, TEST = "train", "test"
 TABLES = ("labels.csv", *METADATA)  # of several labels: a column of 0 and 1 for each, or one that lists them
 VALUES = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
 LABEL = "label"  # the column, or key, of the label, if nothing else is said
-# columns that hold the ids of persons
-PERSONS = {"group", "person", "person_id", "patient", "patient_id", "patientid", "subject", "subject_id", "participant"}
 LARGEST_LABEL = 1_000_000  # bytes of a .cls or .json
 Fields = dict[str, tarfile.TarInfo]  # of a sample, by suffix
 Row = tuple[Any, ...]  # a picture, its label as text, and the id of its person where ids are asked for
-
-
-def list_tabled(request: Request) -> Listing:
-    """The pictures of a source whose labels are not in the names of folders, by where they are."""
-    path, column = request.required_path(), None if request.groups is None else request.groups.column
-    if request.several:
-        return list_labels(request)
-    if request.name == "webdataset":
-        return list_shards(path, request.label_column, column, request.classes)
-    return list_metadata(path, str(request.label_column), column, request.classes)
-
-
-def required_classes(classes: Sequence[str] | None) -> Sequence[str]:
-    """The owner's names of classes: if the labels were collected, the list would depend on the images."""
-    if classes is None:
-        raise ConfigError("data.classes is missing: name the classes, [a, b, …]; `stage init` writes those that occur")
-    return classes
 
 
 def list_metadata(path: Path, label: str, group: str | None, classes: Sequence[str] | None) -> Listing:
@@ -55,12 +35,9 @@ def list_metadata(path: Path, label: str, group: str | None, classes: Sequence[s
     parts = [path] if table_in(path) else [path / TRAIN, *([path / TEST] if (path / TEST).is_dir() else [])]
     columns, files = [FILE, label, *([group] if group else [])], list[list[Row]]()
     for part in parts:
-        table = table_in(part) if part.is_dir() else None
-        if table is None:
+        if (table := table_in(part)) is None:
             raise DataError(f"{part} holds no {', '.join(METADATA)}: write one, or take out data.label_column.")
-        rows = rows_by_file(table, str(table), columns, files_below(part), part)
-        if left := sum(file not in rows for file in pictures_below(part)):
-            raise PrivateError(f"{table} has no row for {left} pictures below {part}: write them, or remove these.")
+        rows = rows_by_file(table, str(table), columns, pictures_below(part), part, files_below(part))
         files.append([(file, *cells) for file, cells in rows.items()])
     return listing_of(files, classes, str(path))
 
@@ -97,55 +74,27 @@ def list_labels(request: Request) -> Listing:
         wanted = f"{' or '.join(TABLES)}, with the column {FILE} and one of 0 and 1 for each label"
         raise DataError(f"data.labels: several, but data.path={root} is not a folder with {wanted}: write that table.")
     files = pictures_below(root)
-    others = [name for name in columns_of(table) if name not in (FILE, person)]
-    classes = tuple(required_classes(request.classes) if column else request.classes or others)
+    classes = request.classes or tuple(name for name in columns_of(table) if name != person)
     asked = (FILE, *([column] if column else classes), *([person] if person else ()))
+    rows = rows_by_file(table, str(table), asked, files, root)
+    ids = [rows[file].pop() for file in files] if person else None
     found: list[Place] = []
-    ids: list[str] = []
-    for file, cells in zip(files, rows_of_files(table, str(table), asked, files, root), strict=True):
-        if person:
-            ids.append(cells.pop())
-        if column and not (listed := {*parts_of(cells[0])}) <= {*classes}:
+    for file in files:
+        if column and not (listed := {*labels_listed(rows[file][0])}) <= {*classes}:
             raise PrivateError(f"{table} lists a label that data.classes does not name: name all of them")
-        if not column and not {*cells} <= {*VALUES}:
+        if not column and not {*rows[file]} <= {*VALUES}:
             raise PrivateError(
                 f"{table} has a cell that is neither 0 nor 1 in a column of a label: write one of them for each "
                 "picture, unsure ones too, and name the columns of the labels in data.classes: [a, b, …]"
             )
-        row = [name in listed for name in classes] if column else [VALUES[cell] for cell in cells]
+        row = [name in listed for name in classes] if column else [VALUES[cell] for cell in rows[file]]
         found.append((file, np.array(row, dtype=np.uint8)))
-    return Listing(classes, found, None, [], ids if person else None)
+    return Listing(classes, found, None, [], ids)
 
 
-def parts_of(cell: str) -> list[str]:
+def labels_listed(cell: str) -> list[str]:
     """The labels that a cell lists."""
     return [part.strip() for part in cell.split(BETWEEN) if part.strip()]
-
-
-def several_in(root: Path, label: str | None) -> tuple[tuple[str, ...], str | None, str | None] | None:
-    """The labels that a folder's table gives its pictures, if several each; the column that lists them, and of ids.
-
-    Two columns of 0 and 1 at least; or one whose cells list labels, such as "effusion|mass". label: that column, if the
-    owner names it. The names follow from the images where they are listed: only an owner may make them public.
-    """
-    table = table_of(root)
-    if table is None or (
-        label is None and table.name != TABLES[0] and sum(part.is_dir() for part in root.iterdir()) > 1
-    ):
-        return None  # class folders win over a table of another name
-    cells: dict[str, list[str]] = {}
-    for name in [name for name in columns_of(table) if name != FILE]:
-        with suppress(PrivateError):  # of a column that is of no use here, such as an age
-            cells[name] = [cell for _, (cell,) in read_table(table, [name], str(table))]
-    person = next((name for name in cells if name.lower() in PERSONS), None)
-    binary = [name for name in cells if name != person and {*cells[name]} <= {*VALUES}]
-    listing = [n for n in cells if label in (None, n) and n != person and any(BETWEEN in cell for cell in cells[n])]
-    if label is None and len(binary) > 1 and LABEL not in cells:
-        return tuple(binary), None, person
-    if len(listing) != 1:
-        return None
-    names = classes_in([part for cell in cells[listing[0]] for part in parts_of(cell)])
-    return names, listing[0], person
 
 
 def listing_of(parts: Sequence[Sequence[Row]], classes: Sequence[str] | None, what: str) -> Listing:
@@ -158,9 +107,7 @@ def listing_of(parts: Sequence[Sequence[Row]], classes: Sequence[str] | None, wh
     if "" in labels:
         where = f"picture {labels.index('') + 1}, in the order of its table,"
         raise PrivateError(f"{what}: {where} has no label: give it one")
-    if classes is None:
-        with explained(DataError, lambda error: f"{what}: {error}. Rename this label."):
-            classes = classes_in(labels)
+    classes = classes_in(labels, what) if classes is None else classes
     places = {text: i for i, text in enumerate(classes)}
     if not any(name.isdecimal() for name in classes):
         numbered = {text: int(text) for text in labels if text.isdecimal() and len(text) < 10}
@@ -172,10 +119,14 @@ def listing_of(parts: Sequence[Sequence[Row]], classes: Sequence[str] | None, wh
     return Listing(tuple(classes), list(train), list(test[0]) if test else None, [], ids or None)
 
 
-def classes_in(labels: Sequence[str]) -> tuple[str, ...]:
-    """The labels that occur, in order. They depend on the images: only an owner may make them public."""
+def classes_in(labels: Sequence[str], what: str) -> tuple[str, ...]:
+    """The labels that occur, in order. They depend on the images: only an owner may make them public.
+
+    Raises DataError for one that cannot be shown.
+    """
     numbers = all(text.isdecimal() for text in labels)
-    return tuple(class_name(text) for text in sorted({*labels}, key=int if numbers else None))
+    with explained(DataError, lambda error: f"{what}: {error}. Rename this label."):
+        return tuple(class_name(text) for text in sorted({*labels}, key=int if numbers else None))
 
 
 def shards_of(path: Path) -> list[Path]:
@@ -247,14 +198,13 @@ def words_of(
     if "json" in fields and (label or group or "cls" not in fields):
         with explained(PrivateError, lambda _: f"{what} has a .json that is not a JSON object: mend it."):
             content = dict(parse_json(field_text(archive, fields["json"])))
-    words = [content.get(label or LABEL), content.get(group) if group else None]
     if label is None and "cls" in fields:
         with explained(PrivateError, lambda _: f"{what} has a .cls that is not a line of text: mend it."):
-            words[0] = field_text(archive, fields["cls"]).strip()
-    texts = [cell_text(word) for word in words]
-    if None in texts or not texts[0]:
+            content[LABEL] = field_text(archive, fields["cls"]).strip()
+    text, person = (cell_text(content.get(key)) for key in (label or LABEL, group))
+    if not text or person is None:
         raise PrivateError(f"{what} has no label of text or a whole number (.cls, or `{label or LABEL}` in .json).")
-    return texts[0] or "", texts[1] or ""
+    return text, person
 
 
 def field_text(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> str:
@@ -265,31 +215,9 @@ def field_text(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> str:
     return file.read().decode("utf-8")
 
 
-def layout_of(path: Path, label: str | None) -> tuple[str, str | None, str | None]:
-    """The source that a folder or a tar file is of, the column of its labels, and that of persons' ids, as it looks.
-
-    label: the column that the owner names. Class folders win over a table, unless a column is named.
-    """
-    if path.is_file() or (path.is_dir() and [*path.glob("*.tar")] and not any(map(table_in, (path, path / TRAIN)))):
-        heads = keys_of(shards_of(path)[0])
-        return "webdataset", label, next((name for name in heads if name.lower() in PERSONS), None)
-    table = next((found for part in (path, path / TRAIN) if (found := table_in(part))), None) if path.is_dir() else None
-    folders = [part for part in path.iterdir() if part.is_dir() and part.name[0] != "."] if table else []
-    if table is None or (label is None and len(folders) > 1 and {part.name for part in folders} != {TRAIN, TEST}):
-        return "imagefolder", label, None
-    with explained(DataError, lambda error: f"{table} is not a table ({type(error).__name__}): mend it"):
-        heads = [name for name in columns_of(table) if name != FILE]
-    person = next((name for name in heads if name.lower() in PERSONS), None)
-    left = [name for name in heads if name != person]
-    label = label or (LABEL if LABEL in heads else left[0] if len(left) == 1 else None)
-    if label is None:
-        raise ConfigError(f"{table} has the columns {', '.join(heads)}: name that of the labels by --label-column")
-    return "imagefolder", label, person
-
-
-def keys_of(shard: Path) -> list[str]:
-    """The keys of the first sample's .json, if it has one."""
-    with suppress(*UNREADABLE, tarfile.TarError, EOFError), tarfile.open(shard, "r:") as archive:
+def keys_of(path: Path) -> list[str]:
+    """The keys of the .json of the first sample of the tar files of `path`, if it has one."""
+    with suppress(*UNREADABLE, tarfile.TarError, EOFError), tarfile.open(shards_of(path)[0], "r:") as archive:
         for entry in archive:
             if entry.isreg() and entry.name.lower().endswith(".json"):
                 return [*dict(parse_json(field_text(archive, entry)))]

@@ -153,8 +153,12 @@ def test_a_missing_empty_or_single_class_folder_is_refused(tmp_path):
     with pytest.raises(DataError, match="not a folder"):
         read_source(Data(source="imagefolder", path=str(tmp_path / "nowhere")), tmp_path)
     (tmp_path / "in").mkdir()
-    with pytest.raises(DataError, match="holds no folder of a class"):
+    with pytest.raises(DataError, match=r"holds no pictures: expected one folder of pictures per class"):
         read_source(Data(source="imagefolder", path=str(tmp_path / "in")), tmp_path)
+    (tmp_path / "in/0.png").write_bytes(b"")
+    with pytest.raises(DataError, match=r"holds pictures, but no folder of a class: move each into a folder"):
+        read_source(Data(source="imagefolder", path=str(tmp_path / "in")), tmp_path)
+    (tmp_path / "in/0.png").unlink()
     write_folder(tmp_path / "in", classes=("cat",))
     with pytest.raises(DataError, match="one class only"):
         read_source(Data(source="imagefolder", path=str(tmp_path / "in")), tmp_path)

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from sfumato.data.sources import read_source
-from sfumato.data.sources.tabled import several_in
+from sfumato.data.survey import layout_of
 from sfumato.errors import ConfigError, DataError, PrivateError, SfumatoError
 from sfumato.settings.data import Data
 
@@ -61,9 +61,10 @@ LISTS = {
 def test_a_column_may_list_the_labels_and_another_the_persons(folder, name):
     (folder / "labels.csv").unlink()
     (folder / name).write_text(LISTS[name])
-    classes, column, person = several_in(folder, None)
-    assert (classes, column, person) == (("mass", "nodule"), "found", "patient")
-    source, found = read(folder, classes=classes, label_column=column, groups={"column": person})
+    form, groups = layout_of(folder, None)
+    classes, column = form["classes"], form["label_column"]
+    assert (classes, column, groups.column) == (("mass", "nodule"), "found", "patient") and form["several"]
+    source, found = read(folder, classes=classes, label_column=column, groups={"column": groups.column})
     assert found == [(10, [1, 1]), (20, [1, 0]), (30, [0, 0])] and source.groups == ["p1", "p1", "p2"]
     with pytest.raises(PrivateError, match="lists a label that data.classes does not name"):
         read(folder, classes=["mass"], label_column=column)
@@ -74,18 +75,20 @@ def test_a_column_may_list_the_labels_and_another_the_persons(folder, name):
 @pytest.mark.parametrize(
     ("table", "expected"),
     [
-        ("file_name,age,mass,patient_id,nodule\na.png,61.5,1,7,0\n", (("mass", "nodule"), None, "patient_id")),
+        ("file_name,age,mass,patient_id,nodule\na.png,61.5,1,7,0\n", ("mass", "nodule")),
         ("file_name,label,male\na.png,1,0\n", None),  # `label` is the one label
         ("file_name,mass\na.png,1\n", None),
-        ("file_name,found,seen\na.png,a|b,c|d\n", None),  # the owner says which
+        ("file_name,found,seen,label\na.png,a|b,c|d,x\n", None),  # the owner says which
     ],
 )
 def test_several_labels_are_recognised_by_two_columns_of_0_and_1_or_one_of_lists(folder, table, expected):
     (folder / "labels.csv").rename(folder / "metadata.csv")
     (folder / "metadata.csv").write_text(table)
-    assert several_in(folder, None) == expected
+    form, groups = layout_of(folder, None)
+    assert form.get("classes") == expected and form.get("several", False) == (expected is not None)
+    assert (groups and groups.column) == ("patient_id" if "patient_id" in table else None)
     (folder / "another class").mkdir()
-    assert several_in(folder, None) is None
+    assert layout_of(folder, None)[0] == {"name": "imagefolder"}
 
 
 @pytest.mark.parametrize(
