@@ -18,7 +18,6 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from sklearn.datasets import load_digits
-from small_network import perturbed
 from torch import Tensor
 
 from sfumato.baselines.dp_gan import AdversarialState, Discriminator
@@ -161,7 +160,11 @@ def moment_map() -> FourierFeatures:
 
 def unet(classes: int = CLASSES, several: bool = False) -> UNet:
     torch.manual_seed(0)
-    return perturbed(UNet(8, 1, classes, width=8, multipliers=(1,), attention=(0,), several=several))
+    model = UNet(8, 1, classes, width=8, multipliers=(1,), attention=(0,), several=several)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
 
 
 def seeded_draws(model: object, images: Tensor, draws: int, *rest: Any, **more: Any) -> Draws:
