@@ -98,14 +98,13 @@ class ImageWriter:
         """
         if image.dtype != np.uint8 or image.shape != self.row:
             raise DataError(f"an image is {image.dtype} {image.shape}, expected uint8 {self.row}")
-        if self.several:
-            label = np.asarray(label, dtype=np.uint8)
-            if label.shape != (len(self.classes),) or label.max() > 1:
-                raise DataError(f"an image has labels of shape {label.shape}, expected 0 or 1 for {len(self.classes)}")
-        elif not 0 <= label < len(self.classes):
+        label = np.asarray(label, dtype=np.uint8 if self.several else np.int64)
+        if self.several and (label.shape != (len(self.classes),) or label.max() > 1):
+            raise DataError(f"an image has labels of shape {label.shape}, expected 0 or 1 for {len(self.classes)}")
+        if not self.several and not 0 <= label < len(self.classes):
             raise DataError(f"an image has the label {label}, expected 0..{len(self.classes) - 1}")
         self.images.write(image.tobytes())
-        self.labels.write(label.tobytes() if isinstance(label, np.ndarray) else np.int64(label).tobytes())
+        self.labels.write(label.tobytes())
         if self.groups is not None:
             if group is None:
                 raise DataError("an image has no group, and the set has groups")

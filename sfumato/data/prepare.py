@@ -129,8 +129,7 @@ def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], orig
     known: dict[bytes, set[Hashable]] = {}
     for other in sorted(path.parent for path in home.parent.glob(f"*/{CARD}") if path.parent != home):
         card, file = read_card(other / CARD), other / ORIGIN
-        wrong = f"{file} cannot be read: prepare these images again"
-        with explained(DataError, lambda _: wrong):  # noqa: B023
+        with explained(DataError, lambda e: f"{file} cannot be read ({e}): prepare these images again"):  # noqa: B023
             same = file.is_file() and read_json(file) == origin
         if not same and card.shape == shape:
             known = known or placed_digests(fresh)
