@@ -47,7 +47,7 @@ class Counter(TorchDispatchMode):
         return out
 
 
-def cost_of(network: nn.Module, *inputs: Tensor) -> Cost:
+def cost_of(network: nn.Module, *inputs: Any) -> Cost:
     """The cost of a forward pass. inputs: of one image."""
     network.eval()
     with torch.no_grad(), Counter() as counter:
@@ -62,9 +62,10 @@ def cost_of_map(build: Callable[..., nn.Module], shape: Shape, *arguments: Any) 
 
 
 @functools.cache
-def cost_of_generator(shape: Shape, classes: int, latent: int, width: int) -> Cost:
+def cost_of_generator(shape: Shape, classes: int, latent: int, width: int, block: int) -> Cost:
+    """block: of the level whose image is drawn."""
     network = new_generator(shape, classes, latent, width, 0)
-    return cost_of(network, torch.zeros(1, latent), torch.zeros(1, dtype=torch.int64))
+    return cost_of(network, torch.zeros(1, latent), torch.zeros(1, dtype=torch.int64), block)
 
 
 @functools.cache

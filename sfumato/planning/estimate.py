@@ -1,8 +1,9 @@
 """How long each stage should take on this machine when it is idle: operations of its networks divided by its speed.
 
-The operations are counted on one blank image. The speed is that of a small reference network: measured once per
-machine, in processor time of one thread, so that other programs count little. A free stage that ran before corrects
-its estimate by the time it took. Durations of queries depend on sensitive draws: they are not kept.
+The operations are counted on one blank image. The speeds are those of a small reference network, and of writing a large
+tensor: measured once per machine, in processor time of one thread, so that other programs count little. A free stage
+that ran before corrects its estimate by the time it took. Durations of queries depend on sensitive draws: they are not
+kept.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import math
 import platform
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -36,7 +38,7 @@ from sfumato.features.own_network import OwnFeatures
 from sfumato.features.projection import CLASSIFIER
 from sfumato.features.public_network import build_network
 from sfumato.features.teacher_network import FITTED
-from sfumato.generators.one_step import SETTLING
+from sfumato.generators.one_step import SETTLING, block_of_steps, new_generator
 from sfumato.planning.cost import Cost, cost_of, cost_of_diffusion, cost_of_generator, cost_of_map
 from sfumato.privacy.resolved import StagePlan
 from sfumato.queries.feature_means import DIMENSION, LEARNED
@@ -49,7 +51,7 @@ from sfumato.storage.documents import read_json
 from sfumato.storage.files import replace_private
 
 FILE = Path("cache") / "durations.json"  # below the state directory
-ELEMENT = 40  # operations that take as long as writing one element of a tensor
+PRODUCTS = 1.3  # products of a tensor with a number that take as long as an operator of a network
 CALL = 2e-5  # seconds of one operator besides its arithmetic
 TRAINING, PER_IMAGE = 3, 4  # passes of a training step, and of a clipped per-image gradient, in forward passes
 NOISE = 2000  # operations of noise and update, per trained weight
@@ -60,7 +62,7 @@ OFF = 1.0  # seconds of a stage that is switched off, with DVC's part
 START = 8.0  # seconds that DVC, imports and the files of an artifact add to a stage
 FACTOR = 4.0  # a past run that differs more than this from its estimate is not used: it was resumed, or disturbed
 MEASURED = 0.5  # seconds of the speed's measurement
-PARALLEL = 0.7  # n threads are about n to this power times as fast as one
+PARALLEL = 0.5  # n threads are about n to this power times as fast as one
 
 
 # --- the machine ------------------------------------------------------------------------------------------------------
@@ -94,18 +96,19 @@ class Machine:
         if self.path.parent.parent.is_dir():
             replace_private(self.path, json.dumps(self.content, indent=1).encode())
 
-    def speed(self, name: str, bfloat16: bool) -> float:
-        """Operations per second of all threads, measured once."""
+    def speed(self, name: str, bfloat16: bool | None) -> float:
+        """Operations per second of all threads, or elements written if `bfloat16` is None; measured once."""
         if name not in self.content:
-            self.content[name] = products_per_second(bfloat16)
+            self.content[name] = written_per_second() if bfloat16 is None else products_per_second(bfloat16)
             self.write()
         return float(self.content[name]) * gain(THREADS)
 
     def seconds(self, cost: Cost, images: float, batch: float = BATCH, bfloat16: bool = False) -> float:
         """Seconds of passes over so many images. bfloat16: in autocast, even if the processor only emulates it."""
-        usual = self.speed("speed", fast_bfloat16(device().type))
-        speed = self.speed("speed_bfloat16", True) if bfloat16 else usual
-        return images * (cost.products / speed + ELEMENT * cost.elements / usual + CALL * cost.calls / max(batch, 1))
+        fast = bfloat16 or fast_bfloat16(device().type)
+        arithmetic = cost.products / self.speed("speed_bfloat16" if bfloat16 else "speed", fast)
+        writing = cost.elements / self.speed("written", None)
+        return images * (arithmetic + writing + CALL * cost.calls / max(batch, 1))
 
 
 @functools.cache
@@ -122,7 +125,19 @@ def products_per_second(bfloat16: bool) -> float:
             start = now()
             network(images)
             best = min(best, now() - start)
-    return BATCH * (cost.products + ELEMENT * cost.elements * (not bfloat16)) / best
+    return BATCH * cost.products / best
+
+
+@functools.cache
+def written_per_second() -> float:
+    """Elements per second that operators read and write, of tensors beyond the nearest caches; the best of passes."""
+    tensor = torch.rand(2**22, device=device())
+    best, begun = math.inf, now()
+    while best == math.inf or now() - begun < MEASURED / 5:
+        start = now()
+        tensor * 0.5
+        best = min(best, now() - start)
+    return len(tensor) / best / PRODUCTS
 
 
 # --- the stages -------------------------------------------------------------------------------------------------------
@@ -156,23 +171,36 @@ class Work:
     def training(self, cost: Cost, settings: Any, bfloat16: bool = False) -> float:
         return TRAINING * self.machine.seconds(cost, settings.steps * settings.batch, settings.batch, bfloat16)
 
-    def fit(self, settings: Any, cost: Cost) -> float:
-        """A generator's fit through maps of this cost, and the images that it draws."""
-        drawing = self.passes(self.generator, settings.images + SETTLING * settings.batch)
-        return self.training(self.generator + cost, settings, bfloat16=True) + drawing
+    def fit(self, settings: Any, cost: Cost = Cost(0), coarse_to_fine: bool = False) -> float:
+        """A generator's fit to the first release, and through maps of this cost, and the images that it draws."""
+        features = self.params.frequency.features
+        blocks = [block for block in self.blocks if block <= max(feature.block for feature in features)]
+        steps = Counter(block_of_steps(blocks, settings.steps) if coarse_to_fine else [1] * settings.steps)
+        found = self.passes(self.generator(), settings.images + SETTLING * settings.batch)
+        for block, number in steps.items():
+            level = self.generator(block) + self.fourier(block) + cost
+            found += self.training(level, settings.model_copy(update={"steps": number}), bfloat16=True)
+        return found
 
     def directions(self, images: int, width: int, number: int) -> float:
         """The principal directions of rows of so many numbers: about ten products of matrices."""
         return self.passes(Cost(20 * width * (number + 16)), images)
 
-    @property
-    def generator(self) -> Cost:
-        return cost_of_generator(self.shape, self.classes, self.params.auxiliary.latent, self.params.auxiliary.width)
+    def generator(self, block: int = 1) -> Cost:
+        """Of the image of the level of this block."""
+        settings = self.params.auxiliary
+        return cost_of_generator(self.shape, self.classes, settings.latent, settings.width, block)
 
     @property
-    def fourier(self) -> Cost:
-        settings = self.params.frequency
-        return cost_of_map(FourierFeatures, self.shape, self.shape, settings.features, settings.size, 0)
+    def blocks(self) -> tuple[int, ...]:
+        settings = self.params.auxiliary
+        return new_generator(self.shape, self.classes, settings.latent, settings.width, 0).blocks
+
+    def fourier(self, block: int = 1) -> Cost:
+        """Of means of blocks of so many pixels a side."""
+        settings, (channels, *sides) = self.params.frequency, self.shape
+        seen = (channels, *(-(-side // block) for side in sides))
+        return cost_of_map(FourierFeatures, seen, self.shape, settings.features, settings.size, 0)
 
     @property
     def public_network(self) -> Cost:
@@ -220,7 +248,7 @@ def embedding_seconds(work: Work) -> float:
 
 def refine_seconds(work: Work) -> float:
     learned = work.learned if work.params.runs("embedding") else Cost(0)
-    return work.fit(work.params.refine, work.fourier + learned + work.teacher_map)
+    return work.fit(work.params.refine, learned + work.teacher_map)
 
 
 def pretrain_seconds(work: Work) -> float:
@@ -241,7 +269,7 @@ def synthesize_seconds(work: Work) -> float:
     for name, weight in settings.sources.items():
         images = settings.count * weight / sum(settings.sources.values())
         if name in ("auxiliary", "refine"):
-            found += work.passes(work.generator, images)
+            found += work.passes(work.generator(), images)
         elif name in ("finetune", "pretrain"):
             found += work.passes(work.diffusion[0], images * evaluations)
     variants = 1 + settings.distorted + settings.mixed
@@ -272,11 +300,11 @@ WORK: dict[str, Callable[[Work], float]] = {
         math.prod(work.shape), work.params.central.repeats * work.drawn(work.params.central)
     ),
     "frequency": lambda work: (
-        work.passes(work.fourier, work.sensitive) + work.sums(work.params.frequency.size, work.sensitive)
+        work.passes(work.fourier(), work.sensitive) + work.sums(work.params.frequency.size, work.sensitive)
     ),
     "classifier": lambda work: work.training(work.public_network, work.params.classifier),
     "moments": lambda work: work.passes(work.public_network, work.sensitive),
-    "auxiliary": lambda work: work.fit(work.params.auxiliary, work.fourier),
+    "auxiliary": lambda work: work.fit(work.params.auxiliary, coarse_to_fine=True),
     "histogram": lambda work: work.passes(work.public_network, work.drawn(work.params.histogram)),
     "teacher": teacher_seconds,
     "embedding": embedding_seconds,

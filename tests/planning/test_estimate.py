@@ -12,8 +12,18 @@ from torch import nn
 
 from sfumato.features.batch_invariant import one_thread
 from sfumato.planning import estimate
-from sfumato.planning.cost import cost_of
-from sfumato.planning.estimate import FILE, FRAME, OFF, WORK, expected_seconds, products_per_second, remember, timed
+from sfumato.planning.cost import Cost, cost_of
+from sfumato.planning.estimate import (
+    FILE,
+    FRAME,
+    OFF,
+    WORK,
+    Machine,
+    expected_seconds,
+    products_per_second,
+    remember,
+    timed,
+)
 from sfumato.privacy.resolved import StagePlan
 from sfumato.settings.recipes import params_of
 from sfumato.settings.stages import STAGES
@@ -32,6 +42,7 @@ SMALL = {
 @pytest.fixture(autouse=True)
 def speed(monkeypatch):
     monkeypatch.setattr(estimate, "products_per_second", lambda bfloat16: 1e9)
+    monkeypatch.setattr(estimate, "written_per_second", lambda: 1e8)
     monkeypatch.setattr(estimate, "THREADS", 4)
 
 
@@ -76,6 +87,20 @@ def test_more_work_takes_longer_in_proportion(tmp_path):
     assert many["frequency"] > expected(tmp_path)[1]["frequency"]
 
 
+def test_the_levels_of_a_large_image_cost_what_they_draw_and_look_at(tmp_path):
+    """Half of the steps of the first fit draw 32 pixels, those of `refine` all draw 128."""
+    features = [{"map": "pixels", "length_scales": [0.4], "block": block} for block in (1, 2, 4)]
+    changes = {"frequency": {"size": 120, "features": features}}
+    params = params_of({**SMALL, **changes}, Path("params.yaml"), ROOT / "pipelines")
+    work = estimate.Work(params, (1, 128, 128), 3, Machine(tmp_path), 200)
+    costs = [work.generator(block) + work.fourier(block) for block in (4, 2, 1)]
+    assert costs[0].elements < costs[1].elements / 2 < costs[2].elements / 4
+    fit, drawn = params.auxiliary, Cost(0)
+    one, whole = work.fit(fit, drawn, coarse_to_fine=True), work.fit(fit, drawn)
+    seconds = [work.training(cost, fit, True) for cost in costs]
+    assert whole - one == pytest.approx(seconds[2] - (2 * seconds[0] + seconds[1] + seconds[2]) / 4, rel=0.01)
+
+
 def test_a_past_run_corrects_the_estimate_of_more_work_too(tmp_path):
     params, first = expected(tmp_path)
     work = first["auxiliary"] - first["plan"]
@@ -116,14 +141,14 @@ def test_the_estimate_is_of_an_idle_machine_whatever_number_of_threads_is_fastes
     params, first = expected(tmp_path)
     plan, work = plan_of(params, "auxiliary"), first["auxiliary"] - first["plan"]
     with one_thread():  # beside other programs
-        clock = iter([0.0, work * 4**0.7])
+        clock = iter([0.0, work * 4**estimate.PARALLEL])
         monkeypatch.setattr(estimate, "now", lambda: next(clock))
         with timed(tmp_path, plan):
             pass
         assert expected(tmp_path)[1]["auxiliary"] == pytest.approx(first["auxiliary"], rel=0.05)
     monkeypatch.setattr(estimate, "THREADS", 1)
     alone = expected(tmp_path)[1]
-    assert alone["auxiliary"] - alone["plan"] == pytest.approx(work * 4**0.7, rel=0.05)
+    assert alone["auxiliary"] - alone["plan"] == pytest.approx(work * 4**estimate.PARALLEL, rel=0.05)
 
 
 def test_the_speed_is_measured_in_processor_time(monkeypatch):
