@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -73,7 +74,7 @@ def draw(axes: plt.Axes, profile: str, table: pd.DataFrame) -> None:
             axes.plot(minutes, accuracy, "o", color=colour, markerfacecolor=colour if epsilon == 10 else "white")
         _, minutes, accuracy = line[-1]
         arrow = {"arrowstyle": "-", "color": colour, "linewidth": 0.3}
-        place = {"textcoords": axes.get_yaxis_transform(), "va": "center"}
+        place: dict[str, Any] = {"textcoords": axes.get_yaxis_transform(), "va": "center"}
         axes.annotate(name, (minutes, accuracy), (1.03, height), color=colour, fontsize=8, arrowprops=arrow, **place)
     axes.grid(alpha=0.25)
 
