@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from sfumato.data.images import Shape
+from sfumato.features.patches import Patches
 from sfumato.features.scattering import DeepScattering, Moduli, Pixels, Scattering
 from sfumato.features.tangent import Tangent
 
@@ -21,6 +22,7 @@ FEATURES: dict[str, Callable[[Shape], nn.Module]] = {  # name -> what makes the 
     "deep-scattering": DeepScattering,
     "moduli": Moduli,
     "tangent": Tangent,
+    "patches": Patches,
 }
 
 

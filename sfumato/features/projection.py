@@ -39,6 +39,7 @@ class ProjectedFeatures(nn.Module):
     """ψ: (B, C, H, W) images in [0, 1] -> (B, d) rows of norm 1, differentiable; d = dimension, or what the map has.
 
     feature: an entry of FEATURES, or CLASSIFIER, CELLS or OWN with `network`, the arguments that rebuild the network.
+    flip: an image and its mirror image have the same row.
     The map's output is centred, projected on its principal directions, each scaled by a power of its variance, and
     brought to norm 1. `fit` finds them. Rows of one image do not depend on the others'.
     """
@@ -46,9 +47,11 @@ class ProjectedFeatures(nn.Module):
     mean: Tensor
     directions: Tensor
 
-    def __init__(self, feature: str, shape: Shape, dimension: int, network: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, feature: str, shape: Shape, dimension: int, network: Mapping[str, Any] | None = None, flip: bool = False
+    ) -> None:
         super().__init__()
-        self.feature, self.shape, self.network = feature, tuple(shape), network
+        self.feature, self.shape, self.network, self.flip = feature, tuple(shape), network, flip
         if feature == OWN and network is not None:
             self.map: nn.Module = OwnFeatures(**network)
         elif network is not None:
@@ -62,16 +65,22 @@ class ProjectedFeatures(nn.Module):
         self.register_buffer("directions", torch.zeros(width, self.dimension))
 
     @classmethod
-    def through(cls, network: PublicNetwork | None, feature: str, shape: Shape, dimension: int) -> ProjectedFeatures:
+    def through(
+        cls, network: PublicNetwork | None, feature: str, shape: Shape, dimension: int, flip: bool = False
+    ) -> ProjectedFeatures:
         """The same map, which looks at images through the trained `network`, if there is one."""
         if network is None:
-            return cls(feature, shape, dimension)
-        features = cls(feature, shape, dimension, arguments_of(network))
+            return cls(feature, shape, dimension, flip=flip)
+        features = cls(feature, shape, dimension, arguments_of(network), flip)
         features.map = ClassifierFeatures(network, feature == CELLS).eval()
         return features
 
+    def mapped(self, images: Tensor) -> Tensor:
+        """The map's output, or the mean of it and of that of the mirror images."""
+        return (self.map(images) + self.map(images.flip(3))) / 2 if self.flip else self.map(images)  # type: ignore[no-any-return]
+
     def forward(self, images: Tensor) -> Tensor:
-        return nn.functional.normalize((self.map(images) - self.mean) @ self.directions, dim=1)
+        return nn.functional.normalize((self.mapped(images) - self.mean) @ self.directions, dim=1)
 
     @torch.no_grad()
     def fit(self, images: Tensor, power: float, seed: int) -> None:
@@ -79,7 +88,7 @@ class ProjectedFeatures(nn.Module):
 
         power: p; a direction of variance λ is scaled by λ^(−p/2), so that 0 keeps the variances and 1 makes them equal.
         """
-        rows = torch.cat([self.map(as_floats(part)) for part in images.split(BATCH)])
+        rows = torch.cat([self.mapped(as_floats(part)) for part in images.split(BATCH)])
         mean = rows.mean(0)
         spread = rows.std(0) if self.network is not None else torch.ones_like(mean)
         rows = (rows - mean) / spread.clamp(min=1e-6)
@@ -94,8 +103,14 @@ class ProjectedFeatures(nn.Module):
 
     def config(self) -> dict:
         """The arguments that rebuild this map."""
-        network = dict(self.network) if self.network else None
-        return {"feature": self.feature, "shape": [*self.shape], "dimension": self.dimension, "network": network}
+        network, flip = dict(self.network) if self.network else None, {"flip": True} if self.flip else {}
+        return {
+            "feature": self.feature,
+            "shape": [*self.shape],
+            "dimension": self.dimension,
+            "network": network,
+            **flip,
+        }
 
 
 class ScaleToSqrtD(nn.Module):

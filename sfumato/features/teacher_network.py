@@ -45,12 +45,13 @@ class TeacherNetwork(nn.Module):
         dimension: int,
         network: Mapping[str, Any] | None,
         several: bool = False,
+        flip: bool = False,
     ) -> None:
         super().__init__()
         self.classes, self.several = classes, several
         if several:
             self.register_buffer("offsets", torch.zeros(classes))
-        self.features = ProjectedFeatures(feature, shape, dimension, network)
+        self.features = ProjectedFeatures(feature, shape, dimension, network, flip)
         self.register_buffer("weights", torch.zeros(self.features.dimension, classes))
 
     @classmethod
@@ -76,10 +77,11 @@ def fit_features(
 
     network: of the feature "classifier"; images: at most FITTED of them are used, chosen by `seed`.
     """
+    about = settings.feature, shape, settings.dimension
     if settings.network is not None:
-        features = ProjectedFeatures(settings.feature, shape, settings.dimension, settings.network.arguments())
+        features = ProjectedFeatures(*about, settings.network.arguments(), settings.flip)
     else:
-        features = ProjectedFeatures.through(network, settings.feature, shape, settings.dimension)
+        features = ProjectedFeatures.through(network, *about, settings.flip)
     known = spanning(images, seed)
     features.fit(known, settings.power, seed)
     rows = torch.cat([features(as_floats(part)) for part in known.split(BATCH)]).double()

@@ -211,8 +211,13 @@ class Work:
     def teacher_map(self) -> Cost:
         feature, own = self.params.teacher.feature, self.params.teacher.network
         if own is not None:
-            return cost_of_map(OwnFeatures, self.shape, *own.arguments().values())
-        return self.public_network if feature == CLASSIFIER else cost_of_map(FEATURES[feature], self.shape, self.shape)
+            found = cost_of_map(OwnFeatures, self.shape, *own.arguments().values())
+        elif feature == CLASSIFIER:
+            found = self.public_network
+        else:
+            found = cost_of_map(FEATURES[feature], self.shape, self.shape)
+        times = 2 if self.params.teacher.flip else 1
+        return Cost(times * found.products, times * found.elements, times * found.calls, found.width)
 
     @property
     def studied(self) -> Cost:

@@ -102,6 +102,7 @@ class Teacher(QuerySettings):
     # the network that `classifier` trained, or one of FEATURES (sfumato/features); own: that of teacher.network
     feature: str = "classifier"
     network: OwnNetwork | None = None  # of the feature own
+    flip: bool = False  # an image and its mirror image have the same features, as of photographs
     fitted_on: Literal["public", "auxiliary"] = "public"  # images whose principal directions span the features
     dimension: Positive = 512  # of the features, at most
     power: Annotated[float, Field(ge=0, le=1)] = 0.5  # directions are scaled by variance^(−power/2)

@@ -26,9 +26,9 @@ def network(digits):
     return train_public_classifier(digits, Classifier(network="whitened", width=8, steps=60), seed=0)[0]
 
 
-@pytest.fixture(scope="module", params=["classifier", "deep-scattering", "scattering", "pixels"])
+@pytest.fixture(scope="module", params=["classifier", "deep-scattering", "scattering", "pixels", "patches"])
 def features(request, digits, network):
-    settings = Teacher(feature=request.param, dimension=32)
+    settings = Teacher(feature=request.param, dimension=32, flip=request.param == "patches")
     return fit_features(settings, SHAPE, network if request.param == "classifier" else None, digits, seed=0)[0]
 
 

@@ -1,0 +1,80 @@
+"""Patches of procedural textures as filters: a public map of an image that was drawn, not trained."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sfumato.data.images import Shape
+from sfumato.data.rendered.procedural import FAMILIES, procedural_drawer
+from sfumato.features.scattering import averaged, block_of
+from sfumato.runtime.compute import fast_bfloat16
+
+FILTERS, SIDE, CELLS = (
+    256,
+    6,
+    3,
+)  # filters, of so many pixels a side; cells per side that their responses are averaged in
+PLACES = 32  # per side, about, that are looked at
+THRESHOLD = 0.5  # of a response, in standard deviations of one of white noise
+PICTURES, PER_PICTURE = 120, 192  # from which patches are taken, and how many from each
+FLAT, FLOOR = 0.05, 1e-3  # least standard deviation of a patch that becomes a filter; added to the variances
+FAINT = 1.0  # norm of a whitened patch at which its responses have half of their size
+
+
+class Patches(nn.Module):
+    """How far the places of an image are like each of FILTERS patches of procedural textures, or like its negative.
+
+    (B, C, H, W) -> (B, 2·FILTERS·CELLS²): means over cells of the cosines of whitened patches, above a threshold.
+    Images above LARGEST are first averaged over blocks.
+    Source: Thiry et al. 2021; Coates and Ng 2011 for the threshold.
+    """
+
+    filters: Tensor
+    whiten: Tensor
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.block = block_of(shape)
+        self.stride = max(1, round(min(shape[1:]) / self.block / PLACES))
+        filters, whiten = whitened_patches(shape[0], min(SIDE, *shape[1:]))
+        self.register_buffer("filters", filters, persistent=False)
+        self.register_buffer("whiten", whiten, persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        kind, images = images.device.type, averaged(images, self.block)
+        with torch.autocast(kind, torch.bfloat16, enabled=fast_bfloat16(kind)):
+            size = (
+                F.conv2d(images, self.whiten, stride=self.stride).float().square().sum(1, keepdim=True).sqrt() + FAINT
+            )
+            found = F.conv2d(images, self.filters, stride=self.stride)
+        found = found * (self.whiten.shape[0] ** 0.5 / size).to(found)
+        parts = [F.adaptive_avg_pool2d(F.relu(side - THRESHOLD), CELLS).flatten(1) for side in (found, -found)]
+        return torch.cat(parts, dim=1).float()
+
+
+@cache
+def whitened_patches(channels: int, side: int) -> tuple[Tensor, Tensor]:
+    """FILTERS whitened patches of the textures, of norm 1, as filters of plain ones; and the whitening itself.
+
+    side: of a patch, in pixels. Both (n, channels, side, side) float32: FILTERS of them, and channels·side² of them.
+    """
+    random = np.random.default_rng(0)
+    draw = procedural_drawer((channels, 32, 32))
+    pictures = np.stack([draw(random, index % len(FAMILIES)) for index in range(PICTURES)])
+    found = F.unfold(torch.from_numpy(pictures).permute(0, 3, 1, 2).double() / 255, side)
+    places = torch.from_numpy(random.integers(found.shape[2], size=PER_PICTURE))
+    patches = found[:, :, places].transpose(1, 2).flatten(0, 1)
+    patches = patches - patches.mean(1, keepdim=True)
+    values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))
+    whiten = (vectors * (values + FLOOR).rsqrt()) @ vectors.T
+    whiten = whiten - whiten.mean(1, keepdim=True)  # of patches whose mean is not taken off
+    chosen = patches[patches.std(1) > FLAT]
+    chosen = chosen[torch.from_numpy(random.choice(len(chosen), FILTERS, replace=False))]
+    filters = F.normalize(chosen @ whiten.T, dim=1) @ whiten
+    both = (part.float().view(-1, channels, side, side) for part in (filters, whiten))
+    return tuple(both)  # type: ignore[return-value]
