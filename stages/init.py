@@ -72,6 +72,7 @@ def init(
     """Local: look at a folder of images, and write a project whose parameters fit them, ε and the minutes."""
     from sfumato.data.sources.deep import RangeMissing
     from sfumato.data.sources.imagefolder import list_folder
+    from sfumato.data.survey import survey
     from sfumato.planning.project import project_files
     from sfumato.planning.proposal import Known, read_table, rounded_size, sides_of
 
@@ -85,7 +86,7 @@ def init(
     ask, span = Questions(yes), range_of(shown)
 
     def look(groups: str | None) -> Survey:
-        return look_at(folder, groups_of(groups), span, label_column)
+        return survey(folder, tracked, groups_of(groups), span, label_column)
 
     try:
         found = look(groups)
@@ -204,16 +205,11 @@ def check_places(folder: Path, public: Path | None, out: Path, force: bool) -> N
         raise ConfigError(f"{out} holds {' and '.join(there)} already: name another folder with --out, or give --force")
 
 
-def look_at(folder: Path, groups: Groups | None, span: tuple[float, float] | None, label: str | None = None) -> Survey:
-    """What is in the folder."""
+def tracked(images: Iterable, count: int) -> Iterable:
+    """The same images, with a bar on a terminal."""
     from rich.progress import track
 
-    from sfumato.data.survey import survey
-
-    def shown(images: Iterable, count: int) -> Iterable:
-        return track(images, "looking", count, console=Console(stderr=True)) if sys.stderr.isatty() else images
-
-    return survey(folder, shown, groups, span, label)
+    return track(images, "looking", count, console=Console(stderr=True)) if sys.stderr.isatty() else images
 
 
 # --- what is proposed -------------------------------------------------------------------------------------------------
