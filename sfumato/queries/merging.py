@@ -89,7 +89,6 @@ def merge_counts(counts: Sequence[Artifact], directory: Path, several: bool = Fa
     """The sums of the noisy counts of all owners, with what `public_counts` makes of them; written as `count` does.
 
     several: an image has any number of labels.
-
     In distribution it is one owner's release over all images, whose noise has the variance of all noises together.
     """
     noisy = torch.zeros(1, dtype=torch.float64)
@@ -107,7 +106,7 @@ def merge_means(
     """The means of all owners' noisy sums over `size`, written as the query does.
 
     sizes: N̄ of each owner, over which their own means are; size: N̄ of all.
-    Raises: ConfigError if the features of two owners are not the same, to the last byte.
+    Raises ConfigError if the features of two owners are not the same, to the last byte.
     """
     tensor = f"{KINDS[stage].tensor}.safetensors"
     about = [read_json(release.path / "features.json") for release in releases]
