@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import process_time
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console
 
 from sfumato import __version__
 from sfumato.errors import ConfigError, explained
@@ -86,7 +85,7 @@ def init(
     ask, span = Questions(yes), range_of(shown)
 
     def look(groups: str | None) -> Survey:
-        return survey(folder, tracked, groups_of(groups), span, label_column)
+        return survey(folder, groups_of(groups), span, label_column)
 
     try:
         found = look(groups)
@@ -203,13 +202,6 @@ def check_places(folder: Path, public: Path | None, out: Path, force: bool) -> N
     there = [name for name in ("params.yaml", "dvc.yaml") if (out / name).exists()]
     if there and not force:
         raise ConfigError(f"{out} holds {' and '.join(there)} already: name another folder with --out, or give --force")
-
-
-def tracked(images: Iterable, count: int) -> Iterable:
-    """The same images, with a bar on a terminal."""
-    from rich.progress import track
-
-    return track(images, "looking", count, console=Console(stderr=True)) if sys.stderr.isatty() else images
 
 
 # --- what is proposed -------------------------------------------------------------------------------------------------

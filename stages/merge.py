@@ -69,13 +69,16 @@ def merge(
     write_plans(first, "-and-".join(apart)[:64], size_hint, budget, out / PLAN)
     plan = read_stage_plan(out / PLAN / "auxiliary.yaml", "auxiliary")
     sizes = [read_counts(count, plan.size_hint, len(plan.classes)).total for count in found["count"]]
-    with writing(out / ARTIFACTS / "count", "count", found["count"], apart=apart) as directory:
-        total = merge_counts(found["count"], directory, plan.several).total
-    for name in [name for name in queries if name != "count"]:
+    total = 0.0
+    for name in QUERIES:  # the count first: means are over its total
+        if name not in queries:
+            write_empty(out / ARTIFACTS / name, name)
+            continue
         with writing(out / ARTIFACTS / name, name, found[name], apart=apart) as directory:
-            merge_means(name, found[name], sizes, total, directory, plan)
-    for name in [name for name in QUERIES if name not in queries]:
-        write_empty(out / ARTIFACTS / name, name)
+            if name == "count":
+                total = merge_counts(found[name], directory, plan.several).total
+            else:
+                merge_means(name, found[name], sizes, total, directory, plan)
     for path in (path for path in given if (folders[0] / path).is_dir()):
         copy_directory(folders[0] / path, out / path)
     free = [name for name, stage in STAGES.items() if stage.kind is Kind.FREE and name not in shared]
