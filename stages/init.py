@@ -8,8 +8,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from time import process_time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -207,33 +205,15 @@ def check_places(folder: Path, public: Path | None, out: Path, force: bool) -> N
 # --- what is proposed -------------------------------------------------------------------------------------------------
 
 
-def reading_seconds(known: Known) -> float:
-    """Seconds to read as many blank pictures as `size_hint`: what real ones took would tell of them in params.yaml."""
-    from PIL import Image
-
-    from sfumato.data.sources.imagefolder import decode
-
-    with TemporaryDirectory() as folder:
-        file, taken = Path(folder) / "blank.png", []
-        Image.new("L" if known.channels == 1 else "RGB", (known.side, known.side)).save(file)
-        for _ in range(10):  # the first imports what reads it; processor time, whatever else is running
-            start = process_time()
-            decode(file)
-            taken.append(process_time() - start)
-        return known.size_hint * min(taken)
-
-
 def proposals_for(known: Known, sides: Sequence[int], classes: int) -> tuple[list[Proposal], dict[str, float | None]]:
     """The proposals for these sides, the chosen one first, and its seconds of each stage."""
     from sfumato.planning.estimate import expected_seconds
     from sfumato.planning.proposal import proposals
 
-    reading = reading_seconds(known)
-
     def stages_of(params: Params) -> dict[str, float | None]:
         side = params.data.size or known.side
         shape = (known.channels, side, side)
-        return expected_seconds(params, shape, classes, state_dir(), known.public_images) | {"reading": reading}
+        return expected_seconds(params, shape, classes, state_dir(), known.public_images)
 
     found = proposals(known, sides, lambda params: sum(value or 0.0 for value in stages_of(params).values()))
     return found, stages_of(found[0].params)

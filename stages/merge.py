@@ -1,6 +1,6 @@
 """`stage merge`: several owners' noisy sums as one release, from which everything free goes on."""
 
-import shutil
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,8 +14,9 @@ from sfumato.settings.recipes import as_yaml
 from sfumato.settings.stages import QUERIES, STAGES, Kind
 from sfumato.storage.artifacts import PRIVACY, check_out, merge_records, read_artifact, write_empty, writing
 from sfumato.storage.documents import dataset_name, read_json, read_yaml
-from sfumato.storage.files import copy_directory, replace_file, write_json
+from sfumato.storage.files import copy_directory
 from stages.init import begin_repository, write
+from stages.plan import write_texts
 from stages.state import ARTIFACTS, LEDGER, PLAN, PUBLIC
 
 FOLDERS_HELP = "Projects of the owners, or copies of them: artifacts/ with the plan, and data/public if it is used."
@@ -69,16 +70,13 @@ def merge(
     write_plans(first, "-and-".join(apart)[:64], size_hint, budget, out / PLAN)
     plan = read_stage_plan(out / PLAN / "auxiliary.yaml", "auxiliary")
     sizes = [read_counts(count, plan.size_hint, len(plan.classes)).total for count in found["count"]]
-    total = 0.0
-    for name in QUERIES:  # the count first: means are over its total
-        if name not in queries:
-            write_empty(out / ARTIFACTS / name, name)
-            continue
+    with writing(out / ARTIFACTS / "count", "count", found["count"], apart=apart) as directory:
+        total = merge_counts(found["count"], directory, plan.several).total
+    for name in [name for name in queries if name != "count"]:
         with writing(out / ARTIFACTS / name, name, found[name], apart=apart) as directory:
-            if name == "count":
-                total = merge_counts(found[name], directory, plan.several).total
-            else:
-                merge_means(name, found[name], sizes, total, directory, plan)
+            merge_means(name, found[name], sizes, total, directory, plan)
+    for name in [name for name in QUERIES if name not in queries]:
+        write_empty(out / ARTIFACTS / name, name)
     for path in (path for path in given if (folders[0] / path).is_dir()):
         copy_directory(folders[0] / path, out / path)
     free = [name for name, stage in STAGES.items() if stage.kind is Kind.FREE and name not in shared]
@@ -99,14 +97,12 @@ def write_plans(
     plans: Mapping[str, dict[str, Any]], dataset_id: str, size_hint: int, budget: Mapping[str, Any], folder: Path
 ) -> None:
     """The plan of the merged project: that of the first owner for all of them. No query can run by it."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    texts = {"budget.json": json.dumps(dict(budget), indent=1) + "\n"}
     for name, plan in plans.items():
         theirs = {"dataset_id": dataset_name(dataset_id), "size_hint": size_hint} if plan.get("dataset_id") else {}
-        content = {key: value for key, value in plan.items() if key != "about"} | theirs
-        content |= {"delta": budget["delta"]} if name == "synthesize" else {}
-        replace_file(folder / f"{name}.yaml", as_yaml(content).encode())
-    write_json(folder / "budget.json", dict(budget))
+        theirs |= {"delta": budget["delta"]} if name == "synthesize" else {}
+        texts[f"{name}.yaml"] = as_yaml({key: value for key, value in plan.items() if key != "about"} | theirs)
+    write_texts(folder, texts)
 
 
 def write_pipeline(out: Path, free: Sequence[str], **limit: Any) -> None:

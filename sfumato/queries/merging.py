@@ -25,19 +25,7 @@ from sfumato.storage.documents import read_json
 from sfumato.storage.files import write_json
 from sfumato.storage.weights import save_tensors
 
-# why the releases of other queries do not add up
-EACH_STEP = "each of its steps depends on the noisy ones before, so two owners' sums do not add up to one of all images"
-REFUSED = {
-    "adversarial": EACH_STEP,
-    "central": "its sums are over draws of one owner each, by their own denominators",
-    "embedding": "its features were learned on one owner's release, so those of two owners differ",
-    "evolve": EACH_STEP,
-    "finetune": EACH_STEP,
-    "histogram": "only the selection that follows it reads it, and that of one owner serves all",
-    "saliency": "it is of one owner's network",
-    "teacher": EACH_STEP,
-}
-MERGED = ("count", *(stage for stage in KINDS if stage not in REFUSED))
+MERGED = ("count", "frequency", "moments", "covariance")  # all other queries rest on what one owner released before
 # what may differ between the plans of two owners
 THEIRS = {"dataset_id", "size_hint", "mechanism", "delta", "about", "again"}
 
@@ -47,7 +35,8 @@ def same_settings(folders: Sequence[Path], plans: Sequence[Mapping[str, dict[str
     queries = [name for name in QUERIES if any(plan[name]["enabled"] for plan in plans)]
     if name := next((name for name in queries if name not in MERGED), None):
         way = f"take a recipe of {', '.join(MERGED)} only, such as dp-merf, dp-mepf or dp-kernel"
-        raise ConfigError(f"releases of {name} do not add up: {REFUSED[name]}: {way}")
+        why = "its steps, draws or features rest on what one owner released before"
+        raise ConfigError(f"releases of {name} do not add up: {why}: {way}")
     if "count" not in queries:
         raise ConfigError("count is not in `run`: without noisy counts the means of two owners have no weights")
     for folder, plan in zip(folders[1:], plans[1:], strict=True):

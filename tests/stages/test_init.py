@@ -213,7 +213,7 @@ def test_the_time_of_reading_private_images_is_not_in_the_parameters(desk, quick
         return real(*arguments)
 
     monkeypatch.setattr("sfumato.data.survey.survey", slow)
-    monkeypatch.setattr("stages.init.process_time", lambda: clock[0])
+    monkeypatch.setattr("time.process_time", lambda: clock[0])
     for wait[0] in (0.0, 400.0):
         assert desk(*words, "--minutes", "15")[0] == 0
         found.append((project / "params.yaml").read_text())
