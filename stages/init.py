@@ -129,10 +129,9 @@ def init(
     )
     (proposed, *others), table = proposals_for(known, sides, len(found.classes))
     show(proposed, known, found, table, size_hint is None)
-    each = [f"{one.params.data.size} pixels in {one.seconds / 60:.0f} minutes" for one in others if one.enough]
-    least = [f"{one.params.data.size} from {one.seconds / 60:.0f} minutes on" for one in others if not one.enough]
-    if others:
-        say(f"sizes    --size decides; others: {', '.join(each + least)}")
+    ways = [(one.params.data.size, "in" if one.enough else "from", one.seconds / 60) for one in others]
+    if ways:
+        say(f"sizes    --size decides; others: {', '.join('{} pixels {} {:.0f} minutes'.format(*way) for way in ways)}")
     if not ask.agreed("Write the project?"):
         raise typer.Exit(1)
     write(project_files(proposed.own, notes(size_hint is None), proposed.seconds / 60, __version__), out, force)

@@ -14,7 +14,7 @@ import numpy as np
 
 from sfumato.data.images import GROUPS, per_class
 from sfumato.data.prepare import progress
-from sfumato.data.sources import SOURCES, tabled
+from sfumato.data.sources import open_source, tabled
 from sfumato.data.sources.deep import Span, is_dicom
 from sfumato.data.sources.imagefolder import parts_of, visible
 from sfumato.data.sources.npz import archive_layout
@@ -62,15 +62,14 @@ def survey(path: Path, groups: Groups | None = None, span: Span | None = None, l
     """
     form, shown = layout_of(path, label)
     request = Request(section="data", path=str(path), groups=groups or shown, range=span, mixed=True, **form)
-    source = SOURCES[request.name].read(request, path)
+    source = open_source(request, path)
 
     def look(images: Iterable[Example]) -> list[tuple[Any, int, bool]]:
         return [(label, min(image.shape[:2]), bool((image != image[..., :1]).any())) for image, label in images]
 
     train, test = look(progress(source.train, source.size, "looking")), look(source.test or ())
-    if len(source.classes) < 2 or not train + test:
-        has = f"{len(source.classes)} class(es) and {len(train + test)} pictures"
-        raise DataError(f"{path} has {has}: give two or more of each.")
+    if not train + test:
+        raise DataError(f"{path} has {len(source.classes)} classes and no pictures: give some of each.")
     if source.test is not None and not test:
         raise DataError(f"{path} has no pictures in its hold-out: add some, or remove {TEST}/ for one drawn by a key.")
     labels, sides, coloured = zip(*train, *test, strict=True)
@@ -141,7 +140,7 @@ def several_in(table: Path, label: str | None) -> Layout | None:
     listing = [name for name, own in cells.items() if label in (None, name) and any(BETWEEN in cell for cell in own)]
     if len(listing) != 1:
         return None
-    names = tabled.classes_in([part for cell in cells[listing[0]] for part in tabled.labels_listed(cell)], str(table))
+    names = tabled.classes_in([part for cell in cells[listing[0]] for part in tabled.labels_listed(cell)])
     return FOLDERS | {"several": True, "classes": names, "label_column": listing[0]}, groups
 
 

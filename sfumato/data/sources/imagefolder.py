@@ -12,9 +12,8 @@ from sfumato.data.sources.deep import RangeMissing, Span, decode_dicom, is_dicom
 from sfumato.data.sources.source import Example, Listing, Member, Place, Request, Source, fit
 from sfumato.data.sources.tabled import TABLES, TEST, TRAIN, list_labels, list_metadata, list_shards
 from sfumato.data.tables import place_of
-from sfumato.errors import DataError, PrivateError, explained
+from sfumato.errors import DataError, PrivateError
 from sfumato.settings.data import Groups
-from sfumato.storage.documents import class_name
 
 LEFT_BY_SYSTEMS = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx"}  # in any case; hidden files are ignored too
 NAMED = 200  # bad files that one refusal names at most
@@ -75,9 +74,6 @@ def list_folder(path: Path, option: str = "data.path", groups: Groups | None = N
         has = has if problems else "no pictures: expected one folder of pictures per class, or a table of labels"
         hint = " For labels.csv, set data.labels: several." if (path / TABLES[0]).is_file() else ""
         raise DataError(f"{option}={path} holds {has}.{hint}")
-    with explained(DataError, lambda error: f"{option}={path}: {error}. Rename its folder."):
-        for name in classes:
-            class_name(name)
     return Listing(tuple(classes), train, test[0] if test else None, problems)
 
 

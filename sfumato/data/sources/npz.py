@@ -6,7 +6,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from typing import IO, Any
 
@@ -150,9 +150,9 @@ def read_imagenet32(request: Request, raw: Path) -> Source:
             f"registration) there, or name its folder by {request.section}.path."
         )
     labels = [read_imagenet_labels(path) for path in files]
-    parts = (
-        examples(imagenet_images(path), batch, request, path.name) for path, batch in zip(files, labels, strict=True)
-    )
+    rows = (chain.from_iterable(npy_rows(path, "data", "fetch it again.")) for path in files)
+    images = [(row.reshape(3, 32, 32).transpose(1, 2, 0) for row in own) for own in rows]
+    parts = map(examples, images, labels, repeat(request), [path.name for path in files])
     return Source(imagenet_names(place), chain.from_iterable(parts), None, sum(map(len, labels)))
 
 
@@ -191,11 +191,6 @@ def read_header(member: IO[bytes]) -> Header:
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     header: Header = read(member)
     return header
-
-
-def imagenet_images(path: Path) -> Iterator[np.ndarray]:
-    for rows in npy_rows(path, "data", "fetch it again."):
-        yield from rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
 
 
 def imagenet_names(place: Path) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from sfumato.data.sources.deep import is_dicom
 from sfumato.data.sources.source import Listing, Member, Place, Request
 from sfumato.data.tables import BETWEEN, FILE, METADATA, cell_text, columns_of, rows_by_file, table_in
 from sfumato.errors import UNREADABLE, DataError, PrivateError, explained
-from sfumato.storage.documents import class_name, parse_json
+from sfumato.storage.documents import parse_json
 
 TRAIN, TEST = "train", "test"
 TABLES = ("labels.csv", *METADATA)  # of several labels: a column of 0 and 1 for each, or one that lists them
@@ -107,7 +107,7 @@ def listing_of(parts: Sequence[Sequence[Row]], classes: Sequence[str] | None, wh
     if "" in labels:
         where = f"picture {labels.index('') + 1}, in the order of its table,"
         raise PrivateError(f"{what}: {where} has no label: give it one")
-    classes = classes_in(labels, what) if classes is None else classes
+    classes = classes_in(labels) if classes is None else classes
     places = {text: i for i, text in enumerate(classes)}
     if not any(name.isdecimal() for name in classes):
         numbered = {text: int(text) for text in labels if text.isdecimal() and len(text) < 10}
@@ -119,14 +119,9 @@ def listing_of(parts: Sequence[Sequence[Row]], classes: Sequence[str] | None, wh
     return Listing(tuple(classes), list(train), list(test[0]) if test else None, [], ids or None)
 
 
-def classes_in(labels: Sequence[str], what: str) -> tuple[str, ...]:
-    """The labels that occur, in order. They depend on the images: only an owner may make them public.
-
-    Raises DataError for one that cannot be shown.
-    """
-    numbers = all(text.isdecimal() for text in labels)
-    with explained(DataError, lambda error: f"{what}: {error}. Rename this label."):
-        return tuple(class_name(text) for text in sorted({*labels}, key=int if numbers else None))
+def classes_in(labels: Sequence[str]) -> tuple[str, ...]:
+    """The labels that occur, in order. They depend on the images: only an owner may make them public."""
+    return tuple(sorted({*labels}, key=int if all(text.isdecimal() for text in labels) else None))
 
 
 def shards_of(path: Path) -> list[Path]:
