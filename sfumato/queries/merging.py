@@ -67,13 +67,6 @@ def merged_budget(
     return {"recipe": recipe, "accountant": accountant, "delta": delta, "size_hint": size_hint, "target": target}
 
 
-def noise_of_counts(count: Artifact) -> float:
-    """The standard deviation of the noise in each count: of a merged one, of all its charges together."""
-    records = [record for record in count.records.values() if record["stage"] == "count"]
-    parts = [mechanisms(event_from_json(record["event"])) for record in records]
-    return math.sqrt(sum(sigma**2 for part in parts for sigma, *_ in part))
-
-
 def merge_counts(counts: Sequence[Artifact], directory: Path, several: bool = False) -> PublicCounts:
     """The sums of the noisy counts of all owners, with what `public_counts` makes of them; written as `count` does.
 
@@ -84,7 +77,9 @@ def merge_counts(counts: Sequence[Artifact], directory: Path, several: bool = Fa
     for count in counts:
         with explained(DataError, lambda e: f"{count.path} holds no counts ({e!r}): run `stage count` again"):  # noqa: B023
             noisy = noisy + torch.tensor(read_json(count.path / "counts.json")["noisy"], dtype=torch.float64)
-    merged = (public_several if several else public_counts)(noisy, math.hypot(*map(noise_of_counts, counts)))
+    charges = [r["event"] for count in counts for r in count.records.values() if r["stage"] == "count"]
+    sigmas = [sigma for event in charges for sigma, *_ in mechanisms(event_from_json(event))]
+    merged = (public_several if several else public_counts)(noisy, math.hypot(*sigmas))
     save_counts(merged, noisy, directory)
     return merged
 
