@@ -43,10 +43,8 @@ GROUPS_HELP = (
 )
 RANGE_HELP = "Values of black and white, if pictures have more than 8 bits (16-bit grey, DICOM): 0,4095, say. Public."
 SINGLE_HELP = "Your word that no two images are of one person; reports quote it."
-NAME_HELP = "The name that the odometer counts by, for ever. Default: that of the folder."
-
-
 FIT_HELP = "Other proportions than square: crop to the middle, or pad with black."
+NAME_HELP = "The name that the odometer counts by, for ever. Default: that of the folder."
 
 
 def init(
