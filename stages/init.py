@@ -6,15 +6,12 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from time import process_time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console
 
 from sfumato import __version__
 from sfumato.errors import ConfigError, explained
@@ -46,10 +43,8 @@ GROUPS_HELP = (
 )
 RANGE_HELP = "Values of black and white, if pictures have more than 8 bits (16-bit grey, DICOM): 0,4095, say. Public."
 SINGLE_HELP = "Your word that no two images are of one person; reports quote it."
-NAME_HELP = "The name that the odometer counts by, for ever. Default: that of the folder."
-
-
 FIT_HELP = "Other proportions than square: crop to the middle, or pad with black."
+NAME_HELP = "The name that the odometer counts by, for ever. Default: that of the folder."
 
 
 def init(
@@ -72,6 +67,7 @@ def init(
     """Local: look at a folder of images, and write a project whose parameters fit them, ε and the minutes."""
     from sfumato.data.sources.deep import RangeMissing
     from sfumato.data.sources.imagefolder import list_folder
+    from sfumato.data.survey import survey
     from sfumato.planning.project import project_files
     from sfumato.planning.proposal import Known, read_table, rounded_size, sides_of
 
@@ -85,7 +81,7 @@ def init(
     ask, span = Questions(yes), range_of(shown)
 
     def look(groups: str | None) -> Survey:
-        return look_at(folder, groups_of(groups), span, label_column)
+        return survey(folder, groups_of(groups), span, label_column)
 
     try:
         found = look(groups)
@@ -131,10 +127,9 @@ def init(
     )
     (proposed, *others), table = proposals_for(known, sides, len(found.classes))
     show(proposed, known, found, table, size_hint is None)
-    each = [f"{one.params.data.size} pixels in {one.seconds / 60:.0f} minutes" for one in others if one.enough]
-    least = [f"{one.params.data.size} from {one.seconds / 60:.0f} minutes on" for one in others if not one.enough]
-    if others:
-        say(f"sizes    --size decides; others: {', '.join(each + least)}")
+    ways = [(one.params.data.size, "in" if one.enough else "from", one.seconds / 60) for one in others]
+    if ways:
+        say(f"sizes    --size decides; others: {', '.join('{} pixels {} {:.0f} minutes'.format(*way) for way in ways)}")
     if not ask.agreed("Write the project?"):
         raise typer.Exit(1)
     write(project_files(proposed.own, notes(size_hint is None), proposed.seconds / 60, __version__), out, force)
@@ -204,35 +199,7 @@ def check_places(folder: Path, public: Path | None, out: Path, force: bool) -> N
         raise ConfigError(f"{out} holds {' and '.join(there)} already: name another folder with --out, or give --force")
 
 
-def look_at(folder: Path, groups: Groups | None, span: tuple[float, float] | None, label: str | None = None) -> Survey:
-    """What is in the folder."""
-    from rich.progress import track
-
-    from sfumato.data.survey import survey
-
-    def shown(images: Iterable, count: int) -> Iterable:
-        return track(images, "looking", count, console=Console(stderr=True)) if sys.stderr.isatty() else images
-
-    return survey(folder, shown, groups, span, label)
-
-
 # --- what is proposed -------------------------------------------------------------------------------------------------
-
-
-def reading_seconds(known: Known) -> float:
-    """Seconds to read as many blank pictures as `size_hint`: what real ones took would tell of them in params.yaml."""
-    from PIL import Image
-
-    from sfumato.data.sources.imagefolder import decode
-
-    with TemporaryDirectory() as folder:
-        file, taken = Path(folder) / "blank.png", []
-        Image.new("L" if known.channels == 1 else "RGB", (known.side, known.side)).save(file)
-        for _ in range(10):  # the first imports what reads it; processor time, whatever else is running
-            start = process_time()
-            decode(file)
-            taken.append(process_time() - start)
-        return known.size_hint * min(taken)
 
 
 def proposals_for(known: Known, sides: Sequence[int], classes: int) -> tuple[list[Proposal], dict[str, float | None]]:
@@ -240,12 +207,10 @@ def proposals_for(known: Known, sides: Sequence[int], classes: int) -> tuple[lis
     from sfumato.planning.estimate import expected_seconds
     from sfumato.planning.proposal import proposals
 
-    reading = reading_seconds(known)
-
     def stages_of(params: Params) -> dict[str, float | None]:
         side = params.data.size or known.side
         shape = (known.channels, side, side)
-        return expected_seconds(params, shape, classes, state_dir(), known.public_images) | {"reading": reading}
+        return expected_seconds(params, shape, classes, state_dir(), known.public_images)
 
     found = proposals(known, sides, lambda params: sum(value or 0.0 for value in stages_of(params).values()))
     return found, stages_of(found[0].params)

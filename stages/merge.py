@@ -1,6 +1,6 @@
 """`stage merge`: several owners' noisy sums as one release, from which everything free goes on."""
 
-import shutil
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,10 +12,11 @@ from sfumato.privacy.resolved import read_stage_plan
 from sfumato.settings.data import IMAGE
 from sfumato.settings.recipes import as_yaml
 from sfumato.settings.stages import QUERIES, STAGES, Kind
-from sfumato.storage.artifacts import PRIVACY, check_out, merge_records, read_artifact, write_empty, writing
-from sfumato.storage.documents import dataset_name, read_json, read_yaml
-from sfumato.storage.files import copy_directory, replace_file, write_json
+from sfumato.storage.artifacts import check_out, merge_records, read_artifact, write_empty, writing
+from sfumato.storage.documents import dataset_name, read_yaml
+from sfumato.storage.files import copy_directory
 from stages.init import begin_repository, write
+from stages.plan import write_texts
 from stages.state import ARTIFACTS, LEDGER, PLAN, PUBLIC
 
 FOLDERS_HELP = "Projects of the owners, or copies of them: artifacts/ with the plan, and data/public if it is used."
@@ -32,10 +33,9 @@ def merge(
     from sfumato.queries.count import read_counts
     from sfumato.queries.merging import merge_counts, merge_means, merged_budget, same_settings
 
-    if len(folders) < 2 or out.resolve() in [folder.resolve() for folder in folders]:
-        raise ConfigError("name the projects of two owners or more, and another folder for what is merged (--out)")
-    if (out / "params.yaml").exists():
-        raise ConfigError(f"{out} is the project of one owner: name another folder for what is merged (--out)")
+    own_folder = out.resolve() in [folder.resolve() for folder in folders] or (out / "params.yaml").exists()
+    if len(folders) < 2 or own_folder:
+        raise ConfigError(f"name the projects of two owners or more; --out {out} must be a folder of none of them")
     plans = [plans_of(folder / PLAN) for folder in folders]
     first, queries = plans[0], same_settings(folders, plans)
     found = {name: [read_artifact(folder / ARTIFACTS / name, name) for folder in folders] for name in queries}
@@ -54,12 +54,6 @@ def merge(
     if len(units := sorted({record["unit"] for record in records})) > 1:
         raise ConfigError(f"the owners protect different units ({', '.join(units)})")
     shared = [name for name, stage in STAGES.items() if stage.public_only and first[name]["enabled"]]
-    given = [ARTIFACTS / name for name in shared] + [PUBLIC]
-    for path in given:
-        files = [(f / path).is_dir() and read_json(read_artifact(f / path).path / PRIVACY)["files"] for f in folders]
-        if any(one != files[0] for one in files):
-            where = ", ".join(map(str, folders))
-            raise ConfigError(f"{path} is not the same in {where}: one owner sends theirs to all")
 
     size_hint = sum(plan["count"]["size_hint"] for plan in plans)
     budgets = [read_budget(folder / PLAN / "budget.json") for folder in folders]
@@ -76,8 +70,9 @@ def merge(
             merge_means(name, found[name], sizes, total, directory, plan)
     for name in [name for name in QUERIES if name not in queries]:
         write_empty(out / ARTIFACTS / name, name)
-    for path in (path for path in given if (folders[0] / path).is_dir()):
-        copy_directory(folders[0] / path, out / path)
+    for path in (*(ARTIFACTS / name for name in shared), PUBLIC):  # those that the features rest on are of all
+        if (folders[0] / path).is_dir():
+            copy_directory(folders[0] / path, out / path)
     free = [name for name, stage in STAGES.items() if stage.kind is Kind.FREE and name not in shared]
     write_pipeline(out, free, epsilon=budget["target"], delta=budget["delta"], unit=first["count"].get("unit", IMAGE))
     typer.echo(f"{out / ARTIFACTS}: {', '.join(queries)} of {', '.join(apart)}; nothing was charged")
@@ -96,14 +91,12 @@ def write_plans(
     plans: Mapping[str, dict[str, Any]], dataset_id: str, size_hint: int, budget: Mapping[str, Any], folder: Path
 ) -> None:
     """The plan of the merged project: that of the first owner for all of them. No query can run by it."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    texts = {"budget.json": json.dumps(dict(budget), indent=1) + "\n"}
     for name, plan in plans.items():
         theirs = {"dataset_id": dataset_name(dataset_id), "size_hint": size_hint} if plan.get("dataset_id") else {}
-        content = {key: value for key, value in plan.items() if key != "about"} | theirs
-        content |= {"delta": budget["delta"]} if name == "synthesize" else {}
-        replace_file(folder / f"{name}.yaml", as_yaml(content).encode())
-    write_json(folder / "budget.json", dict(budget))
+        theirs |= {"delta": budget["delta"]} if name == "synthesize" else {}
+        texts[f"{name}.yaml"] = as_yaml({key: value for key, value in plan.items() if key != "about"} | theirs)
+    write_texts(folder, texts)
 
 
 def write_pipeline(out: Path, free: Sequence[str], **limit: Any) -> None:

@@ -70,12 +70,8 @@ def report(
         from sfumato.release.report import summary_lines
 
         verdict = local.verdict or "none: `stage evaluate` gives one"
-        if local.verdict and not on_terminal():
+        if local.verdict and not sys.stdout.isatty():
             verdict = f"local, so only a terminal shows it: see {metrics} or {page}"
         tracked = " ".join(name for name in TRACKED.split() if Path(name).exists())  # git adds nothing if one is not
         for line in summary_lines(synthesize, ledger, PAGES[Audience.public].parent, verdict, tracked):
             typer.echo(line)
-
-
-def on_terminal() -> bool:
-    return sys.stdout.isatty()

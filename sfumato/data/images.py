@@ -198,6 +198,11 @@ def having(labels: np.ndarray, label: int) -> np.ndarray:
     return labels[:, label] == 1 if labels.ndim == 2 else labels == label
 
 
+def strata(labels: np.ndarray) -> np.ndarray:
+    """Which images to compare with each other: (N,) int64, those of one label; of several labels, all."""
+    return labels if labels.ndim == 1 else np.zeros(len(labels), dtype=np.int64)
+
+
 def as_uint8(images: Tensor) -> np.ndarray:
     """(N, C, H, W) float in [0, 1], clamped to it, as (N, H, W, C) uint8."""
     return as_bytes(images).permute(0, 2, 3, 1).contiguous().numpy()

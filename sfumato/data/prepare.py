@@ -352,17 +352,17 @@ def fingerprint(image_set: ImageSet, key: bytes) -> str:
     return mac.hexdigest()
 
 
-def progress(items: Iterable, total: int) -> Iterator:
+def progress(items: Iterable, total: int, what: str = "preparing") -> Iterator:
     """The same items, with a bar on a terminal, and elsewhere a line every tenth: a log, which shows no numbers."""
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import track
 
-        yield from track(items, "preparing", total, console=Console(stderr=True))
+        yield from track(items, what, total, console=Console(stderr=True))
         return
     shown = 0
     for done, item in enumerate(items, start=1):
         yield item
         if (tenth := 10 * done // max(total, 1)) > shown:
             shown = tenth
-            print(f"preparing: {10 * tenth} %", file=sys.stderr)
+            print(f"{what}: {10 * tenth} %", file=sys.stderr)

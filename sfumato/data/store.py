@@ -94,9 +94,7 @@ def load_prepared(state: Path, card: Card, part: str) -> ImageSet:
         raise DataError(f"no prepared images of {card.dataset_id!r} under {state}: {AGAIN}, or set SFUMATO_STATE")
     if read_card(home / CARD) != card:
         raise DataError(f"{home} holds other images than those of the data card: {AGAIN} again")
-    images = load_images(home / part, card.classes, grouped=card.unit == GROUP)
-    if images.shape != card.shape:
-        raise DataError(f"{home / part} has images of shape {images.shape}, the card says {card.shape}: {AGAIN} again")
+    images = load_images(home / part, card.classes, grouped=card.unit == GROUP, shape=card.shape)
     if (images.labels.ndim == 2) != (card.labels == SEVERAL):
         raise DataError(f"{home / part} has other labels than the card, labels: {card.labels}: {AGAIN} again")
     return images

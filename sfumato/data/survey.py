@@ -4,21 +4,21 @@ All of it is private, except for what its owner decides to publish.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sfumato.data.images import GROUPS, per_class
-from sfumato.data.sources import tabled
+from sfumato.data.prepare import progress
+from sfumato.data.sources import open_source, tabled
 from sfumato.data.sources.deep import Span, is_dicom
-from sfumato.data.sources.imagefolder import parts_of, read_imagefolder, visible
-from sfumato.data.sources.npz import archive_layout, read_npz
-from sfumato.data.sources.source import Request
+from sfumato.data.sources.imagefolder import parts_of, visible
+from sfumato.data.sources.npz import archive_layout
+from sfumato.data.sources.source import Example, Request
 from sfumato.data.sources.tabled import LABEL, TABLES, TEST, TRAIN
 from sfumato.data.tables import BETWEEN, columns_of, read_table, table_in
 from sfumato.errors import ConfigError, DataError, PrivateError
@@ -53,13 +53,7 @@ class Survey:
     data: dict[str, Any]
 
 
-def survey(
-    path: Path,
-    progress: Callable[[Iterable, int], Iterable] = lambda images, count: images,
-    groups: Groups | None = None,
-    span: Span | None = None,
-    label: str | None = None,
-) -> Survey:
+def survey(path: Path, groups: Groups | None = None, span: Span | None = None, label: str | None = None) -> Survey:
     """Look at every picture of a folder, of tar files or of an archive, whose sizes and channels may differ.
 
     groups: None for those of the layout; label: the column of a table, None for that of the layout.
@@ -68,19 +62,18 @@ def survey(
     """
     form, shown = layout_of(path, label)
     request = Request(section="data", path=str(path), groups=groups or shown, range=span, mixed=True, **form)
-    source = (read_npz if request.name == "npz" else read_imagefolder)(request, path)
-    every = chain(((False, *one) for one in source.train), ((True, *one) for one in source.test or ()))
-    seen = [
-        (held_out, label, min(image.shape[:2]), bool((image != image[..., :1]).any()))
-        for held_out, image, label in progress(every, source.size)
-    ]
-    if len(source.classes) < 2 or not seen:
-        has = f"{len(source.classes)} class(es) and {len(seen)} pictures"
-        raise DataError(f"{path} has {has}: give two or more of each.")
-    labels = [label for held_out, label, *_ in seen if not held_out]
-    if source.test is not None and len(labels) == len(seen):
+    source = open_source(request, path)
+
+    def look(images: Iterable[Example]) -> list[tuple[Any, int, bool]]:
+        return [(label, min(image.shape[:2]), bool((image != image[..., :1]).any())) for image, label in images]
+
+    train, test = look(progress(source.train, source.size, "looking")), look(source.test or ())
+    if not train + test:
+        raise DataError(f"{path} has {len(source.classes)} classes and no pictures: give some of each.")
+    if source.test is not None and not test:
         raise DataError(f"{path} has no pictures in its hold-out: add some, or remove {TEST}/ for one drawn by a key.")
-    ids = None if source.groups is None else source.groups[: len(labels)]
+    labels, sides, coloured = zip(*train, *test, strict=True)
+    ids = None if source.groups is None else source.groups[: len(train)]
     found = [match and match[1] for match in (re.match(PERSON, name) for name in source.names)]
     data: dict[str, Any] = {} if form == FOLDERS else {"source": request.name}
     data |= {"classes": [*source.classes]} if data and (request.name != "npz" or request.classes) else {}
@@ -88,13 +81,13 @@ def survey(
     data |= {"label_column": request.label_column} if request.label_column is not None else {}
     return Survey(
         classes=source.classes,
-        images=len(labels),
-        held_out=None if source.test is None else len(seen) - len(labels),
-        side=int(np.median([side for *_, side, _ in seen])),
-        colour=2 * sum(coloured for *_, coloured in seen) > len(seen),
+        images=len(train),
+        held_out=None if source.test is None else len(test),
+        side=int(np.median(sides)),
+        colour=2 * sum(coloured) > len(coloured),
         groups=request.groups,
         persons=None if ids is None else len({*ids} - {None}) + ids.count(None),
-        counts=tuple(per_class(np.array(labels), len(source.classes)).tolist()),
+        counts=tuple(per_class(np.array(labels[: len(train)]), len(source.classes)).tolist()),
         named=PERSON if None not in found and 1 < len({*found}) < len(found) else None,
         data=data,
     )
@@ -147,7 +140,7 @@ def several_in(table: Path, label: str | None) -> Layout | None:
     listing = [name for name, own in cells.items() if label in (None, name) and any(BETWEEN in cell for cell in own)]
     if len(listing) != 1:
         return None
-    names = tabled.classes_in([part for cell in cells[listing[0]] for part in tabled.labels_listed(cell)], str(table))
+    names = tabled.classes_in([part for cell in cells[listing[0]] for part in tabled.labels_listed(cell)])
     return FOLDERS | {"several": True, "classes": names, "label_column": listing[0]}, groups
 
 

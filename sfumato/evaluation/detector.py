@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sfumato.data.images import ImageSet
+from sfumato.data.images import ImageSet, strata
 from sfumato.evaluation.downstream import fit, schedule_of
 from sfumato.evaluation.shift import shifted
 from sfumato.training.supervised import logits
@@ -35,13 +35,14 @@ class Detected:
 def detect(drawn: ImageSet, real: ImageSet, seed: int = 0) -> Detected | None:
     """How well a small network tells `drawn` from `real`. None if they share too few images of a class.
 
-    Both sets give equally many images of each class: shares of the classes say nothing about likeness.
+    Both sets give equally many images of each class, as `strata` has them: their shares say nothing about likeness.
     """
     random = np.random.default_rng(seed)
     rows: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
-    for label in range(len(real.classes)):
-        own = [random.permutation(np.flatnonzero(part.labels == label)) for part in (drawn, real)]
-        number = min(len(own[0]), len(own[1]), COMPARED // len(real.classes))
+    classes = len(real.classes) if real.labels.ndim == 1 else 1
+    for label in range(classes):
+        own = [random.permutation(np.flatnonzero(strata(part.labels) == label)) for part in (drawn, real)]
+        number = min(len(own[0]), len(own[1]), COMPARED // classes)
         for chosen, found in zip(rows, own, strict=True):
             chosen.append(found[:number])
     first, second = (random.permutation(np.concatenate(chosen)) for chosen in rows)

@@ -4,7 +4,7 @@ The model is that of the last epoch: the scored images decide nothing.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 from sfumato.data.images import ImageSet
 from sfumato.evaluation.classifiers import CLASSIFIERS, Classifier, build_classifier
 from sfumato.runtime import compute
-from sfumato.training.supervised import Schedule, accuracy, logits, predict, to_tensor, train_supervised
+from sfumato.training.supervised import Schedule, logits, to_tensor, train_supervised
 
 MIN_STEPS = 600  # least gradient steps: a small set gets more passes
 
@@ -81,13 +81,19 @@ def evaluate_classifier(
     Guarantee: no choice depends on `holdout`; it is used after training only.
     """
     model = fit(name, train.images, train.labels, len(train.classes), schedule, seed)
+    return scored_by(lambda part: logits(model, part.images), holdout, moved)
+
+
+def scored_by(scores: Callable[[ImageSet], np.ndarray], holdout: ImageSet, moved: Mapping[str, ImageSet]) -> Scored:
+    """What a classifier is worth on `holdout`, and on `moved`. scores: of a set, (N, classes)."""
     if holdout.labels.ndim == 2:
-        by_label = auroc(logits(model, holdout.images), holdout.labels)
+        by_label = auroc(scores(holdout), holdout.labels)
         return Scored(mean_of(by_label), by_label)
-    right = predict(model, holdout.images) == holdout.labels
+    right, *others = (scores(part).argmax(axis=1) == part.labels for part in (holdout, *moved.values()))
     rows = [holdout.labels == label for label in range(len(holdout.classes))]
     by_class = [float(right[own].mean()) if own.any() else None for own in rows]
-    return Scored(float(right.mean()), by_class, {what: accuracy(model, part) for what, part in moved.items()})
+    shares = {what: float(own.mean()) for what, own in zip(moved, others, strict=True)}
+    return Scored(float(right.mean()), by_class, shares)
 
 
 def auroc(scores: np.ndarray, labels: np.ndarray) -> list[float | None]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import norm
 
-from sfumato.data.images import ImageSet
+from sfumato.data.images import ImageSet, strata
 from sfumato.evaluation.metrics.neighbours import nearest
 
 MOST = 5000  # images of each kind
@@ -39,9 +39,7 @@ class Attack:
 def pixels_of(image_set: ImageSet, count: int) -> tuple[np.ndarray, np.ndarray]:
     """At most so many images, by a fixed public seed: (n, d) pixels, (n,) labels; of several labels, all 0."""
     part = image_set.take(np.sort(np.random.default_rng(0).permutation(len(image_set))[:count]))
-    return part.images.reshape(len(part), -1).astype(
-        np.float32
-    ) / 255, part.labels if part.labels.ndim == 1 else np.zeros(len(part), dtype=np.int64)
+    return part.images.reshape(len(part), -1).astype(np.float32) / 255, strata(part.labels)
 
 
 def score(name: str, members: np.ndarray, others: np.ndarray) -> Attack:

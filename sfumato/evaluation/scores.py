@@ -8,7 +8,7 @@ import numpy as np
 
 from sfumato.data.images import ImageSet, as_uint8, per_class
 from sfumato.errors import DataError
-from sfumato.evaluation.downstream import Scored, aggregate, auroc, evaluate_classifier, mean_of, schedule_of
+from sfumato.evaluation.downstream import Scored, aggregate, evaluate_classifier, mean_of, schedule_of, scored_by
 from sfumato.evaluation.extractors import Extractor, features_of
 from sfumato.evaluation.metrics.fidelity import fidelity
 from sfumato.evaluation.shift import SHIFTS, shifted
@@ -137,19 +137,8 @@ def teacher_accuracy(teacher: TeacherNetwork, holdout: ImageSet) -> dict:
 
     Of several labels, both are the mean AUROC.
     """
-    if holdout.labels.ndim == 2:
-        mean = mean_of(auroc(classify(teacher, holdout).numpy(), holdout.labels))
-        return {"accuracy": mean, "balanced_accuracy": mean, "shifted": {}}
-    right = classify(teacher, holdout).argmax(dim=1).numpy() == holdout.labels
-    classes = [right[holdout.labels == label] for label in np.unique(holdout.labels)]
-    return {
-        "accuracy": float(right.mean()),
-        "balanced_accuracy": float(np.mean([part.mean() for part in classes])),
-        "shifted": {
-            name: float((classify(teacher, moved).argmax(dim=1).numpy() == moved.labels).mean())
-            for name, moved in shifted_sets(holdout).items()
-        },
-    }
+    found = scored_by(lambda part: classify(teacher, part).numpy(), holdout, shifted_sets(holdout))
+    return {"accuracy": found.accuracy, "balanced_accuracy": mean_of(found.by_class), "shifted": found.shifted}
 
 
 def check_fits(name: str, image_set: ImageSet, train: ImageSet) -> None:

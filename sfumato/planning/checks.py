@@ -42,15 +42,19 @@ def reads_public(params: Params) -> bool:
     )
 
 
+PREPARE_AGAIN = "run `stage prepare sensitive`, or mend params.yaml"
+
+
 def card_problems(params: Params, card: Card) -> Iterator[str]:
-    data, remedy = params.data, "run `stage prepare sensitive`, or mend params.yaml"
+    data = params.data
     if card.dataset_id != data.name:
-        yield f"data.dataset_id={data.name!r}, but the prepared card is of {card.dataset_id!r}: {remedy}"
+        yield f"data.dataset_id={data.name!r}, but the prepared card is of {card.dataset_id!r}: {PREPARE_AGAIN}"
     if data.holdout_fraction == 0 and card.split == "keyed" and params.runs("evaluate"):
         yield "data.holdout_fraction=0 leaves evaluate nothing to judge by: raise it, or take evaluate out of run"
-    for key, prepared in {"source": card.source, "size": card.shape[1], "channels": card.shape[0]}.items():
+    shape = {"size": card.shape[1], "channels": card.shape[0]}
+    for key, prepared in {"source": card.source, "labels": card.labels, **shape}.items():
         if (asked := getattr(data, key)) not in (None, prepared):
-            yield f"data.{key}={asked}, but {prepared} was prepared: {remedy}"
+            yield f"data.{key}={asked}, but {prepared} was prepared: {PREPARE_AGAIN}"
 
 
 def unit_problems(params: Params, card: Card) -> Iterator[str]:
@@ -62,8 +66,7 @@ def unit_problems(params: Params, card: Card) -> Iterator[str]:
         remedy = "say which images are whose, such as {pattern: '^(P\\d+)_'}, and run `stage prepare sensitive`"
         yield f"privacy.unit=group protects all images of a person, but data.groups is missing: {remedy}"
     if card.unit != privacy.protected:
-        remedy = "run `stage prepare sensitive`, or mend params.yaml"
-        yield f"privacy.unit={privacy.protected}, but the images were prepared for one {card.unit}: {remedy}"
+        yield f"privacy.unit={privacy.protected}, but the images were prepared for one {card.unit}: {PREPARE_AGAIN}"
     if privacy.group_cap is not None and not params.runs("count"):
         yield "privacy.group_cap gives small groups less weight than privacy.size_hint: add count to run"
 
@@ -77,16 +80,23 @@ SEVERAL_LABELS = (
 
 
 def label_problems(params: Params, card: Card) -> Iterator[str]:
-    """What does not fit the labels of the images, and what takes one label an image, if there are several."""
-    if card.labels != params.data.labels:
-        remedy = "run `stage prepare sensitive`, or mend params.yaml"
-        yield f"data.labels={params.data.labels}, but images with labels: {card.labels} were prepared: {remedy}"
+    """What takes one label an image, if images have several, and what several need."""
     if card.labels != SEVERAL:
         return
+    auxiliary, made = params.auxiliary, params.synthesize
+    by_class = params.model.directory or any(phase.fits for phase in params.pretrain.phases)
+    varied = made.labels == "uniform" or made.distorted + made.mixed + made.teacher_guidance > 0
+    options = (  # which take one label an image
+        ("auxiliary", "auxiliary.target=covariance", auxiliary.target == "covariance"),
+        ("auxiliary", "auxiliary.network=denoiser", auxiliary.network == "denoiser"),
+        ("pretrain", "model.directory, or the source frequency in pretrain.phases,", by_class),
+        ("synthesize", "synthesize.labels: uniform, distorted, mixed or teacher_guidance", varied),
+    )
+    refused = [name for name in params.run if name not in SEVERAL_LABELS]
+    refused += [option for stage, option, chosen in options if chosen and params.runs(stage)]
     ways = "use recipe: dp-merf, dp-mepf or feta-pro-f, or prepare the images with one label each (data.labels: one)"
-    for name in params.run:
-        if name not in SEVERAL_LABELS:
-            yield f"{name} takes one label an image, and data.labels=several: take it out of run; {ways}"
+    for name in refused:
+        yield f"{name} takes one label an image, and data.labels=several: leave it out; {ways}"
     if not params.runs("count"):
         yield "data.labels=several needs the share of images that has each label: add count to run"
     elif not isinstance(noise := params.count.noise, str):
@@ -98,16 +108,6 @@ def label_problems(params: Params, card: Card) -> Iterator[str]:
                 f"count.noise={noise:g} blurs the number of images with each of {len(card.classes)} labels by about "
                 f"{spread:.3g}, of {size}: lower it, or give it a share, such as count.noise: 10%"
             )
-    if params.runs("auxiliary") and (params.auxiliary.target == "covariance" or params.auxiliary.network == "denoiser"):
-        chosen = f"auxiliary.target={params.auxiliary.target}, auxiliary.network={params.auxiliary.network}"
-        yield f"{chosen} takes one label an image, and data.labels=several: leave them out, for frequency or moments"
-    if params.runs("pretrain") and (params.model.directory or any(phase.fits for phase in params.pretrain.phases)):
-        chosen = "model.directory, and the source frequency in pretrain.phases,"
-        yield f"{chosen} take one label an image, and data.labels=several: leave them out, for auxiliary"
-    made = params.synthesize
-    changed = made.labels == "uniform" or made.distorted > 0 or made.mixed > 0 or made.teacher_guidance > 0
-    if params.runs("synthesize") and changed:
-        yield "synthesize.labels: uniform, distorted, mixed and teacher_guidance take one label each: leave them out"
 
 
 def missing_stages(params: Params) -> Iterator[str]:

@@ -58,6 +58,7 @@ NOISE = 2000  # operations of noise and update, per trained weight
 BATCH = 64  # images in one pass without gradients
 PUBLIC_CLASSES = 100  # of a public set that is not prepared yet
 FRAME = ("prepare sensitive", "prepare public", "plan", "ledger", "report")  # commands that the plan does not resolve
+READ, READ_CALLS = 50, 4  # of a picture that is decoded and stored: written elements for each of its numbers, calls
 OFF = 1.0  # seconds of a stage that is switched off, with DVC's part
 START = 8.0  # seconds that DVC, imports and the files of an artifact add to a stage
 FACTOR = 4.0  # a past run that differs more than this from its estimate is not used: it was resumed, or disturbed
@@ -338,7 +339,8 @@ def expected_seconds(
         for name in filter(params.runs, STAGES):
             seconds = corrected(name, Work(params, shape, classes, machine, public_images))
             found[name] = None if seconds is None else START + seconds
-    return {**found, **dict.fromkeys(FRAME, START)}
+    decoding = machine.seconds(Cost(0, READ * math.prod(shape), READ_CALLS), params.privacy.size, batch=1)
+    return {**found, **dict.fromkeys(FRAME, START), "prepare sensitive": START + decoding}
 
 
 def corrected(name: str, work: Work) -> float | None:

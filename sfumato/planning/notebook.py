@@ -80,9 +80,9 @@ class Project:
             seconds: Any = expected_seconds(params, card.shape, len(card.classes), state_dir(), images)
             budget: Any = read_json(Path(PLAN) / "budget.json")
         names = [name for name in seconds if name in params.run]
-        table = pandas.DataFrame([budget["stages"].get(name, {}) for name in names], index=names).rename_axis("stage")
-        table = table.rename(columns={"uses": "releases"}).reindex(columns=COLUMNS)
-        table["minutes"] = [None if seconds[name] is None else seconds[name] / 60 for name in names]
+        table = pandas.DataFrame.from_dict(budget["stages"], orient="index").rename(columns={"uses": "releases"})
+        table = table.reindex(index=names, columns=COLUMNS).rename_axis("stage")
+        table["minutes"] = pandas.Series(seconds, dtype=float) / 60
         table.attrs = {key: budget[key] for key in ("epsilon", "delta", "target")}
         return table
 

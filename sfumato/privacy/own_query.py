@@ -31,14 +31,12 @@ class OwnCharge:
     def sum(self, rows: Callable[[Tensor, Tensor], Tensor], max_norm: float = 1.0, *, size: int = 1) -> Tensor:
         """One use: the noisy sum of the rows of all drawn images.
 
-        Args:
-            rows: (B, C, H, W) float32 in [0, 1] and (B,) int64 -> (B, K): a row for each image, a function of that
-                image only. It keeps nothing and prints nothing. A first call gets public noise.
-            max_norm: that of the charge; longer rows are scaled to it, those that are not finite are left out.
-            size: B at most. With 1, no image can change another's row; a larger batch is faster, and that promise
-                becomes the function's own (batch normalisation breaks it).
-        Returns: (K,) float64.
-        Raises: BudgetError when all uses are spent, or after the end of the `with` block.
+        rows: (B, C, H, W) float32 in [0, 1] and (B,) int64 -> (B, K): a row for each image, a function of that image
+        only. It keeps nothing and prints nothing. A first call gets public noise. max_norm: that of the charge; longer
+        rows are scaled to it, those that are not finite are left out. size: B at most. With 1, no image can change
+        another's row; a larger batch is faster, and that promise becomes the function's own (batch normalisation breaks
+        it). Returns (K,) float64.
+        Raises BudgetError when all uses are spent, or after the end of the `with` block.
         Guarantee: one image more or less moves the sum by at most `max_norm` before the noise.
         """
         return self._charge.sum(lambda images, labels: Rows(rows(images, labels)), max_norm, size=size)
@@ -62,14 +60,12 @@ def open_charge(
 
     Every call is a new charge, journalled as a whole before the first image is read, whatever becomes of it.
 
-    Args:
-        state: the private state directory; card: that of the prepared images, `data/sensitive/card.json`.
-        name: of the query, for the odometer; not that of a stage.
-        sigma: noise multiplier: the noise has the standard deviation sigma · max_norm.
-        size_hint: the public, rounded number of units, which gives the default of `delta`.
-        lifetime_epsilon: of everything ever opened on the dataset, this charge included; or "unlimited".
-        sample_rate: probability of each unit to enter a draw.
-    Raises: BudgetError if the lifetime budget would be exceeded; ConfigError for a name of a stage.
+    state: the private state directory; card: that of the prepared images, `data/sensitive/card.json`; name: of the
+    query, for the odometer, not that of a stage; sigma: noise multiplier: the noise has the standard deviation
+    sigma · max_norm; size_hint: the public, rounded number of units, which gives the default of `delta`;
+    lifetime_epsilon: of everything ever opened on the dataset, this charge included; or "unlimited"; sample_rate:
+    probability of each unit to enter a draw.
+    Raises BudgetError if the lifetime budget would be exceeded; ConfigError for a name of a stage.
     """
     if name in STAGES or not name.isidentifier():
         raise ConfigError(f"name={name!r}: give a word that is not the name of a stage, such as 'edges'")

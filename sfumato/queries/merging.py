@@ -25,19 +25,7 @@ from sfumato.storage.documents import read_json
 from sfumato.storage.files import write_json
 from sfumato.storage.weights import save_tensors
 
-# why the releases of other queries do not add up
-EACH_STEP = "each of its steps depends on the noisy ones before, so two owners' sums do not add up to one of all images"
-REFUSED = {
-    "adversarial": EACH_STEP,
-    "central": "its sums are over draws of one owner each, by their own denominators",
-    "embedding": "its features were learned on one owner's release, so those of two owners differ",
-    "evolve": EACH_STEP,
-    "finetune": EACH_STEP,
-    "histogram": "only the selection that follows it reads it, and that of one owner serves all",
-    "saliency": "it is of one owner's network",
-    "teacher": EACH_STEP,
-}
-MERGED = ("count", *(stage for stage in KINDS if stage not in REFUSED))
+MERGED = ("count", "frequency", "moments", "covariance")  # all other queries rest on what one owner released before
 # what may differ between the plans of two owners
 THEIRS = {"dataset_id", "size_hint", "mechanism", "delta", "about", "again"}
 
@@ -47,7 +35,8 @@ def same_settings(folders: Sequence[Path], plans: Sequence[Mapping[str, dict[str
     queries = [name for name in QUERIES if any(plan[name]["enabled"] for plan in plans)]
     if name := next((name for name in queries if name not in MERGED), None):
         way = f"take a recipe of {', '.join(MERGED)} only, such as dp-merf, dp-mepf or dp-kernel"
-        raise ConfigError(f"releases of {name} do not add up: {REFUSED[name]}: {way}")
+        why = "its steps, draws or features rest on what one owner released before"
+        raise ConfigError(f"releases of {name} do not add up: {why}: {way}")
     if "count" not in queries:
         raise ConfigError("count is not in `run`: without noisy counts the means of two owners have no weights")
     for folder, plan in zip(folders[1:], plans[1:], strict=True):
@@ -78,25 +67,19 @@ def merged_budget(
     return {"recipe": recipe, "accountant": accountant, "delta": delta, "size_hint": size_hint, "target": target}
 
 
-def noise_of_counts(count: Artifact) -> float:
-    """The standard deviation of the noise in each count: of a merged one, of all its charges together."""
-    records = [record for record in count.records.values() if record["stage"] == "count"]
-    parts = [mechanisms(event_from_json(record["event"])) for record in records]
-    return math.sqrt(sum(sigma**2 for part in parts for sigma, *_ in part))
-
-
 def merge_counts(counts: Sequence[Artifact], directory: Path, several: bool = False) -> PublicCounts:
     """The sums of the noisy counts of all owners, with what `public_counts` makes of them; written as `count` does.
 
     several: an image has any number of labels.
-
     In distribution it is one owner's release over all images, whose noise has the variance of all noises together.
     """
     noisy = torch.zeros(1, dtype=torch.float64)
     for count in counts:
         with explained(DataError, lambda e: f"{count.path} holds no counts ({e!r}): run `stage count` again"):  # noqa: B023
             noisy = noisy + torch.tensor(read_json(count.path / "counts.json")["noisy"], dtype=torch.float64)
-    merged = (public_several if several else public_counts)(noisy, math.hypot(*map(noise_of_counts, counts)))
+    charges = [r["event"] for count in counts for r in count.records.values() if r["stage"] == "count"]
+    sigmas = [sigma for event in charges for sigma, *_ in mechanisms(event_from_json(event))]
+    merged = (public_several if several else public_counts)(noisy, math.hypot(*sigmas))
     save_counts(merged, noisy, directory)
     return merged
 
@@ -107,7 +90,7 @@ def merge_means(
     """The means of all owners' noisy sums over `size`, written as the query does.
 
     sizes: N̄ of each owner, over which their own means are; size: N̄ of all.
-    Raises: ConfigError if the features of two owners are not the same, to the last byte.
+    Raises ConfigError if the features of two owners are not the same, to the last byte.
     """
     tensor = f"{KINDS[stage].tensor}.safetensors"
     about = [read_json(release.path / "features.json") for release in releases]

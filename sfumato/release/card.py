@@ -150,10 +150,8 @@ def files_of(plan: StagePlan[Synthesize], count: int) -> list[tuple[str, str]]:
         files[TABLES] = "tables: image (PNG bytes), label and kind, as dataset libraries load them"
     if "webdataset" in export:
         files[f"{SAMPLES}/*.tar"] = "samples of WebDataset: a PNG, and a JSON with label, class and kind"
-    if "png" in export and several:
-        files[f"{PNG}/"] = f"one PNG an image, {METADATA} with file_name, kind and a column for each label"
-    elif "png" in export:
-        files[f"{PNG}/"] = f"one PNG an image, a folder a class, {METADATA} with file_name, label, class, kind"
+    if "png" in export:
+        files[f"{PNG}/"] = f"one PNG an image, and {METADATA} with the labels and the kind of each"
     return [(f"`{name}`", what) for name, what in files.items()]
 
 

@@ -37,12 +37,10 @@ def draw_from(
 ) -> tuple[Iterator[Tensor], Tensor]:
     """`count` images of one model, by the name of its stage, in parts.
 
-    Args:
-        paths: the artifact of each model; a fine-tuned one saved as adapters needs that of "pretrain" too.
-        priors: (classes,) label shares; None for equal ones.
-        shape: (C, H, W) that images of a public model are resized to.
-        guide: the teacher's part in the diffusion sampler's draws.
-    Returns: (parts of N, (B, C, H, W) float32 in [0, 1]; (N,) int64, or (N, classes) uint8 of several labels).
+    paths: the artifact of each model; a fine-tuned one saved as adapters needs that of "pretrain" too; priors:
+    (classes,) label shares, None for equal ones; shape: (C, H, W) that images of a public model are resized to; guide:
+    the teacher's part in the diffusion sampler's draws.
+    Returns (parts of N, (B, C, H, W) float32 in [0, 1]; (N,) int64, or (N, classes) uint8 of several labels).
     """
     if name == "select":
         return chosen_images(paths, count, priors, seed, shape)
@@ -112,8 +110,8 @@ def draw_mixture(
 ) -> tuple[Tensor, Tensor, np.ndarray]:
     """The release: `settings.count` images, each source's part by weight, shuffled; and the source of each.
 
-    Returns: ((N, C, H, W) uint8, in a nameless file on the disk of `folder`; labels; names of stages).
-    Raises: DataError if a model draws pixels that are not finite.
+    Returns ((N, C, H, W) uint8, in a nameless file on the disk of `folder`; labels; names of stages).
+    Raises DataError if a model draws pixels that are not finite.
     """
     whole = sum(settings.sources.values())
     numbers: dict[str, int] = {

@@ -107,8 +107,6 @@ class Data(Strict):
         tabled = self.label_column is not None or self.source == "webdataset"
         if tabled and self.source not in ("imagefolder", "webdataset"):
             raise ValueError(f"data.label_column is of imagefolder and webdataset, not of {self.source}")
-        if self.groups is not None and (self.groups.column is not None) > (tabled or self.labels == SEVERAL):
-            raise ValueError("data.groups.column needs labels that are in a table too: set data.label_column")
         if tabled and self.groups is not None and (self.groups.folder or self.groups.array):
             raise ValueError("data.groups: with labels in a table, ids are found by column, pattern, csv or dicom")
         return self

@@ -19,7 +19,6 @@ WHOLE = {"sources", "noise_levels"}  # replaced whole by an overlay, not merged 
 REMOVED = {  # keys of earlier versions -> what holds now
     "auxiliary.labels": "every class has as many images in a batch",
     "evaluate.images": "as many are drawn as the release has",
-    "evaluate.teacher": "the teacher is scored if there is one",
     "finetune.convergence": "compare the release with real images by `stage evaluate`",
     "finetune.crop": "images are not shifted",
     "finetune.debias": "candidates are ranked by their norm less what the noise adds to it",
@@ -34,8 +33,6 @@ REMOVED = {  # keys of earlier versions -> what holds now
     "privacy.group_weight": "groups are capped if privacy.group_cap is given",
     "public.enabled": "public images are prepared if a stage in `run` reads them",
     "public.fonts": "glyphs are drawn in matplotlib's fonts",
-    "refine.labels": "every class has as many images in a batch",
-    "refine.learning_rate": "it is 0.004",
     "saliency.score": "it is the gradient",
     "select.count": "select.ratio is the part of the public classes to keep",
 }

@@ -44,16 +44,8 @@ def select_classes(histogram: np.ndarray, keep: int) -> list[Kept]:
     Raises ConfigError if `keep` is less than the rows.
     """
     rows, public_classes = histogram.shape
-    if public_classes < rows:
-        raise ConfigError(
-            f"{public_classes} public classes cannot serve {rows} sensitive classes without overlap: "
-            "take a public set with more classes, or set histogram.per_class: false"
-        )
-    if keep < rows:
-        raise ConfigError(
-            f"select keeps {keep} of {public_classes} public classes, too few for {rows} sensitive ones: "
-            f"set select.ratio to {rows / public_classes:.4g} or more"
-        )
+    if keep < rows:  # `check_public` says what to do
+        raise ConfigError(f"select keeps {keep} of {public_classes} public classes, too few for {rows} sensitive ones")
     share, extra = divmod(keep, rows)
     taken, held, kept = np.zeros(public_classes, dtype=bool), np.zeros(rows, dtype=np.int64), []
     for pair in np.argsort(-histogram, axis=None, kind="stable"):
@@ -69,15 +61,9 @@ def select_classes(histogram: np.ndarray, keep: int) -> list[Kept]:
 
 
 def select_public(settings: Select, votes: np.ndarray | None, public_classes: int) -> list[Kept]:
-    """The classes to keep, by the votes, (R, P). Without votes all of them: ConfigError if fewer are asked for."""
-    keep = number_to_keep(settings, public_classes)
+    """The classes to keep, by the votes, (R, P). Without votes all of them: a plan has no smaller ratio then."""
     if votes is not None:
-        return select_classes(votes, keep)
-    if keep != public_classes:
-        raise ConfigError(
-            f"select keeps {keep} of {public_classes} public classes, but no histogram says which: "
-            "add histogram to run, or set select.ratio: 1"
-        )
+        return select_classes(votes, number_to_keep(settings, public_classes))
     return [Kept(public, 0, math.nan) for public in range(public_classes)]
 
 

@@ -41,10 +41,8 @@ def train_supervised(
 ) -> None:
     """Train `model` in place, on its device. It ends in evaluation mode.
 
-    Args:
-        batches: (images (B, C, H, W) float32 in [0, 1], labels (B,) int64, or (B, classes) of 0 and 1: the loss is
-            then that of independent labels); one is taken for each step.
-        progress: called with (steps done, steps).
+    batches: (images (B, C, H, W) float32 in [0, 1], labels (B,) int64, or (B, classes) of 0 and 1: the loss is then
+    that of independent labels), one for each step; progress: called with (steps done, steps).
     """
     device = next(model.parameters()).device
     optimizer = optimizer_of(model, schedule)
@@ -129,14 +127,10 @@ def logits(model: nn.Module, images: np.ndarray) -> np.ndarray:
         model.train(training)
 
 
-def predict(model: nn.Module, images: np.ndarray) -> np.ndarray:
-    """(N, H, W, C) uint8 -> (N,) int64, the most likely label of each image."""
-    return logits(model, images).argmax(axis=1)
-
-
 def accuracy(model: nn.Module, image_set: ImageSet, indices: np.ndarray | None = None) -> float:
     """Share of the images, or of those at `indices`, that the model labels right, in [0, 1]. Reads them in batches."""
     chosen = np.arange(len(image_set)) if indices is None else indices
     parts = np.split(chosen, range(1000, len(chosen), 1000))
-    right = sum(int((predict(model, image_set.images[rows]) == image_set.labels[rows]).sum()) for rows in parts)
+    answers = (logits(model, image_set.images[rows]).argmax(axis=1) for rows in parts)
+    right = sum(int((own == image_set.labels[rows]).sum()) for own, rows in zip(answers, parts, strict=True))
     return right / len(chosen)

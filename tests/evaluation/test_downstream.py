@@ -5,7 +5,7 @@ import torch
 from sfumato.data.images import ImageSet
 from sfumato.evaluation import downstream
 from sfumato.evaluation.downstream import aggregate, evaluate_classifier, fit, schedule_of
-from sfumato.training.supervised import accuracy, apply, predict
+from sfumato.training.supervised import accuracy, apply, logits
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_any_number_of_steps_trains(halves, steps):
 def test_any_number_of_images_trains(halves, count):
     train, _ = halves
     model = train_classifier("cnn", train.images[:count], train.labels[:count], 10, 1, seed=0)
-    predicted = predict(model, train.images[:count])
+    predicted = logits(model, train.images[:count]).argmax(axis=1)
     assert predicted.shape == (count,) and predicted.dtype == np.int64
     if count <= 2:
         assert np.array_equal(predicted, train.labels[:count])

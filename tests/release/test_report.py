@@ -9,6 +9,7 @@ import re
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -306,7 +307,7 @@ def test_the_last_page_says_what_was_released_what_it_cost_and_what_may_be_share
     assert "git add .gitignore README.md params.yaml pipelines ledger.json (" in said
     assert "ledger.json; artifacts/teacher/, the classifier (sfumato.load_teacher)" in said
     assert "81 %" not in said and "metrics.json" in said  # standard output is no terminal: a log may be kept
-    monkeypatch.setattr("stages.report.on_terminal", lambda: True)
+    monkeypatch.setattr("stages.report.sys", SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: True)))
     assert "verdict   fair (81 % of what there is to learn): much." in desk("--audience", "owner")
     assert "git add" not in desk()
 

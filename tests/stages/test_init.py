@@ -213,7 +213,7 @@ def test_the_time_of_reading_private_images_is_not_in_the_parameters(desk, quick
         return real(*arguments)
 
     monkeypatch.setattr("sfumato.data.survey.survey", slow)
-    monkeypatch.setattr("stages.init.process_time", lambda: clock[0])
+    monkeypatch.setattr("time.process_time", lambda: clock[0])
     for wait[0] in (0.0, 400.0):
         assert desk(*words, "--minutes", "15")[0] == 0
         found.append((project / "params.yaml").read_text())
@@ -262,6 +262,7 @@ def test_what_the_plan_would_warn_of_is_said_at_once(desk, quick, project, tmp_p
 
 
 def test_a_terminal_shows_the_number_of_pictures_of_each_class_and_their_size(project, tmp_path, monkeypatch):
+    from sfumato.data.survey import survey
     from stages import init
 
     said = []
@@ -270,7 +271,7 @@ def test_a_terminal_shows_the_number_of_pictures_of_each_class_and_their_size(pr
     (write_shapes(tmp_path / "in", each=12, side=40) / "disc" / "1.png").unlink()
     for number in range(2, 10):
         (tmp_path / "in" / "disc" / f"{number}.png").unlink()
-    found = init.look_at(tmp_path / "in", None, None)
+    found = survey(tmp_path / "in")
     init.show_local_facts(found, 32)
     assert said[0].startswith("local    sides of about 40 pixels become 32")
     classes, held_out = [line.strip() for line in said[1:-1]], said[-1].strip()

@@ -89,17 +89,17 @@ def test_what_does_not_add_up_is_refused_with_the_reason(clinics, tmp_path):
     code, text = clinics("merge", "north", "copy", "--different-people", "--out", "out")
     assert code == 2 and "of one data set" in text
     code, text = clinics("merge", "north", "south", "--different-people", "--out", "north")
-    assert code == 2 and "another folder" in text
+    assert code == 2 and "must be a folder of none of them" in text
     code, text = clinics("merge", "north", "south", "--different-people", "--out", "copy")
-    assert code == 2 and "is the project of one owner" in text
+    assert code == 2 and "must be a folder of none of them" in text
     plan = Path("south/artifacts/plan")
-    for stage, reason in (("finetune", "each of its steps depends"), ("teacher", "each of its steps depends")):
+    for stage in ("finetune", "teacher"):
         file, was = plan / f"{stage}.yaml", (plan / f"{stage}.yaml").read_text()
         content = yaml.safe_load(was) | {"enabled": True}
         content["mechanism"] = {"noise_multiplier": 1.0, "sample_rate": 0.5, "uses": 9}
         file.write_text(yaml.safe_dump(content))
         code, text = clinics("merge", "north", "south", "--different-people", "--out", "out")
-        assert code == 2 and f"releases of {stage} do not add up: {reason}" in text, text
+        assert code == 2 and f"releases of {stage} do not add up: its steps" in text, text
         file.write_text(was)
     file = plan / "frequency.yaml"
     file.write_text(file.read_text().replace("seed: 0", "seed: 1"))

@@ -47,7 +47,7 @@ def test_init_refuses_the_class_names_that_prepare_refuses(desk, tmp_path, name)
         (tmp_path / "in" / folder).mkdir(parents=True)
         Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "in" / folder / "1.png")
     code, text = desk("init", str(tmp_path / "in"), "--epsilon", "5", "--yes", "--out", str(tmp_path / "out"))
-    assert code == 4 and "not a valid class name" in text and "Rename its folder" in text
+    assert code == 4 and "not a valid class name" in text and "Rename it" in text
     assert "\x1b" not in text and "\u202e" not in text
 
 

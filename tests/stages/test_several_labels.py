@@ -194,7 +194,7 @@ def test_a_diffusion_model_learns_several_labels_by_dp_sgd_and_shows_those_that_
         ({"count": {"noise": 50.0}}, "such as count.noise: 10%"),
         ({"auxiliary": {"network": "denoiser"}}, "auxiliary.network=denoiser takes one label an image"),
         ({"synthesize": {"labels": "uniform"}}, "synthesize.labels: uniform"),
-        ({"data": {"labels": "one"}}, "but images with labels: several were prepared"),
+        ({"data": {"labels": "one"}}, "data.labels=one, but several was prepared"),
     ],
 )
 def test_what_takes_one_label_an_image_is_refused_by_name_before_anything_is_spent(changes, message, desk):

@@ -69,12 +69,10 @@ def decode_dicom(path: Path, name: str, span: Span | None) -> np.ndarray:
         raise DataError(f"{name} has no readable pixels ({type(error).__name__}): repair or remove it.") from error
     if frames > 1:
         raise DataError(f"{name} holds {frames} frames: save the one to use as a file of its own.")
-    if values.ndim == 3:
-        if values.dtype != np.uint8 or values.shape[2] != 3:
-            raise DataError(f"{name} is {values.dtype} {kind}, expected grey, or colour of 8 bits: convert it.")
+    if values.dtype == np.uint8 and values.shape[2:] == (3,):
         return np.ascontiguousarray(values)
-    if not kind.startswith("MONOCHROME"):
-        raise DataError(f"{name} is {kind}, expected MONOCHROME or RGB: convert it.")
+    if values.ndim != 2 or not kind.startswith("MONOCHROME"):
+        raise DataError(f"{name} is {values.dtype} {kind}, expected MONOCHROME, or colour of 8 bits: convert it.")
     grey = shown(values, span, name, f"{int(data.BitsStored)} bits of DICOM")
     return 255 - grey if kind == "MONOCHROME1" else grey
 

@@ -10,11 +10,10 @@ from sfumato.data.groups import ids_of_files
 from sfumato.data.images import GROUPS, GROUPS_REFUSED
 from sfumato.data.sources.deep import RangeMissing, Span, decode_dicom, is_dicom, shown
 from sfumato.data.sources.source import Example, Listing, Member, Place, Request, Source, fit
-from sfumato.data.sources.tabled import TABLES, TEST, TRAIN, list_labels, list_metadata, list_shards, pictures_below
+from sfumato.data.sources.tabled import TABLES, TEST, TRAIN, list_labels, list_metadata, list_shards
 from sfumato.data.tables import place_of
-from sfumato.errors import DataError, PrivateError, explained
+from sfumato.errors import DataError, PrivateError
 from sfumato.settings.data import Groups
-from sfumato.storage.documents import class_name
 
 LEFT_BY_SYSTEMS = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx"}  # in any case; hidden files are ignored too
 NAMED = 200  # bad files that one refusal names at most
@@ -75,9 +74,6 @@ def list_folder(path: Path, option: str = "data.path", groups: Groups | None = N
         has = has if problems else "no pictures: expected one folder of pictures per class, or a table of labels"
         hint = " For labels.csv, set data.labels: several." if (path / TABLES[0]).is_file() else ""
         raise DataError(f"{option}={path} holds {has}.{hint}")
-    with explained(DataError, lambda error: f"{option}={path}: {error}. Rename its folder."):
-        for name in classes:
-            class_name(name)
     return Listing(tuple(classes), train, test[0] if test else None, problems)
 
 
@@ -143,15 +139,16 @@ def pictures_in(folder: Path, nested: bool) -> list[Path]:
 def called(path: Path | Member, request: Request, number: int) -> str:
     """The name of a picture in messages: its file, or, if that may name a person, its place.
 
-    number: in the order of the table, where labels are in one; otherwise the place is that in the class's folder.
+    number: among the files of the request; with a folder for each class, the place is that in the class's folder.
     """
-    if isinstance(path, Member) or (request.groups is not None and request.label_column and not request.several):
-        return f"picture {number} of {request.path}, in the order of its table,"
-    if request.groups is None:
+    if request.groups is None and isinstance(path, Path):
         return str(path)
-    root = request.required_path()
     if request.several:
-        return f"{place_of(path, pictures_below(root), root)},"
+        return f"picture {number} of {request.path}, in the order of names,"
+    if request.label_column or isinstance(path, Member):
+        return f"picture {number} of {request.path}, in the order of its table,"
+    assert request.groups is not None
+    root = request.required_path()
     folder = root.joinpath(*path.relative_to(root).parts[: len(parts_of(root))])
     return f"{place_of(path, pictures_in(folder, request.groups.folder), folder)},"
 

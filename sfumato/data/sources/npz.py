@@ -6,7 +6,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from typing import IO, Any
 
@@ -44,33 +44,29 @@ def read_npz(request: Request, raw: Path) -> Source:
     if not path.is_file():
         wanted = "an .npz with images, labels and classes, or a file of MedMNIST"
         raise DataError(f"{request.section}.path={path} is not a file: expected {wanted}.")
+    if request.groups is not None and not request.groups.array:
+        raise ConfigError("data.groups: an archive has no file names, so its ids are an array: set {array: true}")
     with unzipped(path, "cannot be read as .npz without pickle", PLAIN):
         headers = headers_of(path)
         medmnist = "train_images.npy" in headers
+        parts = [part for part in ("train_", "val_", "test_") if f"{part}images.npy" in headers] if medmnist else [""]
+        needed = [f"{part}{name}" for part in parts for name in ("images", "labels")]
+        needed += [] if medmnist and request.classes else ["classes"]
+        needed += ["groups"] if request.groups is not None else []
+        if missing := [name for name in needed if f"{name}.npy" not in headers]:
+            names = f" Name the classes in their order: {request.section}.classes: [a, b, …]." if medmnist else ""
+            raise DataError(f"{path} has no array named {', '.join(missing)}: {PLAIN}{names}")
         with np.load(path, allow_pickle=False) as archive:
-            if missing := [key for key in ("images", "labels", "classes") if not medmnist and key not in archive]:
-                fix = "write it with np.savez(path, images=…, labels=…, classes=…)"
-                raise DataError(f"{path} has no array named {', '.join(missing)}: {fix}.")
-            given = np.array(request.classes or ()) if medmnist else archive["classes"]
-            groups = archive["groups"] if request.groups is not None and "groups" in archive else None
-    if medmnist and request.classes is None:
-        fix = f"name the classes in their order, {request.section}.classes: [a, b, …]"
-        raise ConfigError(f"{path} holds labels without names: {fix}")
-    if medmnist and request.groups is not None:
-        raise ConfigError("data.groups: a file of MedMNIST says nothing of patients: write an .npz with `groups`")
+            given = archive["classes"] if "classes" in needed else np.array(request.classes)
+            groups = archive["groups"] if "groups" in needed else None
     if request.sensitive and "groups.npy" in headers and request.groups is None:
         raise DataError(f"{path}: `groups` {GROUPS_REFUSED}.")
     if given.dtype.kind != "U" or given.ndim != 1 or not len(given) or len(set(given)) != len(given):
         raise DataError(f"{path}: classes are {given.dtype} {given.shape}, expected distinct names as strings.")
     classes = tuple(str(name) for name in given)
-    parts = [part for part in ("train_", "val_", "test_") if f"{part}images.npy" in headers] if medmnist else [""]
     count = sum(check_arrays(path, headers, part, classes, request.several) for part in parts)
     ids = None
-    if request.groups is not None:
-        if not request.groups.array:
-            raise ConfigError("data.groups: an archive has no file names, so its ids are an array: set {array: true}")
-        if groups is None:
-            raise DataError(f"{path} has no array named groups: write it with np.savez(path, …, groups=…).")
+    if request.groups is not None and groups is not None:
         ids = checked(ids_of_array(groups, count, f"{path}: `groups`"), request.groups)
     train = examples_in(path, [part for part in parts if part != "test_"], request)
     test = examples_in(path, ["test_"], request) if "test_" in parts and request.sensitive else None
@@ -97,8 +93,6 @@ def archive_layout(path: Path) -> tuple[dict[str, Any], Groups | None]:
 def check_arrays(path: Path, headers: Mapping[str, Header], part: str, classes: tuple[str, ...], several: bool) -> int:
     """How many images a part has. Raises DataError unless an archive's arrays are images and the labels of each."""
     images, labels = f"{part}images", f"{part}labels"
-    if missing := [key for key in (images, labels) if f"{key}.npy" not in headers]:
-        raise DataError(f"{path} has no array named {', '.join(missing)}: {PLAIN}")
     (shape, _, dtype), (labels_shape, _, labels_dtype) = headers[f"{images}.npy"], headers[f"{labels}.npy"]
     if dtype != np.uint8 or len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3)):
         raise DataError(f"{path}: {images} are {dtype} {shape}, expected uint8 (N, H, W) or (N, H, W, C) with C 1 or 3")
@@ -156,9 +150,9 @@ def read_imagenet32(request: Request, raw: Path) -> Source:
             f"registration) there, or name its folder by {request.section}.path."
         )
     labels = [read_imagenet_labels(path) for path in files]
-    parts = (
-        examples(imagenet_images(path), batch, request, path.name) for path, batch in zip(files, labels, strict=True)
-    )
+    rows = (chain.from_iterable(npy_rows(path, "data", "fetch it again.")) for path in files)
+    images = [(row.reshape(3, 32, 32).transpose(1, 2, 0) for row in own) for own in rows]
+    parts = map(examples, images, labels, repeat(request), [path.name for path in files])
     return Source(imagenet_names(place), chain.from_iterable(parts), None, sum(map(len, labels)))
 
 
@@ -197,11 +191,6 @@ def read_header(member: IO[bytes]) -> Header:
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     header: Header = read(member)
     return header
-
-
-def imagenet_images(path: Path) -> Iterator[np.ndarray]:
-    for rows in npy_rows(path, "data", "fetch it again."):
-        yield from rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
 
 
 def imagenet_names(place: Path) -> tuple[str, ...]:

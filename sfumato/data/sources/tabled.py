@@ -2,7 +2,7 @@
 
 import os
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,14 @@ from sfumato.data.sources.deep import is_dicom
 from sfumato.data.sources.source import Listing, Member, Place, Request
 from sfumato.data.tables import BETWEEN, FILE, METADATA, cell_text, columns_of, rows_by_file, table_in
 from sfumato.errors import UNREADABLE, DataError, PrivateError, explained
-from sfumato.storage.documents import class_name, parse_json
+from sfumato.storage.documents import parse_json
 
 TRAIN, TEST = "train", "test"
 TABLES = ("labels.csv", *METADATA)  # of several labels: a column of 0 and 1 for each, or one that lists them
 VALUES = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
 LABEL = "label"  # the column, or key, of the label, if nothing else is said
 LARGEST_LABEL = 1_000_000  # bytes of a .cls or .json
-Fields = dict[str, tarfile.TarInfo]  # of a sample, by suffix
+Sample = dict[str, Member]  # its files, by suffix
 Row = tuple[Any, ...]  # a picture, its label as text, and the id of its person where ids are asked for
 
 
@@ -107,7 +107,7 @@ def listing_of(parts: Sequence[Sequence[Row]], classes: Sequence[str] | None, wh
     if "" in labels:
         where = f"picture {labels.index('') + 1}, in the order of its table,"
         raise PrivateError(f"{what}: {where} has no label: give it one")
-    classes = classes_in(labels, what) if classes is None else classes
+    classes = classes_in(labels) if classes is None else classes
     places = {text: i for i, text in enumerate(classes)}
     if not any(name.isdecimal() for name in classes):
         numbered = {text: int(text) for text in labels if text.isdecimal() and len(text) < 10}
@@ -119,14 +119,9 @@ def listing_of(parts: Sequence[Sequence[Row]], classes: Sequence[str] | None, wh
     return Listing(tuple(classes), list(train), list(test[0]) if test else None, [], ids or None)
 
 
-def classes_in(labels: Sequence[str], what: str) -> tuple[str, ...]:
-    """The labels that occur, in order. They depend on the images: only an owner may make them public.
-
-    Raises DataError for one that cannot be shown.
-    """
-    numbers = all(text.isdecimal() for text in labels)
-    with explained(DataError, lambda error: f"{what}: {error}. Rename this label."):
-        return tuple(class_name(text) for text in sorted({*labels}, key=int if numbers else None))
+def classes_in(labels: Sequence[str]) -> tuple[str, ...]:
+    """The labels that occur, in order. They depend on the images: only an owner may make them public."""
+    return tuple(sorted({*labels}, key=int if all(text.isdecimal() for text in labels) else None))
 
 
 def shards_of(path: Path) -> list[Path]:
@@ -149,76 +144,68 @@ def list_shards(path: Path, label: str | None, group: str | None, classes: Seque
     """
     from PIL.Image import registered_extensions
 
-    pictures = {suffix[1:] for suffix in registered_extensions()}
     parts: dict[bool, list[Row]] = {False: [], True: []}  # held out or not
-    shards, causes = shards_of(path), (*UNREADABLE, tarfile.TarError, EOFError, OverflowError)
+    shards = shards_of(path)
     for shard in shards:
         held_out = shard.name.startswith(TEST) and len(shards) > 1
-        wrong = f"{shard} cannot be read as a plain tar file: write it without compression."
-        with explained(DataError, lambda _: wrong, causes=causes), tarfile.open(shard, "r:") as archive:  # noqa: B023
-            for number, (name, fields) in enumerate(samples_in(archive, shard), 1):
-                what = f"{shard}: sample {number}"
-                shown = [suffix for suffix in fields if suffix in pictures]
-                if len(shown) != 1:
-                    raise PrivateError(f"{what} has {len(shown)} pictures: expected one ({', '.join(sorted(fields))}).")
-                picture = fields[shown[0]]
-                text, person = words_of(archive, fields, label, group, what)
-                member = Member(shard, picture.offset_data, picture.size, f"{name}.{shown[0]}")
-                parts[held_out].append((member, text, person) if group else (member, text))
+        for number, sample in enumerate(samples_in(shard), 1):
+            what = f"{shard}: sample {number}"
+            pictures = [member for suffix, member in sample.items() if f".{suffix}" in registered_extensions()]
+            if len(pictures) != 1:
+                raise PrivateError(f"{what} has {len(pictures)} pictures: expected one ({', '.join(sorted(sample))}).")
+            text, person = words_of(sample, label, group, what)
+            parts[held_out].append((*pictures, text, person) if group else (*pictures, text))
     return listing_of([parts[False], *filter(None, [parts[True]])], classes, str(path))
 
 
-def samples_in(archive: tarfile.TarFile, shard: Path) -> Iterator[tuple[str, Fields]]:
-    """The samples of an archive by their names up to the first dot. Hidden files are left out."""
-    found: dict[str, Fields] = {}
-    for number, entry in enumerate(archive, 1):
-        if entry.isdir():
-            continue
-        if entry.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or entry.sparse:
-            raise DataError(f"{shard}: entry {number} is a link or no plain file: write the file itself.")
-        folder, _, last = entry.name.rpartition("/")
-        key, _, suffix = last.partition(".")
-        if not key:
-            continue
-        fields = found.setdefault(f"{folder}/{key}", {})
-        if fields.setdefault(suffix.lower(), entry) is not entry:
-            raise PrivateError(f"{shard}: entry {number} gives a sample two files of one kind: remove one.")
-    with shard.open("rb") as file:
-        file.seek(archive.offset)
-        if any(file.read(tarfile.BLOCKSIZE)) or archive.offset > shard.stat().st_size:
-            raise DataError(f"{shard} is cut short, or damaged after entry {len(archive.getmembers())}: write it again")
-    yield from ((key.rpartition("/")[2], fields) for key, fields in found.items())
+def samples_in(shard: Path) -> Iterable[Sample]:
+    """The samples of a tar file, which are named alike up to the first dot. Hidden files are left out."""
+    found: dict[str, Sample] = {}
+    wrong = f"{shard} cannot be read as a plain tar file: write it without compression."
+    causes = (*UNREADABLE, tarfile.TarError, EOFError, OverflowError)
+    with explained(DataError, lambda _: wrong, causes=causes), tarfile.open(shard, "r:") as archive:
+        for number, entry in enumerate(archive, 1):
+            if entry.isdir():
+                continue
+            if entry.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or entry.sparse:
+                raise DataError(f"{shard}: entry {number} is a link or no plain file: write the file itself.")
+            folder, _, last = entry.name.rpartition("/")
+            key, _, suffix = last.partition(".")
+            member = Member(shard, entry.offset_data, entry.size, f"{key}.{suffix.lower()}")
+            if key and found.setdefault(f"{folder}/{key}", {}).setdefault(suffix.lower(), member) is not member:
+                raise PrivateError(f"{shard}: entry {number} gives a sample two files of one kind: remove one.")
+        with shard.open("rb") as file:
+            file.seek(archive.offset)
+            if any(file.read(tarfile.BLOCKSIZE)) or archive.offset > shard.stat().st_size:
+                seen = len(archive.getmembers())
+                raise DataError(f"{shard} is cut short, or damaged after entry {seen}: write it again")
+    return found.values()
 
 
-def words_of(
-    archive: tarfile.TarFile, fields: Fields, label: str | None, group: str | None, what: str
-) -> tuple[str, str]:
+def words_of(sample: Sample, label: str | None, group: str | None, what: str) -> tuple[str, str]:
     """The label and the person's id that a sample's `.cls` and `.json` give, "" for none."""
     content: dict = {}
-    if "json" in fields and (label or group or "cls" not in fields):
+    if "json" in sample and (label or group or "cls" not in sample):
         with explained(PrivateError, lambda _: f"{what} has a .json that is not a JSON object: mend it."):
-            content = dict(parse_json(field_text(archive, fields["json"])))
-    if label is None and "cls" in fields:
+            content = dict(parse_json(text_of(sample["json"])))
+    if label is None and "cls" in sample:
         with explained(PrivateError, lambda _: f"{what} has a .cls that is not a line of text: mend it."):
-            content[LABEL] = field_text(archive, fields["cls"]).strip()
+            content[LABEL] = text_of(sample["cls"]).strip()
     text, person = (cell_text(content.get(key)) for key in (label or LABEL, group))
     if not text or person is None:
         raise PrivateError(f"{what} has no label of text or a whole number (.cls, or `{label or LABEL}` in .json).")
     return text, person
 
 
-def field_text(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> str:
-    if entry.size > LARGEST_LABEL:
+def text_of(member: Member) -> str:
+    if member.size > LARGEST_LABEL:
         raise ValueError("it is too large")
-    file = archive.extractfile(entry)
-    assert file is not None  # of a plain file
-    return file.read().decode("utf-8")
+    return member.opened().read().decode("utf-8")
 
 
 def keys_of(path: Path) -> list[str]:
     """The keys of the .json of the first sample of the tar files of `path`, if it has one."""
-    with suppress(*UNREADABLE, tarfile.TarError, EOFError), tarfile.open(shards_of(path)[0], "r:") as archive:
-        for entry in archive:
-            if entry.isreg() and entry.name.lower().endswith(".json"):
-                return [*dict(parse_json(field_text(archive, entry)))]
+    with suppress(*UNREADABLE, DataError):
+        for sample in samples_in(shards_of(path)[0]):
+            return [*dict(parse_json(text_of(sample["json"])))]
     return []

@@ -167,9 +167,12 @@ def test_labels_in_a_table_need_the_owners_list_of_classes(tmp_path):
     write_table(tmp_path, rows_of())
     with pytest.raises(ConfigError, match=r"data\.classes is missing"):
         read_source(data(tmp_path, classes=None), tmp_path)
-    for wrong in ({"groups": {"column": "patient"}, "label_column": None}, {"groups": {"folder": True}}):
-        with pytest.raises(ValidationError, match=r"data\.groups"):
-            data(tmp_path, **wrong)
+    with pytest.raises(ValidationError, match=r"data\.groups"):
+        data(tmp_path, groups={"folder": True})
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(ConfigError, match=r"column=patient needs labels in a table too"):
+        read_source(data(tmp_path, groups={"column": "patient"}, label_column=None), tmp_path)
 
 
 def test_shards_give_samples_in_their_order_and_test_shards_the_hold_out(tmp_path, monkeypatch):
