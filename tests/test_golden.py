@@ -361,6 +361,9 @@ CASES: dict[str, Case] = {
         average=0.34,
         colour=True,
     ),
+    "teacher of patches, mirrored": case(
+        "teacher", feature="patches", flip=True, dimension=6, steps=3, colour=True, tolerance=DIRECTIONS
+    ),
     "embedding": case("embedding", size=20, learned={"steps": 2}, tolerance=DIRECTIONS),
     "saliency": case("saliency", microbatch_size=8, tolerance=GRADIENT),
     "saliency of groups": case(
