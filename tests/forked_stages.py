@@ -105,7 +105,7 @@ def run_stage(words: list[str], folder: str, environment: dict[str, str], files:
         os.dup2(file, number)
     code = 1
     try:
-        sys.argv = words[3:] if words[0].endswith("/module") else words
+        sys.argv = words[words.index("-m") + 1 :] if words[0].endswith("/module") else words
         if sys.argv[0] == "dvc":
             program = import_module("dvc.cli").main
         code = program() or 0
