@@ -251,7 +251,7 @@ def test_a_paid_release_that_no_ledger_held_yet_keeps_its_copy(repository):
     assert (artifact / "privacy.json").read_bytes() == released
 
 
-# --- what an image more costs, and what a kill leaves: nothing is paid twice, nothing is resumed for free ---------------
+# --- what an image more costs, and what a kill leaves: nothing is paid twice, nothing is resumed for free -------------
 
 
 def test_an_image_more_runs_every_query(repository):
