@@ -12,7 +12,7 @@ from sfumato.storage.files import open_private
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest file first, so that with two workers it does not come last and alone."""
-    items.sort(key=lambda item: item.path.name not in ("test_pipeline.py", "test_killed_pipeline.py"))
+    items.sort(key=lambda item: item.path.name != "test_pipeline.py")
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
     python tests/forked_stages.py ADDRESS
 
 `client` writes a program `stage` that hands its words, its folder, its environment and its files over to that process,
-and ends with the exit code it is given.
+and ends with the exit code it is given. Beside it is `module`, which takes Python's words for one: `-P -m dvc ...`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CLIENT = """#!{python} -IS
 import json, os, socket, sys
 with socket.socket(socket.AF_UNIX) as server:
     server.connect({address!r})
-    words = json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
+    words = json.dumps([sys.argv, os.getcwd(), dict(os.environ)]).encode()
     socket.send_fds(server, [len(words).to_bytes(4, "big")], [0, 1, 2])
     server.sendall(words)
     said = server.recv(16)
@@ -34,11 +34,11 @@ LIBRARIES = ("torch", "torchvision", "scipy.stats", "sklearn.datasets", "opacus"
 
 
 def client(folder: Path, address: Path) -> Path:
-    """A folder with a program `stage`, to be put first into PATH."""
+    """A folder with a program `stage`, to be put first into PATH, and a program `module`."""
     folder.mkdir()
-    program = folder / "stage"
-    program.write_text(CLIENT.format(python=sys.executable, address=str(address)))
-    program.chmod(0o755)
+    for name in ("stage", "module"):
+        (folder / name).write_text(CLIENT.format(python=sys.executable, address=str(address)))
+        (folder / name).chmod(0o755)
     return folder
 
 
@@ -103,11 +103,12 @@ def run_stage(words: list[str], folder: str, environment: dict[str, str], files:
     os.chdir(folder)
     for number, file in enumerate(files):
         os.dup2(file, number)
-    sys.argv = ["stage", *words]
     code = 1
     try:
-        program()
-        code = 0
+        sys.argv = words[words.index("-m") + 1 :] if words[0].endswith("/module") else words
+        if sys.argv[0] == "dvc":
+            program = import_module("dvc.cli").main
+        code = program() or 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from small_repository import programs
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "docs").rglob("*.ipynb"))
@@ -24,6 +25,10 @@ def test_the_first_release_runs_and_teaches_a_network(tmp_path, monkeypatch):
     for name in ("TMPDIR", "IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
         (tmp_path / name).mkdir()
         monkeypatch.setenv(name, str(tmp_path / name))
+    startup = tmp_path / "IPYTHONDIR" / "profile_default" / "startup"
+    startup.mkdir(parents=True)
+    # by fork: what the notebook runs imports nothing again
+    (startup / "forked.py").write_text(f"import sys; sys.executable = {str(programs() / 'module')!r}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("MPLBACKEND", "agg")

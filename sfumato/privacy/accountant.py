@@ -5,7 +5,7 @@ whose value is not a number (it never counts as free), and the solver of budget 
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -104,13 +104,29 @@ def epsilon(
         # beyond all use the distribution takes gigabytes and minutes; Rényi's bound holds as well
         if (bound := epsilon(events, delta, "rdp", adjacency)) > LARGEST_PLD:
             return bound
-        pld = PLDAccountant(RELATIONS[adjacency])
-        pld.compose(ComposedDpEvent(events))
-        return float(pld.get_epsilon(delta))
+        return float(loss_distribution(events, adjacency).get_epsilon(delta))
     if accountant not in ACCOUNTANTS:
         raise BudgetError(f"accountant={accountant!r} is unknown: one of {', '.join(ACCOUNTANTS)}")
     # One image set to zero and one image removed give the same pair of Gaussians, hence the same curve.
     return epsilon_and_order(rdp_curve(ComposedDpEvent(events)), delta, accountant == "rdp_classic")[0]
+
+
+def loss_distribution(events: Iterable[DpEvent], adjacency: str) -> PLDAccountant:
+    """The privacy-loss distribution of the composition of all events: a second or more of work, done once."""
+    return _computed_loss(tuple(_simple(events)), adjacency)
+
+
+@lru_cache(maxsize=8)  # of some 10 MB each
+def _computed_loss(events: tuple[DpEvent, ...], adjacency: str) -> PLDAccountant:
+    accountant = PLDAccountant(RELATIONS[adjacency])
+    accountant.compose(ComposedDpEvent(list(events)))
+    return accountant
+
+
+def _simple(events: Iterable[DpEvent]) -> Iterator[DpEvent]:
+    """The events, with the parts of a composition in its place."""
+    for event in events:
+        yield from _simple(event.events) if isinstance(event, ComposedDpEvent) else (event,)
 
 
 def round_up(value: float, digits: int = 4) -> float:

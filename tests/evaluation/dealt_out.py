@@ -1,7 +1,6 @@
-"""What `test_dealt_out.py` has one process do, or several: `python dealt_out.py FOLDER`, which holds the digits."""
+"""What `test_dealt_out.py` has one process do, or several, with a folder that holds the digits."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +31,3 @@ def main(folder: Path) -> None:
     content = {"found": found, "trained": trained}
     (folder / f"rank-{distributed.rank()}-of-{distributed.world_size()}.json").write_text(json.dumps(content))
     distributed.leave()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -1,12 +1,11 @@
 """`evaluate` in several processes: the numbers of one, each classifier trained once, the images opened once."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from dealt_out import main
+from joined_processes import run_joined
 
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.evaluation import scores
@@ -14,21 +13,12 @@ from sfumato.privacy.odometer import LOCAL, Odometer
 from sfumato.runtime.distributed import map_sharded
 from sfumato.settings.data import Data
 
-SCRIPT = Path(__file__).with_name("dealt_out.py")
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("dealt")
     prepare_sensitive(Data(), folder / "state", folder / "card.json", folder / "raw")
     return folder
-
-
-def run(folder: Path, processes: int) -> list[dict]:
-    words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", str(SCRIPT), str(folder)]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [json.loads((folder / f"rank-{rank}-of-{processes}.json").read_text()) for rank in range(processes)]
 
 
 def opened(folder: Path) -> int:
@@ -41,7 +31,8 @@ def test_two_processes_find_what_one_finds_and_train_each_classifier_once(folder
     main(folder)
     one = json.loads((folder / "rank-0-of-1.json").read_text())
     assert opened(folder) == before + 1
-    several = run(folder, 2)
+    run_joined(2, main, folder)
+    several = [json.loads((folder / f"rank-{rank}-of-2.json").read_text()) for rank in range(2)]
     assert opened(folder) == before + 2  # the first process journals for both
     assert all(rank["found"] == one["found"] for rank in several)
     shares = [rank["trained"] for rank in several]

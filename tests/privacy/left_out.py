@@ -1,4 +1,4 @@
-"""What `test_left_out.py` has several processes do: `left_out.py OUT`, under torchrun or alone.
+"""What `test_left_out.py` has several processes do, or one.
 
 The first process saves every sum that a query releases of a set, and of that set without one of its images or groups.
 The processes are not equal: all but the first see each image mirrored, paler and of another class: their rows differ.
@@ -6,7 +6,6 @@ Noise is so small that the sums show through. What is drawn for an image in DP-S
 to, are tied to the image. The other sums would be released by processes that differ in their rows or their settings.
 """
 
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -105,7 +104,3 @@ def main(out: Path) -> None:
     if distributed.is_main():
         torch.save(found, out)
     distributed.leave()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -1,13 +1,11 @@
-"""What `test_processes.py` has one process do, or several: `python many_processes.py STATE CARD OUT [STEP]`.
+"""What `test_processes.py` has one process do, or several.
 
-With STEP, only DP-SGD is run, and all processes but the first are killed after that step. Draws of DP-SGD are tied to
+With `kill`, only DP-SGD is run, and all processes but the first are killed after that step. Draws of DP-SGD are tied to
 the image and the step, so that it does not matter which process an image falls to. All but the first are of another
 kind: their weights move after each step, and the next one must begin with those of the first.
 """
 
-import json
 import os
-import sys
 from pathlib import Path
 
 import torch
@@ -74,7 +72,7 @@ def main(state: Path, card: Path, out: Path, kill: int | None) -> None:
         return open_charge(state, known, work(stage, mechanism, max_norm), permission, noise)
 
     once = Mechanism(noise_multiplier=5.0, sample_rate=1.0, uses=1)
-    found = {}
+    found, said = {}, []
     if kill is None:
         found["count"] = query_count(charge("count", once, 1.0, 1), 10)
         features = FourierFeatures((1, 8, 8), [FeatureMap(map="pixels", length_scales=(0.3,))], 200, 0)
@@ -101,15 +99,9 @@ def main(state: Path, card: Path, out: Path, kill: int | None) -> None:
         lambda: charge("finetune", STEPS, SETTINGS.max_grad_norm, 4 if kill is None else None),
         epsilon_after=lambda steps: 0.0,
         report=die,
-        say=lambda text: print(text, flush=True),
+        say=said.append,
     )
     found |= {f"weights.{name}": value.detach() for name, value in trained.parameters.items()}
     finetune.close()
-    torch.save(found, out / f"rank-{distributed.rank()}.pt")
-    (out / f"rank-{distributed.rank()}.json").write_text(json.dumps(log))
+    torch.save(found | {"log": log, "said": said}, out / f"rank-{distributed.rank()}.pt")
     distributed.leave()
-
-
-if __name__ == "__main__":
-    state, card, out = (Path(word) for word in sys.argv[1:4])
-    main(state, card, out, int(sys.argv[4]) if len(sys.argv) > 4 else None)

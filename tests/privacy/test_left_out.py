@@ -3,15 +3,12 @@
 A query that is `one_process` in the table of stages opens no charge in many processes.
 """
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from left_out import SHARED, SINGLES
+from joined_processes import run_joined
+from left_out import SHARED, SINGLES, main
 from test_groups import SIZES
 
 from sfumato.errors import ConfigError
@@ -19,7 +16,6 @@ from sfumato.runtime import distributed
 from sfumato.settings.stages import QUERIES, STAGES
 from stages import runner
 
-SCRIPT = Path(__file__).with_name("left_out.py")
 LEFT_OUT = [*(("group", str(group)) for group in range(len(SIZES))), *(("image", str(image)) for image in SINGLES)]
 
 
@@ -27,10 +23,7 @@ LEFT_OUT = [*(("group", str(group)) for group in range(len(SIZES))), *(("image",
 def sums(tmp_path_factory):
     """What two gloo processes release together."""
     out = tmp_path_factory.mktemp("two") / "sums.pt"
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(SCRIPT), str(out)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=600, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_joined(2, main, out)
     return torch.load(out)
 
 

@@ -1,33 +1,26 @@
 """One charge over several processes: the same release as with one, the noise once, nothing lost where one dies."""
 
-import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from joined_processes import run_joined
+from many_processes import main
+from torch.multiprocessing.spawn import ProcessException
 
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import read_card
 from sfumato.privacy.odometer import Odometer
 from sfumato.settings.data import Data
 
-SCRIPT = Path(__file__).with_name("many_processes.py")
 
-
-def run(folder: Path, processes: int, *words: str) -> tuple[int, str, dict[int, dict]]:
-    """Exit code, output, and what each process found."""
-    out = folder / f"out-{processes}-{'-'.join(words)}"
+def run(folder: Path, processes: int, kill: int | None = None) -> dict[int, dict]:
+    """What each process found."""
+    out = folder / f"out-{processes}"
     out.mkdir()
-    arguments = [str(SCRIPT), str(folder / "state"), str(folder / "card.json"), str(out), *words]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    done = subprocess.run(
-        [sys.executable, *(torchrun if processes > 1 else []), *arguments], capture_output=True, text=True, timeout=300
-    )
-    found = {int(path.stem[5:]): torch.load(path) for path in out.glob("rank-*.pt")}
-    return done.returncode, done.stdout + done.stderr, found
+    run_joined(processes, main, folder / "state", folder / "card.json", out, kill)
+    return {int(path.stem[5:]): torch.load(path) for path in out.glob("rank-*.pt")}
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +39,14 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one(folders):
-    code, text, found = run(folders("one"), 1)
-    assert code == 0, text
-    return found[0]
+    return run(folders("one"), 1)[0]
 
 
 @pytest.fixture(scope="module")
 def several(folders):
     folder = folders("several")
-    code, text, found = run(folder, 3)
-    assert code == 0 and len(found) == 3, text
+    found = run(folder, 3)
+    assert len(found) == 3
     return found, Odometer(folder / "state", read_card(folder / "card.json").dataset_id)
 
 
@@ -94,12 +85,12 @@ def test_one_charge_each_is_journalled(several):
 
 def test_a_lost_process_ends_all_and_another_number_of_them_goes_on_with_the_same_charge(folders):
     folder = folders("killed")
-    code, text, found = run(folder, 2, "2")
+    with pytest.raises(ProcessException):
+        run(folder, 2, kill=2)
+    assert not list(folder.glob("out-2/*"))
     odometer = Odometer(folder / "state", read_card(folder / "card.json").dataset_id)
-    assert code != 0 and not found, text
-    assert (len(odometer.opened()) == 1 and not odometer.runs()) or odometer.opened()[0]["stage"] == "finetune"
-    code, text, found = run(folder, 3, "-1")
-    assert code == 0 and "no further charge" in text, text
+    assert [record["stage"] for record in odometer.opened()] == ["finetune"]
+    found = run(folder, 3, kill=-1)
     assert len(odometer.opened()) == 1 and len(found) == 3
-    steps = [row["step"] for row in json.loads((folder / "out-3--1" / "rank-0.json").read_text())]
-    assert steps == [1, 2, 3, 4, 5]
+    assert any("no further charge" in line for line in found[0]["said"])
+    assert [row["step"] for row in found[0]["log"]] == [1, 2, 3, 4, 5]

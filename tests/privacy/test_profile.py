@@ -9,12 +9,15 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 from dp_accounting import ComposedDpEvent
+from dp_accounting.pld import PLDAccountant
 
 from sfumato.errors import BudgetError
-from sfumato.privacy.accountant import NoiseRequest, calibrate, epsilon
+from sfumato.privacy.accountant import NoiseRequest, calibrate, epsilon, rdp_curve
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism
 from sfumato.privacy.profile import (
+    LOW_ORDERS,
     Profile,
+    advantage_of_rdp,
     best_guess,
     membership_advantage,
     noise_for_guess,
@@ -153,6 +156,26 @@ def test_the_quick_guess_is_a_bound_near_the_exact_one():
     assert best_guess([Mechanism(noise_multiplier=1.0)]) == pytest.approx(NORMAL.cdf(0.5), abs=1e-4)
     factor = noise_for_guess(mechanisms, (exact + 0.5) / 2)
     assert best_guess(mechanisms, noise=factor) <= (exact + 0.5) / 2 < best_guess(mechanisms, noise=0.98 * factor)
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.9, 0.3, 0.01])
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 100.0])
+def test_the_low_orders_bound_the_advantage_as_all_do(sigma, rate):
+    event = Mechanism(noise_multiplier=sigma, sample_rate=rate, uses=3).event
+    assert advantage_of_rdp(rdp_curve(event, LOW_ORDERS)) == advantage_of_rdp(rdp_curve(event))
+
+
+def test_what_a_report_asks_of_one_composition_is_computed_once(monkeypatch):
+    """In any order of the events, and of either relation its own."""
+    composed, compose = [], PLDAccountant.compose
+    monkeypatch.setattr(PLDAccountant, "compose", lambda own, event: composed.append(event) or compose(own, event))
+    events = [gaussian(7.25).event, gaussian(8.5).event]
+    for _ in range(2):
+        privacy_profile(events)
+        epsilon(reversed(events), 1e-5, "pld")
+    assert len(composed) == 1
+    epsilon(events, 1e-5, "pld", ZERO_OUT_ONE)
+    assert len(composed) == 2
 
 
 def test_the_table_of_risks_in_the_docs_is_that_of_one_gaussian():

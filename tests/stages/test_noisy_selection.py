@@ -12,7 +12,7 @@ from sfumato.settings.stages import STAGES
 
 SMALL = {
     "profile": "digits",
-    "privacy": {"epsilon": 5.0},
+    "privacy": {"epsilon": 1.0},
     "model": {"width": 16, "multipliers": [1, 1]},
     "public": {"per_class": 4},
     "classifier": {"steps": 15, "width": 8},
@@ -43,7 +43,7 @@ def test_pure_noise_selects_at_random_and_the_pipeline_completes(recipe, label, 
         ["ledger", "write"],
     ):
         stage(*words)
-    stage("ledger", "check", "--epsilon", "5", "--artifacts")
+    stage("ledger", "check", "--epsilon", "1", "--artifacts")
     selection = json.loads(Path("artifacts/select/selection.json").read_text())
     assert selection["labels"] == label and len(selection["kept"]) == 10
     with Path("artifacts/select/selection.csv").open(newline="") as file:

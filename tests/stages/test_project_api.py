@@ -2,13 +2,16 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 import yaml
+from small_repository import programs
 from test_init import write_shapes
 
 import sfumato
 from sfumato.errors import ConfigError, DataError
+from sfumato.planning import notebook
 from sfumato.privacy.odometer import Odometer
 
 
@@ -18,6 +21,7 @@ def project(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SFUMATO_STATE", str(folder / "state"))
         patch.setenv("DVC_SITE_CACHE_DIR", str(folder / "dvc"))
+        patch.setattr(notebook, "sys", SimpleNamespace(executable=programs() / "module"))  # imports nothing again
         images = write_shapes(folder / "photos", each=20)
         yield sfumato.Project.create(folder / "project", images=images, epsilon=5, minutes=1, size_hint=50)
 

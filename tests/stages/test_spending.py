@@ -54,22 +54,53 @@ def planned(desk, *words: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def released(desk):
-    """`desk` after count and central were released: the first plan, by file name."""
+def plan(desk) -> dict[str, str]:
+    """The first plan, by file name; nothing is released yet."""
     write_params()
     assert desk("prepare", "sensitive")[0] == 0
-    first = planned(desk)
-    for stage in ("count", "central"):
-        assert desk(stage)[0] == 0
-    return first
+    return planned(desk)
+
+
+class Killed(BaseException):
+    """The end of the process: nothing catches it."""
 
 
 @pytest.fixture
-def released_by_0_2(desk, monkeypatch):
+def killed_at(desk, monkeypatch):
+    """A function that runs `stage count` until it calls what has this name, as a kill would end it there."""
+
+    def until(name: str) -> None:
+        locks, init = [], Charge.__init__
+
+        def opening(charge, *given, lock, **more):
+            locks.append(lock)
+            init(charge, *given, lock=lock, **more)
+
+        def kill(*_, **__):
+            raise Killed
+
+        with monkeypatch.context() as dying:
+            dying.setattr(Charge, "__init__", opening)
+            dying.setattr(name, kill)
+            with pytest.raises(Killed):
+                desk("count")
+        for lock in locks:
+            lock.close()  # as the end of a process lets go of it
+
+    return until
+
+
+@pytest.fixture
+def released(desk, plan):
+    """`desk` after count and central were released: the first plan, by file name."""
+    for stage in ("count", "central"):
+        assert desk(stage)[0] == 0
+    return plan
+
+
+@pytest.fixture
+def released_by_0_2(desk, monkeypatch, plan):
     """The same by version 0.2: resolved files with every setting and a digest of code, and records of schema 4."""
-    write_params()
-    assert desk("prepare", "sensitive")[0] == 0
-    planned(desk)
     for file in Path("artifacts/plan").glob("*.yaml"):
         content = yaml.safe_load(file.read_text())
         content.pop("revision")
@@ -281,14 +312,6 @@ def test_spend_again_names_queries(desk, value, words):
     assert code == 2 and words in text
 
 
-class Killed(BaseException):
-    """The end of the process: nothing catches it."""
-
-
-def kill(*_, **__):
-    raise Killed
-
-
 MOMENTS = {
     "in the query": ("stages.count.query_count", False),
     "while it is written": ("stages.count.save_counts", False),
@@ -298,19 +321,9 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_kill_costs_nothing_at_any_moment(desk, monkeypatch, moment):
+def test_a_kill_costs_nothing_at_any_moment(desk, plan, killed_at, moment):
     name, on_disk = MOMENTS[moment]
-    write_params()
-    assert desk("prepare", "sensitive")[0] == 0
-    planned(desk)
-    locks = []
-    monkeypatch.setattr(Charge, "__init__", remember(Charge.__init__, locks))
-    with monkeypatch.context() as dying:
-        dying.setattr(name, kill)
-        with pytest.raises(Killed):
-            desk("count")
-    for lock in locks:
-        lock.close()  # as the end of a process lets go of it
+    killed_at(name)
     assert opened() == ["count"] and not Path("artifacts/count").exists()
     runs = list(Path("state/runs").glob("*/released/counts.json"))
     assert bool(runs) == on_disk
@@ -338,17 +351,8 @@ def withdraw(desk, monkeypatch) -> None:
     assert desk("prepare", "sensitive")[0] == 0
 
 
-def test_an_open_charge_does_not_go_on_with_other_images(desk, monkeypatch):
-    write_params()
-    assert desk("prepare", "sensitive")[0] == 0
-    planned(desk)
-    locks = []
-    monkeypatch.setattr(Charge, "__init__", remember(Charge.__init__, locks))
-    with monkeypatch.context() as dying:
-        dying.setattr("stages.count.query_count", kill)
-        with pytest.raises(Killed):
-            desk("count")
-    locks[0].close()
+def test_an_open_charge_does_not_go_on_with_other_images(desk, monkeypatch, plan, killed_at):
+    killed_at("stages.count.query_count")
     before = Path("data/sensitive/card.json").read_bytes()
     with monkeypatch.context() as context:
         withdraw(desk, context)
@@ -404,17 +408,8 @@ CHANGES = {
 
 @pytest.mark.parametrize("journalled", [True, False])
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_kept_copy_that_was_changed_is_not_put_back(desk, monkeypatch, change, journalled):
-    write_params()
-    assert desk("prepare", "sensitive")[0] == 0
-    planned(desk)
-    locks = []
-    monkeypatch.setattr(Charge, "__init__", remember(Charge.__init__, locks))
-    with monkeypatch.context() as dying:
-        dying.setattr("stages.runner.copy_directory" if journalled else "sfumato.privacy.charge.Charge.close", kill)
-        with pytest.raises(Killed):
-            desk("count")
-    locks[0].close()
+def test_a_kept_copy_that_was_changed_is_not_put_back(desk, plan, killed_at, change, journalled):
+    killed_at("stages.runner.copy_directory" if journalled else "sfumato.privacy.charge.Charge.close")
     if not journalled and change in ("a file and its hash", "a link to nowhere"):
         return  # nothing says what it was; nothing is there
     (kept,) = Path("state/runs").glob("*/released")
@@ -425,11 +420,8 @@ def test_a_kept_copy_that_was_changed_is_not_put_back(desk, monkeypatch, change,
     assert len(closings()) == journalled  # nothing is closed over a copy that is not whole
 
 
-def test_a_release_is_copied_by_one_process_at_a_time(desk, monkeypatch):
+def test_a_release_is_copied_by_one_process_at_a_time(desk, monkeypatch, plan):
     """Who finds it released while another copies it waits, and DVC then finds an artifact."""
-    write_params()
-    assert desk("prepare", "sensitive")[0] == 0
-    planned(desk)
     copied = []
 
     def copy(kept, out):
@@ -468,19 +460,8 @@ class Anything:
 ANY = Anything()
 
 
-def remember(init, locks: list):
-    def wrapped(self, *args, lock, **more):
-        locks.append(lock)
-        init(self, *args, lock=lock, **more)
-
-    return wrapped
-
-
-def test_nothing_is_outside_the_private_directory_while_a_charge_is_open(desk, monkeypatch):
+def test_nothing_is_outside_the_private_directory_while_a_charge_is_open(desk, monkeypatch, plan):
     """What makes a second draw free: the release of an open charge lies in the state directory alone."""
-    write_params()
-    assert desk("prepare", "sensitive")[0] == 0
-    planned(desk)
     seen, close = [], Charge.close
 
     def closing(charge, *digest):
@@ -495,13 +476,10 @@ def test_nothing_is_outside_the_private_directory_while_a_charge_is_open(desk, m
     assert seen == [([], True, 0)] * 2
 
 
-def test_an_older_artifact_gives_way_to_a_release_that_was_not_taken_over(desk, released, monkeypatch):
+def test_an_older_artifact_gives_way_to_a_release_that_was_not_taken_over(desk, released, killed_at):
     write_params(count={"noise": "1%"}, privacy={"lifetime_epsilon": 99})
     planned(desk)
-    with monkeypatch.context() as dying:
-        dying.setattr("stages.runner.copy_directory", kill)
-        with pytest.raises(Killed):
-            desk("count")
+    killed_at("stages.runner.copy_directory")
     code, text = desk("count")
     assert code == 0 and "put back" in text
     record = json.loads(Path("artifacts/count/privacy.json").read_text())["records"]
@@ -536,11 +514,8 @@ def test_a_plan_for_more_steps_spends_on_finetune_alone_or_is_refused_with_the_w
     assert "next: nothing to spend: `dvc repro`" in desk("plan", "--dry-run")[1].splitlines()
 
 
-def test_a_stage_that_is_killed_again_and_again_opens_one_charge(desk):
+def test_a_stage_that_is_killed_again_and_again_opens_one_charge(desk, plan):
     """A short form of benchmarks/kills.py: real processes, ended by SIGKILL at three moments."""
-    write_params()
-    assert desk("prepare", "sensitive")[0] == 0
-    planned(desk)
     journal, runs = Path("state/odometer/digits.jsonl"), Path("state/runs")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     for reached in (journal.exists, lambda: any(runs.glob("*/.released.*")), lambda: any(runs.glob("*/released"))):

@@ -39,7 +39,7 @@ def copied(models, tmp_path) -> Path:
 SMALL = {
     "profile": None,
     "data": {"dataset_id": "tiny", "source": "npz", "path": "source.npz"},
-    "privacy": {"epsilon": 10.0, "size_hint": 60},
+    "privacy": {"epsilon": 1.0, "size_hint": 60},
     "finetune": {"steps": 3, "batch": 12, "lora": {"rank": 2}},
     "synthesize": {"count": 12, "steps": 3},
 }
@@ -117,7 +117,7 @@ def test_the_whole_pipeline_ends_in_labelled_images_with_a_ledger(models, reposi
     images, labels = np.load(artifacts / "synthesize/images.npy"), np.load(artifacts / "synthesize/labels.npy")
     assert images.shape == (12, 8, 8, 1) and images.dtype == np.uint8 and set(labels) <= {0, 1, 2} and images.std() > 1
     stage(repository, "ledger", "write")
-    assert "9." in stage(repository, "ledger", "check", "--epsilon", "10", "--artifacts")
+    assert "0.9" in stage(repository, "ledger", "check", "--epsilon", "1", "--artifacts")
     ledger = json.loads((repository / "ledger.json").read_text())
     queries = ["count", "saliency", "finetune"] if recipe == "dp-sapf" else ["count", "finetune"]
     records = ledger["records"]
