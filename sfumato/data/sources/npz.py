@@ -58,7 +58,7 @@ def read_npz(request: Request, raw: Path) -> Source:
             raise DataError(f"{path} has no array named {', '.join(missing)}: {PLAIN}{names}")
         with np.load(path, allow_pickle=False) as archive:
             given = archive["classes"] if "classes" in needed else np.array(request.classes)
-            groups = archive["groups"] if "groups" in needed else None
+            groups = archive["groups"] if request.groups is not None else None
     if request.sensitive and "groups.npy" in headers and request.groups is None:
         raise DataError(f"{path}: `groups` {GROUPS_REFUSED}.")
     if given.dtype.kind != "U" or given.ndim != 1 or not len(given) or len(set(given)) != len(given):
@@ -96,12 +96,10 @@ def check_arrays(path: Path, headers: Mapping[str, Header], part: str, classes: 
     (shape, _, dtype), (labels_shape, _, labels_dtype) = headers[f"{images}.npy"], headers[f"{labels}.npy"]
     if dtype != np.uint8 or len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3)):
         raise DataError(f"{path}: {images} are {dtype} {shape}, expected uint8 (N, H, W) or (N, H, W, C) with C 1 or 3")
-    if len(labels_shape) == 2 and labels_shape[1] > 1 and not several:
-        fix = "choose one of them, or set data.labels: several"
-        raise DataError(f"{path} has {labels_shape[1]} labels for each image: {fix}.")
     wanted = [(*shape[:1], len(classes))] if several else [shape[:1], (*shape[:1], 1)]
     if labels_dtype.kind not in "iu" or labels_shape not in wanted:
-        raise DataError(f"{path}: {labels} are {labels_dtype} {labels_shape}, expected integers {wanted[0]}.")
+        way = "" if several else "; of several labels an image, set data.labels: several"
+        raise DataError(f"{path}: {labels} are {labels_dtype} {labels_shape}, expected integers {wanted[0]}{way}.")
     if not shape[0]:
         raise DataError(f"{path} holds no images.")
     for rows in npy_rows(path, labels):
