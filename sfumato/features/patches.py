@@ -29,7 +29,8 @@ FAINT = 1.0  # norm of a whitened patch at which its responses have half of thei
 class Patches(nn.Module):
     """How far the places of an image are like each of FILTERS patches of procedural textures, or like its negative.
 
-    (B, C, H, W) -> (B, 2·FILTERS·CELLS²): means over cells of the cosines of whitened patches, above a threshold.
+    (B, C, H, W) -> (B, 2·FILTERS·CELLS²): means over cells of the cosines of whitened patches, above a threshold,
+    of either sign and with their signs.
     Images above LARGEST are first averaged over blocks.
     Source: Thiry et al. 2021; Coates and Ng 2011 for the threshold.
     """
@@ -48,13 +49,14 @@ class Patches(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         kind, images = images.device.type, averaged(images, self.block)
         with torch.autocast(kind, torch.bfloat16, enabled=fast_bfloat16(kind)):
-            size = (
-                F.conv2d(images, self.whiten, stride=self.stride).float().square().sum(1, keepdim=True).sqrt() + FAINT
-            )
+            whitened = F.conv2d(images, self.whiten, stride=self.stride).float()
             found = F.conv2d(images, self.filters, stride=self.stride)
-        found = found * (self.whiten.shape[0] ** 0.5 / size).to(found)
-        parts = [F.adaptive_avg_pool2d(F.relu(side - THRESHOLD), CELLS).flatten(1) for side in (found, -found)]
-        return torch.cat(parts, dim=1).float()
+        size = torch.linalg.vector_norm(whitened, dim=1, keepdim=True) + FAINT
+        found = F.softshrink(found * (whitened.shape[1] ** 0.5 / size).to(found), THRESHOLD)
+        # the sum and the difference of what is like a patch and what is like its negative
+        return torch.cat(
+            [F.adaptive_avg_pool2d(side, CELLS).flatten(1) for side in (found.abs(), found)], dim=1
+        ).float()
 
 
 @cache

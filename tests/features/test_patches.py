@@ -21,8 +21,8 @@ def test_an_image_that_is_a_patch_is_most_like_its_own_filter_and_its_negative_l
     patch = inverse @ inverse.T @ filters[7]  # whose whitened form is the filter's
     image = (0.5 + 0.4 * patch / patch.abs().max()).view(1, 1, SIDE, SIDE).float()
     seen = Patches((1, SIDE, SIDE))
-    rows = seen(torch.cat([image, 1 - image])).view(2, 2, FILTERS, CELLS**2)[..., 0]
-    assert rows[0, 0].argmax() == 7 and rows[1, 1].argmax() == 7
+    both, signed = seen(torch.cat([image, 1 - image])).view(2, 2, FILTERS, CELLS**2)[..., 0].unbind(1)
+    assert both.argmax(1).tolist() == [7, 7] and signed[0].argmax() == 7 and signed[1].argmin() == 7
 
 
 def test_a_row_is_the_mean_of_the_mirrored_ones_and_a_saved_teacher_keeps_it(tmp_path):
