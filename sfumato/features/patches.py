@@ -23,6 +23,7 @@ PLACES = 32  # per side, about, that are looked at
 THRESHOLD = 0.5  # of a response, in standard deviations of one of white noise
 PICTURES, PER_PICTURE = 120, 192  # from which patches are taken, and how many from each
 FLAT, FLOOR = 0.05, 1e-3  # least standard deviation of a patch that becomes a filter; added to the variances
+PART = 16  # images at a time: tensors that fit the caches, nearly twice as fast on a CPU
 FAINT = 1.0  # norm of a whitened patch at which its responses have half of their size
 
 
@@ -47,7 +48,11 @@ class Patches(nn.Module):
         self.register_buffer("whiten", whiten, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        kind, images = images.device.type, averaged(images, self.block)
+        return torch.cat([self.cells(part) for part in averaged(images, self.block).split(PART)])
+
+    def cells(self, images: Tensor) -> Tensor:
+        """The row of each image, of the size that is looked at."""
+        kind = images.device.type
         with torch.autocast(kind, torch.bfloat16, enabled=fast_bfloat16(kind)):
             whitened = F.conv2d(images, self.whiten, stride=self.stride).float()
             found = F.conv2d(images, self.filters, stride=self.stride)
