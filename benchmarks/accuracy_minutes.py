@@ -18,6 +18,7 @@ HERE = Path(__file__).parent
 SETS = {"digits": "digits, 8×8", "fashion-mnist-cpu": "Fashion-MNIST", "cifar10-cpu": "CIFAR-10"}
 FILES = ("evolution", "fashion-mnist", "fashion-mnist-teacher", "fashion-mnist-diffusion", "full-teacher", "gaussian",
          "mixed", "natural", "natural-papers", "recipes")  # fmt: skip
+VARIANTS = {"teacher.feature=patches": ", patches", "auxiliary.steps=1800": ", longer fits"}  # by what was changed
 GPU_MINUTES = 4 * 11.7 * 60  # of FETA-Pro, four GPUs; others state none, and are put beside it
 COLOURS = [plt.get_cmap("tab20")(index) for index in range(20) if index not in (14, 15)]  # no grey
 PUBLISHED = {  # accuracy at ε = 1 and 10, as docs/papers.md has it
@@ -41,8 +42,10 @@ def rows() -> pd.DataFrame:
     """profile, recipe, epsilon, accuracy and minutes of the runs that are kept."""
     tables = [pd.read_csv(HERE / "results" / f"{name}.csv") for name in FILES]
     found = pd.concat([t.assign(accuracy=t["student"] if "student" in t else t["cnn"]) for t in tables])
-    newer = found.recipe.eq("full") & found.profile.eq("digits") & found["version"].isna()  # before its teacher
-    found = found[found.epsilon.isin([1, 10]) & ~newer]
+    for changed, name in VARIANTS.items():
+        found.loc[found.change.fillna("").str.contains(changed, regex=False), "recipe"] += name
+    older = found.recipe.eq("full") & found.profile.eq("digits") & found["version"].isna()  # before its teacher
+    found = found[found.epsilon.isin([1, 10]) & ~older]
     means = {"accuracy": ("accuracy", "mean"), "minutes": ("minutes", "min")}
     return found.groupby(["profile", "recipe", "epsilon"], as_index=False).agg(**means)  # type: ignore[call-overload, no-any-return]
 
