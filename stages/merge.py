@@ -76,8 +76,7 @@ def merge(
     free = [name for name, stage in STAGES.items() if stage.kind is Kind.FREE and name not in shared]
     write_pipeline(out, free, epsilon=budget["target"], delta=budget["delta"], unit=first["count"].get("unit", IMAGE))
     typer.echo(f"{out / ARTIFACTS}: {', '.join(queries)} of {', '.join(apart)}; nothing was charged")
-    place = "" if out.resolve() == Path.cwd() else f"cd {out} && "
-    typer.echo(f"next: {place}dvc repro")
+    typer.echo(f"next: cd {out} && dvc repro")
 
 
 def plans_of(folder: Path) -> dict[str, dict[str, Any]]:

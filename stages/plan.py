@@ -50,13 +50,13 @@ def plan(
 ) -> None:
     """Free: one resolved configuration per stage, and the budget table."""
     from sfumato.data.store import read_card, read_public_card
+    from sfumato.data.tables import check_parquet
     from sfumato.planning.checks import reads_public
     from sfumato.planning.kept import released_records, spending_of, stages_to_run
     from sfumato.planning.project import renew
     from sfumato.planning.resolve import check_lifetime_of, make_plan, plan_texts, warnings_of
     from sfumato.privacy.authorize import check_known
     from sfumato.privacy.odometer import Odometer
-    from sfumato.release.exports import check_parquet
 
     if not dry_run and renew(Path("dvc.yaml")):
         raise ConfigError("dvc.yaml was written by an older version. It is up to date now: run `dvc repro` again")

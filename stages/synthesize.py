@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from sfumato.data.tables import check_parquet
 from sfumato.features.teacher_network import guide_by, load_teacher
-from sfumato.release.exports import PUBLIC_SOURCE, check_parquet
+from sfumato.release.exports import PUBLIC_SOURCE
 from sfumato.release.release import save_release
 from sfumato.release.synthesis import draw_mixture
 from sfumato.release.variation import vary

@@ -122,11 +122,18 @@ def json_rows(text: str, columns: Sequence[str]) -> Cells:
     return heads, [(number, [content.get(name, "") for name in heads]) for number, content in found]
 
 
-def parquet_rows(table: Path, columns: Sequence[str]) -> Cells:
+def check_parquet() -> None:
+    """Raise ConfigError if pyarrow is not installed."""
     try:
-        from pyarrow import parquet
+        import pyarrow  # noqa: F401
     except ImportError as error:
-        raise ConfigError(f"{table} needs pyarrow: pip install 'sfumato[parquet]'") from error
+        raise ConfigError("Parquet needs pyarrow: pip install 'sfumato[parquet]', or do without") from error
+
+
+def parquet_rows(table: Path, columns: Sequence[str]) -> Cells:
+    check_parquet()
+    from pyarrow import parquet
+
     heads = parquet.read_schema(table).names
     if not columns or not {*columns} <= {*heads}:
         return heads, []

@@ -16,7 +16,7 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 from sfumato.data.images import ImageSet
-from sfumato.errors import ConfigError
+from sfumato.data.tables import check_parquet
 from sfumato.storage.files import FORMULA, csv_text, replace_file
 from sfumato.storage.png import png_bytes, save_png
 
@@ -78,16 +78,6 @@ def save_npz(path: Path, image_set: ImageSet, kinds: np.ndarray) -> None:
     classes = np.array(image_set.classes, dtype=np.str_)
     np.savez_compressed(archive, images=image_set.images, labels=image_set.labels, classes=classes, kinds=kinds)
     replace_file(path, archive.getvalue())
-
-
-def check_parquet() -> None:
-    """Raise ConfigError if pyarrow is not installed."""
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            "Parquet (synthesize.export, to_huggingface) needs pyarrow: pip install 'sfumato[parquet]', or do without"
-        ) from error
 
 
 def shards(image_set: ImageSet) -> list[range]:

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from sfumato.data.images import ImageSet
+from sfumato.data.tables import check_parquet
 from sfumato.errors import ConfigError
 from sfumato.release import exports
-from sfumato.release.exports import PARQUET, check_parquet, save_parquet, save_webdataset
+from sfumato.release.exports import PARQUET, save_parquet, save_webdataset
 
 NAMES = ("T-shirt/top", "Bag", "été")
 KINDS = np.array(["plain"] * 25 + ["distorted"] * 15)

@@ -22,8 +22,6 @@ IMAGENET_CLASSES = 1000
 IMAGENET_ROW = 3072  # bytes of an image: 1024 red, 1024 green, 1024 blue
 ROWS = 512  # read at once
 PLAIN = "write it with np.savez and plain arrays."
-
-
 Header = tuple[tuple[int, ...], bool, np.dtype]  # shape, whether it is stored column by column, type
 
 
