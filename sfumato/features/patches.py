@@ -14,11 +14,8 @@ from sfumato.data.rendered.procedural import FAMILIES, procedural_drawer
 from sfumato.features.scattering import averaged, block_of
 from sfumato.runtime.compute import fast_bfloat16
 
-FILTERS, SIDE, CELLS = (
-    256,
-    6,
-    3,
-)  # filters, of so many pixels a side; cells per side that their responses are averaged in
+FILTERS, SIDE = 256, 6  # filters, of so many pixels a side at most
+CELLS = 3  # per side, in which their responses are averaged
 PLACES = 32  # per side, about, that are looked at
 THRESHOLD = 0.5  # of a response, in standard deviations of one of white noise
 PICTURES, PER_PICTURE = 120, 192  # from which patches are taken, and how many from each
@@ -59,9 +56,7 @@ class Patches(nn.Module):
         size = torch.linalg.vector_norm(whitened, dim=1, keepdim=True) + FAINT
         found = F.softshrink(found * (whitened.shape[1] ** 0.5 / size).to(found), THRESHOLD)
         # the sum and the difference of what is like a patch and what is like its negative
-        return torch.cat(
-            [F.adaptive_avg_pool2d(side, CELLS).flatten(1) for side in (found.abs(), found)], dim=1
-        ).float()
+        return F.adaptive_avg_pool2d(torch.cat([found.abs(), found], dim=1), CELLS).flatten(1).float()
 
 
 @cache
