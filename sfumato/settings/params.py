@@ -9,16 +9,17 @@ from sfumato.settings.baselines import Adversarial, Evolve
 from sfumato.settings.data import Data, Public
 from sfumato.settings.dpsgd import Finetune, Saliency
 from sfumato.settings.evaluate import Evaluate
-from sfumato.settings.fields import Settings, Strict, is_positive
-from sfumato.settings.noise import QuerySettings, noise_at, weights_at
+from sfumato.settings.fields import Strict, is_positive
+from sfumato.settings.noise import noise_at, weights_at
 from sfumato.settings.privacy import Privacy
-from sfumato.settings.queries import Queries, Teacher
+from sfumato.settings.queries import Central, Count, Covariance, Embedding, Frequency, Histogram, Moments, Teacher
 from sfumato.settings.release import Release, Synthesize
+from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.settings.training import Auxiliary, Classifier, Model, Pretrain, Refine, Select
 
 
-class General(Strict):
-    """The sections of no stage."""
+class Params(Strict):
+    """`params.yaml`, after the defaults, the profile and the recipe have filled it in."""
 
     recipe: str = "full"  # the method: a file of pipelines/
     profile: str | None = "digits"  # data and size of the machine: a file of pipelines/profiles/; None: none
@@ -30,10 +31,14 @@ class General(Strict):
     model: Model = Model()
     public: Public = Public()
 
-
-class Params(Queries, General):
-    """`params.yaml`, after the defaults, the profile and the recipe have filled it in."""
-
+    count: Count = Count()
+    central: Central = Central()
+    frequency: Frequency = Frequency()
+    moments: Moments = Moments()
+    covariance: Covariance = Covariance()
+    histogram: Histogram = Histogram()
+    teacher: Teacher = Teacher()
+    embedding: Embedding = Embedding()
     classifier: Classifier = Classifier()
     auxiliary: Auxiliary = Auxiliary()
     evolve: Evolve = Evolve()
@@ -68,25 +73,17 @@ class Params(Queries, General):
     @field_validator("run")
     @classmethod
     def known_stages(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        known = [name for name in cls.model_fields if cls.settings_of(name)]
         for name in names:
-            if name not in known:
-                raise ValueError(f"{name!r} is not a stage that can be switched on: {nearest(name, known)}")
+            if name not in STAGES:
+                raise ValueError(f"{name!r} is not a stage that can be switched on: {nearest(name, STAGES)}")
         return names
 
     @model_validator(mode="after")
     def spends_on_queries(self) -> Self:
         for name in self.privacy.spend_again:
-            kind = self.settings_of(name)
-            if kind is None or not issubclass(kind, QuerySettings):
+            if name not in QUERIES:
                 raise ValueError(f"privacy.spend_again names {name!r}, which is not a query: only queries spend")
         return self
-
-    @classmethod
-    def settings_of(cls, stage: str) -> type[Settings] | None:
-        """The parameters of a stage by its name; None if `stage` is another section."""
-        kind = cls.model_fields[stage].annotation if stage in cls.model_fields else None
-        return kind if isinstance(kind, type) and issubclass(kind, Settings) else None
 
     def runs(self, stage: str) -> bool:
         return stage in self.run

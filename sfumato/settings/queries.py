@@ -149,16 +149,3 @@ class Embedding(QuerySettings):
     noise: Noise = "2%"
     size: Annotated[int, Field(ge=8, multiple_of=2)] = 10_000  # K, at least two for each of 4 length-scales
     learned: Learned = Learned()  # the network trained on the generator's images
-
-
-class Queries(Strict):
-    """The sections of these queries in `params.yaml`."""
-
-    count: Count = Count()
-    central: Central = Central()
-    frequency: Frequency = Frequency()
-    moments: Moments = Moments()
-    covariance: Covariance = Covariance()
-    histogram: Histogram = Histogram()
-    teacher: Teacher = Teacher()
-    embedding: Embedding = Embedding()

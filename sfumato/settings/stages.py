@@ -60,9 +60,7 @@ class Stage:
         """The type of its parameters."""
         from sfumato.settings.params import Params
 
-        found = Params.settings_of(self.name)
-        assert found is not None, self.name
-        return found
+        return Params.model_fields[self.name].annotation  # type: ignore[return-value]
 
     @property
     def upstream(self) -> tuple[str, ...]:
