@@ -8,9 +8,8 @@ from itertools import chain
 from sfumato.data.store import Card, PublicCard
 from sfumato.errors import ConfigError, nearest
 from sfumato.settings.data import GROUP, SEVERAL
-from sfumato.settings.fields import Settings
 from sfumato.settings.params import Params
-from sfumato.settings.stages import STAGES, Stage
+from sfumato.settings.stages import STAGES
 from sfumato.settings.training import PUBLIC_MODEL
 from sfumato.text_to_image.prompts import class_prompts
 
@@ -29,15 +28,10 @@ def check_consistent(params: Params, card: Card) -> None:
         outline(params.model, card.shape, len(card.classes))  # raises ConfigError if widths and levels do not fit
 
 
-def settings_of(params: Params, stage: Stage) -> Settings:
-    settings: Settings = getattr(params, stage.name)
-    return settings
-
-
 def reads_public(params: Params) -> bool:
     """Whether a stage that is switched on reads public images: they are prepared then, and only then."""
     return any(
-        params.runs(name) and "public" in stage.inputs and settings_of(params, stage).reads("public")
+        params.runs(name) and "public" in stage.inputs and getattr(params, name).reads("public")
         for name, stage in STAGES.items()
     )
 
@@ -116,7 +110,7 @@ def missing_stages(params: Params) -> Iterator[str]:
     if not params.runs("synthesize"):
         yield f"{recipe}: run={list(params.run)} does not name synthesize, so nothing would be released: add it"
     for name in params.run:
-        stage, settings = STAGES[name], settings_of(params, STAGES[name])
+        stage, settings = STAGES[name], getattr(params, name)
         chosen = getattr(settings, settings.chooser, None)
         who = f"{name}.{settings.chooser}={chosen}" if isinstance(chosen, str) else name
         for other in stage.upstream:

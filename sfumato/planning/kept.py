@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from sfumato.data.store import Card
 from sfumato.errors import UNREADABLE
-from sfumato.planning.checks import settings_of
 from sfumato.privacy.ledger import by_id
 from sfumato.privacy.odometer import ABANDON, CLOSE, Odometer
 from sfumato.privacy.record import is_record
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
 
 def stages_before(name: str, params: Params) -> tuple[str, ...]:
     """The stages that are switched on and that `name` reads, directly or through others, in the order of the table."""
-    settings = settings_of(params, STAGES[name])
-    direct = [other for other in STAGES[name].upstream if params.runs(other) and settings.reads(other)]
+    reads = getattr(params, name).reads
+    direct = [other for other in STAGES[name].upstream if params.runs(other) and reads(other)]
     found = {*direct, *(far for other in direct for far in stages_before(other, params))}
     return tuple(other for other in STAGES if other in found)
 

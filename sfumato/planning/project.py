@@ -14,7 +14,7 @@ import yaml
 from sfumato.privacy.accountant import default_delta
 from sfumato.privacy.profile import bound_text
 from sfumato.settings.data import IMAGE
-from sfumato.settings.stages import ARTIFACTS, CARD, LEDGER, PLAN, dvc_stages
+from sfumato.settings.stages import ARTIFACTS, CARD, LEDGER, PLAN, RECIPES, dvc_stages
 from sfumato.storage.files import replace_file
 
 # DVC's run cache must bring back neither an old card, nor an old plan (it depends on the odometer), nor an old total.
@@ -54,16 +54,15 @@ def block_yaml(content: Mapping[str, Any]) -> str:
 def dvc_content(*, clone: bool = False) -> dict[str, Any]:
     """What `dvc.yaml` holds. clone: of the repository, where the code and the recipes are files that DVC sees."""
     stages: dict[str, Any] = {}
-    for name, stage in dvc_stages(clone=clone).items():
-        commands = stage["commands"]
+    for name, (commands, reads, writes) in dvc_stages().items():
         entry: dict[str, Any] = {"cmd": commands[0] if len(commands) == 1 else commands}
         if name == "prepare-sensitive":
             entry["params"] = ["profile", "data"]
-        if stage["reads"]:
-            entry["deps"] = sorted(stage["reads"])
+        if deps := sorted({*reads} - (set() if clone else {RECIPES})):
+            entry["deps"] = deps
         if name == "plan" and not clone:
             entry["always_changed"] = True
-        for path in sorted(stage["writes"]):
+        for path in sorted(writes):
             options: dict[str, Any] = {"cache": False} if path == LEDGER else {}
             options |= {"persist": True} if path in PERSISTENT else {}
             entry.setdefault("metrics" if path == LEDGER else "outs", []).append({path: options} if options else path)

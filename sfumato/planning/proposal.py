@@ -13,7 +13,7 @@ from typing import Any
 
 from sfumato.data.store import Card
 from sfumato.errors import ConfigError
-from sfumato.settings.data import GROUP, IMAGE, SEVERAL
+from sfumato.settings.data import SEVERAL
 from sfumato.settings.noise import noise_at
 from sfumato.settings.params import Params
 from sfumato.settings.queries import Teacher
@@ -59,7 +59,7 @@ class Proposal:
 
 def proposed_card(params: Params, classes: tuple[str, ...], official: bool) -> Card:
     """The card of images that are not prepared yet. official: whether they bring their hold-out."""
-    data, unit = params.data, GROUP if params.privacy.unit == GROUP else IMAGE
+    data = params.data
     return Card(
         dataset_id=data.name,
         source=data.source,
@@ -67,7 +67,7 @@ def proposed_card(params: Params, classes: tuple[str, ...], official: bool) -> C
         classes=classes,
         split="official" if official else "keyed",
         version="proposed",
-        unit=unit,  # type: ignore[arg-type]
+        unit=params.privacy.protected,
         labels=data.labels,
     )
 

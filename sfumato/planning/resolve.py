@@ -15,7 +15,7 @@ from dp_accounting import DpEvent
 
 from sfumato.data.store import Card, PublicCard
 from sfumato.errors import BudgetError, ConfigError
-from sfumato.planning.checks import check_consistent, check_public, settings_of
+from sfumato.planning.checks import check_consistent, check_public
 from sfumato.planning.kept import Spending, holds, kept_releases, repeat_counts, stages_before
 from sfumato.privacy.accountant import LARGEST_DELTA, NoiseRequest, calibrate, default_delta, epsilon, shares_of_rdp
 from sfumato.privacy.authorize import SpendingPolicy, check_lifetime
@@ -26,7 +26,6 @@ from sfumato.privacy.resolved import LINEAGE, Lineage, settings_digest
 from sfumato.privacy.schema4 import as_then
 from sfumato.settings.data import GROUP, IMAGE, SEVERAL
 from sfumato.settings.fields import REST
-from sfumato.settings.noise import QuerySettings
 from sfumato.settings.params import Params
 from sfumato.settings.recipes import as_yaml
 from sfumato.settings.stages import QUERIES, STAGES, Stage
@@ -52,20 +51,17 @@ class Plan:
 def noise_requests(params: Params) -> dict[str, NoiseRequest]:
     """What each query that is switched on asks of the budget. Raises ConfigError unless exactly one takes the rest."""
     asks, rests = {}, []
-    for name in QUERIES:
-        settings = settings_of(params, STAGES[name])
-        if not params.runs(name) or not isinstance(settings, QuerySettings):
-            continue
+    for name in filter(params.runs, QUERIES):
+        settings = getattr(params, name)
         rate, uses = settings.sampling(params.privacy.size)
-        noise = settings.noise
-        if noise == REST:
+        multiplier = share = None
+        if settings.noise == REST:
             rests.append(name)
-        asks[name] = NoiseRequest(
-            sample_rate=rate,
-            uses=uses,
-            noise_multiplier=float(noise) if not isinstance(noise, str) else None,
-            share=float(noise.rstrip("%")) / 100 if isinstance(noise, str) and noise != REST else None,
-        )
+        elif isinstance(settings.noise, str):
+            share = float(settings.noise.rstrip("%")) / 100
+        else:
+            multiplier = settings.noise
+        asks[name] = NoiseRequest(sample_rate=rate, uses=uses, noise_multiplier=multiplier, share=share)
     if len(rests) != 1:
         raise ConfigError(
             f"recipe={params.recipe!r}: exactly one stage must have noise: rest, found {', '.join(rests) or 'none'}. "
@@ -135,7 +131,7 @@ def plan_digest(name: str, params: Params, files: Mapping[str, dict], public: Pu
     The revision of a free stage before it does not count: better code for what is free is no reason to spend again.
     """
     stages = (*stages_before(name, params), name)
-    reads = any("public" in STAGES[n].inputs and settings_of(params, STAGES[n]).reads("public") for n in stages)
+    reads = any("public" in STAGES[n].inputs and getattr(params, n).reads("public") for n in stages)
     first = {n: {"revision": 1} if n != name and STAGES[n].free and "revision" in files[n] else {} for n in stages}
     settings = {n: settings_digest({**files[n], **first[n]}) for n in stages}
     return digest_of({"settings": settings, "public": asdict(public) if reads and public is not None else None})
@@ -196,7 +192,7 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
     if card.labels == SEVERAL:
         content["labels"] = SEVERAL
     if enabled:
-        settings = settings_of(params, stage)
+        settings = getattr(params, stage.name)
         content["settings"] = settings.model_dump(mode="json", exclude={"noise"}, exclude_defaults=True)
     if enabled and stage.seeded:
         content["seed"] = params.seed

@@ -70,17 +70,13 @@ def keep_freed_memory() -> None:
 
 
 def configure_processor() -> int:
-    """Keep freed memory and choose the number of threads, which it returns. Raises ConfigError as `device` does."""
-    device()
-    keep_freed_memory()
-    return configure_threads()
-
-
-def configure_threads() -> int:
-    """Let PyTorch use 1, 2, 4, … or all threads: twice as many as long as small convolutions run faster now.
+    """Keep freed memory, and use 1, 2, 4, … or all threads: twice as many as long as small convolutions run faster now.
 
     Returns the number. OMP_NUM_THREADS keeps it. On shared cores, two threads were up to 25 times slower than one.
+    Raises ConfigError as `device` does.
     """
+    device()
+    keep_freed_memory()
     every = torch.get_num_threads()
     if every == 1 or os.environ.get("OMP_NUM_THREADS"):
         return every

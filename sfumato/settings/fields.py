@@ -41,8 +41,6 @@ class Settings(Strict):
 
     def on_this_machine(self) -> Self:
         """With the machine settings of the environment. Raises ConfigError for one that is not a number."""
-        if os.environ.get("SFUMATO_CHUNK"):
-            raise ConfigError("SFUMATO_CHUNK was renamed: set SFUMATO_MICROBATCH instead")
         found = {}
         for key, variable in MACHINE.items():
             if key in type(self).model_fields and (text := os.environ.get(variable)):

@@ -56,7 +56,7 @@ class Privacy(Strict):
         return self
 
     @property
-    def protected(self) -> str:
+    def protected(self) -> Literal["image", "group"]:
         """`unit`, filled in."""
         return self.unit or IMAGE
 

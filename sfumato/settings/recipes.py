@@ -30,7 +30,6 @@ REMOVED = {  # keys of earlier versions -> what holds now
     "pretrain.ema": "it is 0.999",
     "pretrain.median": "it is 3",
     "pretrain.noise_levels": "they are log-normal",
-    "privacy.group_weight": "groups are capped if privacy.group_cap is given",
     "public.enabled": "public images are prepared if a stage in `run` reads them",
     "public.fonts": "glyphs are drawn in matplotlib's fonts",
     "saliency.score": "it is the gradient",

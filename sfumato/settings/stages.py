@@ -142,10 +142,9 @@ STAGES: dict[str, Stage] = {stage.name: stage for stage in TABLE}
 QUERIES = tuple(name for name, stage in STAGES.items() if stage.kind is QUERY)
 
 
-def dvc_stages(clone: bool = True) -> dict[str, dict]:
-    """The commands, dependencies and outputs of every stage, by DVC's names.
+def dvc_stages() -> dict[str, tuple[list[str], list[str], list[str]]]:
+    """The commands, dependencies and outputs of every stage of the repository, by DVC's names.
 
-    clone: the recipes are files of the project, not those of the package.
     Guarantee: sensitive, hold-out or latent bytes, or numbers measured on them, are neither dependencies nor outputs,
     whose hashes DVC would write into git.
     """
@@ -168,7 +167,4 @@ def dvc_stages(clone: bool = True) -> dict[str, dict]:
         commands = [f"stage {name}", *(["stage report --audience owner"] if local else [])]
         writes = [] if local else [f"{ARTIFACTS}/{name}"]
         resolved[name] = (commands, [f"{PLAN}/{name}.yaml", *card, *reads, *stage.beside], writes)
-    return {
-        name: {"commands": commands, "reads": {*reads} - (set() if clone else {RECIPES}), "writes": set(writes)}
-        for name, (commands, reads, writes) in {**frame, **resolved, **closing}.items()
-    }
+    return {**frame, **resolved, **closing}

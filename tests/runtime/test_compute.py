@@ -9,8 +9,17 @@ import torch
 
 from sfumato.errors import ConfigError
 from sfumato.runtime import compute
-from sfumato.runtime.compute import configure_threads, device, no_cuda, passes_per_second
+from sfumato.runtime.compute import configure_processor, device, is_faster, no_cuda, passes_per_second
 from stages.runner import ready_processor
+
+
+@pytest.fixture
+def threads():
+    """The number of threads is as before afterwards."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
 
 KEPT = """
 import gc, sys, torch
@@ -35,26 +44,20 @@ def test_freed_memory_is_kept():
     assert given_back["keep"] < 20_000 < 150_000 < given_back["no"]  # KiB, of 200 MiB
 
 
-def test_the_users_word_stays(monkeypatch):
-    before = torch.get_num_threads()
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert configure_threads() == before == torch.get_num_threads()
-
-
 @pytest.mark.parametrize(
     ("speeds", "best"),
     [({1: 1.9, 2: 0.23}, 1), ({1: 1.0, 2: 1.9, 4: 3.5, 6: 4.5}, 6), ({1: 1.0, 2: 1.8, 4: 1.9}, 2)],
     ids=["other programs are running", "all", "more than two bring little"],
 )
-def test_more_threads_are_used_as_long_as_they_are_faster_and_the_choice_is_in_force(monkeypatch, speeds, best):
-    before = torch.get_num_threads()
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+def test_more_threads_are_used_as_long_as_they_are_faster_unless_the_user_chose(monkeypatch, threads, speeds, best):
+    monkeypatch.setattr(compute, "keep_freed_memory", lambda: None)
     monkeypatch.setattr(compute, "passes_per_second", speeds.__getitem__)
-    try:
-        torch.set_num_threads(2 if len(speeds) == 2 else 6)
-        assert configure_threads() == best == torch.get_num_threads()
-    finally:
-        torch.set_num_threads(before)
+    every = 2 if len(speeds) == 2 else 6
+    torch.set_num_threads(every)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert configure_processor() == every == torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert configure_processor() == best == torch.get_num_threads()
 
 
 def test_a_stage_says_how_many_threads_it_found_fastest_and_nothing_if_the_user_chose(monkeypatch, capsys):
@@ -68,14 +71,10 @@ def test_a_stage_says_how_many_threads_it_found_fastest_and_nothing_if_the_user_
     assert capsys.readouterr().err == "pretrain: 2 of 8 threads, which is fastest now\n"
 
 
-def test_a_number_of_threads_is_tried_in_a_moment():
-    before = torch.get_num_threads()
-    try:
-        start = time.process_time()
-        assert passes_per_second(1) > 0 and torch.get_num_threads() == 1
-        assert time.process_time() - start < 1
-    finally:
-        torch.set_num_threads(before)
+def test_a_number_of_threads_is_tried_in_a_moment(threads):
+    start = time.process_time()
+    assert passes_per_second(1) > 0 and torch.get_num_threads() == 1
+    assert time.process_time() - start < 1
 
 
 def test_the_device_is_as_asked_and_a_missing_gpu_is_no_reason_to_fall_back(monkeypatch):
@@ -104,3 +103,17 @@ def test_a_driver_that_is_too_old_is_said_in_one_line_and_once(monkeypatch, caps
     assert device().type == device().type == "cpu"
     no_cuda.cache_clear()
     assert capsys.readouterr().err == "no GPU is used: The NVIDIA driver on your system is too old\n"
+
+
+def test_the_faster_way_is_chosen_and_measured_once():
+    calls = []
+
+    def step(autocast: bool) -> None:
+        calls.append(autocast)
+        time.sleep(0.001 if autocast else 0.02)
+
+    cpu = torch.device("cpu")
+    assert is_faster(step, "slow in float32", cpu)
+    count = len(calls)
+    assert is_faster(step, "slow in float32", cpu) and len(calls) == count
+    assert not is_faster(lambda autocast: step(not autocast), "slow in bfloat16", cpu)
