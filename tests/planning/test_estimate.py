@@ -4,10 +4,10 @@ import json
 import stat
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from small_plan import params as params_of
 from torch import nn
 
 from sfumato.features.batch_invariant import one_thread
@@ -25,10 +25,8 @@ from sfumato.planning.estimate import (
     timed,
 )
 from sfumato.privacy.resolved import StagePlan
-from sfumato.settings.recipes import params_of
 from sfumato.settings.stages import STAGES
 
-ROOT = Path(__file__).resolve().parents[2]
 SMALL = {
     "recipe": "teacher-generator",
     "profile": None,
@@ -47,20 +45,18 @@ def speed(monkeypatch):
 
 
 def expected(state, **changes):
-    params = params_of({**SMALL, **changes}, Path("params.yaml"), ROOT / "pipelines")
+    params = params_of(**SMALL | changes)
     return params, expected_seconds(params, (1, 8, 8), 3, state, public_images=200)
 
 
 def plan_of(params, name):
-    settings = getattr(params, name)
-    return StagePlan(stage=name, enabled=True, shape=(1, 8, 8), classes=("a", "b", "c"), size_hint=500,
-                     settings=settings, digest="")  # fmt: skip
+    about = {"shape": (1, 8, 8), "classes": ("a", "b", "c"), "size_hint": 500, "digest": ""}
+    return StagePlan(stage=name, enabled=True, settings=getattr(params, name), **about)
 
 
 def test_the_operations_of_a_network_are_those_of_its_products():
-    cost = cost_of(
-        nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Flatten(), nn.Linear(48, 5)), torch.zeros(1, 2, 4, 4)
-    )
+    network = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Flatten(), nn.Linear(48, 5))
+    cost = cost_of(network, torch.zeros(1, 2, 4, 4))
     assert cost.products == 2 * (16 * 3 * 2 * 9 + 48 * 5) and cost.width == 5
 
 
@@ -90,8 +86,7 @@ def test_more_work_takes_longer_in_proportion(tmp_path):
 def test_the_levels_of_a_large_image_cost_what_they_draw_and_look_at(tmp_path):
     """Half of the steps of the first fit draw 32 pixels, those of `refine` all draw 128."""
     features = [{"map": "pixels", "length_scales": [0.4], "block": block} for block in (1, 2, 4)]
-    changes = {"frequency": {"size": 120, "features": features}}
-    params = params_of({**SMALL, **changes}, Path("params.yaml"), ROOT / "pipelines")
+    params = params_of(**SMALL | {"frequency": {"size": 120, "features": features}})
     work = estimate.Work(params, (1, 128, 128), 3, Machine(tmp_path), 200)
     costs = [work.generator(block) + work.fourier(block) for block in (4, 2, 1)]
     assert costs[0].elements < costs[1].elements / 2 < costs[2].elements / 4

@@ -4,13 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
-from test_plan import NAMES, PROFILES, RECIPES, card
+from small_plan import NAMES, PROFILES, card, params
 
 from sfumato.planning.resolve import make_plan
 from sfumato.privacy.schema4 import as_now, table
 from sfumato.settings.queries import Central, FeatureMap, Frequency
-from sfumato.settings.recipes import load_params
 from sfumato.settings.stages import STAGES
 
 # (plan, settings) digests of every query, by "recipe profile epsilon", as version 0.2 computed them
@@ -18,11 +16,9 @@ RECORDED = json.loads(Path(__file__).with_name("schema4_plans.json").read_text()
 
 
 @pytest.mark.parametrize("case", [case for case in RECORDED if case.split()[0] in NAMES])
-def test_records_of_schema_4_have_the_digests_that_their_plans_have_today(tmp_path, case):
+def test_records_of_schema_4_have_the_digests_that_their_plans_have_today(case):
     recipe, profile, epsilon = case.split()
-    path = tmp_path / "params.yaml"
-    path.write_text(yaml.safe_dump({"recipe": recipe, "profile": profile, "privacy": {"epsilon": float(epsilon)}}))
-    loaded = load_params(path, RECIPES)
+    loaded = params(recipe=recipe, profile=profile, privacy={"epsilon": float(epsilon)})
     made = make_plan(loaded, card(loaded.data.name, PROFILES[profile]))
     found = {name: [entry.schema4["plan"], entry.schema4["settings"]] for name, entry in made.lineage.items()}
     assert found == RECORDED[case]
@@ -42,7 +38,7 @@ def test_every_setting_of_schema_4_is_read_or_was_removed_at_its_default():
             assert as_now({"stage": stage, "settings": settings})["settings"] == {}, stage
 
 
-def test_a_new_setting_moves_no_plan(tmp_path):
+def test_a_new_setting_moves_no_plan():
     class Wider(Central):
         dummy: int = 7
 
@@ -52,15 +48,8 @@ def test_a_new_setting_moves_no_plan(tmp_path):
     class Wave(Frequency):
         features: tuple[Grown, ...] = (Grown(),)
 
-    path = tmp_path / "params.yaml"
-    path.write_text(yaml.safe_dump({"recipe": "feta-pro", "profile": "fashion-mnist-cpu"}))
-    loaded = load_params(path, RECIPES)
-    given = card(loaded.data.name, PROFILES["fashion-mnist-cpu"])
-    new = loaded.model_copy(
-        update={
-            "central": Wider.model_validate(loaded.central.model_dump()),
-            "frequency": Wave.model_validate(loaded.frequency.model_dump()),
-        }
-    )
-    before, after = make_plan(loaded, given), make_plan(new, given)
+    old = params(recipe="feta-pro")
+    central, frequency = (Wider.model_validate(dict(old.central)), Wave.model_validate(old.frequency.model_dump()))
+    new = old.model_copy(update={"central": central, "frequency": frequency})
+    before, after = make_plan(old, card()), make_plan(new, card())
     assert after.files == before.files and after.lineage == before.lineage

@@ -1,23 +1,10 @@
 """Which stages a plan would run: those whose minutes are announced."""
 
-from pathlib import Path
+from small_plan import card, params
 
-from sfumato.data.store import Card
 from sfumato.planning.kept import Spending, stages_to_run
 from sfumato.planning.resolve import make_plan, plan_texts
-from sfumato.settings.recipes import params_of
 from sfumato.settings.stages import STAGES
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def params(**edit):
-    return params_of({"recipe": "full", "profile": "digits", **edit}, Path("params.yaml"), ROOT / "pipelines")
-
-
-def card():
-    classes = tuple("0123456789")
-    return Card(dataset_id="digits", source="digits", shape=(1, 8, 8), classes=classes, split="keyed", version="1")
 
 
 def test_minutes_are_those_of_stages_that_will_run(tmp_path):
