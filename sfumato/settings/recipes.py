@@ -16,25 +16,6 @@ from sfumato.storage import documents
 
 RECIPES = Path("pipelines")
 WHOLE = {"sources", "noise_levels"}  # replaced whole by an overlay, not merged key by key
-REMOVED = {  # keys of earlier versions -> what holds now
-    "auxiliary.labels": "every class has as many images in a batch",
-    "evaluate.images": "as many are drawn as the release has",
-    "finetune.convergence": "compare the release with real images by `stage evaluate`",
-    "finetune.crop": "images are not shifted",
-    "finetune.debias": "candidates are ranked by their norm less what the noise adds to it",
-    "finetune.ema": "it is 0.999",
-    "finetune.flip": "images are not mirrored",
-    "finetune.lora.scale": "it is 1",
-    "model.label_dropout": "it is 0.1",
-    "model.sigma_data": "it is 0.5",
-    "pretrain.ema": "it is 0.999",
-    "pretrain.median": "it is 3",
-    "pretrain.noise_levels": "they are log-normal",
-    "public.enabled": "public images are prepared if a stage in `run` reads them",
-    "public.fonts": "glyphs are drawn in matplotlib's fonts",
-    "saliency.score": "it is the gradient",
-    "select.count": "select.ratio is the part of the public classes to keep",
-}
 
 
 def recipes_at(folder: Path) -> Path:
@@ -132,12 +113,12 @@ def validate(values: dict, path: Path) -> Params:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        gone = REMOVED.get(key) or (key.endswith(".enabled") and "the stages in `run` are switched on")
-        if gone:
-            problem = f"{key} was removed: delete it; {gone}"
+        if key.endswith(".enabled"):
+            problem = f"{key} was removed: delete it; the stages in `run` are switched on"
         elif first["type"] == "extra_forbidden":
             near = difflib.get_close_matches(key, sorted(all_keys(Params)), 1, cutoff=0.4)
-            problem = f"unknown key {key!r}{f': did you mean {near[0]!r}?' if near else ''}"
+            meant = f": did you mean {near[0]!r}?" if near else "."
+            problem = f"unknown key {key!r}{meant} Of keys of earlier versions, the changelog says what holds now"
         else:
             problem = f"{key}={first['input']!r} is not valid: {first['msg'].removeprefix('Value error, ')}"
         raise ConfigError(f"{path}: {problem}") from error

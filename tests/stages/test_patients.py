@@ -79,11 +79,6 @@ def test_a_release_for_patients_says_so_everywhere_and_names_nobody(clinic):
         ({}, {"privacy": {"unit": "group"}}, "data.groups is missing"),
         (ARRAY, {}, "prepared for one group"),
         (ARRAY, {"privacy": {"unit": "image"}}, "prepared for one group"),
-        (
-            ARRAY,
-            ARRAY | {"privacy": {"unit": "group", "group_weight": "capped"}},
-            "group_weight was removed: delete it",
-        ),
         (ARRAY, {"privacy": {"group_cap": 5}}, "goes with unit: group"),
     ],
 )
