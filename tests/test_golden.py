@@ -109,9 +109,8 @@ def filled(network: nn.Module, kind: str = "") -> Any:
     """The network with weights that follow from their names and shapes, however it starts them; others of each kind."""
     for name, value in network.named_parameters():
         inputs = value[0].numel() if value.ndim > 1 else 25
-        value.copy_(
-            normal(kind + name, *value.shape) / math.sqrt(inputs) + (value.ndim == 1 and name.endswith("weight"))
-        )
+        centre = value.ndim == 1 and name.endswith("weight")  # 1 for the weights of a norm
+        value.copy_(normal(kind + name, *value.shape) / math.sqrt(inputs) + centre)
     for name, value in network.named_buffers():
         if name.endswith(("mean", "directions", "weights", "filters")):
             value.copy_(normal(name, *value.shape, scale=0.3))
@@ -273,16 +272,10 @@ class Case:
         return (3 if self.colour else 1), 8, 8
 
 
-def case(stage: str, /, *, colour=False, grouped=False, group_cap=1, given=None, tolerance=1e-6, **settings) -> Case:
-    return Case(
-        stage=stage,
-        settings=settings,
-        colour=colour,
-        grouped=grouped,
-        group_cap=group_cap,
-        given=given or {},
-        tolerance=tolerance,
-    )
+def case(stage: str, /, **given: Any) -> Case:
+    """given: fields of the case; else settings."""
+    own = {key: given.pop(key) for key in ("colour", "grouped", "group_cap", "given", "tolerance") if key in given}
+    return Case(stage=stage, settings=given, **own)
 
 
 def maps(*names: str, **more: Any) -> list[dict]:
@@ -297,6 +290,20 @@ GENERATOR = FITTED | {"images": 10, "latent": 4}
 REFIT = {key: value for key, value in FITTED.items() if key != "width"}
 WARM_UP = {"tolerance": GRADIENT, "steps": 3, "batch": 12, "learning_rate": 1e-3}
 TIMESTEPS = {"law": "timesteps"}
+CLIPPED = DESCENT | {"max_grad_norm": 0.5}
+EVOLVE = {"rounds": 2, "population": 24, "images": 12}
+AUXILIARY = {"fitted_on": "auxiliary", "max_norm": 0.3, "ridge": 1e-3, "last_rate": 0.2, "momentum": 0.8}
+AUXILIARY |= {"learning_rate": 300.0, "average": 0.34, "feature": "deep-scattering", "tolerance": DIRECTIONS}
+GAUSSIANS = {"target": "covariance", "images": 10, "tolerance": FEATURE}
+CENTRAL = {"sources": {"central": 1.0}}
+FITTED_IMAGES, EVOLVED = {"sources": {"auxiliary": 1.0, "refine": 2.0}}, {"sources": {"evolve": 1.0}, "part": 2}
+DRAWN = {"count": 8, "tolerance": GRADIENT}
+VARIED = {"relabel": True, "distorted": 0.3, "tolerance": GRADIENT}
+EVERY_MAP = maps("pixels", "scattering", "deep-scattering", "moduli", "tangent", length_scales=[0.7])
+OTHER_KERNELS = [*maps("pixels", kernel="linear"), *maps("moduli", kernel="squared")]
+MIRRORED_COVARIANCE = functools.partial(made_covariance, flip=True)
+HISTOGRAM_BY_CLASS = functools.partial(made_histogram, rows=4)
+PUBLIC_CLASSES = functools.partial(made_selection, kind="public")
 
 CASES: dict[str, Case] = {
     "count": case("count"),
@@ -310,24 +317,14 @@ CASES: dict[str, Case] = {
     "central mode, pooled": case("central", repeats=1, statistic="mode", bins=3, pool=4, colour=True),
     "frequency": case("frequency", size=40, tolerance=FEATURE),
     "frequency of groups": case("frequency", size=20, grouped=True, tolerance=FEATURE),
-    "frequency of every map": case(
-        "frequency",
-        size=60,
-        features=maps("pixels", "scattering", "deep-scattering", "moduli", "tangent", length_scales=[0.7]),
-        colour=True,
-        tolerance=FEATURE,
-    ),
+    "frequency of every map": case("frequency", size=60, features=EVERY_MAP, colour=True, tolerance=FEATURE),
     "frequency of blocks": case(
         "frequency", size=24, features=[*maps("pixels"), {"map": "deep-scattering", "block": 2}], tolerance=FEATURE
     ),
     "frequency by every kernel": case(
         "frequency",
         size=24,
-        features=[
-            {"map": "pixels", "kernel": "rational-quadratic", "weight": 2.0},
-            *maps("pixels", kernel="linear"),
-            *maps("moduli", kernel="squared"),
-        ],
+        features=[{"map": "pixels", "kernel": "rational-quadratic", "weight": 2.0}, *OTHER_KERNELS],
         tolerance=FEATURE,
     ),
     "moments": case("moments", tolerance=FEATURE),
@@ -335,32 +332,15 @@ CASES: dict[str, Case] = {
     "moments of groups": case("moments", grouped=True, tolerance=FEATURE),
     "covariance": case("covariance"),
     "covariance, mirrored": case("covariance", flip=True, colour=True),
-    "evolve": case("evolve", rounds=2, population=24, images=12, generator="procedural", **({"feature": "pixels"})),
-    "evolve by a classifier": case(
-        "evolve", rounds=2, population=24, images=12, generator="photos", feature="classifier", colour=True
-    ),
+    "evolve": case("evolve", **EVOLVE, generator="procedural", feature="pixels"),
+    "evolve by a classifier": case("evolve", **EVOLVE, generator="photos", feature="classifier", colour=True),
     "adversarial": case("adversarial", **DESCENT, images=10),
     "adversarial of groups": case("adversarial", **DESCENT | {"steps": 2}, images=10, colour=True, grouped=True),
     "histogram": case("histogram"),
     "histogram by class": case("histogram", per_class=True, votes=2, batch=10, colour=True),
     "histogram of groups": case("histogram", votes=2, grouped=True),
     "teacher": case("teacher", dimension=4, steps=3, tolerance=DIRECTIONS),
-    "teacher of auxiliary images": case(
-        "teacher",
-        fitted_on="auxiliary",
-        feature="deep-scattering",
-        dimension=14,
-        steps=3,
-        batch=12,
-        tolerance=DIRECTIONS,
-        max_norm=0.3,
-        ridge=1e-3,
-        last_rate=0.2,
-        momentum=0.8,
-        learning_rate=300.0,
-        average=0.34,
-        colour=True,
-    ),
+    "teacher of auxiliary images": case("teacher", **AUXILIARY, dimension=14, steps=3, batch=12, colour=True),
     "teacher of patches, mirrored": case(
         "teacher", feature="patches", flip=True, dimension=6, steps=3, colour=True, tolerance=DIRECTIONS
     ),
@@ -369,11 +349,9 @@ CASES: dict[str, Case] = {
     "saliency of groups": case(
         "saliency", noise_levels=TIMESTEPS, microbatch_size=8, grouped=True, colour=True, tolerance=GRADIENT
     ),
-    "finetune": case("finetune", **DESCENT, draws=2, max_grad_norm=0.5),
-    "finetune of groups": case(
-        "finetune", **DESCENT, draws=2, max_grad_norm=0.5, grouped=True, group_cap=3, colour=True
-    ),
-    "finetune at timesteps": case("finetune", **DESCENT, draws=4, max_grad_norm=0.5, noise_levels=TIMESTEPS),
+    "finetune": case("finetune", **CLIPPED, draws=2),
+    "finetune of groups": case("finetune", **CLIPPED, draws=2, grouped=True, group_cap=3, colour=True),
+    "finetune at timesteps": case("finetune", **CLIPPED, draws=4, noise_levels=TIMESTEPS),
     "finetune of attention": case("finetune", **DESCENT, draws=1, trainable="attention"),
     "finetune of adapters": case("finetune", **DESCENT, draws=1, trainable="attention-lora", lora={"rank": 2}),
     "finetune of salient matrices": case("finetune", **DESCENT, draws=1, trainable="salient"),
@@ -387,40 +365,22 @@ CASES: dict[str, Case] = {
     "auxiliary in colour": case("auxiliary", **GENERATOR, colour=True),
     "auxiliary of a diffusion model": case("auxiliary", **GENERATOR, network="denoiser"),
     "auxiliary of moments": case("auxiliary", **GENERATOR, target="moments", colour=True),
-    "auxiliary of covariances": case("auxiliary", target="covariance", images=10, tolerance=FEATURE),
+    "auxiliary of covariances": case("auxiliary", **GAUSSIANS),
     "auxiliary of covariances and details": case(
-        "auxiliary",
-        target="covariance",
-        details=True,
-        images=10,
-        colour=True,
-        given={"covariance": functools.partial(made_covariance, flip=True)},
-        tolerance=FEATURE,
+        "auxiliary", **GAUSSIANS, details=True, colour=True, given={"covariance": MIRRORED_COVARIANCE}
     ),
     "refine": case("refine", **REFIT, images=10),
     "refine in colour": case("refine", **REFIT, images=10, colour=True),
     "select by votes": case("select", ratio=0.6),
-    "select by votes of each class": case(
-        "select", ratio=1.0, given={"histogram": functools.partial(made_histogram, rows=4)}
-    ),
+    "select by votes of each class": case("select", ratio=1.0, given={"histogram": HISTOGRAM_BY_CLASS}),
     "select all": case("select", ratio=1.0, given={"histogram": None}),
     "select by the teacher": case("select", by="teacher", images=12, colour=True),
-    "pretrain on central images": case("pretrain", **WARM_UP, phases=[{"sources": {"central": 1.0}}]),
-    "pretrain on modes": case(
-        "pretrain", **WARM_UP, phases=[{"sources": {"central": 1.0}}], given={"central": made_mode}
-    ),
-    "pretrain on drawn images": case(
-        "pretrain",
-        **WARM_UP,
-        phases=[{"sources": {"auxiliary": 1.0, "refine": 2.0}}, {"sources": {"evolve": 1.0}, "part": 2}],
-        colour=True,
-    ),
+    "pretrain on central images": case("pretrain", **WARM_UP, phases=[CENTRAL]),
+    "pretrain on modes": case("pretrain", **WARM_UP, phases=[CENTRAL], given={"central": made_mode}),
+    "pretrain on drawn images": case("pretrain", **WARM_UP, phases=[FITTED_IMAGES, EVOLVED], colour=True),
     "pretrain on public images": case("pretrain", **WARM_UP, phases=[{"sources": {"public": 1.0}, "augment": 2}]),
     "pretrain on public classes": case(
-        "pretrain",
-        **WARM_UP,
-        phases=[{"sources": {"public": 1.0}}, {"sources": {"central": 1.0}}],
-        given={"select": functools.partial(made_selection, kind="public")},
+        "pretrain", **WARM_UP, phases=[{"sources": {"public": 1.0}}, CENTRAL], given={"select": PUBLIC_CLASSES}
     ),
     "pretrain with AMP": case(
         "pretrain",
@@ -431,35 +391,18 @@ CASES: dict[str, Case] = {
             {"sources": {"auxiliary": 1.0}, "amp": {"radius": 9, "rate": 0.05}},
         ],
     ),
-    "pretrain on frequencies": case(
-        "pretrain", **WARM_UP, phases=[{"sources": {"frequency": 1.0}}, {"sources": {"central": 1.0}}]
-    ),
+    "pretrain on frequencies": case("pretrain", **WARM_UP, phases=[{"sources": {"frequency": 1.0}}, CENTRAL]),
     **{
-        f"synthesize from {name}": case("synthesize", count=8, steps=3, sources={name: 1.0}, tolerance=GRADIENT)
+        f"synthesize from {name}": case("synthesize", **DRAWN, steps=3, sources={name: 1.0})
         for name in ("finetune", "pretrain", "refine", "auxiliary", "evolve", "adversarial", "select")
     },
-    "synthesize from adapters": case(
-        "synthesize", count=8, steps=3, given={"finetune": made_adapters}, tolerance=GRADIENT
-    ),
-    "synthesize with guidance": case(
-        "synthesize", count=8, steps=2, guidance=0.7, labels="uniform", colour=True, tolerance=GRADIENT
-    ),
-    "synthesize with the teacher's guidance": case(
-        "synthesize", count=8, steps=2, teacher_guidance=1.0, tolerance=GRADIENT
-    ),
+    "synthesize from adapters": case("synthesize", **DRAWN, steps=3, given={"finetune": made_adapters}),
+    "synthesize with guidance": case("synthesize", **DRAWN, steps=2, guidance=0.7, labels="uniform", colour=True),
+    "synthesize with the teacher's guidance": case("synthesize", **DRAWN, steps=2, teacher_guidance=1.0),
     "synthesize variants": case(
-        "synthesize",
-        count=30,
-        sources={"auxiliary": 2.0, "refine": 1.0},
-        relabel=True,
-        distorted=0.3,
-        mixed=0.2,
-        colour=True,
-        tolerance=GRADIENT,
+        "synthesize", **VARIED, count=30, sources={"auxiliary": 2.0, "refine": 1.0}, mixed=0.2, colour=True
     ),
-    "synthesize variants in grey": case(
-        "synthesize", count=20, sources={"evolve": 1.0}, relabel=True, distorted=0.3, mixed=0.3, tolerance=GRADIENT
-    ),
+    "synthesize variants in grey": case("synthesize", **VARIED, count=20, sources={"evolve": 1.0}, mixed=0.3),
 }
 # of a stage that has none, its defaults
 PINNED = {case.stage for case in CASES.values()}
@@ -593,31 +536,17 @@ def computed(case: Case) -> dict[str, Tensor]:
     kind, images = STAGES[case.stage].settings, sensitive(case)
     settings = kind.model_validate({**case.settings, **({"noise": NOISE} if query else {})})
     rate, uses = settings.sampling(COUNT) if query else (1.0, 1)
-    card = Card(
-        dataset_id="golden", source="npz", shape=case.shape, classes=CLASSES, split="keyed", version="1"
-    ).content()
-    plan = QueryPlan(
-        stage=case.stage,
-        enabled=True,
-        shape=case.shape,
-        dataset_id="golden",
-        classes=CLASSES,
-        size_hint=COUNT,
-        seed=7,
-        delta=1e-5,
-        settings=settings,
-        digest="",
-        model=NETWORK,
-        mechanism=Mechanism(noise_multiplier=NOISE, sample_rate=rate, uses=uses),
-        unit=GROUP if case.grouped else IMAGE,
-        group_cap=case.group_cap,
-    )
+    card = Card(dataset_id="golden", source="npz", shape=case.shape, classes=CLASSES, split="keyed", version="1")
+    public_facts = {"dataset_id": "golden", "shape": case.shape, "classes": CLASSES, "size_hint": COUNT}
+    asked = {"stage": case.stage, "enabled": True, "settings": settings, "model": NETWORK, "seed": 7, "delta": 1e-5}
+    mechanism = Mechanism(noise_multiplier=NOISE, sample_rate=rate, uses=uses)
+    groups = {"unit": GROUP if case.grouped else IMAGE, "group_cap": case.group_cap}
+    plan = QueryPlan(**public_facts, **asked, **groups, mechanism=mechanism, digest="")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_json(folder / "sensitive.json", card)
-        run = SilentRun(
-            plan=plan, inputs={}, out=folder / "out", card=folder / "sensitive.json", folder=folder, images=images
-        )
+        write_json(folder / "sensitive.json", card.content())
+        places = {"out": folder / "out", "card": folder / "sensitive.json", "folder": folder}
+        run = SilentRun(plan=plan, inputs={}, images=images, **places)
         with settled(run):
             run = replace(run, inputs=inputs_of(case, settings, folder))
             run.seen.clear()
@@ -679,10 +608,8 @@ class Summary:
     def of(cls, tensor: Tensor) -> Summary:
         flat = tensor.detach().double().flatten()
         places = torch.linspace(0, len(flat) - 1, min(8, len(flat))).long()
-        rounded = (float(f"{value:.12g}") for value in (flat.sum(), flat.norm(), *flat[places]))
-        return cls(
-            list(tensor.shape), str(tensor.dtype).removeprefix("torch."), next(rounded), next(rounded), [*rounded]
-        )
+        total, norm, *values = (float(f"{value:.12g}") for value in (flat.sum(), flat.norm(), *flat[places]))
+        return cls(list(tensor.shape), str(tensor.dtype).removeprefix("torch."), total, norm, values)
 
     def differences(self, now: Summary, tolerance: float) -> list[str]:
         """What is another now, beyond the tolerance, in words."""
@@ -703,10 +630,6 @@ class Summary:
             for what, (old, new, allowed) in pairs.items()
             if not abs(new - old) <= allowed + 1e-12
         ]
-
-
-def revision_of(stage: str) -> int:
-    return getattr(STAGES[stage], "revision", 1)
 
 
 def summaries_of(name: str) -> dict[str, Summary]:
@@ -737,14 +660,15 @@ def test_every_case_is_pinned():
 def test_a_stage_computes_what_it_did_under_its_revision(name):
     pinned, stage = read_golden()[name], CASES[name].stage
     changed = differences(name, pinned, summaries_of(name))
-    raised = revision_of(stage) != pinned["revision"]
+    revision = STAGES[stage].revision
+    raised = revision != pinned["revision"]
     again = "`python tests/test_golden.py --write`"
     assert not (changed and not raised), (
         f"what {stage} computes has changed ({'; '.join(changed[:4])}): if that is meant, raise its revision in the "
         f"table of stages and write the golden numbers again with {again}; else mend the change"
     )
     assert not raised, (
-        f"{stage} has revision {revision_of(stage)}, and golden.json is of {pinned['revision']}: write it with {again}"
+        f"{stage} has revision {revision}, and golden.json is of {pinned['revision']}: write it with {again}"
     )
 
 
@@ -752,7 +676,7 @@ def write(names: list[str]) -> int:
     """Pin cases anew, all where none is named. A case that changed under the same revision is refused."""
     golden, refused = read_golden(), []
     for name in names or CASES:
-        found, revision = summaries_of(name), revision_of(CASES[name].stage)
+        found, revision = summaries_of(name), STAGES[CASES[name].stage].revision
         pinned = golden.get(name)
         changed = differences(name, pinned, found) if pinned else ["new"]
         if pinned and changed and pinned["revision"] == revision:
