@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import is_torchelastic_launched as launched  # whether `torchrun` started this process
 
 from sfumato.errors import ConfigError
 from sfumato.runtime import compute
@@ -39,11 +40,6 @@ def leave() -> None:
     """Leave the group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def launched() -> bool:
-    """Whether `torchrun` started this process."""
-    return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
 
 
 def rank() -> int:
