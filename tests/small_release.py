@@ -33,8 +33,7 @@ def write_release(
         several=False,
         settings=Synthesize(**settings),
     )
+    drawn_by = np.array(sources)[np.arange(count) % len(sources)]
     with writing(path, "synthesize", records=[RECORD]) as directory:
-        save_release(
-            directory, varied, np.array(sources)[np.arange(count) % len(sources)], {RECORD["id"]: RECORD}, plan
-        )
+        save_release(directory, varied, drawn_by, {RECORD["id"]: RECORD}, plan)
     return path

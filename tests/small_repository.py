@@ -32,18 +32,8 @@ SMALL = {
     "auxiliary": {"steps": 20, "images": 200},
     "pretrain": {"steps": 20, "batch": 16},
     "run": [
-        "count",
-        "central",
-        "frequency",
-        "classifier",
-        "auxiliary",
-        "teacher",
-        "select",
-        "pretrain",
-        "saliency",
-        "finetune",
-        "synthesize",
-        "evaluate",
+        *("count", "central", "frequency", "classifier", "auxiliary", "teacher"),
+        *("select", "pretrain", "saliency", "finetune", "synthesize", "evaluate"),
     ],
     "finetune": {"steps": 40, "batch": 60, "draws": 1, "trainable": "salient-lora"},
     "synthesize": {"count": 120, "steps": 3},
@@ -97,8 +87,7 @@ class Repository:
 
     def opened(self) -> list[str]:
         """The stages of all charges ever opened, in order."""
-        lines = (self.path / "state" / "odometer" / "small.jsonl").read_text().splitlines()
-        return [entry["record"]["stage"] for entry in map(json.loads, lines) if entry["kind"] == "open"]
+        return [entry["record"]["stage"] for entry in self.journal() if entry["kind"] == "open"]
 
     def journal(self) -> list[dict]:
         path = self.path / "state" / "odometer" / "small.jsonl"
@@ -108,13 +97,9 @@ class Repository:
         from sklearn.datasets import load_digits
 
         bunch = load_digits()
-        images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
-        np.savez(
-            self.path / "source.npz",
-            images=images[:size],
-            labels=bunch.target[:size],
-            classes=np.array([str(i) for i in range(10)]),
-        )
+        images = np.rint(bunch.images[:size] * (255 / 16)).astype(np.uint8)
+        classes = np.array([str(i) for i in range(10)])
+        np.savez(self.path / "source.npz", images=images, labels=bunch.target[:size], classes=classes)
 
 
 def ran(text: str) -> set[str]:

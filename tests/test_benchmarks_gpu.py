@@ -2,28 +2,28 @@
 
 import json
 import sys
-from pathlib import Path
 
+import gpu
 import pytest
-
-BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
 
 @pytest.fixture
-def gpu(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import gpu
+def run(monkeypatch, tmp_path):
+    """Run the program; its exit code and what it wrote."""
 
-    return gpu
+    def on_the_cpu() -> tuple[int, dict]:
+        monkeypatch.setattr(sys, "argv", ["gpu.py", "--device", "cpu", "--small", "--out", str(tmp_path)])
+        monkeypatch.setenv("SFUMATO_DEVICE", "cpu")
+        with pytest.raises(SystemExit) as ended:
+            gpu.main()
+        return ended.value.code, json.loads((tmp_path / "gpu.json").read_text())
+
+    return on_the_cpu
 
 
-def test_it_runs_without_a_gpu_and_writes_what_it_found(gpu, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(sys, "argv", ["gpu.py", "--device", "cpu", "--small", "--out", str(tmp_path)])
-    monkeypatch.setenv("SFUMATO_DEVICE", "cpu")
-    with pytest.raises(SystemExit) as ended:
-        gpu.main()
-    assert ended.value.code == 0, capsys.readouterr().out
-    content = json.loads((tmp_path / "gpu.json").read_text())
+def test_it_runs_without_a_gpu_and_writes_what_it_found(run, tmp_path, capsys):
+    code, content = run()
+    assert code == 0, capsys.readouterr().out
     assert all(check["passed"] for check in content["checks"])
     checked = " ".join(check["what"] for check in content["checks"])
     for what in ("float64 loop", "neither place nor company", "by at most the clip", "goes on", "charged once"):
@@ -34,7 +34,7 @@ def test_it_runs_without_a_gpu_and_writes_what_it_found(gpu, monkeypatch, tmp_pa
     assert all(row["what"] in table for row in content["rows"])
 
 
-def test_a_sum_that_is_not_clipped_fails_its_check(gpu, monkeypatch, capsys):
+def test_a_sum_that_is_not_clipped_fails_its_check(monkeypatch, capsys):
     honest = gpu.clipped_gradient_sum
     monkeypatch.setattr(gpu, "clipped_gradient_sum", lambda *arguments, **options: 3 * honest(*arguments, **options))
     found = gpu.Found(device="cpu", small=True)
@@ -44,7 +44,7 @@ def test_a_sum_that_is_not_clipped_fails_its_check(gpu, monkeypatch, capsys):
     assert "FAILED" in gpu.markdown(found, "here") and "FAILED" in capsys.readouterr().out
 
 
-def test_a_part_that_breaks_does_not_take_the_others_along(gpu, monkeypatch, tmp_path, capsys):
+def test_a_part_that_breaks_does_not_take_the_others_along(run, monkeypatch):
     def broken(found):
         raise RuntimeError("out of memory")
 
@@ -55,11 +55,6 @@ def test_a_part_that_breaks_does_not_take_the_others_along(gpu, monkeypatch, tmp
         found.check("all is well", True, "yes")
 
     monkeypatch.setattr(gpu, "PARTS", {"broken": broken, "missing": missing, "fine": fine})
-    monkeypatch.setattr(sys, "argv", ["gpu.py", "--device", "cpu", "--small", "--out", str(tmp_path)])
-    monkeypatch.setenv("SFUMATO_DEVICE", "cpu")
-    with pytest.raises(SystemExit) as ended:
-        gpu.main()
-    assert ended.value.code == 1
-    content = json.loads((tmp_path / "gpu.json").read_text())
-    assert [check["passed"] for check in content["checks"]] == [False, True]
+    code, content = run()
+    assert code == 1 and [check["passed"] for check in content["checks"]] == [False, True]
     assert content["skipped"] == [{"what": "missing", "reason": "No module named 'elsewhere'"}]

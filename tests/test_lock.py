@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from pathlib import Path
@@ -25,6 +26,8 @@ def pins() -> dict[str, tuple[str, list[str]]]:
 
 
 PINS = pins()
+CONSTRAINTS = (line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+BOTH = {plain(name): said for name, said in CONSTRAINTS if plain(name) in PINS}  # what the lock names too
 
 
 def test_every_package_has_one_version_and_hashes_that_are_sha256():
@@ -51,21 +54,13 @@ def test_all_that_the_project_asks_for_is_locked_and_what_builds_it():
 
 
 def test_the_lock_and_the_constraints_name_the_same_versions():
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    wanted = dict(line.split("==") for line in lines if "==" in line)
-    both = {plain(name): said for name, said in wanted.items() if plain(name) in PINS}
-    assert len(both) > 120 and {name: PINS[name][0] for name in both} == both
+    assert len(BOTH) > 120 and {name: PINS[name][0] for name in BOTH} == BOTH
 
 
 def test_what_is_installed_here_has_the_versions_of_the_lock():
     """Of what `constraints.txt` names too: `make install` installs by that, and by the lock with LOCKED=1."""
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    other = {}
-    for name in {plain(line.split("==")[0]) for line in lines if "==" in line} & PINS.keys():
-        try:
-            here = version(name).partition("+")[0]
-        except PackageNotFoundError:
-            continue
-        if here != PINS[name][0]:
-            other[name] = (here, PINS[name][0])
-    assert not other
+    here = {}
+    for name in BOTH:
+        with suppress(PackageNotFoundError):
+            here[name] = version(name).partition("+")[0]
+    assert here == {name: PINS[name][0] for name in here}

@@ -33,13 +33,12 @@ def test_the_first_release_runs_and_teaches_a_network(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("MPLBACKEND", "agg")
     notebook = nbformat.read(ROOT / "docs" / "notebooks" / "first-release.ipynb", as_version=4)
-    client = NotebookClient(
-        notebook, timeout=900, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
-    )
-    client.execute()
+    place = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, timeout=900, kernel_name="python3", resources=place).execute()
 
-    text = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", []))
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    text = "".join(output.get("text", "") for output in outputs)
     assert int(re.search(r"(\d+)% of 360 real ones are read", text)[1]) > 60
     assert re.search(r"ledger.json holds: ε = 9\.\d+ ≤ 10", text)
-    values = [output for cell in notebook.cells for output in cell.get("outputs", []) if "data" in output]
-    assert any(re.search("'level': '(fair|good)'", value.data.get("text/plain", "")) for value in values)
+    values = [output.data.get("text/plain", "") for output in outputs if "data" in output]
+    assert any(re.search("'level': '(fair|good)'", value) for value in values)

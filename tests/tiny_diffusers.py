@@ -17,9 +17,8 @@ def save_clip_text(directory: Path, width: int) -> None:
     source = directory / "tokenizer"
     (source / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
     (source / "merges.txt").write_text("#version: 0.2\na n</w>\n")
-    (source / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "CLIPTokenizer", "model_max_length": 77})
-    )
+    about = {"tokenizer_class": "CLIPTokenizer", "model_max_length": 77}
+    (source / "tokenizer_config.json").write_text(json.dumps(about))
     CLIPTokenizer.from_pretrained(source, local_files_only=True).save_pretrained(source)
     end = len(words) - 1
     config = CLIPTextConfig(
@@ -32,24 +31,13 @@ def save_clip_text(directory: Path, width: int) -> None:
 def save_t5_text(directory: Path, width: int) -> None:
     from transformers import T5Config, T5EncoderModel, T5Tokenizer
 
-    pieces = [
-        ("<pad>", 0.0),
-        ("</s>", 0.0),
-        ("<unk>", -2.0),
-        ("▁", -2.0),
-        *((letter, -3.0) for letter in LETTERS),
-        ("▁an", -1.0),
-    ]
+    first = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", -2.0), ("▁", -2.0)]
+    pieces = [*first, *((letter, -3.0) for letter in LETTERS), ("▁an", -1.0)]
     T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=64).save_pretrained(directory / "tokenizer")
     config = T5Config(
-        vocab_size=len(pieces),
-        d_model=width,
-        d_ff=2 * width,
-        d_kv=8,
-        num_layers=1,
-        num_heads=2,
+        vocab_size=len(pieces), d_model=width, d_ff=2 * width, d_kv=8, num_layers=1, num_heads=2,
         decoder_start_token_id=0,
-    )
+    )  # fmt: skip
     T5EncoderModel(config).save_pretrained(directory / "text_encoder")
 
 
@@ -109,8 +97,7 @@ def save_references(root: Path, classes: tuple[str, ...]) -> Path:
 
     for kind in KINDS:
         save_tiny_model(root / kind, kind)
-        (root / f"{kind}-reference").mkdir()
-        save_reference(
-            Model(directory=str(root / kind)), "some", classes, root / f"{kind}-reference", torch.device("cpu")
-        )
+        reference = root / f"{kind}-reference"
+        reference.mkdir()
+        save_reference(Model(directory=str(root / kind)), "some", classes, reference, torch.device("cpu"))
     return root

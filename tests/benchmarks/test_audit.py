@@ -8,15 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import typer
-from scipy.stats import norm
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
 from audit import run
 from audit.bounds import clopper_pearson, gaussian_bounds, guess, one_run_epsilon, one_run_p_value
 from audit.canaries import one_run
 from audit.repeated import audit
 from audit.subjects import CLIP, NoiseOfTheFirstProcess, Subject, planted, subjects
+from scipy.stats import norm
 
 from sfumato.queries.count import query_count
 
@@ -50,11 +47,8 @@ def test_the_bound_of_one_run_is_that_of_coins_without_delta():
     assert one_run_p_value(100, 50, 40, 1.0, 1e-3) > one_run_p_value(100, 50, 40, 1.0, 0.0)
     proven = [one_run_epsilon(1000, 200, right, 1e-5, 0.95) for right in (100, 140, 180, 200)]
     assert proven[0] == 0.0 and proven == sorted(proven) and proven[-1] > 3
-    assert (
-        one_run_p_value(1000, 200, 180, proven[2], 1e-5)
-        <= 0.05
-        < one_run_p_value(1000, 200, 180, proven[2] + 0.01, 1e-5)
-    )
+    at, beyond = (one_run_p_value(1000, 200, 180, proven[2] + more, 1e-5) for more in (0, 0.01))
+    assert at <= 0.05 < beyond
 
 
 def test_guesses_are_the_surest():
@@ -77,15 +71,13 @@ def test_planted_bugs_are_found(subject):
 def test_a_release_off_the_grid_is_found():
     """As float64 gives it: the last bits are where an empty sum differs from another one."""
 
-    count = KNOWN["count"]
-
     def spend(charge):
         released = query_count(charge, 4)
         if hasattr(charge, "look"):
             charge.look(released + 2.0**-30)
         return released
 
-    found = audit(Subject(name="raw", max_norm=count.max_norm, spend=spend), runs=100)
+    found = audit(Subject(name="raw", max_norm=KNOWN["count"].max_norm, spend=spend), runs=100)
     assert found.off_grid == 200 and found.alarm
 
 

@@ -1,22 +1,18 @@
 """The utility protocol: what it computes, and that its script runs on a small release."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
-import yaml
-from typer.testing import CliRunner
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
 import protocol
+import pytest
 import typer
 import utility
+import yaml
 from protocol import Setting, agreement, ensemble, grid, model_selection, subset
+from typer.testing import CliRunner
 
-from sfumato.data.images import ImageSet, save_images
+from sfumato.data.images import save_images
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import read_card
 from sfumato.evaluation.downstream import schedule_of
@@ -30,9 +26,7 @@ QUICK = Schedule(steps=60, learning_rate=1e-2, weight_decay=1e-4)
 @pytest.fixture(scope="module")
 def sets(digits):
     order = np.random.default_rng(0).permutation(len(digits))
-    return tuple(
-        ImageSet(digits.images[part], digits.labels[part], digits.classes) for part in np.array_split(order, 3)
-    )
+    return tuple(map(digits.take, np.array_split(order, 3)))
 
 
 def test_a_smaller_subset_is_part_of_a_larger_one(sets):
@@ -59,12 +53,10 @@ def test_an_ensemble_averages_the_probabilities_of_its_members(sets, monkeypatch
 def test_settings_rank_alike_on_two_halves_of_the_same_digits(sets):
     train, holdout, synthetic = sets
     settings = grid(("lr", "mlp"), (1e-3, 0.03, 0.3, 1), (0,))
-    found = model_selection(
-        settings, [schedule_of(setting.classifier, 500, 1, steps=40) for setting in settings], synthetic, holdout, train
-    )
-    assert (
-        found["spearman"] > 0.7 and found["spearman_retrained"] > 0.7
-    )  # eight settings, from far too small a rate to a good one
+    schedules = [schedule_of(setting.classifier, 500, 1, steps=40) for setting in settings]
+    found = model_selection(settings, schedules, synthetic, holdout, train)
+    # eight settings, from far too small a rate to a good one
+    assert found["spearman"] > 0.7 and found["spearman_retrained"] > 0.7
     assert found["regret"] < 0.05 and found["rank"] <= 3 and found["kept"] == 60
     assert all({"synthetic", "real", "retrained"} <= row.keys() for row in found["settings"])
 
