@@ -21,6 +21,7 @@ from sfumato.features.fourier import FourierFeatures
 from sfumato.generators.gaussian import GaussianGenerator
 from sfumato.generators.network import COARSE, Generator
 from sfumato.privacy.rows import label_rows
+from sfumato.runtime.compute import fast_bfloat16
 from sfumato.settings.training import Fit
 from sfumato.storage.png import save_png, to_grid
 from sfumato.storage.weights import load_network, save_network
@@ -102,8 +103,8 @@ def fit_generator(
         labels, rows = several_of(strata, priors, random) if several else (strata, F.one_hot(strata, classes))
         labels, weights = labels.to(device), rows.to(columns)
         z = torch.randn(config.batch, generator.latent, generator=random).to(device)
-        # bf16 inside the network and the phases, float32 for the embedding and the loss
-        with torch.autocast(device.type, torch.bfloat16):
+        # if the device has bfloat16: inside the network and the phases, not for the embedding and the loss
+        with torch.autocast(device.type, torch.bfloat16, enabled=fast_bfloat16(device.type)):
             images = generator(z, labels, block)
             embeddings = [embedding_of(match, images, weights, columns) for match in matches]
             loss = stopping.loss(embeddings, weights, columns)

@@ -56,6 +56,7 @@ CALL = 2e-5  # seconds of one operator besides its arithmetic
 TRAINING, PER_IMAGE = 3, 4  # passes of a training step, and of a clipped per-image gradient, in forward passes
 NOISE = 2000  # operations of noise and update, per trained weight
 BATCH = 64  # images in one pass without gradients
+DISTORTING = 170  # written elements for each number of an image that is distorted, as long as that takes
 PUBLIC_CLASSES = 100  # of a public set that is not prepared yet
 FRAME = ("prepare sensitive", "prepare public", "plan", "ledger", "report")  # commands that the plan does not resolve
 READ, READ_CALLS = 20, 4  # of a picture that is decoded and stored: written elements for each of its numbers, calls
@@ -97,18 +98,19 @@ class Machine:
         if self.path.parent.parent.is_dir():
             replace_private(self.path, json.dumps(self.content, indent=1).encode())
 
-    def speed(self, name: str, bfloat16: bool | None) -> float:
-        """Operations per second of all threads, or elements written if `bfloat16` is None; measured once."""
+    def speed(self, name: str, measure: Callable[[], float]) -> float:
+        """Of all threads: what `measure` finds for one of them, measured once."""
         if name not in self.content:
-            self.content[name] = written_per_second() if bfloat16 is None else products_per_second(bfloat16)
+            self.content[name] = measure()
             self.write()
         return float(self.content[name]) * gain(THREADS)
 
-    def seconds(self, cost: Cost, images: float, batch: float = BATCH, bfloat16: bool = False) -> float:
-        """Seconds of passes over so many images. bfloat16: in autocast, even if the processor only emulates it."""
-        fast = bfloat16 or fast_bfloat16(device().type)
-        arithmetic = cost.products / self.speed("speed_bfloat16" if bfloat16 else "speed", fast)
-        writing = cost.elements / self.speed("written", None)
+    def seconds(self, cost: Cost, images: float, batch: float = BATCH, autocast: bool = False) -> float:
+        """Seconds of passes over so many images. autocast: in bfloat16 if the device has it, otherwise in float32."""
+        fast = autocast and fast_bfloat16(device().type)
+        name = "speed_bfloat16" if fast else "speed_float32"
+        arithmetic = cost.products / self.speed(name, functools.partial(products_per_second, fast))
+        writing = cost.elements / self.speed("written", written_per_second)
         return images * (arithmetic + writing + CALL * cost.calls / max(batch, 1))
 
 
@@ -162,15 +164,15 @@ class Work:
         """Images that a draw of a query expects."""
         return min(settings.batch or self.sensitive, self.sensitive)
 
-    def passes(self, cost: Cost, images: float) -> float:
-        return self.machine.seconds(cost, images)
+    def passes(self, cost: Cost, images: float, autocast: bool = False) -> float:
+        return self.machine.seconds(cost, images, autocast=autocast)
 
     def sums(self, width: float, images: float) -> float:
         """Rows of so many numbers, clipped and added to the sum of their class in float64."""
         return self.passes(Cost(4 * width * self.classes, 4 * width), images)
 
-    def training(self, cost: Cost, settings: Any, bfloat16: bool = False) -> float:
-        return TRAINING * self.machine.seconds(cost, settings.steps * settings.batch, settings.batch, bfloat16)
+    def training(self, cost: Cost, settings: Any) -> float:
+        return TRAINING * self.machine.seconds(cost, settings.steps * settings.batch, settings.batch, autocast=True)
 
     def fit(self, settings: Any, cost: Cost = Cost(0), coarse_to_fine: bool = False) -> float:
         """A generator's fit to the first release, and through maps of this cost, and the images that it draws."""
@@ -180,7 +182,7 @@ class Work:
         found = self.passes(self.generator(), settings.images + SETTLING * settings.batch)
         for block, number in steps.items():
             level = self.generator(block) + self.fourier(block) + cost
-            found += self.training(level, settings.model_copy(update={"steps": number}), bfloat16=True)
+            found += self.training(level, settings.model_copy(update={"steps": number}))
         return found
 
     def directions(self, images: int, width: int, number: int) -> float:
@@ -265,7 +267,7 @@ def pretrain_seconds(work: Work) -> float:
 
 def finetune_seconds(work: Work) -> float:
     (cost, weights), settings = work.diffusion, work.params.finetune
-    gradients = PER_IMAGE * work.passes(cost, work.drawn(settings) * settings.draws)
+    gradients = PER_IMAGE * work.passes(cost, work.drawn(settings) * settings.draws, autocast=True)
     return settings.steps * (gradients + work.passes(Cost(NOISE * weights), 1))
 
 
@@ -277,7 +279,8 @@ def synthesize_seconds(work: Work) -> float:
         if name in ("auxiliary", "refine"):
             found += work.passes(work.generator(), images)
         elif name in ("finetune", "pretrain"):
-            found += work.passes(work.diffusion[0], images * evaluations)
+            found += work.passes(work.diffusion[0], images * evaluations, autocast=True)
+    found += work.passes(Cost(0, DISTORTING * math.prod(work.shape)), settings.count * settings.distorted)
     variants = 1 + settings.distorted + settings.mixed
     return found + (work.passes(work.teacher_map, variants * settings.count) if settings.reads("teacher") else 0.0)
 
@@ -309,9 +312,9 @@ WORK: dict[str, Callable[[Work], float]] = {
         work.passes(work.fourier(), work.sensitive) + work.sums(work.params.frequency.size, work.sensitive)
     ),
     "classifier": lambda work: work.training(work.public_network, work.params.classifier),
-    "moments": lambda work: work.passes(work.public_network, work.sensitive),
+    "moments": lambda work: work.passes(work.public_network, work.sensitive, autocast=True),
     "auxiliary": lambda work: work.fit(work.params.auxiliary, coarse_to_fine=True),
-    "histogram": lambda work: work.passes(work.public_network, work.drawn(work.params.histogram)),
+    "histogram": lambda work: work.passes(work.public_network, work.drawn(work.params.histogram), autocast=True),
     "teacher": teacher_seconds,
     "embedding": embedding_seconds,
     "refine": refine_seconds,
@@ -319,7 +322,9 @@ WORK: dict[str, Callable[[Work], float]] = {
         work.passes(work.teacher_map, work.public_images) if work.params.select.by == "teacher" else 0.0
     ),
     "pretrain": pretrain_seconds,
-    "saliency": lambda work: PER_IMAGE * work.passes(work.diffusion[0], work.sensitive * work.params.saliency.draws),
+    "saliency": lambda work: (
+        PER_IMAGE * work.passes(work.diffusion[0], work.sensitive * work.params.saliency.draws, autocast=True)
+    ),
     "finetune": finetune_seconds,
     "synthesize": synthesize_seconds,
     "evaluate": evaluate_seconds,

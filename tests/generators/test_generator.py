@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from small_network import draw_images
 
 from sfumato.features.fourier import FourierFeatures
+from sfumato.generators import one_step
 from sfumato.generators.one_step import (
     PATIENCE,
     EarlyStopping,
@@ -66,6 +67,21 @@ def test_images_of_one_class_differ(three_digits):
     target, priors = joint_embedding(images, labels, 3), torch.bincount(labels) / len(labels)
     drawn, drawn_labels = draw_images(fit(target, priors=priors), 600)
     assert drawn[drawn_labels == 0].std(0).mean() > 0.3 * images[labels == 0].std(0).mean()
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_the_fit_is_in_bfloat16_on_a_device_that_has_it(fast, monkeypatch):
+    """A processor that only emulates it takes up to sixteen times as long."""
+    seen, drawn = [], one_step.Generator.forward
+
+    def forward(*arguments):
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return drawn(*arguments)
+
+    monkeypatch.setattr(one_step, "fast_bfloat16", lambda kind: fast)
+    monkeypatch.setattr(one_step.Generator, "forward", forward)
+    fit(torch.zeros(1000, 3), CONFIG.model_copy(update={"steps": 2}))
+    assert seen[:2] == [fast, fast]
 
 
 def test_the_seed_fixes_the_generator_and_the_images():

@@ -92,7 +92,7 @@ def test_the_levels_of_a_large_image_cost_what_they_draw_and_look_at(tmp_path):
     assert costs[0].elements < costs[1].elements / 2 < costs[2].elements / 4
     fit, drawn = params.auxiliary, Cost(0)
     one, whole = work.fit(fit, drawn, coarse_to_fine=True), work.fit(fit, drawn)
-    seconds = [work.training(cost, fit, True) for cost in costs]
+    seconds = [work.training(cost, fit) for cost in costs]
     assert whole - one == pytest.approx(seconds[2] - (2 * seconds[0] + seconds[1] + seconds[2]) / 4, rel=0.01)
 
 

@@ -1,0 +1,81 @@
+"""Releases of several sizes, judged at the largest of them by the same networks, on the same hold-out.
+
+    OMP_NUM_THREADS=1 python benchmarks/sizes.py PROJECT=STATE [PROJECT=STATE ...] [--steps 600] [--seeds 0]
+
+Each project was made by `stage init` from one folder with one key (the same file keys/DATASET in each state directory),
+so that all hold out the same pictures. Smaller releases are enlarged (bicubic). Accuracy in % of `cnn` trained on each
+release, and on real images, for equally many steps; Fréchet distance of plain images to real ones in a network of drawn
+glyphs; both at the size of the first project. Local: the numbers are measured on real images.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from sfumato import load_release
+from sfumato.data.images import ImageSet, as_floats, as_uint8
+from sfumato.data.store import load_prepared, read_card
+from sfumato.evaluation.downstream import evaluate_classifier, schedule_of
+from sfumato.evaluation.extractors import build_extractor
+from sfumato.evaluation.metrics.distances import frechet_distance
+from sfumato.evaluation.scores import subsample
+from sfumato.settings.evaluate import Evaluate
+
+COMPARED = 4000  # images on each side of a distance
+
+
+def enlarged(image_set: ImageSet, side: int) -> ImageSet:
+    """The images at `side` pixels, (N, side, side, C) uint8."""
+    if image_set.shape[2] == side:
+        return image_set
+    parts = []
+    for rows in np.array_split(np.arange(len(image_set)), -(-len(image_set) // 500)):
+        images = torch.from_numpy(np.array(image_set.images[rows])).permute(0, 3, 1, 2)
+        larger = F.interpolate(as_floats(images), size=(side, side), mode="bicubic", align_corners=False)
+        parts.append(as_uint8(larger))
+    return ImageSet(np.concatenate(parts), image_set.labels, image_set.classes)
+
+
+def released(project: Path, kinds: list[str] | None = None) -> ImageSet:
+    release = load_release(project / "artifacts" / "synthesize", kinds)
+    return ImageSet(release.images, release.labels, tuple(release.classes))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("projects", nargs="+", metavar="PROJECT=STATE")
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--no-real", action="store_true", help="leave out the network trained on real images")
+    arguments = parser.parse_args()
+    projects = dict(pair.split("=", 1) for pair in arguments.projects)
+    first, state = next(iter(projects.items()))
+    card = read_card(Path(first) / "data" / "sensitive" / "card.json")
+    train, holdout = (load_prepared(Path(state), card, part) for part in ("sensitive", "holdout"))
+    side, seeds = card.shape[2], [int(seed) for seed in arguments.seeds.split(",")]
+
+    def accuracy(image_set: ImageSet) -> str:
+        schedule = schedule_of("cnn", len(image_set), 1, arguments.steps)
+        found = [100 * evaluate_classifier("cnn", image_set, holdout, schedule, {}, seed).accuracy for seed in seeds]
+        return " ".join(f"{value:.1f}" for value in found)
+
+    extractor = build_extractor(Evaluate(fidelity=("frechet",)), card.shape, lambda what: None)
+    assert extractor is not None
+    real = extractor(subsample(train, COMPARED).images)
+    print(f"hold-out, real images: Fréchet {frechet_distance(extractor(holdout.images), real):.2f}", flush=True)
+    if not arguments.no_real:
+        print(f"real images: accuracy {accuracy(train)}", flush=True)
+    for project in map(Path, projects):
+        plain = subsample(enlarged(released(project, ["plain"]), side), COMPARED)
+        distance = frechet_distance(extractor(plain.images), real)
+        whole = enlarged(released(project), side)
+        print(f"{project.name}: Fréchet {distance:.2f}, accuracy {accuracy(whole)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
