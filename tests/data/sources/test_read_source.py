@@ -40,7 +40,7 @@ def test_an_oblong_picture_is_cropped_to_its_centre(tmp_path):
     assert (images[0] == 200).all()
 
 
-@pytest.mark.parametrize(("name", "place"), [("mnist", "mnist"), ("cifar10", "cifar-10-batches-bin")])
+@pytest.mark.parametrize(("name", "place"), [("mnist", "mnist"), ("cifar10", "")])
 def test_a_failed_download_says_where_to_put_the_files(tmp_path, monkeypatch, name, place):
     class Unreachable:
         def __getattr__(self, dataset):
