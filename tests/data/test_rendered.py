@@ -1,10 +1,9 @@
 import numpy as np
 import pytest
 
-from sfumato.data.rendered import DRAWN, drawing, drawn_set
+from sfumato.data.rendered import DRAWN, drawn_set
 from sfumato.data.rendered.glyphs import CHARACTERS, CONTRAST, font_files
 from sfumato.data.rendered.procedural import FAMILIES
-from sfumato.errors import ConfigError
 
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]
 
@@ -28,15 +27,10 @@ def test_every_class_is_drawn_equally_often_and_no_image_twice(source, shape):
 def test_an_image_depends_on_seed_class_and_number_alone(source):
     small, large = drawn_set(source, (3, 9, 13), 1, seed=4), drawn_set(source, (3, 9, 13), 2, seed=4)
     assert np.array_equal(large.images[: len(small)], small.images)
-    classes, draw = drawing(source, (3, 9, 13))
+    classes, draw = DRAWN[source]((3, 9, 13))
     last = len(classes) - 1
     assert np.array_equal(draw(np.random.default_rng((4, last, 1)), last), large.images[-1])
     assert not np.array_equal(drawn_set(source, (3, 9, 13), 1, seed=5).images, small.images)
-
-
-def test_what_is_not_drawn_is_named():
-    with pytest.raises(ConfigError, match="glyphs, procedural, photos"):
-        drawing("sculpture", (1, 8, 8))
 
 
 # ---- glyphs
@@ -77,7 +71,7 @@ def test_colour_glyphs_have_two_colours_that_differ():
 
 def digits_of_fonts(size, per_class):
     """Glyphs of the ten digits alone: (10 · per_class, size²) in [0, 1], and their labels."""
-    _, draw = drawing("glyphs", (1, size, size))
+    _, draw = DRAWN["glyphs"]((1, size, size))
     images = [draw(np.random.default_rng((0, label, i)), label) for i in range(per_class) for label in range(10)]
     return np.stack(images).reshape(len(images), -1) / 255, np.tile(np.arange(10), per_class)
 
