@@ -30,7 +30,7 @@ from sfumato.errors import ConfigError, DataError, PrivateError, explained
 from sfumato.settings.data import GROUP, IMAGE, OF_THE_OWNER, SEVERAL, Data, Public
 from sfumato.storage.artifacts import Artifact, writing
 from sfumato.storage.documents import read_json
-from sfumato.storage.files import open_private, replace_file, replace_private, replacing_directory
+from sfumato.storage.files import open_private, replace_file, replace_private, replacing_directory, write_local
 from sfumato.storage.journal import REGROUP, Journal
 from sfumato.storage.png import save_png, to_grid
 
@@ -101,8 +101,7 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
             journal.append(REGROUP)
         known_files = {LISTING: listing.encode()} if listing is not None else {}
         for name, written in {CARD: text, ORIGIN: json.dumps(origin).encode(), **known_files}.items():
-            with open_private(fresh / name) as file:
-                file.write(written)
+            write_local(fresh / name, written)
     kept_fingerprint(state, public)
     replace_file(card, text)
     return content

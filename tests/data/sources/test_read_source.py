@@ -40,12 +40,6 @@ def test_a_failed_download_says_where_to_put_the_files(tmp_path, monkeypatch, na
     assert str(tmp_path / place) in str(caught.value)
 
 
-def test_a_given_path_is_never_replaced_by_a_download(tmp_path):
-    for name in ("mnist", "fashion-mnist", "cifar10"):
-        with pytest.raises(DataError, match="nowhere"):
-            read_source(Data(source=name, path=str(tmp_path / "nowhere")), tmp_path)
-
-
 # ---- public images
 
 
@@ -58,7 +52,10 @@ def test_real_public_images_take_the_shape_of_the_sensitive_ones(tmp_path):
     assert np.abs(read[..., 0] - images @ weights).max() <= 1.5  # the last one was grey at full size
 
 
-def test_missing_public_files_name_the_place_and_the_key(tmp_path):
+def test_missing_files_name_the_place_and_the_key_and_are_not_replaced_by_a_download(tmp_path):
+    for name in ("mnist", "fashion-mnist", "cifar10"):
+        with pytest.raises(DataError, match="nowhere"):
+            read_source(Data(source=name, path=str(tmp_path / "nowhere")), tmp_path)
     for name in ("emnist", "kmnist", "cifar10", "cifar100", "imagenet32", "imagefolder", "npz"):
         with pytest.raises(DataError, match="nowhere"):
             read_public(Public(source=name, path=str(tmp_path / "nowhere")), (1, 8, 8), tmp_path, 0)

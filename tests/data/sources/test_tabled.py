@@ -196,7 +196,7 @@ def test_a_sample_takes_its_label_and_person_from_json_if_asked(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
-def test_links_and_devices_in_a_shard_are_refused(tmp_path, kind):
+def test_links_and_devices_in_a_shard_and_a_link_to_one_are_refused(tmp_path, kind):
     file = write_tar(tmp_path / "a.tar", samples())
     with tarfile.open(file, "a") as archive:
         entry = tarfile.TarInfo("9.png")
@@ -204,12 +204,8 @@ def test_links_and_devices_in_a_shard_are_refused(tmp_path, kind):
         archive.addfile(entry)
     with pytest.raises(DataError, match="entry 13 is a link"):
         read_source(data(file, "webdataset"), tmp_path)
-
-
-def test_a_shard_that_is_a_link_out_of_its_folder_is_refused(tmp_path):
-    write_tar(tmp_path / "out.tar", samples())
     (tmp_path / "in").mkdir()
-    (tmp_path / "in/a.tar").symlink_to(tmp_path / "out.tar")
+    (tmp_path / "in/a.tar").symlink_to(file)
     with pytest.raises(DataError, match="link out of"):
         read_source(data(tmp_path / "in", "webdataset"), tmp_path)
 
