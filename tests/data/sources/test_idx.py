@@ -6,7 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from writers import read_all, read_all_public, write_emnist, write_idx, write_mnist
+from writers import read_all, read_all_public, write_idx, write_mnist
 
 from sfumato.data.sources import idx, read_source
 from sfumato.data.sources.idx import read_idx
@@ -72,7 +72,8 @@ def test_labels_of_another_length_or_out_of_range_are_refused(tmp_path):
 def test_emnist_is_turned_upright_and_needs_no_test_files(tmp_path, place):
     upright = np.zeros((2, 28, 28), np.uint8)
     upright[:, 4, 3:20] = 255  # a horizontal bar
-    write_emnist(tmp_path / place, upright.transpose(0, 2, 1), np.array([0, 46]))
+    write_idx(tmp_path / place / "emnist-balanced-train-images-idx3-ubyte.gz", upright.transpose(0, 2, 1))
+    write_idx(tmp_path / place / "emnist-balanced-train-labels-idx1-ubyte.gz", np.array([0, 46]))
     path = str(tmp_path / "elsewhere") if "elsewhere" in place else None
     source, images, labels = read_all_public(Public(source="emnist", path=path), (1, 28, 28), tmp_path / "raw")
     assert np.array_equal(images[..., 0], upright) and labels.tolist() == [0, 46]
