@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.data.rendered import draw_all, drawing
+from sfumato.data.rendered import DRAWN, draw_all
 from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.noise_levels import draw_noise_levels
 from sfumato.diffusion.unet import UNet
@@ -37,7 +37,7 @@ HELD_OUT = 8  # glyphs of each of the 62 classes
 
 def glyphs(per_class: int) -> tuple[Tensor, Tensor]:
     """((N, 1, 8, 8) float32 in [0, 1], (N,) int64), the held-out ones last. Every prefix is balanced."""
-    names, draw = drawing("glyphs", (1, 8, 8))
+    names, draw = DRAWN["glyphs"]((1, 8, 8))
     images, labels = zip(*draw_all(draw, len(names), per_class + HELD_OUT, 0), strict=True)
     return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float() / 255, torch.tensor(labels)
 

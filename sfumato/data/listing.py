@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from sfumato.settings.data import Data
 from sfumato.storage.digest import canonical
@@ -23,27 +22,19 @@ def listing_of(data: Data, key: bytes) -> str | None:
     A file counts by name, size, inode and the times of its last change: of its content, and of its status, which no
     program can set back. None without a path, if a file changed just now, or if there is a link.
     """
-    path = Path(data.path).expanduser() if data.path is not None else None
-    if path is None or not path.exists():
+    named = [data.path, data.groups.csv] if data.groups is not None else [data.path]
+    paths = [Path(name).expanduser().resolve() for name in named if name is not None]
+    if data.path is None or not all(path.exists() for path in paths):
         return None
-    decides = {"data": data.model_dump(mode="json"), "path": str(path.resolve()), "revision": PREPARE_REVISION}
+    decides = {"data": data.model_dump(mode="json"), "path": str(paths[0]), "revision": PREPARE_REVISION}
     mac = hmac.new(key, canonical(decides), "sha256")
     latest = time.time_ns() - int(FRESH * 1e9)
-    for name, status in chain.from_iterable(statuses(found) for found in named(data.model_dump(mode="json"))):
+    for name, status in chain.from_iterable(map(statuses, paths)):
         if stat.S_ISLNK(status.st_mode) or max(status.st_ctime_ns, status.st_mtime_ns) > latest:
             return None
         entry = [name, status.st_mode, status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
         mac.update(json.dumps(entry).encode())
     return mac.hexdigest()
-
-
-def named(value: Any) -> Iterator[Path]:
-    """Every existing file or folder that the settings name, such as `data.path`."""
-    if isinstance(value, dict):
-        for entry in value.values():
-            yield from named(entry)
-    elif isinstance(value, str) and (found := Path(value).expanduser()).exists():
-        yield found.resolve()
 
 
 def statuses(path: Path) -> Iterator[tuple[str, os.stat_result]]:

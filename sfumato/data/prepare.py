@@ -30,7 +30,7 @@ from sfumato.errors import ConfigError, DataError, PrivateError, explained
 from sfumato.settings.data import GROUP, IMAGE, OF_THE_OWNER, SEVERAL, Data, Public
 from sfumato.storage.artifacts import Artifact, writing
 from sfumato.storage.documents import read_json
-from sfumato.storage.files import open_private, replace_file, replace_private, replacing_directory
+from sfumato.storage.files import open_private, replace_file, replace_private, replacing_directory, write_local
 from sfumato.storage.journal import REGROUP, Journal
 from sfumato.storage.png import save_png, to_grid
 
@@ -101,8 +101,7 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
             journal.append(REGROUP)
         known_files = {LISTING: listing.encode()} if listing is not None else {}
         for name, written in {CARD: text, ORIGIN: json.dumps(origin).encode(), **known_files}.items():
-            with open_private(fresh / name) as file:
-                file.write(written)
+            write_local(fresh / name, written)
     kept_fingerprint(state, public)
     replace_file(card, text)
     return content
@@ -225,34 +224,33 @@ def prepare_public(
             if public.path is not None:
                 declared = public.declared_public or public.source not in OF_THE_OWNER
                 inputs += lineage(Path(public.path), "public", declared, state)
-            counts = write_public(source, shape, directory)
-            if (filled := np.count_nonzero(counts)) < 2:
+            images = write_public(source, shape, directory)
+            if (filled := len(np.unique(images.labels))) < 2:
                 raise DataError(f"public.source={public.source} has images of {filled} class(es): give two or more.")
             if public.source not in DRAWN:
-                images = load_images(directory, source.classes)
                 refuse_overlap(images, private())
                 inputs += recognised(state, (value.hex() for value in digests(images.images)))
             card = PublicCard(
-                enabled=True, source=public.source, shape=shape, classes=source.classes, images=int(counts.sum())
+                enabled=True, source=public.source, shape=shape, classes=source.classes, images=len(images)
             )
         content = asdict(card)
         (directory / CARD).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return content
 
 
-def write_public(source: Source, shape: tuple[int, int, int], directory: Path) -> np.ndarray:
-    """Write images, labels and a picture of the first few into `directory`. Returns the number of images per class."""
-    counts = np.zeros(len(source.classes), dtype=np.int64)
-    first = np.full((min(len(source.classes), GRID_CLASSES), GRID_COLUMNS, *shape[1:], shape[0]), 255, dtype=np.uint8)
+def write_public(source: Source, shape: tuple[int, int, int], directory: Path) -> ImageSet:
+    """Write images, labels and a picture of the first few into `directory`. Returns the set, memory-mapped."""
     with ImageWriter(directory, shape, source.classes) as writer:
         for image, label in progress(source.train, source.size):
             writer.append(image, label)
-            if label < len(first) and counts[label] < GRID_COLUMNS:
-                first[label, counts[label]] = image
-            counts[label] += 1
-    grid = to_grid(first.reshape(-1, *first.shape[2:]).transpose(0, 3, 1, 2) / 255, GRID_COLUMNS)
+    image_set = load_images(directory, source.classes)
+    shown = np.full((min(len(source.classes), GRID_CLASSES), GRID_COLUMNS, *image_set.images.shape[1:]), 255, np.uint8)
+    for label, row in enumerate(shown):
+        first = np.flatnonzero(image_set.labels == label)[:GRID_COLUMNS]
+        row[: len(first)] = image_set.images[first]
+    grid = to_grid(shown.reshape(-1, *shown.shape[2:]).transpose(0, 3, 1, 2) / 255, GRID_COLUMNS)
     save_png(directory / "grid.png", grid)
-    return counts
+    return image_set
 
 
 def refuse_sensitive_as_public(data: Data, public: Public) -> None:

@@ -115,14 +115,15 @@ def test_dicom_without_pydicom_says_what_to_install(scans, monkeypatch):
 
 
 def test_other_proportions_are_cropped_or_padded(tmp_path):
-    wide = np.full((10, 30), 200, dtype=np.uint8)
+    wide = np.zeros((10, 30), dtype=np.uint8)
+    wide[:, 10:20] = 200
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         Image.fromarray(wide).save(tmp_path / name / "wide.png")
-    ways = {"path": str(tmp_path), "source": "imagefolder", "size": 30}
-    (cropped, _), *_ = read(**ways).train
-    (padded, _), *_ = read(**ways, fit="pad").train
-    assert (cropped == 200).all() and (padded[:10] == 0).all() and (padded[10:20] == 200).all()
+    ways = {"path": str(tmp_path), "source": "imagefolder"}
+    (cropped, _), *_ = read(**ways, size=10).train
+    (padded, _), *_ = read(**ways, size=30, fit="pad").train
+    assert (cropped == 200).all() and (padded[:10] == 0).all() and (padded[10:20, 10:20] == 200).all()
 
 
 @pytest.mark.parametrize("column", [False, True])

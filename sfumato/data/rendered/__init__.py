@@ -11,23 +11,15 @@ from sfumato.data.images import ImageSet, Shape
 from sfumato.data.rendered.glyphs import CHARACTERS, glyph_drawer
 from sfumato.data.rendered.photos import PHOTOGRAPHS, photo_drawer
 from sfumato.data.rendered.procedural import FAMILIES, procedural_drawer
-from sfumato.errors import ConfigError
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]  # (random stream, label) -> (H, W, C) uint8
-Drawing = tuple[tuple[str, ...], Draw]  # class names, and what draws one image
 
-DRAWN: dict[str, Callable[[Shape], Drawing]] = {
+# by the shape (C, H, W): class names, and what draws one image
+DRAWN: dict[str, Callable[[Shape], tuple[tuple[str, ...], Draw]]] = {
     "glyphs": lambda shape: (CHARACTERS, glyph_drawer(shape)),
     "procedural": lambda shape: (tuple(FAMILIES), procedural_drawer(shape)),
     "photos": lambda shape: (PHOTOGRAPHS, photo_drawer(shape)),
 }
-
-
-def drawing(source: str, shape: Shape) -> Drawing:
-    """The class names of a source in DRAWN, and the function that draws one image of `shape` (C, H, W)."""
-    if source not in DRAWN:
-        raise ConfigError(f"{source!r} is not drawn: choose from {', '.join(DRAWN)}.")
-    return DRAWN[source](shape)
 
 
 def draw_all(draw: Draw, classes: int, per_class: int, seed: int) -> Iterator[tuple[np.ndarray, int]]:
@@ -39,6 +31,6 @@ def draw_all(draw: Draw, classes: int, per_class: int, seed: int) -> Iterator[tu
 
 def drawn_set(source: str, shape: Shape, per_class: int, seed: int = 0) -> ImageSet:
     """A drawn source in memory: `per_class` images of shape (C, H, W) of each class."""
-    classes, draw = drawing(source, shape)
+    classes, draw = DRAWN[source](shape)
     images, labels = zip(*draw_all(draw, len(classes), per_class, seed), strict=True)
     return ImageSet(np.stack(images), np.array(labels, dtype=np.int64), classes)

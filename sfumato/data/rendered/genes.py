@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from sfumato.data.images import Shape
-from sfumato.data.rendered import drawing
+from sfumato.data.rendered import DRAWN
 
 MEASURED, LONGEST = 8, 8192  # images of each class that count the genes; the most there may be
 
@@ -51,7 +51,7 @@ class DrawnByGenes:
     """
 
     def __init__(self, source: str, shape: Shape) -> None:
-        self.classes, self.draw = drawing(source, shape)
+        self.classes, self.draw = DRAWN[source](shape)
         self.length = 1
         for label in range(len(self.classes)):
             for number in range(MEASURED):

@@ -25,8 +25,7 @@ def photo_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, 
         scale = math.exp(random.uniform(math.log(smallest), math.log(largest)))
         left, top = random.uniform(0, picture.width - scale * width), random.uniform(0, picture.height - scale * height)
         box = (left, top, min(left + scale * width, picture.width), min(top + scale * height, picture.height))
-        patch = np.asarray(picture.resize((width, height), Image.Resampling.LANCZOS, box=box))
-        patch = patch if patch.ndim == 3 else patch[..., None]
+        patch = np.atleast_3d(np.asarray(picture.resize((width, height), Image.Resampling.LANCZOS, box=box)))
         return np.ascontiguousarray(patch[:, ::-1]) if random.random() < 0.5 else patch
 
     return draw

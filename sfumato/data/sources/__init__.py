@@ -6,7 +6,6 @@ depends only on that image and the request.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from sfumato.data.images import Shape
 from sfumato.data.rendered import DRAWN
@@ -23,27 +22,21 @@ from sfumato.storage.documents import class_name
 __all__ = ["SOURCES", "Example", "Source", "read_public", "read_source"]
 
 
-class Reader(NamedTuple):
-    """How a source is opened (`raw`: the folder of downloads), and where it may be named: "data", "public" or both."""
-
-    read: Callable[[Request, Path], Source]
-    sections: tuple[str, ...]
-
-
-SENSITIVE, PUBLIC = ("data",), ("public",)
-SOURCES: dict[str, Reader] = {
-    "digits": Reader(read_digits, SENSITIVE),
-    "fashion-mnist": Reader(read_idx_set, SENSITIVE),
-    "mnist": Reader(read_idx_set, SENSITIVE),
-    "cifar10": Reader(read_cifar, SENSITIVE + PUBLIC),
-    "imagefolder": Reader(read_imagefolder, SENSITIVE + PUBLIC),
-    "npz": Reader(read_npz, SENSITIVE + PUBLIC),
-    "webdataset": Reader(read_imagefolder, SENSITIVE),
-    **dict.fromkeys(DRAWN, Reader(read_drawn, PUBLIC)),
-    "emnist": Reader(read_idx_set, PUBLIC),
-    "kmnist": Reader(read_idx_set, PUBLIC),
-    "cifar100": Reader(read_cifar, PUBLIC),
-    "imagenet32": Reader(read_imagenet32, PUBLIC),
+SENSITIVE, PUBLIC = ("data",), ("public",)  # the sections that may name a source
+# how each is opened, given the folder of downloads, and where it may be named
+SOURCES: dict[str, tuple[Callable[[Request, Path], Source], tuple[str, ...]]] = {
+    "digits": (read_digits, SENSITIVE),
+    "fashion-mnist": (read_idx_set, SENSITIVE),
+    "mnist": (read_idx_set, SENSITIVE),
+    "cifar10": (read_cifar, SENSITIVE + PUBLIC),
+    "imagefolder": (read_imagefolder, SENSITIVE + PUBLIC),
+    "npz": (read_npz, SENSITIVE + PUBLIC),
+    "webdataset": (read_imagefolder, SENSITIVE),
+    **dict.fromkeys(DRAWN, (read_drawn, PUBLIC)),
+    "emnist": (read_idx_set, PUBLIC),
+    "kmnist": (read_idx_set, PUBLIC),
+    "cifar100": (read_cifar, PUBLIC),
+    "imagenet32": (read_imagenet32, PUBLIC),
 }
 
 
@@ -76,7 +69,7 @@ def read_public(public: Public, shape: Shape, raw: Path, seed: int) -> Source:
 
 def names_in(section: str) -> list[str]:
     """The sources that may be named in a section, "data" or "public"."""
-    return [name for name, reader in SOURCES.items() if section in reader.sections]
+    return [name for name, (_, sections) in SOURCES.items() if section in sections]
 
 
 def open_source(request: Request, raw: Path) -> Source:
@@ -84,7 +77,8 @@ def open_source(request: Request, raw: Path) -> Source:
     known = names_in(request.section)
     if request.name not in known:
         raise ConfigError(f"{request.section}.source={request.name!r} does not exist: {nearest(request.name, known)}")
-    source = SOURCES[request.name].read(request, raw)
+    read, _ = SOURCES[request.name]
+    source = read(request, raw)
     with explained(DataError, lambda error: f"{request.section}.source={request.name}: {error}. Rename it."):
         for name in source.classes:
             class_name(name)

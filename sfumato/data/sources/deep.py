@@ -1,11 +1,12 @@
 """Grey pictures with more than 8 bits: 16-bit files, floating point, DICOM. A public range says what is shown."""
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sfumato.errors import ConfigError, DataError
+from sfumato.errors import ConfigError, DataError, explained
 
 DICOM = (".dcm", ".dicom")
 Span = tuple[float, float]
@@ -41,16 +42,20 @@ def is_dicom(path: Path) -> bool:
         return file.read(132)[128:] == b"DICM"
 
 
+def readable(what: str, quoted: bool = False) -> AbstractContextManager[None]:
+    """Raise DataError for whatever a decoder raises for damaged bytes; quoted: with its text, which may hold an id."""
+    reason = str if quoted else lambda error: type(error).__name__
+    return explained(DataError, lambda e: f"{what} ({reason(e)}): repair or remove it.", causes=(Exception,))
+
+
 def read_dicom(path: Path, name: str, **options: Any) -> Any:
     """A DICOM file as pydicom's dataset. Raises ConfigError without pydicom, DataError if it cannot be read."""
     try:
         from pydicom import dcmread
     except ImportError as error:
         raise ConfigError("DICOM files need pydicom: pip install 'sfumato[dicom]'") from error
-    try:
+    with readable(f"{name} cannot be read as DICOM"):
         return dcmread(path, **options)
-    except Exception as error:  # whatever it raises for damaged bytes; its text may quote a header
-        raise DataError(f"{name} cannot be read as DICOM ({type(error).__name__}): repair or remove it.") from error
 
 
 def decode_dicom(path: Path, name: str, span: Span | None) -> np.ndarray:
@@ -59,14 +64,12 @@ def decode_dicom(path: Path, name: str, span: Span | None) -> np.ndarray:
     Grey values are rescaled as the file says (Hounsfield units, of CT) and shown by `span`; MONOCHROME1 is inverted.
     """
     data = read_dicom(path, name)
-    try:
+    with readable(f"{name} has no readable pixels"):
         from pydicom.pixels import apply_rescale
 
         frames = int(data.get("NumberOfFrames", 1) or 1)
         kind, array = str(data.PhotometricInterpretation), data.pixel_array
         values = array if array.ndim == 3 else apply_rescale(array, data)
-    except Exception as error:
-        raise DataError(f"{name} has no readable pixels ({type(error).__name__}): repair or remove it.") from error
     if frames > 1:
         raise DataError(f"{name} holds {frames} frames: save the one to use as a file of its own.")
     if values.dtype == np.uint8 and values.shape[2:] == (3,):

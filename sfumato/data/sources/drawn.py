@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sfumato.data.rendered import draw_all, drawing
+from sfumato.data.rendered import DRAWN, draw_all
 from sfumato.data.sources.source import Request, Source, examples
 from sfumato.errors import ConfigError
 
@@ -22,8 +22,7 @@ def read_drawn(request: Request, raw: Path) -> Source:
     """`request.per_class` images of each class, of the size and the channels that are asked for."""
     if request.path is not None:
         raise ConfigError(f"public.path={request.path}: public.source={request.name} reads no files: leave it out.")
-    if request.size is None or request.channels is None:
-        raise ConfigError(f"{request.section}.source={request.name} is drawn: it needs a size and channels.")
-    classes, draw = drawing(request.name, (request.channels, *request.size))
+    assert request.size is not None and request.channels is not None  # as of all public sources
+    classes, draw = DRAWN[request.name]((request.channels, *request.size))
     count = len(classes) * request.per_class
     return Source(classes, draw_all(draw, len(classes), request.per_class, request.seed), None, count)

@@ -61,7 +61,7 @@ def read_idx_set(request: Request, raw: Path) -> Source:
     files = first_with_all(places, stems)
     if files is None and request.path is None:
         fix = f"Put the files {', '.join(f'{stem}.gz' for stem in stems)} into {raw / request.name} by hand"
-        download(known.torchvision, raw, fix, test=request.sensitive, options=known.options)
+        download(known.torchvision, raw, fix, test=request.sensitive, **known.options)
         files = first_with_all(places, stems)
     if files is None:
         raise DataError(f"{', '.join(map(str, places))}: none holds {', '.join(f'{stem}[.gz]' for stem in stems)}.")
@@ -90,7 +90,7 @@ def first_with_all(places: list[Path], stems: list[str]) -> list[Path] | None:
 
 def read_idx(path: Path) -> np.ndarray:
     """An idx file of unsigned bytes: magic 0, 0, 8, rank; then one big-endian int32 per axis; then the bytes."""
-    broken, causes = f"{path} is truncated or corrupt", (OSError, EOFError, zlib.error)
+    broken, causes = f"{path} is truncated or corrupt", (OSError, EOFError, zlib.error, struct.error)
     with (
         explained(DataError, lambda error: f"{broken} ({error}): fetch it again.", causes=causes),
         gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file,
@@ -100,8 +100,6 @@ def read_idx(path: Path) -> np.ndarray:
             start = magic.hex() or "nothing"
             raise DataError(f"{path} is not an idx file of unsigned bytes: it starts with {start}, expected 000008.")
         header = file.read(4 * magic[3])
-        if len(header) < 4 * magic[3]:
-            raise DataError(f"{broken}: its header stops short. Fetch it again.")
         shape = struct.unpack(f">{magic[3]}i", header)
         size = math.prod(shape)
         if min(shape, default=0) < 0 or size > LARGEST:

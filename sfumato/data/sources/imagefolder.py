@@ -8,7 +8,7 @@ import numpy as np
 
 from sfumato.data.groups import ids_of_files
 from sfumato.data.images import GROUPS, GROUPS_REFUSED
-from sfumato.data.sources.deep import RangeMissing, Span, decode_dicom, is_dicom, shown
+from sfumato.data.sources.deep import RangeMissing, Span, decode_dicom, is_dicom, readable, shown
 from sfumato.data.sources.source import Example, Listing, Member, Place, Request, Source, fit
 from sfumato.data.sources.tabled import TABLES, TEST, TRAIN, list_labels, list_metadata, list_shards
 from sfumato.data.tables import place_of
@@ -226,17 +226,15 @@ def decode(path: Path | Member, name: str = "", span: Span | None = None) -> np.
         return decode_dicom(path, name, span)
     Image.init()
     known = [form for form in FORMATS.split() if form in Image.OPEN]  # what this Pillow was built with
-    try:
-        with Image.open(path if isinstance(path, Path) else path.opened(), formats=known) as opened:
-            if (frames := getattr(opened, "n_frames", 1)) > 1:
-                raise DataError(f"{name} holds {frames} frames: save the one to use as a picture of its own.")
-            opened.load()
-            picture: Image.Image = ImageOps.exif_transpose(opened)
-    except DataError:
-        raise
-    except Exception as error:  # whatever a decoder raises for damaged bytes, it is of this one file
-        why = error if name == str(path) else type(error).__name__  # the text of some errors names the file
-        raise DataError(f"{name} cannot be read as an image ({why}): repair or remove it.") from error
+    with (
+        readable(f"{name} cannot be read as an image", quoted=name == str(path)),
+        Image.open(path if isinstance(path, Path) else path.opened(), formats=known) as opened,
+    ):
+        frames = getattr(opened, "n_frames", 1)
+        opened.load()
+        picture: Image.Image = ImageOps.exif_transpose(opened)
+    if frames > 1:
+        raise DataError(f"{name} holds {frames} frames: save the one to use as a picture of its own.")
     if picture.mode.startswith("I;16") or picture.mode in ("I", "F"):
         return shown(np.asarray(picture), span, name, "32-bit pixels" if picture.mode in ("I", "F") else "16-bit grey")
     if picture.has_transparency_data:
@@ -246,5 +244,4 @@ def decode(path: Path | Member, name: str = "", span: Span | None = None) -> np.
             raise DataError(f"{name} is fully transparent: save it without transparency, or remove it.")
         black = Image.new("RGBA", picture.size, (0, 0, 0, 255))
         picture = Image.alpha_composite(black, picture).convert(mode)
-    array = np.asarray(picture.convert("L" if picture.mode in ("1", "L") else "RGB"))
-    return array if array.ndim == 3 else array[..., None]
+    return np.atleast_3d(np.asarray(picture.convert("L" if picture.mode in ("1", "L") else "RGB")))

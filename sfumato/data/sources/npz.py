@@ -98,8 +98,6 @@ def check_arrays(path: Path, headers: Mapping[str, Header], part: str, classes: 
     if labels_dtype.kind not in "iu" or labels_shape not in wanted:
         way = "" if several else "; of several labels an image, set data.labels: several"
         raise DataError(f"{path}: {labels} are {labels_dtype} {labels_shape}, expected integers {wanted[0]}{way}.")
-    if not shape[0]:
-        raise DataError(f"{path} holds no images.")
     for rows in npy_rows(path, labels):
         check_labels(rows if several else rows.reshape(-1), classes, path)
     return int(shape[0])

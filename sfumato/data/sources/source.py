@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,7 +106,7 @@ class Request:
 def examples(images: Iterable[np.ndarray], labels: Iterable, request: Request, name: str) -> Iterator[Example]:
     """Images one by one, (H, W) or (H, W, C) uint8, converted as `request` asks, with their labels."""
     for i, (image, label) in enumerate(zip(images, labels, strict=True)):
-        converted = fit(image if image.ndim == 3 else image[..., None], request, f"{name}, image {i}")
+        converted = fit(np.atleast_3d(image), request, f"{name}, image {i}")
         yield converted, label.astype(np.uint8) if request.several else int(label)
 
 
@@ -126,11 +126,10 @@ def fit(image: np.ndarray, request: Request, name: str) -> np.ndarray:
     if request.size is not None:
         fitted = ImageOps.pad if request.pad else ImageOps.fit
         picture = fitted(picture, request.size[::-1], Resampling.LANCZOS)
-    array = np.asarray(picture)
-    return array if array.ndim == 3 else array[..., None]
+    return np.atleast_3d(np.asarray(picture))
 
 
-def download(name: str, raw: Path, fix: str, *, test: bool, options: Mapping[str, str] | None = None) -> tuple:
+def download(name: str, raw: Path, fix: str, *, test: bool, **options: Any) -> tuple:
     """Let torchvision fetch and verify dataset `name` under `raw`. Returns (training set,); with `test`, both sets."""
     from torchvision import datasets  # heavy: only when used
 
@@ -138,11 +137,11 @@ def download(name: str, raw: Path, fix: str, *, test: bool, options: Mapping[str
     socket.setdefaulttimeout(DOWNLOAD_TIMEOUT)
     try:
         splits = (True, False) if test else (True,)
-        return tuple(getattr(datasets, name)(raw, train=train, download=True, **(options or {})) for train in splits)
+        return tuple(getattr(datasets, name)(raw, train=train, **{"download": True, **options}) for train in splits)
     except (OSError, RuntimeError) as error:  # no network, a broken file, a full disk
         for empty in (raw / name / "raw", raw / name):
             with suppress(OSError):  # rmdir removes empty folders only
                 empty.rmdir()
-        raise DataError(f"the download of {name} failed ({error}). {fix}.") from error
+        raise DataError(f"{raw} holds no whole {name}, and none was downloaded ({error}). {fix}.") from error
     finally:
         socket.setdefaulttimeout(before)

@@ -1,10 +1,13 @@
 """A folder of pictures whose table has a column of 0 and 1 for each label."""
 
+import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from writers import write_npz
 
 from sfumato.data.sources import read_source
 from sfumato.data.survey import layout_of
@@ -95,16 +98,12 @@ def test_several_labels_are_recognised_by_two_columns_of_0_and_1_or_one_of_lists
     ("table", "message", "private"),
     [
         (None, "write that table", False),
-        ("name,mass,nodule\n", "with the columns file_name and name and mass and nodule, each once", False),
         ("file_name,mass,mass\n" + "".join(f"{n},0,1\n" for n in ("a.png", "b/2.png", "b/10.png")), "each once", False),
         (TABLE.replace("1.0", ""), "neither 0 nor 1", True),
         (TABLE.replace("1.0", "-1"), "neither 0 nor 1", True),
         (TABLE.replace("1.0", "0.5"), "neither 0 nor 1", True),
-        (TABLE.replace("1,b/2.png,0\n", ""), "lacks picture 2 of .*b, in the order of names: give each file", True),
         (TABLE.replace("0, a.png ,1.0\n", ""), "lacks picture 1 of .*, in the order of names: give each file", True),
         (TABLE + "1,c.png,1\n", "row 5, names a file that is not below", True),
-        (TABLE + "1,a.png,1\n", "row 5, names a file once more", True),
-        (TABLE + "1,a.png\n", "row 5, has 2 cells and 3 columns", True),
     ],
 )
 def test_a_table_that_does_not_fit_the_pictures_is_refused(folder, table, message, private):
@@ -131,34 +130,23 @@ def test_persons_are_found_by_file_names_and_not_by_folders_of_classes(folder):
         read(folder, groups={"folder": True})
 
 
-def test_a_link_out_of_the_folder_is_refused(folder, tmp_path_factory):
-    elsewhere = tmp_path_factory.mktemp("elsewhere") / "x.png"
-    (folder / "a.png").rename(elsewhere)
-    (folder / "a.png").symlink_to(elsewhere)
-    with pytest.raises(PrivateError, match="names a link out of"):
-        read(folder)
-
-
 def test_a_folder_that_has_a_table_and_no_classes_says_how_to_read_it(folder):
-    (folder / "b/2.png").unlink(), (folder / "b/10.png").unlink(), (folder / "b").rmdir()
+    shutil.rmtree(folder / "b")
     with pytest.raises(DataError, match="For labels.csv, set data.labels: several"):
         read(folder, labels="one")
 
 
-@pytest.mark.parametrize("value", [2, -1])
-def test_a_matrix_of_labels_in_an_archive_holds_0_and_1_only(tmp_path, value):
-    labels = np.array([[0, 1, 0], [1, 1, 0]])
-    arrays = {"images": np.zeros((2, 4, 4), np.uint8), "classes": np.array(["a", "b", "c"])}
-    path = tmp_path / "set.npz"
-    more = {"source": "npz", "path": str(path)}
-    np.savez(path, labels=labels, **arrays)
-    source, found = read(tmp_path, **more)
-    assert [row for _, row in found] == labels.tolist() and source.classes == ("a", "b", "c")
-    with pytest.raises(DataError, match="set data.labels: several"):
-        read(tmp_path, **more, labels="one")
-    np.savez(path, labels=labels[:, :2], **arrays)
-    with pytest.raises(DataError, match=r"expected integers \(2, 3\)"):
-        read(tmp_path, **more)
-    np.savez(path, labels=np.where(labels == 0, value, 1), **arrays)
-    with pytest.raises(DataError, match="labels other than 0 and 1"):
-        read(tmp_path, **more)
+def test_a_matrix_of_labels_in_an_archive_holds_0_and_1_only(tmp_path):
+    rows = np.array([[0, 1, 0], [1, 1, 0]])
+    more = {"source": "npz", "path": str(tmp_path / "set.npz")}
+    for labels, way, message in (
+        (rows, "several", None),
+        (rows, "one", "set data.labels: several"),
+        (rows[:, :2], "several", r"expected integers \(2, 3\)"),
+        (rows + 1, "several", "labels other than 0 and 1"),
+        (rows - 1, "several", "labels other than 0 and 1"),
+    ):
+        write_npz(tmp_path, images=np.zeros((2, 4, 4), np.uint8), labels=labels, classes=np.array(["a", "b", "c"]))
+        with pytest.raises(DataError, match=message) if message else nullcontext():
+            source, found = read(tmp_path, **more, labels=way)
+            assert [row for _, row in found] == rows.tolist() and source.classes == ("a", "b", "c")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from writers import NPZ, read_all, read_all_public, write_imagenet32, write_npz
 
+from sfumato.data.images import write_header
 from sfumato.data.sources import npz, read_public, read_source
 from sfumato.errors import DataError
 from sfumato.settings.data import Data, Public
@@ -16,11 +17,8 @@ from sfumato.settings.data import Data, Public
 
 def test_an_npz_gives_grey_and_colour_images(tmp_path):
     source, images, labels = read_all(write_npz(tmp_path), tmp_path)
-    assert (
-        source.classes == ("a", "b")
-        and labels == [0, 1, 0, 1]
-        and np.array_equal(np.stack(images)[..., 0], NPZ["images"])
-    )
+    assert np.array_equal(np.stack(images)[..., 0], NPZ["images"])
+    assert source.classes == ("a", "b") and labels == [0, 1, 0, 1]
     _, images, _ = read_all(write_npz(tmp_path, images=np.zeros((4, 5, 3, 3), np.uint8)), tmp_path)
     assert images[0].shape == (5, 3, 3)
 
@@ -41,7 +39,6 @@ def test_an_npz_gives_grey_and_colour_images(tmp_path):
         ({"classes": np.array([0, 1])}, "distinct names"),
         ({"classes": np.array(["a", None], object)}, "without pickle"),
         ({"groups": np.zeros(4)}, "privacy.unit: group"),
-        ({"images": NPZ["images"][:0], "labels": NPZ["labels"][:0]}, "no images"),
     ],
 )
 def test_an_npz_that_cannot_be_used_is_refused(tmp_path, changes, message):
@@ -74,11 +71,8 @@ def test_an_archive_read_in_pieces_is_the_same(tmp_path, monkeypatch, rows, orde
 
 def test_an_archive_is_never_held_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(npz, "ROWS", 64)
-    count = 100_000
-    images, labels = np.zeros((count, 8, 8), np.uint8), np.zeros(count, np.int64)  # 6.4 MB and 0.8 MB
-    np.savez(tmp_path / "set.npz", images=images, labels=labels, classes=NPZ["classes"])
-    del images, labels
-    data = Data(source="npz", path=str(tmp_path / "set.npz"))
+    count = 100_000  # 6.4 MB and 0.8 MB
+    data = write_npz(tmp_path, images=np.zeros((count, 8, 8), np.uint8), labels=np.zeros(count, np.int64))
     next(iter(read_source(data, tmp_path).train))  # imports
     tracemalloc.start()
     assert sum(1 for _ in read_source(data, tmp_path).train) == count
@@ -107,9 +101,8 @@ def test_imagenet32_batches_are_read_in_their_order(tmp_path):
 
 def test_imagenet32_is_named_by_the_list_beside_it_and_names_stay_distinct(tmp_path):
     write_imagenet32(tmp_path / "train_data_batch_1.npz", 3)
-    lines = [
-        f"n{label:08d} {label} {'crane' if label in (7, 1000) else f'thing_{label}'}" for label in range(1000, 0, -1)
-    ]
+    names = {label: "crane" if label in (7, 1000) else f"thing_{label}" for label in range(1000, 0, -1)}
+    lines = [f"n{label:08d} {label} {name}" for label, name in names.items()]
     (tmp_path / "map_clsloc.txt").write_text("\n".join(lines) + "\n")
     public = Public(source="imagenet32", path=str(tmp_path))
     classes = read_public(public, (3, 32, 32), tmp_path, 0).classes
@@ -117,20 +110,6 @@ def test_imagenet32_is_named_by_the_list_beside_it_and_names_stay_distinct(tmp_p
     (tmp_path / "map_clsloc.txt").write_text("\n".join(lines[:-1]))
     with pytest.raises(DataError, match="map_clsloc"):
         read_public(public, (3, 32, 32), tmp_path, 0)
-
-
-def test_imagenet32_is_never_held_whole(tmp_path, monkeypatch):
-    write_imagenet32(tmp_path / "train_data_batch_1.npz", 4000)  # 12 MB
-    monkeypatch.setattr(npz, "ROWS", 64)  # 0.2 MB
-    public = Public(source="imagenet32", path=str(tmp_path))
-    source = read_public(public, (3, 32, 32), tmp_path, 0)
-    next(iter(source.train))  # imports
-    source = read_public(public, (3, 32, 32), tmp_path, 0)
-    tracemalloc.start()
-    count = sum(1 for _ in source.train)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert count == 4000 and peak < 3e6
 
 
 @pytest.mark.parametrize(
@@ -168,10 +147,7 @@ def test_a_damaged_batch_is_refused(tmp_path, damage):
 
 def test_an_array_larger_than_its_bytes_is_refused_before_memory_is_taken(tmp_path):
     path = Path(write_npz(tmp_path).path)
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        header, {"descr": "|u1", "fortran_order": False, "shape": (2**36, 28, 28)}
-    )  # 54 TiB
+    write_header(header := io.BytesIO(), np.dtype(np.uint8), (2**36, 28, 28))  # 54 TiB
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(path, "w") as archive:

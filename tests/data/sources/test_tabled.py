@@ -97,9 +97,7 @@ def test_train_and_test_with_a_table_each_bring_the_hold_out(tmp_path):
         read_source(data(tmp_path, groups={"column": "patient"}), tmp_path)
 
 
-@pytest.mark.parametrize(
-    "name", ["../out.png", "/etc/out.png", "scans/../../out.png", "nowhere.png", "C:\\out.png", ""]
-)
+@pytest.mark.parametrize("name", ["../out.png", "/etc/out.png", "scans/../../out.png", "C:\\out.png", ""])
 def test_a_row_that_names_a_file_outside_the_folder_is_refused_without_its_name(tmp_path, name):
     (tmp_path / "out.png").write_bytes(png(9))
     kept = [f"{i}.png" for i in range(4)]
@@ -110,19 +108,18 @@ def test_a_row_that_names_a_file_outside_the_folder_is_refused_without_its_name(
 
 
 def test_a_link_out_of_the_folder_is_refused_and_a_folder_behind_a_link_is_not_looked_into(tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "0.png").write_bytes(png(9))
     write_table(tmp_path / "in", rows_of())
-    (tmp_path / "in/scans/0.png").unlink()
-    (tmp_path / "in/scans/0.png").symlink_to(tmp_path / "out/0.png")
+    (tmp_path / "out").mkdir()
+    first = (tmp_path / "in/scans/0.png").rename(tmp_path / "out/0.png")
+    (tmp_path / "in/scans/0.png").symlink_to(first)
     with pytest.raises(PrivateError, match="row 2, names a link out of"):
         read_source(data(tmp_path / "in"), tmp_path)
-    write_table(tmp_path / "there", rows_of(), pictures=["scans/1.png", "scans/2.png", "scans/3.png"])
-    (tmp_path / "there/linked").symlink_to(tmp_path / "out")
-    text = (tmp_path / "there/metadata.csv").read_text().replace("scans/0.png", "linked/0.png")
-    (tmp_path / "there/metadata.csv").write_text(text)
+    (tmp_path / "in/scans/0.png").unlink()
+    (tmp_path / "in/linked").symlink_to(first.parent)
+    table = tmp_path / "in/metadata.csv"
+    table.write_text(table.read_text().replace("scans/0.png", "linked/0.png"))
     with pytest.raises(PrivateError, match="row 2, names a file that is not below"):
-        read_source(data(tmp_path / "there"), tmp_path)
+        read_source(data(tmp_path / "in"), tmp_path)
 
 
 SPOILED = {
@@ -199,7 +196,7 @@ def test_a_sample_takes_its_label_and_person_from_json_if_asked(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
-def test_links_and_devices_in_a_shard_are_refused(tmp_path, kind):
+def test_links_and_devices_in_a_shard_and_a_link_to_one_are_refused(tmp_path, kind):
     file = write_tar(tmp_path / "a.tar", samples())
     with tarfile.open(file, "a") as archive:
         entry = tarfile.TarInfo("9.png")
@@ -207,12 +204,8 @@ def test_links_and_devices_in_a_shard_are_refused(tmp_path, kind):
         archive.addfile(entry)
     with pytest.raises(DataError, match="entry 13 is a link"):
         read_source(data(file, "webdataset"), tmp_path)
-
-
-def test_a_shard_that_is_a_link_out_of_its_folder_is_refused(tmp_path):
-    write_tar(tmp_path / "out.tar", samples())
     (tmp_path / "in").mkdir()
-    (tmp_path / "in/a.tar").symlink_to(tmp_path / "out.tar")
+    (tmp_path / "in/a.tar").symlink_to(file)
     with pytest.raises(DataError, match="link out of"):
         read_source(data(tmp_path / "in", "webdataset"), tmp_path)
 

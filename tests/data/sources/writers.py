@@ -28,12 +28,6 @@ def write_mnist(folder, train=5, test=3, suffix=".gz", seed=0):
     return arrays
 
 
-def write_emnist(folder, images, labels):
-    """The training files of EMNIST (balanced), pictures as they are given: lying, as in the original."""
-    write_idx(folder / "emnist-balanced-train-images-idx3-ubyte.gz", images)
-    write_idx(folder / "emnist-balanced-train-labels-idx1-ubyte.gz", labels)
-
-
 def write_folder(root, classes=("cat", "dog"), per_class=3, shape=(6, 6, 3)):
     """A folder per class with pictures 0.png, 1.png and so on of `shape` (H, W, C); returns the root."""
     rng = np.random.default_rng(1)
