@@ -33,8 +33,6 @@ SHOWN = (
     "recall",
     "density",
     "coverage",
-    "fld",
-    "generalisation_gap",
     "authenticity",
     "distance_ratio",
 )

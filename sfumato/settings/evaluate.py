@@ -8,7 +8,7 @@ from sfumato.settings.fields import Positive, Settings
 from sfumato.settings.own_network import OwnNetwork
 from sfumato.settings.release import Drawable
 
-Fidelity = Literal["frechet", "mmd", "inception_score", "precision_recall", "fld", "authenticity", "detector"]
+Fidelity = Literal["frechet", "mmd", "inception_score", "precision_recall", "authenticity", "detector"]
 
 
 class Evaluate(Settings):
