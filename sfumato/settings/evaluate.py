@@ -26,14 +26,12 @@ class Evaluate(Settings):
     extractor: Literal["embedded", "inception"] = "embedded"
     network: OwnNetwork | None = None  # of the owner's, which gives the feature space instead
     weights: str | None = None  # local weights file of Inception; None: pytorch-fid's own download
-    # hex sha256 of that file; None: that of the published weights, the only ones with which a distance is called FID
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = None
     fidelity: tuple[Fidelity, ...] | None = None  # metrics to compute; None: all that the extractor has; []: none
 
     @model_validator(mode="after")
     def extractor_has_what_it_needs(self) -> Self:
         for needs, key in (
-            (self.weights or self.sha256, "weights (or sha256)"),
+            (self.weights, "weights"),
             (self.fidelity and "inception_score" in self.fidelity, "fidelity: inception_score"),
         ):
             if needs and self.extractor != "inception":

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection
 
 import numpy as np
+from scipy.special import softmax
 
 from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.metrics.distances import frechet_distance, inception_score, kernel_distance
@@ -26,11 +27,11 @@ def fidelity(
     compared, reference: (N, D) and (M, D) features, of the set and of the hold-out; novel: (features to test for
     copies, training, hold-out); metrics: some of `evaluate.fidelity`; warn: called with what limits a number.
     Returns {"space", "reference", "images", "reference_images", "frechet", "mmd", "mmd_std", "precision", …}.
-    Distances are called "fid", "kid", "kid_std" only if the extractor is Inception with its published weights.
+    Distances are called "fid", "kid", "kid_std" only if the extractor is Inception.
     """
     found: dict = {"space": extractor.name, "reference": "holdout"}
     found |= {"images": len(compared), "reference_images": len(reference)}
-    frechet, mmd = ("fid", "kid") if extractor.published else ("frechet", "mmd")
+    frechet, mmd = ("fid", "kid") if extractor.head is not None else ("frechet", "mmd")
     fewest = min(len(compared), len(reference))
     if "frechet" in metrics:
         found[frechet] = frechet_distance(compared, reference)
@@ -42,9 +43,9 @@ def fidelity(
             )
     if "mmd" in metrics:
         found[mmd], found[f"{mmd}_std"] = kernel_distance(compared, reference)
-    if "inception_score" in metrics:
-        score = "inception_score" if extractor.published else "class_score"
-        found[score], found[f"{score}_std"] = inception_score(extractor.probabilities(compared))
+    if "inception_score" in metrics and extractor.head is not None:  # without bias, as in the first Inception Score
+        probabilities = softmax(compared.astype(np.float64) @ extractor.head.T, axis=1)
+        found["inception_score"], found["inception_score_std"] = inception_score(probabilities)
     if "precision_recall" in metrics:
         k = min(NEIGHBOURS, fewest - 1)
         if k < NEIGHBOURS:
