@@ -87,7 +87,7 @@ def main(
                 [labels[np.sort(parts[2])][: images // 2], labels[np.sort(parts[0])][: images // 2]]
             )
             synthetic, real = ImageSet(array, labelled, CLASSES), ImageSet(train, labels[np.sort(parts[0])], CLASSES)
-            plot_neighbours(synthetic, real, features, train_features, plots / "neighbours.png")
+            plot_neighbours(extractor, synthetic, real, plots / "neighbours.png")
     Console(width=160).print(table)
 
 

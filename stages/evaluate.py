@@ -62,7 +62,7 @@ def evaluate(
     from sfumato.evaluation.comparison import identity, keep_evaluation
     from sfumato.evaluation.detector import detections
     from sfumato.evaluation.extractors import build_extractor
-    from sfumato.evaluation.plots import plot_accuracy, plot_detected, plot_features
+    from sfumato.evaluation.plots import plot_accuracy, plot_detected, plot_neighbours
     from sfumato.evaluation.scores import PLAIN, RELEASE, evaluate_release, looked_at, teacher_accuracy
     from sfumato.evaluation.tables import accuracy_table, class_table, csv_of, tables_of
     from sfumato.evaluation.verdict import verdict
@@ -112,7 +112,7 @@ def evaluate(
     plot_accuracy(found, out / "accuracy.png")
     if extractor is not None:
         log("plots")
-        plot_features(extractor, synthetic.get(PLAIN, synthetic[RELEASE]), train, out)
+        plot_neighbours(extractor, synthetic.get(PLAIN, synthetic[RELEASE]), train, out / "neighbours.png")
     for name, table in tables.items():
         write_local(out / name, csv_of(table).encode())
     write_local(metrics, (json.dumps(found, indent=1) + "\n").encode())

@@ -1,7 +1,8 @@
 """The classifiers that score synthetic images: a linear one, a perceptron, three small CNNs and three deep networks.
 
 All take (B, C, H, W) float32 in [0, 1] and return (B, classes) logits; `features` returns the input of the last layer.
-`wrn`, `resnet` and `resnext` are small networks of the families that DPImageBench scores with.
+`wrn` (WRN-16-2), `resnet` (ResNet-20) and `resnext` (ResNeXt-20, 4×16d) are small networks of the families that
+DPImageBench scores with.
 Sources: Zagoruyko and Komodakis 2016 (wide), He et al. 2016 (plain), Xie et al. 2017 (ResNeXt).
 """
 
@@ -25,14 +26,13 @@ Body = tuple[nn.Module, int]  # images (B, C, H, W) in [-1, 1] -> (B, width), an
 class Spec:
     """One classifier.
 
-    body: (channels, height, width) of the images -> body; network: the name of a deep network, "" for the others;
-    augment: training images are shifted a little, and colour ones mirrored.
+    body: (channels, height, width) of the images -> body; augment: training images are shifted a little, and colour
+    ones mirrored.
     """
 
     body: Callable[[int, int, int], Body]
     peak_learning_rate: float
     weight_decay: float
-    network: str = ""
     augment: bool = False
 
 
@@ -41,12 +41,11 @@ CLASSIFIERS: dict[str, Spec] = {
     "mlp": Spec(lambda c, h, w: (perceptron(c * h * w), FEATURES), 2e-3, 1e-4),
     "cnn": Spec(lambda c, h, w: (convolutions(c, h, w), FEATURES), 4e-3, 1e-2),
     "student": Spec(lambda c, h, w: pooled_convolutions(c, h, w), 4e-3, 1e-2, augment=True),
-    "wrn": Spec(lambda c, h, w: wide_resnet(c, 16, 2, stem_stride(h, w)), 4e-3, 1e-2, "WRN-16-2"),
-    "resnet": Spec(lambda c, h, w: plain_resnet(c, 20, stem_stride(h, w)), 4e-3, 1e-2, "ResNet-20"),
-    "resnext": Spec(lambda c, h, w: resnext(c, 20, 4, 16, stem_stride(h, w)), 2e-3, 1e-2, "ResNeXt-20, 4×16d"),
+    "wrn": Spec(lambda c, h, w: wide_resnet(c, 16, 2, stem_stride(h, w)), 4e-3, 1e-2),
+    "resnet": Spec(lambda c, h, w: plain_resnet(c, 20, stem_stride(h, w)), 4e-3, 1e-2),
+    "resnext": Spec(lambda c, h, w: resnext(c, 20, 4, 16, stem_stride(h, w)), 2e-3, 1e-2),
 }
 NAMES = tuple(CLASSIFIERS)
-DEEP = tuple(name for name, spec in CLASSIFIERS.items() if spec.network)
 
 
 class Classifier(nn.Module):

@@ -13,7 +13,6 @@ import pandas as pd
 from sfumato.data.images import ImageSet
 from sfumato.data.prepare import fingerprint
 from sfumato.errors import DataError, explained
-from sfumato.evaluation.classifiers import CLASSIFIERS
 from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.plots import accuracies
 from sfumato.privacy.check import check_ledger, folder_md5, md5_of
@@ -32,7 +31,6 @@ COMPARED = {  # entries of an evaluation's identity, and the columns that hold t
     "extractor": "extractor",
     "reference": "reference",
     "training": "schedule",
-    "networks": "networks",
 }
 RECORDED = {"dataset": "dataset_id", "version": "data_version"}  # entries of an identity that records hold too
 COST = ("run", "recipe", "target", "epsilon", "delta")  # the first columns of a run
@@ -156,7 +154,6 @@ def identity(
     version: of the data card; key: of the dataset. Digests of real images are keyed: without it they reveal nothing.
     """
     settings = plan.settings
-    deep = [f"{name}: {CLASSIFIERS[name].network}" for name in settings.classifiers if CLASSIFIERS[name].network]
     amount = f"{settings.steps} steps" if settings.steps else f"{settings.epochs} epochs"
     return {
         "dataset": plan.dataset_id,
@@ -166,7 +163,6 @@ def identity(
         "extractor": extractor.digest if extractor else "none",
         "reference": "holdout, plain images",
         "training": f"light, {amount}, last epoch",
-        "networks": ", ".join(deep) or "none of the deep ones",
         "release": directory_hash(release),
     }
 

@@ -38,7 +38,6 @@ IDENTITY = {
     "extractor": "e" * 64,
     "reference": "holdout",
     "training": "light, 12 epochs, last epoch",
-    "networks": "none",
 }
 
 
