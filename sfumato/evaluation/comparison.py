@@ -32,7 +32,6 @@ COMPARED = {  # entries of an evaluation's identity, and the columns that hold t
     "reference": "reference",
     "training": "schedule",
 }
-RECORDED = {"dataset": "dataset_id", "version": "data_version"}  # entries of an identity that records hold too
 COST = ("run", "recipe", "target", "epsilon", "delta")  # the first columns of a run
 OTHERS = (*COST, "distance", "space", "problems", *COMPARED.values())  # all but the accuracies
 SHOWN = {  # of `dvc exp show --json`
@@ -106,11 +105,9 @@ def row_of(name: str, ledger: Mapping, metrics: Mapping) -> dict:
     """
     spent, problems = check_ledger(ledger, delta=ledger["delta"])
     identity = {key: str(value) for key, value in metrics.get("identity", {}).items()}
-    if not problems:
-        held = {key: ", ".join(sorted({str(record[key]) for record in ledger["records"]})) for key in RECORDED.values()}
-        identity = {key: held[entry] for key, entry in RECORDED.items()} | identity
-        if held["data_version"] not in ("", identity["version"]):
-            problems = [*problems, "its ledger is of other data than its evaluation"]
+    versions = set() if problems else {record["data_version"] for record in ledger["records"]}
+    if identity and versions - {"", identity.get("version")}:
+        problems = [*problems, "its ledger is of other data than its evaluation"]
     row: dict = {"run": name, "recipe": str(ledger["recipe"]), "target": float(ledger["target"])}
     row |= {"epsilon": spent, "delta": float(ledger["delta"])}
     for classifier, found in accuracies(metrics["release"]).items():
