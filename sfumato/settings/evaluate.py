@@ -1,12 +1,11 @@
 """The section `evaluate`: the release measured on real images."""
 
-from typing import Annotated, ClassVar, Literal, Self, get_args
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
 from sfumato.settings.fields import Positive, Settings
 from sfumato.settings.own_network import OwnNetwork
-from sfumato.settings.release import Drawable
 
 Fidelity = Literal["frechet", "mmd", "inception_score", "precision_recall", "authenticity", "detector"]
 
@@ -14,11 +13,9 @@ Fidelity = Literal["frechet", "mmd", "inception_score", "precision_recall", "aut
 class Evaluate(Settings):
     """The release measured on real images: local, outside the guarantee."""
 
-    chooser: ClassVar[str] = "stages"
     # what is trained on synthetic images and tested on the hold-out: lr, mlp, cnn, student, wrn, resnet, resnext
     classifiers: Annotated[tuple[str, ...], Field(min_length=1)] = ("lr", "mlp", "cnn")
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0, 1, 2)  # each classifier is trained once per seed
-    stages: tuple[Drawable, ...] = ()  # models that are also scored on their own, by as many images as the release
     epochs: Positive = 12  # passes of a training over its images; at least 600 gradient steps
     steps: Positive | None = None  # gradient steps of every training; None: by epochs
     bound: bool = True  # also train on the real training images: the upper bound
@@ -37,10 +34,6 @@ class Evaluate(Settings):
             if needs and self.extractor != "inception":
                 raise ValueError(f"evaluate.{key} needs evaluate.extractor: inception, not {self.extractor}")
         return self
-
-    def reads(self, name: str) -> bool:
-        own = ("synthesize", "teacher", "count", *self.stages)
-        return name in own or (name == "public" and "select" in self.stages)
 
     @property
     def metrics(self) -> tuple[str, ...]:

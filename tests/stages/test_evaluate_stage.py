@@ -20,7 +20,7 @@ from sfumato.storage.artifacts import writing
 from stages.cli import main
 from stages.state import in_git
 
-SETTINGS = {"classifiers": ["lr"], "seeds": [0], "epochs": 1, "stages": [], "bound": True}
+SETTINGS = {"classifiers": ["lr"], "seeds": [0], "epochs": 1, "bound": True}
 
 
 class Screen(StringIO):
