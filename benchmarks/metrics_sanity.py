@@ -26,18 +26,7 @@ from sfumato.evaluation.plots import plot_neighbours
 from sfumato.settings.evaluate import Evaluate
 
 CLASSES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
-SHOWN = (
-    "frechet",
-    "mmd",
-    "precision",
-    "recall",
-    "density",
-    "coverage",
-    "fld",
-    "generalisation_gap",
-    "authenticity",
-    "distance_ratio",
-)
+SHOWN = ("frechet", "mmd", "precision", "recall", "density", "coverage", "authenticity", "distance_ratio")
 
 
 def rows_of_known_quality(
@@ -98,7 +87,7 @@ def main(
                 [labels[np.sort(parts[2])][: images // 2], labels[np.sort(parts[0])][: images // 2]]
             )
             synthetic, real = ImageSet(array, labelled, CLASSES), ImageSet(train, labels[np.sort(parts[0])], CLASSES)
-            plot_neighbours(synthetic, real, features, train_features, plots / "neighbours.png")
+            plot_neighbours(extractor, synthetic, real, plots / "neighbours.png")
     Console(width=160).print(table)
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from sfumato.evaluation.classifiers import NAMES
+from sfumato.evaluation.classifiers import CLASSIFIERS
 from sfumato.settings import stages
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -110,7 +110,7 @@ def run(key: dict, changes: list[str], work: Path, shared: Path) -> dict:
     stage("ledger", "write")
     found = json.loads(Path("metrics.json").read_text())
     metrics = found["release"]
-    row = key | {name: round(100 * metrics[name]["mean"], 2) for name in NAMES if name in metrics}
+    row = key | {name: round(100 * metrics[name]["mean"], 2) for name in CLASSIFIERS if name in metrics}
     if "teacher" in found:
         row["teacher"] = round(100 * found["teacher"]["accuracy"], 2)
     fidelity = found.get("plain", metrics).get("fidelity", {})

@@ -27,7 +27,7 @@ STOPPED = "stopped. Run the same again: a query goes on and is not charged twice
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "Cannot allocate memory")
 # stages whose command has options of its own
-OWN = {"evaluate": with_paths(evaluate, *STAGES["evaluate"].inputs, "central")}
+OWN = {"evaluate": with_paths(evaluate, *STAGES["evaluate"].inputs)}
 
 app = typer.Typer(
     name="stage",

@@ -6,7 +6,7 @@ import json
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -15,12 +15,8 @@ from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.files import keep_private, write_local
 from stages import launch
 from stages.runner import CardPath, ConfigPath, DryRun, describe, load_plan, ready_processor
-from stages.screen import progress, say, show_local
+from stages.screen import say, show_local
 from stages.state import CARD, EVALUATION, LEDGER, check_local, state_dir
-
-if TYPE_CHECKING:
-    from sfumato.data.images import ImageSet
-    from sfumato.privacy.resolved import StagePlan
 
 LEDGER_HELP = "Ledger of the release, by which `stage compare` finds these numbers again."
 MEMBERSHIP_HELP = "Also attack the release: can members of the sensitive set be told from the hold-out?"
@@ -40,8 +36,7 @@ def evaluate(
     """Local: train classifiers on synthetic images, test them on the real hold-out, compare features."""
     plan = load_plan("evaluate", config)
     if dry_run:
-        scored = {name: paths[name] for name in ("synthesize", *plan.settings.stages)}
-        scored |= {"teacher": paths["teacher"]} if paths["teacher"].exists() else {}
+        scored = {name: path for name, path in paths.items() if name != "teacher" or path.exists()}
         real = {"real images": state_dir() / "data" / plan.dataset_id, "ledger": ledger}
         describe(plan, {"card": card, **scored, **real}, metrics)
         return typer.echo(f"and the folder {out}: local, not to be shared")
@@ -62,7 +57,7 @@ def evaluate(
     from sfumato.evaluation.comparison import identity, keep_evaluation
     from sfumato.evaluation.detector import detections
     from sfumato.evaluation.extractors import build_extractor
-    from sfumato.evaluation.plots import plot_accuracy, plot_detected, plot_features
+    from sfumato.evaluation.plots import plot_accuracy, plot_detected, plot_neighbours
     from sfumato.evaluation.scores import PLAIN, RELEASE, evaluate_release, looked_at, teacher_accuracy
     from sfumato.evaluation.tables import accuracy_table, class_table, csv_of, tables_of
     from sfumato.evaluation.verdict import verdict
@@ -80,9 +75,6 @@ def evaluate(
     synthetic = {RELEASE: load_images(synthesize, plan.classes, shape=plan.shape)}
     synthetic |= {PLAIN: plain} if (plain := plain_images(synthetic[RELEASE], synthesize)) is not None else {}
     extractor = build_extractor(plan.settings, plan.shape, log)  # before anything slow: a weights file may be missing
-    for name in plan.settings.stages:
-        read_artifact(paths[name], name)
-        synthetic[name] = draw_from_model(plan, name, paths)
     train, holdout = open_local(state_dir(), read_card(card), "evaluate", everywhere=True)
     key = secret_key(state_dir(), plan.dataset_id)
 
@@ -112,7 +104,7 @@ def evaluate(
     plot_accuracy(found, out / "accuracy.png")
     if extractor is not None:
         log("plots")
-        plot_features(extractor, synthetic.get(PLAIN, synthetic[RELEASE]), train, out)
+        plot_neighbours(extractor, synthetic.get(PLAIN, synthetic[RELEASE]), train, out / "neighbours.png")
     for name, table in tables.items():
         write_local(out / name, csv_of(table).encode())
     write_local(metrics, (json.dumps(found, indent=1) + "\n").encode())
@@ -127,18 +119,3 @@ def evaluate(
 
 def log(what: str) -> None:
     say(f"evaluate: {what}")
-
-
-def draw_from_model(plan: StagePlan[Any], name: str, paths: dict[str, Path]) -> ImageSet:
-    """Images of a single model, drawn as the release draws them."""
-    from sfumato.data.images import ImageSet
-    from sfumato.queries.count import read_counts
-    from sfumato.release.synthesis import draw_mixture
-
-    settings = load_plan("synthesize").settings
-    counts = read_counts(read_artifact(paths["count"], "count"), plan.size_hint, len(plan.classes))
-    priors = counts.priors if settings.labels == "prior" else None
-    with progress(f"evaluate: drawing from {name}") as report:
-        own = settings.model_copy(update={"sources": {name: 1.0}})
-        images, labels, _ = draw_mixture(paths, own, priors, 0, report, plan.shape)
-    return ImageSet(images.permute(0, 2, 3, 1).numpy(), labels.numpy(), plan.classes)

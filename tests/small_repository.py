@@ -37,7 +37,7 @@ SMALL = {
     ],
     "finetune": {"steps": 40, "batch": 60, "draws": 1, "trainable": "salient-lora"},
     "synthesize": {"count": 120, "steps": 3},
-    "evaluate": {"classifiers": ["lr"], "seeds": [0], "epochs": 1, "stages": [], "bound": False, "fidelity": []},
+    "evaluate": {"classifiers": ["lr"], "seeds": [0], "epochs": 1, "bound": False, "fidelity": []},
 }
 
 

@@ -1,7 +1,8 @@
 """The classifiers that score synthetic images: a linear one, a perceptron, three small CNNs and three deep networks.
 
 All take (B, C, H, W) float32 in [0, 1] and return (B, classes) logits; `features` returns the input of the last layer.
-`wrn`, `resnet` and `resnext` are small networks of the families that DPImageBench scores with.
+`wrn` (WRN-16-2), `resnet` (ResNet-20) and `resnext` (ResNeXt-20, 4×16d) are small networks of the families that
+DPImageBench scores with.
 Sources: Zagoruyko and Komodakis 2016 (wide), He et al. 2016 (plain), Xie et al. 2017 (ResNeXt).
 """
 
@@ -25,14 +26,13 @@ Body = tuple[nn.Module, int]  # images (B, C, H, W) in [-1, 1] -> (B, width), an
 class Spec:
     """One classifier.
 
-    body: (channels, height, width) of the images -> body; network: the name of a deep network, "" for the others;
-    augment: training images are shifted a little, and colour ones mirrored.
+    body: (channels, height, width) of the images -> body; augment: training images are shifted a little, and colour
+    ones mirrored.
     """
 
     body: Callable[[int, int, int], Body]
     peak_learning_rate: float
     weight_decay: float
-    network: str = ""
     augment: bool = False
 
 
@@ -41,12 +41,10 @@ CLASSIFIERS: dict[str, Spec] = {
     "mlp": Spec(lambda c, h, w: (perceptron(c * h * w), FEATURES), 2e-3, 1e-4),
     "cnn": Spec(lambda c, h, w: (convolutions(c, h, w), FEATURES), 4e-3, 1e-2),
     "student": Spec(lambda c, h, w: pooled_convolutions(c, h, w), 4e-3, 1e-2, augment=True),
-    "wrn": Spec(lambda c, h, w: wide_resnet(c, 16, 2, stem_stride(h, w)), 4e-3, 1e-2, "WRN-16-2"),
-    "resnet": Spec(lambda c, h, w: plain_resnet(c, 20, stem_stride(h, w)), 4e-3, 1e-2, "ResNet-20"),
-    "resnext": Spec(lambda c, h, w: resnext(c, 20, 4, 16, stem_stride(h, w)), 2e-3, 1e-2, "ResNeXt-20, 4×16d"),
+    "wrn": Spec(lambda c, h, w: wide_resnet(c, 16, 2, stem_stride(h, w)), 4e-3, 1e-2),
+    "resnet": Spec(lambda c, h, w: plain_resnet(c, 20, stem_stride(h, w)), 4e-3, 1e-2),
+    "resnext": Spec(lambda c, h, w: resnext(c, 20, 4, 16, stem_stride(h, w)), 2e-3, 1e-2),
 }
-NAMES = tuple(CLASSIFIERS)
-DEEP = tuple(name for name, spec in CLASSIFIERS.items() if spec.network)
 
 
 class Classifier(nn.Module):
@@ -66,9 +64,7 @@ class Classifier(nn.Module):
 
 
 def build_classifier(name: str, shape: tuple[int, int, int], classes: int) -> Classifier:
-    """A freshly initialised classifier, one of NAMES, for images of `shape` (C, H, W)."""
-    if name not in CLASSIFIERS:
-        raise ValueError(f"no classifier named {name!r}: use one of {', '.join(NAMES)}")
+    """A freshly initialised classifier, one of CLASSIFIERS, for images of `shape` (C, H, W)."""
     body, width = CLASSIFIERS[name].body(*shape)
     return Classifier(body, width, classes)
 
@@ -80,14 +76,8 @@ def stem_stride(height: int, width: int) -> int:
 
 def perceptron(pixels: int) -> nn.Sequential:
     """Two dense layers with a dropout between them."""
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(pixels, 2 * FEATURES),
-        nn.ReLU(),
-        nn.Dropout(0.2),
-        nn.Linear(2 * FEATURES, FEATURES),
-        nn.ReLU(),
-    )
+    first = nn.Flatten(), nn.Linear(pixels, 2 * FEATURES), nn.ReLU(), nn.Dropout(0.2)
+    return nn.Sequential(*first, nn.Linear(2 * FEATURES, FEATURES), nn.ReLU())
 
 
 def pooled_convolutions(channels: int, height: int, width: int) -> Body:
@@ -172,17 +162,17 @@ def wide_resnet(channels: int, depth: int, widen: int, stride: int = 1) -> tuple
     widths = [16 * widen * 2**i for i in range(3)]
     stages = three_stages(16, widths, (depth - 4) // 6, PreActivated)
     stem = nn.Conv2d(channels, 16, 3, stride, 1, bias=False)
-    return nn.Sequential(
-        stem, *stages, nn.BatchNorm2d(widths[-1]), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
-    ), widths[-1]
+    return averaged(stem, *stages, nn.BatchNorm2d(widths[-1]), nn.ReLU()), widths[-1]
 
 
 def plain_resnet(channels: int, depth: int, stride: int = 1) -> tuple[nn.Sequential, int]:
     """ResNet-depth of 16, 32 and 64 channels, depth = 6n + 2. Returns (body, width of its features)."""
-    stages = three_stages(
-        16, [16, 32, 64], (depth - 2) // 6, lambda a, b, step: Residual(a, [(3, b, 1), (3, b, 1)], step)
-    )
-    return nn.Sequential(*normed(channels, 16, stride), *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten()), 64
+
+    def block(inputs: int, outputs: int, step: int) -> Residual:
+        return Residual(inputs, [(3, outputs, 1), (3, outputs, 1)], step)
+
+    stages = three_stages(16, [16, 32, 64], (depth - 2) // 6, block)
+    return averaged(*normed(channels, 16, stride), *stages), 64
 
 
 def resnext(channels: int, depth: int, cardinality: int, width: int, stride: int = 1) -> tuple[nn.Sequential, int]:
@@ -196,12 +186,12 @@ def resnext(channels: int, depth: int, cardinality: int, width: int, stride: int
         return Residual(inputs, [(1, 2 * outputs, 1), (3, 2 * outputs, cardinality), (1, outputs, 1)], step)
 
     widths = [cardinality * width // 2 * 2**i for i in range(3)]
-    return nn.Sequential(
-        *normed(channels, 64, stride),
-        *three_stages(64, widths, (depth - 2) // 9, block),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-    ), widths[-1]
+    return averaged(*normed(channels, 64, stride), *three_stages(64, widths, (depth - 2) // 9, block)), widths[-1]
+
+
+def averaged(*layers: nn.Module) -> nn.Sequential:
+    """The layers, and the mean over all places."""
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
 def normed(inputs: int, outputs: int, stride: int = 1, kernel: int = 3, groups: int = 1) -> list[nn.Module]:

@@ -13,7 +13,6 @@ import pandas as pd
 from sfumato.data.images import ImageSet
 from sfumato.data.prepare import fingerprint
 from sfumato.errors import DataError, explained
-from sfumato.evaluation.classifiers import CLASSIFIERS
 from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.plots import accuracies
 from sfumato.privacy.check import check_ledger, folder_md5, md5_of
@@ -32,9 +31,7 @@ COMPARED = {  # entries of an evaluation's identity, and the columns that hold t
     "extractor": "extractor",
     "reference": "reference",
     "training": "schedule",
-    "networks": "networks",
 }
-RECORDED = {"dataset": "dataset_id", "version": "data_version"}  # entries of an identity that records hold too
 COST = ("run", "recipe", "target", "epsilon", "delta")  # the first columns of a run
 OTHERS = (*COST, "distance", "space", "problems", *COMPARED.values())  # all but the accuracies
 SHOWN = {  # of `dvc exp show --json`
@@ -108,11 +105,9 @@ def row_of(name: str, ledger: Mapping, metrics: Mapping) -> dict:
     """
     spent, problems = check_ledger(ledger, delta=ledger["delta"])
     identity = {key: str(value) for key, value in metrics.get("identity", {}).items()}
-    if not problems:
-        held = {key: ", ".join(sorted({str(record[key]) for record in ledger["records"]})) for key in RECORDED.values()}
-        identity = {key: held[entry] for key, entry in RECORDED.items()} | identity
-        if held["data_version"] not in ("", identity["version"]):
-            problems = [*problems, "its ledger is of other data than its evaluation"]
+    versions = set() if problems else {record["data_version"] for record in ledger["records"]}
+    if identity and versions - {"", identity.get("version")}:
+        problems = [*problems, "its ledger is of other data than its evaluation"]
     row: dict = {"run": name, "recipe": str(ledger["recipe"]), "target": float(ledger["target"])}
     row |= {"epsilon": spent, "delta": float(ledger["delta"])}
     for classifier, found in accuracies(metrics["release"]).items():
@@ -156,7 +151,6 @@ def identity(
     version: of the data card; key: of the dataset. Digests of real images are keyed: without it they reveal nothing.
     """
     settings = plan.settings
-    deep = [f"{name}: {CLASSIFIERS[name].network}" for name in settings.classifiers if CLASSIFIERS[name].network]
     amount = f"{settings.steps} steps" if settings.steps else f"{settings.epochs} epochs"
     return {
         "dataset": plan.dataset_id,
@@ -166,7 +160,6 @@ def identity(
         "extractor": extractor.digest if extractor else "none",
         "reference": "holdout, plain images",
         "training": f"light, {amount}, last epoch",
-        "networks": ", ".join(deep) or "none of the deep ones",
         "release": directory_hash(release),
     }
 

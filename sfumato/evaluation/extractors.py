@@ -1,13 +1,12 @@
 """Feature spaces for comparing image sets, behind one interface: images in, features out.
 
 `embedded` needs no download: a small network is trained here on drawn images. `inception` is the space of published
-FIDs; its weights are read from a local file, as tensors only.
+FIDs.
 """
 
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from scipy.special import softmax
 from torch import Tensor
 
 from sfumato.data.images import ImageSet, Shape
@@ -33,7 +31,6 @@ from sfumato.training.supervised import apply
 PUBLISHED = "6726825d"  # start of the sha256 of pytorch-fid's Inception weights, as in its file name
 EPOCHS = 4  # over the drawn images; at least downstream.MIN_STEPS steps
 DRAWN_PER_CLASS = {"glyphs": 200, "procedural": 2000}  # what the embedded feature network is trained on
-PATCHING = threading.Lock()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +38,8 @@ class Extractor:
     """A feature space.
 
     embed: (B, C, H, W) float32 in [0, 1] on `device` -> (B, dimension); digest: sha256 of the weights and of how images
-    are fed to them; head: (classes, dimension) weights from features to logits, None without classes; published:
-    Inception with its published weights. Only with these are distances called FID and KID.
+    are fed to them; head: of Inception, (classes, dimension) weights from features to logits. Only in its space are
+    distances called FID and KID.
     """
 
     name: str
@@ -52,52 +49,34 @@ class Extractor:
     device: str = "cpu"
     batch: int = 32
     head: np.ndarray | None = None
-    published: bool = False
     known: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)  # see `features_of`
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         """(N, H, W, C) uint8, C 1 or 3 -> (N, dimension) float32. Raises DataError for features that are not finite."""
-        if not len(images):
-            return np.zeros((0, self.dimension), dtype=np.float32)
         features = apply(self.embed, images, self.device, self.batch)
-        if features.shape != (len(images), self.dimension) or not np.isfinite(features).all():
-            raise DataError(
-                f"{self.name} gave features of shape {features.shape} or some that are not finite: "
-                "check its weights file."
-            )
+        if not np.isfinite(features).all():
+            raise DataError(f"{self.name} gave features that are not finite: check its weights file.")
         return features
-
-    def probabilities(self, features: np.ndarray) -> np.ndarray:
-        """(N, dimension) -> (N, classes) float64, without bias as in the first Inception Score. ValueError: no head."""
-        if self.head is None:
-            raise ValueError(f"{self.name} has no classes")
-        return np.asarray(softmax(features.astype(np.float64) @ self.head.T.astype(np.float64), axis=1))
 
 
 def features_of(extractor: Extractor, images: np.ndarray) -> np.ndarray:
     """(N, H, W, C) uint8 -> (N, D) float32, computed once in a process, and never written to disk."""
-    if (key := key_of(images)) not in extractor.known:
+    digest = hashlib.sha256(f"{images.dtype} {images.shape} ".encode())
+    digest.update(np.ascontiguousarray(images).data)
+    if (key := digest.hexdigest()) not in extractor.known:
         extractor.known[key] = extractor(images)
     return extractor.known[key]
-
-
-def key_of(images: np.ndarray) -> str:
-    """sha256 over the images' type, shape and bytes, read in pieces."""
-    digest = hashlib.sha256(f"{images.dtype} {images.shape} ".encode())
-    for start in range(0, len(images), 4096):
-        digest.update(np.ascontiguousarray(images[start : start + 4096]).tobytes())
-    return digest.hexdigest()
 
 
 def build_extractor(config: Evaluate, shape: Shape, log: Callable[[str], None]) -> Extractor | None:
     """The feature space that `config` names, for images of `shape` (C, H, W); None if no fidelity is asked for.
 
-    log: told of a network to be trained. Raises DataError for weights that are missing, damaged or other than `sha256`.
+    log: told of a network to be trained. Raises DataError for weights that are missing or not those expected.
     """
     if not config.metrics:
         return None
     if config.extractor == "inception":
-        return inception_extractor(Path(config.weights) if config.weights else None, config.sha256)
+        return inception_extractor(Path(config.weights) if config.weights else None)
     if config.network is not None:
         return own_extractor(config.network, shape)
     source: Literal["glyphs", "procedural"] = "glyphs" if shape[0] == 1 else "procedural"
@@ -139,11 +118,11 @@ def own_extractor(settings: OwnNetwork, shape: Shape) -> Extractor:
     return Extractor(name=f"own-{settings.sha256[:8]}", digest=digest, dimension=dimension, embed=network)
 
 
-def inception_extractor(path: Path | None = None, sha256: str | None = None) -> Extractor:
+def inception_extractor(path: Path | None = None) -> Extractor:
     """The 2048 pooled features of pytorch-fid's Inception, images resized to 299×299 as there.
 
-    path: its weights file; None: that of torch.hub, downloaded if it is missing.
-    sha256: names another file to use; without it the file must be the published one. Only the published one gives FIDs.
+    path: its weights file; None: that of torch.hub, downloaded if it is missing. Raises DataError for any other file:
+    no distance would be an FID.
     """
     from pytorch_fid import inception
 
@@ -155,54 +134,26 @@ def inception_extractor(path: Path | None = None, sha256: str | None = None) -> 
             failed, causes = "the Inception weights could not be downloaded", (OSError, RuntimeError)
             with explained(DataError, lambda error: f"{failed} ({error}): {remedy}", causes=causes):
                 torch.hub.download_url_to_file(inception.FID_WEIGHTS_URL, str(path), hash_prefix=PUBLISHED)
-    digest = check_weights(path, sha256 or PUBLISHED)
-    state = read_state(path)
-    other = f"{path} does not hold pytorch-fid's Inception: fetch it from {inception.FID_WEIGHTS_URL}."
+    if not path.is_file():
+        raise DataError(f"evaluate.weights={path} does not exist: name a local weights file.")
+    digest = digest_of_file(path)
+    if not digest.startswith(PUBLISHED):
+        expected = f"expected {PUBLISHED}…, the weights at {inception.FID_WEIGHTS_URL}"
+        raise DataError(f"{path} has sha256 {digest}, {expected}: it is another file, or damaged.")
+    state = torch.load(path, map_location="cpu", weights_only=True)
     # pytorch-fid loads weights only through its own download
-    with PATCHING, explained(DataError, lambda _: other, causes=(RuntimeError, TypeError, AttributeError)):
-        download, inception.load_state_dict_from_url = inception.load_state_dict_from_url, lambda *_, **__: state
-        try:
-            network = inception.InceptionV3([inception.InceptionV3.BLOCK_INDEX_BY_DIM[2048]]).eval()
-        finally:
-            inception.load_state_dict_from_url = download
+    download, inception.load_state_dict_from_url = inception.load_state_dict_from_url, lambda *_, **__: state
+    try:
+        network = inception.InceptionV3([inception.InceptionV3.BLOCK_INDEX_BY_DIM[2048]]).eval()
+    finally:
+        inception.load_state_dict_from_url = download
     device = compute.device().type
     network = network.to(device)
-    published = digest.startswith(PUBLISHED)
     return Extractor(
-        name="inception-2015-12-05" if published else f"inception-{digest[:8]}",
+        name="inception-2015-12-05",
         digest=hashlib.sha256(f"{digest} inception pool3, bilinear 299".encode()).hexdigest(),
         dimension=2048,
         embed=lambda images: network(images.expand(-1, 3, -1, -1))[0].flatten(1),  # grey is repeated
         device=device,
-        head=state["fc.weight"].float().numpy(),
-        published=published,
+        head=state["fc.weight"].double().numpy(),
     )
-
-
-def check_weights(path: Path, expected: str) -> str:
-    """The sha256 of a weights file. Raises DataError if it is missing or does not begin with `expected`."""
-    if not path.is_file():
-        raise DataError(f"evaluate.weights={path} does not exist: name a local weights file.")
-    found = digest_of_file(path)
-    if not found.startswith(expected.lower()):
-        raise DataError(
-            f"{path} has sha256 {found}, expected {expected}{'…' if len(expected) < 64 else ''}: "
-            "it is another file, or damaged."
-        )
-    return found
-
-
-def read_state(path: Path) -> dict[str, Tensor]:
-    """A state dict of tensors. Raises DataError for anything else: a file that would run code is not loaded."""
-    from pickle import UnpicklingError  # torch.load(weights_only=True) raises it
-
-    asked, causes = (
-        "a state dict of tensors is expected.",
-        (OSError, RuntimeError, EOFError, ValueError, UnpicklingError),
-    )
-    plain = f"{path} is not a plain file of weights"
-    with explained(DataError, lambda error: f"{plain} ({type(error).__name__}): {asked}", causes=causes):
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
-        raise DataError(f"{path} is not a state dict of tensors: save `model.state_dict()`.")
-    return state

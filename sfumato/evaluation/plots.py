@@ -19,7 +19,8 @@ from sfumato.storage.png import to_grid
 LOCAL = "local: not for release"
 SYNTHETIC, REAL = (37, 99, 168), (224, 122, 31)  # the frames of the images, and their names in the title
 ACCURACY = "accuracy on real hold-out, %"
-MOST_CLASSES = 20
+MOST_CLASSES, PAIRS = 20, 6
+ROWS, COLUMNS = 3, 16  # of pictures of each kind, of the detector
 LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 8}
 
 
@@ -96,27 +97,25 @@ def plot_comparison(runs: pd.DataFrame, classifier: str, path: Path) -> None:
     save(figure, path)
 
 
-def plot_neighbours(
-    synthetic: ImageSet, train: ImageSet, features: np.ndarray, train_features: np.ndarray, path: Path, pairs: int = 6
-) -> None:
+def plot_neighbours(extractor: Extractor, synthetic: ImageSet, train: ImageSet, path: Path) -> None:
     """For each class, the synthetic images that come nearest to any training image, each beside that one.
 
-    features, train_features: (N, D) and (M, D), a row for each image of the two sets. If anything was copied, this
-    picture shows it. The first MOST_CLASSES classes are shown.
+    If anything was copied, this picture shows it. The first MOST_CLASSES classes are shown, with PAIRS images of each.
     """
-    index, distance = nearest(features, train_features)
+    synthetic, train = subsample(synthetic), subsample(train, SEARCHED)
+    index, distance = nearest(features_of(extractor, synthetic.images), features_of(extractor, train.images))
     classes = range(min(len(synthetic.classes), MOST_CLASSES))
     scale = max(1, round(48 / max(synthetic.images.shape[1:3])))
     blank = framed(np.full_like(synthetic.images[0], 255), scale, (255, 255, 255))
     tiles, ends = [], []
     for label in classes:
         of_class = np.flatnonzero(having(synthetic.labels, label))
-        closest = of_class[np.argsort(distance[of_class], kind="stable")[:pairs]]
+        closest = of_class[np.argsort(distance[of_class], kind="stable")[:PAIRS]]
         for i in closest:
             tiles += [framed(synthetic.images[i], scale, SYNTHETIC), framed(train.images[index[i]], scale, REAL)]
-        tiles += [blank] * (2 * (pairs - len(closest)))
+        tiles += [blank] * (2 * (PAIRS - len(closest)))
         ends.append(f"{distance[closest[0]]:.3g}" if len(closest) else "")
-    canvas = to_grid(np.stack(tiles).transpose(0, 3, 1, 2) / 255, 2 * pairs)
+    canvas = to_grid(np.stack(tiles).transpose(0, 3, 1, 2) / 255, 2 * PAIRS)
     figure = new_figure(canvas.shape[1] / 100 + 1.9, canvas.shape[0] / 100 + 0.8)
     axes = figure.subplots()
     axes.imshow(canvas, interpolation="nearest")
@@ -133,7 +132,7 @@ def plot_neighbours(
     save(figure, path)
 
 
-def plot_detected(detected: Detected, path: Path, rows: int = 3, columns: int = 16) -> None:
+def plot_detected(detected: Detected, path: Path) -> None:
     """What the detector goes by: the released images it is surest of, those it takes for real, the surest real ones.
 
     The clearest come first.
@@ -145,23 +144,15 @@ def plot_detected(detected: Detected, path: Path, rows: int = 3, columns: int = 
         "released, taken for real": ranked[::-1],
         "real, and it shows": real[np.argsort(detected.scores[real], kind="stable")],
     }
-    figure = new_figure(columns * 0.5 + 0.4, len(parts) * (rows * 0.5 + 0.35) + 0.5)
+    figure = new_figure(COLUMNS * 0.5 + 0.4, len(parts) * (ROWS * 0.5 + 0.35) + 0.5)
     for axes, (title, order) in zip(figure.subplots(len(parts), 1), parts.items(), strict=True):
-        shown = detected.images[order[: rows * columns]].transpose(0, 3, 1, 2) / 255
-        grid = to_grid(shown, columns)
+        grid = to_grid(detected.images[order[: ROWS * COLUMNS]].transpose(0, 3, 1, 2) / 255, COLUMNS)
         axes.imshow(np.broadcast_to(grid, (*grid.shape[:2], 3)), interpolation="nearest")
         axes.set_title(title, fontsize=9, loc="left")
         axes.set_axis_off()
     share = f"{100 * detected.accuracy:.1f} %, 50 by guessing"
     figure.suptitle(f"a small network tells released images from real ones in {share}\n{LOCAL}", fontsize=10)
     save(figure, path)
-
-
-def plot_features(extractor: Extractor, release: ImageSet, train: ImageSet, out: Path) -> None:
-    """Draw the training images nearest to some released ones into `out`/neighbours.png."""
-    shown, searched = subsample(release), subsample(train, SEARCHED)
-    features, real = features_of(extractor, shown.images), features_of(extractor, searched.images)
-    plot_neighbours(shown, searched, features, real, out / "neighbours.png")
 
 
 def framed(image: np.ndarray, scale: int, colour: tuple[int, int, int]) -> np.ndarray:
@@ -193,6 +184,6 @@ def on_a_grid(axes, lines: str) -> None:
 
 
 def save(figure, path: Path) -> None:
-    drawn, kind = io.BytesIO(), path.suffix[1:] or "png"
-    figure.savefig(drawn, format=kind, dpi=150, metadata={"Software": None} if kind == "png" else None)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=path.suffix[1:], dpi=150)
     write_local(path, drawn.getbuffer())

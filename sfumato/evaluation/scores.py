@@ -39,7 +39,7 @@ def evaluate_release(
     compares real images with other real images: the values to aim for; "blurred" compares blurred real ones. A
     synthetic set without some class is scored all the same, with a warning.
 
-    synthetic: sets by name ("release", "plain", "auxiliary", …), of the classes and shape of `train`; fidelity is that
+    synthetic: sets by name ("release", "plain"), of the classes and shape of `train`; fidelity is that
     of PLAIN instead of RELEASE, if it is there; extractor: None only if `config` asks for no fidelity.
     Returns {"scope": "local", "warnings": […], name: {"lr": {"mean", "std", "per_seed", …}, …, "fidelity": {…}}}:
     accuracies on `holdout` in [0, 1], fidelity to it (`sfumato.evaluation.metrics.fidelity`). Of several labels,

@@ -289,7 +289,7 @@ def evaluate_seconds(work: Work) -> float:
     settings, found = work.params.evaluate, 0.0
     drawn, moved = work.params.synthesize, MOVED * len(SHIFTS)
     plain = [int(drawn.count * (1 - drawn.distorted - drawn.mixed))] if drawn.relabel else []
-    sets = [drawn.count, *plain] + [drawn.count] * len(settings.stages)
+    sets = [drawn.count, *plain]
     for images in sets + [work.sensitive] * settings.bound:
         for name in settings.classifiers:
             schedule = schedule_of(name, images, settings.epochs, settings.steps)

@@ -1,24 +1,21 @@
 """The section `evaluate`: the release measured on real images."""
 
-from typing import Annotated, ClassVar, Literal, Self, get_args
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
 from sfumato.settings.fields import Positive, Settings
 from sfumato.settings.own_network import OwnNetwork
-from sfumato.settings.release import Drawable
 
-Fidelity = Literal["frechet", "mmd", "inception_score", "precision_recall", "fld", "authenticity", "detector"]
+Fidelity = Literal["frechet", "mmd", "inception_score", "precision_recall", "authenticity", "detector"]
 
 
 class Evaluate(Settings):
     """The release measured on real images: local, outside the guarantee."""
 
-    chooser: ClassVar[str] = "stages"
     # what is trained on synthetic images and tested on the hold-out: lr, mlp, cnn, student, wrn, resnet, resnext
     classifiers: Annotated[tuple[str, ...], Field(min_length=1)] = ("lr", "mlp", "cnn")
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0, 1, 2)  # each classifier is trained once per seed
-    stages: tuple[Drawable, ...] = ()  # models that are also scored on their own, by as many images as the release
     epochs: Positive = 12  # passes of a training over its images; at least 600 gradient steps
     steps: Positive | None = None  # gradient steps of every training; None: by epochs
     bound: bool = True  # also train on the real training images: the upper bound
@@ -26,23 +23,17 @@ class Evaluate(Settings):
     extractor: Literal["embedded", "inception"] = "embedded"
     network: OwnNetwork | None = None  # of the owner's, which gives the feature space instead
     weights: str | None = None  # local weights file of Inception; None: pytorch-fid's own download
-    # hex sha256 of that file; None: that of the published weights, the only ones with which a distance is called FID
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = None
     fidelity: tuple[Fidelity, ...] | None = None  # metrics to compute; None: all that the extractor has; []: none
 
     @model_validator(mode="after")
     def extractor_has_what_it_needs(self) -> Self:
         for needs, key in (
-            (self.weights or self.sha256, "weights (or sha256)"),
+            (self.weights, "weights"),
             (self.fidelity and "inception_score" in self.fidelity, "fidelity: inception_score"),
         ):
             if needs and self.extractor != "inception":
                 raise ValueError(f"evaluate.{key} needs evaluate.extractor: inception, not {self.extractor}")
         return self
-
-    def reads(self, name: str) -> bool:
-        own = ("synthesize", "teacher", "count", *self.stages)
-        return name in own or (name == "public" and "select" in self.stages)
 
     @property
     def metrics(self) -> tuple[str, ...]:

@@ -134,8 +134,7 @@ TABLE = (
           "teacher", "count"), seeded=True, owned=True, shared=True, revision=3),
     Stage("evaluate", LOCAL,
           "Train classifiers on synthetic images, test them on the real hold-out, compare features.",
-          inputs=("synthesize", "teacher", "select", "public", "auxiliary", "refine", "evolve", "adversarial",
-          "pretrain", "finetune", "count"), optional=("count", "teacher"), beside=(LEDGER,)),
+          inputs=("synthesize", "teacher"), optional=("teacher",), beside=(LEDGER,)),
 )
 # fmt: on
 STAGES: dict[str, Stage] = {stage.name: stage for stage in TABLE}

@@ -55,9 +55,8 @@ def test_the_verdict_measures_from_a_half(value, level):
 
 def test_tables_call_it_auroc():
     assert accuracy_table(found_by(0.8))["AUROC"].tolist() == [0.8, 1.0]
-    assert class_table(found_by(0.8))["class"].tolist() == ["a", "c", "a", "c"] and "AUROC" in class_table(
-        found_by(0.8)
-    )
+    table = class_table(found_by(0.8))
+    assert table["class"].tolist() == ["a", "c", "a", "c"] and "AUROC" in table
 
 
 def test_a_set_of_one_label_is_not_scored_on_images_with_several():

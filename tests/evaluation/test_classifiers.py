@@ -1,12 +1,13 @@
 import pytest
 import torch
+from torch import nn
 
-from sfumato.evaluation.classifiers import DEEP, FEATURES, NAMES, build_classifier
+from sfumato.evaluation.classifiers import CLASSIFIERS, FEATURES, build_classifier, plain_resnet, resnext, wide_resnet
 
-SHALLOW = [name for name in NAMES if name not in DEEP]  # the others: test_deep_classifiers
+DEPTHS = {"wrn": 16, "resnet": 20, "resnext": 20}
 
 
-@pytest.mark.parametrize("name", SHALLOW)
+@pytest.mark.parametrize("name", CLASSIFIERS)
 @pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64), (1, 5, 9), (1, 1, 1), (3, 3, 3)])
 def test_every_shape_gives_logits_and_gradients(name, shape):
     model = build_classifier(name, shape, classes=7)
@@ -14,17 +15,36 @@ def test_every_shape_gives_logits_and_gradients(name, shape):
     assert logits.shape == (2, 7)
     logits.sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
-    widths = {"lr": shape[0] * shape[1] * shape[2], "student": model.head.in_features}
-    assert model.features(torch.rand(2, *shape)).shape == (2, widths.get(name, FEATURES))
+    widths = {"lr": shape[0] * shape[1] * shape[2], "mlp": FEATURES, "cnn": FEATURES}
+    assert model.features(torch.rand(2, *shape)).shape == (2, widths.get(name, model.head.in_features))
 
 
-@pytest.mark.parametrize("name", SHALLOW)
+@pytest.mark.parametrize("name", CLASSIFIERS)
 def test_the_prediction_of_an_image_does_not_depend_on_its_batch(name):
-    model = build_classifier(name, (1, 8, 8), classes=3).eval()
-    images = torch.rand(5, 1, 8, 8)
+    model = build_classifier(name, (1, 16, 16), classes=3).eval()
+    images = torch.rand(5, 1, 16, 16)
     torch.testing.assert_close(model(images)[:1], model(images[:1]))
 
 
-def test_an_unknown_name_is_an_error():
-    with pytest.raises(ValueError, match="lr, mlp, cnn, student, wrn, resnet, resnext"):
-        build_classifier("vit", (1, 8, 8), 10)
+# Published: WRN-40-4 8.9 M (Zagoruyko and Komodakis Table 4), ResNet-110 1.7 M (He et al. Table 6),
+# ResNeXt-29 8×64d 34.4 M (Xie et al. Table 7).
+@pytest.mark.parametrize(
+    ("network", "millions"),
+    [(wide_resnet(3, 40, 4), 8.95), (plain_resnet(3, 110), 1.73), (resnext(3, 29, 8, 64), 34.43)],
+)
+def test_the_networks_of_the_papers_have_their_published_size(network, millions):
+    body, width = network
+    weights = sum(value.numel() for value in body.parameters()) + (width + 1) * 10
+    assert weights / 1e6 == pytest.approx(millions, abs=0.006)
+
+
+@pytest.mark.parametrize(("name", "expected"), DEPTHS.items())
+def test_a_network_is_as_deep_as_it_is_said_to_be(name, expected):
+    """Depth counts the convolutions in a row and the head.
+
+    1×1 shortcuts do not count, except in WRN, which counts 4 of stem, shortcuts and head (6n + 4).
+    """
+    model = build_classifier(name, (1, 8, 8), 10)
+    beside = {id(m) for part in model.modules() for m in (getattr(part, "shortcut", None) or nn.Identity()).modules()}
+    depth = 1 + sum(isinstance(m, nn.Conv2d) and id(m) not in beside for m in model.modules())
+    assert depth + (2 if name == "wrn" else 0) == expected

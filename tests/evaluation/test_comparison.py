@@ -30,33 +30,20 @@ from sfumato.privacy.events import Mechanism
 from sfumato.privacy.ledger import build_ledger, ledger_text
 from stages.cli import main
 
-IDENTITY = {
-    "dataset": "digits",
-    "version": "v1",
-    "data": "f" * 64,
-    "holdout": "h" * 64,
-    "extractor": "e" * 64,
-    "reference": "holdout",
-    "training": "light, 12 epochs, last epoch",
-    "networks": "none",
-}
+IDENTITY = {"dataset": "digits", "version": "v1", "data": "f" * 64, "holdout": "h" * 64, "extractor": "e" * 64}
+IDENTITY |= {"reference": "holdout", "training": "light, 12 epochs, last epoch"}
 
 
 def ledger_of(recipe: str, target: float, sigma: float, key: str = "0") -> dict:
     own = {"id": key * 32, "data_version": IDENTITY["version"]}
     record = small_record(0, Mechanism(noise_multiplier=sigma), **own)
-    return build_ledger(
-        {"recipe": recipe, "accountant": "rdp", "delta": 1e-4, "size_hint": 1500, "target": target},
-        {record["id"]: record},
-        [],
-    )
+    budget = {"recipe": recipe, "accountant": "rdp", "delta": 1e-4, "size_hint": 1500, "target": target}
+    return build_ledger(budget, {record["id"]: record}, [])
 
 
 def metrics_of(accuracy: float, release: str = "a.dir", **identity) -> dict:
-    scored = {
-        name: {"mean": accuracy + extra, "std": 0.004, "per_seed": [accuracy]}
-        for name, extra in (("lr", -0.03), ("cnn", 0.0))
-    }
+    rows = (("lr", accuracy - 0.03), ("cnn", accuracy))
+    scored = {name: {"mean": mean, "std": 0.004, "per_seed": [accuracy]} for name, mean in rows}
     values = scored | {"fidelity": {"space": "cnn-glyphs-128", "frechet": 10 * (1 - accuracy)}}
     return {"scope": "local", "warnings": [], "release": values, "identity": IDENTITY | {"release": release} | identity}
 
@@ -100,9 +87,8 @@ def test_six_recipes_at_two_budgets_become_one_table_and_one_plot(desk):
     code, text = call("compare", *folders)
     assert code == 0 and "warning" not in text, text
     rows = list(csv.DictReader((desk / "evaluation/comparison.csv").open()))
-    assert (
-        len(rows) == 12 and {row["recipe"] for row in rows} == set(RECIPES) and not any(row["differs"] for row in rows)
-    )
+    assert len(rows) == 12 and {row["recipe"] for row in rows} == set(RECIPES)
+    assert not any(row["differs"] for row in rows)
     first = next(row for row in rows if row["recipe"] == "dpdm" and row["target"] == "1")
     assert float(first["cnn"]) == pytest.approx(0.702) and float(first["distance"]) == pytest.approx(2.98)
     assert 0.3 < float(first["epsilon"]) < 0.6  # recomputed from the record (σ = 10, δ = 1e-4), not read from the file
@@ -115,8 +101,8 @@ def test_runs_of_another_hold_out_or_extractor_are_marked_and_drawn_hollow(desk)
         write_run(desk / "a", "dpdm", 1, 0.7),
         write_run(desk / "b", "full", 1, 0.8),
         write_run(desk / "c", "full", 10, 0.9, holdout="x" * 64),
+        write_run(desk / "d", "rpgen", 10, 0.9, extractor="y" * 64, training="paper, 50 epochs, last epoch"),
     ]
-    folders.append(write_run(desk / "d", "rpgen", 10, 0.9, extractor="y" * 64, training="paper, 50 epochs, last epoch"))
     rows = [read_run(folder) for folder in folders]
     runs, warnings = compared(rows)
     marks = dict(zip(runs["run"].str[-1], runs["differs"], strict=True))
@@ -133,35 +119,23 @@ def test_runs_of_another_hold_out_or_extractor_are_marked_and_drawn_hollow(desk)
     assert code == 0 and "c: another hold-out" in text and "d: another extractor" in text
 
 
-def test_an_evaluation_that_does_not_say_what_it_is_of_is_marked(desk):
-    folder = write_run(desk / "old", "dpdm", 1, 0.7)
-    content = json.loads((folder / "metrics.json").read_text())
-    del content["identity"]
-    (folder / "metrics.json").write_text(json.dumps(content))
-    runs, warnings = compared([read_run(folder), read_run(write_run(desk / "new", "full", 1, 0.8))])
-    old, new = (part.split(", ") for part in runs["differs"])
-    assert {"hold-out", "data"} <= {*old} and new == [""] and "data set" not in old  # its records name that
-    assert any(warning.startswith(f"{folder}: another hold-out than the others, or an unknown") for warning in warnings)
-
-
-def test_a_ledger_that_was_edited_or_is_of_other_data_is_marked(desk):
-    folders = [write_run(desk / name, "full", 1, 0.8) for name in "abc"]
-    edited = json.loads((folders[0] / "ledger.json").read_text()) | {"target": 2.0}
-    (folders[0] / "ledger.json").write_text(json.dumps(edited))
-    (folders[1] / "metrics.json").write_text(json.dumps(metrics_of(0.8, version="another")))
+def test_an_unknown_evaluation_and_a_ledger_that_was_edited_or_is_of_other_data_are_marked(desk):
+    folders = [write_run(desk / name, "full", 1, 0.8) for name in ("old", "edited", "other", "good")]
+    old, edited, other, _ = folders
+    (old / "metrics.json").write_text(json.dumps(metrics_of(0.8) | {"identity": {}}))
+    content = json.loads((edited / "ledger.json").read_text())
+    (edited / "ledger.json").write_text(json.dumps(content | {"target": 2.0}))
+    (other / "metrics.json").write_text(json.dumps(metrics_of(0.8, version="another")))
     runs, warnings = compared([read_run(folder) for folder in folders])
-    a, b, c = runs["differs"].sort_index()
-    assert "ledger" in a.split(", ") and b == "ledger" and c == ""
-    assert any("edited" in warning for warning in warnings) and any(
-        "other data than its evaluation" in warning for warning in warnings
-    )
+    marks = [{*part.split(", ")} for part in runs["differs"].sort_index()]
+    assert {"data set", "hold-out", "data"} <= marks[0] and "ledger" in marks[1] and marks[2:] == [{"ledger"}, {""}]
+    for text in (f"{old}: another hold-out than the others, or an unknown", "edited", "other data than its evaluation"):
+        assert any(text in warning for warning in warnings)
 
 
 def test_what_is_missing_or_broken_is_one_sentence(desk):
-    assert call("compare") == (
-        2,
-        "error: nothing to compare: name folders that hold metrics.json and ledger.json, or give --dvc",
-    )
+    nothing = "error: nothing to compare: name folders that hold metrics.json and ledger.json, or give --dvc"
+    assert call("compare") == (2, nothing)
     folder = write_run(desk / "a", "full", 1, 0.8)
     (folder / "metrics.json").unlink()
     for words, code in (((str(folder),), 4), ((str(desk),), 3)):
@@ -177,48 +151,32 @@ def test_what_is_missing_or_broken_is_one_sentence(desk):
 
 
 def test_outside_of_a_repository_the_user_is_told(desk, monkeypatch):
-    monkeypatch.setattr(
-        subprocess,
-        "run",
-        lambda *_, **__: subprocess.CompletedProcess([], 253, "", "ERROR: you are not inside of a DVC repository\n"),
-    )
+    failed = subprocess.CompletedProcess([], 253, "", "ERROR: you are not inside of a DVC repository\n")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
     code, text = call("compare", "--dvc")
     assert code == 2 and "not inside of a DVC repository" in text
 
 
 def without_lists(value):
     """As DVC shows a metrics file."""
-    return (
-        {key: without_lists(part) for key, part in value.items() if not isinstance(part, list)}
-        if isinstance(value, dict)
-        else value
-    )
+    if not isinstance(value, dict):
+        return value
+    return {key: without_lists(part) for key, part in value.items() if not isinstance(part, list)}
 
 
 def shown(*rows: tuple[str | None, str, dict | None, str]) -> list[dict]:
     """What `dvc exp show --json` prints: the first row is the workspace's, the others experiments of one commit."""
 
-    def data(revision: str, ledger: dict | None, release: str) -> dict:
+    def row(name: str | None, revision: str, ledger: dict | None, release: str) -> dict:
         metrics = {"ledger.json": {"data": without_lists(ledger)}} if ledger else {}
-        return {
-            "rev": revision,
-            "metrics": metrics,
-            "deps": {"artifacts/synthesize": {"hash": release, "size": 1, "nfiles": 2}},
-        }
+        deps = {"artifacts/synthesize": {"hash": release, "size": 1, "nfiles": 2}}
+        data = {"rev": revision, "metrics": metrics, "deps": deps}
+        return {"rev": revision, "name": name, "data": data, "experiments": None}
 
-    found = [
-        {"rev": rev, "name": name, "data": data(rev, ledger, release), "experiments": None}
-        for name, rev, ledger, release in rows
-    ]
-    commit = {
-        "rev": "c" * 40,
-        "name": "main",
-        "data": data("c" * 40, None, "none.dir"),
-        "experiments": [{"revs": found[1:]}],
-    }
+    workspace, *found = (row(*one) for one in rows)
     failed = {"rev": "d" * 40, "name": "broken", "error": {"msg": "x"}, "experiments": None}
-    commit["experiments"].append({"revs": [failed], "executor": None, "name": "broken"})
-    return [found[0], commit]
+    groups = [{"revs": found}, {"revs": [failed], "executor": None, "name": "broken"}]
+    return [workspace, row("main", "c" * 40, None, "none.dir") | {"experiments": groups}]
 
 
 def test_experiments_are_joined_with_the_numbers_that_were_kept_of_their_releases(tmp_path):
@@ -245,23 +203,18 @@ def test_the_same_queries_released_twice_are_two_runs(tmp_path):
     ledger = ledger_of("feta-pro", 1, 10)
     for release, accuracy in (("one.dir", 0.8), ("two.dir", 0.9)):
         keep_evaluation(tmp_path, metrics_of(accuracy, release) | {"ledger": ledger})
-    runs, _ = rows_of_experiments(
-        shown((None, "workspace", ledger, "two.dir"), ("x", "a" * 40, ledger, "one.dir")), tmp_path
-    )
-    assert [run["cnn"] for run in runs] == [0.8, 0.9]
+    rows = shown((None, "workspace", ledger, "two.dir"), ("x", "a" * 40, ledger, "one.dir"))
+    assert [run["cnn"] for run in rows_of_experiments(rows, tmp_path)[0]] == [0.8, 0.9]
 
 
-def test_kept_numbers_are_the_owners_alone(tmp_path):
+def test_kept_numbers_are_the_owners_alone_and_found_by_release_and_ledger(tmp_path):
     ledger = ledger_of("full", 1, 10)
     path = keep_evaluation(tmp_path, metrics_of(0.8, "one.dir") | {"ledger": ledger})
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    assert (
-        find_evaluation(tmp_path, "one.dir", ledger["digest"]) and find_evaluation(tmp_path, "one.dir", "other") is None
-    )
-    assert (
-        find_evaluation(tmp_path, "../../one.dir", ledger["digest"])
-        and find_evaluation(tmp_path, "none.dir", ledger["digest"]) is None
-    )
+    for release, digest in (("one.dir", ledger["digest"]), ("../../one.dir", ledger["digest"])):
+        assert find_evaluation(tmp_path, release, digest)
+    for release, digest in (("one.dir", "other"), ("none.dir", ledger["digest"])):
+        assert find_evaluation(tmp_path, release, digest) is None
 
 
 def test_a_table_keeps_its_gaps(tmp_path):
@@ -282,19 +235,11 @@ def test_a_text_that_a_spreadsheet_would_compute_is_shown_instead():
 @pytest.mark.skipif(not (Path(sys.executable).parent / "dvc").exists(), reason="needs dvc beside the interpreter")
 def test_a_folder_has_the_hash_that_dvc_gives_it(tmp_path):
     release = tmp_path / "artifacts" / "synthesize"
-    for name, content in {
-        "a.npy": "one",
-        "B.txt": "two",
-        "png/0/1.png": "three",
-        "png.json": "four",
-        "été.txt": "five",
-    }.items():
+    for name in ("a.npy", "B.txt", "png/0/1.png", "png.json", "été.txt"):
         (release / name).parent.mkdir(parents=True, exist_ok=True)
-        (release / name).write_text(content)
-    dvc, environment = (
-        str(Path(sys.executable).parent / "dvc"),
-        os.environ | {"DVC_NO_ANALYTICS": "1", "DVC_GLOBAL_CONFIG_DIR": str(tmp_path / "g")},
-    )
+        (release / name).write_text(name)
+    dvc = str(Path(sys.executable).parent / "dvc")
+    environment = os.environ | {"DVC_NO_ANALYTICS": "1", "DVC_GLOBAL_CONFIG_DIR": str(tmp_path / "g")}
     for words in (["init", "--no-scm", "-q"], ["add", "-q", "artifacts/synthesize"]):
         subprocess.run([dvc, *words], cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=60)
     assert f"md5: {directory_hash(release)}" in (tmp_path / "artifacts/synthesize.dvc").read_text()

@@ -69,12 +69,9 @@ def test_duplicates_have_radius_zero_and_too_few_images_are_refused():
 def test_copies_are_not_authentic_and_fresh_images_are():
     rng = np.random.default_rng(3)
     train, holdout, fresh = rng.normal(size=(400, 6)), rng.normal(size=(300, 6)), rng.normal(size=(400, 6))
-    expected = [
-        distance(x, train[j]) > kth(train, j, 1)
-        for x in fresh[:40]
-        for j in [int(((train - x) ** 2).sum(axis=1).argmin())]
-    ]
-    assert authenticity(fresh[:40], train, holdout)["authenticity"] == pytest.approx(np.mean(expected))
+    nearest_of = [int(((train - x) ** 2).sum(axis=1).argmin()) for x in fresh[:40]]
+    farther = [distance(x, train[j]) > kth(train, j, 1) for x, j in zip(fresh[:40], nearest_of, strict=True)]
+    assert authenticity(fresh[:40], train, holdout)["authenticity"] == pytest.approx(np.mean(farther))
     real, copied = authenticity(fresh, train, holdout), authenticity(train[:200] + 1e-9, train, holdout)
     assert 0.4 < real["authenticity"] < 0.75 and 0.9 < real["distance_ratio"] < 1.1
     assert copied["authenticity"] == 0 and copied["distance_ratio"] < 1e-6

@@ -4,16 +4,13 @@ from PIL import Image
 
 from sfumato.data.images import ImageSet
 from sfumato.evaluation import plots
+from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.plots import framed, plot_accuracy, plot_neighbours
 
 RNG = np.random.default_rng(0)
-METRICS = {
-    "scope": "local",
-    "warnings": [],
-    "release": {name: {"mean": 0.8, "std": 0.01, "per_seed": [0.8]} for name in ("lr", "cnn")}
-    | {"fidelity": {"space": "x", "frechet": 3.0}},
-    "real": {name: {"mean": 0.9, "std": 0.01, "per_seed": [0.9]} for name in ("lr", "cnn")},
-}
+PIXELS = Extractor(name="pixels", digest="pixels", dimension=64, embed=lambda images: images.mean(1).flatten(1))
+SCORED = {name: {"mean": 0.8, "std": 0.01, "per_seed": [0.8]} for name in ("lr", "cnn")}
+METRICS = {"scope": "local", "warnings": [], "release": SCORED | {"fidelity": {"space": "x"}}, "real": SCORED}
 
 
 def image_set(count, classes, channels=1):
@@ -31,27 +28,19 @@ def test_the_accuracies_are_drawn_where_asked(tmp_path):
 
 
 @pytest.mark.parametrize(("classes", "channels"), [(2, 3), (10, 1), (30, 1)])
-def test_pictures_of_features_say_that_they_are_local(tmp_path, classes, channels):
-    synthetic, real = image_set(60, classes, channels), image_set(80, classes, channels)
-    features, known = RNG.normal(size=(60, 5)).astype(np.float32), RNG.normal(size=(80, 5)).astype(np.float32)
-    plot_neighbours(synthetic, real, features, known, tmp_path / "neighbours.svg")
+def test_a_copied_image_is_shown_first_beside_its_source_and_called_local(tmp_path, monkeypatch, classes, channels):
+    synthetic, real, shown = image_set(60, classes, channels), image_set(80, classes, channels), []
+    copied = 1 + classes  # of class 1
+    synthetic.images[copied] = real.images[31]
+
+    def noted(image, scale, colour):
+        shown.append((image.tobytes(), colour))
+        return framed(image, scale, colour)
+
+    monkeypatch.setattr(plots, "framed", noted)
+    plot_neighbours(PIXELS, synthetic, real, tmp_path / "neighbours.svg")
     text = (tmp_path / "neighbours.svg").read_text()
     assert "local: not for release" in text and "class 1" in text
-
-
-def test_a_copied_image_is_shown_first_beside_its_source(tmp_path, monkeypatch):
-    synthetic, real = image_set(40, 4), image_set(50, 4)
-    features, known = RNG.normal(size=(40, 5)), RNG.normal(size=(50, 5))
-    features[9] = known[31]  # class 1
-    shown = []
-    monkeypatch.setattr(
-        plots,
-        "framed",
-        lambda image, scale, colour: shown.append((image.tobytes(), colour)) or framed(image, scale, colour),
-    )
-    plot_neighbours(synthetic, real, features, known, tmp_path / "neighbours.png", pairs=3)
-    del shown[0]  # what stands where a class has fewer images
-    assert (
-        shown[6:8] == [(synthetic.images[9].tobytes(), plots.SYNTHETIC), (real.images[31].tobytes(), plots.REAL)]
-        and len(shown) == 4 * 3 * 2
-    )
+    copy = shown.index((synthetic.images[copied].tobytes(), plots.SYNTHETIC))
+    assert shown[copy + 1] == (real.images[31].tobytes(), plots.REAL)
+    assert copy == 1 + 2 * min(plots.PAIRS, np.count_nonzero(synthetic.labels == 0))  # the first of class 1

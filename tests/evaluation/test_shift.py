@@ -41,5 +41,5 @@ def test_blur_spreads_over_three_pixels_and_over_more_of_a_larger_image():
 
 
 def test_brighter_images_are_a_fifth_and_a_tenth_brighter_and_not_more_than_white():
-    assert shifted("brighter", np.array([0, 100, 250], dtype=np.uint8).reshape(3, 1, 1, 1)).flatten().tolist() == [
-        26, 146, 255]  # fmt: skip
+    pixels = np.array([0, 100, 250], dtype=np.uint8).reshape(3, 1, 1, 1)
+    assert shifted("brighter", pixels).flatten().tolist() == [26, 146, 255]

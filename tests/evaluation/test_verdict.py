@@ -21,18 +21,10 @@ def judged(release: float, real: float | None = 0.95, labels=LABELS, **more) -> 
     return verdict(found, labels, 4)
 
 
-@pytest.mark.parametrize(
-    ("release", "level"),
-    [
-        (0.25, "useless"),
-        (0.31, "useless"),
-        (0.33, "poor"),
-        (0.59, "poor"),
-        (0.61, "fair"),
-        (0.87, "fair"),
-        (0.89, "good"),
-    ],
-)
+BOUNDS = {0.25: "useless", 0.31: "useless", 0.33: "poor", 0.59: "poor", 0.61: "fair", 0.87: "fair", 0.89: "good"}
+
+
+@pytest.mark.parametrize(("release", "level"), BOUNDS.items())
 def test_the_level_is_the_part_of_what_there_is_to_learn(release, level):
     """Chance is 25 %, the real images teach 95 %: the thresholds lie at 32, 60 and 88 %."""
     found = judged(release)
@@ -58,10 +50,8 @@ def test_naming_the_largest_class_is_useless_whatever_its_accuracy():
 
 def test_the_teacher_is_recommended_where_it_is_better():
     teacher = {"accuracy": 0.9, "balanced_accuracy": 0.9}
-    assert (
-        "teacher" in judged(0.8, teacher=teacher)["sentence"]
-        and judged(0.8, teacher=teacher)["accuracy"]["teacher"] == 0.9
-    )
+    found = judged(0.8, teacher=teacher)
+    assert "teacher" in found["sentence"] and found["accuracy"]["teacher"] == 0.9
     assert "teacher" not in judged(0.89, teacher=teacher)["sentence"]
 
 

@@ -10,18 +10,14 @@ SHAPES = [(1, 4, 4), (1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64), (1, 9, 13
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_shape_gives_a_logit_for_each_class(shape):
-    model = ResNet(shape, 7, width=4).eval()
-    assert model(torch.rand(3, *shape)).shape == (3, 7)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
 def test_every_parameter_learns_once_the_blocks_have_left_their_start(shape):
     torch.manual_seed(0)
-    model = ResNet(shape, 3, width=4)
+    model = ResNet(shape, 7, width=4)
     for block in model.blocks:
         torch.nn.init.ones_(block.second_norm.weight)
-    model(torch.rand(8, *shape)).square().sum().backward()
+    logits = model(torch.rand(8, *shape))
+    assert logits.shape == (8, 7)
+    logits.square().sum().backward()
     assert all(value.grad is not None and value.grad.abs().sum() > 0 for value in model.parameters())
 
 

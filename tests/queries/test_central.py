@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from sfumato.privacy.charge import Charge
-from sfumato.privacy.rows import Rows, bounded_sum
+from sfumato.privacy.rows import bounded_sum
 from sfumato.queries.central import mean_rows, mode_rows, query_central
 from sfumato.settings.queries import Central
 from sfumato.training.central_images import finish_images, mode_images
@@ -55,24 +55,12 @@ def test_pooling_averages_before_the_clip(sample):
     torch.testing.assert_close(pooled.float(), by_hand)
 
 
-def test_the_clip_keeps_short_rows_and_the_direction_of_long_ones():
-    rows = torch.tensor([[0.3, 0.4], [3.0, 4.0], [float("inf"), 0.0]], dtype=torch.float64)
-    expected = torch.tensor([[0.3, 0.4], [0.6, 0.8], [0.0, 0.0]], dtype=torch.float64)
-    clipped = torch.stack([bounded_sum(Rows(row[None]), 1.0) for row in rows])
-    torch.testing.assert_close(clipped, expected, rtol=0, atol=1e-9)
-    assert torch.linalg.vector_norm(clipped, dim=1).max() <= 1
-
-
 def test_the_mode_of_repeated_images_is_the_image_up_to_half_a_bin(sample):
     images = sample[0][:10].repeat(3, 1, 1, 1)
     labels = torch.arange(10).repeat(3)
     for bins in (2, 5, 16):
-        histograms = query_central(
-            Noiseless(images, labels),
-            torch.full((10,), 3.0),
-            (1, 8, 8),
-            Central(repeats=1, statistic="mode", bins=bins),
-        )
+        settings = Central(repeats=1, statistic="mode", bins=bins)
+        histograms = query_central(Noiseless(images, labels), torch.full((10,), 3.0), (1, 8, 8), settings)
         assert histograms.shape == (1, 10, bins, 1, 8, 8)
         assert (mode_images(histograms)[0] - images[:10]).abs().max() <= 0.5 / bins + 1e-6
 

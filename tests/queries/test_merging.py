@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from small_record import small_record
 
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import read_card
@@ -17,7 +18,7 @@ from sfumato.features.projection import CLASSIFIER
 from sfumato.features.public_network import build_network
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.authorize import ChargeRequest, SpendingPolicy, open_charge
-from sfumato.privacy.events import Mechanism, event_to_json
+from sfumato.privacy.events import Mechanism
 from sfumato.privacy.ledger import compose, of_one_person, spent_on_one
 from sfumato.queries.count import public_counts, public_several, query_count, read_counts, save_counts
 from sfumato.queries.feature_means import COSINE, SQUARES, load_means, moment_features, save_means
@@ -30,14 +31,8 @@ SEEDED = Data(source="npz", dataset_id="set", holdout_fraction=0.0)
 
 
 def record(owner, sigma, stage="count", number=0):
-    return {
-        "id": f"{owner}{number}".encode().hex().ljust(32, "0"),
-        "stage": stage,
-        "dataset_id": owner,
-        "unit": "one (image, label)",
-        "adjacency": "add-or-remove-one",
-        "event": event_to_json(Mechanism(noise_multiplier=sigma).event),
-    }
+    key = f"{owner}{number}".encode().hex().ljust(32, "0")
+    return small_record(0, Mechanism(noise_multiplier=sigma), id=key, stage=stage, dataset_id=owner)
 
 
 def draws_of(folder, digits, rows, sigma):
@@ -90,6 +85,8 @@ def test_merging_again_adds_the_noise_of_all(tmp_path):
         merge_counts(parts[:2], directory)
     both = read_artifact(tmp_path / "ab", "count")
     assert both.apart == ("a", "b") and {*both.records} == {*parts[0].records, *parts[1].records}
+    found = read_counts(both, 10, 3)
+    assert found.total == 6 and found.priors.tolist() == pytest.approx([1 / 3] * 3)
     (tmp_path / "abc").mkdir()
     merged = merge_counts([both, parts[2]], tmp_path / "abc")
     assert merged.per_class.tolist() == pytest.approx([math.sqrt(27)] * 3)  # below the noise: its deviation
@@ -144,14 +141,6 @@ def test_merged_moments_keep_the_public_network_and_need_the_same_one(tmp_path):
     assert torch.equal(found.features(images), load_means("moments", releases[0].path).features(images))
     with pytest.raises(ConfigError, match="public network"):
         merge_means("moments", [releases[0], releases[2]], [100.0, 100.0], 200.0, tmp_path / "m", None)
-
-
-def test_the_total_of_merged_counts_is_that_of_all(tmp_path):
-    parts = [write_counts(tmp_path / o, torch.tensor([50.0, 70.0]), 2.0, o) for o in "ab"]
-    with writing(tmp_path / "ab", "count", parts, apart=["a", "b"]) as directory:
-        merge_counts(parts, directory)
-    found = read_counts(read_artifact(tmp_path / "ab", "count"), 10, 2)
-    assert found.total == 240 and found.priors.tolist() == pytest.approx([100 / 240, 140 / 240])
 
 
 # --- what one person costs --------------------------------------------------------------------------------------------

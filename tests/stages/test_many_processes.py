@@ -12,7 +12,7 @@ def repository(tmp_path_factory) -> Repository:
     made.environment["SFUMATO_LAUNCH"] = "torchrun --standalone --nproc-per-node=2"
     made.environment["PYTHON_EXEC"] = str(programs() / "module")  # what torchrun starts imports nothing again
     run = ["count", "central", "pretrain", "finetune", "synthesize", "evaluate"]
-    judged = {"classifiers": ["lr"], "seeds": [0, 1], "stages": [], "steps": 5, "bound": False, "fidelity": []}
+    judged = {"classifiers": ["lr"], "seeds": [0, 1], "steps": 5, "bound": False, "fidelity": []}
     steps = {"finetune": {"steps": 4, "trainable": "all"}, "pretrain": {"steps": 6}}
     made.edit(recipe="dp-feta", run=run, evaluate=judged, **steps)
     return made

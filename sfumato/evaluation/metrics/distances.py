@@ -7,36 +7,24 @@ not compare with them.
 import numpy as np
 from scipy.stats import entropy
 
-ROWS = 4096  # features read at a time
 DEGREE = 3  # of the kernel
 
 
 def frechet_distance(features_a: np.ndarray, features_b: np.ndarray) -> float:
     """||μa − μb||² + tr(A) + tr(B) − 2 tr((A^½ B A^½)^½), with A, B the sample covariances.
 
-    features_a, features_b: (N, D), finite, two rows or more each; N may be below D. Computed in float64, in O(D²) extra
-    memory. tr((A^½ B A^½)^½) is the nuclear norm of X Yᵀ, with A = XᵀX and B = YᵀY, so A and B may be singular.
-    Source: Heusel et al. 2017, Eq. 6 (the distance: Dowson and Landau 1982).
+    features_a, features_b: (N, D), finite, two rows or more each; N may be below D. Computed in float64.
+    tr((A^½ B A^½)^½) is the nuclear norm of X Yᵀ, with A = XᵀX and B = YᵀY, so A and B may be singular: X and Y are the
+    QR factors of the centred rows. Source: Heusel et al. 2017, Eq. 6 (the distance: Dowson and Landau 1982).
     """
-    a, b = np.asarray(features_a), np.asarray(features_b)
-    for features in (a, b):
-        fits = features.ndim == 2 and len(features) >= 2 and features.shape[1] == a.shape[1]
-        if not fits or not np.isfinite(features).all():
-            raise ValueError(f"features are {a.shape} and {b.shape}: expected finite (N, D) and (M, D) with N, M ≥ 2")
-    mean_a, mean_b = (features.mean(axis=0, dtype=np.float64) for features in (a, b))
-    x, y = covariance_factor(a, mean_a), covariance_factor(b, mean_b)
-    shift = mean_a - mean_b
+    means = [features.mean(axis=0, dtype=np.float64) for features in (features_a, features_b)]
+    x, y = (
+        np.asarray(np.linalg.qr((features - mean) / np.sqrt(len(features) - 1), mode="r"))
+        for features, mean in zip((features_a, features_b), means, strict=True)
+    )
+    shift = means[0] - means[1]
     overlap = np.linalg.norm(x @ y.T, "nuc")
     return float(max(0.0, shift @ shift + (x**2).sum() + (y**2).sum() - 2 * overlap))
-
-
-def covariance_factor(features: np.ndarray, mean: np.ndarray) -> np.ndarray:
-    """R, at most (D, D), with RᵀR the sample covariance: the QR factor of the centred rows, taken block by block."""
-    factor = np.empty((0, features.shape[1]))
-    for start in range(0, len(features), ROWS):
-        rows = (features[start : start + ROWS] - mean) / np.sqrt(len(features) - 1)
-        factor = np.asarray(np.linalg.qr(np.concatenate([factor, rows]), mode="r"))
-    return factor
 
 
 def kernel_distance(
@@ -48,8 +36,6 @@ def kernel_distance(
     smaller set has fewer. Unlike the Fréchet distance it has no bias at few images, and can be negative. In float64.
     Source: Bińkowski et al. 2018 (KID: 100 subsets of 1000).
     """
-    if min(len(features_a), len(features_b)) < 2:
-        raise ValueError(f"features are {features_a.shape} and {features_b.shape}: expected two rows or more each")
     random = np.random.default_rng(0)
     size = min(size, len(features_a), len(features_b))
     found = []
@@ -75,8 +61,6 @@ def inception_score(probabilities: np.ndarray, splits: int = 10) -> tuple[float,
     probabilities: (N, classes), rows that add up to 1. They are shuffled first, because sets may be sorted by class.
     There are fewer parts if one would have fewer than two images. Source: Salimans et al. 2016.
     """
-    if probabilities.ndim != 2 or len(probabilities) < 2 or not np.allclose(probabilities.sum(axis=1), 1, atol=1e-3):
-        raise ValueError(f"probabilities are {probabilities.shape}: expected two rows or more, each adding up to 1")
     order = np.random.default_rng(0).permutation(len(probabilities))
     scores = []
     for part in np.array_split(order, min(splits, len(order) // 2)):
