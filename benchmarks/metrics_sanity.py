@@ -26,7 +26,18 @@ from sfumato.evaluation.plots import plot_neighbours
 from sfumato.settings.evaluate import Evaluate
 
 CLASSES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
-SHOWN = ("frechet", "mmd", "precision", "recall", "density", "coverage", "authenticity", "distance_ratio")
+SHOWN = (
+    "frechet",
+    "mmd",
+    "precision",
+    "recall",
+    "density",
+    "coverage",
+    "fld",
+    "generalisation_gap",
+    "authenticity",
+    "distance_ratio",
+)
 
 
 def rows_of_known_quality(

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from sfumato.settings.fields import Positive, Settings
 from sfumato.settings.own_network import OwnNetwork
 
-Fidelity = Literal["frechet", "mmd", "inception_score", "precision_recall", "authenticity", "detector"]
+Fidelity = Literal["frechet", "mmd", "inception_score", "precision_recall", "fld", "authenticity", "detector"]
 
 
 class Evaluate(Settings):

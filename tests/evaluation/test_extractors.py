@@ -120,4 +120,4 @@ def test_settings_that_do_not_fit_are_refused(values, words):
 
 def test_the_metrics_left_out_are_those_the_extractor_has():
     assert "inception_score" not in Evaluate().metrics and "inception_score" in Evaluate(extractor="inception").metrics
-    assert Evaluate(fidelity=()).metrics == () and Evaluate(fidelity=["mmd"]).metrics == ("mmd",)
+    assert Evaluate(fidelity=()).metrics == () and Evaluate(fidelity=["fld"]).metrics == ("fld",)

@@ -29,7 +29,7 @@ def test_every_number_is_the_one_of_its_own_function():
     assert precision_recall(SYNTHETIC, REAL, NEIGHBOURS).items() <= found.items() and found["neighbours"] == NEIGHBOURS
     about = [found[key] for key in ("space", "reference", "images", "reference_images")]
     assert about == ["cnn-glyphs-4", "holdout", 70, 90]
-    assert {"authenticity", "distance_ratio"} <= found.keys() and told == []
+    assert {"fld", "generalisation_gap", "authenticity", "distance_ratio"} <= found.keys() and told == []
 
 
 def test_only_inception_has_fid_kid_and_inception_score():
@@ -43,7 +43,12 @@ def test_only_inception_has_fid_kid_and_inception_score():
 
 
 @pytest.mark.parametrize(
-    ("name", "keys"), [("authenticity", {"authenticity", "distance_ratio"}), ("frechet", {"frechet"})]
+    ("name", "keys"),
+    [
+        ("fld", {"fld", "generalisation_gap"}),
+        ("authenticity", {"authenticity", "distance_ratio"}),
+        ("frechet", {"frechet"}),
+    ],
 )
 def test_only_what_was_asked_for_is_computed(name, keys):
     found, _ = measured(metrics=(name,))
@@ -56,10 +61,11 @@ def test_numbers_of_limited_meaning_are_warned_of():
     assert np.isfinite(found["frechet"]) and len(told) == 2
     found, told = measured(compared=SYNTHETIC[:3])
     assert found["neighbours"] == 2 and any("take 2 neighbours, not 5" in line for line in told)
+    assert "fld" not in found and any("no feature likelihood" in line for line in told)
     assert not measured(compared=SYNTHETIC[:20])[1]
 
 
 def test_copies_of_training_images_are_warned_of():
     found, told = measured(compared=MORE)
-    assert found["authenticity"] == 0 and found["distance_ratio"] < 1e-6
+    assert found["generalisation_gap"] < -100 and found["authenticity"] == 0 and found["distance_ratio"] < 1e-6
     assert any("copied" in line and "neighbours.png" in line for line in told)

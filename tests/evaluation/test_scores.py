@@ -65,6 +65,7 @@ def test_a_good_set_scores_near_the_bound_and_a_bad_one_far_from_it(metrics):
     good, bad, real = (metrics[name]["fidelity"] for name in ("release", "auxiliary", "real"))
     assert abs(good["frechet"] / real["frechet"] - 1) < 0.3 and bad["frechet"] > 10 * good["frechet"]
     assert good["precision"] > 0.7 and good["recall"] > 0.7 and bad["precision"] < 0.05 and bad["coverage"] < 0.05
+    assert abs(good["fld"]) < 5 and bad["fld"] > 30 and abs(real["fld"]) < 5
 
 
 def test_the_space_of_the_distances_is_named_and_none_of_it_is_called_fid(metrics):

@@ -7,10 +7,11 @@ from scipy.special import softmax
 
 from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.metrics.distances import frechet_distance, inception_score, kernel_distance
+from sfumato.evaluation.metrics.fld import feature_likelihood
 from sfumato.evaluation.metrics.neighbours import authenticity, precision_recall
 
 NEIGHBOURS = 5  # k of precision, recall, density, coverage
-COPIED = 0.5  # a distance ratio below this looks like copies
+MEMORISED = -20.0  # a generalisation gap below this looks like copies
 
 
 def fidelity(
@@ -51,11 +52,16 @@ def fidelity(
         if k < NEIGHBOURS:
             warn(f"{name}: precision and recall take {k} neighbours, not {NEIGHBOURS}: there are only {fewest} images")
         found |= precision_recall(compared, reference, k) | {"neighbours": k}
+    if "fld" in metrics:
+        if min(map(len, novel)) < 4:
+            warn(f"{name}: no feature likelihood: it needs 4 images or more of each kind")
+        else:
+            found |= feature_likelihood(*novel)
+            if found["generalisation_gap"] < MEMORISED:
+                warn(
+                    f"{name}: training images are likelier than hold-out images by {-found['generalisation_gap']:.0f} "
+                    "hundredths of a nat per dimension, as when images were copied. Look at neighbours.png"
+                )
     if "authenticity" in metrics:
         found |= authenticity(*novel)
-        if found["distance_ratio"] < COPIED:
-            warn(
-                f"{name}: its images come nearer to training images than hold-out images do, "
-                f"{found['distance_ratio']:.2g} times the distance, as when images were copied. Look at neighbours.png"
-            )
     return found

@@ -1,0 +1,113 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from sfumato.evaluation.metrics import fld
+from sfumato.evaluation.metrics.fld import feature_likelihood, fit_variances, negative_log_likelihood
+
+RNG = np.random.default_rng(0)
+
+
+def features(count, seed):
+    """Points near a curved sheet in 10 dimensions; the sheet is always the same."""
+    sheet = np.random.default_rng(9).normal(size=(3, 10))
+    rng = np.random.default_rng(seed)
+    return np.maximum(rng.normal(size=(count, 3)) @ sheet, -0.5) + 0.1 * rng.normal(size=(count, 10))
+
+
+@pytest.fixture(scope="module")
+def real():
+    return features(400, 1), features(300, 2), features(400, 3)  # training, hold-out, unseen
+
+
+def by_loops(points, centres, variances):
+    total = 0.0
+    for x in points:
+        density = 0.0
+        for centre, v in zip(centres, variances, strict=True):
+            density += math.exp(-sum((p - q) ** 2 for p, q in zip(x, centre, strict=True)) / (2 * v)) / (
+                2 * math.pi * v
+            ) ** (len(x) / 2)
+        total += math.log(density / len(centres))
+    return -total / (len(points) * points.shape[1])
+
+
+def test_the_likelihood_is_that_of_the_mixture():
+    points, centres, variances = RNG.normal(size=(9, 3)), RNG.normal(size=(5, 3)), RNG.uniform(0.3, 2, size=5)
+    found = negative_log_likelihood(torch.from_numpy(points), torch.from_numpy(centres), torch.from_numpy(variances))
+    assert found == pytest.approx(by_loops(points, centres, variances))
+
+
+def test_blocks_change_nothing(monkeypatch, real):
+    train, holdout, unseen = real
+    whole = feature_likelihood(unseen, train, holdout)
+    monkeypatch.setattr(fld, "BLOCK", 37)
+    assert feature_likelihood(unseen, train, holdout) == pytest.approx(whole, abs=1e-6)
+
+
+def test_the_widths_are_as_likely_as_those_of_a_gradient_method(monkeypatch):
+    """Expectation-maximisation is not worse than plain autograd and Adam at the best of several learning rates."""
+    monkeypatch.setattr(fld, "ROUNDS", 300)
+    monkeypatch.setattr(fld, "SETTLED", 1e-9)
+    centres, points = torch.from_numpy(features(30, 4)), torch.from_numpy(features(60, 5))
+    distances, far = torch.cdist(points, centres) ** 2, 0.81 * ((points - points.mean(0)) ** 2).sum(1, keepdim=True)
+
+    def objective(log_variances, broad):
+        parts = [
+            -0.5 * d / v.exp() - 5 * (math.log(2 * math.pi) + v) - w
+            for d, v, w in ((distances, log_variances, math.log(30)), (far, broad, 0.0))
+        ]
+        return torch.cat(parts, dim=1).logsumexp(dim=1).mean()
+
+    def at_best_background(log_variances):
+        return max(float(objective(log_variances, torch.tensor([b]).double())) for b in np.linspace(-3, 3, 121))
+
+    start = ((distances.min(dim=0).values + 1e-3) / 10).log()
+    best = -math.inf  # of Adam
+    for rate in (0.05, 0.2):
+        log_variances, broad = start.clone().requires_grad_(), torch.zeros(1, dtype=torch.float64, requires_grad=True)
+        adam = torch.optim.Adam([log_variances, broad], lr=rate)
+        for _ in range(300):
+            adam.zero_grad()
+            (-objective(log_variances, broad)).backward()
+            adam.step()
+        best = max(best, float(objective(log_variances, broad).detach()))
+    fitted = at_best_background(fit_variances(centres, points).log())
+    assert fitted > at_best_background(start) + 0.1 and fitted > best - 0.02
+
+
+def test_unseen_real_images_score_near_zero_and_worse_sets_worse(real):
+    train, holdout, unseen = real
+    fresh = feature_likelihood(unseen, train, holdout)
+    assert abs(fresh["fld"]) < 6 and abs(fresh["generalisation_gap"]) < 12  # measured −2, −5
+    spoiled = {
+        "shifted": unseen + 1.0,
+        "noisy": unseen + RNG.normal(0, 0.7, unseen.shape),
+        "narrow": unseen[unseen[:, 0] > np.quantile(unseen[:, 0], 0.7)],
+    }
+    assert all(feature_likelihood(rows, train, holdout)["fld"] > fresh["fld"] + 10 for rows in spoiled.values())
+
+
+def test_copies_of_training_images_are_found(real):
+    train, holdout, unseen = real
+    copies, half = (
+        feature_likelihood(train, train, holdout),
+        feature_likelihood(np.concatenate([unseen[:200], train[:200]]), train, holdout),
+    )
+    fresh = feature_likelihood(unseen, train, holdout)
+    assert copies["fld"] > 1000 and copies["generalisation_gap"] < -1000
+    assert half["generalisation_gap"] < fresh["generalisation_gap"] - 30
+    assert math.isfinite(copies["fld"])
+
+
+def test_constant_features_are_left_out_and_units_do_not_matter(real):
+    train, holdout, unseen = real
+    plain = feature_likelihood(unseen, train, holdout)
+    wider = [
+        np.concatenate([rows * 1000 + 7, np.full((len(rows), 2), 3.0)], axis=1) for rows in (unseen, train, holdout)
+    ]
+    assert feature_likelihood(*wider) == pytest.approx(plain, rel=1e-6, abs=1e-6)
+    with pytest.raises(ValueError, match="constant"):
+        feature_likelihood(np.zeros((9, 3)), np.zeros((9, 3)), np.zeros((9, 3)))
