@@ -57,13 +57,15 @@ def test_candidates_of_a_public_text_to_image_model():
             setattr(block[part], name, nn.Linear(4, 4, bias=False))
         block[part].to_out = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0))
     model = nn.Module()
-    model.down_blocks = nn.ModuleList([nn.ModuleDict({"transformer_blocks": nn.ModuleList([block])})])
+    parts = {"transformer_blocks": nn.ModuleList([block]), "resnets": nn.ModuleList([nn.Linear(4, 4)])}
+    model.down_blocks = nn.ModuleList([nn.ModuleDict(parts)])
     path = "down_blocks.0.transformer_blocks.0"
     assert list(candidates(model, "qkv")) == [
         f"{path}.{part}.{name}" for part in ("attn1", "attn2") for name in ("to_q", "to_k", "to_v")
     ]
     assert f"{path}.attn2.to_out.0" in candidates(model, "qkvo") and len(candidates(model, "qkvo")) == 8
-    assert list(candidates(model, "layers")) == [f"{path}.attn1", f"{path}.attn2", "down_blocks"]
+    layers = [f"{path}.attn1", f"{path}.attn2", "down_blocks", "down_blocks.0.resnets.0"]
+    assert list(candidates(model, "layers")) == layers
 
 
 @pytest.mark.parametrize("pattern", ["qkv", "qkvo"])
