@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from small_network import perturbed
+from small_network import network
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
@@ -20,7 +20,6 @@ from sfumato.release.synthesizer import load_synthesizer
 from sfumato.settings.dpsgd import Lora
 from sfumato.settings.noise_levels import LogNormal
 
-ARGUMENTS = {"resolution": 8, "channels": 1, "classes": 4, "width": 8, "multipliers": (1, 2), "attention": (0, 1)}
 NAMES = [
     "middle.0.attention.q.weight",
     "up.1.attention.v.weight",
@@ -37,11 +36,6 @@ class Halved(Lora):
 
 
 RANK = Halved(rank=3)
-
-
-def network(seed: int = 0) -> UNet:
-    torch.manual_seed(seed)
-    return perturbed(UNet(**ARGUMENTS))
 
 
 def inputs(count: int = 3):
