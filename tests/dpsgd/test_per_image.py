@@ -202,9 +202,8 @@ def test_the_network_has_the_gradients_that_vmap_finds(name, adapted):
     torch.manual_seed(0)
     model = perturbed(UNet(classes=4, **{"width": 8, **NETWORKS[name]}))
     if adapted:
-        matrices = [
-            path for path in flat(candidates(model, "matrices")) if min(model.get_parameter(path).shape[:2]) > 1
-        ]
+        matrices = flat(candidates(model, "matrices"))
+        matrices = [path for path in matrices if min(model.get_parameter(path).shape[:2]) > 1]
         add_lora(model, matrices, Lora(rank=2), seed=0)
         with torch.no_grad():
             for path, value in model.named_parameters():
