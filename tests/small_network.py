@@ -1,6 +1,9 @@
 """A small U-Net of two resolutions with attention, the names of its query, key and value matrices, and drawing."""
 
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from sfumato.diffusion.unet import UNet
 from sfumato.generators.one_step import drawing
@@ -16,14 +19,24 @@ def draw_images(generator, count, priors=None, seed=0):
     return torch.cat(list(parts)), labels
 
 
-def perturbed(model: UNet) -> UNet:
+class OneDraw:
+    """A charge that draws these images again and again."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        self.images, self.labels = images, labels
+
+    def batches(self, size: int, draws: int):
+        yield from zip(self.images.split(size), self.labels.split(size), strict=True)
+
+
+def perturbed(model: UNet, std: float = 0.1) -> UNet:
     """Not a fresh network, whose zero-initialised layers hide most gradients."""
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+            parameter.add_(std * torch.randn_like(parameter))
     return model
 
 
-def network(attention: tuple[int, ...] = (0, 1)) -> UNet:
-    torch.manual_seed(0)
-    return perturbed(UNet(8, 1, 4, width=8, multipliers=(1, 2), attention=attention))
+def network(attention: tuple[int, ...] = (0, 1), seed: int = 0, **options: Any) -> UNet:
+    torch.manual_seed(seed)
+    return perturbed(UNet(8, 1, 4, **{"width": 8, "multipliers": (1, 2), "attention": attention, **options}))

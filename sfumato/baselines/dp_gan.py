@@ -9,7 +9,8 @@ Source: Xie et al. 2018; Torkzadehmahani et al. 2019 for the two halves clipped 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,10 +22,9 @@ from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.ema import EMA_DECAY, ema_model
 from sfumato.diffusion.objective import to_model_range
 from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw
-from sfumato.dpsgd.run import State, Trained, gradient_sum
+from sfumato.dpsgd.run import State, Trained, fine_tune, gradient_sum, update
 from sfumato.generators.network import Generator
 from sfumato.generators.one_step import balanced_labels, recompute_batch_norm
-from sfumato.privacy.checkpoint import make_durable, resume
 from sfumato.settings.baselines import Adversarial
 from sfumato.settings.dpsgd import Finetune
 from sfumato.settings.noise_levels import LogNormal
@@ -78,7 +78,7 @@ class Discriminator(Denoiser):
         return F.softplus(-self.target * self(noisy, levels, labels).float())
 
 
-class AdversarialState:
+class AdversarialState(State):
     """What a run carries: the discriminator as DP-SGD trains it, the generator, its average and Adam's moments.
 
     priors: (classes,) public label shares of generated images; seed: fixes what is generated, which is public. The rest
@@ -105,11 +105,10 @@ class AdversarialState:
             microbatch_size=settings.microbatch_size,
             checkpoint_every=settings.checkpoint_every,
         )
-        self.judge = State(
+        super().__init__(
             model, config, public_batch=public_batch, label_dropout=0.0, autocast=autocast, generator=generator
         )
-        self.judge.optimiser.param_groups[0]["betas"] = BETAS
-        self.model, self.device = model, self.judge.device
+        self.optimiser.param_groups[0]["betas"] = BETAS
         self.network, self.priors, self.seed = network.to(self.device).train(), priors.cpu(), seed
         self.pupil = Trained(dict(network.named_parameters()), GENERATOR_RATE, EMA_DECAY, BETAS)
         self.against = copy.copy(model)  # the same weights, with the loss of generated images
@@ -117,7 +116,7 @@ class AdversarialState:
 
     def generated(self, purpose: int) -> tuple[Tensor, Tensor, Draws]:
         """Images of this step, (FAKES, C, H, W), their labels and the draws of their loss, from public randomness."""
-        random = torch.Generator().manual_seed((self.seed << 31) + 2 * self.judge.steps + purpose)
+        random = torch.Generator().manual_seed((self.seed << 31) + 2 * self.steps + purpose)
         labels = balanced_labels(FAKES, self.priors, self.model.classes, random).to(self.device)
         images = self.network(torch.randn(FAKES, self.network.latent, generator=random).to(self.device), labels)
         drawn = draw(self.model, images.cpu(), 1, LEVELS, random)
@@ -125,13 +124,10 @@ class AdversarialState:
 
     def step(self, charge: Charge) -> dict[str, float]:
         """One draw, one release, a step of each network. Returns the public row of the log."""
-        judge = self.judge
-        released = charge.release(gradient_sum(judge, charge), judge.config.max_grad_norm)
-        gradient = released.to(next(iter(judge.parameters.values()))) / judge.public_batch
-        judge.descend(gradient + self.half_of_generated_images())
+        released = charge.release(gradient_sum(self, charge), self.config.max_grad_norm)
+        row = update(self, released, self.half_of_generated_images())
         self.teach()
-        norm = float(torch.linalg.vector_norm(gradient))
-        return {"step": judge.steps, "learning_rate": judge.config.learning_rate, "noised_gradient_norm": norm}
+        return row
 
     @torch.no_grad()
     def half_of_generated_images(self) -> Tensor:
@@ -139,9 +135,9 @@ class AdversarialState:
 
         They are clipped as real images are, or their half would outweigh the other.
         """
-        judge, (images, labels, drawn) = self.judge, self.generated(0)
-        bound, size = judge.config.max_grad_norm, judge.microbatch_size
-        return clipped_gradient_sum(self.against, judge.parameters, images, labels, drawn, bound, size) / FAKES
+        images, labels, drawn = self.generated(0)
+        bound, size = self.config.max_grad_norm, self.microbatch_size
+        return clipped_gradient_sum(self.against, self.parameters, images, labels, drawn, bound, size) / FAKES
 
     def teach(self) -> None:
         """Generator step: fool the released discriminator."""
@@ -150,15 +146,14 @@ class AdversarialState:
         self.pupil.descend(parameters_to_vector(torch.autograd.grad(loss, [*self.pupil.parameters.values()])))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything a checkpoint needs: copies, on the CPU."""
         own = {f"generator.{name}": value for name, value in self.network.state_dict().items()}
         own |= {f"generator_{name}": value for name, value in self.pupil.moments().items()}
         own |= {"generator_steps": torch.tensor(self.pupil.steps)}
-        return self.judge.tensors() | {name: value.detach().cpu().clone() for name, value in own.items()}
+        return super().tensors() | {name: value.detach().cpu().clone() for name, value in own.items()}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        self.judge.load({name: value for name, value in tensors.items() if not name.startswith("generator")})
+        super().load(tensors)
         for name, value in self.network.state_dict().items():
             value.copy_(tensors[f"generator.{name}"])
         moments = {name: tensors[f"generator_{name}"] for name in self.pupil.moments()}
@@ -172,23 +167,4 @@ class AdversarialState:
         return found.eval()
 
 
-def train_dp_gan(
-    state: AdversarialState,
-    open_charge: Callable[[], Charge],
-    *,
-    epsilon_after: Callable[[int], float],
-    report: Callable[[int, int], None] = lambda done, total: None,
-    say: Callable[[str], None] = lambda text: None,
-) -> tuple[Charge, list[dict]]:
-    """Run all steps of a charge, as `sfumato.dpsgd.run.fine_tune` does for a denoiser."""
-    charge, found, log = resume(open_charge, "adversarial", say)
-    if found is not None:
-        state.load(found)
-    report(charge.used, charge.uses)
-    while charge.used < charge.uses:
-        row = state.step(charge)
-        log.append({**row, "epsilon": epsilon_after(charge.used)})
-        if charge.used % state.judge.config.checkpoint_every == 0 or charge.used == charge.uses:
-            make_durable(charge, state.tensors(), log)
-            report(charge.used, charge.uses)
-    return charge, log
+train_dp_gan = functools.partial(fine_tune, stage="adversarial", take_step=AdversarialState.step)

@@ -62,13 +62,11 @@ def new_sampled(shape: Shape, classes: int, width: int, seed: int) -> SampledGen
 
 def load_drawing(directory: Path) -> Any:
     """The generator that `stage auxiliary` wrote, of any kind, in eval mode. Raises DataError as `load_generator`."""
-    return load_generator(directory, lambda **found: sampled(**found) if "network" in found else built(**found))
 
+    def build(**found: Any) -> Any:
+        return SampledGenerator(UNet(**found["network"])) if "network" in found else built(**found)
 
-def sampled(network: dict[str, Any], solver: int) -> SampledGenerator:
-    if solver != STEPS:
-        raise ValueError(f"it was fitted through {solver} steps of the sampler, not {STEPS}")
-    return SampledGenerator(UNet(**network))
+    return load_generator(directory, build)
 
 
 def fit_phases(

@@ -8,10 +8,9 @@ Source: Lin et al. 2024 (PE); Lin et al. 2025 (Sim-PE, renderers).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,14 +48,9 @@ class RendererGenerator:
         self.drawn, self.shape = DrawnByGenes(source, shape), shape
         self.kinds = len(self.drawn.classes)
 
-    def draw(self, kinds: Tensor, random: torch.Generator) -> Tensor:
-        """Genes of new candidates of these kinds, (N,) int64 -> (N, n) float32 in [0, 1)."""
-        return torch.rand(len(kinds), self.drawn.length, generator=random)
-
-    def vary(self, kinds: Tensor, genes: Tensor, strength: float, random: torch.Generator) -> Tensor:
-        """Genes near those given: normal steps of all of them, reflected at the ends. At `strength` 0 the same."""
-        moved = (genes + strength * torch.randn(genes.shape, generator=random)).remainder(2)
-        return torch.where(moved > 1, 2 - moved, moved).clamp(max=1 - 1e-6)
+    def draw(self, count: int, random: torch.Generator) -> Tensor:
+        """Genes of so many new candidates: (count, n) float32 in [0, 1)."""
+        return torch.rand(count, self.drawn.length, generator=random)
 
     def images(self, kinds: Tensor, genes: Tensor) -> Tensor:
         """(N, C, H, W) float32 in [0, 1]: a function of kinds and genes, image by image."""
@@ -66,16 +60,18 @@ class RendererGenerator:
         return images
 
 
-@dataclass(frozen=True)
-class Population:
+def varied(genes: Tensor, strength: float, random: torch.Generator) -> Tensor:
+    """Genes near those given: normal steps of all of them, reflected at the ends. At `strength` 0 the same."""
+    moved = (genes + strength * torch.randn(genes.shape, generator=random)).remainder(2)
+    return torch.where(moved > 1, 2 - moved, moved).clamp(max=1 - 1e-6)
+
+
+class Population(NamedTuple):
     """Candidates: the sensitive class that each is proposed for, its kind, its genes; rows of equal number."""
 
     labels: Tensor  # (N,) int64
     kinds: Tensor  # (N,) int64
-    genes: Tensor  # (N, …) float32
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {"labels": self.labels, "kinds": self.kinds, "genes": self.genes.contiguous()}
+    genes: Tensor  # (N, n) float32
 
 
 def first_population(generator: RendererGenerator, labels: Tensor, random: torch.Generator) -> Population:
@@ -87,7 +83,7 @@ def first_population(generator: RendererGenerator, labels: Tensor, random: torch
     for label in labels.unique():
         own = (labels == label).nonzero().flatten()
         kinds[own] = balanced_labels(len(own), None, generator.kinds, random)
-    return Population(labels, kinds, generator.draw(kinds, random))
+    return Population(labels, kinds, generator.draw(len(kinds), random))
 
 
 def parents_of(votes: Tensor, labels: Tensor, wanted: Tensor, threshold: float, random: torch.Generator) -> Tensor:
@@ -111,12 +107,7 @@ def parents_of(votes: Tensor, labels: Tensor, wanted: Tensor, threshold: float, 
 
 
 def descendants(
-    generator: RendererGenerator,
-    population: Population,
-    parents: Tensor,
-    wanted: Tensor,
-    strength: float,
-    random: torch.Generator,
+    population: Population, parents: Tensor, wanted: Tensor, strength: float, random: torch.Generator
 ) -> Population:
     """The next candidates: of each parent the first is itself, all further ones are variations of it."""
     kinds, genes = population.kinds[parents], population.genes[parents]
@@ -125,7 +116,7 @@ def descendants(
     _, group = pairs.unique(dim=0, return_inverse=True)
     earliest = torch.full((int(group.max()) + 1,), len(pairs)).scatter_reduce(0, group, order, "amin")
     again = (earliest[group] != order).nonzero().flatten()
-    genes[again] = generator.vary(kinds[again], genes[again], strength, random)
+    genes[again] = varied(genes[again], strength, random)
     return Population(wanted, kinds, genes)
 
 
@@ -169,7 +160,7 @@ def embedding_of(
     """
     embedding = ProjectedFeatures.through(network, settings.feature, shape, DIMENSION)
     kinds = torch.arange(settings.population) % generator.kinds
-    public = generator.images(kinds, generator.draw(kinds, public_random(seed, "embedding")))
+    public = generator.images(kinds, generator.draw(len(kinds), public_random(seed, "embedding")))
     embedding.fit(public, 0.0, seed)
     return embedding
 
@@ -209,7 +200,7 @@ def query_evolve(
         wanted = candidate_labels(priors, seed, settings.population)
         population = first_population(generator, wanted, public_random(seed, "first"))
     else:
-        population = Population(*(state[name] for name in ("labels", "kinds", "genes")))
+        population = Population(**state)
 
     def embed(images: Tensor) -> Tensor:
         return torch.cat([embedding(part.to(embedding.mean.device)).cpu() for part in images.split(BATCH)])
@@ -229,8 +220,8 @@ def query_evolve(
         parents = parents_of(votes, population.labels, wanted, threshold, public_random(seed, "parents", done))
         chance = public_random(seed, "variation", done)
         log.append({"round": done + 1, "strength": strength, "parents": len(parents.unique())})
-        population = descendants(generator, population, parents, wanted, strength, chance)
-        make_durable(charge, population.tensors(), log)
+        population = descendants(population, parents, wanted, strength, chance)
+        make_durable(charge, population._asdict(), log)
         report(charge.used, charge.uses)
     return charge, population, log
 

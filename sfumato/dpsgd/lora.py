@@ -4,7 +4,6 @@ Training never forms A·B, so per-image gradients cost r·(m + n) numbers per im
 Source: Hu et al. 2022 (LoRA); DP-SAPF Eq. 9 and Algorithm 2, for A Gaussian and B zero.
 """
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -94,16 +93,11 @@ def add_lora(model: nn.Module, names: Sequence[str], lora: Lora, seed: int) -> N
             )
     public = torch.Generator().manual_seed(seed)
     for name, layer in layers.items():
-        weight = layer.weight
+        weight = layer.weight.detach()
         a = torch.randn(len(weight), lora.rank, generator=public).to(weight)
-        attach(model, name, layer, a, weight.new_zeros(lora.rank, weight[0].numel()), lora.scale)
-
-
-def attach(model: nn.Module, name: str, layer: nn.Linear | nn.Conv2d, a: Tensor, b: Tensor, scale: float) -> None:
-    """Replace `layer`, whose weight is `name`, with its adapted form."""
-    a, b = a.detach(), b.detach()
-    adapted = LoraLinear(layer, a, b, scale) if isinstance(layer, nn.Linear) else LoraConv2d(layer, a, b, scale)
-    model.set_submodule(name.removesuffix(".weight"), adapted)
+        b = weight.new_zeros(lora.rank, weight[0].numel())
+        kind = LoraLinear if isinstance(layer, nn.Linear) else LoraConv2d
+        model.set_submodule(name.removesuffix(".weight"), kind(layer, a, b, lora.scale))
 
 
 def adapted_layers(model: nn.Module) -> dict[str, LoraLinear | LoraConv2d]:
@@ -127,18 +121,15 @@ def merge(model: nn.Module) -> None:
 def save_adapter(model: nn.Module, directory: Path, base: Path) -> None:
     """Write A and B of each matrix, and `adapter.json`. base: the file that the frozen weights came from."""
     layers = adapted_layers(model)
-    if not layers:
-        raise ValueError("the model has no adapter to save")
     tensors = {
         f"{name}.{part}": getattr(layer, part).detach().cpu().contiguous()
         for name, layer in layers.items()
         for part in ("A", "B")
     }
     first = next(iter(layers.values()))
-    lora = {"rank": first.A.shape[1], "scale": first.scale}
-    content = {"base_sha256": digest_of_file(base), **lora, "matrices": list(layers)}
+    content = {"base_sha256": digest_of_file(base), "rank": first.A.shape[1], "scale": first.scale}
     save_tensors(tensors, directory / ADAPTER)
-    write_json(directory / ADAPTER_CONFIG, content, sort_keys=True)
+    write_json(directory / ADAPTER_CONFIG, content | {"matrices": list(layers)}, sort_keys=True)
 
 
 @torch.no_grad()
@@ -147,13 +138,10 @@ def apply_adapter(model: nn.Module, directory: Path, base: Path) -> None:
 
     Raises DataError: files missing or damaged, adapters that were trained on another base, shapes that do not fit.
     """
-    for name in (ADAPTER, ADAPTER_CONFIG):
-        if not (directory / name).is_file():
-            raise DataError(f"{directory} holds no adapter: {name} is missing")
     files = f"{directory}: {ADAPTER_CONFIG} and {ADAPTER}"
     with explained(DataError, lambda error: f"{files} cannot be read ({error}): {AGAIN}"):
         content = read_json(directory / ADAPTER_CONFIG)
-        expected, scale = str(content["base_sha256"]), float(content["scale"])
+        expected, scale, lora = str(content["base_sha256"]), float(content["scale"]), Lora(rank=content["rank"])
         matrices = [str(name) for name in content["matrices"]]
         tensors = load_tensors(directory / ADAPTER)
     if (found := digest_of_file(base)) != expected:
@@ -161,16 +149,12 @@ def apply_adapter(model: nn.Module, directory: Path, base: Path) -> None:
             f"the adapters of {directory} were trained on a base with sha256 {expected[:12]}…, "
             f"not on {base} ({found[:12]}…): restore that base (`dvc checkout`), or {AGAIN}"
         )
-    if tensors.keys() != {f"{name}.{part}" for name in matrices for part in ("A", "B")} or not math.isfinite(scale):
+    if tensors.keys() != {f"{name}.{part}" for name in matrices for part in ("A", "B")}:
         raise DataError(f"{directory}: {ADAPTER} does not hold what {ADAPTER_CONFIG} lists: {AGAIN}")
     misfit = f"{directory} does not fit the model of {base.parent}"
-    for name in matrices:
-        with explained(DataError, lambda error: f"{misfit}: {error}", causes=(ConfigError,)):
-            layer = layer_of(model, name)
-        a, b = tensors[f"{name}.A"], tensors[f"{name}.B"]
-        rows, columns = len(layer.weight), layer.weight[0].numel()
-        if not (a.ndim == b.ndim == 2 and (len(a), a.shape[1], b.shape[1]) == (rows, len(b), columns)):
-            shapes = f"{tuple(a.shape)} and {tuple(b.shape)}, which do not fit {tuple(layer.weight.shape)}"
-            raise DataError(f"{directory}: the adapter of {name} has shapes {shapes}: {AGAIN}")
-        attach(model, name, layer, a.to(layer.weight), b.to(layer.weight), scale)
+    with explained(DataError, lambda error: f"{misfit} ({error}): {AGAIN}", causes=(ConfigError, RuntimeError)):
+        add_lora(model, matrices, lora, seed=0)
+        for name, layer in adapted_layers(model).items():
+            layer.load_state_dict({part: tensors[f"{name}.{part}"] for part in ("A", "B")}, strict=False)
+            layer.scale = scale
     merge(model)

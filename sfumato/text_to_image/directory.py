@@ -88,11 +88,10 @@ def locate(directory: str) -> Path:
     """
     if not directory.startswith(HUB):
         path = Path(directory).expanduser()
-        if path.is_file():
-            raise DataError(f"model.directory={directory} is a single file: {LAYOUT}. Convert it with diffusers")
         if not path.is_dir():
-            fix = "Download one (docs/public-models.md)"
-            raise ConfigError(f"model.directory={directory} does not exist: {LAYOUT}. {fix}")
+            wrong = "is a single file" if path.is_file() else "does not exist"
+            fix = "Download one (docs/public-models.md), or convert the file with diffusers"
+            raise ConfigError(f"model.directory={directory} {wrong}: {LAYOUT}. {fix}")
         return path
     require_library()
     found = re.fullmatch(r"hub:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", directory)
@@ -122,11 +121,10 @@ def read_model_directory(directory: str) -> ModelDirectory:
     path = locate(directory)
     named = {part: value for part, value in read_json(path / INDEX).items() if part in PARTS}
     classes = {k: str(v[1]) for k, v in named.items() if isinstance(v, list) and len(v) == 2 and v[1]}
-    if ("unet" in classes) == ("transformer" in classes):
-        raise DataError(f"{path / INDEX} must name one of unet and transformer: {LAYOUT}")
-    for part in ("tokenizer", "text_encoder", "vae", "scheduler"):
-        if part not in classes:
-            raise DataError(f"{path / INDEX} does not name the part {part}: {LAYOUT}")
+    others = classes.keys() - {"unet", "transformer"}
+    if len(others) < len(PARTS) - 2 or len(classes) - len(others) != 1:
+        named = ", ".join(classes) or "no part"
+        raise DataError(f"{path / INDEX} names {named}: {LAYOUT}")
     for part, name in classes.items():
         if part in KNOWN and name not in KNOWN[part]:
             expected = f"{' or '.join(KNOWN[part])}, as in Stable Diffusion 1.x and 2.x or PixArt"
@@ -152,32 +150,34 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def weights_of(path: Path, part: str) -> tuple[Path, str] | None:
-    """The weight file of a part, or the index of its shards, and its variant, "" or ".fp16"; None if there is none."""
-    stem = WEIGHTS_OF[part]
+def weights_of(path: Path, part: str) -> tuple[Path, str]:
+    """The weight file of a part, or the index of its shards, and its variant, "" or ".fp16".
+
+    Raises DataError if there is none, or only a pickle.
+    """
+    directory, stem = path / part, WEIGHTS_OF[part]
     for variant in VARIANTS:
         for name in (f"{stem}{variant}.safetensors", f"{stem}.safetensors.index{variant}.json"):
-            if (path / part / name).is_file():
-                return path / part / name, variant
-    return None
+            if (directory / name).is_file():
+                return directory / name, variant
+    if pickles := sorted(file.name for file in directory.iterdir() if file.suffix in PICKLED):
+        raise DataError(
+            f"{directory} holds its weights only as {pickles[0]}, a pickle, which may run any program: "
+            "take the model's safetensors files, or convert them"
+        )
+    raise DataError(f"{directory} holds no weights: {stem}.safetensors is missing; {AGAIN}")
 
 
 def part_files(path: Path, part: str) -> list[Path]:
-    """The files of a part that are read, by name. Raises DataError if one is missing or all weights are pickles."""
+    """The files of a part that are read, by name. Raises DataError if one is missing, or as `weights_of`."""
     directory = path / part
     files = {directory / CONFIG_OF.get(part, "config.json")}
     if part == "tokenizer":
         files |= {file for file in directory.iterdir() if file.suffix in (".json", ".txt", ".model")}
     if part in WEIGHTS_OF:
-        if (weights := weights_of(path, part)) is None:
-            if pickles := sorted(file.name for file in directory.iterdir() if file.suffix in PICKLED):
-                raise DataError(
-                    f"{directory} holds its weights only as {pickles[0]}, a pickle, which may run any program: "
-                    "take the model's safetensors files, or convert them"
-                )
-            raise DataError(f"{directory} holds no weights: {WEIGHTS_OF[part]}.safetensors is missing; {AGAIN}")
-        files.add(weights[0])
-        shards = read_json(weights[0]).get("weight_map") if weights[0].suffix == ".json" else None
+        weights, _ = weights_of(path, part)
+        files.add(weights)
+        shards = read_json(weights).get("weight_map") if weights.suffix == ".json" else None
         files |= {directory / Path(str(name)).name for name in shards.values()} if isinstance(shards, dict) else set()
     for file in sorted(files):
         if not file.is_file():

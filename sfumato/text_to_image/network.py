@@ -12,14 +12,15 @@ from torch import Tensor
 from sfumato.diffusion.denoiser import Denoiser, Sampler
 from sfumato.diffusion.noise_levels import TIMESTEPS, draw_noise_levels, draw_timesteps
 from sfumato.diffusion.sampler import Guide, with_guidance
-from sfumato.errors import DataError, explained
-from sfumato.runtime.compute import is_faster
+from sfumato.errors import UNREADABLE, DataError, explained
+from sfumato.runtime import distributed
+from sfumato.runtime.compute import prefers_bfloat16
 from sfumato.settings.noise_levels import NoiseLevels, TimestepMixture
 from sfumato.settings.training import Model
 from sfumato.storage.weights import load_tensors, save_tensors
 from sfumato.text_to_image.directory import ModelDirectory, choose_image_size, read_model_directory
 from sfumato.text_to_image.parts import LONGEST_T5, build_network, load_part, make_differentiable, make_scheduler
-from sfumato.text_to_image.reference import CONFIG, PROMPTS, load_codec, load_scheduler, read_reference, referred
+from sfumato.text_to_image.reference import CONFIG, PROMPTS, load_codec, read_reference, referred
 
 TRAINED = "trained.safetensors"
 
@@ -29,7 +30,7 @@ class LatentDiffusion(Denoiser):
 
     network: U-Net or transformer of `model`, the only trained part; prompts: (classes + 1, tokens, D), the last for no
     label; mask: (classes + 1, tokens) bool, or None; alphas_cumprod: (T,) ᾱ of the model's own schedule; image_size:
-    side of the images before encoding; reference: the folder that it was read from.
+    side of the images before encoding; reference: the folder that it was read from, None for an outline.
     """
 
     at_a_time = 16
@@ -111,19 +112,16 @@ class LatentDiffusion(Denoiser):
         """Images by the library's sampler, decoded and resized to `shape`. Raises ValueError for a guide."""
         if guide is not None:
             raise ValueError("a classifier of images cannot guide a model that draws latents")
-        device, reference = next(self.parameters()).device, self.read_from()
-        scheduler, codec = load_scheduler(reference), load_codec(reference, device)
+        assert self.reference is not None
+        scheduler = make_scheduler(referred(read_reference(self.reference), "scheduler"))
+        codec = load_codec(self.reference, next(self.parameters()).device)
         channels, height, width = shape or (codec.channels, self.image_size, self.image_size)
-
-        def step(autocast: bool) -> Tensor:
-            blank = torch.zeros(self.at_a_time, dtype=torch.int64)
-            return self.sample_latents(scheduler, blank, 1, guidance, torch.Generator().manual_seed(0), autocast)
+        half = distributed.broadcast_object(prefers_bfloat16(self))
 
         def draw(labels: Tensor) -> Tensor:
             latents = self.sample_latents(scheduler, labels, steps, guidance, generator, half)
             return codec.decode(latents, (channels, height, width))
 
-        half = device.type == "cuda" and is_faster(step, ("latent sampling", self.resolution), device)
         return draw
 
     @torch.no_grad()
@@ -163,13 +161,9 @@ class LatentDiffusion(Denoiser):
         """Write the trained parameters, and the reference that they belong to. Other changes of the model are lost."""
         tensors = {name: self.get_parameter(name).detach().cpu().contiguous() for name in trained}
         save_tensors(tensors, directory / TRAINED)
+        assert self.reference is not None
         for name in (CONFIG, PROMPTS):
-            shutil.copyfile(self.read_from() / name, directory / name)
-
-    def read_from(self) -> Path:
-        if self.reference is None:
-            raise DataError("this network was not read from a reference: run `stage pretrain`, and read what it wrote")
-        return self.reference
+            shutil.copyfile(self.reference / name, directory / name)
 
 
 def load_latent(directory: Path) -> LatentDiffusion:
@@ -193,7 +187,7 @@ def outline(settings: Model, classes: int) -> LatentDiffusion:
     model = read_model_directory(settings.directory)
     image_size = choose_image_size(model, settings)
     text = model.configs["text_encoder"]
-    width = int(text.get("hidden_size") or text.get("d_model") or text.get("text_config", {}).get("hidden_size", 768))
+    width = int(text.get("hidden_size") or text.get("d_model", 768))
     longest = LONGEST_T5 if model.denoiser == "transformer" else 77
     tokens = int(min(model.configs["tokenizer"].get("model_max_length", 77), longest))
     with torch.device("meta"):
@@ -203,15 +197,13 @@ def outline(settings: Model, classes: int) -> LatentDiffusion:
         return found.requires_grad_(False)
 
 
-@torch.no_grad()
 def load_trained(directory: Path) -> LatentDiffusion:
     """The network that `LatentDiffusion.save` wrote. Raises DataError if the files do not fit the model."""
     model, file, again = load_latent(directory), directory / TRAINED, "run `stage finetune` again"
-    with explained(DataError, lambda error: f"{file} cannot be read ({error}): {again}"):
+    what = f"{file} cannot be read, or does not fit the model"
+    with explained(DataError, lambda error: f"{what} ({error}): {again}", causes=(*UNREADABLE, RuntimeError)):
         tensors = load_tensors(file)
-    named = dict(model.named_parameters())
-    for name, value in tensors.items():
-        if name not in named or named[name].shape != value.shape:
-            raise DataError(f"{file} holds {name}, which does not fit the model: {again}")
-        named[name].copy_(value)
+        model.load_state_dict(tensors, strict=False)
+        if unknown := tensors.keys() - model.state_dict().keys():
+            raise ValueError(f"it holds {min(unknown)}")
     return model

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfumato.errors import DataError, explained
-from sfumato.text_to_image.directory import AGAIN, ModelDirectory, reason_of, require_library, weights_of
+from sfumato.text_to_image.directory import AGAIN, WEIGHTS_OF, ModelDirectory, reason_of, require_library, weights_of
 from sfumato.text_to_image.prompts import NO_LABEL
 
 UNSUPPORTED = ("group_norm", "spatial_norm", "norm_q", "norm_k", "norm_cross", "add_k_proj")  # in an attention
@@ -34,10 +34,9 @@ def load_part(model: ModelDirectory, part: str) -> Any:
     """A part with its weights: float32, frozen, in evaluation mode. Raises DataError if its files do not fit."""
     kind = class_named(model.classes[part])
     options: dict[str, Any] = {"local_files_only": True}
-    if part not in ("tokenizer", "scheduler"):
-        options |= {"use_safetensors": True, "torch_dtype": torch.float32}
-        if (weights := weights_of(model.path, part)) and weights[1]:
-            options["variant"] = weights[1].removeprefix(".")
+    if part in WEIGHTS_OF:
+        variant = weights_of(model.path, part)[1].removeprefix(".") or None
+        options |= {"use_safetensors": True, "torch_dtype": torch.float32, "variant": variant}
     failed = f"{model.path / part} cannot be loaded as {model.classes[part]}"
     # the type of the error depends on what is wrong with the files
     with explained(DataError, lambda error: f"{failed} ({reason_of(error)}): {AGAIN}", causes=(Exception,)):
@@ -191,7 +190,6 @@ class LatentCodec:
     def __init__(self, model: ModelDirectory, image_size: int, device: torch.device) -> None:
         self.vae, self.image_size, self.device = load_part(model, "vae").to(device), image_size, device
         self.scale = float(self.vae.config.scaling_factor)
-        self.shift = float(getattr(self.vae.config, "shift_factor", None) or 0.0)
         self.channels = int(self.vae.config.in_channels)
 
     @torch.no_grad()
@@ -203,15 +201,14 @@ class LatentCodec:
         rows = []
         for image in images.to(self.device).split(1):
             pixels = resize(with_channels(image, self.channels), self.image_size) * 2 - 1
-            rows.append((self.vae.encode(pixels).latent_dist.mode() - self.shift) * self.scale)
+            rows.append(self.vae.encode(pixels).latent_dist.mode() * self.scale)
         return torch.cat(rows)
 
     @torch.no_grad()
     def decode(self, latents: Tensor, shape: tuple[int, int, int]) -> Tensor:
         """(B, c, h, w) to images of `shape` (C, H, W): (B, C, H, W) float32 in [0, 1], on the CPU."""
         channels, height, _ = shape
-        each = latents.to(self.device).split(1)
-        rows = [self.vae.decode(latent / self.scale + self.shift).sample.float() for latent in each]
+        rows = [self.vae.decode(latent / self.scale).sample.float() for latent in latents.to(self.device).split(1)]
         images = ((torch.cat(rows) + 1) / 2).clamp(0, 1)
         return resize(with_channels(images, channels), height).cpu()
 

@@ -72,8 +72,6 @@ def read_reference(directory: Path) -> dict[str, Any]:
     file = directory / CONFIG
     with explained(DataError, lambda error: f"{file} refers to no public model ({error}): run `stage pretrain` again"):
         content = read_json(file)
-        if content["kind"] != KIND:
-            raise ValueError(f"it is of kind {content['kind']}")
         _ = content["directory"], int(content["image_size"])
         _ = [(part["class"], part["sha256"]) for part in content["parts"].values()]
     return content
@@ -96,7 +94,3 @@ def load_codec(directory: Path, device: torch.device) -> LatentCodec:
     """The frozen VAE of a reference."""
     reference = read_reference(directory)
     return LatentCodec(referred(reference, "vae"), int(reference["image_size"]), device)
-
-
-def load_scheduler(directory: Path) -> Any:
-    return make_scheduler(referred(read_reference(directory), "scheduler"))

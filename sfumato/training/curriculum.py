@@ -62,15 +62,11 @@ def warm_up(
     report: Callable[[int, int], None] = lambda done, total: None,
     *,
     label_dropout: float = 0.1,
-    autocast: bool | None = None,
-    microbatch_size: int | None = None,
 ) -> dict[str, Tensor]:
     """Train `model` in place through the phases, and return the average of its weights by name.
 
     Each phase has a new Adam, without weight decay. The average runs over all phases, so the last one weighs most.
-    seed: fixes batches, noise and augmentation; report: called with (steps done, steps of all phases); autocast:
-    bfloat16 or not, None for what suits device and network; microbatch_size: images of a batch whose activations are
-    held together, None for as many as fit.
+    seed: fixes batches, noise and augmentation; report: called with (steps done, steps of all phases).
     Raises ConfigError when a phase names a source that is missing or empty.
     """
     for number, phase in enumerate(phases):
@@ -85,8 +81,8 @@ def warm_up(
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
     ema = EMA(parameters, EMA_DECAY)
     model.train()
-    done, whole, most = 0, sum(phase.steps for phase in phases), microbatch_size or plain_microbatch(model)
-    fast = distributed.broadcast_object(prefers_bfloat16(model)) if autocast is None else autocast
+    done, whole, most = 0, sum(phase.steps for phase in phases), plain_microbatch(model)
+    fast = distributed.broadcast_object(prefers_bfloat16(model))
     for phase in phases:
         optimiser = torch.optim.Adam(parameters.values(), lr=phase.learning_rate, fused=True)
         size = min(most, phase.batch)

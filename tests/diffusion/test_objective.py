@@ -22,9 +22,8 @@ def test_without_a_network_the_denoiser_is_the_best_linear_one():
     # For data N(0, s²) the best estimate from x = y + σn is x·s²/(s² + σ²): EDM's c_skip.
     x, sigma = torch.randn(3, 1, 2, 2), torch.tensor([0.01, 0.5, 50.0])
     shrink = 0.3**2 / (0.3**2 + sigma**2)
-    assert torch.allclose(
-        denoise(nothing, x, sigma, torch.zeros(3).long(), 0.3), x * shrink[:, None, None, None], atol=1e-6
-    )
+    found = denoise(nothing, x, sigma, torch.zeros(3).long(), 0.3)
+    assert torch.allclose(found, x * shrink[:, None, None, None], atol=1e-6)
 
 
 def test_the_network_sees_unit_variance_and_its_target_has_unit_variance():
@@ -73,10 +72,8 @@ def test_timestep_mixture_has_its_weights_and_bounds():
     assert torch.equal(sigmas[t], drawn)
     assert t.min() >= 10
     for low, high, share in [(10, 200, 0.05), (200, 800, 0.9), (800, 1000, 0.05)]:
-        inside = ((t >= low) & (t < high)).double().mean()
-        assert float(inside) == pytest.approx(
-            share, abs=5 * math.sqrt(share * (1 - share) / n)
-        )  # false alarm below 1e-6
+        inside = float(((t >= low) & (t < high)).double().mean())
+        assert inside == pytest.approx(share, abs=5 * math.sqrt(share * (1 - share) / n))  # false alarm below 1e-6
     assert {200, 799} <= set(t.tolist())  # both ends of a part are drawn
 
 

@@ -35,12 +35,10 @@ def draw(model, labels, **options):
 
 def test_schedule_falls_from_the_largest_level_to_zero():
     levels = noise_schedule(18)
-    assert len(levels) == 19
     assert float(levels[0]) == pytest.approx(SIGMA_MAX, rel=1e-5)
     assert float(levels[-2]) == pytest.approx(SIGMA_MIN, rel=1e-3)
-    assert levels[-1] == 0
-    assert (levels.diff() < 0).all()
-    assert len(noise_schedule(1)) == 2
+    assert levels[-1] == 0 and (levels.diff() < 0).all()
+    assert (len(levels), len(noise_schedule(1))) == (19, 2)
 
 
 def test_a_gaussian_is_recovered_per_label():
@@ -55,12 +53,9 @@ def test_a_gaussian_is_recovered_per_label():
 
 
 def test_heun_is_of_second_order():
-    errors = []
-    for steps in (8, 16, 32):
-        exact = draw(Gaussian(0.15), torch.zeros(50).long(), steps=512)
-        errors.append(float((draw(Gaussian(0.15), torch.zeros(50).long(), steps=steps) - exact).norm()))
-    assert errors[0] / errors[1] > 3
-    assert errors[1] / errors[2] > 3
+    exact, *found = (draw(Gaussian(0.15), torch.zeros(50).long(), steps=steps) for steps in (512, 8, 16, 32))
+    errors = [float((images - exact).norm()) for images in found]
+    assert errors[0] / errors[1] > 3 and errors[1] / errors[2] > 3
 
 
 def test_guidance_moves_away_from_the_unconditional_mean():
@@ -81,9 +76,7 @@ def test_images_depend_on_neither_batch_nor_neighbours():
 
 def test_output_is_float32_in_range_also_under_autocast_and_for_no_labels():
     images = sample(Gaussian(3.0), torch.zeros(3).long(), steps=3, autocast=True)
-    assert images.dtype == torch.float32
-    assert images.min() >= 0
-    assert images.max() <= 1
+    assert images.dtype == torch.float32 and images.min() >= 0 and images.max() <= 1
     assert sample(Gaussian(1.0), torch.empty(0).long(), steps=3).shape == (0, 1, 4, 4)
 
 

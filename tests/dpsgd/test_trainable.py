@@ -9,7 +9,7 @@ from torch import nn
 
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.run import State, update
-from sfumato.dpsgd.trainable import ADAPTED, candidates, check_trained, choose_trainable, flat, how_many
+from sfumato.dpsgd.trainable import candidates, check_trained, choose_trainable, flat, how_many
 from sfumato.errors import ConfigError, DataError, SfumatoError
 from sfumato.settings.dpsgd import RANKED, Finetune, Lora
 
@@ -26,16 +26,12 @@ def test_candidates_by_pattern():
     model = network()
     assert flat(candidates(model)) == QKV == flat(candidates(model, "qkv"))
     assert list(candidates(model)) == [name.removesuffix(".weight") for name in QKV]
-    assert flat(candidates(model, "qkvo")) == [
-        f"{place}.attention.{part}.weight" for place in PLACES for part in ("q", "k", "v", "out")
-    ]
-    matrices = flat(candidates(model, "matrices"))
-    assert set(matrices) == {
-        f"{path}.weight" for path, layer in model.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d))
-    }
-    assert {"conv_in.weight", "noise.2.weight", "up.0.block.shortcut.weight"} <= set(
-        matrices
-    ) and "label.weight" not in matrices
+    own = [f"{place}.attention.{part}.weight" for place in PLACES for part in ("q", "k", "v", "out")]
+    assert flat(candidates(model, "qkvo")) == own
+    matrices = set(flat(candidates(model, "matrices")))
+    layers = [path for path, layer in model.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d))]
+    assert matrices == {f"{path}.weight" for path in layers}
+    assert {"conv_in.weight", "noise.2.weight", "up.0.block.shortcut.weight"} <= matrices - {"label.weight"}
 
 
 def test_layers_share_all_parameters_out():
@@ -45,9 +41,8 @@ def test_layers_share_all_parameters_out():
     assert set(layers) == {"noise", "label", "conv_in", "norm_out", "conv_out", "middle.1.block"} | {
         f"{place}.{part}" for place in PLACES for part in ("block", "attention")
     }
-    assert set(layers["middle.0.attention"]) == {
-        f"middle.0.attention.{name}" for name, _ in model.middle[0].attention.named_parameters()
-    }
+    own = {f"middle.0.attention.{name}" for name, _ in model.middle[0].attention.named_parameters()}
+    assert set(layers["middle.0.attention"]) == own
 
 
 def test_candidates_of_a_public_text_to_image_model():
@@ -57,13 +52,15 @@ def test_candidates_of_a_public_text_to_image_model():
             setattr(block[part], name, nn.Linear(4, 4, bias=False))
         block[part].to_out = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0))
     model = nn.Module()
-    model.down_blocks = nn.ModuleList([nn.ModuleDict({"transformer_blocks": nn.ModuleList([block])})])
+    parts = {"transformer_blocks": nn.ModuleList([block]), "resnets": nn.ModuleList([nn.Linear(4, 4)])}
+    model.down_blocks = nn.ModuleList([nn.ModuleDict(parts)])
     path = "down_blocks.0.transformer_blocks.0"
     assert list(candidates(model, "qkv")) == [
         f"{path}.{part}.{name}" for part in ("attn1", "attn2") for name in ("to_q", "to_k", "to_v")
     ]
     assert f"{path}.attn2.to_out.0" in candidates(model, "qkvo") and len(candidates(model, "qkvo")) == 8
-    assert list(candidates(model, "layers")) == [f"{path}.attn1", f"{path}.attn2", "down_blocks"]
+    layers = [f"{path}.attn1", f"{path}.attn2", "down_blocks", "down_blocks.0.resnets.0"]
+    assert list(candidates(model, "layers")) == layers
 
 
 @pytest.mark.parametrize("pattern", ["qkv", "qkvo"])
@@ -101,6 +98,8 @@ def test_exactly_the_chosen_parameters_are_trained(kind):
     model = network()
     wanted = expected(kind, model)
     names = choose_trainable(model, settings(kind), ranked(CHOSEN[::-1]), seed=0)  # in whatever order they are named
+    reference = network().named_parameters()  # it trains, and saves, adapters on an untouched base
+    assert all(torch.equal(value, model.get_parameter(name)) for name, value in reference)
     assert names == [name for name, value in model.named_parameters() if value.requires_grad]
     assert sorted(names) == sorted(wanted)
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -116,20 +115,14 @@ def test_exactly_the_chosen_parameters_are_trained(kind):
 
 def test_selected_layers_are_trained_whole_and_adapted_on_their_matrices():
     layers = candidates(network(), "layers")
-    salient = [*layers["down.0.attention"], *layers["noise"]]
-    model = network()
-    ranking = [
-        layers["down.0.attention"],
-        layers["noise"],
-        *(layers[name] for name in layers if name not in ("down.0.attention", "noise")),
-    ]
+    first = [layers.pop("down.0.attention"), layers.pop("noise")]
+    salient, ranking, model = flat(first), [*first, *layers.values()], network()
     two = 2 / len(ranking)
     assert sorted(choose_trainable(model, settings("salient", ratio=two), ranking, 0)) == sorted(salient)
     model = network()
     matrices = [name for name in salient if name.endswith("weight") and "norm" not in name]
-    assert sorted(choose_trainable(model, settings("salient-lora", ratio=two), ranking, 0)) == sorted(
-        adapters(matrices)
-    )
+    adapted = choose_trainable(model, settings("salient-lora", ratio=two), ranking, 0)
+    assert sorted(adapted) == sorted(adapters(matrices))
     with pytest.raises(ConfigError, match="holds no matrix"):
         choose_trainable(network(), settings("salient-lora"), [layers["norm_out"]], 0)
 
@@ -148,14 +141,6 @@ def test_a_model_without_attention_has_nothing_for_these_sets(kind):
         choose_trainable(network(attention=()), settings(kind), None, 0)
 
 
-def test_the_result_of_adapters_is_theirs_alone():
-    # these sets are saved as adapters on the untouched base; a set that changes the base must not be among them
-    for kind in ADAPTED:
-        model, reference = network(), network()
-        choose_trainable(model, settings(kind), ranked(CHOSEN), seed=0)
-        assert all(torch.equal(value, model.get_parameter(name)) for name, value in reference.named_parameters())
-
-
 def trained(names: list[str]):
     model = network()
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -165,10 +150,15 @@ def trained(names: list[str]):
     return before, model
 
 
-def test_a_selection_that_was_dropped_is_caught():
+def test_a_selection_that_was_dropped_and_a_name_outside_the_model_are_caught():
     before, model = trained(CHOSEN[:4])
     check_trained(before, model, CHOSEN[:4])
     with pytest.raises(SfumatoError, match=r"up\.1\.attention\.v\.weight was to be trained and did not change"):
+        check_trained(before, model, CHOSEN)
+    with pytest.raises(SfumatoError, match="attention is not in the model"):
+        check_trained(before, model, [*CHOSEN, "attention"])
+    before.pop("conv_in.weight")
+    with pytest.raises(SfumatoError, match=r"conv_in\.weight is not in the model"):
         check_trained(before, model, CHOSEN)
 
 
@@ -178,13 +168,4 @@ def test_a_frozen_weight_that_moved_is_caught_to_the_last_bit():
         bias = model.get_parameter("down.0.attention.q.bias")
         bias[0] = torch.nextafter(bias[0], torch.tensor(math.inf))
     with pytest.raises(SfumatoError, match=r"down\.0\.attention\.q\.bias was frozen and changed"):
-        check_trained(before, model, CHOSEN)
-
-
-def test_a_name_outside_the_model_is_caught():
-    before, model = trained(CHOSEN)
-    with pytest.raises(SfumatoError, match="attention is not in the model"):
-        check_trained(before, model, [*CHOSEN, "attention"])
-    before.pop("conv_in.weight")
-    with pytest.raises(SfumatoError, match=r"conv_in\.weight is not in the model"):
         check_trained(before, model, CHOSEN)

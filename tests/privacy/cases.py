@@ -214,7 +214,7 @@ def adversarial(charge: Any) -> dict[str, Tensor]:
     generator = new_generator(SHAPE, CLASSES, 4, 8, 0)
     even = torch.full((CLASSES,), 1 / CLASSES)
     state = AdversarialState(model, generator, chosen, even, 0, public_batch=PUBLIC, autocast=False)
-    state.judge.draw = functools.partial(seeded_draws, None, draws=1)  # type: ignore[method-assign]
+    state.draw = functools.partial(seeded_draws, None, draws=1)  # type: ignore[method-assign]
     state.step(charge)
     return state.tensors()
 

@@ -76,7 +76,7 @@ def test_an_image_that_is_not_finite_adds_nothing():
     shown, labels = images(B)
     shown[2] = float("nan")
     state = trainer()
-    total = gradient_sum(state.judge, GivenCharge([(shown, labels)]))
+    total = gradient_sum(state, GivenCharge([(shown, labels)]))
     assert total.isfinite().all() and 0 < float(total.norm()) <= (B - 1) * C * (1 + 1e-5)
 
 
@@ -85,7 +85,7 @@ def test_both_networks_and_the_log_follow_from_the_released_sums_alone():
     found = []
     for drawn in ([images(5), images(5, 1)], [images(9, 3), images(1, 4)], [images(0), images(30, 2)]):
         state = trainer()
-        charge = GivenCharge(drawn, torch.randn(state.judge.size, generator=torch.Generator().manual_seed(9)))
+        charge = GivenCharge(drawn, torch.randn(state.size, generator=torch.Generator().manual_seed(9)))
         rows = [state.step(charge) for _ in drawn]
         assert {bound for _, bound in charge.seen} == {C}
         found.append((rows, state.tensors()))
@@ -115,9 +115,7 @@ def test_a_run_goes_on_from_its_state():
         broken.step(GivenCharge([pair]))
     resumed = trainer(seed=5)
     resumed.load(broken.tensors())
-    resumed.judge.generator.set_state(
-        broken.judge.generator.get_state()
-    )  # only here: in a real run the draws are fresh
+    resumed.generator.set_state(broken.generator.get_state())  # only here: in a real run the draws are fresh
     for pair in drawn[2:]:
         resumed.step(GivenCharge([pair]))
     again = resumed.tensors()
@@ -160,7 +158,7 @@ def test_without_noise_the_generator_draws_what_the_images_show(monkeypatch):
     labels = torch.arange(40) % CLASSES
     above = (torch.arange(8) < 4).float()[:, None].expand(8, 8)
     truth = torch.where((labels < 5)[:, None, None], above, 1 - above)[:, None]
-    state.judge.public_batch = 40.0
+    state.public_batch = 40.0
     for _ in range(60):
         shown = (truth + 0.1 * torch.randn(truth.shape, generator=random)).clamp(0, 1)
         state.step(GivenCharge([(shown, labels)]))

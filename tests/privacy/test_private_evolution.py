@@ -30,7 +30,8 @@ def places(request, generator, digits):
     embedding = embedding_of(settings, SHAPE, None, generator, seed=0)
     images, labels = digits.batch(range(90))
     kinds = torch.arange(124) % generator.kinds
-    candidates = embedding(generator.images(kinds, generator.draw(kinds, torch.Generator().manual_seed(1)))).detach()
+    genes = generator.draw(len(kinds), torch.Generator().manual_seed(1))
+    candidates = embedding(generator.images(kinds, genes)).detach()
     return rows_alone(embedding, images), labels, candidates, torch.arange(124) % CLASSES
 
 

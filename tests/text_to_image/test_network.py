@@ -2,7 +2,9 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -23,10 +25,10 @@ from sfumato.settings.noise_levels import LogNormal, TimestepMixture
 from sfumato.settings.training import Model
 from sfumato.text_to_image.directory import HUB, ModelDirectory, locate, read_model_directory
 from sfumato.text_to_image.network import LatentDiffusion, load_latent
-from sfumato.text_to_image.parts import embed_prompts
+from sfumato.text_to_image.parts import embed_prompts, load_part, make_scheduler
+from sfumato.text_to_image.prompts import class_prompts
 from sfumato.text_to_image.reference import load_codec, read_reference, save_reference
 
-ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 CLASSES = ("zero", "one", "two")
 PART = {"unet-epsilon": "unet", "unet-v": "unet", "transformer": "transformer"}
@@ -76,17 +78,12 @@ def test_the_network_is_the_librarys_number_for_number(models, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_prompts_are_encoded_as_the_librarys_pipeline_does_and_once_per_class(models, kind, monkeypatch):
     import diffusers
-
-    calls = []
-    encoder = "T5EncoderModel" if kind == "transformer" else "CLIPTextModel"
     import transformers
 
-    forward = getattr(transformers, encoder).forward
-    monkeypatch.setattr(
-        getattr(transformers, encoder),
-        "forward",
-        lambda self, *rest, **more: (calls.append(None), forward(self, *rest, **more))[1],
-    )
+    calls = []
+    encoder = transformers.T5EncoderModel if kind == "transformer" else transformers.CLIPTextModel
+    forward = encoder.forward
+    monkeypatch.setattr(encoder, "forward", lambda *rest, **more: calls.append(None) or forward(*rest, **more))
     found = read_model_directory(str(models / kind))
     texts = ["An image of an airplane", "An image of a bird"]
     embeddings, mask = embed_prompts(found, texts, CPU)
@@ -97,13 +94,12 @@ def test_the_prompts_are_encoded_as_the_librarys_pipeline_does_and_once_per_clas
             texts, do_classifier_free_guidance=False, device=CPU, max_sequence_length=64, clean_caption=False
         )
         assert torch.equal(mask[:2].long(), attended.long())
-        torch.testing.assert_close(
-            (embeddings[:2] * mask[:2, :, None]), (expected * attended[:, :, None]).float(), rtol=1e-4, atol=1e-5
-        )
+        embeddings, expected = embeddings[:2] * mask[:2, :, None], (expected * attended[:, :, None]).float()
     else:
         pipe = diffusers.StableDiffusionPipeline.from_pretrained(models / kind, safety_checker=None)
         expected, none = pipe.encode_prompt(texts, CPU, 1, True)
-        torch.testing.assert_close(embeddings, torch.cat([expected, none[:1]]), rtol=1e-4, atol=1e-5)
+        expected = torch.cat([expected, none[:1]])
+    torch.testing.assert_close(embeddings, expected, rtol=1e-4, atol=1e-5)
     calls.clear()
     load_latent(reference(models, kind))
     assert not calls  # later stages need no text encoder
@@ -113,15 +109,12 @@ def test_the_prompts_are_encoded_as_the_librarys_pipeline_does_and_once_per_clas
 def test_guided_samples_are_the_pipelines(models, kind):
     import diffusers
 
-    from sfumato.text_to_image.reference import load_scheduler
-
     model, codec = load_latent(reference(models, kind)), load_codec(reference(models, kind), CPU)
     generator = torch.Generator().manual_seed(3)
     start = torch.stack([torch.randn(4, 8, 8, generator=generator) for _ in range(2)])
-    scheduler, again = load_scheduler(reference(models, kind)), torch.Generator().manual_seed(3)
+    scheduler, again = make_scheduler(read_model_directory(str(models / kind))), torch.Generator().manual_seed(3)
     drawn = model.sample_latents(scheduler, torch.tensor([1, 2]), 6, 1.5, again)
     pipe = diffusers.StableDiffusionPipeline.from_pretrained(models / kind, safety_checker=None)
-    pipe.set_progress_bar_config(disable=True)
     texts = [read_reference(reference(models, kind))["prompts"][name] for name in CLASSES[1:]]
     expected = pipe(
         texts, height=16, width=16, num_inference_steps=6, guidance_scale=2.5, latents=start, output_type="pt"
@@ -146,9 +139,8 @@ def test_a_transformer_that_is_told_the_size_is_told_it_under_vmap_too():
     x, t, labels = torch.randn(2, 4, 8, 8), torch.tensor([3, 700]), torch.tensor([0, 1])
     assert not torch.equal(*(model(x, t, labels) for model in models))
     drawn = draw(models[0], x, 2, UNIFORM, torch.Generator().manual_seed(0))
-    assert (
-        clipped_gradient_sum(models[0], dict(models[0].named_parameters()), x, labels, drawn, 1.0, 2).isfinite().all()
-    )
+    parameters = dict(models[0].named_parameters())
+    assert clipped_gradient_sum(models[0], parameters, x, labels, drawn, 1.0, 2).isfinite().all()
 
 
 def test_what_is_learned_is_read_from_the_scheduler(models, monkeypatch):
@@ -177,9 +169,8 @@ def test_timesteps_follow_the_law(models):
     generator = torch.Generator().manual_seed(0)
     t = model.draw_levels(UNIFORM, 20_000, generator)
     assert t.dtype == torch.int64 and t.min() == 0 and t.max() == 999
-    assert float(t.float().mean()) == pytest.approx(
-        499.5, abs=6 * 288.7 / 20_000**0.5
-    )  # six standard errors: false alarm 2e-9
+    # six standard errors: false alarm 2e-9
+    assert float(t.float().mean()) == pytest.approx(499.5, abs=6 * 288.7 / 20_000**0.5)
     t = model.draw_levels(TimestepMixture(weights=(1, 3), bounds=(0, 100, 1000)), 20_000, generator)
     assert float((t < 100).float().mean()) == pytest.approx(0.25, abs=6 * (0.1875 / 20_000) ** 0.5)
     t = model.draw_levels(LogNormal(mean=0, std=1e-6), 5, generator)
@@ -211,19 +202,13 @@ def test_frozen_parts_stay_bit_identical_and_the_result_reads_back(models, tmp_p
     model = load_latent(reference(models, kind))
     ranking = list(candidates(model).values())
     pool = flat(ranking)
-    names = choose_trainable(
-        model, Finetune(trainable=trainable, lora=Lora(rank=2)), [*ranking[::3], *ranking[1::3], *ranking[2::3]], 0
-    )
+    settings = Finetune(trainable=trainable, lora=Lora(rank=2))
+    names = choose_trainable(model, settings, [*ranking[::3], *ranking[1::3], *ranking[2::3]], 0)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     optimiser = torch.optim.Adam([value for value in model.parameters() if value.requires_grad], lr=0.01)
     for _ in range(2):  # B starts at zero, so A moves from the second step on
-        loss = model.per_image_loss(
-            torch.randn(4, 4, 8, 8),
-            torch.tensor([0, 1, 2, 3]),
-            torch.tensor([5, 100, 500, 900]),
-            torch.randn(4, 4, 8, 8),
-        )
-        loss.mean().backward()
+        images, noise = torch.randn(2, 4, 4, 8, 8)
+        model.per_image_loss(images, torch.arange(4), torch.tensor([5, 100, 500, 900]), noise).mean().backward()
         optimiser.step()
     after = model.state_dict()
     for name in before:
@@ -241,56 +226,31 @@ def test_frozen_parts_stay_bit_identical_and_the_result_reads_back(models, tmp_p
         assert torch.equal(value, again.state_dict()[name]), name
 
 
-def test_layers_of_a_public_network_are_blocks_and_attentions(models):
-    names = set(candidates(load_latent(reference(models, "unet-epsilon")), "layers"))
-    assert (
-        "network.down_blocks.0.resnets.0" in names
-        and "network.down_blocks.0.attentions.0.transformer_blocks.0.attn2" in names
-    )
-    assert "network.conv_in" in names and "network" not in names
-
-
-def test_adapters_on_another_base_are_refused(models, tmp_path):
-    model = load_latent(reference(models, "unet-epsilon"))
-    choose_trainable(model, Finetune(trainable="attention-lora", lora=Lora(rank=2)), None, 0)
-    save_adapter(model, tmp_path, reference(models, "unet-epsilon") / "config.json")
-    with pytest.raises(DataError, match="were trained on a base with sha256"):
-        load_synthesizer(tmp_path, reference(models, "unet-v"))
-
-
 # ---- prompts
 
 
 def prompts(dataset_id: str, classes, **more) -> list[str]:
-    from sfumato.text_to_image.prompts import class_prompts
-
     return class_prompts(Model(directory="somewhere", **more), dataset_id, classes)
 
 
-def test_the_four_datasets_of_the_paper_get_its_prompts():
-    said = "airplane an, automobile an, bird a, cat a, deer a, dog a, frog a, horse a, ship a, truck a"
-    names, articles = zip(*(pair.split() for pair in said.split(", ")), strict=True)
-    expected = [f"An image of {article} {name}" for name, article in zip(names, articles, strict=True)]
-    assert prompts("cifar10", names) == expected
-    assert prompts("celeba", ("female", "male")) == ["An image of a female face", "An image of a male face"]
-    assert prompts("camelyon", ("normal", "tumor")) == [
-        "A normal lymph node image",
-        "A lymph node histopathology image",
-    ]
-    retina = [f"An optical coherence tomography (OCT) image for retinal disease {i}" for i in (1, 2, 3, 4)]
-    assert prompts("octmnist", ("CNV", "DME", "drusen", "normal")) == retina
+RETINA = "An optical coherence tomography (OCT) image for retinal disease"
+AIR = ("airplane", "automobile", "bird", "cat")
 
 
-def test_templates_and_overrides():
-    assert prompts("clinic", ("old_cat", "owl")) == [
-        "An image of a old cat".replace("a old", "an old"),
-        "An image of an owl",
-    ]
-    assert prompts("clinic", ("x", "y"), prompt="{number}: {class}", prompts={"y": "Something else"}) == [
-        "1: x",
-        "Something else",
-    ]
-    assert prompts("octmnist", ("x", "y"), prompts={"x": "A scan"})[0] == "A scan"
+@pytest.mark.parametrize(
+    ("dataset_id", "classes", "more", "expected"),
+    [  # the four datasets of the paper get its prompts
+        ("cifar10", AIR, {}, [f"An image of {name}" for name in ("an airplane", "an automobile", "a bird", "a cat")]),
+        ("celeba", ("female", "male"), {}, ["An image of a female face", "An image of a male face"]),
+        ("camelyon", ("normal", "tumor"), {}, ["A normal lymph node image", "A lymph node histopathology image"]),
+        ("octmnist", ("CNV", "DME", "drusen"), {}, [f"{RETINA} {i}" for i in (1, 2, 3)]),
+        ("clinic", ("old_cat", "cow"), {}, ["An image of an old cat", "An image of a cow"]),
+        ("clinic", ("x", "y"), {"prompt": "{number}: {class}", "prompts": {"y": "Else"}}, ["1: x", "Else"]),
+        ("octmnist", ("x", "y"), {"prompts": {"x": "A scan"}}, ["A scan", f"{RETINA} 2"]),
+    ],
+)
+def test_prompts_are_the_user_s_then_the_paper_s_then_a_template(dataset_id, classes, more, expected):
+    assert prompts(dataset_id, classes, **more) == expected
 
 
 @pytest.mark.parametrize(
@@ -308,11 +268,14 @@ def test_prompts_that_cannot_be_made_are_named(more, message):
         prompts("clinic", ("cat", "dog"), **more)
 
 
+def refer(directory: Path, out: Path, classes=CLASSES, **more) -> dict:
+    out.mkdir(exist_ok=True)
+    return save_reference(Model(directory=str(directory), **more), "some", classes, out, CPU)
+
+
 def test_a_prompt_too_long_for_the_model_is_refused(models, tmp_path):
     with pytest.raises(DataError, match="77 tokens"):
-        save_reference(
-            Model(directory=str(models / "unet-epsilon"), prompt="{class} " * 90), "some", ("aa", "bb"), tmp_path, CPU
-        )
+        refer(models / "unet-epsilon", tmp_path, ("aa", "bb"), prompt="{class} " * 90)
 
 
 # ---- bad input
@@ -320,11 +283,12 @@ def test_a_prompt_too_long_for_the_model_is_refused(models, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_missing_part_is_named(models, tmp_path, kind):
-    for part in ("tokenizer", "text_encoder", "vae", "scheduler", PART[kind]):
-        spoiled = Path(shutil.copytree(models / kind, tmp_path / part))
-        shutil.rmtree(spoiled / part)
+    spoiled = Path(shutil.copytree(models / kind, tmp_path / "spoiled"))
+    for part in (PART[kind], "scheduler", "vae", "text_encoder", "tokenizer"):
+        (spoiled / part).rename(spoiled / "away")
         with pytest.raises(DataError, match=rf"{part}.*is missing"):
             read_model_directory(str(spoiled))
+        (spoiled / "away").rename(spoiled / part)
 
 
 def spoil_json(path: Path, **change) -> None:
@@ -334,24 +298,26 @@ def spoil_json(path: Path, **change) -> None:
 
 
 def test_directories_that_cannot_be_used_are_refused_in_one_sentence(copied, tmp_path):
-    with pytest.raises(ConfigError, match=r"does not exist.*docs/public-models"):
-        read_model_directory(str(tmp_path / "nowhere"))
     (tmp_path / "model.ckpt").write_bytes(b"")
-    with pytest.raises(DataError, match="single file"):
-        read_model_directory(str(tmp_path / "model.ckpt"))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"model_index.json is missing"):
-        read_model_directory(str(tmp_path / "empty"))
-    spoil_json(copied / "model_index.json", unet=["diffusers", "UNet3DConditionModel"])
-    with pytest.raises(DataError, match="UNet3DConditionModel, which is not supported"):
-        read_model_directory(str(copied))
-    spoil_json(copied / "model_index.json", unet=["diffusers", "UNet2DConditionModel"])
-    spoil_json(copied / "scheduler" / "scheduler_config.json", prediction_type="flow")
-    with pytest.raises(DataError, match="prediction_type is 'flow'"):
-        read_model_directory(str(copied))
-    spoil_json(copied / "scheduler" / "scheduler_config.json", prediction_type="sample")
-    with pytest.raises(DataError, match="expected epsilon or v_prediction"):
-        read_model_directory(str(copied))
+    for name, kind, message in [
+        ("nowhere", ConfigError, r"does not exist.*docs/public-models"),
+        ("model.ckpt", ConfigError, "single file"),
+        ("empty", DataError, r"model_index.json is missing"),
+    ]:
+        with pytest.raises(kind, match=message):
+            read_model_directory(str(tmp_path / name))
+    network = ["diffusers", "UNet2DConditionModel"]
+    for file, change, message in [
+        ("model_index.json", {"unet": network, "transformer": network}, "expected a directory as diffusers saves it"),
+        ("model_index.json", {"transformer": None, "vae": None}, "expected a directory as diffusers saves it"),
+        ("model_index.json", {"vae": ["diffusers", "VQModel"]}, "VQModel, which is not supported"),
+        ("model_index.json", {"vae": ["diffusers", "AutoencoderKL"]}, None),
+        ("scheduler/scheduler_config.json", {"prediction_type": "sample"}, "'sample', expected epsilon or v_pred"),
+    ]:
+        spoil_json(copied / file, **change)
+        with pytest.raises(DataError, match=message) if message else nullcontext():
+            read_model_directory(str(copied))
 
 
 @pytest.mark.parametrize("part", ["unet", "vae", "text_encoder"])
@@ -366,20 +332,15 @@ def test_a_pickle_is_never_opened(copied, part):
 
 
 def test_half_precision_and_sharded_files_are_read_as_they_are(models, copied):
-    network = load_file(copied / "unet" / "diffusion_pytorch_model.safetensors")
-    (copied / "unet" / "diffusion_pytorch_model.safetensors").unlink()
-    save_file(
-        {name: value.half() for name, value in network.items()},
-        copied / "unet" / "diffusion_pytorch_model.fp16.safetensors",
-        {"format": "pt"},
-    )
-    from sfumato.text_to_image.parts import load_part
-
+    whole, half = (copied / f"unet/diffusion_pytorch_model{kind}.safetensors" for kind in ("", ".fp16"))
+    network = load_file(whole)
+    whole.unlink()
+    save_file({name: value.half() for name, value in network.items()}, half, {"format": "pt"})
     loaded = load_part(read_model_directory(str(copied)), "unet")
     assert all(value.dtype == torch.float32 for value in loaded.parameters())
     assert torch.equal(loaded.conv_in.weight, network["conv_in.weight"].half().float())
     loaded.save_pretrained(copied / "unet", max_shard_size="100KB")
-    (copied / "unet" / "diffusion_pytorch_model.fp16.safetensors").unlink()
+    half.unlink()
     assert len(list((copied / "unet").glob("*.safetensors"))) > 1
     assert torch.equal(load_part(read_model_directory(str(copied)), "unet").conv_in.weight, loaded.conv_in.weight)
     next((copied / "unet").glob("*-00002-*.safetensors")).unlink()
@@ -389,17 +350,13 @@ def test_half_precision_and_sharded_files_are_read_as_they_are(models, copied):
 
 def test_another_hash_is_refused(models, copied, tmp_path):
     known = read_reference(reference(models, "unet-epsilon"))["sha256"]
-    (tmp_path / "out").mkdir()
-    assert (
-        save_reference(Model(directory=str(copied), sha256=known), "some", CLASSES, tmp_path / "out", CPU)["sha256"]
-        == known
-    )
+    assert refer(copied, tmp_path / "out", sha256=known)["sha256"] == known
     weights = copied / "unet" / "diffusion_pytorch_model.safetensors"
     tensors = load_file(weights)
     tensors["conv_in.bias"] += 1e-3
     save_file(tensors, weights, {"format": "pt"})
     with pytest.raises(DataError, match="model.sha256 is"):
-        save_reference(Model(directory=str(copied), sha256=known), "some", CLASSES, tmp_path / "out", CPU)
+        refer(copied, tmp_path / "out", sha256=known)
     with pytest.raises(DataError, match="no longer has the bytes"):
         load_latent(tmp_path / "out")
     (copied / "vae" / "config.json").write_text((copied / "vae" / "config.json").read_text() + " ")
@@ -410,8 +367,7 @@ def test_another_hash_is_refused(models, copied, tmp_path):
 def test_damaged_weights_are_named(copied, tmp_path):
     weights = copied / "unet" / "diffusion_pytorch_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    (tmp_path / "out").mkdir()
-    save_reference(Model(directory=str(copied)), "some", CLASSES, tmp_path / "out", CPU)
+    refer(copied, tmp_path / "out")
     with pytest.raises(DataError, match=r"unet cannot be loaded as UNet2DConditionModel"):
         load_latent(tmp_path / "out")
 
@@ -419,15 +375,13 @@ def test_damaged_weights_are_named(copied, tmp_path):
 @pytest.mark.parametrize(("kind", "size"), [("unet-epsilon", 18), ("unet-epsilon", 15), ("transformer", 18)])
 def test_a_size_that_the_vae_cannot_take_is_refused(models, tmp_path, kind, size):
     with pytest.raises(ConfigError, match=f"model.image_size={size} .* multiples of 4, such as"):
-        save_reference(Model(directory=str(models / kind), image_size=size), "some", CLASSES, tmp_path, CPU)
+        refer(models / kind, tmp_path, image_size=size)
 
 
 def test_other_sizes_than_the_models_own_work(models, tmp_path):
     for kind in ("unet-epsilon", "transformer"):
-        out = tmp_path / kind
-        out.mkdir()
-        save_reference(Model(directory=str(models / kind), image_size=24), "some", CLASSES, out, CPU)
-        model = load_latent(out)
+        refer(models / kind, tmp_path / kind, image_size=24)
+        model = load_latent(tmp_path / kind)
         assert model.resolution == 12
         assert model(torch.randn(2, 4, 12, 12), torch.tensor([1, 2]), torch.tensor([0, 1])).shape == (2, 4, 12, 12)
 
@@ -435,20 +389,13 @@ def test_other_sizes_than_the_models_own_work(models, tmp_path):
 def test_the_hub_is_asked_by_name_and_revision_and_its_failure_is_one_sentence(models, monkeypatch):
     import huggingface_hub
 
-    asked = []
-
-    def there(name, revision, allow_patterns):
-        asked.append((name, revision, allow_patterns))
-        return str(models / "unet-epsilon")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", there)
+    download = Mock(return_value=str(models / "unet-epsilon"))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert read_model_directory(f"{HUB}owner/name@abc").denoiser == "unet"
-    assert asked[0][:2] == ("owner/name", "abc") and not any(
-        pattern.endswith((".bin", ".ckpt", "*")) for pattern in asked[0][2]
-    )
-    monkeypatch.setattr(
-        huggingface_hub, "snapshot_download", lambda *rest, **more: (_ for _ in ()).throw(OSError("no network"))
-    )
+    asked = download.call_args
+    assert asked.args == ("owner/name",) and asked.kwargs["revision"] == "abc"
+    assert not any(pattern.endswith((".bin", ".ckpt", "*")) for pattern in asked.kwargs["allow_patterns"])
+    download.side_effect = OSError("no network")
     with pytest.raises(ConfigError, match="no network"):
         locate("hub:owner/name")
     with pytest.raises(ConfigError, match="hub:owner/name"):

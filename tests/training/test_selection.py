@@ -71,20 +71,15 @@ def test_whatever_the_noise_every_row_is_served_equally_and_no_class_twice(data)
     assert kept == select_classes(votes.copy(), keep)
 
 
-def test_how_many_to_keep():
-    assert number_to_keep(Select(ratio=0.05), 62) == 3
-    assert number_to_keep(Select(ratio=0.001), 62) == 1
-    assert number_to_keep(Select(ratio=1.0), 62) == 62
+@pytest.mark.parametrize(("ratio", "number"), [(0.05, 3), (0.001, 1), (1.0, 62)])
+def test_how_many_to_keep(ratio, number):
+    assert number_to_keep(Select(ratio=ratio), 62) == number
 
 
 @pytest.mark.parametrize("public", [2, 9])
 def test_fewer_public_classes_than_sensitive_ones_are_refused(public):
     with pytest.raises(ConfigError, match=f"keeps 2 of {public} public classes, too few for 3"):
         select_classes(np.zeros((3, public)), 2)
-
-
-def test_without_a_histogram_all_classes_are_kept():
-    assert [choice.public for choice in all_of(4)] == [0, 1, 2, 3]
 
 
 # ---- relabelling
@@ -101,22 +96,17 @@ def test_images_of_kept_classes_take_their_rank_or_the_sensitive_class():
     assert indices.dtype == labels.dtype == np.int64
 
 
-def test_all_classes_keep_all_images_and_their_labels():
+def test_without_a_histogram_all_classes_keep_all_images_and_their_labels():
     indices, labels = relabel(LABELS, all_of(5), 5, per_class=False)
     assert indices.tolist() == [*range(7)] and labels.tolist() == LABELS.tolist()
 
 
 def test_the_table_names_what_each_class_became():
     public, sensitive = list("abcde"), ["cat", "dog"]
-    assert [tuple(row.values()) for row in selection_rows(KEPT, public, sensitive)] == [
-        ("c", 9.0, 1, "dog"),
-        ("e", 8.0, 2, "cat"),
-        ("b", 7.0, 3, "dog"),
-    ]
-    assert [tuple(row.values()) for row in selection_rows(all_of(2), public, None)] == [
-        ("a", None, 1, "a"),
-        ("b", None, 2, "b"),
-    ]
+    rows = [tuple(row.values()) for row in selection_rows(KEPT, public, sensitive)]
+    assert rows == [("c", 9.0, 1, "dog"), ("e", 8.0, 2, "cat"), ("b", 7.0, 3, "dog")]
+    rows = [tuple(row.values()) for row in selection_rows(all_of(2), public, None)]
+    assert rows == [("a", None, 1, "a"), ("b", None, 2, "b")]
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -142,14 +132,8 @@ def public(digits, tmp_path_factory):
     out = tmp_path_factory.mktemp("public") / "public"
     with writing(out, "public") as directory:
         save_images(directory, both)
-        card = {
-            "enabled": True,
-            "source": "digits twice",
-            "shape": [1, 8, 8],
-            "classes": both.classes,
-            "images": len(both),
-        }
-        (directory / "card.json").write_text(json.dumps(card))
+        card = {"enabled": True, "source": "digits twice", "shape": [1, 8, 8], "classes": both.classes}
+        (directory / "card.json").write_text(json.dumps(card | {"images": len(both)}))
     return out
 
 
@@ -163,16 +147,7 @@ def desk(tmp_path, monkeypatch, public):
     plans.mkdir(parents=True)
     (plans / "permission.json").write_text(json.dumps({"delta": 1e-5, "lifetime_epsilon": "unlimited"}))
 
-    def run(
-        stage: str,
-        *,
-        enabled: bool = True,
-        noise: float | None = None,
-        sample_rate: float = 1.0,
-        uses: int = 1,
-        shape=(1, 8, 8),
-        **settings,
-    ):
+    def run(stage, *, enabled=True, noise=None, sample_rate=1.0, uses=1, shape=(1, 8, 8), **settings):
         content = {"stage": stage, "enabled": enabled, "revision": STAGES[stage].revision, "seed": 0}
         content |= {"settings": settings, "shape": list(shape)}
         content |= {"dataset_id": "digits", "classes": list("0123456789"), "size_hint": 1400, "delta": 1e-5}
@@ -192,17 +167,13 @@ QUICK = {"width": 8, "steps": 80}
 
 def test_relabelled_by_class_the_public_digits_take_the_labels_of_the_sensitive_ones(desk, public):
     about = json.loads((desk("classifier", **QUICK) / "card.json").read_text())
-    assert (
-        about["public_validation_accuracy"] > 0.8 and len(about["classes"]) == 20 and about["source"] == "digits twice"
-    )
+    assert about["public_validation_accuracy"] > 0.8
+    assert len(about["classes"]) == 20 and about["source"] == "digits twice"
     counted = desk("histogram", noise=5.0, sample_rate=0.7, votes=1, per_class=True)
     votes = np.load(counted / "histogram.npy", allow_pickle=False)
     assert votes.shape == (10, 20) and votes.dtype == np.float64
-    assert json.loads((counted / "histogram.json").read_text()) == {
-        "public_classes": about["classes"],
-        "votes": 1,
-        "per_class": True,
-    }
+    told = {"public_classes": about["classes"], "votes": 1, "per_class": True}
+    assert json.loads((counted / "histogram.json").read_text()) == told
     (record,) = read_artifact(counted, "histogram").records.values()
     assert record["sensitivity"].startswith("√1") and record["event"]["type"] == "PoissonSampled"
     out = desk("select", ratio=0.5)
@@ -211,18 +182,14 @@ def test_relabelled_by_class_the_public_digits_take_the_labels_of_the_sensitive_
     assert (np.diff(indices) > 0).all() and len(indices) == 1797
     assert np.array_equal(original, labels), "each digit's own class has the most votes of it"
     chosen = json.loads((out / "selection.json").read_text())
-    assert (
-        chosen["labels"] == "sensitive"
-        and chosen["classes"] == list("0123456789")
-        and sorted(chosen["kept"]) == chosen["classes"]
-    )
+    assert chosen["labels"] == "sensitive"
+    assert chosen["classes"] == list("0123456789") == sorted(chosen["kept"])
     assert chosen["images"] == len(indices) and (out / "selection.png").is_file()
     assert list(read_artifact(out, "select").records.values()) == [record], "the selection carries the histogram's cost"
     with (out / "selection.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["rank"] for row in rows] == [str(i) for i in range(1, 11)] and all(
-        row["public_class"] == row["relabelled_as"] for row in rows
-    )
+    assert [row["rank"] for row in rows] == [str(i) for i in range(1, 11)]
+    assert all(row["public_class"] == row["relabelled_as"] for row in rows)
 
 
 def test_a_teacher_labels_the_public_digits_and_they_are_released_as_what_they_are(desk, public):
@@ -260,9 +227,8 @@ def test_in_one_row_the_kept_classes_are_renumbered_by_rank(desk, public):
     assert chosen["labels"] == "public" and len(chosen["classes"]) == 5 and chosen["kept"] == chosen["classes"]
     names = json.loads((public / "card.json").read_text())["classes"]
     indices, labels = (np.load(out / name, allow_pickle=False) for name in ("indices.npy", "labels.npy"))
-    assert [chosen["classes"][label] for label in labels] == [
-        names[label] for label in np.load(public / "labels.npy")[indices]
-    ]
+    original = np.load(public / "labels.npy")[indices]
+    assert [chosen["classes"][label] for label in labels] == [names[label] for label in original]
     files = {path.name: path.read_bytes() for path in out.iterdir()}
     desk("select", ratio=0.25)
     assert files == {path.name: path.read_bytes() for path in out.iterdir()}, "the same plan selects the same bytes"
@@ -272,10 +238,8 @@ def test_switched_off_stages_write_empty_artifacts_and_selection_then_keeps_all(
     for stage in ("classifier", "histogram"):
         assert [path.name for path in desk(stage, enabled=False).iterdir()] == ["privacy.json"]
     out = desk("select", ratio=1.0)
-    assert (
-        json.loads((out / "selection.json").read_text())["images"] == 2 * 1797
-        and not read_artifact(out, "select").records
-    )
+    assert json.loads((out / "selection.json").read_text())["images"] == 2 * 1797
+    assert not read_artifact(out, "select").records
     assert [path.name for path in desk("select", enabled=False).iterdir()] == ["privacy.json"]
 
 
