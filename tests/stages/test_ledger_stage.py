@@ -111,8 +111,8 @@ def desk(tmp_path, monkeypatch, capsys) -> Desk:
 def test_the_ledger_holds_the_head_of_the_journal_and_every_charge(desk):
     desk.charge("aborted")
     desk.release(desk.charge("p"))
-    code, text = desk("ledger", "write")
-    assert code == 0 and "incomplete" not in text
+    text = desk.run("ledger write")
+    assert "incomplete" not in text
     assert desk.line()["charges"] == 2 and desk.line()["complete"] and desk.line()["head"] == desk.odometer.head()
     assert desk("ledger", "check")[0] == 0
     assert "2 charges" in (text := desk("ledger", "show")[1]) and "at least" not in text
@@ -135,16 +135,15 @@ def test_a_lock_may_name_a_stage_that_an_earlier_version_had(desk):
 
 def test_a_ledger_that_does_not_hold_is_not_written(desk):
     desk.release(desk.charge("p", noise=0.5))  # ε = 10 is far below what it cost
-    code, text = desk("ledger", "write")
-    assert code == 3 and "exceeds its own target" in text and not Path("ledger.json").exists()
+    desk.run("ledger write", "exceeds its own target", code=3)
+    assert not Path("ledger.json").exists()
 
 
 def test_a_ledger_beside_an_empty_state_directory_counts_the_release_and_says_that_it_is_incomplete(desk, monkeypatch):
     desk.charge("aborted")
     desk.release(desk.charge("p"))
     monkeypatch.setenv("SFUMATO_STATE", str(Path("elsewhere").absolute()))
-    code, text = desk("ledger", "write")
-    assert code == 0 and "incomplete" in text and "never begun" in text
+    desk.run("ledger write", "incomplete", "never begun")
     assert desk.line()["charges"] == 1 and desk.line()["epsilon"] > 0 and not desk.line()["complete"]
     assert desk("ledger", "check")[0] == 0 and "at least 1 charge," in desk("ledger", "show")[1]
 
@@ -167,17 +166,13 @@ def test_a_journal_that_does_not_fit_the_ledger_refuses_with_the_way_out(desk, l
         path = desk.odometer.path
         path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     for words in (("plan",), ("plan", "--dry-run")):
-        code, text = desk(*words)
-        assert code == 3 and "stage ledger adopt" in text, text
-    code, text = desk("ledger", "write")
-    assert code == 0 and "incomplete" in text
+        desk.run(f"{' '.join(words)}", "stage ledger adopt", code=3)
+    desk.run("ledger write", "incomplete")
     assert desk.line()["charges"] == 2 and not desk.line()["complete"]
-    code, text = desk("ledger", "adopt")
-    assert code == 0 and "2 counted in all" in text
+    desk.run("ledger adopt", "2 counted in all")
     assert desk("plan")[0] == 0
     assert len(desk.odometer.opened()) == 2 and not desk.odometer.complete()
-    code, text = desk("ledger", "history")
-    assert code == 0 and "2 charges" in text and "incomplete" in text
+    desk.run("ledger history", "2 charges", "incomplete")
     assert desk("ledger", "write")[0] == 0 and desk.line()["charges"] == 2 and not desk.line()["complete"]
 
 
@@ -225,13 +220,11 @@ def test_a_release_taken_as_public_images_brings_its_records(desk):
     public = read_artifact(Path("data/public"), "public")
     assert public.records == {record["id"]: record}
     # so what is made of it has them too, and the budget leaves room for them
-    code, text = desk("plan")
-    assert code == 0 and "1 charge of an earlier release" in text and "clinic" in text
+    desk.run("plan", "1 charge of an earlier release", "clinic")
     with_them = json.loads(Path("artifacts/plan/budget.json").read_text())
     assert 9.5 < with_them["epsilon"] <= 10
     desk.params(**as_public("npz", "artifacts/synthesize/images.npz"), privacy={"size_hint": 1000, "epsilon": 0.3})
-    code, text = desk("plan")
-    assert code == 3 and "made from sensitive images" in text and "alone" in text
+    desk.run("plan", "made from sensitive images", "alone", code=3)
 
 
 def test_a_copy_of_a_release_without_its_privacy_json_is_recognised(desk):
@@ -276,8 +269,7 @@ def test_public_images_of_the_owner_s_are_declared_to_be_public_in_so_many_words
     images = np.random.default_rng(9).integers(0, 256, (30, 8, 8), dtype=np.uint8)
     np.savez("mine.npz", images=images, labels=np.arange(30) % 2, classes=np.array(["x", "y"]))
     desk.params(**as_public("npz", "mine.npz"))
-    code, text = desk("prepare", "public")
-    assert code == 2 and "public.declared_public: true" in text and "privacy.json" in text
+    desk.run("prepare public", "public.declared_public: true", "privacy.json", code=2)
     desk.params(**as_public("npz", "mine.npz", declared_public=True))
     assert desk("prepare", "public")[0] == 0
     assert read_artifact(Path("data/public"), "public").records == {}
@@ -292,5 +284,4 @@ def test_a_release_whose_record_was_edited_is_no_public_input(desk):
         record["event"]["noise_multiplier"] = 500.0
     file.write_text(json.dumps(content))
     desk.params(**as_public("npz", "artifacts/synthesize/images.npz"))
-    code, text = desk("prepare", "public")
-    assert code == 4 and "was edited" in text
+    desk.run("prepare public", "was edited", code=4)

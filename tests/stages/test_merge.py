@@ -50,10 +50,9 @@ def clinics(desk, tmp_path, monkeypatch, digits):
 
 
 def test_two_clinics_release_together_and_each_keeps_its_own_epsilon(clinics, tmp_path, monkeypatch):
-    code, text = clinics("merge", "north", "south", "--out", "both")
-    assert code == 2 and "--different-people" in text and not Path("both").exists()
-    code, text = clinics("merge", "north", "south", "--out", "both", "--different-people")
-    assert code == 0 and "nothing was charged" in text, text
+    text = clinics.run("merge north south --out both", "--different-people", code=2)
+    assert not Path("both").exists()
+    text = clinics.run("merge north south --out both --different-people", "nothing was charged")
     merged = read_artifact(Path("both/artifacts/frequency"), "frequency")
     assert merged.apart == ("north", "south") and len(merged.records) == 4
     monkeypatch.chdir("both")
@@ -67,8 +66,7 @@ def test_two_clinics_release_together_and_each_keeps_its_own_epsilon(clinics, tm
     assert all(Path(path).exists() for entry in stages.values() for path in entry["deps"])
     ledger = read_ledger(Path("ledger.json"))
     assert ledger["epsilon"]["rdp"] == pytest.approx(own_epsilon("../north"), rel=1e-6)  # the larger of the two
-    code, text = clinics("ledger", "check", "--epsilon", "5", "--artifacts")
-    assert code == 0 and "ε = 4.9" in text and "whoever is in 'south' only" in text, text
+    text = clinics.run("ledger check --epsilon 5 --artifacts", "ε = 4.9", "whoever is in 'south' only")
     card = Path("artifacts/synthesize/README.md").read_text()
     assert "of 2 owners (north, south)" in card and "by the word of whoever merged them" in card
     assert json.loads(Path("artifacts/synthesize/card.json").read_text())["epsilon"] == ledger["epsilon"]["rdp"]
@@ -86,23 +84,20 @@ def test_two_clinics_release_together_and_each_keeps_its_own_epsilon(clinics, tm
 
 def test_what_does_not_add_up_is_refused_with_the_reason(clinics, tmp_path):
     shutil.copytree("north", "copy")
-    code, text = clinics("merge", "north", "copy", "--different-people", "--out", "out")
-    assert code == 2 and "of one data set" in text
-    code, text = clinics("merge", "north", "south", "--different-people", "--out", "north")
-    assert code == 2 and "must be a folder of none of them" in text
-    code, text = clinics("merge", "north", "south", "--different-people", "--out", "copy")
-    assert code == 2 and "must be a folder of none of them" in text
+    clinics.run("merge north copy --different-people --out out", "of one data set", code=2)
+    clinics.run("merge north south --different-people --out north", "must be a folder of none of them", code=2)
+    clinics.run("merge north south --different-people --out copy", "must be a folder of none of them", code=2)
     plan = Path("south/artifacts/plan")
     for stage in ("finetune", "teacher"):
         file, was = plan / f"{stage}.yaml", (plan / f"{stage}.yaml").read_text()
         content = yaml.safe_load(was) | {"enabled": True}
         content["mechanism"] = {"noise_multiplier": 1.0, "sample_rate": 0.5, "uses": 9}
         file.write_text(yaml.safe_dump(content))
-        code, text = clinics("merge", "north", "south", "--different-people", "--out", "out")
-        assert code == 2 and f"releases of {stage} do not add up: its steps" in text, text
+        clinics.run(
+            "merge north south --different-people --out out", f"releases of {stage} do not add up: its steps", code=2
+        )
         file.write_text(was)
     file = plan / "frequency.yaml"
     file.write_text(file.read_text().replace("seed: 0", "seed: 1"))
-    code, text = clinics("merge", "north", "south", "--different-people", "--out", "out")
-    assert code == 2 and "differ in frequency.seed" in text, text
+    clinics.run("merge north south --different-people --out out", "differ in frequency.seed", code=2)
     assert not Path("out").exists()

@@ -39,8 +39,7 @@ def test_a_first_run_ends_in_a_release_with_a_ledger_that_holds(repository):
         and set(labels) <= set(range(10))
     )
     assert sorted(repository.opened()) == QUERIES
-    code, text = repository.run("stage", "ledger", "check", "--epsilon", "1", "--artifacts")
-    assert code == 0, text
+    repository.stage("ledger check --epsilon 1 --artifacts")
     ledger = json.loads((repository.path / "ledger.json").read_text())
     assert 0.9 < ledger["epsilon"]["rdp"] <= 1 and len(ledger["records"]) == len(QUERIES)
     assert (repository.path / "artifacts/report/index.html").stat().st_size > 10_000 and (
@@ -49,8 +48,7 @@ def test_a_first_run_ends_in_a_release_with_a_ledger_that_holds(repository):
 
 
 def test_a_ledger_over_the_limit_exits_3(repository):
-    code, text = repository.run("stage", "ledger", "check", "--epsilon", "0.5")
-    assert code == 3 and "exceeds --epsilon 0.5" in text and "Traceback" not in text
+    repository.stage("ledger check --epsilon 0.5", "exceeds --epsilon 0.5", code=3)
 
 
 def test_a_changed_file_of_an_artifact_is_found(repository):
@@ -75,8 +73,7 @@ def test_a_release_whose_cost_was_cut_away_is_found(repository):
         ({"records": dict(list(content["records"].items())[:-1])}, "lacks records of"),
     ):
         file.write_text(json.dumps(content | edit))
-        code, text = repository.run("stage", "ledger", "check", "--artifacts")
-        assert code == 3 and words in text and "Traceback" not in text, text
+        text = repository.stage("ledger check --artifacts", words, code=3)
     file.write_text(whole)
     folder.rename(folder.with_name("aside"))
     code, text = repository.run("stage", "ledger", "check", "--artifacts")
@@ -176,8 +173,8 @@ def test_other_code_under_the_same_revisions_runs_nothing(repository, monkeypatc
         file = repository.path / name
         whole[file] = file.read_text()
         file.write_text(whole[file] + "\nANOTHER = 1\n")
-    code, text = repository.run("stage", "plan", "--dry-run")
-    assert code == 0 and text.count(": already released as") == len(QUERIES), text
+    text = repository.stage("plan --dry-run")
+    assert text.count(": already released as") == len(QUERIES)
     assert "next: nothing to spend: `dvc repro`" in text.splitlines()
     assert ran(repository.repro()) <= {"plan", *AFTER}  # no query, and no stage before one
     assert sorted(repository.opened()) == QUERIES
@@ -196,12 +193,8 @@ def test_what_the_warm_up_is_made_of_spends_downstream_only_and_the_plan_says_so
         ("pretrain", {"amp": {"radius": 0.01}}),
     ):
         repository.edit(**{stage: edit})
-        code, text = repository.run("stage", "plan", "--dry-run")
-        assert (
-            code == 0
-            and all(f"{query}: would re-spend" in text for query in DOWNSTREAM)
-            and f"depends on {stage}" in text
-        )
+        text = repository.stage("plan --dry-run", f"depends on {stage}")
+        assert all(f"{query}: would re-spend" in text for query in DOWNSTREAM)
         assert all(f"{query}: already released" in text for query in UPSTREAM)
     released = (repository.path / "artifacts/teacher/privacy.json").read_bytes()
     text = repository.repro()
@@ -243,11 +236,10 @@ def test_a_paid_release_that_no_ledger_held_yet_keeps_its_copy(repository):
     shutil.rmtree(artifact)
     assert len(paid) == 1 and repository.run("dvc", "checkout", "--force", "artifacts/count")[0] == 0
     assert (artifact / "privacy.json").read_bytes() != released
-    code, text = repository.run("stage", "ledger", "write")
-    assert code == 0 and paid[0].exists(), text
+    repository.stage("ledger write")
+    assert paid[0].exists()
     shutil.rmtree(artifact)
-    code, text = repository.run("stage", "count")
-    assert code == 0 and "put back, nothing is charged" in text
+    repository.stage("count", "put back, nothing is charged")
     assert (artifact / "privacy.json").read_bytes() == released
 
 
@@ -313,13 +305,12 @@ def test_a_checkpoint_kept_aside_cannot_be_resumed_for_free(repository):
     closed = [entry["id"] for entry in repository.journal() if entry["kind"] == "close"][-1]
     run = repository.path / "state" / "runs" / closed
     shutil.copytree(repository.path / "aside", run, dirs_exist_ok=True)
-    code, text = repository.run("stage", "finetune")
-    assert code == 3 and "already released" in text
+    text = repository.stage("finetune", "already released", code=3)
     before = len(repository.opened())
     repository.edit(privacy={"spend_again": ["finetune"]})
     assert repository.run("stage", "plan")[0] == 0
-    code, text = repository.run("stage", "finetune")
-    assert code == 0 and "resuming" not in text, text
+    text = repository.stage("finetune")
+    assert "resuming" not in text
     assert repository.opened()[before:] == ["finetune"]
 
 

@@ -48,8 +48,7 @@ def closings() -> list[str]:
 
 
 def planned(desk, *words: str) -> dict[str, str]:
-    code, text = desk("plan", *words)
-    assert code == 0, text
+    desk.run(f"plan {' '.join(words)}")
     return {path.name: path.read_text() for path in Path("artifacts/plan").glob("*.yaml")}
 
 
@@ -151,8 +150,8 @@ LOSSES = [lose_nothing, lose_the_cache, clone_and_pull, clone_alone]
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_loss_keeps_what_was_released(desk, released, loss):
     loss()
-    code, text = desk("plan", "--dry-run")
-    assert code == 0 and text.count("already released as") == 2
+    text = desk.run("plan --dry-run")
+    assert text.count("already released as") == 2
     assert "next: `dvc repro` will spend: finetune" in text
     assert planned(desk) == released
 
@@ -160,8 +159,8 @@ def test_a_loss_keeps_what_was_released(desk, released, loss):
 @pytest.mark.parametrize("loss", LOSSES)
 def test_an_upgrade_from_0_2_keeps_what_was_released(desk, released_by_0_2, loss):
     loss()
-    code, text = desk("plan", "--dry-run")
-    assert code == 0 and text.count("already released as") == 2
+    text = desk.run("plan --dry-run")
+    assert text.count("already released as") == 2
     assert "next: `dvc repro` will spend: finetune" in text
     now = planned(desk)
     if loss not in (lose_the_cache, clone_alone):  # there the files are gone, and with them their form
@@ -170,8 +169,8 @@ def test_an_upgrade_from_0_2_keeps_what_was_released(desk, released_by_0_2, loss
     if loss is lose_nothing:
         assert desk("count")[0] == 3 and opened() == ["count", "central"]  # its own artifact lies there
         shutil.rmtree("artifacts/count")
-        code, text = desk("count")
-        assert code == 0 and "put back" in text and opened() == ["count", "central"]
+        text = desk.run("count", "put back")
+        assert opened() == ["count", "central"]
 
 
 def raise_revision(monkeypatch, name: str) -> None:
@@ -182,13 +181,11 @@ def raise_revision(monkeypatch, name: str) -> None:
 def test_a_raised_revision_spends_again_and_says_so_first(desk, request, monkeypatch, of):
     request.getfixturevalue(of)
     raise_revision(monkeypatch, "central")
-    code, text = desk("central")
-    assert code == 2 and "it is of revision 1 of central, now 2" in text and "run `stage plan` again" in text
-    code, text = desk("plan", "--dry-run")
-    assert code == 3 and "central" in text.split("would be exceeded")[1]
+    text = desk.run("central", "it is of revision 1 of central, now 2", "run `stage plan` again", code=2)
+    text = desk.run("plan --dry-run", code=3)
+    assert "central" in text.split("would be exceeded")[1]
     write_params(privacy={"lifetime_epsilon": "unlimited"})
-    code, text = desk("plan", "--dry-run")
-    assert code == 0 and "count: already released" in text and "central: would re-spend" in text
+    text = desk.run("plan --dry-run", "count: already released", "central: would re-spend")
     planned(desk)
     assert desk("central")[0] == 0 and opened() == ["count", "central", "central"]
 
@@ -217,8 +214,7 @@ def test_free_work_done_anew_puts_the_release_of_the_teacher_back_and_its_settin
     assert said in desk("plan", "--dry-run")[1]
     planned(desk)
     for stage in ("count", "frequency", "auxiliary", "teacher"):
-        code, text = desk(stage)
-        assert code == 0, text
+        text = desk.run(f"{stage}")
     paid, weights = opened(), digest_of_file(Path("artifacts/teacher/privacy.json"))
     raise_revision(monkeypatch, "auxiliary")
     text = desk("plan", "--dry-run")[1]
@@ -228,12 +224,11 @@ def test_free_work_done_anew_puts_the_release_of_the_teacher_back_and_its_settin
     with Path("artifacts/auxiliary/privacy.json").open("a") as file:
         file.write("\n")  # other bytes, as other code would give
     shutil.rmtree("artifacts/teacher")
-    code, text = desk("teacher")
-    assert code == 0 and "put back, nothing is charged" in text, text
+    text = desk.run("teacher", "put back, nothing is charged")
     assert opened() == paid and digest_of_file(Path("artifacts/teacher/privacy.json")) == weights
     write_params(**overlaid(TWO_ROUNDS, {"auxiliary": {"steps": 3}}))
-    code, text = desk("plan", "--dry-run")
-    assert code == 3 and "teacher" in text.split("would be exceeded")[1]  # as was said
+    text = desk.run("plan --dry-run", code=3)
+    assert "teacher" in text.split("would be exceeded")[1]
 
 
 def test_nothing_is_put_back_beside_inputs_of_other_charges(desk, monkeypatch):
@@ -247,24 +242,22 @@ def test_nothing_is_put_back_beside_inputs_of_other_charges(desk, monkeypatch):
     content["records"] |= json.loads(Path("artifacts/central/privacy.json").read_text())["records"]
     file.write_text(json.dumps(content))
     shutil.rmtree("artifacts/teacher")
-    code, text = desk("teacher")
-    assert code == 3 and "already released" in text and "put back" not in text and len(opened()) == 4, text
+    text = desk.run("teacher", "already released", code=3)
+    assert "put back" not in text and len(opened()) == 4
 
 
 def test_an_edit_of_settings_is_not_kept(desk, released):
     write_params(central={"pool": 4})
-    code, text = desk("plan", "--dry-run")
-    assert code == 3 and "central" in text.split("would be exceeded")[1]
+    text = desk.run("plan --dry-run", code=3)
+    assert "central" in text.split("would be exceeded")[1]
     write_params(central={"pool": 4}, privacy={"lifetime_epsilon": "unlimited"})
-    code, text = desk("plan", "--dry-run")
-    assert code == 0 and "count: already released" in text and "central: would re-spend" in text
+    text = desk.run("plan --dry-run", "count: already released", "central: would re-spend")
 
 
 def test_images_of_another_version_are_asked_anew(desk, released):
     write_params(data={"version": "2"}, privacy={"lifetime_epsilon": 99})
     assert desk("prepare", "sensitive")[0] == 0
-    code, text = desk("plan", "--dry-run")
-    assert code == 0 and "count: would re-spend" in text and "central: would re-spend" in text
+    desk.run("plan --dry-run", "count: would re-spend", "central: would re-spend")
 
 
 @pytest.mark.parametrize("of", ["released", "released_by_0_2"])
@@ -273,15 +266,13 @@ def test_a_release_that_is_lost_is_refused_and_not_spent_again(desk, request, of
     shutil.rmtree("artifacts")
     shutil.rmtree("state/runs")
     planned(desk)
-    code, text = desk("count")
-    assert code == 3 and "already released" in text and "spend_again: {count: 1}" in text
+    desk.run("count", "already released", "spend_again: {count: 1}", code=3)
     assert opened() == ["count", "central"]
 
 
 def test_what_is_named_in_spend_again_runs_anew_once_with_what_depends_on_it(desk, released):
     write_params(privacy={"spend_again": ["count"], "lifetime_epsilon": 99})
-    code, text = desk("plan", "--dry-run")
-    assert code == 0 and "count: would re-spend" in text and "central: would re-spend" in text
+    text = desk.run("plan --dry-run", "count: would re-spend", "central: would re-spend")
     anew = planned(desk)
     assert all(anew[f"{s}.yaml"] != released[f"{s}.yaml"] for s in ("count", "central"))
     assert planned(desk) == anew  # the wish is the same until it is granted
@@ -308,8 +299,7 @@ def test_what_is_named_in_spend_again_runs_anew_once_with_what_depends_on_it(des
 )
 def test_spend_again_names_queries(desk, value, words):
     write_params(privacy={"spend_again": value})
-    code, text = desk("prepare", "sensitive")
-    assert code == 2 and words in text
+    desk.run("prepare sensitive", words, code=2)
 
 
 MOMENTS = {
@@ -328,8 +318,8 @@ def test_a_kill_costs_nothing_at_any_moment(desk, plan, killed_at, moment):
     runs = list(Path("state/runs").glob("*/released/counts.json"))
     assert bool(runs) == on_disk
     before = [path.read_text() for path in runs]
-    code, text = desk("count")
-    assert code == 0 and ("put back" in text) == on_disk
+    text = desk.run("count")
+    assert ("put back" in text) == on_disk
     assert opened() == ["count"] and [Path("artifacts/count/counts.json").read_text()] == (before or [ANY])
     assert closings() == [digest_of_file(Path("artifacts/count/privacy.json"))]
     assert desk("count")[0] == 3 and "1 charge," in desk("ledger", "history")[1]
@@ -366,12 +356,11 @@ def test_an_open_charge_does_not_go_on_with_other_images(desk, monkeypatch, plan
 
 def test_a_release_that_is_put_back_says_that_the_images_have_changed_since(desk, released, monkeypatch):
     shutil.rmtree("artifacts/count")
-    code, text = desk("count")
-    assert code == 0 and "put back" in text and "changed" not in text
+    text = desk.run("count", "put back")
+    assert "changed" not in text
     shutil.rmtree("artifacts/count")
     withdraw(desk, monkeypatch)
-    code, text = desk("count")
-    assert code == 0 and "put back" in text and "images have changed since" in text
+    text = desk.run("count", "put back", "images have changed since")
     private = Path("state/data/digits/fingerprint").read_text()
     shown = [path for path in Path().rglob("*") if path.is_file() and "state" not in path.parts]
     assert not any(private.encode() in path.read_bytes() for path in shown)
@@ -414,8 +403,7 @@ def test_a_kept_copy_that_was_changed_is_not_put_back(desk, plan, killed_at, cha
         return  # nothing says what it was; nothing is there
     (kept,) = Path("state/runs").glob("*/released")
     CHANGES[change](kept)
-    code, text = desk("count")
-    assert code == 4 and "Two ways on: restore it" in text and "spend_again: {count: 1}" in text
+    desk.run("count", "Two ways on: restore it", "spend_again: {count: 1}", code=4)
     assert not Path("artifacts/count").exists() and opened() == ["count"]
     assert len(closings()) == journalled  # nothing is closed over a copy that is not whole
 
@@ -433,23 +421,22 @@ def test_a_release_is_copied_by_one_process_at_a_time(desk, monkeypatch, plan):
     monkeypatch.setattr(runner, "copy_directory", copy)
     assert desk("count")[0] == 0
     shutil.rmtree("artifacts/count")
-    code, text = desk("count")
-    assert code == 0 and "put back" in text and len(copied) == 2
+    desk.run("count", "put back")
+    assert len(copied) == 2
 
 
 def test_a_copy_whose_journal_is_older_than_its_digest_is_put_back(desk, released, monkeypatch):
     monkeypatch.setattr(Odometer, "released_digest", lambda *_: None)
     shutil.rmtree("artifacts/count")
-    code, text = desk("count")
-    assert code == 0 and "put back" in text
+    desk.run("count", "put back")
 
 
 def test_what_a_process_left_behind_put_there_after_dvc_removed_it_is_no_failure(desk, released, monkeypatch):
     """DVC was killed, its stage was not: the stage ends while the next one starts."""
     assert desk("count")[0] == 3
     monkeypatch.setenv("DVC_STAGE", "count")
-    code, text = desk("count")
-    assert code == 0 and "put back, nothing is charged" in text and opened() == ["count", "central"]
+    desk.run("count", "put back, nothing is charged")
+    assert opened() == ["count", "central"]
 
 
 class Anything:
@@ -480,8 +467,7 @@ def test_an_older_artifact_gives_way_to_a_release_that_was_not_taken_over(desk, 
     write_params(count={"noise": "1%"}, privacy={"lifetime_epsilon": 99})
     planned(desk)
     killed_at("stages.runner.copy_directory")
-    code, text = desk("count")
-    assert code == 0 and "put back" in text
+    desk.run("count", "put back")
     record = json.loads(Path("artifacts/count/privacy.json").read_text())["records"]
     assert opened() == ["count", "central", "count"] and len(record) == 1
 
@@ -496,8 +482,7 @@ def test_a_plan_for_more_steps_spends_on_finetune_alone_or_is_refused_with_the_w
     assert opened() == ["count", "central", "finetune"]
     more = {"finetune": {"steps": 5, "batch": 100, "draws": 1}, "pretrain": {"steps": 5}, "model": {"width": 8}}
     write_params(**more)
-    code, text = desk("plan", "--dry-run")
-    assert code == 3 and "privacy.lifetime_epsilon=10 of dataset 'digits' would be exceeded" in text
+    text = desk.run("plan --dry-run", "privacy.lifetime_epsilon=10 of dataset 'digits' would be exceeded", code=3)
     assert (
         "keep the old release" in text
         and "raise privacy.lifetime_epsilon to" in text
@@ -505,8 +490,7 @@ def test_a_plan_for_more_steps_spends_on_finetune_alone_or_is_refused_with_the_w
     )
     assert desk("finetune")[0] == 3 and opened() == ["count", "central", "finetune"]
     write_params(**overlaid(more, {"privacy": {"lifetime_epsilon": "unlimited"}}))
-    code, text = desk("plan", "--dry-run")
-    assert code == 0 and "count: already released" in text and "central: already released" in text
+    text = desk.run("plan --dry-run", "count: already released", "central: already released")
     assert "next: `dvc repro` will spend: finetune (ε = " in text
     planned(desk)
     assert desk("finetune")[0] == 0
