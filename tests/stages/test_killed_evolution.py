@@ -23,7 +23,7 @@ def test_a_kill_in_round_three_of_five_costs_nothing(tmp_path):
     repository.edit(**PE)
     for words in (["prepare", "sensitive"], ["prepare", "public"], ["plan"], ["count"]):
         assert repository.run("stage", *words)[0] == 0
-    assert repository.run("stage", "classifier")[0] == 0
+    repository.stage("classifier")
     process = subprocess.Popen(
         ["stage", "evolve"],
         cwd=repository.path,

@@ -28,7 +28,7 @@ def test_a_state_directory_that_is_a_file_is_named(tmp_path, monkeypatch):
 def test_the_home_of_nobody_is_one_sentence(desk, tmp_path, words):
     data = "{source: imagefolder, dataset_id: a, path: ~nosuch/x}"
     (tmp_path / "params.yaml").write_text(f"{{recipe: dp-merf, data: {data}}}")
-    desk.run(f"{' '.join(words)}", "begins with ~", code=4)
+    desk.run(" ".join(words), "begins with ~", code=4)
 
 
 def test_who_stops_a_stage_is_told_what_goes_on_and_what_starts_again(desk, monkeypatch):
@@ -59,7 +59,7 @@ def test_equal_images_that_are_all_held_out_are_called_that(tmp_path):
 def test_delta_is_rounded_up_on_every_page(desk):
     """1 / (3600 ln 3600) is 3.3922e-5."""
     Path("params.yaml").write_text("{recipe: dpdm, privacy: {size_hint: 3600}}")
-    assert desk("prepare", "sensitive")[0] == 0
+    desk.run("prepare sensitive")
     desk.run("plan", "δ = 3.4e-05")
 
 

@@ -79,7 +79,7 @@ def test_a_release_whose_cost_was_cut_away_is_found(repository):
     code, text = repository.run("stage", "ledger", "check", "--artifacts")
     folder.with_name("aside").rename(folder)
     assert code == 3 and "artifacts/synthesize is not an artifact" in text, text
-    assert repository.run("stage", "ledger", "check", "--artifacts")[0] == 0
+    repository.stage("ledger check --artifacts")
 
 
 def test_git_holds_no_size_no_counts_and_no_hash_of_sensitive_bytes(repository):
@@ -228,9 +228,9 @@ def test_a_paid_release_that_no_ledger_held_yet_keeps_its_copy(repository):
     """As after a kill before it was taken over, with a ledger written of what was there before."""
     artifact = repository.path / "artifacts/count"
     repository.edit(privacy={"spend_again": ["count"]})
-    assert repository.run("stage", "plan")[0] == 0
+    repository.stage("plan")
     shutil.rmtree(artifact)
-    assert repository.run("stage", "count")[0] == 0
+    repository.stage("count")
     paid = list((repository.path / "state/runs").glob("*/released"))
     released = (artifact / "privacy.json").read_bytes()
     shutil.rmtree(artifact)
@@ -252,7 +252,7 @@ def test_an_image_more_runs_every_query(repository):
     repository.write_source(SIZE + 1)
     before = len(repository.opened())
     card = (repository.path / "data/sensitive/card.json").read_text()
-    assert repository.run("stage", "prepare", "sensitive")[0] == 0
+    repository.stage("prepare sensitive")
     assert (repository.path / "data/sensitive/card.json").read_text() == card
     repository.edit(data={"version": "2"})
     repository.repro()
@@ -275,7 +275,7 @@ def test_a_killed_run_resumes_and_is_paid_for_once(repository):
         finetune={"learning_rate": 1e-4, "ratio": 0.5}
     )  # new work, on other matrices of the same saliency release
     before = len(repository.opened())
-    assert repository.run("stage", "plan")[0] == 0
+    repository.stage("plan")
     for uses in (0, 5, 17):
         entries = len(repository.journal())
         process = subprocess.Popen(
@@ -308,7 +308,7 @@ def test_a_checkpoint_kept_aside_cannot_be_resumed_for_free(repository):
     text = repository.stage("finetune", "already released", code=3)
     before = len(repository.opened())
     repository.edit(privacy={"spend_again": ["finetune"]})
-    assert repository.run("stage", "plan")[0] == 0
+    repository.stage("plan")
     text = repository.stage("finetune")
     assert "resuming" not in text
     assert repository.opened()[before:] == ["finetune"]

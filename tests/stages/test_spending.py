@@ -56,7 +56,7 @@ def planned(desk, *words: str) -> dict[str, str]:
 def plan(desk) -> dict[str, str]:
     """The first plan, by file name; nothing is released yet."""
     write_params()
-    assert desk("prepare", "sensitive")[0] == 0
+    desk.run("prepare sensitive")
     return planned(desk)
 
 
@@ -93,7 +93,7 @@ def killed_at(desk, monkeypatch):
 def released(desk, plan):
     """`desk` after count and central were released: the first plan, by file name."""
     for stage in ("count", "central"):
-        assert desk(stage)[0] == 0
+        desk.run(stage)
     return plan
 
 
@@ -114,7 +114,7 @@ def released_by_0_2(desk, monkeypatch, plan):
     with monkeypatch.context() as old:
         old.setattr(authorize, "ChargeRequest", then)
         for stage in ("count", "central"):
-            assert desk(stage)[0] == 0
+            desk.run(stage)
     return {path.name: path.read_text() for path in Path("artifacts/plan").glob("*.yaml")}
 
 
@@ -167,7 +167,8 @@ def test_an_upgrade_from_0_2_keeps_what_was_released(desk, released_by_0_2, loss
         same = {f"{name}.yaml" for name, stage in STAGES.items() if stage.revision == 1}  # others are free, and re-run
         assert {f: now[f] for f in same} == {f: released_by_0_2[f] for f in same}
     if loss is lose_nothing:
-        assert desk("count")[0] == 3 and opened() == ["count", "central"]  # its own artifact lies there
+        desk.run("count", code=3)
+        assert opened() == ["count", "central"]  # its own artifact lies there
         shutil.rmtree("artifacts/count")
         text = desk.run("count", "put back")
         assert opened() == ["count", "central"]
@@ -187,7 +188,8 @@ def test_a_raised_revision_spends_again_and_says_so_first(desk, request, monkeyp
     write_params(privacy={"lifetime_epsilon": "unlimited"})
     text = desk.run("plan --dry-run", "count: already released", "central: would re-spend")
     planned(desk)
-    assert desk("central")[0] == 0 and opened() == ["count", "central", "central"]
+    desk.run("central")
+    assert opened() == ["count", "central", "central"]
 
 
 def test_a_raised_revision_reaches_the_queries_that_read_the_stage(desk, released, monkeypatch):
@@ -209,18 +211,18 @@ TWO_ROUNDS = {
 
 def test_free_work_done_anew_puts_the_release_of_the_teacher_back_and_its_settings_are_said_first(desk, monkeypatch):
     write_params(**TWO_ROUNDS)
-    assert desk("prepare", "sensitive")[0] == 0
+    desk.run("prepare sensitive")
     said = "auxiliary: set it before the first run: to change it afterwards spends again on teacher"
     assert said in desk("plan", "--dry-run")[1]
     planned(desk)
     for stage in ("count", "frequency", "auxiliary", "teacher"):
-        text = desk.run(f"{stage}")
+        text = desk.run(stage)
     paid, weights = opened(), digest_of_file(Path("artifacts/teacher/privacy.json"))
     raise_revision(monkeypatch, "auxiliary")
     text = desk("plan", "--dry-run")[1]
     assert "teacher: already released" in text and "next: nothing to spend" in text
     planned(desk)
-    assert desk("auxiliary")[0] == 0
+    desk.run("auxiliary")
     with Path("artifacts/auxiliary/privacy.json").open("a") as file:
         file.write("\n")  # other bytes, as other code would give
     shutil.rmtree("artifacts/teacher")
@@ -233,10 +235,10 @@ def test_free_work_done_anew_puts_the_release_of_the_teacher_back_and_its_settin
 
 def test_nothing_is_put_back_beside_inputs_of_other_charges(desk, monkeypatch):
     write_params(**TWO_ROUNDS | {"run": [*TWO_ROUNDS["run"], "central"], "central": {"noise": "10%", "pool": 2}})
-    assert desk("prepare", "sensitive")[0] == 0
+    desk.run("prepare sensitive")
     planned(desk)
     for stage in ("count", "frequency", "auxiliary", "teacher", "central"):
-        assert desk(stage)[0] == 0
+        desk.run(stage)
     file = Path("artifacts/auxiliary/privacy.json")
     content = json.loads(file.read_text())
     content["records"] |= json.loads(Path("artifacts/central/privacy.json").read_text())["records"]
@@ -256,7 +258,7 @@ def test_an_edit_of_settings_is_not_kept(desk, released):
 
 def test_images_of_another_version_are_asked_anew(desk, released):
     write_params(data={"version": "2"}, privacy={"lifetime_epsilon": 99})
-    assert desk("prepare", "sensitive")[0] == 0
+    desk.run("prepare sensitive")
     desk.run("plan --dry-run", "count: would re-spend", "central: would re-spend")
 
 
@@ -277,14 +279,14 @@ def test_what_is_named_in_spend_again_runs_anew_once_with_what_depends_on_it(des
     assert all(anew[f"{s}.yaml"] != released[f"{s}.yaml"] for s in ("count", "central"))
     assert planned(desk) == anew  # the wish is the same until it is granted
     for stage in ("count", "central"):
-        assert desk(stage)[0] == 0
+        desk.run(stage)
     assert opened() == ["count", "central"] * 2
     assert planned(desk) == anew  # granted: the key may stay
     code, text = desk("plan", "--dry-run")
     assert "count was paid for again; privacy.spend_again: {count: 2} would pay once more" in text
     lost = Path("artifacts/plan").rename("elsewhere")  # the wish is compared with the odometer, not with the last plan
     assert planned(desk) == anew and lost.is_dir()
-    assert desk("count")[0] == 3
+    desk.run("count", code=3)
     write_params(privacy={"lifetime_epsilon": 99})
     now = planned(desk)  # and may go: the later releases are kept
     assert all(now[f"{s}.yaml"] == anew[f"{s}.yaml"] for s in ("count", "central"))
@@ -322,7 +324,8 @@ def test_a_kill_costs_nothing_at_any_moment(desk, plan, killed_at, moment):
     assert ("put back" in text) == on_disk
     assert opened() == ["count"] and [Path("artifacts/count/counts.json").read_text()] == (before or [ANY])
     assert closings() == [digest_of_file(Path("artifacts/count/privacy.json"))]
-    assert desk("count")[0] == 3 and "1 charge," in desk("ledger", "history")[1]
+    desk.run("count", code=3)
+    assert "1 charge," in desk("ledger", "history")[1]
     assert not list(Path("state/runs").rglob("*.tmp")) and not list(Path("artifacts").rglob("*.tmp"))
 
 
@@ -338,7 +341,7 @@ def withdraw(desk, monkeypatch) -> None:
     read_source = prepare.read_source
     monkeypatch.setattr(prepare, "read_source", without)
     shutil.rmtree("data/sensitive")
-    assert desk("prepare", "sensitive")[0] == 0
+    desk.run("prepare sensitive")
 
 
 def test_an_open_charge_does_not_go_on_with_other_images(desk, monkeypatch, plan, killed_at):
@@ -419,7 +422,7 @@ def test_a_release_is_copied_by_one_process_at_a_time(desk, monkeypatch, plan):
         copy_directory(kept, out)
 
     monkeypatch.setattr(runner, "copy_directory", copy)
-    assert desk("count")[0] == 0
+    desk.run("count")
     shutil.rmtree("artifacts/count")
     desk.run("count", "put back")
     assert len(copied) == 2
@@ -433,7 +436,7 @@ def test_a_copy_whose_journal_is_older_than_its_digest_is_put_back(desk, release
 
 def test_what_a_process_left_behind_put_there_after_dvc_removed_it_is_no_failure(desk, released, monkeypatch):
     """DVC was killed, its stage was not: the stage ends while the next one starts."""
-    assert desk("count")[0] == 3
+    desk.run("count", code=3)
     monkeypatch.setenv("DVC_STAGE", "count")
     desk.run("count", "put back, nothing is charged")
     assert opened() == ["count", "central"]
@@ -458,7 +461,7 @@ def test_nothing_is_outside_the_private_directory_while_a_charge_is_open(desk, m
 
     monkeypatch.setattr(Charge, "close", closing)
     for stage in ("count", "central"):
-        assert desk(stage)[0] == 0
+        desk.run(stage)
         seen[-1] = ([path for path in seen[-1][0] if stage in path.parts], *seen[-1][1:])
     assert seen == [([], True, 0)] * 2
 
@@ -488,12 +491,13 @@ def test_a_plan_for_more_steps_spends_on_finetune_alone_or_is_refused_with_the_w
         and "raise privacy.lifetime_epsilon to" in text
         and "finetune" in text.split("is spent")[1]
     )
-    assert desk("finetune")[0] == 3 and opened() == ["count", "central", "finetune"]
+    desk.run("finetune", code=3)
+    assert opened() == ["count", "central", "finetune"]
     write_params(**overlaid(more, {"privacy": {"lifetime_epsilon": "unlimited"}}))
     text = desk.run("plan --dry-run", "count: already released", "central: already released")
     assert "next: `dvc repro` will spend: finetune (ε = " in text
     planned(desk)
-    assert desk("finetune")[0] == 0
+    desk.run("finetune")
     assert opened() == ["count", "central", "finetune", "finetune"]
     assert "next: nothing to spend: `dvc repro`" in desk("plan", "--dry-run")[1].splitlines()
 
@@ -514,7 +518,7 @@ def test_a_stage_that_is_killed_again_and_again_opens_one_charge(desk, plan):
         if Path("artifacts/count").exists():
             break  # it was faster than the last kill
     else:
-        assert desk("count")[0] == 0
+        desk.run("count")
     assert opened() == ["count"]
     artifact = read_artifact(Path("artifacts/count"), "count")
     assert [record["stage"] for record in artifact.records.values()] == ["count"]
