@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -35,7 +34,6 @@ PEOPLE = (
     "are such, write privacy.unit: group and data.groups; if not, privacy.unit: image, which reports quote as your word"
 )
 ParamsPath = Annotated[Path, typer.Option("--params", help="What the user edits.")]
-BUSY = 0.5  # running programs per processor, from which a line warns of them
 RECIPES = Path("pipelines")  # if it is missing, those of the package
 RecipesPath = Annotated[Path, typer.Option("--recipes", help="Folder of recipes, with its profiles/.")]
 
@@ -242,9 +240,6 @@ def show_minutes(params: Params, seconds: Mapping[str, float | None]) -> None:
     table.add_section()
     table.add_row("together", f"{sum(value or 0.0 for value in seconds.values()) / 60:.1f}")
     table_console().print(table)
-    load, processors = os.getloadavg()[0], os.cpu_count() or 1
-    if load > BUSY * processors:
-        typer.echo(f"other programs are running (load {load:.1f} on {processors} processors): expect longer")
 
 
 def show_shares(made: Plan, params: Path) -> None:

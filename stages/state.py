@@ -23,10 +23,6 @@ def read_policy() -> Any:
         return validated(SpendingPolicy, read_json(path))
 
 
-def run_directory(record_id: str) -> Path:
-    return state_dir() / "runs" / record_id
-
-
 def check_local(option: str, *files: Path) -> None:
     """Raise ConfigError if a file of numbers from real images would land in an artifact, or in git."""
     for file in files:

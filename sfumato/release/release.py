@@ -60,7 +60,7 @@ def save_release(
         "labels": "teacher" if plan.settings.relabel else plan.settings.labels,
         "synthetic": PUBLIC_SOURCE not in drawn,
         "digital_source_type": mark.source_type,
-        **vars(cost_of(plan, records, apart)),
+        **cost_of(plan, records, apart),
         **({"apart": sorted(apart)} if apart else {}),
         "about": dict(plan.about),
         "privacy": PRIVACY,

@@ -16,10 +16,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Desk:
-    """`stage` in the current folder. terminal: whether it writes to one; base: what `params` changes."""
+    """`stage` in the current folder. terminal: if it writes to one; answers: to questions; base: for `params`."""
 
     def __init__(self) -> None:
-        self.terminal, self.base = False, {}
+        self.terminal, self.answers, self.base = False, "", {}
 
     def __call__(self, *words: str) -> tuple[int, str]:
         """Run a command. Returns its exit code and what it said, which is never a traceback."""
@@ -27,6 +27,7 @@ class Desk:
         screen.isatty = lambda: self.terminal
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "argv", ["stage", *words])
+            patch.setattr(sys, "stdin", StringIO(self.answers))
             patch.setattr(sys, "stdout", screen)
             patch.setattr(sys, "stderr", screen)
             try:

@@ -19,7 +19,7 @@ from sfumato.errors import DataError
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.resolved import read_stage_plan
-from sfumato.release.exports import METADATA, folder_names, save_png_folders
+from sfumato.release.exports import METADATA, PNG, folder_names, mark_of, save_png_folders
 from sfumato.storage.artifacts import read_artifact, writing
 from sfumato.storage.files import csv_text
 from sfumato.storage.weights import load_network, load_tensors, save_tensors
@@ -185,11 +185,11 @@ def test_weights_that_are_no_numbers_are_refused_though_their_hash_fits(tmp_path
 @pytest.mark.parametrize("name", ["=cmd|'/C calc'!A0", "+1", "-1", "@SUM(1)"])
 def test_a_spreadsheet_computes_no_name(tmp_path, name):
     images = ImageSet(np.zeros((2, 4, 4, 1), np.uint8), np.array([0, 1]), (name, "b"))
-    save_png_folders(tmp_path, images, np.full(2, "plain"))
-    with (tmp_path / METADATA).open(newline="") as file:
+    save_png_folders(tmp_path, images, np.full(2, "plain"), mark_of(["finetune"]))
+    with (tmp_path / PNG / METADATA).open(newline="") as file:
         heads, *rows = csv.reader(file)
     assert not any(cell.startswith(("=", "+", "-", "@")) for row in (heads, *rows) for cell in row)
-    assert all((tmp_path / row[0]).is_file() for row in rows)
+    assert all((tmp_path / PNG / row[0]).is_file() for row in rows)
     assert folder_names(("a", "b")) == ("a", "b")
     assert csv_text([{"x": -1.5, "y": "a"}], {"x": ".1f", "y": ""}) == "x,y\n-1.5,a\n"  # a number is a number
 

@@ -1,9 +1,6 @@
 """A kill amid Private Evolution costs nothing: the rounds that were released are kept, and paid for once."""
 
 import json
-import signal
-import subprocess
-import time
 
 import numpy as np
 from safetensors.numpy import load_file
@@ -21,26 +18,15 @@ PE = {
 def test_a_kill_in_round_three_of_five_costs_nothing(tmp_path):
     repository = make_repository(tmp_path)
     repository.edit(**PE)
-    for words in (["prepare", "sensitive"], ["prepare", "public"], ["plan"], ["count"]):
-        assert repository.run("stage", *words)[0] == 0
-    repository.stage("classifier")
-    process = subprocess.Popen(
-        ["stage", "evolve"],
-        cwd=repository.path,
-        env=repository.environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    for command in ("prepare sensitive", "prepare public", "plan", "count", "classifier"):
+        repository.stage(command)
+
+    def durable() -> int:
+        return max([0, *(entry["uses"] for entry in repository.journal() if entry["kind"] == "progress")])
 
     # the kill: two rounds are durable, the third is under way or durable too
-    durable = 0
-    while durable < 2:
-        assert process.poll() is None, "evolve ended before it could be killed"
-        durable = max([0, *(entry["uses"] for entry in repository.journal() if entry["kind"] == "progress")])
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert durable < ROUNDS
+    repository.kill("evolve", lambda: durable() >= 2)
+    assert durable() < ROUNDS
     opened = [entry for entry in repository.journal() if entry["kind"] == "open"][-1]
     assert not (repository.path / "artifacts/evolve").exists()
 
