@@ -52,8 +52,7 @@ def load_teacher(path: str | Path) -> Teacher:
     artifact = read_artifact(folder, "teacher")
     if not artifact.enabled:
         raise DataError(f"{folder} holds no teacher: the recipe has none")
-    missing = f"{folder} has no card.json: an older version wrote it, which named no classes"
-    with explained(DataError, lambda error: f"{folder / 'card.json'} cannot be read ({error!r})", missing=missing):
+    with explained(DataError, lambda error: f"{folder / 'card.json'} cannot be read ({error!r})"):
         card: Any = read_json(folder / "card.json")
         return Teacher(load_network(folder), tuple(card["classes"]), card, artifact.records)
 
