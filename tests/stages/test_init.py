@@ -115,7 +115,8 @@ def test_images_inside_the_project_are_refused(desk, quick, project, tmp_path):
 
 
 def test_every_bad_file_is_named_before_anything_is_asked(init, project, tmp_path):
-    bad = [write_shapes(tmp_path / "in") / "disc" / f"{i}.png" for i in range(20)]
+    root = write_shapes(tmp_path / "in")
+    bad = [root / "disc" / f"{i}.png" for i in range(20)]
     for file in bad:
         file.write_bytes(b"no picture")
     init("", "20 files cannot be used", *map(str, bad), code=4)
