@@ -18,7 +18,6 @@ from filelock import FileLock, Timeout
 from sfumato.privacy import authorize
 from sfumato.privacy.authorize import ChargeRequest
 from sfumato.privacy.charge import Charge
-from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.resolved import read_lineages
 from sfumato.privacy.schema4 import table
 from sfumato.settings.recipes import overlaid
@@ -394,12 +393,6 @@ def test_a_release_is_copied_by_one_process_at_a_time(desk, monkeypatch, plan):
     shutil.rmtree("artifacts/count")
     desk.run("count", "put back")
     assert len(copied) == 2
-
-
-def test_a_copy_whose_journal_is_older_than_its_digest_is_put_back(desk, released, monkeypatch):
-    monkeypatch.setattr(Odometer, "released_digest", lambda *_: None)
-    shutil.rmtree("artifacts/count")
-    desk.run("count", "put back")
 
 
 def test_what_a_process_left_behind_put_there_after_dvc_removed_it_is_no_failure(desk, released, monkeypatch):
