@@ -26,8 +26,6 @@ INTERRUPTED = 130  # exit code after Ctrl-C
 STOPPED = "stopped. Run the same again: a query goes on and is not charged twice, anything else starts again"
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "Cannot allocate memory")
-# stages whose command has options of its own
-OWN = {"evaluate": with_paths(evaluate, *STAGES["evaluate"].inputs)}
 
 app = typer.Typer(
     name="stage",
@@ -40,8 +38,8 @@ app = typer.Typer(
 app.command()(init)
 app.add_typer(prepare.app, name="prepare")
 app.command()(plan)
-for name, stage in STAGES.items():
-    app.command()(OWN.get(name) or command(stage))
+for stage in STAGES.values():
+    app.command()(with_paths(evaluate, *stage.inputs) if stage.name == "evaluate" else command(stage))
 app.command()(compare)
 app.command()(merge)
 app.add_typer(ledger.app, name="ledger")

@@ -29,7 +29,6 @@ def doctor(
         return check_overlap(card, public)
     import torch
 
-    from sfumato.data.sources.idx import DEBIAN_FASHION_MNIST
     from sfumato.runtime.compute import device
 
     table = Table("what", "found", show_header=False)
@@ -47,8 +46,6 @@ def doctor(
     prepared = sorted(p.parent.name for p in state.glob("data/*/card.json"))
     table.add_row("prepared datasets", ", ".join(prepared) or "none: `stage prepare sensitive`")
     table.add_row("data card", card_in_words(card))
-    fashion = "system package" if DEBIAN_FASHION_MNIST.is_dir() else "not installed: data/raw or a download"
-    table.add_row("fashion-mnist", fashion)
     table.add_row("DVC repository", "yes" if os.path.isdir(".dvc") else "no")
     table.add_row("DVC's lock", rwlock_in_words())
     table.add_row("dvc.lock", lock_in_words())

@@ -16,17 +16,7 @@ from sfumato.storage.journal import GENESIS, REGROUP
 from stages.dvc_lock import keep_copy
 from stages.runner import CardPath
 from stages.screen import charges, delta_text, say, table_console
-from stages.state import (
-    ARTIFACTS,
-    CARD,
-    LEDGER,
-    PUBLIC,
-    ledgers,
-    read_policy,
-    run_directory,
-    seen_in_ledgers,
-    state_dir,
-)
+from stages.state import ARTIFACTS, CARD, LEDGER, PUBLIC, ledgers, read_policy, seen_in_ledgers, state_dir
 
 app = typer.Typer(no_args_is_help=True, help="Write, check and show the privacy ledger, and everything ever spent.")
 LedgerPath = Annotated[Path, typer.Option("--ledger", help="The ledger file.")]
@@ -77,7 +67,7 @@ def write(
     replaced = earlier - records.keys()
     for run, record in odometer.runs().items() if replaced else ():
         if record["id"] in replaced:
-            shutil.rmtree(run_directory(run), ignore_errors=True)
+            shutil.rmtree(state_dir() / "runs" / run, ignore_errors=True)
 
 
 def save(ledger: dict, out: Path, artifacts: list[Artifact]) -> None:
@@ -131,12 +121,11 @@ def check(
     opinions = all_opinions(dearest, at)  # takes seconds: of a ledger that holds
     fail(ledger, disagreements(opinions, content["accountant"]))
     bound = f" ≤ {epsilon:g}" if epsilon is not None else ""
-    units = "".join(
-        f", for {PROTECTED.get(name, name)}" for name in sorted({record["unit"] for record in content["records"]})
-    )
+    units = sorted({record["unit"] for record in content["records"]})
+    protected = "".join(f", for {PROTECTED.get(name, name)}" for name in units)
     typer.echo(
-        f"{ledger} holds: ε = {spent:.4f}{bound} at δ = {delta_text(delta or content['delta'])}, "
-        f"{charges(len(content['records']))}, {content['adjacency']}{units}"
+        f"{ledger} holds: ε = {spent:.4f}{bound} at δ = {delta_text(at)}, {charges(len(content['records']))}, "
+        f"{content['adjacency']}{protected}"
     )
     typer.echo(f"ε by accountant: {', '.join(f'{name} {opinion}' for name, opinion in opinions.items())}")
     for name, part in parts.items() if apart else ():
@@ -284,7 +273,7 @@ def history(
     heads = ("time (UTC)", "stage", "charge", "mechanism", "state")
     table = Table(*heads, title=f"dataset {odometer.dataset_id}", title_justify="left")
     for entry in entries:
-        when = utc(entry["time"])
+        when = datetime.fromtimestamp(entry["time"], UTC).strftime("%Y-%m-%d %H:%M")
         if entry["kind"] == OPEN:
             key = entry["record"]["id"]
             state = ended.get(key, f"open, {durable.get(key, 0)} uses on disk")
@@ -299,13 +288,6 @@ def history(
     opened = odometer.events()
     note = " (incomplete: entries of the journal were lost)" if unknown or not odometer.complete() else ""
     typer.echo(f"{charges(len(opened))}, ε = {epsilon(opened, delta):.4f} together at δ = {delta_text(delta)}{note}")
-
-
-def utc(seconds: int) -> str:
-    try:
-        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
-    except (ValueError, OverflowError, OSError):  # of a clock that was far off
-        return f"{seconds} s after 1970"
 
 
 def mechanism_text(event: dict) -> str:

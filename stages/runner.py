@@ -35,7 +35,7 @@ from sfumato.storage.files import check_writable, copy_directory
 from stages import launch
 from stages.dvc_lock import keep_copy
 from stages.screen import progress, say
-from stages.state import ARTIFACTS, CARD, PLAN, PUBLIC, read_policy, run_directory, seen_in_ledgers, state_dir
+from stages.state import ARTIFACTS, CARD, PLAN, PUBLIC, read_policy, seen_in_ledgers, state_dir
 
 if TYPE_CHECKING:
     from sfumato.data.store import Encode
@@ -302,7 +302,7 @@ class QueryRun(StageRun[S]):
         except authorize.RefusedElsewhereError as refusal:
             raise TakenOver(str(refusal)) from None
         except authorize.AlreadyReleasedError as refusal:
-            kept = run_directory(refusal.run_id) / authorize.RELEASED
+            kept = state_dir() / "runs" / refusal.run_id / authorize.RELEASED
             # DVC has removed the artifact: what lies there again, a process put there that a kill of DVC left behind
             present = own_record(self.out, refusal.record_id) and "DVC_STAGE" not in os.environ
             restorable = refusal.same_inputs or self.rests_on_these(kept)

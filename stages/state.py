@@ -6,7 +6,8 @@ from typing import Any
 from sfumato.errors import BudgetError, ConfigError, explained
 from sfumato.settings import stages
 from sfumato.storage.documents import parse_json, read_json, read_text, validated
-from sfumato.storage.state_directory import git, in_git, state_dir
+from sfumato.storage.state_directory import git, in_git
+from sfumato.storage.state_directory import state_dir as state_dir  # for the commands
 
 ARTIFACTS, PLAN = Path(stages.ARTIFACTS), Path(stages.PLAN)
 CARD, PUBLIC, LEDGER = Path(stages.CARD), Path(stages.PUBLIC), Path(stages.LEDGER)
@@ -21,10 +22,6 @@ def read_policy() -> Any:
     path = PLAN / PERMISSION
     with explained(ConfigError, lambda error: f"{path} cannot be read ({error}): run `stage plan`"):
         return validated(SpendingPolicy, read_json(path))
-
-
-def run_directory(record_id: str) -> Path:
-    return state_dir() / "runs" / record_id
 
 
 def check_local(option: str, *files: Path) -> None:

@@ -8,6 +8,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import forked_stages
@@ -73,6 +75,22 @@ class Repository:
             environment = environment | {"PATH": f"{programs()}:{environment['PATH']}"}
         done = subprocess.run(words, cwd=self.path, env=environment, capture_output=True, text=True, timeout=1500)
         return done.returncode, done.stdout + done.stderr
+
+    def stage(self, command: str, *said: str, code: int = 0) -> str:
+        """Run a command of `stage` that must end with `code` and say all of `said`. Returns what it said."""
+        found, text = self.run("stage", *command.split())
+        assert found == code and all(words in text for words in said) and "Traceback" not in text, text
+        return text
+
+    def kill(self, name: str, reached: Callable[[], bool]) -> None:
+        """Start a stage as its own process, and kill it when this is reached."""
+        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        process = subprocess.Popen(["stage", name], cwd=self.path, env=self.environment, **silent)
+        while not reached():
+            assert process.poll() is None, f"{name} ended before it could be killed"
+            time.sleep(0.02)
+        process.kill()
+        process.wait()
 
     def repro(self, *words: str) -> str:
         code, text = self.run("dvc", "repro", *words)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,8 +64,7 @@ def dataset_card(
     blend, public -> number of images; records: every charge behind the release, by id; apart: data sets of several
     owners, merged, which show different people by declaration.
     """
-    settings, cost = plan.settings, cost_of(plan, records, apart)
-    unit = next((record["unit"] for record in records.values()), UNITS[IMAGE])
+    settings, facts = plan.settings, privacy_facts(plan, records, apart)
     claims = {record.get("claim", "") for record in records.values()}
     chosen, drawn = sources.get(PUBLIC_SOURCE, 0), {k: n for k, n in sources.items() if k != PUBLIC_SOURCE}
     kind = "synthetic" if not chosen else "synthetic and public" if drawn else "public, privately chosen"
@@ -74,9 +72,9 @@ def dataset_card(
     shape = {"count": count, "height": height, "width": width, "colour": "grey" if channels == 1 else "colour"}
     numbers = enumerate(zip(plan.classes, per_class, strict=True))
     return template("card.md", autoescape=False, plain=plain).render(
+        **facts,
         **shape,
         front=front_matter(plan, kind, count, bool(drawn)),
-        dataset=plan.dataset_id,
         kind=kind,
         chosen=chosen,
         drawn=sorted(drawn.items()),
@@ -84,14 +82,9 @@ def dataset_card(
         changed=[(KINDS[name], number) for name, number in kinds.items() if name in KINDS],
         kinds=list(kinds),
         unchanged=kinds.get("plain", 0) + kinds.get("public", 0),
-        epsilon=bound_text(cost.epsilon),
-        delta=bound_text(cost.delta, 3),
-        neighbours=neighbours(unit, cost.adjacency),
-        grouped=unit == UNITS[GROUP],
         claim=claims.pop() if len(claims) == 1 else "",
         owners=sorted(apart),
-        together=bound_text(cost_of(plan, records).epsilon),
-        charges=sorted((record["stage"], record["released"]) for record in records.values()),
+        together=privacy_facts(plan, records)["epsilon"],
         files=files_of(plan, count),
         several=plan.several,
         classes=[(str(label), name, str(number)) for label, (name, number) in numbers],
@@ -99,8 +92,22 @@ def dataset_card(
         export=settings.export,
         relabel=settings.relabel,
         licensed="licence" in plan.about,
-        table=table,
     )
+
+
+def privacy_facts(plan: StagePlan[Any], records: Mapping[str, dict], apart: Sequence[str] = ()) -> dict[str, Any]:
+    """What a card for people says of the cost of all charges behind what it describes; `apart` as `cost_of` has it."""
+    cost = cost_of(plan, records, apart)
+    unit = next((record["unit"] for record in records.values()), UNITS[IMAGE])
+    return {
+        "dataset": plan.dataset_id,
+        "epsilon": bound_text(cost["epsilon"]),
+        "delta": bound_text(cost["delta"], 3),
+        "neighbours": neighbours(unit, cost["adjacency"]),
+        "grouped": unit == UNITS[GROUP],
+        "charges": sorted((record["stage"], record["released"]) for record in records.values()),
+        "table": table,
+    }
 
 
 def template(name: str, **given: Any) -> Template:
@@ -155,24 +162,16 @@ def files_of(plan: StagePlan[Synthesize], count: int) -> list[tuple[str, str]]:
     return [(f"`{name}`", what) for name, what in files.items()]
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What a release cost: Rényi's epsilon at delta, for sets that are neighbours by `adjacency` in one of `units`."""
-
-    epsilon: float
-    delta: float
-    adjacency: str
-    units: list[str]
-
-
-def cost_of(plan: StagePlan[Synthesize], records: Mapping[str, dict], apart: Sequence[str] = ()) -> Cost:
-    """The cost of all charges behind a release, at the plan's delta or the default one of its `size_hint`.
+def cost_of(plan: StagePlan[Any], records: Mapping[str, dict], apart: Sequence[str] = ()) -> dict[str, Any]:
+    """The cost of all charges behind a release: Rényi's epsilon at the delta of the plan, or the default one.
 
     apart: data sets that show different people by declaration; the cost is that for one person.
+    Returns epsilon, delta, the adjacency that they are for, and the units that are protected.
     """
     adjacency, delta = common_adjacency(records.values()), plan.delta or default_delta(plan.size_hint)
     spent = spent_on_one(list(records.values()), delta, "rdp", adjacency, apart)
-    return Cost(spent, delta, adjacency, sorted({record["unit"] for record in records.values()}))
+    units = sorted({record["unit"] for record in records.values()})
+    return {"epsilon": spent, "delta": delta, "adjacency": adjacency, "units": units}
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

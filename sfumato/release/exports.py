@@ -49,8 +49,7 @@ class Mark:
 
     @property
     def xmp(self) -> str:
-        kind = self.source_type
-        element = f"<Iptc4xmpExt:DigitalSourceType>{kind}</Iptc4xmpExt:DigitalSourceType>" if kind else ""
+        element = f"<{SOURCE_TYPE}>{self.source_type}</{SOURCE_TYPE}>" if self.source_type else ""
         return XMP.format(source_type=element, description=escape(self.description))
 
 
@@ -69,15 +68,15 @@ def mark_of(sources: Collection[str]) -> Mark:
     )
 
 
-def save_npz(path: Path, image_set: ImageSet, kinds: np.ndarray) -> None:
+def save_npz(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark) -> None:
     """Write one compressed archive: `images` (N, H, W, C) uint8, `labels` (N,) int64, `classes` (M,) strings, `kinds`.
 
-    The same set always gives the same bytes.
+    It has no place for a mark. The same set always gives the same bytes.
     """
     archive = io.BytesIO()
     classes = np.array(image_set.classes, dtype=np.str_)
     np.savez_compressed(archive, images=image_set.images, labels=image_set.labels, classes=classes, kinds=kinds)
-    replace_file(path, archive.getvalue())
+    replace_file(directory / NPZ, archive.getvalue())
 
 
 def shards(image_set: ImageSet) -> list[range]:
@@ -87,14 +86,14 @@ def shards(image_set: ImageSet) -> list[range]:
     return [range(*pair) for pair in itertools.pairwise(edges)]
 
 
-def save_webdataset(folder: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark | None = None) -> None:
+def save_webdataset(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark) -> None:
     """Write tar files as WebDataset has them: of each image `<index>.png`, and `<index>.json` with label, class, kind.
 
     Several labels are `labels`, the list of the names of those that an image has.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    (directory / SAMPLES).mkdir(parents=True, exist_ok=True)
     for shard, rows in enumerate(shards(image_set)):
-        with tarfile.open(folder / f"train-{shard:05d}.tar", "w") as file:
+        with tarfile.open(directory / SAMPLES / f"train-{shard:05d}.tar", "w") as file:
             for i in rows:
                 label, names = image_set.labels[i], image_set.classes
                 about: dict[str, Any] = {"kind": str(kinds[i])}
@@ -102,22 +101,19 @@ def save_webdataset(folder: Path, image_set: ImageSet, kinds: np.ndarray, mark: 
                     about["labels"] = [names[place] for place in np.flatnonzero(label)]
                 else:
                     about |= {"label": int(label), "class": names[label]}
-                files = {"png": png_bytes(image_set.images[i], mark.xmp if mark else None)}
-                files["json"] = json.dumps(about, ensure_ascii=False).encode()
-                for end, content in files.items():
+                picture = png_bytes(image_set.images[i], mark.xmp)
+                for end, content in (("png", picture), ("json", json.dumps(about, ensure_ascii=False).encode())):
                     entry = tarfile.TarInfo(f"{i:08d}.{end}")
                     entry.size = len(content)
                     file.addfile(entry, io.BytesIO(content))
 
 
-def save_parquet(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark | None = None) -> None:
-    """Write `parquet/` in `directory`: tables with a row per image: `image`, a struct of the PNG's bytes and an empty
-    path, `label`, int64, and `kind`, text.
+def save_parquet(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark) -> None:
+    """Write tables with a row per image: `image`, its PNG's bytes and an empty path, `label`, int64, and `kind`, text.
 
     Several labels are `labels`, the list of those that an image has.
     The schema marks them as Hugging Face's `datasets` does, so that `load_dataset` returns pictures and class names.
-    The same set always gives the same bytes. mark: the origin of the pixels, for each PNG and the table's metadata.
-    Raises ConfigError without pyarrow.
+    The same set always gives the same bytes. Raises ConfigError without pyarrow.
     """
     check_parquet()
     import pyarrow
@@ -128,7 +124,7 @@ def save_parquet(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: 
     name, number = ("labels", pyarrow.list_(pyarrow.int64())) if several else ("label", pyarrow.int64())
     features: dict[str, dict] = {"image": {"_type": "Image"}, "kind": {"dtype": "string", "_type": "Value"}}
     features[name] = {"feature": one, "_type": "Sequence"} if several else one
-    said = {} if mark is None else {"description": mark.description, SOURCE_TYPE: mark.source_type or "not generated"}
+    said = {"description": mark.description, SOURCE_TYPE: mark.source_type or "not generated"}
     image = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
     schema = pyarrow.schema(
         [("image", image), (name, number), ("kind", pyarrow.string())],
@@ -142,30 +138,28 @@ def save_parquet(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: 
         with path.open("wb") as file, parquet.ParquetWriter(file, schema, compression="none") as writer:
             for start in range(own.start, own.stop, GROUP):
                 part = slice(start, min(start + GROUP, own.stop))
-                pngs = (png_bytes(array, mark.xmp if mark else None) for array in image_set.images[part])
-                rows = [{"bytes": content, "path": None} for content in pngs]
+                rows = [{"bytes": png_bytes(array, mark.xmp), "path": None} for array in image_set.images[part]]
                 labels, kind = image_set.labels[part], kinds[part].tolist()
                 values = [np.flatnonzero(row).tolist() for row in labels] if several else labels.tolist()
                 columns = [pyarrow.array(rows, image), pyarrow.array(values, number), pyarrow.array(kind)]
                 writer.write_table(pyarrow.table(columns, schema=schema))
 
 
-def save_png_folders(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark | None = None) -> None:
+def save_png_folders(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark) -> None:
     """Write one PNG per image, `<class>/<index>.png`, and `metadata.csv`, a row each: file_name, label, class, kind.
 
     Readers that number the folders by sorted names, as torchvision's ImageFolder does, find the same labels if each
     class has an image. Images with several labels lie in one folder, and the table has a column for each label.
-    mark: the origin of the pixels, for the XMP of each PNG.
     """
     classes, several, rows = image_set.classes, image_set.labels.ndim == 2, []
     folders = folder_names(classes)
     for i, (image, label) in enumerate(zip(image_set.images, image_set.labels.tolist(), strict=True)):
         name = f"{i:06d}.png" if several else f"{folders[label]}/{i:06d}.png"
-        save_png(directory / name, image, mark.xmp if mark else None)
+        save_png(directory / PNG / name, image, mark.xmp)
         own = dict(zip(classes, label, strict=True)) if several else {"label": label, "class": classes[label]}
         rows.append({**own, "file_name": name, "kind": str(kinds[i])})
     columns = ("file_name", "kind", *classes) if several else ("file_name", "label", "class", "kind")
-    replace_file(directory / METADATA, csv_text(rows, dict.fromkeys(columns, "")).encode())
+    replace_file(directory / PNG / METADATA, csv_text(rows, dict.fromkeys(columns, "")).encode())
 
 
 def folder_names(classes: Sequence[str]) -> tuple[str, ...]:
@@ -179,10 +173,10 @@ def folder_names(classes: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{label:0{digits}d}-{name}".rstrip("-") for label, name in enumerate(safe))
 
 
-# the further forms of a release, by their names in the parameters
-FORMS: dict[str, Callable[[Path, ImageSet, np.ndarray, Mark | None], None]] = {
-    "png": lambda directory, release, kinds, mark: save_png_folders(directory / PNG, release, kinds, mark),
-    "npz": lambda directory, release, kinds, _: save_npz(directory / NPZ, release, kinds),
+# the further forms of a release, by their names in the parameters: each has files of its own in the directory
+FORMS: dict[str, Callable[[Path, ImageSet, np.ndarray, Mark], None]] = {
+    "png": save_png_folders,
+    "npz": save_npz,
     "parquet": save_parquet,
-    "webdataset": lambda directory, release, kinds, mark: save_webdataset(directory / SAMPLES, release, kinds, mark),
+    "webdataset": save_webdataset,
 }

@@ -122,9 +122,9 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
         card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
         names = [*NEEDED[:2], *([KINDS_FILE] if KINDS_FILE in files else [])]
         arrays = [np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in names]
-        if len(arrays) < len(NEEDED):  # an older release, in the order of its card
-            there = card.setdefault("kinds", {"plain": len(arrays[0])})
-            arrays.append(np.repeat(list(there), list(there.values())))
+        if KINDS_FILE not in files:  # a release of version 0.2
+            card["kinds"] = {"plain": len(arrays[0])}
+            arrays.append(np.full(len(arrays[0]), "plain"))
     if missing := {*(kinds or ())} - {*card["kinds"]}:
         raise DataError(f"{folder} holds no images of kind {min(missing)}: kinds={', '.join(card['kinds'])}")
     chosen = slice(None) if kinds is None else np.isin(arrays[2], [*kinds])

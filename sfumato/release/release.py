@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def save_release(
 
     sources: (N,), the stage that drew each; apart: data sets of merged owners, as `cost_of` takes them.
     """
-    images, labels, drawn = varied.images, varied.labels, counted(sources)
+    images, labels, drawn = varied.images, varied.labels, dict(sorted(Counter(sources.tolist()).items()))
     released = ImageSet(images.permute(0, 2, 3, 1).numpy(), labels.numpy(), plan.classes)
     save_images(directory, released)
     if plan.several:
@@ -44,7 +45,8 @@ def save_release(
     np.save(directory / KINDS_FILE, varied.kinds)
     if varied.asked is not None:
         np.save(directory / ASKED, varied.asked.numpy(), allow_pickle=False)
-    mark, kinds = mark_of(drawn), {name: n for name in KINDS if (n := counted(varied.kinds).get(name))}
+    mark, number = mark_of(drawn), Counter(varied.kinds.tolist())
+    kinds = {name: number[name] for name in KINDS if number[name]}
     shown = [sorted_examples(images, labels, len(plan.classes), SHOWN, varied.kinds == name) for name in kinds]
     grid = torch.cat([part.unflatten(0, (-1, SHOWN)) for part in shown], dim=1)  # (classes, kinds * SHOWN, C, H, W)
     save_png(directory / "grid.png", to_grid(grid.flatten(0, 1), grid.shape[1]), mark.xmp)
@@ -60,7 +62,7 @@ def save_release(
         "labels": "teacher" if plan.settings.relabel else plan.settings.labels,
         "synthetic": PUBLIC_SOURCE not in drawn,
         "digital_source_type": mark.source_type,
-        **vars(cost_of(plan, records, apart)),
+        **cost_of(plan, records, apart),
         **({"apart": sorted(apart)} if apart else {}),
         "about": dict(plan.about),
         "privacy": PRIVACY,
@@ -69,10 +71,6 @@ def save_release(
     counts = per_class(released.labels, len(plan.classes)).tolist()
     text = dataset_card(plan, counts, drawn, kinds, records, apart)
     (directory / "README.md").write_text(text, encoding="utf-8")
-
-
-def counted(names: np.ndarray) -> dict[str, int]:
-    return {str(name): int(number) for name, number in zip(*np.unique(names, return_counts=True), strict=True)}
 
 
 def plain_images(released: ImageSet, directory: Path) -> ImageSet | None:

@@ -220,14 +220,11 @@ def what_to_check(artifact: Artifact, ledger: Mapping, path: Path) -> dict[str, 
     top = [(name, sha) for name, sha in sorted(listed.items()) if "/" not in name]
     folders = sorted({name.split("/")[0] for name in listed if "/" in name})
     records = sorted(ledger["records"], key=lambda record: (QUERIES.index(record["stage"]), record["id"]))
-    versions: dict[str, set[str]] = {}
-    for record in ledger["records"]:
-        for package, version in record["versions"].items():
-            versions.setdefault(package, set()).add(str(version))
+    versions = {(package, str(version)) for record in records for package, version in record["versions"].items()}
     return {
         "files": [*top, (PRIVACY, digest_of_file(artifact.path / PRIVACY)), (path.name, digest_of_file(path))],
         "folders": [(folder, grouped(sum(name.startswith(f"{folder}/") for name in listed))) for folder in folders],
-        "versions": [(package, ", ".join(sorted(found))) for package, found in sorted(versions.items())],
+        "versions": sorted(versions),
         "charges": [(record["id"], record["stage"], day_of(record), record["plan"]) for record in records],
         "digest": ledger["digest"],
     }

@@ -18,9 +18,8 @@ import torch
 from sfumato.errors import DataError, explained
 from sfumato.features.teacher_network import TeacherNetwork, probabilities_of
 from sfumato.features.teacher_network import load_teacher as load_network
-from sfumato.privacy.profile import bound_text
 from sfumato.privacy.resolved import StagePlan
-from sfumato.release.card import cost_of, neighbours, plain, table, template
+from sfumato.release.card import cost_of, plain, privacy_facts, template
 from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import write_json
@@ -53,25 +52,19 @@ def load_teacher(path: str | Path) -> Teacher:
     artifact = read_artifact(folder, "teacher")
     if not artifact.enabled:
         raise DataError(f"{folder} holds no teacher: the recipe has none")
-    missing = f"{folder} has no card.json: an older version wrote it, which named no classes"
-    with explained(DataError, lambda error: f"{folder / 'card.json'} cannot be read ({error!r})", missing=missing):
+    with explained(DataError, lambda error: f"{folder / 'card.json'} cannot be read ({error!r})"):
         card: Any = read_json(folder / "card.json")
         return Teacher(load_network(folder), tuple(card["classes"]), card, artifact.records)
 
 
 def write_card(directory: Path, plan: StagePlan[Any], records: Mapping[str, dict]) -> None:
     """The cards of the teacher, for programs and for people. records: every charge behind it, by id."""
-    cost, (channels, height, width) = cost_of(plan, records), plan.shape
-    card = {"shape": list(plan.shape), "classes": list(plan.classes), **vars(cost)}
+    channels, height, width = plan.shape
+    card = {"shape": list(plan.shape), "classes": list(plan.classes), **cost_of(plan, records)}
     write_json(directory / "card.json", card, ensure_ascii=False)
     text = template("teacher.md", autoescape=False, plain=plain).render(
-        dataset=plan.dataset_id,
+        **privacy_facts(plan, records),
         images=f"{'grey' if channels == 1 else 'colour'} images of {height}×{width} pixels",
         classes=[(str(label), name) for label, name in enumerate(plan.classes)],
-        epsilon=bound_text(cost.epsilon),
-        delta=bound_text(cost.delta, 3),
-        neighbours=neighbours(cost.units[0], cost.adjacency),
-        charges=sorted((record["stage"], record["released"]) for record in records.values()),
-        table=table,
     )
     (directory / "README.md").write_text(text, encoding="utf-8")

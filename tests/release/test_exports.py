@@ -5,16 +5,20 @@ import json
 import tarfile
 
 import numpy as np
+import pandas as pd
 import pytest
+from PIL import Image
+from pyarrow import parquet
 
 from sfumato.data.images import ImageSet
 from sfumato.data.tables import check_parquet
 from sfumato.errors import ConfigError
 from sfumato.release import exports
-from sfumato.release.exports import PARQUET, save_parquet, save_webdataset
+from sfumato.release.exports import PARQUET, SAMPLES, mark_of, save_parquet, save_webdataset
 
 NAMES = ("T-shirt/top", "Bag", "été")
 KINDS = np.array(["plain"] * 25 + ["distorted"] * 15)
+MARK = mark_of(["finetune"])
 
 
 @pytest.fixture(params=[1, 3], ids=["grey", "colour"])
@@ -27,60 +31,43 @@ def release(digits, request) -> ImageSet:
 
 
 def test_pandas_gives_back_the_pixels_and_labels(release, tmp_path, monkeypatch):
-    pytest.importorskip("pyarrow")
-    import pandas as pd
-    from PIL import Image
-
     monkeypatch.setattr(exports, "GROUP", 16)  # several row groups
-    save_parquet(tmp_path, release, KINDS)
+    save_parquet(tmp_path, release, KINDS, MARK)
     table = pd.read_parquet(tmp_path / PARQUET)
     assert list(table.columns) == ["image", "label", "kind"] and table["label"].tolist() == release.labels.tolist()
     assert table["kind"].tolist() == KINDS.tolist()
     for row, image in zip(table["image"], release.images, strict=True):
         assert row["path"] is None
         with Image.open(io.BytesIO(row["bytes"])) as opened:
-            found = np.asarray(opened)
-        assert np.array_equal(found if found.ndim == 3 else found[..., None], image)
+            assert np.array_equal(np.asarray(opened).reshape(image.shape), image)
 
 
 def test_the_schema_says_image_and_class_label_with_the_names(release, tmp_path):
-    pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    save_parquet(tmp_path, release, KINDS)
+    save_parquet(tmp_path, release, KINDS, MARK)
     features = json.loads(parquet.read_schema(tmp_path / PARQUET).metadata[b"huggingface"])["info"]["features"]
-    kind = {"_type": "Value", "dtype": "string"}
-    assert features == {
-        "image": {"_type": "Image"},
-        "label": {"_type": "ClassLabel", "names": list(NAMES)},
-        "kind": kind,
-    }
+    label, kind = {"_type": "ClassLabel", "names": list(NAMES)}, {"_type": "Value", "dtype": "string"}
+    assert features == {"image": {"_type": "Image"}, "label": label, "kind": kind}
 
 
 def test_the_same_release_gives_the_same_bytes(release, tmp_path):
-    pytest.importorskip("pyarrow")
     for name in "ab":
-        save_parquet(tmp_path / name, release, KINDS)
-        save_webdataset(tmp_path / name / "tar", release, KINDS)
-    for name in (PARQUET, "tar/train-00000.tar"):
+        save_parquet(tmp_path / name, release, KINDS, MARK)
+        save_webdataset(tmp_path / name, release, KINDS, MARK)
+    for name in (PARQUET, f"{SAMPLES}/train-00000.tar"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
 def test_large_releases_are_parted_and_read_as_one(release, tmp_path, monkeypatch):
-    pytest.importorskip("pyarrow")
-    import pandas as pd
-    from PIL import Image
-
     monkeypatch.setattr(exports, "SHARD", release.images.nbytes // 3)
-    save_parquet(tmp_path, release, KINDS)
+    save_parquet(tmp_path, release, KINDS, MARK)
     parts = sorted((tmp_path / "parquet").iterdir())
     assert [part.name for part in parts] == [f"train-0000{i}-of-0000{len(parts)}.parquet" for i in range(len(parts))]
     assert len(parts) > 2
     assert pd.concat(map(pd.read_parquet, parts))["label"].tolist() == release.labels.tolist()
 
-    save_webdataset(tmp_path / "tar", release, KINDS)
+    save_webdataset(tmp_path, release, KINDS, MARK)
     found = []
-    for shard in sorted((tmp_path / "tar").iterdir()):
+    for shard in sorted((tmp_path / SAMPLES).iterdir()):
         with tarfile.open(shard) as file:
             members = file.getmembers()
             for picture, about in zip(members[::2], members[1::2], strict=True):
@@ -88,20 +75,9 @@ def test_large_releases_are_parted_and_read_as_one(release, tmp_path, monkeypatc
                 assert picture.name[:-4] == about.name[:-5] and said["class"] == NAMES[said["label"]]
                 pixels = np.asarray(Image.open(file.extractfile(picture))).reshape(release.images.shape[1:])
                 found.append((said["label"], said["kind"], pixels))
-    assert [(label, kind) for label, kind, _ in found] == list(
-        zip(release.labels.tolist(), KINDS.tolist(), strict=True)
-    )
+    assert [label for label, *_ in found] == release.labels.tolist()
+    assert [kind for _, kind, _ in found] == KINDS.tolist()
     assert np.array_equal(np.stack([pixels for *_, pixels in found]), release.images)
-
-
-def test_hugging_face_datasets_gives_back_pictures_and_names(release, tmp_path):
-    datasets = pytest.importorskip("datasets")
-    save_parquet(tmp_path, release, KINDS)
-    cache = str(tmp_path / "cache")
-    found = datasets.load_dataset("parquet", data_files=str(tmp_path / PARQUET), cache_dir=cache)["train"]
-    assert found.features["label"].names == list(NAMES) and found["label"][:] == release.labels.tolist()
-    pixels = np.stack([np.asarray(image).reshape(release.images.shape[1:]) for image in found["image"]])
-    assert np.array_equal(pixels, release.images)
 
 
 def test_without_pyarrow_the_user_is_told_what_to_install(monkeypatch):

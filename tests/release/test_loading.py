@@ -6,14 +6,18 @@ import subprocess
 import sys
 
 import numpy as np
+import pandas
 import pytest
 import torch
+import yaml
 from PIL import Image
+from pyarrow import parquet
 from small_release import RECORD, write_release
 
 import sfumato
 from sfumato.data.images import ImageSet, save_images
 from sfumato.errors import DataError
+from sfumato.release.exports import PARQUET, TABLES
 from sfumato.release.release import plain_images
 from sfumato.storage.artifacts import write_empty, writing
 
@@ -34,9 +38,15 @@ print(release.card["epsilon"] > 0, len(release.ledger), sorted(loaded & {"torch"
 """
 
 
-def test_numpy_alone_reads_a_release(digits, tmp_path):
-    path = write_release(tmp_path / "release", digits, export=["png", "npz"])
-    done = subprocess.run([sys.executable, "-c", ALONE, str(path)], capture_output=True, text=True)
+@pytest.fixture
+def release(digits, tmp_path) -> sfumato.Release:
+    """One with images in a folder for each class, and with words of its owner."""
+    about = {"owner": "The clinic"}
+    return sfumato.load_release(write_release(tmp_path / "release", digits, about=about, export=["png", "npz"]))
+
+
+def test_numpy_alone_reads_a_release(release, digits):
+    done = subprocess.run([sys.executable, "-c", ALONE, str(release.path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
     assert first == f"40 (40, 8, 8, 1) uint8 {digits.labels[:3].tolist()} {digits.classes}" and second == "True 1 []"
@@ -53,43 +63,40 @@ def test_the_plain_images_come_with_the_classes_asked_of_the_models(digits, tmp_
     assert plain_images(released, other) is None and "asked.npy" not in (other / "README.md").read_text()
 
 
-def test_arrays_card_and_ledger_are_those_that_were_released(digits, tmp_path):
-    release = sfumato.load_release(write_release(tmp_path / "release", digits, about={"owner": "The clinic"}))
+def test_arrays_card_and_ledger_are_those_that_were_released(release, digits):
     assert np.array_equal(release.images, digits.images[:40]) and np.array_equal(release.labels, digits.labels[:40])
     assert release.classes == digits.classes and release.ledger == {RECORD["id"]: RECORD}
     assert release.card["about"] == {"owner": "The clinic"} and release.card["units"] == ["one (image, label)"]
+    assert 0 < release.cost["epsilon"] == release.card["epsilon"] < 2 and 0 < release.cost["delta"] < 1 / 1500
     with pytest.raises(ValueError, match="read-only"):
         release.images[0] = 0
 
 
 @pytest.mark.parametrize("name", ["images.npy", "labels.npy", "card.json", "png/3/000003.png"])
-def test_a_changed_file_is_refused(digits, tmp_path, name):
-    path = write_release(tmp_path / "release", digits, export=["png"])
-    content = bytearray((path / name).read_bytes())
+def test_a_changed_file_is_refused(release, name):
+    content = bytearray((release.path / name).read_bytes())
     content[-1] ^= 1
-    (path / name).write_bytes(content)
+    (release.path / name).write_bytes(content)
     with pytest.raises(DataError, match=f"{name} no longer has the bytes"):
-        sfumato.load_release(path)
+        sfumato.load_release(release.path)
 
 
-def test_what_a_hub_adds_or_leaves_out_does_no_harm_and_what_is_needed_must_be_there(digits, tmp_path):
-    path = write_release(tmp_path / "release", digits, export=["npz"])
-    (path / ".gitattributes").write_text("")
-    (path / "images.npz").unlink()
-    assert len(sfumato.load_release(path)) == 40
-    (path / "labels.npy").unlink()
+def test_what_a_hub_adds_or_leaves_out_does_no_harm_and_what_is_needed_must_be_there(release):
+    (release.path / ".gitattributes").write_text("")
+    (release.path / "images.npz").unlink()
+    assert len(sfumato.load_release(release.path)) == 40
+    (release.path / "labels.npy").unlink()
     with pytest.raises(DataError, match=r"labels\.npy is missing"):
-        sfumato.load_release(path)
+        sfumato.load_release(release.path)
 
 
 def test_what_is_no_release_is_refused(digits, tmp_path):
     with pytest.raises(DataError, match=r"privacy\.json is missing"):
         sfumato.load_release(tmp_path)
     write_empty(tmp_path / "off", "synthesize")
-    with writing(tmp_path / "local", "synthesize", local=True) as directory:
-        save_images(directory, ImageSet(digits.images[:4], digits.labels[:4], digits.classes))
-    with writing(tmp_path / "other", "auxiliary") as directory:
-        save_images(directory, ImageSet(digits.images[:4], digits.labels[:4], digits.classes))
+    for name, stage in (("local", "synthesize"), ("other", "auxiliary")):
+        with writing(tmp_path / name, stage, local=name == "local") as directory:
+            save_images(directory, digits.take(np.arange(4)))
     for name in ("off", "local", "other"):
         with pytest.raises(DataError, match="is not a release, but what the stage"):
             sfumato.load_release(tmp_path / name)
@@ -115,22 +122,18 @@ def test_each_image_is_of_a_kind_and_a_kind_can_be_loaded_alone(digits, tmp_path
         assert grid.width == 4 * 10 * (48 + 2) + 2, "ten columns for each kind"
 
 
-def test_a_release_of_before_has_the_kinds_of_its_card_in_their_order(digits, tmp_path):
-    kinds = np.array(["plain"] * 30 + ["distorted"] * 10)
-    path = write_release(tmp_path / "release", digits, kinds=kinds)
-    (path / "kinds.npy").unlink()
-    content = json.loads((path / "privacy.json").read_text())
+def test_all_images_of_a_release_of_version_0_2_are_plain(release):
+    file = release.path / "privacy.json"
+    content = json.loads(file.read_text())
     del content["files"]["kinds.npy"]
-    (path / "privacy.json").write_text(json.dumps(content))
-    assert sfumato.load_release(path).kinds.tolist() == kinds.tolist()
+    file.write_text(json.dumps(content))
+    assert sfumato.load_release(release.path, kinds=["plain"]).kinds.tolist() == ["plain"] * 40
 
 
-def test_as_a_torch_dataset_it_trains_with_a_data_loader(digits, tmp_path):
-    release = sfumato.load_release(write_release(tmp_path / "release", digits))
+def test_as_a_torch_dataset_it_trains_with_a_data_loader(release, digits):
     dataset = release.to_torch()
-    assert (
-        isinstance(dataset, torch.utils.data.Dataset) and len(dataset) == 40 and dataset.classes == list("0123456789")
-    )
+    assert isinstance(dataset, torch.utils.data.Dataset) and len(dataset) == 40
+    assert dataset.classes == list("0123456789")
     images, labels = next(iter(torch.utils.data.DataLoader(dataset, batch_size=40)))
     assert images.shape == (40, 1, 8, 8) and images.dtype == torch.float32 and images.min() >= 0 and images.max() == 1
     assert labels.tolist() == dataset.targets == digits.labels[:40].tolist()
@@ -139,13 +142,29 @@ def test_as_a_torch_dataset_it_trains_with_a_data_loader(digits, tmp_path):
     assert torch.equal(moved[5][0], dataset[5][0].flip(-1)) and moved[5][1] == dataset[5][1]
 
 
+def test_a_table_has_a_row_for_each_image(release):
+    table = release.to_pandas()
+    assert isinstance(table, pandas.DataFrame) and len(table) == len(release)
+    assert np.array_equal(np.stack(table["image"]), release.images) and table["label"].tolist() == list(release.labels)
+    assert table["class"].tolist() == [release.classes[label] for label in release.labels]
+
+
+def test_a_hub_finds_the_parquet_file_by_the_readme(release, tmp_path):
+    folder = release.to_huggingface(tmp_path / "hub")
+    front = yaml.safe_load((folder / "README.md").read_text().split("---\n")[1])
+    assert front["configs"] == [{"config_name": "default", "data_files": TABLES}] and front["tags"]
+    table = parquet.read_table(folder / PARQUET)
+    assert table["label"].to_pylist() == list(release.labels) and len(table["image"][0].as_py()["bytes"]) > 50
+    with pytest.raises(DataError, match="not empty"):
+        release.to_huggingface(folder)
+
+
 def test_an_unknown_name_of_the_package_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'load_realese'"):
         sfumato.load_realese  # noqa: B018
 
 
-def test_the_card_for_programs_states_the_cost_and_who_draws(digits, tmp_path):
-    card = json.loads((write_release(tmp_path / "release", digits) / "card.json").read_text())
-    assert 0 < card["epsilon"] < 2 and 0 < card["delta"] < 1 / 1500 and card["digital_source_type"].endswith("Media")
+def test_the_card_for_programs_says_who_draws(release, digits, tmp_path):
+    assert release.card["digital_source_type"].endswith("Media")
     chosen = write_release(tmp_path / "chosen", digits, sources=["select"])
     assert json.loads((chosen / "card.json").read_text())["digital_source_type"] is None

@@ -4,6 +4,8 @@ import json
 import re
 import shutil
 
+import mlcroissant
+import numpy as np
 import pytest
 import yaml
 from small_release import RECORD, write_release
@@ -14,14 +16,8 @@ from sfumato.privacy.ledger import build_ledger, ledger_text
 from sfumato.release.report import report_page
 from sfumato.release.statements import CROISSANT, REGISTRY, write_statements
 
-SAID = {
-    "owner": "The clinic",
-    "owner_type": "Nonprofit",
-    "purpose": "Teaching.",
-    "region": "Europe",
-    "contact": "data@example.org",
-    "licence": "cc-by-4.0",
-}
+SAID = {"owner": "The clinic", "owner_type": "Nonprofit", "purpose": "Teaching.", "region": "Europe"}
+SAID |= {"contact": "data@example.org", "licence": "cc-by-4.0"}
 
 
 @pytest.fixture
@@ -44,9 +40,8 @@ def states(digits, tmp_path):
 @pytest.mark.parametrize("export", [(), ("parquet", "png", "npz")])
 @pytest.mark.parametrize("about", [{}, SAID, {**SAID, "url": "https://example.org/set"}])
 def test_croissant_s_own_validator_finds_no_error(states, sources, export, about):
-    croissant = pytest.importorskip("mlcroissant")
     _, folder = states(about, sources=sources, export=list(export))
-    dataset = croissant.Dataset(str(folder / CROISSANT))
+    dataset = mlcroissant.Dataset(str(folder / CROISSANT))
     assert str(dataset.metadata.ctx.conforms_to.value).endswith("croissant/1.1")
     assert not dataset.metadata.ctx.issues.errors
     assert "ε = 0.6792" in dataset.metadata.personal_sensitive_information[0]
@@ -54,12 +49,8 @@ def test_croissant_s_own_validator_finds_no_error(states, sources, export, about
 
 
 def test_the_images_load_through_croissant(states, digits):
-    croissant = pytest.importorskip("mlcroissant")
-    pytest.importorskip("pyarrow")
-    import numpy as np
-
     _, folder = states(export=["parquet"])
-    rows = list(croissant.Dataset(str(folder / CROISSANT)).records("images"))
+    rows = list(mlcroissant.Dataset(str(folder / CROISSANT)).records("images"))
     assert [row["images/label"] for row in rows] == digits.labels[:40].tolist()
     assert np.array_equal(np.asarray(rows[7]["images/image"]), digits.images[7, ..., 0])
 

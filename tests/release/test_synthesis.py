@@ -24,17 +24,19 @@ def models(tmp_path_factory):
     return {name: path / name for name in ("finetune", "pretrain", "auxiliary")}
 
 
+MIXTURE = Synthesize(count=31, sources={"finetune": 1, "auxiliary": 2}, steps=2)
+
+
 def test_a_mixture_has_each_sources_part_and_the_asked_number(models):
-    settings = Synthesize(count=31, sources={"finetune": 1, "auxiliary": 2}, steps=2)
-    images, labels, drawn_by = draw_mixture(models, settings, None, seed=0)
+    images, labels, drawn_by = draw_mixture(models, MIXTURE, None, seed=0)
     assert sorted(drawn_by) == ["auxiliary"] * 21 + ["finetune"] * 10
     assert images.shape == (31, 1, 8, 8) and labels.shape == (31,) and images.dtype == torch.uint8
 
 
-def test_the_release_is_fixed_by_its_public_seed(models):
-    settings = Synthesize(count=12, sources={"finetune": 1, "auxiliary": 1}, steps=2)
-    first, again, other = (draw_mixture(models, settings, None, seed)[0] for seed in (1, 1, 2))
-    assert torch.equal(first, again) and not torch.equal(first, other)
+def test_the_release_is_fixed_by_its_public_seed_and_on_disk_it_is_that_in_memory(models, tmp_path):
+    drawn = ((1, None), (1, tmp_path), (2, None))
+    first, again, other = (draw_mixture(models, MIXTURE, None, seed, folder=place)[0] for seed, place in drawn)
+    assert torch.equal(first, again) and not torch.equal(first, other) and list(tmp_path.iterdir()) == []
 
 
 def test_labels_follow_the_priors(models):
@@ -56,12 +58,6 @@ def test_room_on_disk_leaves_no_file_and_refuses_what_does_not_fit(tmp_path):
     assert list((tmp_path / "new").iterdir()) == []
     with pytest.raises(OSError):
         room(10**9, (3, 10**3, 10**3), tmp_path)
-
-
-def test_a_release_on_disk_is_that_in_memory(models, tmp_path):
-    settings = Synthesize(count=31, sources={"finetune": 1, "auxiliary": 2}, steps=2)
-    one, other = (draw_mixture(models, settings, None, 0, folder=where)[0] for where in (None, tmp_path))
-    assert torch.equal(one, other) and list(tmp_path.iterdir()) == []
 
 
 def test_a_model_that_draws_what_is_not_finite_is_named(models, monkeypatch):

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
@@ -12,9 +13,8 @@ from sfumato.settings.release import Synthesize
 @pytest.fixture(scope="module")
 def drawn(digits):
     """Images as models draw them, (600, 1, 8, 8) uint8, and labels."""
-    return torch.from_numpy(digits.images[:600].copy()).permute(0, 3, 1, 2), torch.from_numpy(
-        digits.labels[:600].copy()
-    )
+    some = digits.take(np.arange(600))
+    return torch.from_numpy(some.images).permute(0, 3, 1, 2), torch.from_numpy(some.labels)
 
 
 @pytest.fixture(scope="module")

@@ -1,38 +1,74 @@
 """The program as a function, in a folder of its own."""
 
+import json
 import shutil
 import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
+import yaml
 
+from sfumato.settings.recipes import overlaid
 from stages.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+class Desk:
+    """`stage` in the current folder. terminal: if it writes to one; answers: to questions; base: for `params`."""
+
+    def __init__(self) -> None:
+        self.terminal, self.answers, self.base = False, "", {}
+
+    def __call__(self, *words: str) -> tuple[int, str]:
+        """Run a command. Returns its exit code and what it said, which is never a traceback."""
+        screen = StringIO()
+        screen.isatty = lambda: self.terminal
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["stage", *words])
+            patch.setattr(sys, "stdin", StringIO(self.answers))
+            patch.setattr(sys, "stdout", screen)
+            patch.setattr(sys, "stderr", screen)
+            try:
+                main()
+                code = 0
+            except SystemExit as end:
+                code = int(end.code or 0)
+        assert "Traceback" not in screen.getvalue()
+        return code, screen.getvalue()
+
+    def run(self, command: str, *said: str, code: int = 0) -> str:
+        """Run a command that must end with `code` and say all of `said`. Returns what it said."""
+        found, text = self(*command.split())
+        missing = [words for words in said if words not in text and words not in " ".join(text.split())]
+        assert (found, missing) == (code, []), text
+        return text
+
+    def run_all(self, *commands: str) -> str:
+        """Run commands that must all end well. Returns what they said."""
+        return "".join(map(self.run, commands))
+
+    def params(self, **changes) -> None:
+        """Write params.yaml: `base` with these changes."""
+        Path("params.yaml").write_text(yaml.safe_dump(overlaid(self.base, changes), sort_keys=False))
+
+    @property
+    def journal(self) -> list[dict]:
+        """The entries of the one journal of the state directory."""
+        (path,) = Path("state/odometer").glob("*.jsonl")
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    @property
+    def opened(self) -> list[str]:
+        """The stages of all charges ever opened, in order."""
+        return [entry["record"]["stage"] for entry in self.journal if entry["kind"] == "open"]
+
+
 @pytest.fixture
-def desk(tmp_path, monkeypatch):
-    """A folder with the recipes, its own state directory, and `stage` as a function: (exit code, output)."""
+def desk(tmp_path, monkeypatch) -> Desk:
+    """In a folder with the recipes, and with a state directory of its own."""
     shutil.copytree(ROOT / "pipelines", tmp_path / "pipelines")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
-
-    def stage(*words: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["stage", *words])
-        capture = pytest.MonkeyPatch()
-        from io import StringIO
-
-        out, error = StringIO(), StringIO()
-        capture.setattr(sys, "stdout", out)
-        capture.setattr(sys, "stderr", error)
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        finally:
-            capture.undo()
-        return code, out.getvalue() + error.getvalue()
-
-    return stage
+    return Desk()

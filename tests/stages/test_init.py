@@ -16,9 +16,13 @@ import yaml
 from PIL import Image
 
 import sfumato
-from sfumato.planning import notebook
+from sfumato.data.survey import survey
+from sfumato.planning import estimate, notebook
 from sfumato.privacy.accountant import default_delta
 from sfumato.privacy.odometer import Odometer
+from sfumato.settings.recipes import load_params
+from stages import plan
+from stages.init import show_local_facts
 
 ROOT = Path(__file__).resolve().parents[2]
 SIDE, EACH = 10, 60
@@ -41,8 +45,6 @@ def write_shapes(root, each=EACH, side=SIDE):
 @pytest.fixture
 def quick(monkeypatch):
     """Nothing is timed: the tests of the times are elsewhere."""
-    from sfumato.planning import estimate
-
     found = {name: 1.0 for name in estimate.FRAME}
     monkeypatch.setattr(estimate, "expected_seconds", lambda params, *_: {**found, "evaluate": params.evaluate.steps})
 
@@ -54,18 +56,27 @@ def project(tmp_path, monkeypatch):
     return tmp_path / "project"
 
 
+@pytest.fixture
+def init(desk, quick, project, tmp_path):
+    """`stage init` on the folder `in` beside the project: options, and what it must say. Returns what it said."""
+
+    def call(options: str = "", *said: str, code: int = 0) -> str:
+        return desk.run(f"init {tmp_path / 'in'} --epsilon 5 --yes {options}", *said, code=code)
+
+    return call
+
+
+def own() -> dict:
+    """What `stage init` wrote."""
+    return yaml.safe_load(Path("params.yaml").read_text())
+
+
 def test_a_project_is_written_without_a_question(desk, quick, project, tmp_path):
     code, text = desk("init", str(write_shapes(tmp_path / "my photos")), "--epsilon", "5", "--minutes", "10", "--yes")
     assert code == 0, text
-    own = yaml.safe_load((project / "params.yaml").read_text())
-    assert own["data"] == {
-        "dataset_id": "my-photos",
-        "source": "imagefolder",
-        "path": str(tmp_path / "my photos"),
-        "size": 8,
-        "channels": 3,
-    }
-    assert own["privacy"] == {"epsilon": 5.0, "size_hint": 100} and own["profile"] is None  # 0.8 · 180, to one digit
+    place = {"dataset_id": "my-photos", "source": "imagefolder", "path": str(tmp_path / "my photos")}
+    assert own()["data"] == {**place, "size": 8, "channels": 3} and own()["profile"] is None
+    assert own()["privacy"] == {"epsilon": 5.0, "size_hint": 100}  # 0.8 · 180, to one digit
     assert "size_hint=100" in text and "--size-hint" in text and "together" in text
     assert (project / ".git").is_dir() and (project / ".dvc" / "config").is_file()
     assert "/data/sensitive/" in (project / ".gitignore").read_text().split()
@@ -73,98 +84,91 @@ def test_a_project_is_written_without_a_question(desk, quick, project, tmp_path)
     check = f"stage ledger check --epsilon 5 --delta {default_delta(100)!r} --unit image"
     assert workflow["jobs"]["ledger"]["steps"][-1]["run"] == check
     assert "ε = 5" in (project / "README.md").read_text()
-    assert desk("recipe", "show")[0] == 0  # by the recipes of the package: the project has none
+    desk.run("recipe show")  # by the recipes of the package: the project has none
 
 
-def test_nothing_is_overwritten_without_being_told(desk, quick, project, tmp_path):
-    words = ("init", str(write_shapes(tmp_path / "in")), "--epsilon", "5", "--yes")
+def test_nothing_is_overwritten_without_being_told(init, project, tmp_path):
+    write_shapes(tmp_path / "in")
     (project / "README.md").write_text("mine")
     (project / ".gitignore").write_text("/secret")
-    assert desk(*words)[0] == 0
+    init()
     assert (project / "README.md").read_text() == "mine"
     assert {"/secret", "/artifacts/"} <= {*(project / ".gitignore").read_text().split()}
     (project / "params.yaml").write_text("mine")
-    code, text = desk(*words)
-    assert code == 2 and "holds params.yaml and dvc.yaml already" in text
+    init("", "holds params.yaml and dvc.yaml already", code=2)
     assert (project / "params.yaml").read_text() == "mine"
-    assert desk(*words, "--force")[0] == 0 and (project / "params.yaml").read_text() != "mine"
+    init("--force")
+    assert (project / "params.yaml").read_text() != "mine"
 
 
 def test_epsilon_has_no_default(desk, quick, project, tmp_path):
-    code, text = desk("init", str(write_shapes(tmp_path / "in")), "--yes")
-    assert code == 2 and "--epsilon is missing" in text
+    desk.run(f"init {write_shapes(tmp_path / 'in')} --yes", "--epsilon is missing", code=2)
 
 
 def test_images_inside_the_project_are_refused(desk, quick, project, tmp_path):
     write_shapes(project / "in")
-    for words in (["in"], [str(write_shapes(tmp_path / "out")), "--out", str(tmp_path / "out" / "project")]):
-        code, text = desk("init", *words, "--epsilon", "5", "--yes")
-        assert code == 2 and "where git would take the images" in text
-    sensitive = str(tmp_path / "out")
-    code, text = desk("init", sensitive, "--epsilon", "5", "--yes", "--public", sensitive)
-    assert code == 2 and "holds the sensitive images" in " ".join(text.split()), text
+    out = write_shapes(tmp_path / "out")
+    for words in ("in", f"{out} --out {out / 'project'}"):
+        desk.run(f"init {words} --epsilon 5 --yes", "where git would take the images", code=2)
+    desk.run(f"init {out} --epsilon 5 --yes --public {out}", "holds the sensitive images", code=2)
     assert not (project / "params.yaml").exists()
 
 
-def test_every_bad_file_is_named_before_anything_is_asked(desk, project, tmp_path):
+def test_every_bad_file_is_named_before_anything_is_asked(init, project, tmp_path):
     root = write_shapes(tmp_path / "in")
-    bad = [root / name / f"{i}.png" for name in ("disc", "cross") for i in range(10)]
+    bad = [root / "disc" / f"{i}.png" for i in range(20)]
     for file in bad:
         file.write_bytes(b"no picture")
-    code, text = desk("init", str(root), "--epsilon", "5", "--yes")
-    assert code == 4 and "20 files cannot be used" in text and all(str(file) in text for file in bad)
+    init("", "20 files cannot be used", *map(str, bad), code=4)
     assert list(project.iterdir()) == []
 
 
-def test_test_is_the_hold_out_and_grey_pictures_in_colour_files_are_grey(desk, quick, project, tmp_path):
+def test_test_is_the_hold_out_and_grey_pictures_in_colour_files_are_grey(init, tmp_path):
     root = tmp_path / "in"
     write_shapes(root / "train", each=10)
     write_shapes(root / "test", each=5)
     for file in root.rglob("*.png"):
         Image.open(file).convert("L").convert("RGB").save(file)
-    code, text = desk("init", str(root), "--epsilon", "5", "--yes", "--size-hint", "50")
-    assert code == 0 and "hold-out test/" in text and "images   grey" in text, text
-    own = yaml.safe_load((project / "params.yaml").read_text())
-    assert own["data"]["channels"] == 1 and own["privacy"]["size_hint"] == 50
+    init("--size-hint 50", "hold-out test/", "images grey")
+    assert own()["data"]["channels"] == 1 and own()["privacy"]["size_hint"] == 50
     for file in (root / "test").rglob("*.png"):
         file.unlink()
-    code, text = desk("init", str(root), "--epsilon", "5", "--yes", "--force")
-    assert code == 4 and "no pictures in its hold-out: add some, or remove test/" in " ".join(text.split()), text
+    init("--force", "no pictures in its hold-out: add some, or remove test/", code=4)
 
 
-def test_what_is_not_given_is_asked(quick, project, tmp_path, monkeypatch):
-    from typer.testing import CliRunner
+ANSWERS = {  # what is answered, whether names look like persons -> privacy, data.groups
+    "no two of one person": ("clinic 2 n 7 300 y", False, {"size_hint": 300, "unit": "image"}, None),
+    "several of one person": (
+        r"clinic 2 y ^(\d+\.) 7 - y",
+        False,
+        {"size_hint": 50, "unit": "group"},  # 0.8 · 60 numbers, to one digit
+        {"pattern": r"^(\d+\.)"},
+    ),
+    "names of persons": (
+        "clinic 2 - - - y",
+        True,
+        {"size_hint": 10, "unit": "group"},
+        {"pattern": r"^([A-Za-z]+-?\d+)_\d+\."},
+    ),
+    "names that are of none": ("clinic 2 n - - - y", True, {"size_hint": 100, "unit": "image"}, None),
+}
 
-    from stages.cli import app
 
-    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
-    answers = "clinic\n2\nn\n7\n300\ny\n"
-    done = CliRunner().invoke(app, ["init", str(write_shapes(tmp_path / "in"))], input=answers)
-    assert done.exit_code == 0, done.output
-    own = yaml.safe_load((project / "params.yaml").read_text())
-    assert own["data"]["dataset_id"] == "clinic"
-    assert own["privacy"] == {"epsilon": 2.0, "size_hint": 300, "unit": "image"}
-
-
-def test_who_says_that_persons_have_several_images_is_asked_whose_they_are(quick, project, tmp_path, monkeypatch):
-    from typer.testing import CliRunner
-
-    from stages.cli import app
-
-    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
-    answers = "clinic\n2\ny\n^(\\d+\\.)\n7\n\ny\n"
-    done = CliRunner().invoke(app, ["init", str(write_shapes(tmp_path / "in"))], input=answers)
-    assert done.exit_code == 0, done.output
-    own = yaml.safe_load((project / "params.yaml").read_text())
-    assert own["data"]["groups"] == {"pattern": r"^(\d+\.)"}
-    assert own["privacy"] == {"epsilon": 2.0, "size_hint": 50, "unit": "group"}  # 0.8 · 60 numbers, to one digit
+@pytest.mark.parametrize("case", ANSWERS)
+def test_what_is_not_given_is_asked_and_whose_the_images_are(desk, quick, project, tmp_path, case):
+    answers, named, privacy, groups = ANSWERS[case]
+    root = write_shapes(tmp_path / "in")
+    for file in sorted(root.rglob("*.png")) if named else ():
+        file.rename(file.with_name(f"p{int(file.stem) // 4 + 1:04}_{int(file.stem) % 4}.png"))
+    desk.answers = "".join("\n" if word == "-" else f"{word}\n" for word in answers.split())  # -: the default
+    desk.run(f"init {root}", *(["p0123_2.png"] if named else []))
+    assert own()["data"]["dataset_id"] == "clinic" and own()["data"].get("groups") == groups
+    assert own()["privacy"] == {"epsilon": 2.0, **privacy}
 
 
 @pytest.mark.parametrize("way", ["folder", "array"])
 @pytest.mark.parametrize("split", [False, True])
-def test_a_folder_that_says_which_images_are_whose_gets_a_project_for_persons(
-    desk, quick, project, tmp_path, way, split
-):
+def test_a_folder_that_says_which_images_are_whose_gets_a_project_for_persons(desk, init, tmp_path, way, split):
     """Thirty persons with two images each in every class; the hold-out's are others."""
     root = tmp_path / "in"
     for part in ("train", "test") if split else (".",):
@@ -176,130 +180,105 @@ def test_a_folder_that_says_which_images_are_whose_gets_a_project_for_persons(
     if way == "array":
         whose = [f"P{i // 2:04}" for i in range(3 * EACH)]
         np.save(root / "groups.npy", whose + [f"Q{name}" for name in whose] * split)
-    code, text = desk("init", str(root), "--epsilon", "5", "--yes")
-    assert code == 0 and "protects each person with all their images" in text and "of persons to one digit" in text, (
-        text
-    )
-    own = yaml.safe_load((project / "params.yaml").read_text())
+    text = init("", "protects each person with all their images", "of persons to one digit")
     persons = {"folder": 30, "array": 90}[way] * (1 if split else 0.8)  # in a folder, one name is one person
-    assert own["data"]["groups"] == {way: True} and own["privacy"]["unit"] == "group"
-    assert own["privacy"]["size_hint"] == int(float(f"{persons:.0e}"))
-    assert desk("prepare", "sensitive")[0] == 0  # the folder is read so, too
+    assert own()["data"]["groups"] == {way: True} and own()["privacy"]["unit"] == "group"
+    assert own()["privacy"]["size_hint"] == int(float(f"{persons:.0e}"))
+    desk.run("prepare sensitive")  # the folder is read so, too
     assert "P00" not in text
 
 
-@pytest.mark.parametrize("answer", ["", "n\n"])  # and then: no two are of one person
-def test_names_that_look_like_persons_are_asked_about(quick, project, tmp_path, monkeypatch, answer):
-    from typer.testing import CliRunner
-
-    from stages.cli import app
-
-    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
-    for file in sorted(write_shapes(tmp_path / "in", each=20).rglob("*.png")):
-        file.rename(file.with_name(f"p{int(file.stem) // 4 + 1:04}_{int(file.stem) % 4}.png"))
-    done = CliRunner().invoke(app, ["init", str(tmp_path / "in")], input=f"clinic\n2\n{answer}\n\n\ny\n")
-    assert done.exit_code == 0 and "p0123_2.png" in done.output, done.output
-    own = yaml.safe_load((project / "params.yaml").read_text())
-    assert own["data"].get("groups") == (None if answer else {"pattern": r"^([A-Za-z]+-?\d+)_\d+\."})
-    assert own["privacy"].get("unit") == ("image" if answer else "group")
-
-
-def test_the_time_of_reading_private_images_is_not_in_the_parameters(desk, quick, project, tmp_path, monkeypatch):
-    words = ("init", str(write_shapes(tmp_path / "in")), "--epsilon", "5", "--yes", "--force", "--size-hint", "100")
+def test_the_time_of_reading_private_images_is_not_in_the_parameters(init, tmp_path, monkeypatch):
+    write_shapes(tmp_path / "in")
     clock, wait = [0.0], [0.0]
-    found, real = [], __import__("sfumato.data.survey", fromlist=["survey"]).survey
 
     def slow(*arguments):
         clock[0] += wait[0]
-        return real(*arguments)
+        return survey(*arguments)
 
     monkeypatch.setattr("sfumato.data.survey.survey", slow)
     monkeypatch.setattr("time.process_time", lambda: clock[0])
+    found = []
     for wait[0] in (0.0, 400.0):
-        assert desk(*words, "--minutes", "15")[0] == 0
-        found.append((project / "params.yaml").read_text())
+        init("--force --size-hint 100 --minutes 15")
+        found.append(own())
     assert found[0] == found[1]
 
 
-def test_the_plan_can_be_looked_at_before_the_images_are_prepared(desk, quick, project, tmp_path):
-    assert desk("init", str(write_shapes(tmp_path / "in")), "--epsilon", "5", "--yes")[0] == 0
-    code, text = desk("plan", "--dry-run")
-    assert code == 0 and "the images are not prepared yet" in text and "next: `dvc repro` will spend: count" in text
-    assert not (project / "data").exists() and not (project / "artifacts").exists() and desk("plan")[0] == 4
-    own = yaml.safe_load((project / "params.yaml").read_text())
-    (project / "params.yaml").write_text(yaml.safe_dump(own | {"data": own["data"] | {"source": "npz"}}))
-    assert desk("plan", "--dry-run")[0] == 4, "of another source the classes are not seen at a glance"
+def test_the_plan_can_be_looked_at_before_the_images_are_prepared(desk, init, project, tmp_path):
+    write_shapes(tmp_path / "in")
+    init()
+    desk.run("plan --dry-run", "the images are not prepared yet", "next: `dvc repro` will spend: count")
+    assert not (project / "data").exists() and not (project / "artifacts").exists()
+    desk.run("plan", code=4)
+    desk.base = own()
+    desk.params(data={"source": "npz"})
+    desk.run("plan --dry-run", code=4)  # of another source the classes are not seen at a glance
 
 
 def test_pictures_that_were_added_after_the_preparation_are_pointed_out_on_a_terminal(
-    desk, quick, project, tmp_path, monkeypatch
+    desk, init, tmp_path, monkeypatch
 ):
-    from sfumato.settings.recipes import load_params
-    from stages import plan
-
     said = []
     monkeypatch.setattr("sfumato.data.listing.FRESH", 0.0)
     root = write_shapes(tmp_path / "in")
-    assert desk("init", str(root), "--epsilon", "5", "--yes")[0] == desk("prepare", "sensitive")[0] == 0
-    params = load_params(Path("params.yaml"), plan.RECIPES)
+    init()
     monkeypatch.setattr(plan, "say", said.append)
-    plan.show_changes(params)
-    assert said == []
+
+    def changes() -> list[str]:
+        said.clear()
+        plan.show_changes(load_params(Path("params.yaml"), plan.RECIPES))
+        return [line for line in said if "have changed since they were prepared" in line]
+
+    desk.run("prepare sensitive")
+    assert changes() == []
     shutil.copy(root / "disc" / "1.png", root / "disc" / "new.png")
-    plan.show_changes(params)
-    assert len(said) == 1 and "have changed since they were prepared" in said[0]
-    assert desk("plan", "--dry-run")[0] == 0 and len([line for line in said if "have changed" in line]) == 1, "a log"
-    assert desk("prepare", "sensitive")[0] == 0
+    assert len(changes()) == 1
     said.clear()
-    plan.show_changes(params)
-    assert said == []
+    desk.run("plan --dry-run")
+    assert not any("have changed" in line for line in said), "a log"
+    desk.run("prepare sensitive")
+    assert changes() == []
 
 
 def test_what_the_plan_would_warn_of_is_said_at_once(desk, quick, project, tmp_path):
     root = write_shapes(tmp_path / "in", each=10)
-    code, text = desk("init", str(root), "--epsilon", "1e9", "--yes")
-    assert code == 0 and "the guarantee says next to nothing" in text and "so few cannot be protected" in text
-    assert "pictures of each class" not in text  # a log
+    warnings = "the guarantee says next to nothing", "so few cannot be protected"
+    assert "pictures of each class" not in desk.run(f"init {root} --epsilon 1e9 --yes", *warnings)  # a log
 
 
 def test_a_terminal_shows_the_number_of_pictures_of_each_class_and_their_size(project, tmp_path, monkeypatch):
-    from sfumato.data.survey import survey
-    from stages import init
-
     said = []
-    monkeypatch.setattr(init, "say", said.append)
-    monkeypatch.setattr(init.sys.stderr, "isatty", lambda: True)
-    (write_shapes(tmp_path / "in", each=12, side=40) / "disc" / "1.png").unlink()
-    for number in range(2, 10):
-        (tmp_path / "in" / "disc" / f"{number}.png").unlink()
-    found = survey(tmp_path / "in")
-    init.show_local_facts(found, 32)
+    monkeypatch.setattr("stages.init.say", said.append)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    root = write_shapes(tmp_path / "in", each=12, side=40)
+    for number in range(1, 10):
+        (root / "disc" / f"{number}.png").unlink()
+    found = survey(root)
+    show_local_facts(found, 32)
     assert said[0].startswith("local    sides of about 40 pixels become 32")
     classes, held_out = [line.strip() for line in said[1:-1]], said[-1].strip()
     assert classes == ["cross: 12", "disc: 3, too few to learn from", "stripe: 12"]
     assert held_out == "hold-out: about 5, too few for a verdict, which needs 10 of each class"
     said.clear()
-    init.show_local_facts(replace(found, held_out=30), 32)
+    show_local_facts(replace(found, held_out=30), 32)
     assert not any("hold-out" in line for line in said)
 
 
-def test_persons_and_one_image_each_do_not_go_together(desk, quick, project, tmp_path):
-    root = write_shapes(tmp_path / "in", each=4)
-    for words in (["--groups", r"^(\d+\.)"], []):
-        code, text = desk("init", str(root), "--epsilon", "5", "--yes", "--one-image-each", *words)
-        assert (code == 2 and "--one-image-each says" in text) if words else code == 0, text
-    code, text = desk("init", str(root), "--epsilon", "5", "--yes", "--force", "--groups", "(a)(b)")
-    assert code == 2 and "2 groups in parentheses" in text
+def test_persons_and_one_image_each_do_not_go_together(init, tmp_path):
+    write_shapes(tmp_path / "in", each=4)
+    init(r"--one-image-each --groups ^(\d+\.)", "--one-image-each says", code=2)
+    init("--one-image-each")
+    init("--force --groups (a)(b)", "2 groups in parentheses", code=2)
 
 
-def test_a_bad_picture_of_a_person_is_named_by_its_place(desk, quick, project, tmp_path):
+def test_a_bad_picture_of_a_person_is_named_by_its_place(init, tmp_path):
     root = write_shapes(tmp_path / "in", each=4)
     for file in sorted(root.rglob("*.png")):
         (file.parent / f"Smith{file.stem}").mkdir()
         file.rename(file.parent / f"Smith{file.stem}" / file.name)
     (root / "disc" / "Smith2" / "2.png").write_bytes(b"no picture")
-    code, text = desk("init", str(root), "--epsilon", "5", "--yes")
-    assert code == 4 and "picture 3 of" in text and "Smith" not in text, text
+    assert "Smith" not in init("", "picture 3 of", code=4)
 
 
 def test_from_a_folder_to_a_release_in_the_time_announced(desk, project, tmp_path, monkeypatch, capsys):
@@ -315,8 +294,7 @@ def test_from_a_folder_to_a_release_in_the_time_announced(desk, project, tmp_pat
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr
 
-    code, told = desk("init", "../photos", "--epsilon", "5", "--minutes", "1", "--yes")
-    assert code == 0, told
+    told = desk.run("init ../photos --epsilon 5 --minutes 1 --yes")
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     last = run("dvc", "repro")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -328,7 +306,7 @@ def test_from_a_folder_to_a_release_in_the_time_announced(desk, project, tmp_pat
     risk = re.search(r"right at most ([\d.]+) %", " ".join(told.split()))[1]
     assert f"right <strong>at most {risk} %</strong>" in page, "as was said before it was spent"
     assert Path("evaluation/report.html").exists()
-    assert desk("ledger", "check", "--epsilon", "5", "--artifacts")[0] == 0
+    desk.run("ledger check --epsilon 5 --artifacts")
     run(*re.search(r"in git +(git add [^(]+)", last)[1].split())
     tracked = run("git", "ls-files").split()
     assert {".github/workflows/ledger.yml", ".gitignore", "README.md", "dvc.yaml", "ledger.json"} <= {*tracked}

@@ -1,9 +1,6 @@
 """A kill amid Private Evolution costs nothing: the rounds that were released are kept, and paid for once."""
 
 import json
-import signal
-import subprocess
-import time
 
 import numpy as np
 from safetensors.numpy import load_file
@@ -21,26 +18,15 @@ PE = {
 def test_a_kill_in_round_three_of_five_costs_nothing(tmp_path):
     repository = make_repository(tmp_path)
     repository.edit(**PE)
-    for words in (["prepare", "sensitive"], ["prepare", "public"], ["plan"], ["count"]):
-        assert repository.run("stage", *words)[0] == 0
-    assert repository.run("stage", "classifier")[0] == 0
-    process = subprocess.Popen(
-        ["stage", "evolve"],
-        cwd=repository.path,
-        env=repository.environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    for command in ("prepare sensitive", "prepare public", "plan", "count", "classifier"):
+        repository.stage(command)
+
+    def durable() -> int:
+        return max([0, *(entry["uses"] for entry in repository.journal() if entry["kind"] == "progress")])
 
     # the kill: two rounds are durable, the third is under way or durable too
-    durable = 0
-    while durable < 2:
-        assert process.poll() is None, "evolve ended before it could be killed"
-        durable = max([0, *(entry["uses"] for entry in repository.journal() if entry["kind"] == "progress")])
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert durable < ROUNDS
+    repository.kill("evolve", lambda: durable() >= 2)
+    assert durable() < ROUNDS
     opened = [entry for entry in repository.journal() if entry["kind"] == "open"][-1]
     assert not (repository.path / "artifacts/evolve").exists()
 
@@ -51,8 +37,7 @@ def test_a_kill_in_round_three_of_five_costs_nothing(tmp_path):
     assert all(sorted(population) == ["genes", "kinds", "labels"] for population in left)
 
     # it goes on, is charged once, and for all rounds
-    code, text = repository.run("stage", "evolve")
-    assert code == 0 and "resuming run" in text and "no further charge" in text, text
+    repository.stage("evolve", "resuming run", "no further charge")
     assert repository.opened() == ["count", "evolve"]
     assert not list(run.glob("checkpoint-*"))
     records = json.loads((repository.path / "artifacts/evolve/privacy.json").read_text())["records"]
@@ -64,8 +49,7 @@ def test_a_kill_in_round_three_of_five_costs_nothing(tmp_path):
     # the population is a source of the release
     for name in ("auxiliary", "refine", "select", "pretrain", "finetune", "teacher"):
         repository.run("stage", name)
-    code, text = repository.run("stage", "synthesize")
-    assert code == 0, text
+    repository.stage("synthesize")
     found, known = (
         np.load(repository.path / "artifacts" / name / "images.npy").reshape(-1, 64)
         for name in ("synthesize", "evolve")

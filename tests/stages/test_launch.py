@@ -18,18 +18,20 @@ def test_a_launcher_that_starts_the_command_itself_ends_at_the_first_level(monke
         launch.again()
 
 
-@pytest.mark.parametrize("launcher", ["'unclosed", "/nowhere/torchrun"])
-def test_a_launcher_that_does_not_start_is_named(launcher, monkeypatch):
+NO_END = "and the first process did not come to an end"  # its own exit code says nothing: 0 may leave no artifact
+
+
+@pytest.mark.parametrize(
+    ("launcher", "kind", "message"),
+    [
+        ("'unclosed", ConfigError, "does not start"),
+        ("/nowhere/torchrun", ConfigError, "does not start"),
+        *((f"sh -c 'exit {code}'", SfumatoError, f"ended with {code}, {NO_END}") for code in (0, 3, 77)),
+    ],
+)
+def test_a_launch_without_a_start_or_an_end_of_the_first_process_is_an_error(launcher, kind, message, monkeypatch):
     monkeypatch.setenv(launch.LAUNCH, launcher)
-    with pytest.raises(ConfigError, match="does not start"):
-        launch.again()
-
-
-@pytest.mark.parametrize("code", [0, 3, 77])
-def test_a_launch_without_an_end_of_the_first_process_is_an_error(code, monkeypatch):
-    """Its own exit code says nothing of the stage: 0 may leave no artifact."""
-    monkeypatch.setenv(launch.LAUNCH, f"sh -c 'exit {code}'")
-    with pytest.raises(SfumatoError, match=f"ended with {code}, and the first process did not come to an end"):
+    with pytest.raises(kind, match=message):
         launch.again()
 
 

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 import yaml
 
 from sfumato.data.images import ImageSet, save_images
+from sfumato.data.lineage import hashes, recognised
 from sfumato.data.store import read_card
 from sfumato.privacy.authorize import ChargeRequest, SpendingPolicy, open_charge
 from sfumato.privacy.events import Mechanism
@@ -17,7 +17,6 @@ from sfumato.privacy.ledger import read_ledger
 from sfumato.privacy.odometer import Odometer
 from sfumato.settings.stages import QUERIES
 from sfumato.storage.artifacts import read_artifact, write_empty, writing
-from stages.cli import main
 from stages.ledger import artifact_problems
 
 BUDGET = {"recipe": "one", "accountant": "rdp", "delta": 1e-5, "size_hint": 1000, "target": 10.0}
@@ -32,96 +31,81 @@ PARAMS = {
 }
 
 
-class Desk:
-    """An owner's project in the current folder: prepared images, a state directory, charges, a release."""
+STATE, CARD = Path("state"), Path("data/sensitive/card.json")
+UNLIMITED = SpendingPolicy(delta=1e-5, lifetime_epsilon="unlimited")
 
-    state, card = Path("state"), Path("data/sensitive/card.json")
 
-    def __init__(self, capsys, monkeypatch) -> None:
-        self.capsys, self.monkeypatch = capsys, monkeypatch
+def request(plan: str, mechanism: Mechanism, stage: str = "count") -> ChargeRequest:
+    words = {"max_norm": 1.0, "released": "x", "sensitivity": "1"}
+    return ChargeRequest(stage=stage, plan=plan, settings=plan, mechanism=mechanism, **words)
 
-    def __call__(self, *words: str) -> tuple[int, str]:
-        self.monkeypatch.setattr(sys, "argv", ["stage", *words])
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        output = self.capsys.readouterr()
-        text = " ".join((output.out + output.err).split())
-        assert "Traceback" not in text
-        return code, text
 
-    @property
-    def odometer(self) -> Odometer:
-        return Odometer(self.state.absolute(), "clinic")
+def charged(plan: str, noise: float = 5.0) -> dict:
+    """The record of a count that was opened and closed."""
+    work = request(plan, Mechanism(noise_multiplier=noise))
+    charge = open_charge(STATE.absolute(), read_card(CARD), work, UNLIMITED)
+    charge.close()
+    return charge.record
 
-    def charge(self, plan: str, noise: float = 5.0) -> dict:
-        """A count that was opened and closed. Returns its record."""
-        work = ChargeRequest(
-            stage="count",
-            plan=plan,
-            settings=plan,
-            mechanism=Mechanism(noise_multiplier=noise),
-            max_norm=1.0,
-            released="x",
-            sensitivity="1",
-        )
-        permission = SpendingPolicy(delta=1e-5, lifetime_epsilon="unlimited")
-        charge = open_charge(self.state.absolute(), read_card(self.card), work, permission)
-        charge.close()
-        return charge.record
 
-    def release(self, *records: dict) -> None:
-        """Artifacts as `dvc repro`, or DVC's cache, leaves them."""
-        for name in QUERIES:
-            shutil.rmtree(f"artifacts/{name}", ignore_errors=True)
-            write_empty(Path("artifacts") / name, name)
-        shutil.rmtree("artifacts/count")
-        with writing(Path("artifacts/count"), "count", records=records):
-            pass
-        with writing(Path("artifacts/synthesize"), "synthesize", [read_artifact(Path("artifacts/count"))]) as directory:
-            images = np.random.default_rng(3).integers(0, 256, (20, 8, 8, 1)).astype(np.uint8)
-            save_images(directory, ImageSet(images, np.arange(20) % 2, ("a", "b")))
-            np.savez(directory / "images.npz", images=images, labels=np.arange(20) % 2, classes=np.array(["a", "b"]))
+def release(*records: dict) -> None:
+    """Artifacts as `dvc repro`, or DVC's cache, leaves them."""
+    for name in QUERIES:
+        shutil.rmtree(f"artifacts/{name}", ignore_errors=True)
+        write_empty(Path("artifacts") / name, name)
+    shutil.rmtree("artifacts/count")
+    with writing(Path("artifacts/count"), "count", records=records):
+        pass
+    with writing(Path("artifacts/synthesize"), "synthesize", [read_artifact(Path("artifacts/count"))]) as directory:
+        images = np.random.default_rng(3).integers(0, 256, (20, 8, 8, 1)).astype(np.uint8)
+        save_images(directory, ImageSet(images, np.arange(20) % 2, ("a", "b")))
+        save_set(directory / "images.npz", images)
 
-    def params(self, **more) -> None:
-        Path("params.yaml").write_text(yaml.safe_dump(PARAMS | more))
 
-    def line(self) -> dict:
-        return json.loads(Path("ledger.json").read_text())["odometer"]
+def save_set(path: Path | str, images: np.ndarray) -> None:
+    """An archive of images in two classes."""
+    np.savez(path, images=images, labels=np.arange(len(images)) % 2, classes=np.array(["a", "b"]))
+
+
+def random_images(count: int) -> np.ndarray:
+    return np.random.default_rng(count).integers(0, 256, (count, 8, 8), dtype=np.uint8)
+
+
+def odometer(state: Path = STATE) -> Odometer:
+    return Odometer(state.absolute(), "clinic")
+
+
+def line() -> dict:
+    """What the ledger says of the odometer."""
+    return json.loads(Path("ledger.json").read_text())["odometer"]
 
 
 @pytest.fixture
-def desk(tmp_path, monkeypatch, capsys) -> Desk:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
-    images = np.random.default_rng(0).integers(0, 256, (60, 8, 8), dtype=np.uint8)
-    np.savez("real.npz", images=images, labels=np.arange(60) % 2, classes=np.array(["a", "b"]))
-    Path("pipelines").mkdir()
+def desk(desk):
+    """An owner's project: prepared images, a state directory, a budget."""
+    save_set("real.npz", random_images(60))
     Path("pipelines/one.yaml").write_text("description: one\n")
-    desk = Desk(capsys, monkeypatch)
+    desk.base = PARAMS
     desk.params()
-    assert desk("prepare", "sensitive")[0] == 0 and desk("prepare", "public")[0] == 0
+    desk.run_all("prepare sensitive", "prepare public")
     Path("artifacts/plan").mkdir(parents=True)
     Path("artifacts/plan/budget.json").write_text(json.dumps(BUDGET))
     return desk
 
 
 def test_the_ledger_holds_the_head_of_the_journal_and_every_charge(desk):
-    desk.charge("aborted")
-    desk.release(desk.charge("p"))
-    code, text = desk("ledger", "write")
-    assert code == 0 and "incomplete" not in text
-    assert desk.line()["charges"] == 2 and desk.line()["complete"] and desk.line()["head"] == desk.odometer.head()
-    assert desk("ledger", "check")[0] == 0
-    assert "2 charges" in (text := desk("ledger", "show")[1]) and "at least" not in text
+    charged("aborted")
+    release(charged("p"))
+    assert "incomplete" not in desk.run("ledger write")
+    assert line()["charges"] == 2 and line()["complete"] and line()["head"] == odometer().head()
+    desk.run("ledger check")
+    assert "at least" not in desk.run("ledger show", "2 charges")
 
 
 def test_a_lock_may_name_a_stage_that_an_earlier_version_had(desk):
     """DVC keeps the entries of stages that are gone; an artifact of a stage of today must be there."""
-    desk.release(desk.charge("p"))
-    assert desk("ledger", "write")[0] == 0
+    release(charged("p"))
+    desk.run("ledger write")
 
     def problems(stage: str) -> list[str]:
         outs = [{"path": f"artifacts/{stage}", "md5": "a.dir"}]
@@ -134,29 +118,29 @@ def test_a_lock_may_name_a_stage_that_an_earlier_version_had(desk):
 
 
 def test_a_ledger_that_does_not_hold_is_not_written(desk):
-    desk.release(desk.charge("p", noise=0.5))  # ε = 10 is far below what it cost
-    code, text = desk("ledger", "write")
-    assert code == 3 and "exceeds its own target" in text and not Path("ledger.json").exists()
+    release(charged("p", noise=0.5))  # ε = 10 is far below what it cost
+    desk.run("ledger write", "exceeds its own target", code=3)
+    assert not Path("ledger.json").exists()
 
 
 def test_a_ledger_beside_an_empty_state_directory_counts_the_release_and_says_that_it_is_incomplete(desk, monkeypatch):
-    desk.charge("aborted")
-    desk.release(desk.charge("p"))
+    charged("aborted")
+    release(charged("p"))
     monkeypatch.setenv("SFUMATO_STATE", str(Path("elsewhere").absolute()))
-    code, text = desk("ledger", "write")
-    assert code == 0 and "incomplete" in text and "never begun" in text
-    assert desk.line()["charges"] == 1 and desk.line()["epsilon"] > 0 and not desk.line()["complete"]
-    assert desk("ledger", "check")[0] == 0 and "at least 1 charge," in desk("ledger", "show")[1]
+    desk.run("ledger write", "incomplete", "never begun")
+    assert line()["charges"] == 1 and line()["epsilon"] > 0 and not line()["complete"]
+    desk.run("ledger check")
+    assert "at least 1 charge," in desk("ledger", "show")[1]
 
 
 @pytest.mark.parametrize("lost", ["older", "deleted", "cut"])
 def test_a_journal_that_does_not_fit_the_ledger_refuses_with_the_way_out(desk, lost):
     """An older copy of the whole state directory, say: it fits by itself, and forgets what the ledger names."""
-    first = desk.charge("p")
+    first = charged("p")
     shutil.copytree("state", "copy")
-    second = desk.charge("q")
-    desk.release(first, second)
-    assert desk("ledger", "write")[0] == 0
+    second = charged("q")
+    release(first, second)
+    desk.run("ledger write")
     if lost == "older":
         shutil.rmtree("state")
         shutil.move("copy", "state")
@@ -164,98 +148,83 @@ def test_a_journal_that_does_not_fit_the_ledger_refuses_with_the_way_out(desk, l
         shutil.rmtree("state")
         assert desk("prepare", "sensitive")[0] == 0  # all that an empty state directory needs
     else:
-        path = desk.odometer.path
+        path = odometer().path
         path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-    for words in (("plan",), ("plan", "--dry-run")):
-        code, text = desk(*words)
-        assert code == 3 and "stage ledger adopt" in text, text
-    code, text = desk("ledger", "write")
-    assert code == 0 and "incomplete" in text
-    assert desk.line()["charges"] == 2 and not desk.line()["complete"]
-    code, text = desk("ledger", "adopt")
-    assert code == 0 and "2 counted in all" in text
-    assert desk("plan")[0] == 0
-    assert len(desk.odometer.opened()) == 2 and not desk.odometer.complete()
-    code, text = desk("ledger", "history")
-    assert code == 0 and "2 charges" in text and "incomplete" in text
-    assert desk("ledger", "write")[0] == 0 and desk.line()["charges"] == 2 and not desk.line()["complete"]
+    for command in ("plan", "plan --dry-run"):
+        desk.run(command, "stage ledger adopt", code=3)
+    desk.run("ledger write", "incomplete")
+    assert line()["charges"] == 2 and not line()["complete"]
+    desk.run("ledger adopt", "2 counted in all")
+    desk.run("plan")
+    assert len(odometer().opened()) == 2 and not odometer().complete()
+    desk.run("ledger history", "2 charges", "incomplete")
+    desk.run("ledger write")
+    assert line()["charges"] == 2 and not line()["complete"]
 
 
 def test_a_copied_state_directory_continues_under_another_id_and_both_are_counted(desk):
     """Two continuations of one run left one id: together they were charged once."""
-    work = ChargeRequest(
-        stage="finetune",
-        plan="p",
-        settings="p",
-        mechanism=Mechanism(noise_multiplier=2.0, sample_rate=0.5, uses=4),
-        max_norm=1.0,
-        released="x",
-        sensitivity="1",
-    )
-    card, permission = read_card(desk.card), SpendingPolicy(delta=1e-5, lifetime_epsilon="unlimited")
-    killed = open_charge(desk.state.absolute(), card, work, permission)
+    work = request("p", Mechanism(noise_multiplier=2.0, sample_rate=0.5, uses=4), stage="finetune")
+    killed = open_charge(STATE.absolute(), read_card(CARD), work, UNLIMITED)
     killed._lock.close()
     shutil.copytree("state", "copy")
     records = []
-    for state in ("state", "copy"):
-        charge = open_charge(Path(state).absolute(), card, work, permission)
+    for state in (STATE, Path("copy")):
+        charge = open_charge(state.absolute(), read_card(CARD), work, UNLIMITED)
         assert charge.run.name == killed.record["id"]
         charge.close()
-        assert Odometer(Path(state).absolute(), "clinic").opened() == [charge.record]  # once in one place
+        assert odometer(state).opened() == [charge.record]  # once in one place
         records.append(charge.record)
     assert records[0]["id"] != records[1]["id"] and records[0]["event"] == records[1]["event"]
-    desk.release(records[1])  # the other continuation's release comes to this place
-    assert desk("ledger", "write")[0] == 0
-    assert desk.line()["charges"] == 2 and not desk.line()["complete"]
+    release(records[1])  # the other continuation's release comes to this place
+    desk.run("ledger write")
+    assert line()["charges"] == 2 and not line()["complete"]
 
 
 # ---- an earlier release as a public input
 
 
-def as_public(source: str, path: str, **more) -> dict:
+def as_public(path: str, **more) -> dict:
     run = ["count", "frequency", "classifier", "histogram", "select", "auxiliary", "synthesize"]
-    return {"public": {"source": source, "path": path, **more}, "run": run, "select": {"ratio": 0.2}}
+    return {"public": {"source": "npz", "path": path, **more}, "run": run, "select": {"ratio": 0.2}}
+
+
+def public_records(desk, path: str, **more) -> dict:
+    """The charges of the set that is prepared from these public images."""
+    desk.params(**as_public(path, **more))
+    desk.run("prepare public")
+    return read_artifact(Path("data/public"), "public").records
 
 
 def test_a_release_taken_as_public_images_brings_its_records(desk):
-    record = desk.charge("p")
-    desk.release(record)
-    desk.params(**as_public("npz", "artifacts/synthesize/images.npz"))
-    assert desk("prepare", "public")[0] == 0
-    public = read_artifact(Path("data/public"), "public")
-    assert public.records == {record["id"]: record}
+    record = charged("p")
+    release(record)
+    assert public_records(desk, "artifacts/synthesize/images.npz") == {record["id"]: record}
     # so what is made of it has them too, and the budget leaves room for them
-    code, text = desk("plan")
-    assert code == 0 and "1 charge of an earlier release" in text and "clinic" in text
+    desk.run("plan", "1 charge of an earlier release", "clinic")
     with_them = json.loads(Path("artifacts/plan/budget.json").read_text())
     assert 9.5 < with_them["epsilon"] <= 10
-    desk.params(**as_public("npz", "artifacts/synthesize/images.npz"), privacy={"size_hint": 1000, "epsilon": 0.3})
-    code, text = desk("plan")
-    assert code == 3 and "made from sensitive images" in text and "alone" in text
+    desk.params(**as_public("artifacts/synthesize/images.npz"), privacy={"epsilon": 0.3})
+    desk.run("plan", "made from sensitive images", "alone", code=3)
 
 
 def test_a_copy_of_a_release_without_its_privacy_json_is_recognised(desk):
-    record = desk.charge("p")
-    desk.release(record)
-    assert desk("ledger", "write")[0] == 0
-    release = np.load("artifacts/synthesize/images.npy")
+    record = charged("p")
+    release(record)
+    desk.run("ledger write")
+    released = np.load("artifacts/synthesize/images.npy")[..., 0]
     for rows in (slice(None), slice(3, 5)):  # also where it was put into another format, or is a part of a set
-        other = np.random.default_rng(9).integers(0, 256, (30, 8, 8), dtype=np.uint8)
-        mixed = np.concatenate([other, release[rows, :, :, 0]])
-        np.savez("copy.npz", images=mixed, labels=np.arange(len(mixed)) % 2, classes=np.array(["x", "y"]))
-        desk.params(**as_public("npz", "copy.npz", declared_public=True))
-        assert desk("prepare", "public")[0] == 0
-        assert read_artifact(Path("data/public"), "public").records == {record["id"]: record}
+        save_set("copy.npz", np.concatenate([random_images(30), released[rows]]))
+        assert public_records(desk, "copy.npz", declared_public=True) == {record["id"]: record}
     shutil.copy("artifacts/synthesize/images.npz", "copy.npz")  # the very file, whatever shape it is prepared in
-    from sfumato.data.lineage import hashes, recognised
-
-    assert [found.records for found in recognised(Path("state"), hashes(Path("copy.npz")))] == [{record["id"]: record}]
+    assert [found.records for found in recognised(STATE, hashes(Path("copy.npz")))] == [{record["id"]: record}]
 
 
 def test_public_images_that_were_released_as_they_are_stay_public(desk):
     """A release of public images that were privately chosen: its files carry its cost, the public set does not."""
-    record = desk.charge("p")
-    desk.release(record)
+    record = charged("p")
+    release(record)
+    save_set("public.npz", np.load("artifacts/synthesize/images.npy")[..., 0])
     Path("data/public").mkdir(parents=True, exist_ok=True)
     shutil.copy("artifacts/synthesize/images.npy", "data/public/images.npy")
     for synthetic, expected in ((False, {}), (True, {record["id"]: record})):
@@ -263,34 +232,25 @@ def test_public_images_that_were_released_as_they_are_stay_public(desk):
             for name in ("images.npy", "labels.npy"):
                 shutil.copy(f"artifacts/synthesize/{name}", directory / name)
             (directory / "card.json").write_text(json.dumps({"synthetic": synthetic}))
-        assert desk("ledger", "write")[0] == 0
+        desk.run("ledger write")
         shutil.rmtree("data/public", ignore_errors=True)
-        images = np.load("artifacts/synthesize/images.npy")[..., 0]
-        np.savez("public.npz", images=images, labels=np.arange(20) % 2, classes=np.array(["x", "y"]))
-        desk.params(**as_public("npz", "public.npz", declared_public=True))
-        assert desk("prepare", "public")[0] == 0
-        assert read_artifact(Path("data/public"), "public").records == expected
+        assert public_records(desk, "public.npz", declared_public=True) == expected
 
 
 def test_public_images_of_the_owner_s_are_declared_to_be_public_in_so_many_words(desk):
-    images = np.random.default_rng(9).integers(0, 256, (30, 8, 8), dtype=np.uint8)
-    np.savez("mine.npz", images=images, labels=np.arange(30) % 2, classes=np.array(["x", "y"]))
-    desk.params(**as_public("npz", "mine.npz"))
-    code, text = desk("prepare", "public")
-    assert code == 2 and "public.declared_public: true" in text and "privacy.json" in text
-    desk.params(**as_public("npz", "mine.npz", declared_public=True))
-    assert desk("prepare", "public")[0] == 0
-    assert read_artifact(Path("data/public"), "public").records == {}
+    save_set("mine.npz", random_images(30))
+    desk.params(**as_public("mine.npz"))
+    desk.run("prepare public", "public.declared_public: true", "privacy.json", code=2)
+    assert public_records(desk, "mine.npz", declared_public=True) == {}
 
 
 def test_a_release_whose_record_was_edited_is_no_public_input(desk):
-    desk.release(desk.charge("p"))
-    assert desk("ledger", "write")[0] == 0
+    release(charged("p"))
+    desk.run("ledger write")
     file = Path("artifacts/synthesize/privacy.json")
     content = json.loads(file.read_text())
     for record in content["records"].values():
         record["event"]["noise_multiplier"] = 500.0
     file.write_text(json.dumps(content))
-    desk.params(**as_public("npz", "artifacts/synthesize/images.npz"))
-    code, text = desk("prepare", "public")
-    assert code == 4 and "was edited" in text
+    desk.params(**as_public("artifacts/synthesize/images.npz"))
+    desk.run("prepare public", "was edited", code=4)

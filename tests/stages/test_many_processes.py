@@ -22,8 +22,7 @@ def test_a_repro_in_two_processes_ends_in_a_release_each_charge_opened_once(repo
     text = repository.repro()
     assert "Traceback" not in text and "ChildFailedError" not in text
     assert sorted(repository.opened()) == ["central", "count", "finetune"]
-    code, text = repository.run("stage", "ledger", "check", "--epsilon", "1", "--artifacts")
-    assert code == 0, text
+    repository.stage("ledger check --epsilon 1 --artifacts")
     log = (repository.path / "artifacts/finetune/log.csv").read_text().splitlines()
     assert len(log) == 1 + 4
     card = json.loads((repository.path / "artifacts/synthesize/card.json").read_text())
@@ -33,15 +32,13 @@ def test_a_repro_in_two_processes_ends_in_a_release_each_charge_opened_once(repo
 
 
 def test_a_refusal_is_one_line_and_its_own_exit_code(repository):
-    code, text = repository.run("stage", "count")
-    assert code == 3 and text.count("already released") == 1 and "Traceback" not in text, text
+    assert repository.stage("count", code=3).count("already released") == 1
 
 
 def test_a_launcher_that_starts_no_group_is_named_in_a_sentence(repository, monkeypatch):
     """`python` would start itself without end. `test_launch.py` has the others."""
     monkeypatch.setitem(repository.environment, "SFUMATO_LAUNCH", "python")
     before = repository.opened()
-    code, text = repository.run("stage", "count", "--out", "artifacts/anew")
-    assert code == 2 and text.count("error:") == 1 and "starts no group of processes" in text, text
-    assert "Traceback" not in text and repository.opened() == before
+    text = repository.stage("count --out artifacts/anew", "starts no group of processes", code=2)
+    assert text.count("error:") == 1 and repository.opened() == before
     assert not (repository.path / "artifacts/anew").exists()

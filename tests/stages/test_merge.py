@@ -40,35 +40,29 @@ def clinics(desk, tmp_path, monkeypatch, digits):
         shutil.copytree("pipelines", f"{name}/pipelines")
         monkeypatch.chdir(tmp_path / name)
         monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / f"state-{name}"))
-        Path("params.yaml").write_text(yaml.safe_dump({**SMALL, "data": data, "privacy": privacy}))
-        for words in ("prepare sensitive", "plan", "count", "frequency"):
-            code, text = desk(*words.split())
-            assert code == 0, text
+        desk.params(**SMALL, data=data, privacy=privacy)
+        desk.run_all("prepare sensitive", "plan", "count", "frequency")
         monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state-merger"))
     return desk
 
 
 def test_two_clinics_release_together_and_each_keeps_its_own_epsilon(clinics, tmp_path, monkeypatch):
-    code, text = clinics("merge", "north", "south", "--out", "both")
-    assert code == 2 and "--different-people" in text and not Path("both").exists()
-    code, text = clinics("merge", "north", "south", "--out", "both", "--different-people")
-    assert code == 0 and "nothing was charged" in text, text
+    clinics.run("merge north south --out both", "--different-people", code=2)
+    assert not Path("both").exists()
+    clinics.run("merge north south --out both --different-people", "nothing was charged")
     merged = read_artifact(Path("both/artifacts/frequency"), "frequency")
     assert merged.apart == ("north", "south") and len(merged.records) == 4
     monkeypatch.chdir("both")
     stages = yaml.safe_load(Path("dvc.yaml").read_text())["stages"]
     assert {entry["cmd"] for entry in stages.values()} == {f"stage {words}" for words in FREE}
-    for words in FREE:
-        code, text = clinics(*words.split())
-        assert code == 0, (words, text)
+    clinics.run_all(*FREE)
     assert not Path(tmp_path / "state-merger/odometer").exists()  # no data set, no charge
 
     assert all(Path(path).exists() for entry in stages.values() for path in entry["deps"])
     ledger = read_ledger(Path("ledger.json"))
     assert ledger["epsilon"]["rdp"] == pytest.approx(own_epsilon("../north"), rel=1e-6)  # the larger of the two
-    code, text = clinics("ledger", "check", "--epsilon", "5", "--artifacts")
-    assert code == 0 and "ε = 4.9" in text and "whoever is in 'south' only" in text, text
+    clinics.run("ledger check --epsilon 5 --artifacts", "ε = 4.9", "whoever is in 'south' only")
     card = Path("artifacts/synthesize/README.md").read_text()
     assert "of 2 owners (north, south)" in card and "by the word of whoever merged them" in card
     assert json.loads(Path("artifacts/synthesize/card.json").read_text())["epsilon"] == ledger["epsilon"]["rdp"]
@@ -84,25 +78,22 @@ def test_two_clinics_release_together_and_each_keeps_its_own_epsilon(clinics, tm
     assert together["epsilon"]["rdp"] > 1.1 * ledger["epsilon"]["rdp"]
 
 
-def test_what_does_not_add_up_is_refused_with_the_reason(clinics, tmp_path):
+def test_what_does_not_add_up_is_refused_with_the_reason(clinics):
+    def refused(folders: str, words: str, out: str = "out") -> None:
+        clinics.run(f"merge {folders} --different-people --out {out}", words, code=2)
+
     shutil.copytree("north", "copy")
-    code, text = clinics("merge", "north", "copy", "--different-people", "--out", "out")
-    assert code == 2 and "of one data set" in text
-    code, text = clinics("merge", "north", "south", "--different-people", "--out", "north")
-    assert code == 2 and "must be a folder of none of them" in text
-    code, text = clinics("merge", "north", "south", "--different-people", "--out", "copy")
-    assert code == 2 and "must be a folder of none of them" in text
+    refused("north copy", "of one data set")
+    for out in ("north", "copy"):
+        refused("north south", "must be a folder of none of them", out)
     plan = Path("south/artifacts/plan")
     for stage in ("finetune", "teacher"):
         file, was = plan / f"{stage}.yaml", (plan / f"{stage}.yaml").read_text()
-        content = yaml.safe_load(was) | {"enabled": True}
-        content["mechanism"] = {"noise_multiplier": 1.0, "sample_rate": 0.5, "uses": 9}
-        file.write_text(yaml.safe_dump(content))
-        code, text = clinics("merge", "north", "south", "--different-people", "--out", "out")
-        assert code == 2 and f"releases of {stage} do not add up: its steps" in text, text
+        mechanism = {"noise_multiplier": 1.0, "sample_rate": 0.5, "uses": 9}
+        file.write_text(yaml.safe_dump(yaml.safe_load(was) | {"enabled": True, "mechanism": mechanism}))
+        refused("north south", f"releases of {stage} do not add up: its steps")
         file.write_text(was)
     file = plan / "frequency.yaml"
     file.write_text(file.read_text().replace("seed: 0", "seed: 1"))
-    code, text = clinics("merge", "north", "south", "--different-people", "--out", "out")
-    assert code == 2 and "differ in frequency.seed" in text, text
+    refused("north south", "differ in frequency.seed")
     assert not Path("out").exists()

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from PIL import Image
 
 from sfumato.errors import PrivateError
@@ -14,7 +13,7 @@ from stages import cli
 
 @pytest.fixture
 def clinic(desk):
-    """Pictures of six persons in two classes; `stage` with the settings of the sections `data` and `public`."""
+    """Pictures of six persons in two classes, and `stage prepare` as a function of what and of `data.groups`."""
     random = np.random.default_rng(0)
     for number in range(24):
         for root in ("in", "public"):
@@ -22,15 +21,17 @@ def clinic(desk):
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(random.integers(0, 256, (8, 8), dtype=np.uint8)).save(path)
 
-    def prepare(what="sensitive", public=(), **groups):
-        data = {"dataset_id": "clinic", "source": "imagefolder", "path": "in"} | ({"groups": groups} if groups else {})
-        params = {"recipe": "teacher-public", "profile": None, "data": data}
-        unit = {"unit": "group"} if groups else {}
-        params["privacy"] = {"epsilon": 10, "size_hint": 100, **unit}
-        params["public"] = {"source": "imagefolder", "path": "public", "declared_public": True}
-        Path("params.yaml").write_text(yaml.safe_dump(params))
+    def prepare(what="sensitive", **groups):
+        desk.params(**{"data": {"groups": groups}, "privacy": {"unit": "group"}} if groups else {})
         return desk("prepare", what)
 
+    desk.base = {
+        "recipe": "teacher-public",
+        "profile": None,
+        "data": {"dataset_id": "clinic", "source": "imagefolder", "path": "in"},
+        "privacy": {"epsilon": 10, "size_hint": 100},
+        "public": {"source": "imagefolder", "path": "public", "declared_public": True},
+    }
     return prepare
 
 
@@ -47,7 +48,7 @@ def test_a_pattern_that_fits_nobody_somebody_or_that_splits_is_refused_in_the_sa
     assert code == 4 and "refused.txt" in text and "Q" not in text
 
 
-def test_public_images_that_are_sensitive_ones_are_not_counted_in_a_log(clinic, desk):
+def test_public_images_that_are_sensitive_ones_are_not_counted_in_a_log(clinic):
     assert clinic()[0] == 0
     said = set()
     for number in (2, 5):

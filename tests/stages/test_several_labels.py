@@ -2,13 +2,14 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 import yaml
 from PIL import Image
-from test_patients import all_of
 
 import sfumato
 from sfumato.data.images import ImageSet
@@ -17,6 +18,7 @@ from sfumato.planning.checks import SEVERAL_LABELS, label_problems
 from sfumato.release.exports import PARQUET
 from sfumato.settings.data import Data
 from sfumato.settings.params import Params
+from sfumato.settings.recipes import overlaid
 from sfumato.settings.stages import QUERIES
 
 FINDINGS = [f"finding {i}" for i in range(14)]
@@ -45,6 +47,12 @@ def pictures(count: int, seed: int = 0) -> ImageSet:
 
 
 @pytest.fixture
+def desk(desk):
+    desk.base = PARAMS
+    return desk
+
+
+@pytest.fixture
 def chests(desk):
     """`stage`, in a folder with 1 000 such pictures and their table."""
     Path("chests/ward").mkdir(parents=True)
@@ -54,8 +62,19 @@ def chests(desk):
         Image.fromarray(image[..., 0]).save(f"chests/ward/{i:04d}.png")
         rows.append([f"ward/{i:04d}.png", *labels])
     write_table(rows)
-    write()
+    desk.params()
     return desk
+
+
+@pytest.fixture
+def archive(desk):
+    """`stage` and the archive that it takes: a function that writes such pictures into it."""
+
+    def save(found: ImageSet) -> None:
+        np.savez("set.npz", images=found.images, labels=found.labels, classes=np.array(FINDINGS))
+
+    desk.base = overlaid(PARAMS, {"data": {"source": "npz", "path": "set.npz"}})
+    return desk, save
 
 
 def write_table(rows, heads=("file_name", *FINDINGS)) -> None:
@@ -63,19 +82,13 @@ def write_table(rows, heads=("file_name", *FINDINGS)) -> None:
         csv.writer(file).writerows([heads, *rows])
 
 
-def write(**changes) -> None:
-    content = {**PARAMS, **{k: {**PARAMS.get(k, {}), **v} if isinstance(v, dict) else v for k, v in changes.items()}}
-    Path("params.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
-
-
 def test_a_folder_with_fourteen_labels_becomes_a_release_that_teaches_each_of_them(chests):
-    parquet = pytest.importorskip("pyarrow.parquet")
-    all_of(chests, "prepare sensitive", "prepare public", "plan", "count", "frequency", "auxiliary", "teacher")
+    chests.run_all("prepare sensitive", "prepare public", "plan", "count", "frequency", "auxiliary", "teacher")
     counts = json.loads(Path("artifacts/count/counts.json").read_text())
     record = next(iter(json.loads(Path("artifacts/count/privacy.json").read_text())["records"].values()))
     assert record["max_norm"] == 4.0  # √(14 + 2)
     np.testing.assert_allclose(counts["priors"], SHARES, atol=0.15)
-    all_of(chests, "synthesize", "evaluate")
+    chests.run_all("synthesize", "evaluate")
     release = sfumato.load_release("artifacts/synthesize")
     assert release.labels.shape == (600, 14) and release.labels.dtype == np.uint8
     np.testing.assert_allclose(release.labels.mean(axis=0), counts["priors"], atol=0.002)
@@ -91,15 +104,12 @@ def test_a_folder_with_fourteen_labels_becomes_a_release_that_teaches_each_of_th
     assert heads == FINDINGS and [[int(cell) for cell in row] for row in rows] == release.labels.tolist()
     with Path("artifacts/synthesize/png/metadata.csv").open() as file:
         heads, *rows = csv.reader(file)
-    assert heads == ["file_name", "kind", *FINDINGS] and rows[7] == [
-        "000007.png",
-        "plain",
-        *map(str, release.labels[7]),
-    ]
-    table = parquet.read_table(release.to_huggingface("hub") / PARQUET)
+    assert heads == ["file_name", "kind", *FINDINGS]
+    assert rows[7] == ["000007.png", "plain", *map(str, release.labels[7])]
+    table = pyarrow.parquet.read_table(release.to_huggingface("hub") / PARQUET)
     assert table["labels"][5].as_py() == np.flatnonzero(release.labels[5]).tolist()
     others = [name for name in QUERIES if name not in ("count", "frequency", "teacher")]
-    all_of(chests, *others, "ledger write", "ledger check --epsilon 20", "report", "report --audience owner")
+    chests.run_all(*others, "ledger write", "ledger check --epsilon 20", "report", "report --audience owner")
     assert "with any number of 14 labels each" in Path("artifacts/synthesize/README.md").read_text()
 
 
@@ -109,7 +119,7 @@ def test_an_archive_as_medmnist_publishes_chests_is_labelled_by_a_teacher_for_pa
     parts = {"train": train.take(np.arange(600)), "val": train.take(np.arange(600, 800)), "test": test}
     arrays = {f"{k}_{what}": getattr(v, what) for k, v in parts.items() for what in ("images", "labels")}
     np.savez("chestmnist.npz", **{k: v[..., 0] if v.ndim == 4 else v.astype(np.int64) for k, v in arrays.items()})
-    write(
+    desk.params(
         data={"source": "npz", "path": "chestmnist.npz", "classes": FINDINGS},
         frequency={"noise": "40%"},
         teacher={"noise": "rest", "feature": "deep-scattering", "fitted_on": "auxiliary"},
@@ -117,9 +127,9 @@ def test_an_archive_as_medmnist_publishes_chests_is_labelled_by_a_teacher_for_pa
         evaluate={"steps": 100},
         run=[*PARAMS["run"][:3], "teacher", *PARAMS["run"][3:]],
     )
-    said = all_of(desk, "prepare sensitive", "prepare public", "plan --dry-run", "plan", "count", "frequency")
+    said = desk.run_all("prepare sensitive", "prepare public", "plan --dry-run", "plan", "count", "frequency")
     assert "teacher" in said
-    all_of(desk, "auxiliary", "teacher", "synthesize", "evaluate --membership")
+    desk.run_all("auxiliary", "teacher", "synthesize", "evaluate --membership")
     asked = json.loads(Path("artifacts/count/counts.json").read_text())["priors"]
     np.testing.assert_allclose(sfumato.load_release("artifacts/synthesize").labels.mean(axis=0), asked, atol=0.004)
     found = json.loads(Path("metrics.json").read_text())
@@ -131,14 +141,12 @@ def test_init_proposes_a_recipe_for_a_table_of_findings_and_protects_its_patient
     """The table of the fixture, with a patient for every two pictures: 1 000 of them, 400 patients not held out."""
     rows = [row.split(",") for row in Path("chests/labels.csv").read_text().splitlines()]
     write_table([[*row, f"p{i // 2}"] for i, row in enumerate(rows[1:])], [*rows[0], "patient_id"])
-    code, text = chests("init", "chests", "--epsilon", "5", "--minutes", "9", "--yes", "--out", "project")
-    assert code == 0 and "14 labels, any number of them an image" in text, text
+    chests.run("init chests --epsilon 5 --minutes 9 --yes --out project", "14 labels, any number of them an image")
     own = yaml.safe_load(Path("project/params.yaml").read_text())
     assert own["data"]["labels"] == "several" and own["data"]["groups"] == {"column": "patient_id"}
     assert own["data"]["classes"] == FINDINGS and own["privacy"]["unit"] == "group"
     assert own["privacy"]["size_hint"] == 400 and {"count", "frequency", "teacher"} <= {*own["run"]}
-    code, text = chests("plan", "--params", "project/params.yaml", "--dry-run")
-    assert code == 0 and "not prepared yet" in text, text
+    chests.run("plan --params project/params.yaml --dry-run", "not prepared yet")
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -149,22 +157,19 @@ def test_init_takes_an_archive_of_medmnist_whose_labels_have_numbers_for_names(d
         arrays[f"{name}_images"] = part.images[..., 0]
         arrays[f"{name}_labels"] = part.labels.astype(int) if several else part.labels[:, :1].astype(int)
     np.savez("mnist.npz", **arrays)
-    code, text = desk("init", "mnist.npz", "--epsilon", "5", "--minutes", "9", "--yes", "--out", "project")
-    assert code == 0 and "hold-out test/" in text, text
+    desk.run("init mnist.npz --epsilon 5 --minutes 9 --yes --out project", "hold-out test/")
     own = yaml.safe_load(Path("project/params.yaml").read_text())["data"]
     assert own["source"] == "npz" and own["path"].endswith("mnist.npz")
-    assert own["classes"] == [str(i) for i in range(14 if several else 2)] and own.get("labels") == (
-        "several" if several else None
-    )
+    assert own["classes"] == [str(i) for i in range(14 if several else 2)]
+    assert own.get("labels") == ("several" if several else None)
 
 
-def test_a_diffusion_model_learns_several_labels_by_dp_sgd_and_shows_those_that_it_is_asked_for(desk):
+def test_a_diffusion_model_learns_several_labels_by_dp_sgd_and_shows_those_that_it_is_asked_for(archive):
     """A label lights a cell of its own: in images with it that cell is brighter, after DP-SGD at so large an ε."""
-    everyone = pictures(800)
-    np.savez("set.npz", images=everyone.images, labels=everyone.labels, classes=np.array(FINDINGS))
-    write(
+    desk, save = archive
+    save(pictures(800))
+    desk.params(
         recipe="feta-pro-f",
-        data={"source": "npz", "path": "set.npz"},
         privacy={"epsilon": 50, "size_hint": 600},
         frequency={"noise": "30%"},
         auxiliary={"images": 500},
@@ -175,7 +180,7 @@ def test_a_diffusion_model_learns_several_labels_by_dp_sgd_and_shows_those_that_
         run=["count", "frequency", "auxiliary", "pretrain", "finetune", "synthesize"],
     )
     free = "prepare public", "plan --dry-run", "plan", "count", "frequency", "auxiliary", "teacher", "select", "evolve"
-    all_of(desk, "prepare sensitive", *free, "pretrain", "saliency", "finetune", "synthesize")
+    desk.run_all("prepare sensitive", *free, "pretrain", "saliency", "finetune", "synthesize")
     release = sfumato.load_release("artifacts/synthesize")
     assert release.labels.shape == (120, 14) and release.labels.dtype == np.uint8
     cells = release.images[..., 0].reshape(120, 4, 3, 4, 3).mean(axis=(2, 4)).reshape(120, 16)[:, :14]
@@ -197,37 +202,31 @@ def test_a_diffusion_model_learns_several_labels_by_dp_sgd_and_shows_those_that_
         ({"data": {"labels": "one"}}, "data.labels=one, but several was prepared"),
     ],
 )
-def test_what_takes_one_label_an_image_is_refused_by_name_before_anything_is_spent(changes, message, desk):
-    np.savez("set.npz", **{k: getattr(pictures(40), k) for k in ("images", "labels")}, classes=np.array(FINDINGS))
-    source = {"source": "npz", "path": "set.npz"}
-    write(data=source)
-    all_of(desk, "prepare sensitive")
-    write(**{**changes, "data": {**source, **changes.get("data", {})}})
-    code, text = desk("plan")
-    assert code == 2 and message in text, text
+def test_what_takes_one_label_an_image_is_refused_by_name_before_anything_is_spent(changes, message, archive):
+    desk, save = archive
+    save(pictures(40))
+    desk.params()
+    desk.run("prepare sensitive")
+    desk.params(**changes)
+    desk.run("plan", message, code=2)
 
 
-def test_a_plan_for_one_label_does_not_run_on_images_with_several(desk):
-    source = {"source": "npz", "path": "set.npz"}
-    for labels, kind in ((pictures(40).labels[:, 0].astype(np.int64), "one"), (pictures(40).labels, "several")):
-        np.savez("set.npz", images=pictures(40).images, labels=labels, classes=np.array(FINDINGS))
-        write(data={**source, "labels": kind})
-        all_of(desk, "prepare sensitive", *(["plan"] if kind == "one" else []))
-    code, text = desk("count")
-    assert code == 2 and "the plan of count is for another card" in text
+def test_a_plan_for_one_label_does_not_run_on_images_with_several(archive):
+    desk, save = archive
+    several = pictures(40)
+    save(replace(several, labels=several.labels[:, 0].astype(np.int64)))
+    desk.params(data={"labels": "one"})
+    desk.run_all("prepare sensitive", "plan")
+    save(several)
+    desk.params()
+    desk.run("prepare sensitive")
+    desk.run("count", "the plan of count is for another card", code=2)
 
 
 def test_every_query_that_takes_one_label_is_refused():
     """The list in the plan and that of the queries cannot drift apart: a new query is refused until it is listed."""
-    card = Card(
-        dataset_id="chests",
-        source="npz",
-        shape=(1, 8, 8),
-        classes=("a", "b"),
-        split="keyed",
-        version="1",
-        labels="several",
-    )
+    about = {"dataset_id": "chests", "source": "npz", "split": "keyed", "version": "1", "labels": "several"}
+    card = Card(shape=(1, 8, 8), classes=("a", "b"), **about)
     for name in {*QUERIES} - {*SEVERAL_LABELS}:
         params = Params(data=Data(labels="several", source="npz", dataset_id="chests"), run=(name, "count"))
         assert any(problem.startswith(f"{name} takes one label") for problem in label_problems(params, card))
