@@ -20,7 +20,7 @@ from sfumato.data.store import SENSITIVE, Card, LatentSet, load_latents, load_pr
 from sfumato.errors import BudgetError, ConfigError, explained
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.charge import Charge, WorkerCharge
-from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism, event_to_json
+from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism
 from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.odometer import CLOSE, LOCAL, OPEN, RESUME, Odometer, Run
 from sfumato.privacy.profile import bound_text
@@ -312,7 +312,7 @@ def new_record(card: Card, work: ChargeRequest, permission: SpendingPolicy, nois
         "data_version": card.version,
         "unit": UNITS[work.unit],
         "adjacency": permission.adjacency,
-        "event": event_to_json(work.mechanism.event),
+        "event": work.mechanism.to_json(),
         "released": work.released,
         "sensitivity": work.sensitivity + (OF_A_GROUP if work.unit == GROUP else ""),
         "noise_source": noise_source,

@@ -17,7 +17,7 @@ from sfumato.data.groups import GroupIndex
 from sfumato.data.images import ImageSet
 from sfumato.data.store import LatentSet
 from sfumato.errors import BudgetError
-from sfumato.privacy.events import Mechanism, event_from_json
+from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import NoiseSource, public_grid, rounded
 from sfumato.privacy.odometer import ABANDON, CLOSE, PROGRESS, Odometer
 from sfumato.privacy.rows import Rows, bounded_sum
@@ -54,7 +54,7 @@ class Charge:
         self.used = used  # uses completed, those of an earlier process included
         self.checkpoint = checkpoint  # sha256 of the state that an earlier process left after them
         self.run = run
-        self._mechanism = Mechanism.from_event(event_from_json(record["event"]))
+        self._mechanism = Mechanism.from_json(record["event"])
         self._images, self._noise = images, noise
         self._groups = None if images.groups is None else GroupIndex(images.groups)
         self._group_cap = group_cap
@@ -268,7 +268,7 @@ class WorkerCharge(Charge):
 
     def __init__(self, record: dict, images: ImageSet | LatentSet, *, run: Path, used: int) -> None:
         self.record, self.used, self.run = record, used, run
-        self._images, self._mechanism = images, Mechanism.from_event(event_from_json(record["event"]))
+        self._images, self._mechanism = images, Mechanism.from_json(record["event"])
         self._drawn = self._closed = False
         self._process = os.getpid()
 

@@ -12,9 +12,10 @@ from typing import Any
 from dp_accounting import DpEvent
 
 from sfumato.errors import BudgetError
-from sfumato.privacy.events import UNITS, event_from_json
-from sfumato.privacy.record import is_record
+from sfumato.privacy.events import UNITS, event_of
+from sfumato.privacy.record import Record
 from sfumato.settings.data import GROUP
+from sfumato.storage.documents import validated
 from sfumato.storage.journal import GENESIS, REGROUP, Journal
 
 OPEN, RESUME, PROGRESS, CLOSE, ABANDON = "open", "resume", "progress", "close", "abandon"
@@ -25,8 +26,9 @@ ADOPT = "adopt"  # records and heads of a ledger, which the journal lacks
 def is_counted(record: object) -> bool:
     """Whether this is a record whose mechanism can be composed."""
     try:
-        event_from_json(record["event"] if is_record(record) else None)  # type: ignore[index]
-    except BudgetError:
+        validated(Record, record)
+        event_of(record)  # type: ignore[arg-type]
+    except (ValueError, BudgetError):
         return False
     return True
 
@@ -78,7 +80,7 @@ class Odometer(Journal):
         return list(self.runs().values())
 
     def events(self) -> list[DpEvent]:
-        return [event_from_json(record["event"]) for record in self.opened()]
+        return [event_of(record) for record in self.opened()]
 
     def spent_otherwise(self, unit: str) -> bool:
         """Whether something was spent on another unit, or on groups that the images had before they came in others."""

@@ -17,7 +17,7 @@ from sfumato.features.projection import CLASSIFIER
 from sfumato.features.public_network import build_network
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.authorize import ChargeRequest, SpendingPolicy, open_charge
-from sfumato.privacy.events import Mechanism, event_to_json
+from sfumato.privacy.events import Mechanism
 from sfumato.privacy.ledger import compose, of_one_person, spent_on_one
 from sfumato.queries.count import public_counts, public_several, query_count, read_counts, save_counts
 from sfumato.queries.feature_means import COSINE, SQUARES, load_means, moment_features, save_means
@@ -36,7 +36,7 @@ def record(owner, sigma, stage="count", number=0):
         "dataset_id": owner,
         "unit": "one (image, label)",
         "adjacency": "add-or-remove-one",
-        "event": event_to_json(Mechanism(noise_multiplier=sigma).event),
+        "event": Mechanism(noise_multiplier=sigma).to_json(),
     }
 
 

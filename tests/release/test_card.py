@@ -10,7 +10,7 @@ import yaml
 from sfumato.data.images import ImageSet
 from sfumato.data.sources import read_source
 from sfumato.privacy.accountant import default_delta, epsilon
-from sfumato.privacy.events import Mechanism, event_to_json
+from sfumato.privacy.events import Mechanism
 from sfumato.release.card import dataset_card
 from sfumato.release.exports import METADATA, folder_names, save_npz, save_png_folders
 from sfumato.settings.data import Data
@@ -29,7 +29,7 @@ def records(adjacency: str = "add-or-remove-one") -> dict[str, dict]:
             "released": f"what | {name} gave",
             "adjacency": adjacency,
             "unit": "one (image, label)",
-            "event": event_to_json(mechanism.event),
+            "event": mechanism.to_json(),
         }
         for name, mechanism in MECHANISMS.items()
     }

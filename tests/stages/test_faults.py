@@ -165,8 +165,6 @@ def test_a_dvc_lock_that_a_kill_cut_is_named_and_its_whole_copy_brings_it_back(d
 
 
 def record_of(odometer: Odometer, name: str) -> dict:
-    from sfumato.privacy.events import event_to_json
-
     words = (
         "stage",
         "data_version",
@@ -181,7 +179,7 @@ def record_of(odometer: Odometer, name: str) -> dict:
     return {word: "count" for word in words} | {
         "id": name * 32,
         "dataset_id": odometer.dataset_id,
-        "event": event_to_json(Mechanism(noise_multiplier=2.0).event),
+        "event": Mechanism(noise_multiplier=2.0).to_json(),
         **{"max_norm": 1.0, "code": {}, "again": 0, "versions": {}, "time": 0},
     }
 
