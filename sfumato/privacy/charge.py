@@ -174,8 +174,7 @@ class Charge:
         trial = rows_of(*self.probe())
         distributed.check_alike([part for part in trial if part is not None])
         total = bounded_sum(Rows(trial.left[:0], None if trial.right is None else trial.right[:0]), max_norm)
-        pieces = self.batches(size, labels_only=True) if labels_only else self.batches(size)
-        for images, labels, *weights in pieces:
+        for images, labels, *weights in self.batches(size, labels_only=labels_only):
             total = total + bounded_sum(rows_of(images, labels), max_norm, *weights).to(total.device)
         return self.release(total.cpu(), max_norm, integer=integer)
 
@@ -228,10 +227,6 @@ class Charge:
 
     def __reduce__(self):  # `copy` asks it too
         raise TypeError("a charge cannot be saved, copied or sent: its uses are counted once")
-
-    def share(self) -> dict:
-        """What another process needs to take its part (`WorkerCharge`)."""
-        return {"record": self.record, "used": self.used, "run": str(self.run)}
 
     def durable(self, checkpoint: str | None = None) -> None:
         """Journal that the uses so far are on disk: a later process may go on from here, and from nowhere else.

@@ -45,10 +45,10 @@ class Record(Exact):
 
 
 def is_record(content: object) -> bool:
-    """Whether this has the form of a record."""
+    """Whether this has the form of a record, of a mechanism that can be composed."""
     try:
-        validated(Record, content)
-    except ValueError:
+        Mechanism.from_json(validated(Record, content).event)
+    except (ValueError, BudgetError):
         return False
     return True
 
