@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
-from dp_accounting import ComposedDpEvent
 
 from sfumato.privacy.accountant import ACCOUNTANTS, LARGEST_PLD, ORDERS, epsilon, epsilon_and_order, rdp_curve
 from sfumato.privacy.events import Mechanism, common_adjacency
@@ -72,7 +71,7 @@ def opacus_rdp(parts: Sequence[Mechanism], delta: float) -> Opinion:
     """By Opacus' Rényi curves; `ours` is taken over the orders for which it gives a number."""
     from opacus.accountants.analysis.rdp import compute_rdp
 
-    whole, theirs = ComposedDpEvent([part.event for part in parts]), np.full(len(ORDERS), np.inf)
+    theirs = np.full(len(ORDERS), np.inf)
     terms = [{"q": one.sample_rate, "noise_multiplier": one.noise_multiplier, "steps": one.uses} for one in parts]
     for i, order in enumerate(ORDERS):
         if OPACUS_ORDERS[0] <= order <= OPACUS_ORDERS[1]:
@@ -81,7 +80,7 @@ def opacus_rdp(parts: Sequence[Mechanism], delta: float) -> Opinion:
     known = np.isfinite(theirs)
     if not known.any():
         return Opinion(None, "rdp", math.inf)
-    curves = (np.where(known, curve, np.inf) for curve in (theirs, rdp_curve(whole)))
+    curves = (np.where(known, curve, np.inf) for curve in (theirs, rdp_curve(part.event for part in parts)))
     spent, ours = (epsilon_and_order(curve, delta)[0] for curve in curves)
     return Opinion(spent, "rdp", ours)
 

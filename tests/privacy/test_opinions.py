@@ -39,7 +39,7 @@ def test_opacus_agrees_on_compositions(seed):
 def test_an_accountant_that_forgets_a_part_is_refuted_by_the_other_of_its_kind(monkeypatch):
     rows = records(Mechanism(noise_multiplier=2.0), Mechanism(noise_multiplier=3.0, sample_rate=0.2, uses=20))
     curve, bound = opinions.rdp_curve, opinions.epsilon
-    monkeypatch.setattr(opinions, "rdp_curve", lambda event: 0.9 * curve(event))
+    monkeypatch.setattr(opinions, "rdp_curve", lambda events: 0.9 * curve(events))
     found = all_opinions(rows, 1e-5)
     assert "Opacus RDP" in disagreements(found, "rdp")[0] and disagreements(found, "pld") == []
     monkeypatch.setattr(opinions, "rdp_curve", curve)
