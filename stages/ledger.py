@@ -292,9 +292,8 @@ def history(
 
 def mechanism_text(event: dict) -> str:
     """A mechanism's JSON in a few words."""
-    from sfumato.privacy.events import event_from_json, mechanisms
+    from sfumato.privacy.events import Mechanism
 
-    return " + ".join(
-        f"σ = {sigma:g}{f', q = {rate:.4g}' if rate < 1 else ''}{f', × {uses}' if uses > 1 else ''}"
-        for sigma, rate, uses in mechanisms(event_from_json(event))
-    )
+    one = Mechanism.from_json(event)
+    rate, uses = f", q = {one.sample_rate:.4g}", f", × {one.uses}"
+    return f"σ = {one.noise_multiplier:g}{rate if one.sample_rate < 1 else ''}{uses if one.uses > 1 else ''}"

@@ -1,6 +1,6 @@
 """A whole record of one charge, as the odometer and ledgers hold it."""
 
-from sfumato.privacy.events import ADD_OR_REMOVE_ONE, SECRET, UNITS, Mechanism, event_to_json
+from sfumato.privacy.events import ADD_OR_REMOVE_ONE, SECRET, UNITS, Mechanism
 from sfumato.settings.data import IMAGE
 
 
@@ -13,7 +13,7 @@ def small_record(number: int, mechanism: Mechanism, **more) -> dict:
         "data_version": "v",
         "unit": UNITS[IMAGE],
         "adjacency": ADD_OR_REMOVE_ONE,
-        "event": event_to_json(mechanism.event),
+        "event": mechanism.to_json(),
         "released": "x",
         "sensitivity": "1",
         "noise_source": SECRET,

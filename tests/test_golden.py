@@ -46,7 +46,7 @@ from sfumato.features.public_network import arguments_of, build_network, save_cl
 from sfumato.features.teacher_network import TeacherNetwork, save_teacher
 from sfumato.generators.one_step import new_generator, save_generator
 from sfumato.privacy.charge import Charge
-from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, Mechanism, event_to_json
+from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, Mechanism
 from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.resolved import QueryPlan
 from sfumato.queries.count import PublicCounts, save_counts
@@ -432,7 +432,7 @@ class SilentRun(QueryRun[Any]):
 
     def open_charge(self, released: str, sensitivity: str, max_norm: float, *, latents: str | None = None) -> Charge:
         record = {"id": "0" * 32, "unit": UNITS[self.plan.unit], "adjacency": ADD_OR_REMOVE_ONE}
-        record["event"] = event_to_json(self.plan.mechanism.event)
+        record["event"] = self.plan.mechanism.to_json()
         charge = Charge(
             record | {"stage": self.plan.stage, "released": released, "max_norm": max_norm},
             self.encoded[latents] if latents else self.images,

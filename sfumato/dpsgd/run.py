@@ -211,7 +211,7 @@ def step_noise(noise_multiplier: float, weights: int, batch: float) -> float:
 
 def epsilon_by_step(mechanism: Mechanism, delta: float | None) -> Callable[[int], float]:
     """ε of so many steps of a mechanism, at `delta`: for the log."""
-    per_step = rdp_curve(replace(mechanism, uses=1).event)
+    per_step = rdp_curve([replace(mechanism, uses=1).event])
     return lambda steps: epsilon_and_order(per_step * steps, delta or 0.0)[0]
 
 

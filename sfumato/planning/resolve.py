@@ -19,7 +19,7 @@ from sfumato.planning.checks import check_consistent, check_public
 from sfumato.planning.kept import Spending, holds, kept_releases, repeat_counts, stages_before
 from sfumato.privacy.accountant import LARGEST_DELTA, NoiseRequest, calibrate, default_delta, epsilon, shares_of_rdp
 from sfumato.privacy.authorize import SpendingPolicy, check_lifetime
-from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism, event_from_json
+from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism, event_of
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.record import record_problems
 from sfumato.privacy.resolved import LINEAGE, Lineage, settings_digest
@@ -157,7 +157,7 @@ def inherited_events(records: Sequence[dict], target: float, delta: float, unit:
     ]
     if problems:
         raise BudgetError(f"public images or the public model bring records that cannot be counted: {problems[0]}")
-    events = [event_from_json(record["event"]) for record in records]
+    events = [event_of(record) for record in records]
     if (spent := epsilon(events, delta)) >= target:
         cause = f"public images or the public model were made from sensitive images: that alone costs {spent:.4g}"
         raise BudgetError(f"privacy.epsilon={target:g}: {cause}. Raise privacy.epsilon, or choose others")

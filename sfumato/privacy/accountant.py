@@ -5,7 +5,7 @@ whose value is not a number (it never counts as free), and the solver of budget 
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -38,11 +38,9 @@ MOST_NOISE = 1e7  # no multiplier is sought above it
 ACCOUNTANTS = ("rdp", "rdp_classic", "pld")
 
 
-def rdp_curve(event: DpEvent, orders: Sequence[float] = ORDERS) -> np.ndarray:
-    """Rényi divergence of the event at each order: (len(orders),), infinite where it cannot be computed."""
-    if isinstance(event, ComposedDpEvent):
-        return sum((rdp_curve(inner, orders) for inner in event.events), np.zeros(len(orders)))
-    return _computed_curve(event, tuple(orders)).copy()
+def rdp_curve(events: Iterable[DpEvent], orders: tuple[float, ...] = ORDERS) -> np.ndarray:
+    """Rényi divergence of all events together at each order: (len(orders),), infinite where it cannot be computed."""
+    return sum((_computed_curve(event, orders) for event in events), np.zeros(len(orders)))
 
 
 @lru_cache(maxsize=65536)
@@ -61,7 +59,7 @@ def _computed_curve(event: DpEvent, orders: tuple[float, ...]) -> np.ndarray:
 
 
 def _mechanism_rdp(mechanism: Mechanism, order: float) -> float:
-    return float(rdp_curve(mechanism.event, (order,))[0])
+    return float(rdp_curve([mechanism.event], (order,))[0])
 
 
 def default_delta(size_hint: int) -> float:
@@ -104,29 +102,17 @@ def epsilon(
         # beyond all use the distribution takes gigabytes and minutes; Rényi's bound holds as well
         if (bound := epsilon(events, delta, "rdp", adjacency)) > LARGEST_PLD:
             return bound
-        return float(loss_distribution(events, adjacency).get_epsilon(delta))
+        return float(loss_distribution(tuple(events), adjacency).get_epsilon(delta))
     if accountant not in ACCOUNTANTS:
         raise BudgetError(f"accountant={accountant!r} is unknown: one of {', '.join(ACCOUNTANTS)}")
     # One image set to zero and one image removed give the same pair of Gaussians, hence the same curve.
-    return epsilon_and_order(rdp_curve(ComposedDpEvent(events)), delta, accountant == "rdp_classic")[0]
-
-
-def loss_distribution(events: Iterable[DpEvent], adjacency: str) -> PLDAccountant:
-    """The privacy-loss distribution of the composition of all events: a second or more of work, done once."""
-    return _computed_loss(tuple(_simple(events)), adjacency)
+    return epsilon_and_order(rdp_curve(events), delta, accountant == "rdp_classic")[0]
 
 
 @lru_cache(maxsize=8)  # of some 10 MB each
-def _computed_loss(events: tuple[DpEvent, ...], adjacency: str) -> PLDAccountant:
-    accountant = PLDAccountant(RELATIONS[adjacency])
-    accountant.compose(ComposedDpEvent(list(events)))
-    return accountant
-
-
-def _simple(events: Iterable[DpEvent]) -> Iterator[DpEvent]:
-    """The events, with the parts of a composition in its place."""
-    for event in events:
-        yield from _simple(event.events) if isinstance(event, ComposedDpEvent) else (event,)
+def loss_distribution(events: tuple[DpEvent, ...], adjacency: str) -> PLDAccountant:
+    """The privacy-loss distribution of the composition of all events: a second or more of work, done once."""
+    return PLDAccountant(RELATIONS[adjacency]).compose(ComposedDpEvent(list(events)))
 
 
 def round_up(value: float, digits: int = 4) -> float:
@@ -193,8 +179,8 @@ def calibrate(
     that gives it the least noise, so that the whole meets the target. Multipliers are rounded up to 4 digits.
     Raises BudgetError if the budget cannot be met, and names the stage that costs most.
     """
-    multipliers = {name: ask.noise_multiplier for name, ask in asks.items()}
-    fixed = {name: asks[name].with_noise(noise) for name, noise in multipliers.items() if noise is not None}
+    given = {name: ask.noise_multiplier for name, ask in asks.items() if ask.noise_multiplier is not None}
+    fixed = {name: asks[name].with_noise(noise) for name, noise in given.items()}
     shares = {name: ask.share for name, ask in asks.items() if ask.share is not None}
     rests = [name for name in asks if name not in fixed and name not in shares]
     if len(rests) != 1:
@@ -210,12 +196,11 @@ def calibrate(
 
     solved = dict(fixed)
     for name, share in shares.items():
-        ask, order = asks[name], reference_order(asks[name], target, delta)
-        part = share * (target - conversion(order, delta))
-        fits = partial(_fits, ask, order, part)
+        order = reference_order(asks[name], target, delta)
+        fits = partial(_fits, asks[name], order, share * (target - conversion(order, delta)))
         solved[name] = with_found(name, smallest_noise(fits))
 
-    taken = dict(zip(ORDERS, rdp_curve(ComposedDpEvent(list(before))), strict=True))
+    taken = dict(zip(ORDERS, rdp_curve(before), strict=True))
     best_noise = math.inf
     for order in ORDERS:
         left = target - conversion(order, delta) - taken[order]
@@ -262,7 +247,7 @@ def _infeasible(fixed: Mapping[str, Mechanism], rest: str, target: float, delta:
 
 def shares_of_rdp(mechanisms: Mapping[str, Sequence[DpEvent]], delta: float) -> dict[str, float]:
     """Each stage's share of the RDP, at the best order for the total; the shares add up to 1."""
-    curves = {name: rdp_curve(ComposedDpEvent(list(events))) for name, events in mechanisms.items()}
+    curves = {name: rdp_curve(events) for name, events in mechanisms.items()}
     total = sum(curves.values(), np.zeros(len(ORDERS)))
     order = ORDERS.index(epsilon_and_order(total, delta)[1])
     return {name: float(curve[order] / total[order]) if total[order] > 0 else 0.0 for name, curve in curves.items()}

@@ -20,7 +20,7 @@ from sfumato.data.store import SENSITIVE, Card, LatentSet, load_latents, load_pr
 from sfumato.errors import BudgetError, ConfigError, explained
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.charge import Charge, WorkerCharge
-from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism, event_to_json
+from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism
 from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.odometer import CLOSE, LOCAL, OPEN, RESUME, Odometer, Run
 from sfumato.privacy.profile import bound_text
@@ -161,14 +161,14 @@ def open_charge(
     share = None
     try:
         charge = open_alone(state, card, work, permission, noise)
-        share = charge.share()
+        share = {"record": charge.record, "used": charge.used, "run": str(charge.run)}
         return charge
     finally:
         distributed.broadcast_object(share)
 
 
 def open_share(state: Path, card: Card, work: ChargeRequest, share: dict | None) -> WorkerCharge:
-    """This process's part of the charge that `Charge.share` describes, once its journal line is on disk.
+    """This process's part of the first one's charge, which `share` describes, once its journal line is on disk.
 
     Raises RefusedElsewhereError without a charge; BudgetError: a journal without it, that of another machine, say.
     """
@@ -212,7 +212,7 @@ def open_alone(
     with odometer.locked(), ExitStack() as stack:
         check_known(odometer, card, work.seen, permission.lifetime_epsilon != UNLIMITED)
         runs = odometer.charges(card.version)
-        refuse_released(odometer, runs, work, prepared)
+        refuse_released(runs, work, prepared)
         left_open = [run for run in runs if run.end is None and run.record["noise_source"] == noise.label]
         record, found = new_record(card, work, permission, noise.label), last_for(work, left_open)
         if found is None:
@@ -244,7 +244,7 @@ def open_alone(
     )
 
 
-def refuse_released(odometer: Odometer, runs: Sequence[Run], work: ChargeRequest, prepared: str) -> None:
+def refuse_released(runs: Sequence[Run], work: ChargeRequest, prepared: str) -> None:
     """Raise AlreadyReleasedError if one of the runs released the same work. prepared: fingerprint of the images."""
     if (found := last_for(work, [run for run in runs if run.end == CLOSE])) is None:
         return
@@ -254,7 +254,7 @@ def refuse_released(odometer: Odometer, runs: Sequence[Run], work: ChargeRequest
         f"a new release, by data.version or {work.pay}"
     )
     note = changed if run.drew_others(prepared) else ""
-    raise AlreadyReleasedError(run, work, odometer.released_digest(run.id), same_inputs=same_inputs, note=note)
+    raise AlreadyReleasedError(run, work, run.released, same_inputs=same_inputs, note=note)
 
 
 def check_resumable(run: Run, same_inputs: bool, work: ChargeRequest, asked: dict, prepared: str) -> None:
@@ -312,7 +312,7 @@ def new_record(card: Card, work: ChargeRequest, permission: SpendingPolicy, nois
         "data_version": card.version,
         "unit": UNITS[work.unit],
         "adjacency": permission.adjacency,
-        "event": event_to_json(work.mechanism.event),
+        "event": work.mechanism.to_json(),
         "released": work.released,
         "sensitivity": work.sensitivity + (OF_A_GROUP if work.unit == GROUP else ""),
         "noise_source": noise_source,

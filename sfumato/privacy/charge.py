@@ -17,7 +17,7 @@ from sfumato.data.groups import GroupIndex
 from sfumato.data.images import ImageSet
 from sfumato.data.store import LatentSet
 from sfumato.errors import BudgetError
-from sfumato.privacy.events import Mechanism, event_from_json
+from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import NoiseSource, public_grid, rounded
 from sfumato.privacy.odometer import ABANDON, CLOSE, PROGRESS, Odometer
 from sfumato.privacy.rows import Rows, bounded_sum
@@ -54,7 +54,7 @@ class Charge:
         self.used = used  # uses completed, those of an earlier process included
         self.checkpoint = checkpoint  # sha256 of the state that an earlier process left after them
         self.run = run
-        self._mechanism = Mechanism.from_event(event_from_json(record["event"]))
+        self._mechanism = Mechanism.from_json(record["event"])
         self._images, self._noise = images, noise
         self._groups = None if images.groups is None else GroupIndex(images.groups)
         self._group_cap = group_cap
@@ -174,8 +174,7 @@ class Charge:
         trial = rows_of(*self.probe())
         distributed.check_alike([part for part in trial if part is not None])
         total = bounded_sum(Rows(trial.left[:0], None if trial.right is None else trial.right[:0]), max_norm)
-        pieces = self.batches(size, labels_only=True) if labels_only else self.batches(size)
-        for images, labels, *weights in pieces:
+        for images, labels, *weights in self.batches(size, labels_only=labels_only):
             total = total + bounded_sum(rows_of(images, labels), max_norm, *weights).to(total.device)
         return self.release(total.cpu(), max_norm, integer=integer)
 
@@ -229,10 +228,6 @@ class Charge:
     def __reduce__(self):  # `copy` asks it too
         raise TypeError("a charge cannot be saved, copied or sent: its uses are counted once")
 
-    def share(self) -> dict:
-        """What another process needs to take its part (`WorkerCharge`)."""
-        return {"record": self.record, "used": self.used, "run": str(self.run)}
-
     def durable(self, checkpoint: str | None = None) -> None:
         """Journal that the uses so far are on disk: a later process may go on from here, and from nowhere else.
 
@@ -268,7 +263,7 @@ class WorkerCharge(Charge):
 
     def __init__(self, record: dict, images: ImageSet | LatentSet, *, run: Path, used: int) -> None:
         self.record, self.used, self.run = record, used, run
-        self._images, self._mechanism = images, Mechanism.from_event(event_from_json(record["event"]))
+        self._images, self._mechanism = images, Mechanism.from_json(record["event"])
         self._drawn = self._closed = False
         self._process = os.getpid()
 

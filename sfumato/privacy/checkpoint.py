@@ -21,22 +21,20 @@ def checkpoint_path(run: Path, uses: int) -> Path:
     return run / f"checkpoint-{uses:07d}.safetensors"
 
 
-def save_checkpoint(run: Path, run_id: str, uses: int, state: dict[str, Tensor], log: list[dict]) -> str:
+def save_checkpoint(run: Path, uses: int, state: dict[str, Tensor], log: list[dict]) -> str:
     """Write and flush the state after `uses` releases, and its public log. Returns the sha256 of the file.
 
     The checkpoint counts only once the charge journals it, with that digest.
     """
     with replacing(checkpoint_path(run, uses)) as temporary:
-        save_tensors(state, temporary, {"run": run_id, "uses": str(uses), "log": json.dumps(log)})
+        save_tensors(state, temporary, {"run": run.name, "uses": str(uses), "log": json.dumps(log)})
         sync(temporary)
         digest = digest_of_file(temporary)
     sync(run)
     return digest
 
 
-def load_checkpoint(
-    run: Path, run_id: str, uses: int, digest: str | None = None
-) -> tuple[dict[str, Tensor], list[dict]] | None:
+def load_checkpoint(run: Path, uses: int, digest: str | None) -> tuple[dict[str, Tensor], list[dict]] | None:
     """The state and log after `uses` releases of this run.
 
     None if the file is missing, damaged, of another run or step, or not of this sha256 (None: of an older journal).
@@ -47,7 +45,7 @@ def load_checkpoint(
             return None
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            if metadata.get("run") != run_id or metadata.get("uses") != str(uses):
+            if metadata.get("run") != run.name or metadata.get("uses") != str(uses):
                 return None
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
             return tensors, json.loads(metadata["log"])
@@ -64,8 +62,7 @@ def resume(
     """
     while (charge := open_charge()).used > 0:
         short = charge.run.name[:8]
-        main = distributed.is_main()
-        found = load_checkpoint(charge.run, charge.run.name, charge.used, charge.checkpoint) if main else None
+        found = load_checkpoint(charge.run, charge.used, charge.checkpoint) if distributed.is_main() else None
         if found := distributed.broadcast_object(found):
             say(f"{stage}: resuming run {short} after {unit} {charge.used}: no further charge")
             return charge, *found
@@ -82,7 +79,7 @@ def make_durable(charge: Charge, state: dict[str, Tensor], log: list[dict]) -> N
     """
     if not distributed.is_main():
         return
-    digest = save_checkpoint(charge.run, charge.run.name, charge.used, state, log)
+    digest = save_checkpoint(charge.run, charge.used, state, log)
     charge.durable(digest)
     drop_checkpoints(charge.run, keep=charge.used)
 

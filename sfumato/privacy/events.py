@@ -1,4 +1,4 @@
-"""Mechanisms as dp-accounting events, and their closed JSON form.
+"""Mechanisms: their dp-accounting events, and their closed JSON form.
 
 A record of the ledger holds a mechanism, not an epsilon, so a reader can apply any delta and any accountant later.
 """
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self, TypeGuard
 
-from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
 from sfumato.errors import BudgetError
 from sfumato.settings.data import GROUP, IMAGE
@@ -41,12 +41,23 @@ class Mechanism:
             raise BudgetError(f"uses={self.uses} must be a whole number from 1 to {MOST_USES:,}")
 
     @classmethod
-    def from_event(cls, event: DpEvent) -> Self:
-        """The mechanism whose `event` this is. Raises BudgetError for any other."""
-        found = [cls(noise_multiplier=sigma, sample_rate=q, uses=uses) for sigma, q, uses in mechanisms(event)]
-        if len(found) != 1 or found[0].event != event:
-            raise BudgetError(f"{event} is not the event of one mechanism")
-        return found[0]
+    def from_json(cls, data: object) -> Self:
+        """Read back what `to_json` wrote. Raises BudgetError for anything else: it guesses and skips nothing."""
+        uses, rate, inner = 1, 1.0, data
+        if is_form(inner, "SelfComposed", "count", "event"):
+            uses, inner = inner["count"], inner["event"]
+        if is_form(inner, "PoissonSampled", "sampling_probability", "event"):
+            rate, inner = _number(inner["sampling_probability"], "sampling_probability", high=1), inner["event"]
+        if not is_form(inner, "Gaussian", "noise_multiplier") or type(uses) is not int:
+            raise BudgetError(f"{str(data)[:120]} is not a mechanism that a ledger can hold")
+        noise = _number(inner["noise_multiplier"], "noise_multiplier")
+        return cls(noise_multiplier=noise, sample_rate=rate, uses=uses)
+
+    def to_json(self) -> dict:
+        found = {"type": "Gaussian", "noise_multiplier": float(self.noise_multiplier)}
+        if self.sample_rate < 1:
+            found = {"type": "PoissonSampled", "sampling_probability": float(self.sample_rate), "event": found}
+        return found if self.uses == 1 else {"type": "SelfComposed", "count": int(self.uses), "event": found}
 
     @property
     def event(self) -> DpEvent:
@@ -62,49 +73,14 @@ class Mechanism:
         )
 
 
-def mechanisms(event: DpEvent, rate: float = 1.0, uses: int = 1) -> list[tuple[float, float, int]]:
-    """(noise multiplier, sample rate, releases) of each Gaussian in an event. rate, uses: of what the event is part of.
-
-    Raises BudgetError for an event outside the closed list.
-    """
-    match event:
-        case GaussianDpEvent():
-            return [(event.noise_multiplier, rate, uses)]
-        case PoissonSampledDpEvent():
-            return mechanisms(event.event, event.sampling_probability, uses)
-        case SelfComposedDpEvent():
-            return mechanisms(event.event, rate, uses * event.count)
-        case ComposedDpEvent():
-            return [found for inner in event.events for found in mechanisms(inner, rate, uses)]
-    raise BudgetError(f"event type {type(event).__name__} is not one that a ledger can hold")
+def event_of(record: Mapping) -> DpEvent:
+    return Mechanism.from_json(record["event"]).event
 
 
 def common_adjacency(records: Iterable[Mapping]) -> str:
     """The relation that holds for all records together: one under add-or-remove limits the whole to it."""
     adjacencies = {record["adjacency"] for record in records}
     return ZERO_OUT_ONE if adjacencies == {ZERO_OUT_ONE} else ADD_OR_REMOVE_ONE
-
-
-def event_to_json(event: DpEvent) -> dict:
-    """The event of one mechanism as plain JSON. Raises BudgetError for any other."""
-    one = Mechanism.from_event(event)
-    found = {"type": "Gaussian", "noise_multiplier": float(one.noise_multiplier)}
-    if one.sample_rate < 1:
-        found = {"type": "PoissonSampled", "sampling_probability": float(one.sample_rate), "event": found}
-    return found if one.uses == 1 else {"type": "SelfComposed", "count": int(one.uses), "event": found}
-
-
-def event_from_json(data: object) -> DpEvent:
-    """Read back what `event_to_json` wrote. Raises BudgetError for anything else: it guesses and skips nothing."""
-    uses, rate, inner = 1, 1.0, data
-    if is_form(inner, "SelfComposed", "count", "event"):
-        uses, inner = inner["count"], inner["event"]
-    if is_form(inner, "PoissonSampled", "sampling_probability", "event"):
-        rate, inner = _number(inner["sampling_probability"], "sampling_probability", high=1), inner["event"]
-    if not is_form(inner, "Gaussian", "noise_multiplier") or type(uses) is not int:
-        raise BudgetError(f"{str(data)[:120]} is not a mechanism that a ledger can hold")
-    noise = _number(inner["noise_multiplier"], "noise_multiplier")
-    return Mechanism(noise_multiplier=noise, sample_rate=rate, uses=uses).event
 
 
 def is_form(data: object, kind: str, *keys: str) -> TypeGuard[dict]:

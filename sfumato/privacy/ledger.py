@@ -6,12 +6,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from dp_accounting import DpEvent
 from pydantic import Field
 
 from sfumato.errors import BudgetError, ConfigError, explained
 from sfumato.privacy.accountant import ACCOUNTANTS, epsilon, shares_of_rdp
-from sfumato.privacy.events import common_adjacency, event_from_json
+from sfumato.privacy.events import Mechanism, common_adjacency, event_of
 from sfumato.settings.fields import Positive, PositiveFloat
 from sfumato.settings.stages import QUERIES
 from sfumato.storage.digest import canonical, digest_of
@@ -95,10 +94,6 @@ def spent_on_one(
     return max(epsilon(map(event_of, part), delta, accountant, adjacency) for part in parts)
 
 
-def event_of(record: Mapping) -> DpEvent:
-    return event_from_json(record["event"])
-
-
 def compose(records: Sequence[dict], delta: float, apart: Sequence[str] = ()) -> dict:
     """The cost of the records: `epsilon` by every accountant; `stages`, each one's own epsilon and share of the RDP.
 
@@ -136,7 +131,7 @@ def odometer_line(
     """
     own = {record["id"]: record["event"] for record in records if record["dataset_id"] == dataset_id}
     others = sorted((record["event"] for record in journal if record["id"] not in own), key=canonical)
-    events = [event_from_json(event) for event in (*own.values(), *others)]
+    events = [Mechanism.from_json(event).event for event in (*own.values(), *others)]
     found = {"dataset_id": dataset_id, "charges": len(events), "epsilon": epsilon(events, delta), "others": others}
     return {**found, "complete": head is not None, "head": head}
 

@@ -24,19 +24,15 @@ class NoiseSource:
     def __init__(self, seed: int | None = None) -> None:
         self._seed = seed
         self.label = SECRET if seed is None else SEEDED
-        self._process = -1
-        self._generator = self._fresh()
-
-    def _fresh(self) -> np.random.Generator:
-        self._process = os.getpid()
-        key = int.from_bytes(os.urandom(16), "little") if self._seed is None else self._seed
-        return np.random.Generator(AESCounter(key=key))
+        self._process: int | None = None
 
     @property
     def generator(self) -> np.random.Generator:
         """The generator of this process: a fork must not repeat its parent's noise."""
         if os.getpid() != self._process:
-            self._generator = self._fresh()
+            self._process = os.getpid()
+            key = int.from_bytes(os.urandom(16), "little") if self._seed is None else self._seed
+            self._generator = np.random.Generator(AESCounter(key=key))
         return self._generator
 
     def gaussian(self, shape: tuple[int, ...], std: float) -> torch.Tensor:

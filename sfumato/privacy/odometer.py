@@ -12,7 +12,7 @@ from typing import Any
 from dp_accounting import DpEvent
 
 from sfumato.errors import BudgetError
-from sfumato.privacy.events import UNITS, event_from_json
+from sfumato.privacy.events import UNITS, event_of
 from sfumato.privacy.record import is_record
 from sfumato.settings.data import GROUP
 from sfumato.storage.journal import GENESIS, REGROUP, Journal
@@ -22,21 +22,13 @@ LOCAL = "local"
 ADOPT = "adopt"  # records and heads of a ledger, which the journal lacks
 
 
-def is_counted(record: object) -> bool:
-    """Whether this is a record whose mechanism can be composed."""
-    try:
-        event_from_json(record["event"] if is_record(record) else None)  # type: ignore[index]
-    except BudgetError:
-        return False
-    return True
-
-
 @dataclass
 class Run:
     """A charge, as far as it came.
 
-    opened: its entry; record: the newest; uses, checkpoint: the last durable use, and the sha256 of its checkpoint,
-    which older journals lack; end: CLOSE if it released, ABANDON if it was given up, None while it is open.
+    opened: its entry; record: the newest; uses, checkpoint: the last durable use, and the sha256 of its checkpoint;
+    end: CLOSE if it released, ABANDON if it was given up, None while it is open; released: sha256 of `privacy.json` of
+    what it released. Older journals lack these digests.
     """
 
     opened: dict
@@ -44,6 +36,7 @@ class Run:
     uses: int = 0
     checkpoint: str | None = None
     end: str | None = None
+    released: str | None = None
 
     @property
     def id(self) -> str:
@@ -78,7 +71,7 @@ class Odometer(Journal):
         return list(self.runs().values())
 
     def events(self) -> list[DpEvent]:
-        return [event_from_json(record["event"]) for record in self.opened()]
+        return [event_of(record) for record in self.opened()]
 
     def spent_otherwise(self, unit: str) -> bool:
         """Whether something was spent on another unit, or on groups that the images had before they came in others."""
@@ -125,7 +118,7 @@ class Odometer(Journal):
                 for entry in (e for e in entries if e["kind"] == ADOPT):
                     adopted = entry.get("records")
                     found += adopted if isinstance(adopted, list) else [None]
-                salvaged = [record for record in found if is_counted(record)]
+                salvaged = [record for record in found if is_record(record)]
                 lost += len(found) - len(salvaged)
             known = self.known()
             new = {record["id"]: record for record in [*salvaged, *records] if record["id"] not in known}
@@ -145,11 +138,6 @@ class Odometer(Journal):
             elif entry["kind"] == PROGRESS:
                 run.uses, run.checkpoint = entry["uses"], entry.get("checkpoint")
             elif entry["kind"] in (CLOSE, ABANDON):
-                run.end = entry["kind"]
+                run.end, run.released = entry["kind"], entry.get("released")
                 found[run.id] = found.pop(run.id)
         return [run for run in found.values() if version in (None, run.record.get("data_version"))]
-
-    def released_digest(self, run: str) -> str | None:
-        """The sha256 of `privacy.json` of what a run released; older journals lack it."""
-        closed = (entry for entry in self.entries() if entry["kind"] == CLOSE and entry["id"] == run)
-        return next((entry.get("released") for entry in closed), None)

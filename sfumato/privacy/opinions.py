@@ -15,10 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
-from dp_accounting import ComposedDpEvent, DpEvent
 
 from sfumato.privacy.accountant import ACCOUNTANTS, LARGEST_PLD, ORDERS, epsilon, epsilon_and_order, rdp_curve
-from sfumato.privacy.events import common_adjacency, event_from_json, mechanisms
+from sfumato.privacy.events import Mechanism, common_adjacency
 
 AGREEMENT = 0.01  # relative, beyond an opinion's own error
 # Opacus sums long series below order 2, and its binomial coefficients overflow beyond 1024
@@ -50,12 +49,12 @@ class Opinion:
 
 def all_opinions(records: Sequence[Mapping], delta: float) -> dict[str, Opinion]:
     """Epsilon of the records at `delta` by every accountant: our own three, then Opacus' two."""
-    events, adjacency = [event_from_json(record["event"]) for record in records], common_adjacency(records)
-    found = {name: epsilon(events, delta, name, adjacency) for name in ACCOUNTANTS}
+    parts, adjacency = [Mechanism.from_json(record["event"]) for record in records], common_adjacency(records)
+    found = {name: epsilon([part.event for part in parts], delta, name, adjacency) for name in ACCOUNTANTS}
     own = {name: Opinion(value, name, value) for name, value in found.items()}
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # of orders at the end of a list
-        return own | {"Opacus RDP": opacus_rdp(events, delta), "Opacus PRV": opacus_prv(events, delta, found["pld"])}
+        return own | {"Opacus RDP": opacus_rdp(parts, delta), "Opacus PRV": opacus_prv(parts, delta, found["pld"])}
 
 
 def disagreements(opinions: Mapping[str, Opinion], accountant: str) -> list[str]:
@@ -68,42 +67,39 @@ def disagreements(opinions: Mapping[str, Opinion], accountant: str) -> list[str]
     ]
 
 
-def opacus_rdp(events: Sequence[DpEvent], delta: float) -> Opinion:
+def opacus_rdp(parts: Sequence[Mechanism], delta: float) -> Opinion:
     """By Opacus' Rényi curves; `ours` is taken over the orders for which it gives a number."""
     from opacus.accountants.analysis.rdp import compute_rdp
 
-    whole = ComposedDpEvent(list(events))
-    theirs, parts = np.full(len(ORDERS), np.inf), mechanisms(whole)
+    theirs = np.full(len(ORDERS), np.inf)
+    terms = [{"q": one.sample_rate, "noise_multiplier": one.noise_multiplier, "steps": one.uses} for one in parts]
     for i, order in enumerate(ORDERS):
         if OPACUS_ORDERS[0] <= order <= OPACUS_ORDERS[1]:
             with suppress(ValueError, OverflowError):  # of a series that its floats cannot hold
-                theirs[i] = sum(
-                    compute_rdp(q=rate, noise_multiplier=sigma, steps=uses, orders=float(order))
-                    for sigma, rate, uses in parts
-                )
+                theirs[i] = sum(compute_rdp(**term, orders=float(order)) for term in terms)
     known = np.isfinite(theirs)
     if not known.any():
         return Opinion(None, "rdp", math.inf)
-    curves = (np.where(known, curve, np.inf) for curve in (theirs, rdp_curve(whole)))
+    curves = (np.where(known, curve, np.inf) for curve in (theirs, rdp_curve(part.event for part in parts)))
     spent, ours = (epsilon_and_order(curve, delta)[0] for curve in curves)
     return Opinion(spent, "rdp", ours)
 
 
-def opacus_prv(events: Sequence[DpEvent], delta: float, pld: float) -> Opinion:
+def opacus_prv(parts: Sequence[Mechanism], delta: float, pld: float) -> Opinion:
     """By Opacus' PRV accountant, which discretizes the privacy loss. pld: epsilon by the ledger's own distribution."""
     from opacus.accountants import PRVAccountant
 
-    parts, none = mechanisms(ComposedDpEvent(list(events))), Opinion(None, "pld", pld)
+    none = Opinion(None, "pld", pld)
     if not parts or not pld <= LARGEST_PLD:
         return none
     # The accountant's grid spans twice this, in steps of error / sqrt(uses · ln(12 / delta_error) / 2).
-    span, uses = epsilon(events, delta / 4000) + 3, sum(uses for *_, uses in parts)
+    span, uses = epsilon([part.event for part in parts], delta / 4000) + 3, sum(part.uses for part in parts)
     coarsest = 2 * span * math.sqrt(uses * math.log(12_000 / delta) / 2) / LARGEST_GRID
     error = max(pld / 1000, coarsest)
     if error > LARGEST_ERROR:
         return none
     accountant = PRVAccountant()
-    accountant.history = list(parts)
+    accountant.history = [(part.noise_multiplier, part.sample_rate, part.uses) for part in parts]
     try:
         return Opinion(float(accountant.get_epsilon(delta, eps_error=error)), "pld", pld, 2 * error)
     except (ValueError, RuntimeError):  # a grid that it finds too coarse

@@ -20,7 +20,7 @@ from sfumato.privacy.events import ADD_OR_REMOVE_ONE, Mechanism
 
 # Fine where e^epsilon · 1 % is below 1; coarse above, up to where the bound says nothing.
 EPSILONS = np.concatenate([np.arange(0, 6, 0.025), np.arange(6, 20.5, 0.5)])
-LOW_ORDERS = [order for order in ORDERS if order <= 2]  # the divergence rises with the order, and is exact at 2
+LOW_ORDERS = tuple(order for order in ORDERS if order <= 2)  # the divergence rises with the order, and is exact at 2
 COARSE = 5e-3  # step of the privacy loss where a bound is wanted at once
 
 
@@ -36,10 +36,9 @@ class Profile:
     advantage_bound: float = 1.0
 
 
-def privacy_profile(events: Iterable[DpEvent], adjacency: str = ADD_OR_REMOVE_ONE, pld: bool = True) -> Profile:
+def privacy_profile(events: Iterable[DpEvent], adjacency: str = ADD_OR_REMOVE_ONE) -> Profile:
     """The profile of the composition of all events: the better of Rényi and privacy-loss distribution at each epsilon.
 
-    pld: False uses only the Rényi curve, faster and looser, as do events for which dp-accounting has no distribution.
     Guarantee: an upper bound on delta in both directions of the adjacency. Without a finite bound, delta is 1.
     """
     if adjacency not in RELATIONS:
@@ -47,13 +46,10 @@ def privacy_profile(events: Iterable[DpEvent], adjacency: str = ADD_OR_REMOVE_ON
     events = sorted(events, key=repr)  # as `epsilon` does, so that their distribution is computed once
     if not events:
         return Profile(EPSILONS, np.zeros(len(EPSILONS)), 0.0)
-    whole = ComposedDpEvent(events)
-    curve = rdp_curve(whole)
-    deltas = deltas_of_rdp(curve)
-    if pld and PLDAccountant(RELATIONS[adjacency]).supports(whole):
-        distribution = loss_distribution(events, adjacency)
-        found = np.array([distribution.get_delta(float(e)) for e in EPSILONS])
-        deltas = np.minimum(deltas, np.where(np.isfinite(found) & (found >= 0), found, 1.0))
+    curve = rdp_curve(events)
+    distribution = loss_distribution(tuple(events), adjacency)
+    found = np.array([distribution.get_delta(float(e)) for e in EPSILONS])
+    deltas = np.minimum(deltas_of_rdp(curve), np.where(np.isfinite(found) & (found >= 0), found, 1.0))
     return Profile(EPSILONS, np.minimum.accumulate(deltas), advantage_of_rdp(curve))
 
 
@@ -94,11 +90,9 @@ def best_guess(mechanisms: Iterable[Mechanism], adjacency: str = ADD_OR_REMOVE_O
     Guarantee: no test does better, whatever else is known.
     """
     louder = [replace(one, noise_multiplier=one.noise_multiplier * noise) for one in mechanisms]
-    whole = ComposedDpEvent([one.event for one in louder])
-    advantage, accountant = advantage_of_rdp(rdp_curve(whole, LOW_ORDERS)), PLDAccountant(RELATIONS[adjacency], COARSE)
-    if accountant.supports(whole):
-        accountant.compose(whole)
-        advantage = min(advantage, accountant.get_delta(0.0))
+    events = [one.event for one in louder]
+    distribution = PLDAccountant(RELATIONS[adjacency], COARSE).compose(ComposedDpEvent(events))
+    advantage = min(advantage_of_rdp(rdp_curve(events, LOW_ORDERS)), distribution.get_delta(0.0))
     return float((1 + advantage) / 2)
 
 

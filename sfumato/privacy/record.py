@@ -8,7 +8,7 @@ from pydantic import Field
 
 from sfumato.errors import BudgetError
 from sfumato.privacy.accountant import RELATIONS
-from sfumato.privacy.events import SECRET, UNITS, event_from_json
+from sfumato.privacy.events import SECRET, UNITS, Mechanism
 from sfumato.settings.data import GROUP, DatasetId
 from sfumato.settings.fields import Positive
 from sfumato.settings.stages import QUERIES
@@ -45,10 +45,10 @@ class Record(Exact):
 
 
 def is_record(content: object) -> bool:
-    """Whether this has the form of a record."""
+    """Whether this has the form of a record, of a mechanism that can be composed."""
     try:
-        validated(Record, content)
-    except ValueError:
+        Mechanism.from_json(validated(Record, content).event)
+    except (ValueError, BudgetError):
         return False
     return True
 
@@ -75,7 +75,7 @@ def record_problems(place: str, record: object) -> list[str]:
         seeded = f"a seeded noise source ({record['noise_source']})"
         problems.append(f"{name} ({record['stage']}) used {seeded}: no privacy guarantee")
     try:
-        event_from_json(record["event"])
+        Mechanism.from_json(record["event"])
     except BudgetError as error:
         problems.append(f"{name} ({record['stage']}): {error}")
     return problems

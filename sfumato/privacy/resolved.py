@@ -107,15 +107,10 @@ class ResolvedFile(Resolved, Exact):
     group_cap: Positive = 1
 
 
-def read_lineages(folder: Path) -> dict[str, Lineage]:
-    """The lineage of each query, from the folder of a plan. Raises OSError or ValueError if it is missing."""
-    return validated(dict[str, Lineage], read_json(folder / LINEAGE))
-
-
 def read_lineage(folder: Path, stage: str) -> Lineage:
-    """The lineage of one query. Raises ConfigError if it is missing."""
+    """The lineage of a query, from the folder of a plan. Raises ConfigError if it is missing."""
     with explained(ConfigError, lambda error: f"{folder / LINEAGE} cannot be read ({error}): run `stage plan`"):
-        return read_lineages(folder)[stage]
+        return validated(dict[str, Lineage], read_json(folder / LINEAGE))[stage]
 
 
 def settings_digest(content: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ import torch
 from sfumato.errors import ConfigError, DataError, explained
 from sfumato.features import FeatureMeans
 from sfumato.privacy.accountant import round_up
-from sfumato.privacy.events import common_adjacency, event_from_json, mechanisms
+from sfumato.privacy.events import Mechanism, common_adjacency
 from sfumato.privacy.ledger import spent_on_one
 from sfumato.privacy.resolved import StagePlan
 from sfumato.queries.count import PublicCounts, public_counts, public_several, save_counts
@@ -78,7 +78,7 @@ def merge_counts(counts: Sequence[Artifact], directory: Path, several: bool = Fa
         with explained(DataError, lambda e: f"{count.path} holds no counts ({e!r}): run `stage count` again"):  # noqa: B023
             noisy = noisy + torch.tensor(read_json(count.path / "counts.json")["noisy"], dtype=torch.float64)
     charges = [r["event"] for count in counts for r in count.records.values() if r["stage"] == "count"]
-    sigmas = [sigma for event in charges for sigma, *_ in mechanisms(event_from_json(event))]
+    sigmas = [Mechanism.from_json(event).noise_multiplier for event in charges]
     merged = (public_several if several else public_counts)(noisy, math.hypot(*sigmas))
     save_counts(merged, noisy, directory)
     return merged

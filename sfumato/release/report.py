@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from sfumato.errors import UNREADABLE, BudgetError, DataError, explained
 from sfumato.privacy.accountant import round_up
 from sfumato.privacy.check import check_ledger
-from sfumato.privacy.events import PROTECTED, UNITS, ZERO_OUT_ONE, event_from_json, mechanisms
-from sfumato.privacy.ledger import by_id, compose, event_of, of_one_person, read_ledger
+from sfumato.privacy.events import PROTECTED, UNITS, ZERO_OUT_ONE, Mechanism, event_of
+from sfumato.privacy.ledger import by_id, compose, of_one_person, read_ledger
 from sfumato.privacy.profile import bound_text, membership_advantage, percent_up, privacy_profile, true_positive_rate
 from sfumato.release.card import ABOUT, neighbours, template
 from sfumato.release.exports import PUBLIC_SOURCE
@@ -161,11 +161,11 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
     records, rows, start = by_id(ledger), [], 0.0
     for stage in (name for name in QUERIES if composed["stages"][name]["records"]):
         entry = composed["stages"][stage]
-        charges = [
-            {"released": records[key]["released"], "sigma": f"{sigma:g}", "rate": f"{q:.4g}", "uses": grouped(uses)}
-            for key in entry["records"]
-            for sigma, q, uses in mechanisms(event_from_json(records[key]["event"]))
-        ]
+        charges = []
+        for record in (records[key] for key in entry["records"]):
+            one = Mechanism.from_json(record["event"])
+            sums = {"sigma": f"{one.noise_multiplier:g}", "rate": f"{one.sample_rate:.4g}", "uses": grouped(one.uses)}
+            charges.append({"released": record["released"], **sums})
         share = 100 * entry["share"]
         tint = 1 + sum(other["share"] > entry["share"] for other in composed["stages"].values())
         place = {"start": f"{start:.2f}", "width": f"{share:.2f}", "tint": min(tint, 6)}

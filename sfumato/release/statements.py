@@ -15,7 +15,7 @@ import yaml
 
 import sfumato
 from sfumato.privacy.accountant import round_up
-from sfumato.privacy.events import event_from_json, mechanisms
+from sfumato.privacy.events import Mechanism
 from sfumato.release.card import LABEL_TABLE
 from sfumato.release.exports import PARQUET
 from sfumato.release.report import NOT_COVERED, PEOPLE, TRUST, checked, day_of, what_it_cost, what_was_released
@@ -129,8 +129,6 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any
 
 def mechanism_line(record: Mapping) -> str:
     """A record as one line of a list."""
-    parts = "; ".join(
-        f"Gaussian, noise multiplier {sigma:g}, sample rate {rate:.4g}, releases {uses}"
-        for sigma, rate, uses in mechanisms(event_from_json(record["event"]))
-    )
-    return f"- {record['stage']}: {record['released']}. {parts}; sensitivity {record['sensitivity']}."
+    one = Mechanism.from_json(record["event"])
+    noise = f"noise multiplier {one.noise_multiplier:g}, sample rate {one.sample_rate:.4g}, releases {one.uses}"
+    return f"- {record['stage']}: {record['released']}. Gaussian, {noise}; sensitivity {record['sensitivity']}."

@@ -24,7 +24,7 @@ from sfumato.dpsgd import run
 from sfumato.errors import ConfigError
 from sfumato.privacy import charge as door
 from sfumato.privacy.charge import Charge, WorkerCharge
-from sfumato.privacy.events import Mechanism, event_to_json
+from sfumato.privacy.events import Mechanism
 from sfumato.privacy.rows import Rows
 from sfumato.queries import saliency
 from sfumato.runtime import distributed
@@ -39,7 +39,7 @@ def charge_on(images: ImageSet | LatentSet, max_norm: float, uses: int) -> Charg
     if distributed.is_main():
         return opened(images, max_norm, uses=uses)
     mechanism = Mechanism(noise_multiplier=HIDDEN, sample_rate=1.0, uses=uses)
-    record = {"stage": "count", "max_norm": max_norm, "event": event_to_json(mechanism.event)}
+    record = {"stage": "count", "max_norm": max_norm, "event": mechanism.to_json()}
     return WorkerCharge(record, images, run=Path(), used=0)
 
 

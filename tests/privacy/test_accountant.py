@@ -90,7 +90,7 @@ def test_opacus_agrees(noise, rate):
     """Exactly at whole orders. Between them dp-accounting gives an upper bound: never below the value of Opacus."""
     from opacus.accountants.analysis.rdp import compute_rdp
 
-    ours = rdp_curve(Mechanism(noise_multiplier=noise, sample_rate=rate).event)
+    ours = rdp_curve([Mechanism(noise_multiplier=noise, sample_rate=rate).event])
     whole = np.array([order == int(order) for order in ORDERS])
     for i, order in enumerate(ORDERS):
         theirs = compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=[order])
@@ -100,7 +100,7 @@ def test_opacus_agrees(noise, rate):
 
 
 def test_order_that_cannot_be_computed_is_never_free():
-    curve = rdp_curve(Mechanism(noise_multiplier=0.2, sample_rate=0.3).event)
+    curve = rdp_curve([Mechanism(noise_multiplier=0.2, sample_rate=0.3).event])
     assert (curve > 0).all()
     assert epsilon([Mechanism(noise_multiplier=0.06, sample_rate=0.9, uses=50).event], 1e-5) > 100
 
@@ -109,7 +109,7 @@ def test_order_that_cannot_be_computed_is_never_free():
 def test_an_order_without_a_number_never_lowers_epsilon(monkeypatch, value):
     """The library may fail at the order that would be best: another one must then be taken, and a worse ε."""
     event = Mechanism(noise_multiplier=2.0).event
-    whole, best = epsilon_and_order(rdp_curve(event), 1e-5)
+    whole, best = epsilon_and_order(rdp_curve([event]), 1e-5)
     monkeypatch.setattr(accountant, "_computed_curve", accountant._computed_curve.__wrapped__)
 
     class Failing(RdpAccountant):
@@ -118,7 +118,7 @@ def test_an_order_without_a_number_never_lowers_epsilon(monkeypatch, value):
             self._rdp = np.where(np.array(ORDERS) == best, value, self._rdp)
 
     monkeypatch.setattr(accountant, "RdpAccountant", Failing)
-    spent, order = epsilon_and_order(rdp_curve(event), 1e-5)
+    spent, order = epsilon_and_order(rdp_curve([event]), 1e-5)
     assert order != best and whole < spent < 1.01 * whole
 
 

@@ -17,7 +17,7 @@ from sfumato.privacy import sampling
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.authorize import AlreadyReleasedError, SpendingPolicy, open_local
 from sfumato.privacy.charge import PROBES
-from sfumato.privacy.events import SEEDED, Mechanism, event_from_json
+from sfumato.privacy.events import SEEDED, Mechanism
 from sfumato.privacy.noise import NoiseSource, public_grid
 from sfumato.privacy.rows import Rows, one_hot
 from sfumato.queries.count import query_count
@@ -48,7 +48,7 @@ def draw(charge):
 def test_the_journal_holds_the_whole_charge_before_the_first_batch(owner):
     charge = owner.open(THREE)
     (record,) = owner.odometer.opened()
-    assert event_from_json(record["event"]) == THREE.event and record == charge.record
+    assert Mechanism.from_json(record["event"]) == THREE and record == charge.record
 
 
 def test_one_draw_one_release_and_no_use_beyond_the_last(owner):

@@ -23,7 +23,7 @@ from sfumato.features.fourier import FourierFeatures
 from sfumato.privacy import charge as door
 from sfumato.privacy.authorize import ONE_IMAGE_EACH, SpendingPolicy
 from sfumato.privacy.charge import Charge
-from sfumato.privacy.events import UNITS, Mechanism, event_to_json
+from sfumato.privacy.events import UNITS, Mechanism
 from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.rows import Rows, bounded_sum, one_hot
 from sfumato.privacy.sampling import group_picks, group_weights
@@ -41,7 +41,7 @@ def opened(
 ) -> Charge:
     """A charge on images in memory; no budget is asked."""
     mechanism = Mechanism(noise_multiplier=noise, sample_rate=rate, uses=uses)
-    record = {"stage": "count", "max_norm": max_norm, "event": event_to_json(mechanism.event)}
+    record = {"stage": "count", "max_norm": max_norm, "event": mechanism.to_json()}
     more = {"odometer": None, "noise": NoiseSource(seed), "run": Path(), "lock": ExitStack(), "group_cap": cap}
     return Charge(record, images, **more)
 

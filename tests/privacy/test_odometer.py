@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from sfumato.errors import BudgetError
-from sfumato.privacy.events import Mechanism, event_to_json
+from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import Odometer
 
 
@@ -90,7 +90,7 @@ def spent(tmp_path) -> Odometer:
 def a_record(name: str) -> dict:
     return {
         "id": name,
-        "event": event_to_json(Mechanism(noise_multiplier=2.0).event),
+        "event": Mechanism(noise_multiplier=2.0).to_json(),
         **{key: "x" for key in ("stage", "dataset_id", "data_version", "unit", "adjacency", "released", "sensitivity")},
         **{key: "x" for key in ("noise_source", "plan", "settings")},
         **{"max_norm": 1.0, "code": {}, "again": 0, "versions": {}, "time": 0},

@@ -5,12 +5,12 @@ import random
 import pytest
 
 from sfumato.privacy import opinions
-from sfumato.privacy.events import Mechanism, event_to_json
+from sfumato.privacy.events import Mechanism
 from sfumato.privacy.opinions import Opinion, all_opinions, disagreements
 
 
 def records(*mechanisms: Mechanism, adjacency: str = "add-or-remove-one") -> list[dict]:
-    return [{"event": event_to_json(mechanism.event), "adjacency": adjacency} for mechanism in mechanisms]
+    return [{"event": mechanism.to_json(), "adjacency": adjacency} for mechanism in mechanisms]
 
 
 def drawn(seed: int) -> tuple[list[dict], float]:
@@ -39,7 +39,7 @@ def test_opacus_agrees_on_compositions(seed):
 def test_an_accountant_that_forgets_a_part_is_refuted_by_the_other_of_its_kind(monkeypatch):
     rows = records(Mechanism(noise_multiplier=2.0), Mechanism(noise_multiplier=3.0, sample_rate=0.2, uses=20))
     curve, bound = opinions.rdp_curve, opinions.epsilon
-    monkeypatch.setattr(opinions, "rdp_curve", lambda event: 0.9 * curve(event))
+    monkeypatch.setattr(opinions, "rdp_curve", lambda events: 0.9 * curve(events))
     found = all_opinions(rows, 1e-5)
     assert "Opacus RDP" in disagreements(found, "rdp")[0] and disagreements(found, "pld") == []
     monkeypatch.setattr(opinions, "rdp_curve", curve)
@@ -56,6 +56,6 @@ def test_an_upper_bound_that_is_larger_within_its_own_error_refutes_nothing():
 
 def test_what_opacus_cannot_express_is_not_an_opinion():
     loud = all_opinions(records(Mechanism(noise_multiplier=0.06, sample_rate=0.9, uses=50)), 1e-5)
-    long = opinions.opacus_prv([Mechanism(noise_multiplier=1e5, uses=10**9).event], 1e-5, 2.0)
+    long = opinions.opacus_prv([Mechanism(noise_multiplier=1e5, uses=10**9)], 1e-5, 2.0)
     assert str(loud["Opacus PRV"]) == str(long) == str(all_opinions([], 1e-5)["Opacus PRV"]) == "n/a"
     assert disagreements(loud, "pld") == []

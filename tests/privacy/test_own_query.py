@@ -5,7 +5,7 @@ import torch
 
 import sfumato
 from sfumato.errors import BudgetError, ConfigError
-from sfumato.privacy.events import Mechanism, event_from_json
+from sfumato.privacy.events import Mechanism
 
 
 def opened(owner, **more):
@@ -21,7 +21,7 @@ def test_the_charge_is_journalled_before_the_first_image_and_each_call_is_anothe
     with opened(owner, uses=2, sample_rate=0.5) as charge:
         (record,) = owner.odometer.opened()
         assert record == charge.record and record["stage"] == "edges"
-        assert event_from_json(record["event"]) == Mechanism(noise_multiplier=50.0, sample_rate=0.5, uses=2).event
+        assert Mechanism.from_json(record["event"]) == Mechanism(noise_multiplier=50.0, sample_rate=0.5, uses=2)
     with opened(owner):
         pass
     assert len(owner.odometer.opened()) == 2

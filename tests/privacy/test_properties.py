@@ -19,7 +19,7 @@ from sfumato.privacy.check import check_ledger, lock_problems
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.ledger import build_ledger, ledger_text, read_ledger
 from sfumato.privacy.odometer import Odometer
-from sfumato.privacy.resolved import read_lineages, read_stage_plan
+from sfumato.privacy.resolved import read_lineage, read_stage_plan
 from sfumato.settings.params import Params
 
 HINT = 1500
@@ -155,7 +155,7 @@ def test_a_plan_holds_its_budget_and_reads_back_or_is_refused(target, hint, step
         for name, mechanism in made.mechanisms.items():
             read = read_stage_plan(folder / f"{name}.yaml", name)
             assert read.mechanism == mechanism
-            assert read_lineages(folder)[name].plan == made.lineage[name].plan
+            assert read_lineage(folder, name).plan == made.lineage[name].plan
             # another mechanism in the file is another work: what was released is not taken for it
             content = yaml.safe_load((folder / f"{name}.yaml").read_text())
             content["mechanism"]["noise_multiplier"] /= 2

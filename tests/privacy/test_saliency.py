@@ -15,7 +15,7 @@ from sfumato.dpsgd.gradients import draw, per_image_gradients
 from sfumato.dpsgd.run import State, step
 from sfumato.dpsgd.trainable import candidates, choose_trainable, flat
 from sfumato.errors import BudgetError, ConfigError, DataError, SfumatoError
-from sfumato.privacy.events import Mechanism, event_from_json
+from sfumato.privacy.events import Mechanism
 from sfumato.privacy.resolved import QueryPlan
 from sfumato.queries import saliency
 from sfumato.queries.saliency import query_saliency, rank_candidates
@@ -185,7 +185,7 @@ def test_the_whole_query_is_one_gaussian_and_its_noise_has_the_size_it_claims(ow
     with pytest.raises(BudgetError, match="new charge"):
         query_saliency(charge, model, candidates(model), Saliency(), 1000.0)
     (record,) = owner.odometer.opened()
-    assert event_from_json(record["event"]) == mechanism.event
+    assert Mechanism.from_json(record["event"]) == mechanism
 
 
 def test_the_debiased_squared_norm_is_unbiased():

@@ -21,7 +21,7 @@ from sfumato.planning.resolve import inherited_events, make_plan, policy_of
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.authorize import DAY, SpendingPolicy
 from sfumato.privacy.check import check_ledger
-from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism, event_to_json
+from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism
 from sfumato.privacy.ledger import build_ledger, ledger_text
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.opinions import Opinion
@@ -336,7 +336,7 @@ def test_a_plan_over_inherited_records_is_of_their_adjacency_and_counts_them(tmp
         dataset_id="digits", source="digits", shape=(1, 8, 8), classes=tuple("0123456789"), split="keyed", version="v"
     )
     alone = make_plan(params, card)
-    brought = [record(1, event=event_to_json(Mechanism(noise_multiplier=0.8).event))]
+    brought = [record(1, event=Mechanism(noise_multiplier=0.8).to_json())]
     made = make_plan(params, card, inherited=brought)
     assert policy_of(alone).lifetime_epsilon == params.privacy.lifetime == 12.0
     assert alone.budget["adjacency"] == ZERO_OUT_ONE and made.budget["adjacency"] == ADD_OR_REMOVE_ONE
@@ -396,7 +396,7 @@ def test_the_check_fails_if_another_accountant_of_the_same_kind_refutes_the_decl
 
 
 def test_the_line_of_the_odometer_counts_what_the_release_does_not_use():
-    aborted = record(7, event=event_to_json(Mechanism(noise_multiplier=1.0).event))
+    aborted = record(7, event=Mechanism(noise_multiplier=1.0).to_json())
     rows = {"1": record(1)}
     said = build_ledger(BUDGET, rows, [record(1), aborted], dataset_id="digits", head="0" * 64)["odometer"]
     assert said["charges"] == 2 and said["epsilon"] > 2 * build_ledger(BUDGET, rows, [])["odometer"]["epsilon"]

@@ -136,10 +136,10 @@ def test_a_run_that_lost_its_checkpoint_is_paid_for_again(owner, monkeypatch):
     charges, go = durable_run(owner)
     save = checkpoint.save_checkpoint
 
-    def once(run, run_id, uses, *rest):
+    def once(run, uses, *rest):
         if uses == 2:
             raise KeyboardInterrupt
-        save(run, run_id, uses, *rest)
+        save(run, uses, *rest)
 
     monkeypatch.setattr(checkpoint, "save_checkpoint", once)
     with pytest.raises(KeyboardInterrupt):

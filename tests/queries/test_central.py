@@ -14,7 +14,7 @@ class Noiseless:
     def __init__(self, images, labels):
         self.images, self.labels, self.uses = images, labels, 0
 
-    def batches(self, size):
+    def batches(self, size, *, labels_only=False):
         yield self.images, self.labels
 
     def release(self, total, max_norm, integer=False):

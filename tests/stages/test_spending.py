@@ -18,7 +18,8 @@ from filelock import FileLock, Timeout
 from sfumato.privacy import authorize
 from sfumato.privacy.authorize import ChargeRequest
 from sfumato.privacy.charge import Charge
-from sfumato.privacy.resolved import read_lineages
+from sfumato.privacy.odometer import Odometer
+from sfumato.privacy.resolved import read_lineage
 from sfumato.privacy.schema4 import table
 from sfumato.settings.recipes import overlaid
 from sfumato.settings.stages import STAGES
@@ -100,10 +101,9 @@ def released_by_0_2(desk, monkeypatch, plan):
         content.pop("revision")
         content["settings"] = {**table()["settings"].get(file.stem, {}), **content["settings"]}
         file.write_text(yaml.safe_dump(content | {"code": "c" * 64}))
-    lineages = read_lineages(Path("artifacts/plan"))
 
     def then(**given) -> ChargeRequest:
-        schema4 = lineages[given["stage"]].schema4
+        schema4 = read_lineage(Path("artifacts/plan"), given["stage"]).schema4
         return ChargeRequest(**{**given, "schema4": {}, "plan": schema4["plan"], "settings": schema4["settings"]})
 
     with monkeypatch.context() as old:
@@ -393,6 +393,14 @@ def test_a_release_is_copied_by_one_process_at_a_time(desk, monkeypatch, plan):
     shutil.rmtree("artifacts/count")
     desk.run("count", "put back")
     assert len(copied) == 2
+
+
+def test_a_copy_whose_journal_is_older_than_its_digest_is_put_back(desk, released, monkeypatch):
+    charges = Odometer.charges
+    older = lambda *asked: [replace(run, released=None) for run in charges(*asked)]  # noqa: E731
+    monkeypatch.setattr(Odometer, "charges", older)
+    shutil.rmtree("artifacts/count")
+    desk.run("count", "put back")
 
 
 def test_what_a_process_left_behind_put_there_after_dvc_removed_it_is_no_failure(desk, released, monkeypatch):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import (
     DEEPEST,
     class_name,
@@ -101,6 +102,12 @@ def test_a_shape_is_held_to_its_type_and_nothing_is_converted(content):
     assert validated(Form, {"number": 1, "names": ["a"]}) == Form(1, ("a",))
     with pytest.raises(ValueError, match=r"the whole|number|names"):
         validated(Form, content)
+
+
+def test_the_digest_of_a_document_ignores_the_order_of_its_keys_and_refuses_nan():
+    assert digest_of({"a": 1, "b": [1.5]}) == digest_of({"b": [1.5], "a": 1})
+    with pytest.raises(ValueError, match="JSON"):
+        digest_of(float("nan"))
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "a\\b", "a\n", "-a", "a.journal", "é", "a" * 65])

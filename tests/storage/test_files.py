@@ -46,26 +46,22 @@ def test_a_directory_is_the_old_one_or_the_new_one(tmp_path):
     assert (tmp_path / "b" / "c" / "old").read_text() == "x"
 
 
-def test_what_a_killed_process_left_is_swept_and_nothing_else(tmp_path):
-    living = tmp_path / f".count.{os.getppid()}.tmp"
-    dead = [tmp_path / f".{name}.{dead_process()}.tmp" for name in ("count", "central")]
-    for path in (living, *dead):
-        path.mkdir()
-        (path / "half").write_text("x")
-    (tmp_path / "count").mkdir()
-    check_writable(tmp_path / "count")
-    assert not dead[0].exists() and dead[1].exists() and living.exists() and (tmp_path / "count").exists()
+def write_directory(path: Path) -> None:
+    with replacing_directory(path) as directory:
+        (directory / "x").write_text("whole")
 
 
-@pytest.mark.parametrize("kind", [replacing, replacing_directory])
-def test_who_writes_again_sweeps_what_a_kill_left_of_the_same_name(tmp_path, kind):
+@pytest.mark.parametrize("write", [check_writable, write_directory, lambda path: replace_file(path, b"whole")])
+@pytest.mark.parametrize("folder", [False, True])
+def test_who_writes_again_sweeps_what_a_kill_left_of_the_same_name_and_nothing_else(tmp_path, write, folder):
     """A stage that is switched off, or a plan, has nothing else that would look."""
+    living = tmp_path / f".a.{os.getppid()}.tmp"
     mine, other = (tmp_path / f".{name}.{dead_process()}.tmp" for name in ("a", "b"))
-    mine.mkdir() if kind is replacing_directory else mine.touch()
-    other.touch()
-    with kind(tmp_path / "a") as temporary:
-        (temporary / "x" if kind is replacing_directory else temporary).write_text("whole")
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([other.name, "a"])
+    for path in (living, mine, other):
+        path.mkdir() if folder else path.touch()
+    write(tmp_path / "a")
+    left = {path.name for path in tmp_path.iterdir()} - {"a"}
+    assert left == {living.name, other.name} and (tmp_path / "a").exists() == (write is not check_writable)
 
 
 def test_where_nothing_can_be_written_is_an_error_that_names_the_place(tmp_path):
@@ -74,25 +70,27 @@ def test_where_nothing_can_be_written_is_an_error_that_names_the_place(tmp_path)
         check_writable(tmp_path / "file" / "out")
 
 
-def test_a_private_folder_is_its_owner_s_alone_whatever_the_umask(tmp_path):
+@pytest.fixture
+def no_umask():
     before = os.umask(0)
-    try:
-        (tmp_path / "local").mkdir()
-        (tmp_path / "local" / "faces.png").write_bytes(b"x")
-        keep_private(tmp_path / "local")
-    finally:
-        os.umask(before)
-    modes = [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "local", tmp_path / "local" / "faces.png")]
-    assert modes == [0o700, 0o600]
+    yield
+    os.umask(before)
 
 
-def test_every_writer_of_local_numbers_keeps_them_from_other_accounts(tmp_path):
-    before = os.umask(0)
-    try:
-        write_local(tmp_path / "local.csv", b"x")
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "local.csv").stat().st_mode) == 0o600
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_private_folder_is_its_owner_s_alone_whatever_the_umask(tmp_path, no_umask):
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "faces.png").write_bytes(b"x")
+    keep_private(tmp_path / "local")
+    assert mode(tmp_path / "local") == 0o700 and mode(tmp_path / "local" / "faces.png") == 0o600
+
+
+def test_every_writer_of_local_numbers_keeps_them_from_other_accounts(tmp_path, no_umask):
+    write_local(tmp_path / "local.csv", b"x")
+    assert mode(tmp_path / "local.csv") == 0o600
     root = Path(__file__).resolve().parents[2]
     writers = ("stages/evaluate.py", "stages/compare.py", "stages/report.py")
     for name in (*writers, "sfumato/evaluation/plots.py", "benchmarks/utility.py"):
