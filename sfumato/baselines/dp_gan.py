@@ -9,8 +9,7 @@ Source: Xie et al. 2018; Torkzadehmahani et al. 2019 for the two halves clipped 
 from __future__ import annotations
 
 import copy
-import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,9 +21,10 @@ from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.ema import EMA_DECAY, ema_model
 from sfumato.diffusion.objective import to_model_range
 from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw
-from sfumato.dpsgd.run import State, Trained, fine_tune, gradient_sum, update
+from sfumato.dpsgd.run import State, Trained, gradient_sum
 from sfumato.generators.network import Generator
 from sfumato.generators.one_step import balanced_labels, recompute_batch_norm
+from sfumato.privacy.checkpoint import make_durable, resume
 from sfumato.settings.baselines import Adversarial
 from sfumato.settings.dpsgd import Finetune
 from sfumato.settings.noise_levels import LogNormal
@@ -78,7 +78,7 @@ class Discriminator(Denoiser):
         return F.softplus(-self.target * self(noisy, levels, labels).float())
 
 
-class AdversarialState(State):
+class AdversarialState:
     """What a run carries: the discriminator as DP-SGD trains it, the generator, its average and Adam's moments.
 
     priors: (classes,) public label shares of generated images; seed: fixes what is generated, which is public. The rest
@@ -105,10 +105,11 @@ class AdversarialState(State):
             microbatch_size=settings.microbatch_size,
             checkpoint_every=settings.checkpoint_every,
         )
-        super().__init__(
+        self.judge = State(
             model, config, public_batch=public_batch, label_dropout=0.0, autocast=autocast, generator=generator
         )
-        self.optimiser.param_groups[0]["betas"] = BETAS
+        self.judge.optimiser.param_groups[0]["betas"] = BETAS
+        self.model, self.device = model, self.judge.device
         self.network, self.priors, self.seed = network.to(self.device).train(), priors.cpu(), seed
         self.pupil = Trained(dict(network.named_parameters()), GENERATOR_RATE, EMA_DECAY, BETAS)
         self.against = copy.copy(model)  # the same weights, with the loss of generated images
@@ -116,7 +117,7 @@ class AdversarialState(State):
 
     def generated(self, purpose: int) -> tuple[Tensor, Tensor, Draws]:
         """Images of this step, (FAKES, C, H, W), their labels and the draws of their loss, from public randomness."""
-        random = torch.Generator().manual_seed((self.seed << 31) + 2 * self.steps + purpose)
+        random = torch.Generator().manual_seed((self.seed << 31) + 2 * self.judge.steps + purpose)
         labels = balanced_labels(FAKES, self.priors, self.model.classes, random).to(self.device)
         images = self.network(torch.randn(FAKES, self.network.latent, generator=random).to(self.device), labels)
         drawn = draw(self.model, images.cpu(), 1, LEVELS, random)
@@ -124,10 +125,13 @@ class AdversarialState(State):
 
     def step(self, charge: Charge) -> dict[str, float]:
         """One draw, one release, a step of each network. Returns the public row of the log."""
-        released = charge.release(gradient_sum(self, charge), self.config.max_grad_norm)
-        row = update(self, released, self.half_of_generated_images())
+        judge = self.judge
+        released = charge.release(gradient_sum(judge, charge), judge.config.max_grad_norm)
+        gradient = released.to(next(iter(judge.parameters.values()))) / judge.public_batch
+        judge.descend(gradient + self.half_of_generated_images())
         self.teach()
-        return row
+        norm = float(torch.linalg.vector_norm(gradient))
+        return {"step": judge.steps, "learning_rate": judge.config.learning_rate, "noised_gradient_norm": norm}
 
     @torch.no_grad()
     def half_of_generated_images(self) -> Tensor:
@@ -135,9 +139,9 @@ class AdversarialState(State):
 
         They are clipped as real images are, or their half would outweigh the other.
         """
-        images, labels, drawn = self.generated(0)
-        bound, size = self.config.max_grad_norm, self.microbatch_size
-        return clipped_gradient_sum(self.against, self.parameters, images, labels, drawn, bound, size) / FAKES
+        judge, (images, labels, drawn) = self.judge, self.generated(0)
+        bound, size = judge.config.max_grad_norm, judge.microbatch_size
+        return clipped_gradient_sum(self.against, judge.parameters, images, labels, drawn, bound, size) / FAKES
 
     def teach(self) -> None:
         """Generator step: fool the released discriminator."""
@@ -146,14 +150,15 @@ class AdversarialState(State):
         self.pupil.descend(parameters_to_vector(torch.autograd.grad(loss, [*self.pupil.parameters.values()])))
 
     def tensors(self) -> dict[str, Tensor]:
+        """Everything a checkpoint needs: copies, on the CPU."""
         own = {f"generator.{name}": value for name, value in self.network.state_dict().items()}
         own |= {f"generator_{name}": value for name, value in self.pupil.moments().items()}
         own |= {"generator_steps": torch.tensor(self.pupil.steps)}
-        return super().tensors() | {name: value.detach().cpu().clone() for name, value in own.items()}
+        return self.judge.tensors() | {name: value.detach().cpu().clone() for name, value in own.items()}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        super().load(tensors)
+        self.judge.load({name: value for name, value in tensors.items() if not name.startswith("generator")})
         for name, value in self.network.state_dict().items():
             value.copy_(tensors[f"generator.{name}"])
         moments = {name: tensors[f"generator_{name}"] for name in self.pupil.moments()}
@@ -167,4 +172,23 @@ class AdversarialState(State):
         return found.eval()
 
 
-train_dp_gan = functools.partial(fine_tune, stage="adversarial", take_step=AdversarialState.step)
+def train_dp_gan(
+    state: AdversarialState,
+    open_charge: Callable[[], Charge],
+    *,
+    epsilon_after: Callable[[int], float],
+    report: Callable[[int, int], None] = lambda done, total: None,
+    say: Callable[[str], None] = lambda text: None,
+) -> tuple[Charge, list[dict]]:
+    """Run all steps of a charge, as `sfumato.dpsgd.run.fine_tune` does for a denoiser."""
+    charge, found, log = resume(open_charge, "adversarial", say)
+    if found is not None:
+        state.load(found)
+    report(charge.used, charge.uses)
+    while charge.used < charge.uses:
+        row = state.step(charge)
+        log.append({**row, "epsilon": epsilon_after(charge.used)})
+        if charge.used % state.judge.config.checkpoint_every == 0 or charge.used == charge.uses:
+            make_durable(charge, state.tensors(), log)
+            report(charge.used, charge.uses)
+    return charge, log

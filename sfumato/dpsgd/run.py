@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -142,6 +142,37 @@ class State(Trained):
         self.load_moments(tensors, int(tensors["step"]))
 
 
+def fine_tune(
+    state: State,
+    open_charge: Callable[[], Charge],
+    *,
+    epsilon_after: Callable[[int], float],
+    report: Callable[[int, int], None] = lambda done, total: None,
+    say: Callable[[str], None] = lambda text: None,
+) -> tuple[Charge, list[dict]]:
+    """Run all steps of a charge, from the last durable step of an interrupted run, or from the start.
+
+    epsilon_after: ε of so many steps, for the log; report: called with (durable steps, steps), never between.
+    Returns the charge, all of whose uses are on disk, and the public log, one row for each step: never a loss, a number
+    of images or a time.
+    """
+    charge, found, log = resume(open_charge, "finetune", say)
+    if found is not None:
+        state.load(found)
+
+    report(charge.used, charge.uses)
+    while charge.used < charge.uses:
+        # one draw of images, one release, one step of Adam
+        row = step(state, charge)
+        log.append({**row, "epsilon": epsilon_after(charge.used)})
+
+        # on disk and in the journal before anything that follows from it is shown
+        if charge.used % state.config.checkpoint_every == 0 or charge.used == charge.uses:
+            make_durable(charge, state.tensors(), log)
+            report(charge.used, charge.uses)
+    return charge, log
+
+
 def step(state: State, charge: Charge) -> dict[str, float]:
     """One Poisson draw, one release, one step of Adam. Returns the public row of the log."""
     return update(state, charge.release(gradient_sum(state, charge), state.config.max_grad_norm))
@@ -160,48 +191,12 @@ def gradient_sum(state: State, charge: Charge) -> Tensor:
     return total
 
 
-def update(state: State, noised: Tensor, further: Tensor | float = 0.0) -> dict[str, float]:
-    """One step of Adam on a released sum, (P,): post-processing. Returns the public row of the log.
-
-    further: a gradient, (P,), that follows from public or released numbers.
-    """
+def update(state: State, noised: Tensor) -> dict[str, float]:
+    """One step of Adam on a released sum, (P,): post-processing. Returns the public row of the log."""
     gradient = noised.to(next(iter(state.parameters.values()))) / state.public_batch
-    state.descend(gradient + further)
+    state.descend(gradient)
     norm = float(torch.linalg.vector_norm(gradient))
     return {"step": state.steps, "learning_rate": state.config.learning_rate, "noised_gradient_norm": norm}
-
-
-def fine_tune(
-    state: State,
-    open_charge: Callable[[], Charge],
-    *,
-    epsilon_after: Callable[[int], float],
-    stage: str = "finetune",
-    take_step: Callable[[Any, Charge], dict[str, float]] = step,
-    report: Callable[[int, int], None] = lambda done, total: None,
-    say: Callable[[str], None] = lambda text: None,
-) -> tuple[Charge, list[dict]]:
-    """Run all steps of a charge, from the last durable step of an interrupted run, or from the start.
-
-    epsilon_after: ε of so many steps, for the log; take_step: one draw of images, one release, one step of Adam, and
-    its public row of the log; report: called with (durable steps, steps), never between.
-    Returns the charge, all of whose uses are on disk, and the public log, one row for each step: never a loss, a number
-    of images or a time.
-    """
-    charge, found, log = resume(open_charge, stage, say)
-    if found is not None:
-        state.load(found)
-
-    report(charge.used, charge.uses)
-    while charge.used < charge.uses:
-        row = take_step(state, charge)
-        log.append({**row, "epsilon": epsilon_after(charge.used)})
-
-        # on disk and in the journal before anything that follows from it is shown
-        if charge.used % state.config.checkpoint_every == 0 or charge.used == charge.uses:
-            make_durable(charge, state.tensors(), log)
-            report(charge.used, charge.uses)
-    return charge, log
 
 
 def step_noise(noise_multiplier: float, weights: int, batch: float) -> float:

@@ -9,7 +9,7 @@ import hashlib
 import math
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from sfumato.baselines.dp_gan import AdversarialState, Discriminator
 from sfumato.baselines.private_evolution import query_votes
-from sfumato.data.images import ImageSet
+from sfumato.data.images import ImageSet, Shape
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.gradients import Draws
 from sfumato.dpsgd.run import State, step
@@ -128,6 +128,17 @@ class Case:
         self.query(charge)
         return [total for total, _, _ in charge.asked]
 
+    def moves(self, images: Tensor, labels: Tensor, left_out: Iterable[int], **more: Any) -> list[float]:
+        """How far each of these images moves each release."""
+        drawn, found = self.drawn(images), []
+        whole = self.totals(drawn, labels, **more)
+        assert len(whole) == self.uses and all(total.isfinite().all() for total in whole)
+        for i in left_out:
+            keep = torch.arange(len(images)) != i
+            rest = self.totals(drawn[keep], labels[keep], **more)
+            found += [float((a.double() - b.double()).norm()) for a, b in zip(whole, rest, strict=True)]
+        return found
+
     def first_release(self, charge: Any) -> Tensor:
         """What a real charge releases first."""
         release, found = charge.release, []
@@ -151,6 +162,11 @@ def classifier():
     images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[..., None]
     digits = ImageSet(images, bunch.target.astype(np.int64), tuple(str(i) for i in range(CLASSES)))
     return train_public_classifier(digits, Classifier(network="whitened", width=8, steps=30), seed=0)[0].eval()
+
+
+def drawn_images(count: int, seed: int = 0, classes: int = CLASSES, shape: Shape = SHAPE) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    return torch.rand(count, *shape, generator=random), torch.randint(classes, (count,), generator=random)
 
 
 @functools.cache
@@ -193,8 +209,10 @@ def teacher(charge: Any, classes: int = CLASSES, offsets: Tensor | float = 0.0, 
     return query_teacher(charge, chosen, classes, PUBLIC, spread, lambda done, total: None, offsets)
 
 
-def saliency(charge: Any, draw: Callable[..., Draws] = seeded_draws, **settings: Any) -> dict[str, Tensor]:
-    model, chosen = unet(), Saliency(**{"microbatch_size": 16, "max_norm": C, **settings})
+def saliency(
+    charge: Any, draw: Callable[..., Draws] = seeded_draws, model: Any = None, **settings: Any
+) -> dict[str, Tensor]:
+    model, chosen = model or unet(), Saliency(**{"microbatch_size": 16, "max_norm": C, **settings})
     with patch.object(saliency_query, "draw", draw):
         return saliency_query.query_saliency(charge, model, candidates(model, chosen.candidates), chosen, PUBLIC)
 
@@ -206,15 +224,19 @@ def finetune(charge: Any, draws: int = 1, model: UNet | None = None) -> dict[str
     return {**state.tensors(), **{name: torch.tensor(value) for name, value in step(state, charge).items()}}
 
 
-def adversarial(charge: Any) -> dict[str, Tensor]:
+def discriminator(resolution: int = 8, channels: int = 1) -> Discriminator:
     torch.manual_seed(0)
-    model = Discriminator(8, 1, CLASSES, 4)
+    model = Discriminator(resolution, channels, CLASSES, 4)
     torch.nn.init.normal_(model.by_label.weight, std=0.1)
+    return model
+
+
+def adversarial(charge: Any) -> dict[str, Tensor]:
     chosen = Adversarial(max_grad_norm=C, microbatch_size=16)
     generator = new_generator(SHAPE, CLASSES, 4, 8, 0)
     even = torch.full((CLASSES,), 1 / CLASSES)
-    state = AdversarialState(model, generator, chosen, even, 0, public_batch=PUBLIC, autocast=False)
-    state.draw = functools.partial(seeded_draws, None, draws=1)  # type: ignore[method-assign]
+    state = AdversarialState(discriminator(), generator, chosen, even, 0, public_batch=PUBLIC, autocast=False)
+    state.judge.draw = functools.partial(seeded_draws, None, draws=1)  # type: ignore[method-assign]
     state.step(charge)
     return state.tensors()
 
@@ -244,15 +266,22 @@ def unit_rows(images: Tensor) -> Tensor:
     return torch.nn.functional.normalize(images.flatten(1), dim=1)
 
 
-def means(features: Any, **more: Any) -> Callable[[Any], Tensor]:
-    return lambda charge: query_feature_means(charge, features, CLASSES, PUBLIC, **more)
+def means(features: Any, classes: int = CLASSES, **more: Any) -> Callable[[Any], Tensor]:
+    return lambda charge: query_feature_means(charge, features, classes, PUBLIC, **more)
 
 
 def modes(**settings: Any) -> dict[str, Any]:
     return {"query": functools.partial(central, statistic="mode", **settings), "integer": True, "axis": 0, "uses": 2}
 
 
+def moments(classes: int = CLASSES) -> dict[str, Any]:
+    """The public network is trained when it is first asked."""
+    query = lambda charge: means(moment_map(), classes, cached=True)(charge)  # noqa: E731
+    return {"query": query, "encode": lambda images: moment_map().vectors(images)}
+
+
 GRADIENTS = {"bound": C, "rounding": 1e-5}
+VOTES = {"bound": math.sqrt(2), "integer": True}
 
 CASES = {
     "count": Case(stage="count", query=lambda c: query_count(c, CLASSES), bound=1, integer=True, axis=0),
@@ -264,23 +293,11 @@ CASES = {
     "frequency": Case(stage="frequency", query=means(FEATURES), bound=1, axis=1),
     "frequency of blocks": Case(stage="frequency", query=means(BLOCKS), bound=1, axis=1),
     "covariance": Case(stage="covariance", query=means(cosine_moments(SHAPE, flip=False)), bound=1, axis=1),
-    "moments": Case(
-        stage="moments",
-        query=lambda charge: means(moment_map(), cached=True)(charge),
-        encode=lambda images: moment_map().vectors(images),
-        bound=1,
-        axis=1,
-    ),
+    "moments": Case(stage="moments", **moments(), bound=1, axis=1),
     "embedding": Case(stage="embedding", query=means(LEARNED, cached=True), encode=LEARNED.vectors, bound=1, axis=1),
-    "histogram": Case(
-        stage="histogram", query=lambda c: query_histogram(c, classifier(), 2), bound=math.sqrt(2), integer=True
-    ),
+    "histogram": Case(stage="histogram", query=lambda c: query_histogram(c, classifier(), 2), **VOTES),
     "histogram by class": Case(
-        stage="histogram",
-        query=lambda charge: query_histogram(charge, classifier(), 2, CLASSES),
-        bound=math.sqrt(2),
-        integer=True,
-        axis=0,
+        stage="histogram", query=lambda c: query_histogram(c, classifier(), 2, CLASSES), **VOTES, axis=0
     ),
     "teacher": Case(stage="teacher", query=teacher, encode=unit_rows, bound=1.4142, uses=3),
     "teacher on a network of one's own": Case(

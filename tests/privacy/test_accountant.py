@@ -39,18 +39,14 @@ FIXTURES = [  # METHODS §1: N, q, T, epsilon, earlier queries (sigma, q, times)
 
 
 @pytest.mark.parametrize(("size", "rate", "steps", "target", "queries", "noise"), FIXTURES)
-def test_published_settings_come_to_their_epsilon(size, rate, steps, target, queries, noise):
-    earlier = [Mechanism(noise_multiplier=s, sample_rate=q, uses=n) for s, q, n in queries]
+def test_published_settings_come_to_their_epsilon_and_calibration_finds_their_noise_and_never_exceeds_the_target(
+    size, rate, steps, target, queries, noise
+):
+    asks = {f"q{i}": NoiseRequest(noise_multiplier=s, sample_rate=q, uses=n) for i, (s, q, n) in enumerate(queries)}
+    earlier = [ask.with_noise(ask.noise_multiplier) for ask in asks.values()]
     whole = [*earlier, Mechanism(noise_multiplier=noise, sample_rate=rate, uses=steps)]
     assert epsilon([m.event for m in whole], default_delta(size)) == pytest.approx(target, abs=0.01)
-
-
-@pytest.mark.parametrize(("size", "rate", "steps", "target", "queries", "noise"), FIXTURES)
-def test_calibration_finds_the_published_noise_and_never_exceeds_the_target(size, rate, steps, target, queries, noise):
-    asks = {f"q{i}": NoiseRequest(noise_multiplier=s, sample_rate=q, uses=n) for i, (s, q, n) in enumerate(queries)} | {
-        "dpsgd": NoiseRequest(sample_rate=rate, uses=steps)
-    }
-    solved = calibrate(asks, target, default_delta(size))
+    solved = calibrate(asks | {"dpsgd": NoiseRequest(sample_rate=rate, uses=steps)}, target, default_delta(size))
     assert solved["dpsgd"].noise_multiplier == pytest.approx(noise, rel=3e-3)
     assert epsilon([m.event for m in solved.values()], default_delta(size)) <= target
 
@@ -170,10 +166,8 @@ def test_a_share_keeps_its_noise_whatever_the_other_stages_do(target):
 def test_a_share_of_one_release_over_all_images_is_that_part_of_a_gaussian_s_budget(target, share):
     delta = default_delta(60_000)
     whole = calibrate({"all": NoiseRequest()}, target, delta)["all"].noise_multiplier
-    found = calibrate(
-        {"a": NoiseRequest(share=share), "finetune": NoiseRequest(sample_rate=0.07, uses=200)}, target, delta
-    )["a"]
-    assert found.noise_multiplier == pytest.approx(whole / math.sqrt(share), rel=2e-3)
+    asks = {"a": NoiseRequest(share=share), "finetune": NoiseRequest(sample_rate=0.07, uses=200)}
+    assert calibrate(asks, target, delta)["a"].noise_multiplier == pytest.approx(whole / math.sqrt(share), rel=2e-3)
 
 
 # METHODS §7: the honest shares of the selection at N = 162 770, T = 1000, q = 4096/N, laid out like Table 10 of
@@ -185,19 +179,14 @@ SALIENCY_SHARES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("target", "noise", "percent"), [(e, s, p) for e, row in SALIENCY_SHARES.items() for s, p in row.items()]
-)
-def test_saliency_takes_the_honest_share_of_the_budget(target, noise, percent):
-    size = 162_770
-    delta = default_delta(size)
-    asks = {
-        "saliency": NoiseRequest(noise_multiplier=noise),
-        "finetune": NoiseRequest(sample_rate=4096 / size, uses=1000),
-    }
-    found = calibrate(asks, target, delta)
-    shares = shares_of_rdp({name: [m.event] for name, m in found.items()}, delta)
-    assert 100 * shares["saliency"] == pytest.approx(percent, abs=0.5)
+@pytest.mark.parametrize("target", SALIENCY_SHARES)
+def test_saliency_takes_the_honest_share_of_the_budget(target):
+    size, delta = 162_770, default_delta(162_770)
+    for noise, percent in SALIENCY_SHARES[target].items():
+        finetune = NoiseRequest(sample_rate=4096 / size, uses=1000)
+        found = calibrate({"saliency": NoiseRequest(noise_multiplier=noise), "finetune": finetune}, target, delta)
+        shares = shares_of_rdp({name: [m.event] for name, m in found.items()}, delta)
+        assert 100 * shares["saliency"] == pytest.approx(percent, abs=0.5)
 
 
 def test_shares_of_rdp_add_up_to_one():
@@ -206,16 +195,10 @@ def test_shares_of_rdp_add_up_to_one():
 
 
 def test_rest_after_the_shares_meets_a_budget_that_one_query_overspends():
+    central = NoiseRequest(noise_multiplier=5, sample_rate=0.1, uses=5)
+    asks = {"count": NoiseRequest(noise_multiplier=500), "central": central, "finetune": NoiseRequest()}
     with pytest.raises(BudgetError, match=r"central alone costs .* Raise central\.noise"):
-        calibrate(
-            {
-                "count": NoiseRequest(noise_multiplier=500),
-                "central": NoiseRequest(noise_multiplier=5, sample_rate=0.1, uses=5),
-                "finetune": NoiseRequest(),
-            },
-            0.01,
-            1e-6,
-        )
+        calibrate(asks, 0.01, 1e-6)
 
 
 @pytest.mark.parametrize(

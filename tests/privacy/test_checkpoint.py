@@ -15,10 +15,14 @@ STATE = {"parameters.a": torch.arange(4.0), "step": torch.tensor(7)}
 LOG = [{"step": 7, "epsilon": 0.5}]
 
 
-def test_state_and_log_come_back(tmp_path):
+def test_state_and_log_come_back_unless_the_file_is_damaged_or_missing(tmp_path):
+    assert load_checkpoint(tmp_path, 7, None) is None
     save_checkpoint(tmp_path, 7, STATE, LOG)
     state, log = load_checkpoint(tmp_path, 7, None)
     assert torch.equal(state["parameters.a"], STATE["parameters.a"]) and int(state["step"]) == 7 and log == LOG
+    path = checkpoint_path(tmp_path, 7)
+    path.write_bytes(path.read_bytes()[:40])
+    assert load_checkpoint(tmp_path, 7, None) is None
 
 
 @pytest.mark.parametrize(("run", "uses"), [("other", 7), ("run", 8)])
@@ -28,14 +32,6 @@ def test_a_checkpoint_of_another_run_or_step_is_not_taken(tmp_path, run, uses):
     save_checkpoint(tmp_path / "run", 7, STATE, LOG)
     checkpoint_path(tmp_path / "run", 7).rename(checkpoint_path(tmp_path / run, uses))
     assert load_checkpoint(tmp_path / run, uses, None) is None
-
-
-def test_a_damaged_or_missing_file_is_not_taken(tmp_path):
-    assert load_checkpoint(tmp_path, 7, None) is None
-    save_checkpoint(tmp_path, 7, STATE, LOG)
-    path = checkpoint_path(tmp_path, 7)
-    path.write_bytes(path.read_bytes()[:40])
-    assert load_checkpoint(tmp_path, 7, None) is None
 
 
 def test_only_the_journalled_checkpoint_is_kept(tmp_path):

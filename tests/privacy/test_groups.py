@@ -112,12 +112,6 @@ def test_without_the_mean_over_a_group_the_test_would_fail(name, patients):
     assert torch.linalg.vector_norm(whole - rest) > 10 * case.bound
 
 
-def test_each_group_has_one_vote_in_a_round_of_evolution(patients):
-    case = CASES["evolve"]
-    votes = case.first_release(opened(drawn_by(case, patients), case.bound))
-    assert float(votes.sum()) == pytest.approx(len(GroupIndex(patients.groups)), abs=1e-4)
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
 def test_a_group_with_broken_images_moves_the_sum_by_at_most_the_bound(value):
     random = torch.Generator().manual_seed(0)
@@ -143,8 +137,7 @@ def test_a_group_alone_is_an_image_to_the_last_bit(patients):
     """Groups of one image each: the same sum as without groups, under the same noise."""
     singles = replace(patients, groups=np.random.default_rng(0).permutation(len(patients)))
     plain = replace(patients, groups=None)
-    for images in (singles, plain):
-        assert len(GroupIndex(images.groups)) == len(images) if images.groups is not None else True
+    assert len(GroupIndex(singles.groups)) == len(singles)
     one, other = (
         opened(images, 1.0, seed=3).sum(lambda x, y: Rows(one_hot(y, 10)), 1.0, size=64) for images in (singles, plain)
     )
@@ -277,35 +270,23 @@ def test_an_image_copied_fifty_times_is_no_easier_to_find(name, digits):
 def clinic(owner, tmp_path, digits):
     """The owner of a set with groups."""
     groups = 1 + np.random.default_rng(0).geometric(0.2, 300).cumsum().searchsorted(np.arange(600))
-    np.savez(
-        tmp_path / "set.npz",
-        images=digits.images[:600],
-        labels=digits.labels[:600],
-        classes=np.array(CLASSES),
-        groups=groups,
-    )
-    data = Data(
-        dataset_id="clinic",
-        source="npz",
-        path=str(tmp_path / "set.npz"),
-        groups=Groups(array=True),
-        different_people=True,
-    )
+    path, images = tmp_path / "set.npz", {"images": digits.images[:600], "labels": digits.labels[:600]}
+    np.savez(path, **images, classes=np.array(CLASSES), groups=groups)
+    several = {"groups": Groups(array=True), "different_people": True}
+    data = Data(dataset_id="clinic", source="npz", path=str(path), **several)
     prepare_sensitive(data, owner.state, tmp_path / "clinic.json", tmp_path / "raw")
     return replace(owner, card=read_card(tmp_path / "clinic.json"))
 
 
 def test_a_record_names_the_unit_and_how_a_group_counts(owner, clinic):
     record = clinic.open(unit=GROUP).record
-    assert (
-        record["unit"] == UNITS[GROUP] and record["group_weight"] == "mean" and "mean over its" in record["sensitivity"]
-    )
+    assert record["unit"] == UNITS[GROUP] and record["group_weight"] == "mean"
+    assert "mean over its" in record["sensitivity"]
     assert clinic.open(unit=GROUP, group_cap=5, plan="capped").record["group_weight"] == "capped at 5 images"
     plain = owner.open().record
     assert plain["unit"] == "one (image, label)" and not plain.keys() & {"group_weight", "claim"}
-    claimed = owner.open(
-        plan="claimed", permission=SpendingPolicy(delta=1e-5, lifetime_epsilon="unlimited", one_image_each=True)
-    )
+    policy = SpendingPolicy(delta=1e-5, lifetime_epsilon="unlimited", one_image_each=True)
+    claimed = owner.open(plan="claimed", permission=policy)
     assert claimed.record["claim"] == ONE_IMAGE_EACH
 
 

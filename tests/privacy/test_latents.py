@@ -1,10 +1,15 @@
 """Guarantees with public text-to-image models: what one image moves, what a latent depends on, who may draw it."""
 
 import json
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from cases import Case, seeded_draws
+from cases import saliency as released
+from dpsgd_runs import check_clip, check_rows
 from test_groups import opened
 
 from sfumato.data import store
@@ -20,16 +25,13 @@ from sfumato.data.store import (
     read_card,
     write_latents,
 )
-from sfumato.dpsgd.gradients import clipped_gradient_sum, draw, per_image_gradients
-from sfumato.dpsgd.run import State
-from sfumato.dpsgd.trainable import candidates, choose_trainable
+from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
+from sfumato.dpsgd.trainable import choose_trainable
 from sfumato.errors import DataError
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import NoiseSource
-from sfumato.queries import saliency
-from sfumato.queries.saliency import query_saliency
 from sfumato.settings.data import Data
-from sfumato.settings.dpsgd import Finetune, Lora, Saliency
+from sfumato.settings.dpsgd import Finetune, Lora
 from sfumato.settings.noise_levels import TimestepMixture
 
 KINDS = ("unet-epsilon", "unet-v", "transformer")
@@ -72,82 +74,39 @@ def batch(model, draws: int):
 def test_per_image_gradients_are_those_of_a_plain_loop(models, kind, trainable):
     model, parameters = network(models, kind, trainable)
     latents, labels, drawn = batch(model, 2)
-    rows = per_image_gradients(model, parameters, latents, labels, drawn)
-    for i in range(B):
-        label = int(labels[i]) if 0 <= int(labels[i]) < 3 else 3  # out of range: no label
-        said = torch.where(drawn.drop[i], 3, torch.tensor([label, label]))
-        loss = model.per_image_loss(latents[i].expand(2, -1, -1, -1), said, drawn.levels[i], drawn.noise[i]).mean()
-        alone = torch.autograd.grad(loss, list(parameters.values()))
-        for name, gradient in zip(parameters, alone, strict=True):
-            torch.testing.assert_close(
-                rows[name][i],
-                gradient,
-                rtol=1e-3,
-                atol=1e-4 * max(1e-3, float(gradient.abs().max())),
-                msg=lambda text, name=name: f"{name}: {text}",
-            )
+    known = torch.tensor([0, 1, 2, 3, 3])  # out of range: no label
+    shown = torch.where(drawn.drop, 3, known[:, None])
+    check_rows(model, parameters, latents, labels, drawn, lambda i: shown[i], error=1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("trainable", ["attention-lora", "attention", "all"])
-def test_half_precision_gives_nearly_the_same_sum_in_float32_under_the_same_bound(models, kind, trainable):
+@pytest.mark.parametrize(
+    ("trainable", "draws", "chunk", "autocast"),
+    [
+        *(("attention-lora", draws, chunk, False) for draws, chunk in ((1, 1), (1, 8), (3, 2))),
+        *((trainable, 1, 2, True) for trainable in ("attention-lora", "attention", "all")),
+    ],
+)
+def test_one_image_moves_the_sum_of_gradients_by_at_most_the_clip(models, kind, trainable, draws, chunk, autocast):
     model, parameters = network(models, kind, trainable)
-    latents, labels, drawn = batch(model, 1)
-    whole, half = (
-        clipped_gradient_sum(model, parameters, latents, labels, drawn, C, 2, autocast) for autocast in (False, True)
-    )
-    assert half.dtype == torch.float32 and 0 < float((whole - half).norm() / whole.norm()) < 0.2
-    for i in range(2):
-        rest = torch.arange(B) != i
-        without = clipped_gradient_sum(model, parameters, latents[rest], labels[rest], drawn.rows(rest), C, 2, True)
-        assert 0.95 * C < float(torch.linalg.vector_norm(half - without)) <= C * (1 + 1e-5)
+    drawn = batch(model, draws)
+    check_clip(model, parameters, *drawn, C, chunk, autocast)
+    if autocast:  # nearly the same sum
+        whole, half = (clipped_gradient_sum(model, parameters, *drawn, C, chunk, half) for half in (False, True))
+        assert 0 < float((whole - half).norm() / whole.norm()) < 0.2
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("draws", "chunk"), [(1, 1), (1, 8), (3, 2)])
-def test_one_image_moves_the_sum_of_adapter_gradients_by_at_most_the_clip(models, kind, draws, chunk):
-    model, parameters = network(models, kind)
-    latents, labels, drawn = batch(model, draws)
-    rows = per_image_gradients(model, parameters, latents, labels, drawn)
-    assert torch.cat([part.flatten(1) for part in rows.values()], dim=1).norm(dim=1).min() > 2 * C
-    whole = clipped_gradient_sum(model, parameters, latents, labels, drawn, C, chunk)
-    for i in range(B):
-        rest = torch.arange(B) != i
-        without = clipped_gradient_sum(model, parameters, latents[rest], labels[rest], drawn.rows(rest), C, chunk)
-        assert 0.95 * C < float(torch.linalg.vector_norm(whole - without)) <= C * (1 + 1e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_image_moves_the_saliency_sum_by_at_most_the_clip(models, kind, monkeypatch):
+def test_one_image_moves_the_saliency_sum_by_at_most_the_clip(models, kind):
     model, _ = network(models, kind, "all")
-    latents, labels, drawn = batch(model, 1)
 
-    class Recorder:
-        def __init__(self, index):
-            self.index, self.released, self.current = index, [], index[:2]  # blanks are tried before a batch comes
+    def timesteps(*given, **more):
+        drawn = seeded_draws(*given, **more)
+        return replace(drawn, levels=(100 * drawn.levels).long().clamp(max=999))
 
-        def batches(self, size, draws=1):
-            for part in self.index.split(size):
-                self.current = part
-                yield latents[part], labels[part]
-
-        def release(self, total, max_norm):
-            self.released.append((total.clone(), max_norm))
-            return total
-
-    def total(index):
-        charge = Recorder(index)
-        monkeypatch.setattr(saliency, "draw", lambda *rest, **more: drawn.rows(charge.current))
-        query_saliency(charge, model, candidates(model), Saliency(max_norm=C, microbatch_size=2), 10.0)
-        ((released, max_norm),) = charge.released
-        assert max_norm == C
-        return released
-
-    everything = torch.arange(B)
-    whole = total(everything)
-    for i in range(B):
-        moved = float(torch.linalg.vector_norm(whole - total(everything[everything != i])))
-        assert 0.95 * C < moved <= C * (1 + 1e-5)
+    query = partial(released, draw=timesteps, model=model, max_norm=C, microbatch_size=2)
+    moved = Case(stage="saliency", query=query, bound=C).moves(*batch(model, 1)[:2], range(B))
+    assert min(moved) > 0.95 * C and max(moved) <= C * (1 + 1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -162,15 +121,6 @@ def test_a_latent_that_is_not_finite_counts_for_nothing(models, kind, value):
     if value != 1e30:  # which may stay finite; then it is clipped
         without = clipped_gradient_sum(model, parameters, latents[rest], labels[rest], drawn.rows(rest), C, 2)
         assert torch.linalg.vector_norm(whole - without) <= 1e-4 * C
-
-
-def test_an_empty_draw_is_a_step(models):
-    model, parameters = network(models, "unet-epsilon")
-    run = State(model, Finetune(draws=1, microbatch_size=2, noise_levels=UNIFORM), public_batch=5.0, autocast=False)
-    latents, labels, drawn = batch(model, 1)
-    none = torch.arange(0)
-    assert not clipped_gradient_sum(model, parameters, latents[none], labels[none], drawn.rows(none), C, 2).any()
-    assert len(run.draw(latents[none])) == 0
 
 
 # ---- latents
@@ -204,13 +154,11 @@ def test_latents_are_private_and_of_all_images_in_their_order(encoded):
 def test_the_charge_draws_the_same_images_and_writes_the_same_record(encoded):
     mechanism = Mechanism(noise_multiplier=2.0, sample_rate=0.2, uses=1)
     drawn, records = [], []
+    own = ("id", "plan", "settings", "time")
     for latents in (None, encoded.key):
         charge = encoded.open(mechanism, plan=f"plan {latents}", noise=NoiseSource(seed=7), latents=latents)
-        pieces = list(charge.batches(size=100))
-        drawn.append((torch.cat([images for images, _ in pieces]), torch.cat([labels for _, labels in pieces])))
-        records.append(
-            {key: value for key, value in charge.record.items() if key not in ("id", "plan", "settings", "time")}
-        )
+        drawn.append([torch.cat(parts) for parts in zip(*charge.batches(size=100), strict=True)])
+        records.append({key: value for key, value in charge.record.items() if key not in own})
     (images, labels), (latents, same) = drawn
     assert torch.equal(labels, same) and records[0] == records[1] and 0 < len(labels) < 1000
     torch.testing.assert_close(latents, encode(images).half().float())
@@ -236,16 +184,18 @@ def test_changed_images_or_another_encoder_have_latents_of_their_own(encoded, tm
     other = latents_key(encoded.card, "another encoder")
     assert other != encoded.key and not have_latents(encoded.state, encoded.card, other)
     write_latents(encoded.state, encoded.card, other, encode)
-    assert have_latents(encoded.state, encoded.card, other) and not have_latents(
-        encoded.state, encoded.card, encoded.key
-    )  # the old ones are gone
+    assert have_latents(encoded.state, encoded.card, other)
+    assert not have_latents(encoded.state, encoded.card, encoded.key)  # the old ones are gone
     prepare_sensitive(Data(holdout_fraction=0.5), encoded.state, tmp_path / "other.json", tmp_path / "raw")
     changed = read_card(tmp_path / "other.json")
     key = latents_key(changed, "another encoder")
     assert not have_latents(encoded.state, changed, key)  # a preparation removes them all
 
 
-def test_latents_that_other_code_made_are_made_again(encoded, monkeypatch):
+def test_latents_are_known_by_the_images_the_encoder_and_the_code(encoded, monkeypatch):
+    """By the first, a withdrawal reaches them; by the others, no other map's are drawn."""
+    other = replace(encoded.card, version="another")
+    assert len({latents_key(card, name) for card in (encoded.card, other) for name in ("a", "b")}) == 4
     monkeypatch.setattr(store, "digest_of_code", lambda: "of other code")
     assert latents_key(encoded.card, "some encoder") != encoded.key
 

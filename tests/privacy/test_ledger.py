@@ -1,6 +1,5 @@
 import copy
 import hashlib
-import json
 import re
 
 import pytest
@@ -39,7 +38,9 @@ def sealed(ledger: dict) -> dict:
 def test_a_written_ledger_holds_and_reads_back(tmp_path):
     ledger = ledger_of(COUNT, STEPS)
     (tmp_path / "ledger.json").write_text(ledger_text(ledger))
-    spent, problems = check_ledger(read_ledger(tmp_path / "ledger.json"), limit=10)
+    read = read_ledger(tmp_path / "ledger.json")
+    assert read["stages"]["saliency"] == {"epsilon": 0.0, "share": 0.0, "records": []}
+    spent, problems = check_ledger(read, limit=10)
     assert problems == [] and spent == pytest.approx(ledger["epsilon"]["rdp"])
 
 
@@ -153,40 +154,35 @@ def test_delta_asked_for_above_one_over_the_hint_is_refused():
 def test_the_target_is_held_to_the_ledgers_own_delta():
     ledger = ledger_of(COUNT, STEPS)
     tight = ledger | {"target": ledger["epsilon"]["rdp"] + 1e-3}
-    body = {key: value for key, value in tight.items() if key != "digest"}
-    assert check_ledger(sealed(body))[1] == []
-    spent, problems = check_ledger(sealed(body), delta=ledger["delta"] / 10)
+    assert check_ledger(sealed(tight))[1] == []
+    spent, problems = check_ledger(sealed(tight), delta=ledger["delta"] / 10)
     assert spent > tight["target"] and problems == []
-    assert check_ledger(sealed(body), delta=ledger["delta"] / 10, limit=tight["target"])[1] != []
+    assert check_ledger(sealed(tight), delta=ledger["delta"] / 10, limit=tight["target"])[1] != []
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"schema": 1}'])
-def test_a_truncated_file_is_refused(tmp_path, text):
-    (tmp_path / "ledger.json").write_text(text)
-    with pytest.raises(BudgetError):
-        read_ledger(tmp_path / "ledger.json")
+WRITTEN = ledger_text(ledger_of(COUNT))
+UNREADABLE = {
+    **dict.fromkeys(("", "{", "[]", "{}", '{"schema": 1}', "[" * 200_000), r"ledger\.json"),
+    ledger_text(ledger_of(COUNT) | {"schema": 1}): "schema 1.*stage ledger write",
+    **{WRITTEN.replace(' "target": 10.0', f' "target": {no}'): no for no in ("NaN", "Infinity", "-Infinity")},
+}
+
+
+@pytest.mark.parametrize("text", UNREADABLE, ids=lambda text: text[:20])
+def test_a_file_that_is_no_ledger_of_this_version_is_refused_in_a_sentence(tmp_path, text):
     with pytest.raises(BudgetError, match="ledger write"):
-        read_ledger(tmp_path / "none.json")
-
-
-def test_a_ledger_of_another_version_says_what_to_do(tmp_path):
-    old = {**ledger_of(COUNT), "schema": 1, "records": {COUNT["id"]: COUNT}}
-    (tmp_path / "ledger.json").write_text(json.dumps(old))
-    with pytest.raises(BudgetError, match="schema 1.*stage ledger write"):
+        read_ledger(tmp_path / "ledger.json")
+    (tmp_path / "ledger.json").write_text(text)
+    with pytest.raises(BudgetError, match=UNREADABLE[text]):
         read_ledger(tmp_path / "ledger.json")
 
 
 def locked(tmp_path, ledger: dict, **outs: str):
     path = tmp_path / "ledger.json"
     path.write_text(ledger_text(ledger))
-    stages = {
-        name: {"cmd": f"stage {name}", "outs": [{"path": f"artifacts/{name}", "md5": md5}]}
-        for name, md5 in outs.items()
-    }
-    stages["ledger"] = {
-        "cmd": "stage ledger write",
-        "outs": [{"path": "ledger.json", "md5": hashlib.md5(path.read_bytes()).hexdigest()}],
-    }
+    of_file = {"path": "ledger.json", "md5": hashlib.md5(path.read_bytes()).hexdigest()}
+    stages = {name: {"outs": [{"path": f"artifacts/{name}", "md5": md5}]} for name, md5 in outs.items()}
+    stages["ledger"] = {"cmd": "stage ledger write", "outs": [of_file]}
     (tmp_path / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": stages}))
     return path, tmp_path / "dvc.lock"
 
@@ -219,14 +215,6 @@ def test_dvc_gives_an_empty_artifact_the_hash_that_we_expect(tmp_path):
     assert tree.hash_info.value == empty_artifact_md5("central")
 
 
-def test_the_stored_table_is_plain_json():
-    assert json.loads(ledger_text(ledger_of(COUNT)))["stages"]["finetune"] == {
-        "epsilon": 0.0,
-        "share": 0.0,
-        "records": [],
-    }
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -247,20 +235,6 @@ def test_the_stored_table_is_plain_json():
 def test_an_entry_of_another_kind_is_a_reason_and_not_a_traceback(key, value):
     spent, problems = check_ledger(ledger_of(COUNT, STEPS) | {key: value}, limit=10)
     assert spent == float("inf") and any(key in problem for problem in problems)
-
-
-@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
-def test_numbers_that_are_none_are_not_read(tmp_path, constant):
-    text = ledger_text(ledger_of(COUNT)).replace(' "target": 10.0', f' "target": {constant}')
-    (tmp_path / "ledger.json").write_text(text)
-    with pytest.raises(BudgetError, match=constant):
-        read_ledger(tmp_path / "ledger.json")
-
-
-def test_json_that_is_too_deep_is_one_sentence(tmp_path):
-    (tmp_path / "ledger.json").write_text("[" * 200_000)
-    with pytest.raises(BudgetError, match=r"ledger\.json"):
-        read_ledger(tmp_path / "ledger.json")
 
 
 def test_a_ledger_for_one_unit_never_passes_for_the_other():

@@ -13,33 +13,13 @@ from sfumato.privacy.events import SECRET, SEEDED
 from sfumato.privacy.noise import NoiseSource, secret_generator
 
 
-def test_noise_has_the_stated_standard_deviation_and_shape():
-    count, std = 400_000, 3.7
-    drawn = NoiseSource().gaussian((count,), std).numpy()
-    # s² of n normals has a standard error of σ²·√(2/n), the mean one of σ/√n: six of each, false alarm 4e-9
-    assert abs(drawn.var() / std**2 - 1) < 6 * np.sqrt(2 / count)
-    assert abs(drawn.mean()) < 6 * std / np.sqrt(count)
-    # the share beyond 3σ is 0.0027: six standard errors
-    assert abs((np.abs(drawn) > 3 * std).mean() - 0.0026998) < 6 * np.sqrt(0.0027 / count)
-
-
-def test_two_sources_and_two_draws_differ():
-    source = NoiseSource()
-    first, second, other = (
-        source.gaussian((64,), 1.0),
-        source.gaussian((64,), 1.0),
-        NoiseSource().gaussian((64,), 1.0),
-    )
-    assert not torch.equal(first, second) and not torch.equal(first, other)
-
-
-def test_global_seeds_do_not_fix_the_noise():
-    def draw():
-        np.random.seed(0)
-        torch.manual_seed(0)
-        return NoiseSource().gaussian((64,), 1.0)
-
-    assert not torch.equal(draw(), draw())
+def test_two_sources_and_two_draws_differ_whatever_is_seeded():
+    drawn = set()
+    for _ in range(2):
+        np.random.seed(0), torch.manual_seed(0)
+        source = NoiseSource()
+        drawn |= {tuple(source.gaussian((64,), 1.0).tolist()) for _ in range(2)}
+    assert len(drawn) == 4
 
 
 def test_a_fork_does_not_repeat_its_parents_noise():
@@ -72,19 +52,6 @@ def test_a_secret_generator_differs_each_time_and_draws_standard_normals():
     assert not torch.equal(first, second)
     for drawn in (first, second):  # five standard errors: false alarm below 1e-6 each
         assert abs(float(drawn.mean())) < 5 / 100_000**0.5 and abs(float(drawn.var()) - 1) < 5 * (2 / 100_000) ** 0.5
-
-
-def test_the_whole_state_of_a_secret_generator_is_drawn(monkeypatch):
-    """A seed gives 32 bits: here a single bit of any of the words makes another stream."""
-    words = bytearray(os.urandom(4 * 624))
-    monkeypatch.setattr(os, "urandom", lambda size: bytes(words[:size]))
-    once = torch.randint(2**31, (2_000,), generator=secret_generator())
-    assert torch.equal(once, torch.randint(2**31, (2_000,), generator=secret_generator()))
-    for place in (5, 4 * 311, 4 * 623):
-        words[place] ^= 0x10
-        other = torch.randint(2**31, (2_000,), generator=secret_generator())
-        assert not torch.equal(once, other), place
-        once = other
 
 
 def test_a_torch_whose_generators_look_otherwise_is_refused(monkeypatch):

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from sfumato.baselines.private_evolution import RendererGenerator, embedding_of, on_grid, query_evolve, vote_rows
+from sfumato.data.store import LatentSet
 from sfumato.features.batch_invariant import rows_alone
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.checkpoint import checkpoint_path
@@ -82,13 +83,9 @@ def test_a_vector_that_is_not_finite_does_not_vote_and_a_long_one_votes_once(val
     vectors[1, 2] = value
     votes = histogram(vectors, torch.zeros(3, dtype=torch.int64), candidates, torch.zeros(5, dtype=torch.int64))
     assert votes.sum() == (3 if math.isfinite(value) else 2) and votes.isfinite().all()
-
-
-def test_an_image_of_no_class_or_of_one_without_candidates_does_not_vote():
-    vectors, candidates = torch.zeros(3, 4), torch.rand(5, 4)
-    labels = torch.tensor([-1, CLASSES, 3])
-    assert not histogram(vectors, labels, candidates, torch.zeros(5, dtype=torch.int64)).any()
-    assert histogram(vectors[:0], labels[:0], candidates, labels[:1].repeat(5)).shape == (CLASSES, 5)
+    for label in (-1, CLASSES, 3):  # of no class, or of one without candidates
+        labels = torch.full((3,), label)
+        assert not histogram(vectors, labels, candidates, torch.zeros(5, dtype=torch.int64)).any()
 
 
 @pytest.mark.parametrize(("sigma", "rounds"), [(4.0, 4), (10.0, 25)])
@@ -110,7 +107,8 @@ def evolved(owner, generator, settings, charges, stop=None, say=lambda text: Non
     def open_charge():
         mechanism = Mechanism(noise_multiplier=2.0, sample_rate=1.0, uses=settings.rounds)
         charge = owner.open(mechanism, stage="evolve")
-        charge._images = WithEmbedding(charge._images, embedding)
+        images, labels = charge._images.batch(range(len(charge._images)))
+        charge._images = LatentSet(rows_alone(embedding, images, False).half().numpy(), labels.numpy())
         charges.append(charge)
         return charge
 
@@ -121,41 +119,19 @@ def evolved(owner, generator, settings, charges, stop=None, say=lambda text: Non
     return query_evolve(open_charge, settings, generator, embedding, UNIFORM, 0, report=report, say=say)
 
 
-class WithEmbedding:
-    """The images of a charge as their vectors, in the place of the latents that the stage has computed before."""
-
-    def __init__(self, images, embedding):
-        self.images, self.embedding = images, embedding
-
-    def __len__(self):
-        return len(self.images)
-
-    def batch(self, indices):
-        images, labels = self.images.batch(indices)
-        return rows_alone(self.embedding, images, False), labels
-
-
-def test_a_stopped_run_goes_on_after_its_last_round_and_opens_one_charge(owner, generator):
+def test_a_stopped_run_kept_no_count_of_images_goes_on_after_its_last_round_and_opens_one_charge(owner, generator):
     settings = Evolve(rounds=4, population=124, images=50)
     charges, said = [], []
     with pytest.raises(KeyboardInterrupt):
         evolved(owner, generator, settings, charges, stop=2)
     first = charges[0]
+    kept = checkpoint_path(first.run, 2)
+    assert [path.name for path in first.run.iterdir() if path.name != "lock"] == [kept.name]
+    tensors = load_file(kept)
+    assert {name: len(tensor) for name, tensor in tensors.items()} == dict.fromkeys(("genes", "kinds", "labels"), 124)
     first._lock.close()
     charge, population, log = evolved(owner, generator, settings, charges, say=said.append)
     assert charge.run == first.run and charge.used == charge.uses == 4
     assert said == [f"evolve: resuming run {charge.run.name[:8]} after round 2: no further charge"]
     assert len(owner.odometer.opened()) == 1
     assert len(population.labels) == 50 and [row["round"] for row in log] == [1, 2, 3, 4]
-
-
-def test_what_is_kept_between_rounds_holds_no_count_of_images(owner, generator):
-    settings = Evolve(rounds=3, population=124, images=50)
-    charges = []
-    with pytest.raises(KeyboardInterrupt):
-        evolved(owner, generator, settings, charges, stop=2)
-    files = [path.name for path in charges[0].run.iterdir() if path.name != "lock"]
-    assert files == [checkpoint_path(charges[0].run, 2).name]
-    tensors = load_file(checkpoint_path(charges[0].run, 2))
-    assert sorted(tensors) == ["genes", "kinds", "labels"]
-    assert all(len(tensors[name]) == settings.population for name in ("genes", "kinds", "labels"))

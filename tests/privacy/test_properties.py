@@ -60,15 +60,20 @@ def test_a_record_that_lost_its_stage_is_refused_in_a_sentence(written, tmp_path
     assert any("stage" in reason for reason in reasons(tmp_path))
 
 
+def turned(content: bytes, place: int) -> bytes:
+    """With one bit turned."""
+    changed = bytearray(content)
+    changed[place // 8] ^= 1 << place % 8
+    return bytes(changed)
+
+
 @given(data=st.data())
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_ledger_with_one_bit_turned_is_never_accepted(written, data):
     content = (written / "ledger.json").read_bytes()
     place = data.draw(st.integers(0, 8 * len(content) - 1))
-    changed = bytearray(content)
-    changed[place // 8] ^= 1 << place % 8
     try:
-        (written / "ledger.json").write_bytes(changed)
+        (written / "ledger.json").write_bytes(turned(content, place))
         assert reasons(written) != []
     finally:
         (written / "ledger.json").write_bytes(content)
@@ -94,22 +99,19 @@ def test_a_changed_journal_is_refused_or_counts_no_less(noises, damage, data):
         lines = content.splitlines(keepends=True)
         i, j = (data.draw(st.integers(0, len(lines) - 1)) for _ in range(2))
         place = data.draw(st.integers(0, 8 * len(content) - 1))
-        if damage in ("line out", "line twice", "swap"):
-            if damage == "line out":
-                del lines[i]
-            elif damage == "line twice":
-                lines.insert(j, lines[i])
-            else:
-                lines[i], lines[j] = lines[j], lines[i]
-            file.write_bytes(b"".join(lines))
+        if damage == "line out":
+            del lines[i]
+        elif damage == "line twice":
+            lines.insert(j, lines[i])
+        elif damage == "swap":
+            lines[i], lines[j] = lines[j], lines[i]
         elif damage == "cut":
-            file.write_bytes(content[: place // 8])
-        elif damage.endswith("gone"):
-            file.unlink()
+            lines = [content[: place // 8]]
         else:
-            changed = bytearray(content)
-            changed[place // 8] ^= 1 << place % 8
-            file.write_bytes(changed)
+            lines = [turned(content, place)]
+        file.write_bytes(b"".join(lines))
+        if damage.endswith("gone"):
+            file.unlink()
         try:
             after = epsilon(odometer.events(), 1e-5)
         except BudgetError:

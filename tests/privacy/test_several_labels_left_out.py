@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from cases import FEATURES, GRADIENTS, LEARNED, PUBLIC, Case, Recorder, finetune, moment_map, teacher, unet, unit_rows
+from cases import FEATURES, GRADIENTS, LEARNED, Case, Recorder, finetune, means, moments, teacher, unet, unit_rows
 from test_groups import drawn_by, made_patients, move, part, picks_in_order
 
 from sfumato.data.images import ImageSet
@@ -16,15 +16,10 @@ from sfumato.planning.checks import SEVERAL_LABELS
 from sfumato.privacy import charge as door
 from sfumato.privacy.rows import label_rows
 from sfumato.queries.count import public_several, query_several, several_bound, several_rows
-from sfumato.queries.feature_means import query_feature_means
 from sfumato.settings.stages import QUERIES
 
 LABELS = 14
 NONE, ONE, ALL = 0, 1, 2  # the first images have none, one and all of the labels
-
-
-def means(features, **more):
-    return lambda charge: query_feature_means(charge, features, LABELS, PUBLIC, **more)
 
 
 def heads(charge, **settings):
@@ -38,15 +33,10 @@ def gradients(draws):
 
 CASES = {
     "count": Case(stage="count", query=lambda c: query_several(c, LABELS), bound=several_bound(LABELS)),
-    "frequency": Case(stage="frequency", query=means(FEATURES), bound=1),
-    "moments": Case(
-        stage="moments",
-        query=lambda charge: means(moment_map(), cached=True)(charge),
-        encode=lambda images: moment_map().vectors(images),
-        bound=1,
-    ),
+    "frequency": Case(stage="frequency", query=means(FEATURES, LABELS), bound=1),
+    "moments": Case(stage="moments", **moments(LABELS), bound=1),
     "frequency of cached rows": Case(
-        stage="frequency", query=means(LEARNED, cached=True), encode=LEARNED.vectors, bound=1
+        stage="frequency", query=means(LEARNED, LABELS, cached=True), encode=LEARNED.vectors, bound=1
     ),
     "teacher": Case(stage="teacher", query=heads, encode=unit_rows, bound=1.4142, uses=3),
     "teacher with a short clip": Case(
@@ -75,21 +65,11 @@ def test_every_query_that_the_plan_lets_through_has_a_case():
 def test_an_image_moves_every_sum_by_at_most_the_bound_whatever_its_labels(name, who, some):
     case = CASES[name]
     images, labels = some.batch(range(20))
-    drawn, keep = case.drawn(images), torch.arange(20) != who
-    whole, rest = case.totals(drawn, labels), case.totals(drawn[keep], labels[keep])
-    moved = [float((a - b).norm()) for a, b in zip(whole, rest, strict=True)]
-    assert len(whole) == case.uses and max(moved) <= case.bound * (1 + case.rounding)
-    assert min(moved) > 0.2 * case.bound  # it was in the sum
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_bound_asked_of_the_charge_is_that_of_the_case(name, some):
-    """A charge refuses another than that of its record, which the stage opens by the same function."""
-    case = CASES[name]
-    images, labels = some.batch(range(20))
     charge = Recorder(case.drawn(images), labels, case.uses)
     case.query(charge)
-    assert {bound for _, bound, _ in charge.asked} == {case.bound}
+    assert {bound for _, bound, _ in charge.asked} == {case.bound}  # the charge refuses another than its record's
+    moved = case.moves(images, labels, [who])
+    assert min(moved) > 0.2 * case.bound and max(moved) <= case.bound * (1 + case.rounding)  # it was in the sum
 
 
 def test_rows_of_labels_have_the_norms_that_are_said():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import CASES, CLASSES, SHAPE, Case, Recorder, central, classifier, saliency, teacher, unet
+from cases import CASES, CLASSES, SHAPE, Case, Recorder, central, classifier, drawn_images, saliency, teacher, unet
 from torch import Tensor
 
 from sfumato.baselines.private_evolution import RendererGenerator, embedding_of, query_evolve
@@ -48,21 +48,16 @@ def given(case: Case, drawn: Images) -> Recorder:
     return Recorder(case.drawn(drawn[0].clone()), drawn[1].clone(), case.uses, given=True)
 
 
-def images(count: int, seed: int, classes: int = CLASSES) -> Images:
-    random = torch.Generator().manual_seed(seed)
-    return torch.rand(count, 1, 8, 8, generator=random), torch.randint(classes, (count,), generator=random)
-
-
 def parts(found: object) -> list[Tensor]:
     return list(found.values()) if isinstance(found, dict) else [found]  # type: ignore[list-item]
 
 
 # many, one, none; of one class alone; dark, bright and broken ones
 OTHERS = {
-    "more": images(90, 1),
-    "one": images(1, 2),
-    "none": images(0, 3),
-    "of one class": images(30, 4, classes=1),
+    "more": drawn_images(90, 1),
+    "one": drawn_images(1, 2),
+    "none": drawn_images(0, 3),
+    "of one class": drawn_images(30, 4, classes=1),
     "dark": (torch.zeros(20, 1, 8, 8), torch.zeros(20).long()),
     "broken": (torch.full((3, 1, 8, 8), float("nan")), torch.tensor([-1, 99, 1])),
 }
@@ -73,7 +68,7 @@ OTHERS = {
 def test_a_query_returns_and_says_what_follows_from_the_release_alone(name, other, capfd, caplog):
     """No realised count divides it, nothing of the clean sum fills it in, and bounds and uses are public."""
     case, seen = QUERIES[name], []
-    for drawn in (images(40, 0), OTHERS[other]):
+    for drawn in (drawn_images(40, 0), OTHERS[other]):
         charge = given(case, drawn)
         found = parts(case.query(charge))
         asked = [(total.shape, bound, integer) for total, bound, integer in charge.asked]
@@ -87,7 +82,7 @@ def test_a_query_returns_and_says_what_follows_from_the_release_alone(name, othe
 
 def trace(query, uses: int = 1) -> list[Tensor]:
     """What a query hands over, and what it returns."""
-    charge = Recorder(*images(40, 0), uses, given=True)
+    charge = Recorder(*drawn_images(40, 0), uses, given=True)
     found = parts(query(charge))
     return [*(total for total, _, _ in charge.asked), *found]
 
@@ -135,14 +130,6 @@ def test_every_key_of_a_query_reaches_it(query, keys, base):
     )
 
 
-def test_the_mean_is_of_pixels_pooled_before_the_clip():
-    """Pooling halves the bound only where it averages first: a checkerboard becomes grey, whatever it is clipped to."""
-    board = (torch.arange(64).view(8, 8) // 8 + torch.arange(64).view(8, 8)) % 2
-    charge = Recorder(board[None, None].float(), torch.tensor([0]))
-    central(charge, repeats=1, pool=2)
-    assert torch.allclose(charge.asked[0][0][0], torch.full((16,), 0.5).double(), atol=1e-6)
-
-
 @pytest.mark.parametrize(
     "keys", [{"draws": 3}, {"noise_levels": LogNormal(mean=1.0)}, {"max_grad_norm": 1e-2}, {"learning_rate": 1e-2}]
 )
@@ -151,7 +138,7 @@ def test_every_key_of_dpsgd_reaches_its_steps(keys):
         random = torch.Generator().manual_seed(3)
         settings = Finetune(**{"draws": 2, "microbatch_size": 4, **given})
         state = State(unet(), settings, public_batch=16.0, autocast=False, generator=random)
-        charge = Recorder(*images(6, 0), 3, given=True)
+        charge = Recorder(*drawn_images(6, 0), 3, given=True)
         for _ in range(3):
             step(state, charge)
         return [charge.asked[0][0], *(value for name, value in sorted(state.tensors().items()))]
@@ -177,5 +164,5 @@ def test_maps_see_sensitive_images_in_batches_of_one_size(monkeypatch, name, cou
         for query in ("feature_means", "histogram"):
             monkeypatch.setattr(f"sfumato.queries.{query}.place_matters", lambda *_, matters=matters: matters)
         sizes.clear()
-        case.query(given(case, images(count, 0)))
+        case.query(given(case, drawn_images(count, 0)))
         assert sizes == {size}

@@ -1,56 +1,34 @@
-"""DP-SGD as an observer sees it: what a step keeps, shows and saves follows from the released sum alone."""
+"""DP-SGD as an observer sees it: what a step keeps, shows and saves follows from the released sum alone.
+
+So it does where a generator learns from the network that DP-SGD trains (DP-GAN).
+"""
 
 import pytest
 import torch
-from cases import GivenCharge
-from torch import Tensor
+from cases import GivenCharge, drawn_images
+from dpsgd_runs import CLIP, RUNS, draws_of, trainer
 
-from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd import gradients
-from sfumato.dpsgd.run import State, fine_tune, gradient_sum, step
-from sfumato.dpsgd.trainable import candidates
+from sfumato.dpsgd.run import gradient_sum, step
 from sfumato.privacy import checkpoint
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import PROGRESS
-from sfumato.queries.saliency import query_saliency
-from sfumato.settings.dpsgd import Finetune, Saliency
 
-C = 1e-4  # far below any gradient, so that every image is clipped
-
-
-def trainer(seed: int = 0, **options) -> State:
-    torch.manual_seed(seed)
-    model = UNet(8, 1, 4, width=8, multipliers=(1,), attention=(0,))
-    config = Finetune(**{"draws": 2, "max_grad_norm": C, "learning_rate": 1e-3, "microbatch_size": 4, **options})
-    return State(model, config, public_batch=16.0, autocast=False, generator=torch.Generator().manual_seed(seed))
-
-
-def images(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    random = torch.Generator().manual_seed(seed)
-    return torch.rand(count, 1, 8, 8, generator=random), torch.randint(4, (count,), generator=random)
+KINDS = {
+    "finetune": {"step", "parameters", "ema", "exp_avg", "exp_avg_sq"},
+    "adversarial": {"generator", *(f"generator_{key}" for key in ("ema", "exp_avg", "exp_avg_sq", "step", "steps"))},
+}
+KINDS["adversarial"] |= KINDS["finetune"]
 
 
 @pytest.mark.parametrize("draws", [1, 8])
 def test_one_image_moves_a_step_s_sum_by_the_clip_however_often_it_is_drawn(draws):
     """K noise copies of an image are one image: their mean is clipped, once."""
-    charge = GivenCharge([images(1)])
+    charge = GivenCharge([drawn_images(1)])
     step(trainer(draws=draws), charge)
     ((total, bound),) = charge.seen
-    assert bound == C
-    assert 0.9 * C <= float(torch.linalg.vector_norm(total)) <= C  # the whole clip, for this gradient is far longer
-
-
-@pytest.mark.parametrize("draws", [1, 8])
-def test_one_image_moves_the_saliency_sum_by_the_clip_however_often_it_is_drawn(draws):
-    torch.manual_seed(0)
-    model = UNet(8, 1, 4, width=8, multipliers=(1,), attention=(0,))
-    for value in model.parameters():  # some begin at zero, and then no gradient reaches the matrices
-        torch.nn.init.normal_(value, std=0.2)
-    settings = Saliency(noise=1.0, draws=draws, max_norm=C, microbatch_size=2)
-    charge = GivenCharge([images(1)])
-    query_saliency(charge, model, candidates(model, "qkv"), settings, 10.0, generator=torch.Generator().manual_seed(1))
-    ((total, bound),) = charge.seen
-    assert bound == C and 0.9 * C <= float(torch.linalg.vector_norm(total)) <= C * (1 + 1e-6)
+    assert bound == CLIP
+    assert 0.9 * CLIP <= float(torch.linalg.vector_norm(total)) <= CLIP  # the whole clip: this gradient is far longer
 
 
 @pytest.mark.parametrize("count", [1, 5, 9])
@@ -63,90 +41,109 @@ def test_kernels_see_batches_of_one_size_however_many_images_were_drawn(monkeypa
         return inner(model, parameters, images, *rest)
 
     monkeypatch.setattr(gradients, "per_image_gradients", seen)
-    gradient_sum(trainer(), GivenCharge([images(count)]))
+    gradient_sum(trainer(), GivenCharge([drawn_images(count)]))
     assert sizes == {4}
 
 
-def outcome(drawn: list[tuple[Tensor, Tensor]]) -> tuple[dict[str, Tensor], list[dict]]:
-    """The state after steps on these draws, and the rows of the log, under released sums that are always the same."""
-    state = trainer()
-    given = torch.randn(state.size, generator=torch.Generator().manual_seed(9))
-    charge = GivenCharge(drawn, given)
-    rows = [step(state, charge) for _ in drawn]
-    assert len(charge.seen) == len(drawn)
-    return state.tensors(), rows
+@pytest.mark.parametrize("name", RUNS)
+def test_a_step_follows_from_the_released_sum_alone(name):
+    """Moments, rates, average, denominators, generated images, the log: the same for other images, more, or none."""
+    run, found = RUNS[name], []
+    for drawn in (draws_of(5, 5, 5), draws_of(9, 1, 30)[::-1], draws_of(0, 0, 2)):
+        state = run.make()
+        released = torch.randn(run.of(state).size, generator=torch.Generator().manual_seed(9))
+        found.append((run.after(state, drawn, released), state.tensors()))
+    (rows, tensors), *others = found
+    assert all(row.keys() == {"step", "learning_rate", "noised_gradient_norm"} for row in rows)
+    for other_rows, other in others:
+        assert other_rows == rows and other.keys() == tensors.keys()
+        assert all(torch.equal(value, other[name]) for name, value in tensors.items())
 
 
-def test_a_step_follows_from_the_released_sum_alone():
-    """Moments, rates, average, denominators, stopping and the log: all the same for other images, more, or none."""
-    tensors, rows = outcome([images(5), images(5, 1), images(5, 2)])
-    for other in ([images(9, 3), images(1, 4), images(30, 5)], [images(0), images(0), images(2, 6)]):
-        others, other_rows = outcome(other)
-        assert other_rows == rows
-        assert others.keys() == tensors.keys()
-        assert all(torch.equal(value, others[name]) for name, value in tensors.items())
+@pytest.mark.parametrize("name", RUNS)
+def test_a_checkpoint_holds_weights_averages_and_moments_and_nothing_else(name):
+    """Neither a sum before its noise nor a generator of randomness, by which draws to come would be known."""
+    state = RUNS[name].make()
+    RUNS[name].after(state, draws_of(3))
+    assert {key.split(".")[0] for key in state.tensors()} == KINDS[name]
+    parameters = set(RUNS[name].of(state).parameters)
+    for kind, _, rest in (key.partition(".") for key in state.tensors()):
+        assert kind.startswith("generator") or rest in parameters or (kind == "step" and not rest)
 
 
-def test_a_checkpoint_holds_weights_average_and_moments_and_nothing_else():
-    """Neither a sum before its noise nor a generator, by which draws to come would be known."""
-    state = trainer()
-    step(state, GivenCharge([images(3)]))
-    kinds = {name.split(".")[0] for name in state.tensors()}
-    assert kinds == {"step", "parameters", "ema", "exp_avg", "exp_avg_sq"}
-    names = set(state.parameters)
-    for name in state.tensors():
-        kind, _, rest = name.partition(".")
-        assert rest in names or (kind == "step" and not rest), name
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_goes_on_from_its_state(name):
+    run, drawn = RUNS[name], draws_of(9, 9, 9, 9)
+    straight, broken, resumed = run.make(), run.make(), run.make(seed=5)
+    run.after(straight, drawn)
+    run.after(broken, drawn[:2])
+    resumed.load(broken.tensors())
+    # only here: in a real run the draws after a resume are fresh
+    run.of(resumed).generator.set_state(run.of(broken).generator.get_state())
+    run.after(resumed, drawn[2:])
+    again = resumed.tensors()
+    assert all(torch.equal(value, again[key]) for key, value in straight.tensors().items())
+    with pytest.raises(ValueError, match=r"exp_avg\."):
+        resumed.load({key: value for key, value in again.items() if not key.startswith("exp_avg.")})
 
 
-def test_a_step_s_row_says_what_it_may_and_no_more():
-    row = step(trainer(), GivenCharge([images(3)]))
-    assert row.keys() == {"step", "learning_rate", "noised_gradient_norm"}
+# --- what is on the disk ----------------------------------------------------------------------------------------------
 
 
-def durable_run(owner, monkeypatch=None, **mechanism):
-    """A run of DP-SGD on the owner's images, and the charges that it opened."""
-    charges = []
+@pytest.fixture
+def durable(owner):
+    """Runs on the owner's images that save each step and are killed after one. opened: their charges, in order."""
+    opened = []
 
-    def open_charge():
-        charges.append(
-            owner.open(Mechanism(noise_multiplier=2.0, sample_rate=0.005, uses=3), stage="finetune", max_norm=C)
-        )
-        return charges[-1]
+    def run(name: str, last: int = -1, say=print):
+        def open_charge():
+            mechanism = Mechanism(noise_multiplier=2.0, sample_rate=0.01, uses=4)
+            opened.append(owner.open(mechanism, stage=name, max_norm=CLIP))
+            return opened[-1]
 
-    return charges, lambda: fine_tune(trainer(checkpoint_every=1), open_charge, epsilon_after=float)
+        def kill(done: int, total: int) -> None:
+            if done == last:
+                opened[-1]._lock.close()
+                raise KeyboardInterrupt
+
+        state = RUNS[name].make(seed=last, checkpoint_every=1)
+        return RUNS[name].train(state, open_charge, epsilon_after=float, report=kill, say=say)
+
+    run.opened = opened
+    return run
 
 
-def test_a_step_that_is_not_on_disk_is_not_journalled(owner, monkeypatch):
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_that_was_killed_goes_on_under_another_id_however_often_and_is_charged_once(name, durable, owner):
+    told = []
+    for last in (1, 3):
+        with pytest.raises(KeyboardInterrupt):
+            durable(name, last, told.append)
+    charge, log = durable(name, say=told.append)
+    assert [row["epsilon"] for row in log] == [1, 2, 3, 4] and [row["step"] for row in log] == [1, 2, 3, 4]
+    assert told == [f"{name}: resuming run {charge.run.name[:8]} after step {n}: no further charge" for n in (1, 3)]
+    assert len({charge.record["id"] for charge in durable.opened}) == 3
+    assert owner.odometer.opened() == [charge.record]
+
+
+def test_a_step_that_is_not_on_disk_is_not_journalled(durable, owner, monkeypatch):
     """Else a resume would go on after a step that nobody has."""
-    charges, go = durable_run(owner)
 
     def full(*_):
         raise OSError("no space left on device")
 
     monkeypatch.setattr(checkpoint, "save_checkpoint", full)
     with pytest.raises(OSError, match="no space"):
-        go()
+        durable("finetune")
     assert [entry for entry in owner.odometer.entries() if entry["kind"] == PROGRESS] == []
-    assert len(charges) == 1
+    assert len(durable.opened) == 1
 
 
-def test_a_run_that_lost_its_checkpoint_is_paid_for_again(owner, monkeypatch):
+def test_a_run_that_lost_its_checkpoint_is_paid_for_again(durable, owner):
     """Its steps were shown: drawing them anew under the same record would give two releases for one."""
-    charges, go = durable_run(owner)
-    save = checkpoint.save_checkpoint
-
-    def once(run, uses, *rest):
-        if uses == 2:
-            raise KeyboardInterrupt
-        save(run, uses, *rest)
-
-    monkeypatch.setattr(checkpoint, "save_checkpoint", once)
     with pytest.raises(KeyboardInterrupt):
-        go()
-    charges[0]._lock.close()
-    for path in charges[0].run.glob("checkpoint-*"):
+        durable("finetune", 1)
+    for path in durable.opened[0].run.glob("checkpoint-*"):
         path.unlink()
-    monkeypatch.setattr(checkpoint, "save_checkpoint", save)
-    go()
+    durable("finetune")
     assert len(owner.odometer.opened()) == 2 and len(owner.odometer.events()) == 2

@@ -58,17 +58,19 @@ def test_every_use_of_a_charge_has_fresh_noise_of_full_size(owner):
     assert np.abs(apart).max() < 6 / 20_000**0.5  # six standard errors
 
 
-@pytest.mark.parametrize("rank", ["0", "1", "3"])
-def test_the_noise_is_whole_whichever_process_of_however_many_adds_it(owner, monkeypatch, rank):
+@pytest.mark.parametrize(
+    ("rank", "law"),
+    [
+        *((rank, {}) for rank in ("0", "1", "3")),
+        ("0", {"sample_rate": 0.1}),  # sampling pays in the accounting, not in the noise
+        ("0", {"sigma": 1.0, "total": 1e8}),  # a multiple of 8 in single precision: such noise would vanish or be seen
+    ],
+)
+def test_the_noise_is_whole_on_any_process_at_any_rate_and_on_a_large_sum(owner, monkeypatch, rank, law):
     """The noise of one release comes from one process: a part of it on each would be too little where one is lost."""
     for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
-    assert stats.kstest(zeros_released(owner, 20_000), "norm").pvalue > RARE
-
-
-def test_the_noise_is_added_to_a_large_sum_in_double_precision(owner):
-    """In single precision a sum of 10⁸ is a multiple of 8, and noise of 1 would vanish or be seen at once."""
-    assert stats.kstest(zeros_released(owner, 20_000, sigma=1.0, total=1e8), "norm").pvalue > RARE
+    assert stats.kstest(zeros_released(owner, 20_000, **law), "norm").pvalue > RARE
 
 
 def test_the_grid_of_a_release_is_the_same_whatever_was_summed(owner):
@@ -93,22 +95,29 @@ def test_where_the_noise_fails_nothing_is_released(owner, monkeypatch, error):
         charge.release(torch.ones(8), 1.0)
 
 
-def stream(monkeypatch, entropy: bytes) -> list[float]:
-    """The first noise of a source whose operating system gives these bytes as its entropy, over and over."""
-    monkeypatch.setattr(noise_module.os, "urandom", lambda size: (entropy * size)[:size])
-    found = NoiseSource().gaussian((8,), 1.0).tolist()
-    monkeypatch.undo()
-    return found
+ENTROPY = {  # bytes from the operating system, and some of their places
+    "noise": (lambda: NoiseSource().gaussian((8,), 1.0).tolist(), 16, range(16)),
+    "draws": (lambda: torch.rand(1300, generator=secret_generator()).tolist(), 4 * 624, (5, 1000, 4 * 311, 4 * 623)),
+}
 
 
-def test_the_noise_hangs_on_128_bits_of_the_operating_system_and_on_nothing_else(monkeypatch):
-    entropy = bytes(range(1, 17))
-    first = stream(monkeypatch, entropy)
-    assert stream(monkeypatch, entropy) == first  # so no clock, process or seed has a part in it
-    for place in range(16):
-        other = bytearray(entropy)
-        other[place] ^= 1
-        assert stream(monkeypatch, bytes(other)) != first, place
+@pytest.mark.parametrize("name", ENTROPY)
+def test_all_of_the_operating_system_s_entropy_has_a_part_and_nothing_else_has(monkeypatch, name):
+    """A generator that expands 32 bits of a seed can be found by trying all."""
+    stream, size, places = ENTROPY[name]
+    entropy = bytearray(os.urandom(size))
+
+    def drawn() -> list[float]:
+        with monkeypatch.context() as patched:
+            patched.setattr(noise_module.os, "urandom", lambda size: bytes(entropy[:size]))
+            return stream()
+
+    first = drawn()
+    assert drawn() == first  # so no clock, process or seed has a part in it
+    for place in places:
+        entropy[place] ^= 1
+        assert drawn() != first, place
+        entropy[place] ^= 1
 
 
 def test_the_noise_is_made_by_a_cipher_as_its_record_says():
@@ -123,40 +132,14 @@ def test_the_noise_has_all_bits_of_a_double():
     assert (drawn.float().double() != drawn).double().mean() > 0.99
 
 
-def test_all_the_entropy_of_a_secret_generator_has_a_part_in_it(monkeypatch):
-    """A generator that expands 32 bits of a seed can be found by trying all: each part of 2 496 bytes must matter."""
-
-    def drawn(entropy: bytes) -> list[float]:
-        monkeypatch.setattr(noise_module.os, "urandom", lambda size: entropy[:size])
-        found = torch.rand(1300, generator=secret_generator()).tolist()
-        monkeypatch.undo()
-        return found
-
-    entropy = bytearray(os.urandom(4 * 624))
-    first = drawn(bytes(entropy))
-    assert drawn(bytes(entropy)) == first
-    for place in (8, 1000, 2400):
-        other = bytearray(entropy)
-        other[place] ^= 1
-        assert drawn(bytes(other)) != first, place
-
-
-def drawn_sizes(owner, expected: float, uses: int, plan: str = "sizes") -> tuple[list[int], int, float]:
-    """Sizes of `uses` draws with so many images expected, the number of images, and the rate."""
-    images = len(load_prepared(owner.state, owner.card, "sensitive"))
-    rate = expected / images
-    charge = owner.open(Mechanism(noise_multiplier=2.0, sample_rate=rate, uses=uses), plan=plan)
-    found = []
-    for _ in range(uses):
-        found.append(sum(len(labels) for _, labels in charge.batches(7)))
-        charge.release(torch.zeros(1), 1.0)
-    return found, images, rate
-
-
 def test_the_sizes_of_draws_are_binomial_none_left_out_or_cut_off(owner):
     """Small draws, where an empty one is frequent and one of three times the expected size not rare; χ²."""
-    sizes, images, rate = drawn_sizes(owner, 1.5, 600)
-    groups = 6
+    images, sizes = len(load_prepared(owner.state, owner.card, "sensitive")), []
+    rate, groups = 1.5 / images, 6
+    charge = owner.open(Mechanism(noise_multiplier=2.0, sample_rate=rate, uses=600))
+    for _ in range(600):
+        sizes.append(sum(len(labels) for _, labels in charge.batches(7)))
+        charge.release(torch.zeros(1), 1.0)
     law = stats.binom.pmf(np.arange(groups), images, rate)
     law = np.append(law, 1 - law.sum()) * len(sizes)
     counted = np.bincount(np.minimum(sizes, groups), minlength=groups + 1)
@@ -174,24 +157,6 @@ def test_draws_are_secret_and_new_each_time(owner):
             charge.release(torch.zeros(1), 1.0)
     for i, one in enumerate(drawn):  # some 140 images of 1 400 each: the same twice is impossible
         assert not any(one.shape == other.shape and torch.equal(one, other) for other in drawn[:i])
-
-
-def test_two_images_enter_a_draw_independently():
-    """Neighbours, opposite ends and the middle: their joint rate is the product, in 20 000 draws of 10."""
-    from sfumato.privacy.sampling import poisson_draw
-
-    generator, size, rate, draws = NoiseSource().generator, 10, 0.3, 20_000
-    there = np.zeros((draws, size), dtype=bool)
-    for row in there:
-        row[poisson_draw(generator, size, rate)] = True
-    for i, j in ((0, 1), (4, 5), (0, 9), (2, 7)):
-        both = int((there[:, i] & there[:, j]).sum())
-        assert stats.binomtest(both, draws, rate**2).pvalue > RARE, (i, j)
-
-
-def test_noise_does_not_depend_on_the_rate(owner):
-    """Sampling pays in the accounting; the noise of a small draw is that of a large one."""
-    assert stats.kstest(zeros_released(owner, 20_000, sample_rate=0.1), "norm").pvalue > RARE
 
 
 @pytest.mark.parametrize("std", [1e-6, 0.3, 2.0, 5e4])

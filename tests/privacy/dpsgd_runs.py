@@ -1,0 +1,111 @@
+"""Small runs of DP-SGD and of DP-GAN, and what must hold of any network whose gradients are clipped image by image."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from cases import CLASSES, GivenCharge, discriminator, drawn_images
+from torch import Tensor
+from torch.nn.utils import parameters_to_vector
+
+from sfumato.baselines.dp_gan import LATENT, WIDTH, AdversarialState, train_dp_gan
+from sfumato.diffusion.denoiser import Denoiser
+from sfumato.diffusion.unet import UNet
+from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, per_image_gradients
+from sfumato.dpsgd.run import State, fine_tune, step
+from sfumato.generators.one_step import new_generator
+from sfumato.settings.baselines import Adversarial
+from sfumato.settings.dpsgd import Finetune
+
+CLIP = 1e-4  # far below any gradient, so that every image is clipped
+
+
+def matrix(model: Denoiser, parameters: Mapping[str, Tensor], *batch: Any, **options: Any) -> Tensor:
+    """Per-image gradients as rows of one matrix, (B, P)."""
+    rows = per_image_gradients(model, parameters, *batch, **options)
+    return torch.cat([part.flatten(1) for part in rows.values()], dim=1)
+
+
+def check_rows(
+    model: Denoiser,
+    parameters: Mapping[str, Tensor],
+    images: Tensor,
+    labels: Tensor,
+    drawn: Draws,
+    shown: Callable[[int], Tensor],
+    error: float = 1e-4,
+) -> None:
+    """Each image's gradient is that of its own mean loss over its draws. shown: of an image, its label in each draw."""
+    rows = matrix(model, parameters, images, labels, drawn)
+    for i in range(len(images)):
+        copies = images[i].expand(drawn.levels.shape[1], -1, -1, -1)
+        loss = model.per_image_loss(copies, shown(i), drawn.levels[i], drawn.noise[i]).mean()
+        expected = parameters_to_vector(torch.autograd.grad(loss, list(parameters.values())))
+        assert torch.linalg.vector_norm(rows[i] - expected) < error * torch.linalg.vector_norm(expected)
+
+
+def check_clip(
+    model: Denoiser,
+    parameters: Mapping[str, Tensor],
+    images: Tensor,
+    labels: Tensor,
+    drawn: Draws,
+    clip: float,
+    chunk: int,
+    autocast: bool = False,
+) -> None:
+    """Each image moves the sum by the clip, for its gradient is longer, and by no more."""
+    assert matrix(model, parameters, images, labels, drawn).norm(dim=1).min() > 2 * clip
+
+    def total(kept: slice | Tensor) -> Tensor:
+        rest = images[kept], labels[kept], drawn.rows(kept)
+        return clipped_gradient_sum(model, parameters, *rest, clip, chunk, autocast)
+
+    whole = total(slice(None))
+    assert whole.dtype == torch.float32
+    for i in range(len(images)):
+        moved = float(torch.linalg.vector_norm(whole - total(torch.arange(len(images)) != i)))
+        assert 0.95 * clip < moved <= clip * (1 + 1e-5)
+
+
+def adversary(seed: int = 0, **options: Any) -> AdversarialState:
+    settings = Adversarial(**{"max_grad_norm": CLIP, "microbatch_size": 4, **options})
+    network, even = new_generator((1, 8, 8), CLASSES, LATENT, WIDTH, 0), torch.full((CLASSES,), 1 / CLASSES)
+    given = {"public_batch": 16.0, "autocast": False, "generator": torch.Generator().manual_seed(seed)}
+    return AdversarialState(discriminator(), network, settings, even, 0, **given)
+
+
+def trainer(seed: int = 0, **options: Any) -> State:
+    torch.manual_seed(seed)
+    model = UNet(8, 1, CLASSES, width=8, multipliers=(1,), attention=(0,))
+    rates = {"draws": 2, "max_grad_norm": CLIP, "learning_rate": 1e-3, "microbatch_size": 4}
+    random = torch.Generator().manual_seed(seed)
+    return State(model, Finetune(**rates | options), public_batch=16.0, autocast=False, generator=random)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A stage that spends a charge step by step. of: the part of its state that has the draws of DP-SGD."""
+
+    make: Callable[..., Any]
+    step: Callable[..., dict]
+    train: Callable[..., tuple]
+    of: Callable[[Any], State]
+
+    def after(self, state: Any, drawn: Sequence[tuple[Tensor, Tensor]], released: Tensor | None = None) -> list[dict]:
+        """The rows of the log after a step on each of these draws."""
+        charge = GivenCharge(list(drawn), released)
+        rows = [self.step(state, charge) for _ in drawn]
+        assert [bound for _, bound in charge.seen] == [CLIP] * len(drawn)
+        return rows
+
+
+RUNS = {
+    "finetune": Run(trainer, step, fine_tune, lambda state: state),
+    "adversarial": Run(adversary, AdversarialState.step, train_dp_gan, lambda state: state.judge),
+}
+
+
+def draws_of(*sizes: int) -> list[tuple[Tensor, Tensor]]:
+    return [drawn_images(size, seed) for seed, size in enumerate(sizes)]
