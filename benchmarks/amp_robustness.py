@@ -46,7 +46,7 @@ def train(images: Tensor, labels: Tensor, steps: int, rate: float, amp: Amp | No
     torch.manual_seed(seed)
     model = UNet(8, 1, 62, width=32, multipliers=(1, 1), attention=(1,))
     phase = Phase(sources={"public": 1.0}, steps=steps, batch=64, learning_rate=rate, amp=amp)
-    average = warm_up(model, [phase], {"public": (images, labels)}, seed, autocast=False)
+    average = warm_up(model, [phase], {"public": (images, labels)}, seed)
     ema_model(model, average)
     return model
 

@@ -123,8 +123,7 @@ def read_model_directory(directory: str) -> ModelDirectory:
     classes = {k: str(v[1]) for k, v in named.items() if isinstance(v, list) and len(v) == 2 and v[1]}
     others = classes.keys() - {"unet", "transformer"}
     if len(others) < len(PARTS) - 2 or len(classes) - len(others) != 1:
-        named = ", ".join(classes) or "no part"
-        raise DataError(f"{path / INDEX} names {named}: {LAYOUT}")
+        raise DataError(f"{path / INDEX} names {', '.join(classes) or 'no part'}: {LAYOUT}")
     for part, name in classes.items():
         if part in KNOWN and name not in KNOWN[part]:
             expected = f"{' or '.join(KNOWN[part])}, as in Stable Diffusion 1.x and 2.x or PixArt"
