@@ -11,6 +11,8 @@ from sfumato.features.teacher_network import TeacherNetwork, classify, fit_featu
 from sfumato.privacy.rows import bounded_sum
 from sfumato.queries.teacher import error_rows, query_teacher
 from sfumato.settings.queries import Teacher
+from sfumato.settings.training import Classifier
+from sfumato.training.public_classifier import train_public_classifier
 
 
 def quiet(done: int, of: int) -> None:
@@ -80,7 +82,8 @@ def test_steps_are_preconditioned_slowed_and_averaged_as_said():
 
 def test_without_noise_it_learns_and_says_so_after_it_was_saved(digits, tmp_path):
     settings = Teacher(dimension=64, steps=40, learning_rate=30.0)
-    features, covariance = fit_features(settings, SHAPE, classifier(), digits, seed=0)
+    network = train_public_classifier(digits, Classifier(network="whitened", width=8, steps=60), seed=0)[0]
+    features, covariance = fit_features(settings, SHAPE, network, digits, seed=0)
     rows, labels = rows_alone(features, digits.batch(range(len(digits)))[0], False), torch.from_numpy(digits.labels)
     weights = query_teacher(Recorder(rows, labels, 40), settings, CLASSES, float(len(digits)), covariance, quiet)
     save_teacher(TeacherNetwork.of(features, weights), tmp_path)
