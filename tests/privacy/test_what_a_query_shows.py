@@ -36,7 +36,7 @@ def evolve(charge: Recorder) -> dict[str, Tensor]:
     priors = torch.full((CLASSES,), 1 / CLASSES)
     charge.run, charge.durable = Path(tempfile.mkdtemp()), lambda *digest: None
     _, population, _ = query_evolve(lambda: charge, settings, renderer(), embedding, priors, 0, say=print)
-    return population.tensors()
+    return population._asdict()
 
 
 ROUNDS = replace(CASES["evolve"], query=evolve, uses=3, encode=lambda images: images.flatten(1)[:, :64])
