@@ -273,7 +273,7 @@ def history(
     heads = ("time (UTC)", "stage", "charge", "mechanism", "state")
     table = Table(*heads, title=f"dataset {odometer.dataset_id}", title_justify="left")
     for entry in entries:
-        when = datetime.fromtimestamp(entry["time"], UTC).strftime("%Y-%m-%d %H:%M")
+        when = utc(entry["time"])
         if entry["kind"] == OPEN:
             key = entry["record"]["id"]
             state = ended.get(key, f"open, {durable.get(key, 0)} uses on disk")
@@ -288,6 +288,13 @@ def history(
     opened = odometer.events()
     note = " (incomplete: entries of the journal were lost)" if unknown or not odometer.complete() else ""
     typer.echo(f"{charges(len(opened))}, ε = {epsilon(opened, delta):.4f} together at δ = {delta_text(delta)}{note}")
+
+
+def utc(seconds: int) -> str:
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError, OSError):  # of a clock that was far off
+        return f"{seconds} s after 1970"
 
 
 def mechanism_text(event: dict) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -34,6 +35,7 @@ PEOPLE = (
     "are such, write privacy.unit: group and data.groups; if not, privacy.unit: image, which reports quote as your word"
 )
 ParamsPath = Annotated[Path, typer.Option("--params", help="What the user edits.")]
+BUSY = 0.5  # running programs per processor, from which a line warns of them
 RECIPES = Path("pipelines")  # if it is missing, those of the package
 RecipesPath = Annotated[Path, typer.Option("--recipes", help="Folder of recipes, with its profiles/.")]
 
@@ -102,6 +104,10 @@ def plan(
         show_settings_for_ever(loaded)
         show_memory(made)
         show_step_noise(made)
+        if loaded.privacy.unit == "group":
+            for name, mechanism in made.mechanisms.items():
+                size = loaded.privacy.size
+                typer.echo(f"{name}: a draw expects {mechanism.sample_rate * size:.4g} of {size} groups")
         from sfumato.planning.estimate import expected_seconds
 
         images = shown_public.images if shown_public is not None else 0
@@ -236,16 +242,23 @@ def show_minutes(params: Params, seconds: Mapping[str, float | None]) -> None:
     table.add_section()
     table.add_row("together", f"{sum(value or 0.0 for value in seconds.values()) / 60:.1f}")
     table_console().print(table)
+    load, processors = os.getloadavg()[0], os.cpu_count() or 1
+    if load > BUSY * processors:
+        typer.echo(f"other programs are running (load {load:.1f} on {processors} processors): expect longer")
 
 
 def show_shares(made: Plan, params: Path) -> None:
-    """Show which stage has the rest of the budget, as the recipe says, and not the share that `params` asks for."""
-    own = read_yaml(params)
+    """Show which stages have another share than the requested one, and why."""
+    own, apart = read_yaml(params), []
     for name in made.mechanisms:
+        noise, share = getattr(made.params, name).noise, made.budget["stages"][name]["share"]
         section = own.get(name)
-        asked = str(section.get("noise", REST)) if isinstance(section, dict) else REST
-        if getattr(made.params, name).noise == REST != asked:
-            say(f"{name} takes the rest, as recipe {made.params.recipe} says, and not {asked} of {params}")
+        if noise == REST and isinstance(section, dict) and str(section.get("noise", REST)) != REST:
+            say(f"{name} takes the rest, as recipe {made.params.recipe} says, and not {section['noise']} of {params}")
+        elif isinstance(noise, str) and noise != REST and abs(share - float(noise.rstrip("%")) / 100) > 0.001:
+            apart.append(f"{name} {noise}")
+    if apart:
+        say(f"asked for: {', '.join(apart)}. A share is held at an order of its own; the table shows that of the sum")
 
 
 def show_spending(made: Plan, card: Card, odometer: Odometer, spending: Sequence[Spending]) -> None:

@@ -10,7 +10,7 @@ import typer
 from sfumato.errors import ConfigError
 from sfumato.storage.artifacts import check_out, read_artifact, writing
 from sfumato.storage.files import write_local
-from stages.runner import input_option
+from stages.runner import DryRun, input_option
 from stages.screen import say
 from stages.state import ARTIFACTS, EVALUATION, LEDGER, check_local
 
@@ -37,9 +37,15 @@ def report(
     metrics: Annotated[Path, typer.Option(help=METRICS_HELP)] = Path("metrics.json"),
     evaluation: Annotated[Path, typer.Option(help="Owner only: folder of its plots.")] = EVALUATION,
     artifacts: Annotated[Path, typer.Option(help=ARTIFACTS_HELP)] = ARTIFACTS,
+    dry_run: DryRun = False,
 ) -> None:
     """Free: what was released, what it cost and what that means, as one HTML page. The owner's edition is local."""
     page, public = out or PAGES[audience], audience is Audience.public
+    if dry_run:
+        for path in (synthesize, ledger) if public else (synthesize, ledger, metrics, evaluation, artifacts):
+            typer.echo(f"reads   {path}{'' if path.exists() else ' (not there)'}")
+        typer.echo(f"writes  {page} ({'may be shared' if public else 'local: not to be shared'})\ncharges nothing")
+        return
     from sfumato.evaluation.tables import read_local
     from sfumato.release.report import report_page
     from sfumato.release.statements import write_statements

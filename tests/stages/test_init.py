@@ -205,10 +205,12 @@ def test_the_time_of_reading_private_images_is_not_in_the_parameters(init, tmp_p
     assert found[0] == found[1]
 
 
-def test_the_plan_can_be_looked_at_before_the_images_are_prepared(desk, init, project, tmp_path):
+def test_the_plan_can_be_looked_at_before_the_images_are_prepared(desk, init, project, tmp_path, monkeypatch):
     write_shapes(tmp_path / "in")
     init()
-    desk.run("plan --dry-run", "the images are not prepared yet", "next: `dvc repro` will spend: count")
+    monkeypatch.setattr(os, "getloadavg", lambda: (40.0, 1.0, 1.0))
+    busy = "other programs are running (load 40.0"
+    desk.run("plan --dry-run", "the images are not prepared yet", "next: `dvc repro` will spend: count", busy)
     assert not (project / "data").exists() and not (project / "artifacts").exists()
     desk.run("plan", code=4)
     desk.base = own()

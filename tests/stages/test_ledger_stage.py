@@ -17,7 +17,7 @@ from sfumato.privacy.ledger import read_ledger
 from sfumato.privacy.odometer import Odometer
 from sfumato.settings.stages import QUERIES
 from sfumato.storage.artifacts import read_artifact, write_empty, writing
-from stages.ledger import artifact_problems
+from stages.ledger import artifact_problems, utc
 
 BUDGET = {"recipe": "one", "accountant": "rdp", "delta": 1e-5, "size_hint": 1000, "target": 10.0}
 PARAMS = {
@@ -254,3 +254,7 @@ def test_a_release_whose_record_was_edited_is_no_public_input(desk):
     file.write_text(json.dumps(content))
     desk.params(**as_public("artifacts/synthesize/images.npz"))
     desk.run("prepare public", "was edited", code=4)
+
+
+def test_a_time_of_a_clock_that_was_far_off_can_be_shown():
+    assert utc(0) == "1970-01-01 00:00" and utc(10**18) == f"{10**18} s after 1970"
