@@ -21,8 +21,8 @@ THREADS = torch.get_num_threads()  # as many as there are cores, or as OMP_NUM_T
 WINDOW = 0.1  # seconds in which a number of threads is tried
 GAIN = 1.15  # another way, such as bfloat16, must be at least this many times as fast to be worth its rounding
 REPEATS = 3
-# glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, in bytes, at their largest
-MALLOC_OPTIONS = ((-1, 2**31 - 1), (-3, 2**25))
+# glibc's M_TRIM_THRESHOLD, in bytes, at its largest, and M_MMAP_MAX: the kernel zeroes a block mapped by itself
+MALLOC_OPTIONS = ((-1, 2**31 - 1), (-4, 0))
 
 
 def device() -> torch.device:
