@@ -1,5 +1,6 @@
 """What clinics bring: 12 bits, DICOM with patients, MedMNIST's files, pictures that are not square."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -62,7 +63,7 @@ def test_values_beyond_the_range_are_black_and_white_and_nan_is_refused(tmp_path
         Data(dataset_id="clinic", range=(5, 5))
 
 
-def test_dicom_is_rescaled_inverted_and_refused_by_frames_and_damage(tmp_path):
+def test_dicom_is_rescaled_inverted_and_refused_by_frames_by_damage_and_without_pydicom(tmp_path, monkeypatch):
     hounsfield = dicom(tmp_path / "ct.dcm", RAMP, RescaleSlope=1, RescaleIntercept=-1024)
     assert decode(hounsfield, span=(-1024, 3071))[-1, -1] == 255 and decode(hounsfield, span=(0, 1))[0, 0] == 0
     inverted = dicom(tmp_path / "xray.dcm", RAMP, kind="MONOCHROME1")
@@ -77,41 +78,28 @@ def test_dicom_is_rescaled_inverted_and_refused_by_frames_and_damage(tmp_path):
     (tmp_path / "text.dcm").write_text("no picture")
     with pytest.raises(DataError, match="cannot be read as DICOM"):
         decode(tmp_path / "text.dcm", span=(0, 4095))
+    monkeypatch.setitem(sys.modules, "pydicom", None)
+    with pytest.raises(ConfigError, match=r"sfumato\[dicom\]"):
+        decode(hounsfield, span=(-1024, 3071))
 
 
-@pytest.fixture
-def scans(tmp_path):
-    """Two classes of DICOM files without suffix, of five patients with one or two scans each."""
-    for i in range(9):
-        folder = tmp_path / "scans" / ("ill" if i % 2 else "well")
-        dicom(folder / f"IM{i:04d}", RAMP // (1 + i % 3), f"patient {i // 2}")
-    return tmp_path / "scans"
-
-
-def test_patients_of_dicom_are_the_groups_and_init_finds_them(scans):
-    ways = {"path": str(scans), "source": "imagefolder", "range": (0, 4095), "size": 16}
+def test_patients_of_dicom_are_the_groups_and_init_finds_them_and_none_may_be_missing(tmp_path):
+    for i in range(9):  # files without suffix, of five patients with one or two scans each
+        dicom(tmp_path / ("ill" if i % 2 else "well") / f"IM{i:04d}", RAMP // (1 + i % 3), f"patient {i // 2}")
+    ways = {"path": str(tmp_path), "source": "imagefolder", "range": (0, 4095), "size": 16}
     source = read(**ways, groups=Groups(dicom=True))
     assert source.classes == ("ill", "well") and len({*source.groups}) == 5 and len(source.groups) == 9
     images = [image for image, _ in source.train]
     assert {image.shape for image in images} == {(16, 16, 1)}
-    found = survey(scans, span=(0, 4095))
+    found = survey(tmp_path, span=(0, 4095))
     assert found.groups == Groups(dicom=True) and found.persons == 5
     with pytest.raises(RangeMissing):
-        survey(scans)
+        survey(tmp_path)
     with pytest.raises(RangeMissing):
         list(read(**ways | {"range": None}).train)
-
-
-def test_a_scan_without_a_patient_is_refused(scans):
-    dicom(scans / "ill" / "IM0001", RAMP, "")
+    dicom(tmp_path / "ill" / "IM0001", RAMP, "")
     with pytest.raises(DataError, match="no id"):
-        read(path=str(scans), source="imagefolder", range=(0, 4095), groups=Groups(dicom=True))
-
-
-def test_dicom_without_pydicom_says_what_to_install(scans, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "pydicom", None)
-    with pytest.raises(ConfigError, match=r"sfumato\[dicom\]"):
-        decode(scans / "ill" / "IM0001", span=(0, 4095))
+        read(**ways, groups=Groups(dicom=True))
 
 
 def test_other_proportions_are_cropped_or_padded(tmp_path):
@@ -140,11 +128,7 @@ def test_a_file_of_medmnist_brings_its_hold_out(tmp_path, column):
     assert source.test is not None and len(list(source.test)) == 4 and source.classes == ("well", "ill")
     with pytest.raises(DataError, match=r"named classes: .*data\.classes"):
         read(**ways)
-    arrays["train_labels"] = np.zeros((8, 14), dtype=np.uint8)
-    np.savez(tmp_path / "mnist.npz", **arrays)
-    with pytest.raises(DataError, match=r"8, 14\).*data\.labels: several"):
-        read(**ways, classes=("well", "ill"))
-    arrays["train_labels"] = np.full((8, 1), 2)
-    np.savez(tmp_path / "mnist.npz", **arrays)
-    with pytest.raises(DataError, match="label"):
-        read(**ways, classes=("well", "ill"))
+    for wrong, message in ((np.zeros((8, 14), np.uint8), r"8, 14\).*labels: several"), (np.full((8, 1), 2), r"0\.\.1")):
+        np.savez(tmp_path / "mnist.npz", **arrays | {"train_labels": wrong})
+        with pytest.raises(DataError, match=message):
+            read(**ways, classes=("well", "ill"))

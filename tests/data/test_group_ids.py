@@ -6,7 +6,6 @@ import shutil
 import signal
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -131,11 +130,8 @@ def test_no_id_is_written_anywhere_and_the_card_names_the_unit_alone(clinic, cap
         assert path == clinic.card or path.name.endswith("lock") or path.stat().st_mode & 0o077 == 0, path
     card = json.loads(clinic.card.read_text())
     assert card.pop("unit") == "group"
-    facts = {"dataset_id", "source", "shape", "range", "classes", "split", "version"}
+    facts = {"dataset_id", "source", "shape", "range", "classes", "split", "version"}  # those of a set without groups
     assert set(card) == facts and ID not in "".join(capfd.readouterr())
-    plain = Clinic(clinic.root.parent / "plain")
-    plain.prepare()
-    assert set(json.loads(plain.card.read_text())) == facts  # a set without groups has the card that it always had
 
 
 def test_an_image_without_an_id_is_a_group_with_its_copies_where_the_owner_says_so(clinic):
@@ -160,7 +156,7 @@ def with_id(clinic, change) -> dict:
     return clinic.write([*clinic.rows[:5], (name, change(patient)), *clinic.rows[6:]])
 
 
-BAD = {
+OF_THE_IMAGES = {
     "an image without an id": lambda c: with_id(c, lambda _: " "),
     "a placeholder for an id": lambda c: with_id(c, lambda _: "NaN"),
     "two spellings, a space": lambda c: with_id(c, " {}".format),
@@ -170,45 +166,42 @@ BAD = {
     "a table that names an unknown file": lambda c: c.write([*c.rows, (f"left/{ID}-99_0.png", f"{ID}-99")]),
     "a table that names a file twice": lambda c: c.write([*c.rows, c.rows[0]]),
     "a table with a comma in an id": lambda c: with_id(c, lambda _: f"{ID}, jr"),
+    "all in one group": lambda c: c.write([(name, f"{ID}-00") for name, _ in c.rows]),
+    "a pattern that matches nothing": lambda c: {"pattern": "^(PATIENT.*)_"},
+    "a pattern that misses some": lambda c: {"pattern": r"^(\w+-0\d)_"},
+    "a folder that is not there": lambda c: {"folder": True},
+    "an array of another length": lambda c: c.save(range(7)),
+    "an id that may stand for nobody": lambda c: with_id(c, lambda _: "0"),
+}
+OF_THE_FORM = {  # they say nothing of the images: any log may have them
     "a table without its columns": lambda c: c.write(c.rows, heads="picture,patient"),
     "an empty table": lambda c: c.table.write_text("") * 0 or {"csv": str(c.table)},
     "no table": lambda c: {"csv": str(c.root / "nowhere.csv")},
     "a pipe": lambda c: os.mkfifo(c.table) or {"csv": str(c.table)},
     "a device": lambda c: {"csv": "/dev/zero"},
     "no text": lambda c: c.table.write_bytes(b"file,group\n\xff\xfe\x00") * 0 or {"csv": str(c.table)},
-    "all in one group": lambda c: c.write([(name, f"{ID}-00") for name, _ in c.rows]),
-    "a pattern that matches nothing": lambda c: {"pattern": "^(PATIENT.*)_"},
-    "a pattern that misses some": lambda c: {"pattern": r"^(\w+-0\d)_"},
-    "a folder that is not there": lambda c: {"folder": True},
-    "an array of another length": lambda c: c.save(range(7)),
     "an array of fractions": lambda c: c.save([1.0] * 100),
     "a pattern without parentheses": lambda c: {"pattern": r"^\w+-\d+_"},
     "a pattern that is none": lambda c: {"pattern": "("},
     "two ways": lambda c: {"pattern": "^(P)", "folder": True},
-    "an id that may stand for nobody": lambda c: with_id(c, lambda _: "0"),
 }
-OF_THE_FORM = {  # they say nothing of the images: any log may have them
-    *("a table without its columns", "an empty table", "no table", "a pipe", "a device", "no text"),
-    *("an array of fractions", "a pattern without parentheses", "a pattern that is none", "two ways"),
-}
+BAD = OF_THE_IMAGES | OF_THE_FORM
 
 
-@contextmanager
-def at_once(seconds: int = 10) -> Iterator[None]:
+@pytest.fixture
+def at_once() -> Iterator[None]:
     """What waits for ever fails the test."""
-    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail(f"it waits for more than {seconds} s"))
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits for more than 10 s"))
+    signal.alarm(10)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_groups_are_one_sentence_without_an_id(name, clinic):
+def test_bad_groups_are_one_sentence_without_an_id(name, clinic, at_once):
     groups = BAD[name](clinic)
-    with at_once(), pytest.raises((SfumatoError, ValueError)) as caught:
+    with pytest.raises((SfumatoError, ValueError)) as caught:
         clinic.prepare(groups=groups)
     assert isinstance(caught.value, PrivateError) == (name not in OF_THE_FORM)  # which a log does not show
     assert ID.casefold() not in str(caught.value).casefold() and "groups" in str(caught.value)
@@ -294,34 +287,26 @@ def test_images_that_were_spent_on_come_in_other_groups_only_where_the_owner_say
     clinic.spend("then")
 
 
-def test_a_lifetime_adds_up_what_was_spent_on_one_unit(clinic):
+def test_a_set_that_is_gone_or_was_resized_cannot_be_compared(clinic):
     clinic.prepare(groups=PATIENTS)
     clinic.spend()
-    clinic.spend("more", lifetime=1000.0)
-    with pytest.raises(BudgetError, match="would be exceeded"):
-        clinic.spend("most", lifetime=3.0)
+    clinic.prepare(groups=PATIENTS)
+    with pytest.raises(ConfigError, match="cannot be told"):
+        clinic.prepare(groups=PATIENTS, size=8)
+    shutil.rmtree(clinic.state / "data" / "clinic")
+    with pytest.raises(ConfigError, match="cannot be told"):
+        clinic.prepare(groups=PATIENTS)
 
 
-def test_a_set_that_is_gone_or_was_resized_cannot_be_compared(clinic):
-    groups = {"groups": PATIENTS}
-    clinic.prepare(**groups)
-    clinic.spend()
-    clinic.prepare(**groups)
-    for more in ({"size": 8}, {}):
-        if not more:
-            shutil.rmtree(clinic.state / "data" / "clinic")
-        with pytest.raises(ConfigError, match="cannot be told"):
-            clinic.prepare(**groups, **more)
-
-
-def test_new_patients_new_images_and_other_names_of_groups_are_no_other_groups(clinic):
-    first = clinic.rows[:60]
+def test_new_patients_new_images_and_other_names_of_groups_are_no_other_groups_and_a_lifetime_adds_up(clinic):
+    first = shutil.copytree(clinic.root, clinic.root.parent / "first")
     for name, _ in clinic.rows[60:]:
-        (clinic.root / name).rename(clinic.root.parent / Path(name).name)
-    clinic.prepare(groups=clinic.write(first))
+        (first / name).unlink()
+    clinic.prepare(path=str(first), groups=clinic.write(clinic.rows[:60]))
     clinic.spend()
-    for name, _ in clinic.rows[60:]:
-        (clinic.root.parent / Path(name).name).rename(clinic.root / name)
     clinic.prepare(groups=clinic.write(clinic.rows))
     clinic.prepare(groups=clinic.write([(name, f"another-{patient}") for name, patient in clinic.rows]))
     assert Odometer(clinic.state, "clinic").complete() and len(Journal(clinic.state, "clinic").entries()) == 2
+    clinic.spend("more", lifetime=1000.0)
+    with pytest.raises(BudgetError, match="would be exceeded"):
+        clinic.spend("most", lifetime=3.0)

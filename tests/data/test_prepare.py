@@ -4,7 +4,9 @@ import stat
 import sys
 import tracemalloc
 from contextlib import nullcontext
+from itertools import islice
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -35,12 +37,15 @@ class Owner:
     def __init__(self, folder):
         self.state, self.card, self.raw = folder / "state", folder / "project" / "card.json", folder / "raw"
         self.file = folder / "set.npz"
+        folder.mkdir(exist_ok=True)
 
     def prepare(self, images, labels=None, **changes):
         labels = np.arange(len(images)) % 3 if labels is None else labels
         np.savez(self.file, images=images, labels=labels, classes=np.array(["a", "b", "c"]))
-        data = Data(**{"dataset_id": "set", "source": "npz", "path": str(self.file), **changes})
-        returned = prepare_sensitive(data, self.state, self.card, self.raw)
+        return self.take(**{"dataset_id": "set", "source": "npz", "path": str(self.file), **changes})
+
+    def take(self, **data):
+        returned = prepare_sensitive(Data(**data), self.state, self.card, self.raw)
         assert json.loads(self.card.read_text()) == json.loads(json.dumps(returned))
         return read_card(self.card)
 
@@ -48,7 +53,8 @@ class Owner:
         return load_prepared(self.state, read_card(self.card), name)
 
     def files(self):
-        return {path: path.read_bytes() for path in sorted(self.state.rglob("*")) if path.is_file()}
+        found = [path for path in (self.card, *self.state.rglob("*")) if path.is_file() and path.suffix != ".lock"]
+        return {path: path.read_bytes() for path in found}
 
 
 @pytest.fixture
@@ -98,32 +104,19 @@ def test_another_key_holds_out_other_images_and_the_shape_counts(images):
     assert a != b and a != c
 
 
-def test_the_card_holds_the_public_facts_and_no_number_of_images(owner, images):
+def test_the_card_is_the_same_before_and_after_a_withdrawal(owner, images, tmp_path):
+    """A fingerprint, keyed or not, that stays equal would tell that who withdrew had not been in the set.
+
+    A name that goes with the last image of its class would tell that this image was taken away.
+    """
     version = owner.prepare(images).version
     facts = {"dataset_id": "set", "source": "npz", "shape": [1, 5, 6], "range": [0, 255], "split": "keyed"}
-    assert json.loads(owner.card.read_text()) == facts | {"classes": ["a", "b", "c"], "version": version}
-
-
-def test_the_card_names_every_class_of_the_source(owner, images):
-    """A name that goes with the last image of its class would tell that this image was taken away."""
-    names = []
-    for labels in (np.arange(300) % 3, np.arange(300) % 2, np.zeros(300, dtype=np.int64)):
-        owner.prepare(images, labels)
-        names.append(json.loads(owner.card.read_text())["classes"])
-    assert names == [["a", "b", "c"]] * 3
-
-
-def test_the_card_is_the_same_before_and_after_a_withdrawal(owner, images, tmp_path):
-    """A fingerprint, keyed or not, that stays equal would tell that who withdrew had not been in the set."""
-    labels = np.arange(300) % 3
-    owner.prepare(images, labels)
-    card = owner.card.read_text()
-    for changed in (images[:-1], images[1:], images[:100], images ^ 1, images):
-        owner.prepare(changed, labels[: len(changed)])
-        assert owner.card.read_text() == card
-    other = Owner(tmp_path / "other")
-    other.file.parent.mkdir()
-    assert other.prepare(images, labels).version != json.loads(card)["version"]  # random, not computed from the images
+    card = facts | {"classes": ["a", "b", "c"], "version": version}
+    sets = [(images[:-1], 3), (images[1:], 3), (images[:100], 3), (images ^ 1, 3), (images, 2), (images, 1)]
+    for changed, used in sets:
+        owner.prepare(changed, labels=np.arange(len(changed)) % used)
+        assert json.loads(owner.card.read_text()) == card
+    assert Owner(tmp_path / "other").prepare(images).version != version  # random, not computed from the images
 
 
 def test_the_owner_names_the_version_of_the_images(owner, images):
@@ -132,48 +125,32 @@ def test_the_owner_names_the_version_of_the_images(owner, images):
     assert owner.prepare(images).version == "2026-11"  # until another is given
 
 
-def private_fingerprint(owner) -> str:
-    return fingerprint(owner.part("sensitive"), (owner.state / "keys" / "set").read_bytes())
-
-
 def test_the_fingerprint_follows_every_sensitive_pixel_and_label_and_no_other(owner, images):
-    labels = np.arange(300) % 3
+    labels, kept = np.arange(300) % 3, owner.state / "data" / "set" / "fingerprint"
 
     def of(images, labels) -> str:
-        owner.prepare(images, labels)
-        return private_fingerprint(owner)
+        """It is kept for each preparation anew."""
+        card, found = owner.prepare(images, labels), kept.read_text()
+        kept.unlink()  # as in a set that an older version prepared
+        assert prepare.kept_fingerprint(owner.state, card) == found == fingerprint(owner.part("sensitive"), KEY)
+        assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+        return found
 
     first = of(images, labels)
-    assert of(images, labels) == first
     held = {image for image, _ in rows(owner.part("holdout"))}
-    out = next(i for i, image in enumerate(images) if image.tobytes() in held)
-    inside = next(i for i, image in enumerate(images) if image.tobytes() not in held)
-    assert of(np.delete(images, out, axis=0), np.delete(labels, out)) == first
-    assert of(np.delete(images, inside, axis=0), np.delete(labels, inside)) != first
-    other = labels.copy()
+    inside, out = ([image.tobytes() in held for image in images].index(part) for part in (False, True))
+    other, pixel = labels.copy(), images.copy()
     other[inside] = (other[inside] + 1) % 3
-    assert of(images, other) != first
-    pixel = images.copy()
     pixel[inside, 2, 2] ^= 1
-    assert of(pixel, labels) != first
+    assert first == of(images, labels) == of(np.delete(images, out, axis=0), np.delete(labels, out))
+    assert of(np.delete(images, inside, axis=0), np.delete(labels, inside)) != first
+    assert of(images, other) != first and of(pixel, labels) != first
 
 
 def test_the_fingerprint_follows_the_groups_and_needs_the_key(images):
     labels, groups = np.arange(300) % 3, np.arange(300) // 2
     sets = [ImageSet(images[..., None], labels, ("a", "b", "c"), of) for of in (None, groups, groups[::-1])]
     assert len({fingerprint(one, key) for one in sets for key in (KEY, bytes(32))}) == 6
-
-
-def test_the_fingerprint_is_kept_for_each_preparation_anew(owner, images):
-    seen = []
-    for changed in (images, images[:100], images):
-        card = owner.prepare(changed)
-        kept = owner.state / "data" / "set" / "fingerprint"
-        seen.append(kept.read_text())
-        kept.unlink()  # as in a set that an older version prepared
-        assert prepare.kept_fingerprint(owner.state, card) == seen[-1] == private_fingerprint(owner)
-        assert stat.S_IMODE(kept.stat().st_mode) == 0o600
-    assert seen[0] == seen[2] != seen[1]
 
 
 def test_the_key_is_drawn_once_and_survives_preparing_again(owner, images):
@@ -187,46 +164,29 @@ def test_the_key_is_drawn_once_and_survives_preparing_again(owner, images):
         owner.prepare(images)
 
 
-def test_only_the_owner_may_read_what_is_stored(owner, images):
+def test_only_the_owner_may_read_what_is_stored(owner, images, monkeypatch):
+    """A state directory that others may read is tightened, or refused."""
+    for folder in (owner.state, owner.state / "keys"):
+        folder.mkdir()
+        folder.chmod(0o755)
     owner.prepare(images)
-    found = {
-        path: stat.S_IMODE(path.stat().st_mode)
-        for path in (owner.state, *owner.state.rglob("*"))
-        if not path.name.endswith(".lock")
-    }
-    assert {mode for path, mode in found.items() if path.is_dir()} == {0o700}
-    assert {mode for path, mode in found.items() if path.is_file()} == {0o600}
+    found = [path for path in (owner.state, *owner.state.rglob("*")) if path.suffix != ".lock"]
+    assert all(stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600) for path in found)
     # two parts of two files, card, origin, fingerprint, key; journal and its key
     assert sum(path.is_file() for path in found) == 10
-
-
-def test_a_state_directory_that_others_may_read_is_tightened_or_refused(tmp_path, monkeypatch):
-    for directory in (tmp_path / "state", tmp_path / "state" / "keys"):
-        directory.mkdir(mode=0o755)
-        directory.chmod(0o755)
-    data, card = Data(), tmp_path / "card.json"
-    prepare_sensitive(data, tmp_path / "state", card, tmp_path / "raw")
-    for name in ("", "data", "keys"):
-        assert stat.S_IMODE((tmp_path / "state" / name).stat().st_mode) == 0o700
-
-    def of_another(path, mode):
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(Path, "chmod", of_another)
+    monkeypatch.setattr(Path, "chmod", Mock(side_effect=PermissionError(1, "Operation not permitted")))
     with pytest.raises(ConfigError, match="run `chmod 700 .*state` as its owner"):
-        prepare_sensitive(data, tmp_path / "state", card, tmp_path / "raw")
+        owner.prepare(images)
 
 
 def test_an_official_test_image_changes_neither_card_nor_sensitive_set(owner):
-    owner.file.parent.mkdir(exist_ok=True)
     arrays = write_mnist(owner.raw / "mnist")
-    data = Data(dataset_id="m", source="mnist")
-    card = prepare_sensitive(data, owner.state, owner.card, owner.raw)
+    card = owner.take(dataset_id="m", source="mnist")
     sensitive, holdout = rows(owner.part("sensitive")), rows(owner.part("holdout"))
-    assert card["split"] == "official" and len(sensitive) == 5 and len(holdout) == 3
+    assert card.split == "official" and len(sensitive) == 5 and len(holdout) == 3
     arrays["t10k"][0][1, 3, 3] ^= 1
     write_idx(owner.raw / "mnist" / "t10k-images-idx3-ubyte.gz", arrays["t10k"][0])
-    assert prepare_sensitive(data, owner.state, owner.card, owner.raw) == card
+    assert owner.take(dataset_id="m", source="mnist") == card
     assert rows(owner.part("sensitive")) == sensitive and rows(owner.part("holdout")) != holdout
 
 
@@ -234,24 +194,18 @@ def test_an_official_test_image_changes_neither_card_nor_sensitive_set(owner):
 def test_a_failure_leaves_what_was_there_and_nothing_half_written(owner, images, monkeypatch, earlier):
     if earlier:
         owner.prepare(images)
-    before, card = owner.files(), owner.card.exists() and owner.card.read_bytes()
+    before = owner.files()
 
     def breaks_off(source, key, fraction):
-        for number, example in enumerate(source.train):
-            if number == 100:
-                raise DataError("unreadable image")
-            yield False, None, example
+        yield from ((False, None, example) for example in islice(source.train, 100))
+        raise DataError("unreadable image")
 
-    with monkeypatch.context() as patch, pytest.raises(DataError, match="unreadable"):
-        patch.setattr(prepare, "assigned", breaks_off)
+    monkeypatch.setattr(prepare, "assigned", breaks_off)
+    with pytest.raises(DataError, match="unreadable"):
         owner.prepare(images[:200])
-    begun = ("keys",) if earlier else ("keys", "odometer")  # the key, and the journal that the first call begins
-    after, before = (
-        {p: content for p, content in files.items() if p.suffix != ".lock" and p.parent.name not in begun}
-        for files in (owner.files(), before)
-    )
-    assert after == before
-    assert (owner.card.exists() and owner.card.read_bytes()) == card
+    changed = {path.parent.name for path, _ in owner.files().items() ^ before.items()}
+    begun = set() if earlier else {"keys", "odometer"}  # the key, and the journal that the first call begins
+    assert changed == begun
     assert [path.name for path in (owner.state / "data").iterdir() if path.is_dir()] == ["set"] * earlier
 
 
@@ -289,9 +243,7 @@ def test_a_public_set_is_an_artifact_of_the_same_bytes_every_time(tmp_path, sour
     assert set(contents(tmp_path / "a")) == {"images.npy", "labels.npy", "card.json", "grid.png", "privacy.json"}
     artifact = read_artifact(tmp_path / "a", "public")
     assert artifact.records == {} and not artifact.local
-    written = json.loads((tmp_path / "a" / "card.json").read_text())
-    assert written == json.loads(json.dumps(card))
-    assert set(written) == {"enabled", "source", "shape", "classes", "images"}
+    assert json.loads((tmp_path / "a" / "card.json").read_text()) == json.loads(json.dumps(card))
     prepare_public(public, (1, 8, 8), tmp_path / "b", tmp_path, seed=4)  # replaces the older set
     assert contents(tmp_path / "a")["images.npy"] != contents(tmp_path / "b")["images.npy"]
 
@@ -315,38 +267,25 @@ def test_the_picture_shows_the_first_images_of_the_first_classes(tmp_path):
     assert np.array_equal(grid[52:100, 102:150], images.images[images.labels == 1][2])
 
 
-@pytest.mark.parametrize("earlier", [False, True])
-def test_a_public_source_that_fails_leaves_what_was_there(tmp_path, earlier):
+def test_a_public_source_that_fails_leaves_what_was_there(tmp_path):
     root = write_folder(tmp_path / "in")
     public = Public(source="imagefolder", path=str(root), declared_public=True)
-    if earlier:
-        prepare_public(public, (3, 6, 6), tmp_path / "public", tmp_path, seed=0)
-    before = contents(tmp_path / "public") if earlier else None
+    prepare_public(public, (3, 6, 6), tmp_path / "public", tmp_path, seed=0)
+    before = contents(tmp_path / "public")
     (root / "dog" / "2.png").write_bytes(b"no picture")
-    with pytest.raises(DataError, match="repair or remove"):
-        prepare_public(public, (3, 6, 6), tmp_path / "public", tmp_path, seed=0)
-    assert {path.name for path in tmp_path.iterdir()} == ({"in", "public"} if earlier else {"in"})
-    assert not earlier or contents(tmp_path / "public") == before
+    for name in ("public", "new"):
+        with pytest.raises(DataError, match="repair or remove"):
+            prepare_public(public, (3, 6, 6), tmp_path / name, tmp_path, seed=0)
+    assert {path.name for path in tmp_path.iterdir()} == {"in", "public"}
+    assert contents(tmp_path / "public") == before
 
 
 def test_a_public_set_needs_images_of_two_classes(tmp_path):
     write_imagenet32(tmp_path / "train_data_batch_1.npz", 3, labels=np.array([5, 5, 5]))
-    for public in (
-        Public(source="imagenet32", path=str(tmp_path)),
-        Public(source="imagefolder", path=str(write_folder(tmp_path / "in", classes=("cat",)))),
-    ):
-        with pytest.raises(DataError, match=r"two or more|one class only"):
-            prepare_public(public, (3, 8, 8), tmp_path / "public", tmp_path, seed=0)
+    public = Public(source="imagenet32", path=str(tmp_path))
+    with pytest.raises(DataError, match="two or more"):
+        prepare_public(public, (3, 8, 8), tmp_path / "public", tmp_path, seed=0)
     assert not (tmp_path / "public").exists()
-
-
-def test_nothing_of_the_user_s_is_overwritten(tmp_path):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.tex").write_text("x")
-    for public in (None, Public(source="photos")):
-        with pytest.raises(ConfigError, match="--out"):
-            prepare_public(public, (1, 8, 8), tmp_path / "mine", tmp_path, seed=0)
-    assert (tmp_path / "mine" / "thesis.tex").exists()
 
 
 def test_a_large_public_set_passes_through_little_memory(tmp_path):
@@ -381,143 +320,123 @@ def test_the_sensitive_images_are_never_taken_for_public_ones(data, public, refu
 
 @pytest.fixture
 def desk(tmp_path, monkeypatch, capsys):
-    """A working folder with one recipe and a state directory; `stage` as a function: (exit code, output)."""
+    """In a folder with one recipe and a state directory: runs a command that must end with `code`; what it said."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
     (tmp_path / "pipelines").mkdir()
     (tmp_path / "pipelines" / "one.yaml").write_text("description: one\nrun: [select, synthesize]\n")
 
-    def stage(*words, **params):
-        (tmp_path / "params.yaml").write_text(yaml.safe_dump({"recipe": "one", "profile": None, **params}))
-        monkeypatch.setattr(sys, "argv", ["stage", *words])
-        try:
+    def stage(command, code=0, **params):
+        Path("params.yaml").write_text(yaml.safe_dump({"recipe": "one", "profile": None, **params}))
+        monkeypatch.setattr(sys, "argv", ["stage", *command.split()])
+        with pytest.raises(SystemExit) as ended:
             main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        output = capsys.readouterr()
-        return code, output.out + output.err
+        said = "".join(capsys.readouterr())
+        assert ended.value.code == code and "Traceback" not in said, said
+        return said.replace(str(tmp_path), "")
 
     return stage
 
 
-def test_the_command_takes_the_shape_from_the_card_and_says_what_it_made(desk, tmp_path):
-    code, text = desk("prepare", "public", public={"per_class": 1})
-    assert code == 4 and "stage prepare sensitive" in text and not (tmp_path / "data").exists()
-    assert desk("prepare", "sensitive")[0] == 0
-    code, text = desk("prepare", "public", public={"per_class": 1})
-    assert code == 0 and "62 images of glyphs, shape [1, 8, 8], 62 classes" in text
-    assert len(load_public(tmp_path / "data" / "public", (1, 8, 8))) == 62
-    code, text = desk("prepare", "public", run=["synthesize"])
-    assert code == 0 and "no stage reads public images" in text
-    assert set(contents(tmp_path / "data" / "public")) == {"card.json", "privacy.json"}
-    code, text = desk("prepare", "public", public={"source": "npz"})
-    assert code == 2 and "public.path is missing" in text and "Traceback" not in text
+def test_the_command_takes_the_shape_from_the_card_and_says_what_it_made(desk):
+    assert "stage prepare sensitive" in desk("prepare public", code=4) and not Path("data").exists()
+    desk("prepare sensitive")
+    said = desk("prepare public", public={"per_class": 1})
+    assert "62 images of glyphs, shape [1, 8, 8], 62 classes" in said
+    assert len(load_public(Path("data/public"), (1, 8, 8))) == 62
+    assert "no stage reads public images" in desk("prepare public", run=["synthesize"])
+    assert "public.path is missing" in desk("prepare public", code=2, public={"source": "npz"})
 
 
-def own_params(**data) -> dict:
-    """Images of the owner's own, and a public set from a file."""
-    return {
-        "data": {"dataset_id": "own", "source": "npz", "path": "real.npz", "holdout_fraction": 0.5, **data},
-        "public": {"source": "npz", "path": "public.npz", "declared_public": True},
-    }
+OWN = {
+    "data": {"dataset_id": "own", "source": "npz", "path": "real.npz", "holdout_fraction": 0.5},
+    "public": {"source": "npz", "path": "public.npz", "declared_public": True},
+}
 
 
-def write_both(images, public) -> None:
-    np.savez("real.npz", images=images, labels=np.arange(len(images)) % 3, classes=np.array(["a", "b", "c"]))
-    np.savez("public.npz", images=public, labels=np.arange(len(public)) % 2, classes=np.array(["x", "y"]))
+def write_own(images, public) -> None:
+    for name, array in (("real", images), ("public", public)):
+        np.savez(f"{name}.npz", images=array, labels=np.arange(len(array)) % 2, classes=np.array(["a", "b"]))
 
 
-def test_a_public_set_that_holds_real_images_is_refused(desk, tmp_path, images):
-    """A copy of the sensitive folder, or of a part of it, would be given away as it is."""
-    other = np.random.default_rng(9).integers(0, 256, (30, 5, 6), dtype=np.uint8)
-    mixed = other.copy()
-    mixed[[4, 17]] = images[[3, 200]]
-    for public, data, words in (
-        (mixed, {}, ("2 of the 30", "4, 17")),  # some of them
-        (images, {}, ("300 of the 300",)),  # a copy under another name
-        (images, {"size": 4}, ("300 of the 300",)),  # which both get the stored shape
-    ):
-        write_both(images, public)
-        assert desk("prepare", "sensitive", **own_params(**data))[0] == 0
-        code, text = desk("prepare", "public", **own_params(**data))
-        assert code == 4 and "refused.txt" in text and not any(word in text for word in words)
-        why = (tmp_path / "state" / "refused.txt").read_text()
-        assert "local" in why and all(word in why for word in words)
-        assert not (tmp_path / "data" / "public").exists()
-    write_both(images, other)
-    assert desk("prepare", "public", **own_params())[0] == 0
-    journal = "".join(path.read_text() for path in (tmp_path / "state").rglob("*.jsonl"))
-    assert journal.count("overlap check") == 4
-
-
-def test_doctor_finds_public_images_among_the_real_ones_and_journals_that_it_looked(desk, tmp_path, images):
-    """Real images may come after the public ones."""
-    other = np.random.default_rng(9).integers(0, 256, (30, 5, 6), dtype=np.uint8)
-    other[[4, 17]] = images[[3, 200]]
-    write_both(np.delete(images, [3, 200], axis=0), other)
-    params = own_params()
-    assert desk("prepare", "sensitive", **params)[0] == 0 and desk("prepare", "public", **params)[0] == 0
-    write_both(images, other)
-    assert desk("prepare", "sensitive", **params)[0] == 0
-    code, text = desk("doctor", "--overlap", **params)
-    why = (tmp_path / "state" / "refused.txt").read_text()
-    assert code == 4 and "30" not in text.replace(str(tmp_path), "")
-    assert "local" in why and "2 of the 30" in why and "4, 17" in why
-    journal = "".join(path.read_text() for path in (tmp_path / "state").rglob("*.jsonl"))
-    assert journal.count("overlap check") == 2
-    other[[4, 17]] ^= 1
-    write_both(images, other)
-    desk("prepare", "public", **params)
-    code, text = desk("doctor", "--overlap", **params)
-    assert code == 0 and "local" in text and "none of the 30" in text
-    with (tmp_path / "data" / "public" / "images.npy").open("r+b") as file:
-        file.seek(-1, 2)
-        file.write(b"x")
-    code, text = desk("doctor", "--overlap", **params)
-    assert code == 4 and "images.npy no longer has the bytes" in text
-
-
-def test_doctor_compares_nothing_where_there_are_no_public_images(desk, tmp_path):
-    desk("prepare", "sensitive")
-    code, text = desk("doctor", "--overlap")
-    assert code == 4 and "data/public" in text
-    desk("prepare", "public", run=["synthesize"])
-    code, text = desk("doctor", "--overlap")
-    assert code == 0 and "nothing to compare" in text
-    assert not any("overlap" in path.read_text() for path in (tmp_path / "state").rglob("*.jsonl"))
-
-
-class Folder:
-    """A folder of pictures that was prepared once; `read` counts how often its source is opened."""
-
-    def __init__(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(listing, "FRESH", 0.0)
-        self.tmp_path, self.root, self.read = tmp_path, write_folder(tmp_path / "in", per_class=20), 0
-
-        def read_source(data, raw):
-            self.read += 1
-            return sources.read_source(data, raw)
-
-        monkeypatch.setattr(prepare, "read_source", read_source)
-        self.prepare()
-
-    def prepare(self, **changes):
-        data = Data(**{"dataset_id": "set", "source": "imagefolder", "path": str(self.root), **changes})
-        prepare_sensitive(data, self.tmp_path / "state", self.tmp_path / "card.json", self.tmp_path)
-        return load_prepared(self.tmp_path / "state", read_card(self.tmp_path / "card.json"), "sensitive")
+def journalled_checks() -> int:
+    return sum(path.read_text().count("overlap check") for path in Path("state").rglob("*.jsonl"))
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    return Folder(tmp_path, monkeypatch)
+def others():
+    """30 images that are not among `images`."""
+    return np.random.default_rng(9).integers(0, 256, (30, 5, 6), dtype=np.uint8)
 
 
-def test_the_same_files_are_prepared_once(folder, tmp_path):
-    before = rows(folder.prepare())
-    assert folder.read == 1
-    (tmp_path / "card.json").unlink()
-    assert rows(folder.prepare()) == before and folder.read == 1
+def test_a_public_set_that_holds_real_images_is_refused(desk, images, others):
+    """A copy of the sensitive folder, or of a part of it, would be given away as it is."""
+    mixed = others.copy()
+    mixed[[4, 17]] = images[[3, 200]]
+    for public, size, words in (
+        (mixed, None, ("2 of the 30", "4, 17")),  # some of them
+        (images, None, ("300 of the 300",)),  # a copy under another name
+        (images, 4, ("300 of the 300",)),  # which both get the stored shape
+    ):
+        params = OWN | {"data": OWN["data"] | {"size": size}}
+        write_own(images, public)
+        desk("prepare sensitive", **params)
+        said = desk("prepare public", code=4, **params)
+        why = Path("state/refused.txt").read_text()
+        assert "refused.txt" in said and not any(word in said for word in words)
+        assert "local" in why and all(word in why for word in words)
+        assert not Path("data/public").exists()
+    write_own(images, others)
+    desk("prepare public", **OWN)
+    assert journalled_checks() == 4
+
+
+def test_doctor_finds_public_images_among_the_real_ones_and_journals_that_it_looked(desk, images, others):
+    """Real images may come after the public ones."""
+    others[[4, 17]] = images[[3, 200]]
+    write_own(np.delete(images, [3, 200], axis=0), others)
+    desk("prepare sensitive", **OWN)
+    assert "data/public" in desk("doctor --overlap", code=4, **OWN)
+    desk("prepare public", run=["synthesize"], **OWN)
+    assert "nothing to compare" in desk("doctor --overlap", **OWN) and journalled_checks() == 0
+    desk("prepare public", **OWN)
+    write_own(images, others)
+    desk("prepare sensitive", **OWN)
+    assert "30" not in desk("doctor --overlap", code=4, **OWN)
+    why = Path("state/refused.txt").read_text()
+    assert "local" in why and "2 of the 30" in why and "4, 17" in why
+    assert journalled_checks() == 2
+    others[[4, 17]] ^= 1
+    write_own(images, others)
+    desk("prepare public", **OWN)
+    said = desk("doctor --overlap", **OWN)
+    assert "local" in said and "none of the 30" in said
+    file = Path("data/public/images.npy")
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    assert "images.npy no longer has the bytes" in desk("doctor --overlap", code=4, **OWN)
+
+
+@pytest.fixture
+def take_folder(owner, tmp_path, monkeypatch):
+    """Prepares the folder of pictures `in`; returns how often its source was opened until then."""
+    root, read = write_folder(tmp_path / "in", per_class=20), Mock(wraps=sources.read_source)
+    monkeypatch.setattr(listing, "FRESH", 0.0)
+    monkeypatch.setattr(prepare, "read_source", read)
+
+    def take(**changes):
+        owner.take(dataset_id="set", source="imagefolder", path=str(root), **changes)
+        return read.call_count
+
+    return take
+
+
+def test_the_same_files_are_prepared_once_unless_they_changed_just_now(take_folder, owner, monkeypatch):
+    assert take_folder() == 1
+    before = rows(owner.part("sensitive"))
+    owner.card.unlink()
+    assert take_folder() == 1 and rows(owner.part("sensitive")) == before
+    monkeypatch.setattr(listing, "FRESH", 3600.0)
+    assert [take_folder(), take_folder()] == [2, 3]
 
 
 def repaint(file):
@@ -540,35 +459,23 @@ def repaint(file):
         lambda root: (root / "cat" / "link.png").symlink_to(root / "dog" / "0.png"),
     ],
 )
-def test_changed_files_are_always_prepared_again(folder, change):
-    change(folder.root)
-    folder.prepare()
-    assert folder.read == 2
+def test_changed_files_are_always_prepared_again(take_folder, tmp_path, change):
+    take_folder()
+    change(tmp_path / "in")
+    assert take_folder() == 2
 
 
-def test_other_settings_or_a_damaged_store_prepare_again(folder, tmp_path):
-    folder.prepare(size=4)
-    folder.prepare(size=4, holdout_fraction=0.5)
-    assert folder.read == 3
-    images = tmp_path / "state" / "data" / "set" / "holdout" / "images.npy"
+def test_other_settings_or_a_damaged_store_prepare_again(take_folder, owner):
+    assert [take_folder(), take_folder(size=4), take_folder(size=4, holdout_fraction=0.5)] == [1, 2, 3]
+    images = owner.state / "data" / "set" / "holdout" / "images.npy"
     images.write_bytes(images.read_bytes()[:-10])
-    folder.prepare(size=4, holdout_fraction=0.5)
-    assert folder.read == 4
-    (tmp_path / "state" / "keys" / "set").write_bytes(bytes(32))  # another key holds out others
-    folder.prepare(size=4, holdout_fraction=0.5)
-    assert folder.read == 5
+    assert take_folder(size=4, holdout_fraction=0.5) == 4
+    (owner.state / "keys" / "set").write_bytes(bytes(32))  # another key holds out others
+    assert take_folder(size=4, holdout_fraction=0.5) == 5
 
 
-def test_files_that_changed_just_now_are_not_taken_for_known(folder, monkeypatch):
-    monkeypatch.setattr(listing, "FRESH", 3600.0)
-    folder.prepare()
-    folder.prepare()
-    assert folder.read == 3
-
-
-def test_a_log_shows_parts_and_no_number_of_images(folder, capsys):
-    capsys.readouterr()
-    folder.prepare(size=5)
+def test_a_log_shows_parts_and_no_number_of_images(take_folder, capsys):
+    take_folder()
     assert capsys.readouterr().err.splitlines() == [f"preparing: {10 * tenth} %" for tenth in range(1, 11)]
 
 
@@ -591,12 +498,11 @@ def test_resized_copies_under_another_id_are_found(owner, tmp_path, digits):
     """Copied, resized and named anew, the same people had a fresh odometer."""
     large = np.kron(digits.images[..., 0], np.ones((1, 3, 3), dtype=np.uint8))  # 24×24
     owner.prepare(large[:400], size=20)
-    second = Owner(tmp_path / "second")
-    second.state, second.file = owner.state, tmp_path / "copies.npz"
+    owner.file = tmp_path / "copies.npz"
     for changes in ({"size": 12}, {"size": 16, "channels": 3}):
         with pytest.raises(ConfigError, match=r"counted as 'set' already"):
-            second.prepare(large[100:300], dataset_id="again", **changes)
+            owner.prepare(large[100:300], dataset_id="again", **changes)
     with pytest.raises(ConfigError, match=r"counted as 'set' already"):  # stored alike, and no byte is the same
-        second.prepare(np.kron(large[100:300], np.ones((1, 2, 2), dtype=np.uint8)), dataset_id="again", size=20)
-    assert second.prepare(large[400:700], dataset_id="others", size=12).dataset_id == "others"
-    assert second.prepare(large[:400], dataset_id="again", size=12, different_people=True).dataset_id == "again"
+        owner.prepare(np.kron(large[100:300], np.ones((1, 2, 2), dtype=np.uint8)), dataset_id="again", size=20)
+    assert owner.prepare(large[400:700], dataset_id="others", size=12).dataset_id == "others"
+    assert owner.prepare(large[:400], dataset_id="again", size=12, different_people=True).dataset_id == "again"

@@ -10,11 +10,6 @@ from sfumato.data.rendered.procedural import FAMILIES
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]
 
 
-@pytest.fixture(scope="module")
-def glyphs():
-    return drawn_set("glyphs", (1, 28, 28), 8)
-
-
 @pytest.mark.parametrize("source", DRAWN)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_class_is_drawn_equally_often_and_no_image_twice(source, shape):
@@ -44,16 +39,12 @@ def test_every_font_shows_every_character():
         assert len({places[ord(character)] for character in CHARACTERS}) == len(CHARACTERS), file.name
 
 
-def test_grey_glyphs_are_white_on_black_and_antialiased(glyphs):
-    images = glyphs.images / 255
+def test_grey_glyphs_are_white_on_black_antialiased_and_in_the_middle():
+    images = drawn_set("glyphs", (1, 28, 28), 8).images / 255
     edge = np.concatenate([images[:, 0], images[:, -1], images[:, :, 0], images[:, :, -1]], axis=1)
     assert np.median(edge) == 0 and (images.max(axis=(1, 2, 3)) > 0.6).all()
     assert 0.08 < images.mean() < 0.35 and 0.02 < ((images > 0.1) & (images < 0.9)).mean() < 0.3
-
-
-def test_glyphs_stay_in_the_middle_of_the_image(glyphs):
-    weight = glyphs.images[..., 0].astype(float)
-    axis = np.arange(28) - 13.5
+    weight, axis = images[..., 0], np.arange(28) - 13.5
     off = np.stack([weight.sum(2) @ axis, weight.sum(1) @ axis]) / weight.sum((1, 2))
     assert np.abs(off).max() < 28 / 4
 
@@ -72,10 +63,9 @@ def digits_of_fonts(size, per_class):
     return np.stack(images).reshape(len(images), -1) / 255, np.tile(np.arange(10), per_class)
 
 
-@pytest.mark.parametrize("size", [8, 28])
-def test_characters_can_be_told_apart(size):
+def test_characters_can_be_told_apart():
     """More than half the digits are of their nearest neighbour's class (0.64 to 0.7 measured); chance is a tenth."""
-    x, y = digits_of_fonts(size, 60)
+    x, y = digits_of_fonts(28, 60)
     assert KNeighborsClassifier(1).fit(x[:300], y[:300]).score(x[300:], y[300:]) > 0.5
 
 

@@ -62,6 +62,7 @@ def test_log_normal_levels_have_their_law():
     # fixed seed; five standard errors, so a false alarm under another seed has probability below 2e-6
     assert float(logs.mean()) == pytest.approx(-0.5, abs=5 * 0.7 / math.sqrt(n))
     assert float(logs.std()) == pytest.approx(0.7, abs=5 * 0.7 / math.sqrt(2 * n))
+    assert draw_noise_levels(LogNormal(), 0, torch.Generator()).shape == (0,)
 
 
 def test_timestep_mixture_has_its_weights_and_bounds():
@@ -75,6 +76,7 @@ def test_timestep_mixture_has_its_weights_and_bounds():
         inside = float(((t >= low) & (t < high)).double().mean())
         assert inside == pytest.approx(share, abs=5 * math.sqrt(share * (1 - share) / n))  # false alarm below 1e-6
     assert {200, 799} <= set(t.tolist())  # both ends of a part are drawn
+    assert draw_noise_levels(law, 0, torch.Generator()).shape == (0,)
 
 
 def test_the_timestep_schedule_is_ddpm_s():
@@ -82,8 +84,3 @@ def test_the_timestep_schedule_is_ddpm_s():
     assert float(sigmas[0]) == pytest.approx(math.sqrt(1e-4 / (1 - 1e-4)), rel=1e-4)
     assert float(sigmas[-1]) == pytest.approx(157.4, rel=1e-3)
     assert (sigmas.diff() > 0).all()
-
-
-@pytest.mark.parametrize("law", [LogNormal(), TimestepMixture()])
-def test_no_levels_for_no_images(law):
-    assert draw_noise_levels(law, 0, torch.Generator()).shape == (0,)

@@ -22,12 +22,13 @@ TINY = {"width": 8, "multipliers": (1, 2), "attention": (1,), "blocks": 1}
         (7, 2, {"multipliers": (1, 1, 1), "attention": (0, 1, 2)}),
     ],
 )
-def test_every_size_comes_out_as_it_went_in(resolution, channels, options):
+def test_every_size_comes_out_as_it_went_in_and_images_do_not_see_each_other(resolution, channels, options):
     model = perturbed(UNet(resolution, channels, 4, **{**TINY, **options}))
-    x = torch.randn(3, channels, resolution, resolution)
-    output = model(x, torch.tensor([-1.0, 0.0, 1.0]), torch.tensor([0, 3, 4]))
-    assert output.shape == x.shape
-    assert output.isfinite().all()
+    x, c_noise, labels = torch.randn(3, channels, resolution, resolution), torch.randn(3), torch.tensor([0, 3, 4])
+    together = model(x, c_noise, labels)
+    assert together.shape == x.shape and together.isfinite().all()
+    alone = torch.cat([model(x[i : i + 1], c_noise[i : i + 1], labels[i : i + 1]) for i in range(3)])
+    assert torch.allclose(together, alone, atol=1e-5)
 
 
 def test_a_new_network_answers_zero():
@@ -55,14 +56,6 @@ def test_every_set_of_labels_is_shown_and_none_of_them_is_not_the_same_as_untold
     assert load_model(tmp_path).several
     (drawn,) = model.drawing(sets[:8].to(torch.uint8), 2, 1.0, torch.Generator().manual_seed(0))
     assert drawn.shape == (8, 1, 8, 8) and torch.pdist(drawn.flatten(1)).min() > 0
-
-
-def test_images_of_a_batch_do_not_see_each_other():
-    model = perturbed(UNet(8, 1, 4, **TINY))
-    x, c_noise, labels = torch.randn(4, 1, 8, 8), torch.randn(4), torch.arange(4)
-    together = model(x, c_noise, labels)
-    alone = torch.cat([model(x[i : i + 1], c_noise[i : i + 1], labels[i : i + 1]) for i in range(4)])
-    assert torch.allclose(together, alone, atol=1e-5)
 
 
 def test_attention_agrees_with_the_fused_one():
@@ -110,17 +103,6 @@ def test_sizes_that_do_not_fit_are_refused(options, named):
         UNet(10, 1, 4, **{**TINY, "attention": (0,), **options})
 
 
-def test_a_saved_model_comes_back(tmp_path):
-    config = {"resolution": 8, "channels": 1, "classes": 4, **TINY, "sigma_data": 0.3}
-    model = perturbed(UNet(**config))
-    model.save(tmp_path / "model")
-    again = load_model(tmp_path / "model")
-    x = torch.randn(2, 1, 8, 8)
-    assert torch.equal(again(x, torch.zeros(2), torch.zeros(2).long()), model(x, torch.zeros(2), torch.zeros(2).long()))
-    assert again.sigma_data == 0.3
-    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["config.json", "weights.safetensors"]
-
-
 def test_a_broken_model_is_an_error_that_names_it(tmp_path):
     with pytest.raises(DataError, match=r"config\.json is missing"):
         load_model(tmp_path)
@@ -143,9 +125,8 @@ def test_extra_classes_leave_every_other_weight_as_it_starts_without():
     assert torch.pdist(extra).min() > 0.1
 
 
-def test_dropped_classes_leave_the_plain_network_with_the_same_answers(tmp_path):
-    config = {"resolution": 8, "channels": 1, "classes": 4, **TINY}
-    model = perturbed(UNet(**config, extra_classes=6))
+def test_dropped_classes_leave_the_plain_network_with_the_same_answers_also_when_it_was_saved(tmp_path):
+    model = perturbed(UNet(8, 1, 4, **TINY, sigma_data=0.3, extra_classes=6))
     x, c_noise, labels = torch.randn(5, 1, 8, 8), torch.randn(5), torch.arange(5)
     before = model(x, c_noise, labels)
     assert model(x, c_noise, labels + 6).shape == before.shape  # 6..10 are public classes
@@ -154,7 +135,9 @@ def test_dropped_classes_leave_the_plain_network_with_the_same_answers(tmp_path)
     with pytest.raises(IndexError):
         model(x, c_noise, labels + 6)
     model.save(tmp_path)
-    assert torch.equal(load_model(tmp_path)(x, c_noise, labels), before)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "weights.safetensors"]
+    again = load_model(tmp_path)
+    assert torch.equal(again(x, c_noise, labels), before) and again.sigma_data == 0.3
 
 
 def test_dropping_nothing_changes_nothing_and_a_frozen_table_stays_frozen():

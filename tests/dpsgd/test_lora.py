@@ -14,7 +14,7 @@ from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.gradients import draw, per_draw, per_image_gradients
 from sfumato.dpsgd.lora import LoraConv2d, LoraLinear, adapted_layers, add_lora, merge, save_adapter
-from sfumato.dpsgd.trainable import candidates
+from sfumato.dpsgd.trainable import candidates, flat
 from sfumato.errors import ConfigError, DataError
 from sfumato.release.synthesizer import load_synthesizer
 from sfumato.settings.dpsgd import Lora
@@ -43,8 +43,9 @@ def inputs(count: int = 3):
     return torch.randn(count, 1, 8, 8), torch.randn(count), torch.randint(4, (count,))
 
 
-def fill(model: nn.Module) -> nn.Module:
-    """Adapters as training leaves them: B no longer zero."""
+def adapted(model: nn.Module, names: list[str] = NAMES) -> nn.Module:
+    """The model with adapters as training leaves them: B no longer zero."""
+    add_lora(model, names, RANK, seed=0)
     with torch.no_grad():
         for layer in adapted_layers(model).values():
             layer.B.normal_(std=0.1)
@@ -114,23 +115,20 @@ def test_an_adapter_does_what_its_product_does(name):
     torch.manual_seed(0)
     model, x = (Foreign(), (torch.randn(2, 49, 6),)) if foreign else (network(), inputs())
     plain = model(*x)
-    add_lora(model, [name], RANK, seed=0)
-    fill(model)
-    adapted = model(*x)
-    assert (adapted - plain).abs().max() > 1e-4  # it reaches the output
+    changed = adapted(model, [name])(*x)
+    assert (changed - plain).abs().max() > 1e-4  # it reaches the output
     layer = adapted_layers(model)[name]
     with torch.no_grad():
         weight = layer.weight + 0.5 * (layer.A @ layer.B).view_as(layer.weight)
     merge(model)
     assert not adapted_layers(model)
     assert torch.equal(dict(model.named_parameters())[name], weight)
-    torch.testing.assert_close(model(*x), adapted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model(*x), changed, rtol=1e-4, atol=1e-5)
 
 
 def test_a_merged_model_is_a_plain_one():
     model, reference = network(), network()
-    add_lora(model, NAMES, RANK, seed=0)
-    merge(fill(model))
+    merge(adapted(model))
     types = [[(name, type(layer)) for name, layer in one.named_modules()] for one in (model, reference)]
     assert types[0] == types[1] and model.state_dict().keys() == reference.state_dict().keys()
     assert all(value.requires_grad and not value.is_meta for value in model.parameters())
@@ -141,9 +139,7 @@ def test_a_merged_model_is_a_plain_one():
 
 @pytest.mark.parametrize("draws", [1, 4])
 def test_per_image_gradients_are_those_of_a_loop(draws):
-    model = network()
-    add_lora(model, NAMES, RANK, seed=0)
-    fill(model)
+    model = adapted(network())
     generator = torch.Generator().manual_seed(0)
     images, labels = torch.rand(5, 1, 8, 8, generator=generator), torch.randint(4, (5,), generator=generator)
     drawn = draw(model, images, draws, LogNormal(), generator, label_dropout=0.2)
@@ -160,9 +156,7 @@ def test_per_image_gradients_are_those_of_a_loop(draws):
 
 def test_per_image_gradients_of_foreign_layers_are_those_of_a_loop():
     torch.manual_seed(0)
-    model = Foreign()
-    add_lora(model, FOREIGN, RANK, seed=0)
-    fill(model)
+    model = adapted(Foreign(), FOREIGN)
     assert [type(layer) for layer in adapted_layers(model).values()] == [LoraLinear, LoraLinear, LoraConv2d]
     parameters = {name: value for name, value in model.named_parameters() if name.endswith((".A", ".B"))}
     x = torch.randn(4, 49, 6)
@@ -210,9 +204,7 @@ def saved(tmp_path):
     """A base, adapters on it, and what the adapted network answers."""
     model = network()
     model.save(tmp_path / "pretrain")
-    names = [name for parts in candidates(model).values() for name in parts]
-    add_lora(model, names, RANK, seed=0)
-    fill(model)
+    adapted(model, flat(candidates(model)))
     (tmp_path / "finetune").mkdir()
     save_adapter(model, tmp_path / "finetune", tmp_path / "pretrain" / "weights.safetensors")
     return tmp_path / "finetune", tmp_path / "pretrain", model(*inputs())

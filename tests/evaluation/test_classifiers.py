@@ -9,20 +9,15 @@ DEPTHS = {"wrn": 16, "resnet": 20, "resnext": 20}
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
 @pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64), (1, 5, 9), (1, 1, 1), (3, 3, 3)])
-def test_every_shape_gives_logits_and_gradients(name, shape):
+def test_every_shape_gives_logits_of_each_image_alone_and_gradients(name, shape):
     model = build_classifier(name, shape, classes=7)
     logits = model(torch.rand(2, *shape))
     assert logits.shape == (2, 7)
     logits.sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
     widths = {"lr": shape[0] * shape[1] * shape[2], "mlp": FEATURES, "cnn": FEATURES}
-    assert model.features(torch.rand(2, *shape)).shape == (2, widths.get(name, model.head.in_features))
-
-
-@pytest.mark.parametrize("name", CLASSIFIERS)
-def test_the_prediction_of_an_image_does_not_depend_on_its_batch(name):
-    model = build_classifier(name, (1, 16, 16), classes=3).eval()
-    images = torch.rand(5, 1, 16, 16)
+    model, images = model.eval(), torch.rand(5, *shape)
+    assert model.features(images).shape == (5, widths.get(name, model.head.in_features))
     torch.testing.assert_close(model(images)[:1], model(images[:1]))
 
 

@@ -133,7 +133,7 @@ def test_an_unknown_evaluation_and_a_ledger_that_was_edited_or_is_of_other_data_
         assert any(text in warning for warning in warnings)
 
 
-def test_what_is_missing_or_broken_is_one_sentence(desk):
+def test_what_is_missing_or_broken_is_one_sentence(desk, monkeypatch):
     nothing = "error: nothing to compare: name folders that hold metrics.json and ledger.json, or give --dvc"
     assert call("compare") == (2, nothing)
     folder = write_run(desk / "a", "full", 1, 0.8)
@@ -148,9 +148,6 @@ def test_what_is_missing_or_broken_is_one_sentence(desk):
         read_run(desk)
     (folder / "metrics.json").write_text(json.dumps(metrics_of(0.8)))
     assert call("compare", str(folder), "--classifier", "wrn")[0] == 2
-
-
-def test_outside_of_a_repository_the_user_is_told(desk, monkeypatch):
     failed = subprocess.CompletedProcess([], 253, "", "ERROR: you are not inside of a DVC repository\n")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
     code, text = call("compare", "--dvc")
@@ -180,31 +177,25 @@ def shown(*rows: tuple[str | None, str, dict | None, str]) -> list[dict]:
 
 
 def test_experiments_are_joined_with_the_numbers_that_were_kept_of_their_releases(tmp_path):
+    """A change after the noise keeps the records and so the ledger: only the release tells `again` from `calm-sea`."""
     one, two, other = (ledger_of(name, 1, 10, key) for name, key in (("feta-pro", "1"), ("rpgen", "2"), ("full", "3")))
     keep_evaluation(tmp_path, metrics_of(0.8, "one.dir") | {"ledger": one})
     keep_evaluation(tmp_path, metrics_of(0.9, "two.dir") | {"ledger": two})
     keep_evaluation(tmp_path, metrics_of(0.1, "three.dir") | {"ledger": one})
+    keep_evaluation(tmp_path, metrics_of(0.7, "four.dir") | {"ledger": one})
     rows = shown(
         (None, "workspace", two, "two.dir"),
         ("calm-sea", "a" * 40, one, "one.dir"),
         ("red-fox", "b" * 40, two, "two.dir"),
         ("new", "e" * 40, other, "three.dir"),
+        ("again", "f" * 40, one, "four.dir"),
     )
-    assert list(experiments(rows)["name"]) == ["main", "calm-sea", "red-fox", "new", "workspace"]
+    assert list(experiments(rows)["name"]) == ["main", "calm-sea", "red-fox", "new", "again", "workspace"]
     runs, left_out = rows_of_experiments(rows, tmp_path)
-    assert [(run["run"], run["cnn"]) for run in runs] == [("calm-sea", 0.8), ("red-fox", 0.9)]
+    assert [(run["run"], run["cnn"]) for run in runs] == [("calm-sea", 0.8), ("red-fox", 0.9), ("again", 0.7)]
     assert not any(run["problems"] for run in runs) and 0.3 < runs[0]["epsilon"] < 0.6
     assert [line.split(":")[0] for line in left_out] == ["main", "new"]
     assert all(rows_of_experiments(odd, tmp_path) == ([], []) for odd in ("nonsense", [{"data": 3}, 4], []))
-
-
-def test_the_same_queries_released_twice_are_two_runs(tmp_path):
-    """A change after the noise keeps the records and so the ledger: only the release tells the runs apart."""
-    ledger = ledger_of("feta-pro", 1, 10)
-    for release, accuracy in (("one.dir", 0.8), ("two.dir", 0.9)):
-        keep_evaluation(tmp_path, metrics_of(accuracy, release) | {"ledger": ledger})
-    rows = shown((None, "workspace", ledger, "two.dir"), ("x", "a" * 40, ledger, "one.dir"))
-    assert [run["cnn"] for run in rows_of_experiments(rows, tmp_path)[0]] == [0.8, 0.9]
 
 
 def test_kept_numbers_are_the_owners_alone_and_found_by_release_and_ledger(tmp_path):
@@ -217,7 +208,7 @@ def test_kept_numbers_are_the_owners_alone_and_found_by_release_and_ledger(tmp_p
         assert find_evaluation(tmp_path, release, digest) is None
 
 
-def test_a_table_keeps_its_gaps(tmp_path):
+def test_a_table_keeps_its_gaps_and_shows_a_text_that_a_spreadsheet_would_compute(tmp_path):
     write_run(tmp_path / "a", "full", 1, 0.8)
     b = write_run(tmp_path / "b", "dpdm", 1, 0.7)
     content = json.loads((b / "metrics.json").read_text())
@@ -226,9 +217,6 @@ def test_a_table_keeps_its_gaps(tmp_path):
     runs, _ = compared([read_run(tmp_path / "a"), read_run(b)])
     assert classifiers_of(runs) == ["lr", "cnn"] and list(runs["recipe"]) == ["dpdm", "full"]
     assert runs[["cnn", "distance"]].isna().iloc[0].all() and ",,," in csv_of(runs).splitlines()[1]
-
-
-def test_a_text_that_a_spreadsheet_would_compute_is_shown_instead():
     assert csv_of(pd.DataFrame([{"class": "=1+1", "share": -0.5}])) == "class,share\n'=1+1,-0.5000\n"
 
 

@@ -27,9 +27,8 @@ def by_loops(points, centres, variances):
     for x in points:
         density = 0.0
         for centre, v in zip(centres, variances, strict=True):
-            density += math.exp(-sum((p - q) ** 2 for p, q in zip(x, centre, strict=True)) / (2 * v)) / (
-                2 * math.pi * v
-            ) ** (len(x) / 2)
+            apart = sum((p - q) ** 2 for p, q in zip(x, centre, strict=True))
+            density += math.exp(-apart / (2 * v)) / (2 * math.pi * v) ** (len(x) / 2)
         total += math.log(density / len(centres))
     return -total / (len(points) * points.shape[1])
 
@@ -92,11 +91,8 @@ def test_unseen_real_images_score_near_zero_and_worse_sets_worse(real):
 
 def test_copies_of_training_images_are_found(real):
     train, holdout, unseen = real
-    copies, half = (
-        feature_likelihood(train, train, holdout),
-        feature_likelihood(np.concatenate([unseen[:200], train[:200]]), train, holdout),
-    )
-    fresh = feature_likelihood(unseen, train, holdout)
+    mixed = np.concatenate([unseen[:200], train[:200]])
+    copies, half, fresh = (feature_likelihood(rows, train, holdout) for rows in (train, mixed, unseen))
     assert copies["fld"] > 1000 and copies["generalisation_gap"] < -1000
     assert half["generalisation_gap"] < fresh["generalisation_gap"] - 30
     assert math.isfinite(copies["fld"])

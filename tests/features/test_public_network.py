@@ -1,4 +1,6 @@
 import json
+from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -6,19 +8,32 @@ import torch
 from sfumato.errors import DataError
 from sfumato.features.public_network import ResNet, WhitenedCNN, load_classifier, save_classifier
 
-SHAPES = [(1, 4, 4), (1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64), (1, 9, 13)]
 
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_every_parameter_learns_once_the_blocks_have_left_their_start(shape):
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        *product([ResNet, WhitenedCNN], [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64)]),
+        *((ResNet, shape) for shape in [(1, 4, 4), (1, 9, 13), (3, 16, 12)]),
+    ],
+)
+def test_every_parameter_learns_and_a_saved_network_is_loaded_bit_for_bit_in_eval_mode(kind, shape, tmp_path):
     torch.manual_seed(0)
-    model = ResNet(shape, 7, width=4)
-    for block in model.blocks:
-        torch.nn.init.ones_(block.second_norm.weight)
-    logits = model(torch.rand(8, *shape))
+    model, images = kind(shape, 7, width=4), torch.rand(8, *shape)
+    if kind is WhitenedCNN:
+        model.whiten(images)
+    else:  # the blocks of a new network pass on what they are given
+        for block in model.blocks:
+            torch.nn.init.ones_(block.second_norm.weight)
+    logits = model(images)  # this moves the batch statistics, too
     assert logits.shape == (8, 7)
     logits.square().sum().backward()
     assert all(value.grad is not None and value.grad.abs().sum() > 0 for value in model.parameters())
+    assert "filters" not in dict(model.named_parameters())  # whitening stays as it is
+    save_classifier(model, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "weights.safetensors"]
+    again = load_classifier(tmp_path)
+    assert type(again) is kind and not again.training and torch.equal(again(images), model.eval()(images))
+    assert again.features(images).shape == (8, again.head.in_features)
 
 
 def test_in_eval_mode_an_image_takes_no_part_in_the_logits_of_another():
@@ -37,51 +52,25 @@ def test_a_shape_too_small_is_refused():
         ResNet((1, 3, 3), 5)
 
 
-def test_what_was_saved_is_loaded_bit_for_bit_in_eval_mode(tmp_path):
-    torch.manual_seed(0)
-    model = ResNet((3, 16, 12), 5, width=4)
-    model(torch.rand(4, 3, 16, 12))  # off the initial batch statistics
-    save_classifier(model, tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "weights.safetensors"]
-    again, images = load_classifier(tmp_path), torch.rand(4, 3, 16, 12)
-    assert not again.training and torch.equal(again(images), model.eval()(images))
-
-
-@pytest.mark.parametrize("broken", ["missing", "other width", "no config", "cut short"])
-def test_files_that_do_not_fit_together_are_refused(broken, tmp_path):
+@pytest.mark.parametrize(
+    ("file", "spoil"),
+    [
+        ("weights.safetensors", Path.unlink),
+        ("weights.safetensors", lambda file: file.write_bytes(file.read_bytes()[:100])),
+        ("config.json", lambda file: file.write_text(json.dumps(json.loads(file.read_text()) | {"width": 8}))),
+        ("config.json", lambda file: file.write_text("[]")),
+    ],
+)
+def test_files_that_do_not_fit_together_are_refused(file, spoil, tmp_path):
     save_classifier(ResNet((1, 8, 8), 5, width=4), tmp_path)
-    config, weights = tmp_path / "config.json", tmp_path / "weights.safetensors"
-    if broken == "missing":
-        weights.unlink()
-    elif broken == "other width":
-        config.write_text(json.dumps(json.loads(config.read_text()) | {"width": 8}))
-    elif broken == "no config":
-        config.write_text("[]")
-    else:
-        weights.write_bytes(weights.read_bytes()[:100])
+    spoil(tmp_path / file)
     with pytest.raises(DataError, match="stage classifier"):
         load_classifier(tmp_path)
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64)])
-def test_the_whitened_network_learns_all_but_its_first_layer_and_is_loaded_as_it_was(shape, tmp_path):
-    torch.manual_seed(0)
-    model, images = WhitenedCNN(shape, 7, width=4), torch.rand(8, *shape)
-    model.whiten(images)
-    before = model.filters.clone()
-    model(images).square().sum().backward()
-    assert all(value.grad is not None and value.grad.abs().sum() > 0 for value in model.parameters())
-    assert torch.equal(model.filters, before)
-    save_classifier(model, tmp_path)
-    again = load_classifier(tmp_path)
-    assert isinstance(again, WhitenedCNN) and torch.equal(again(images), model.eval()(images))
-    assert again.features(images).shape == (8, again.head.in_features)
-
-
 def test_whitened_patches_have_no_correlation():
-    images = torch.nn.functional.avg_pool2d(
-        torch.rand(200, 3, 18, 18, generator=torch.Generator().manual_seed(0)), 3, 1
-    )
+    noise = torch.rand(200, 3, 18, 18, generator=torch.Generator().manual_seed(0))
+    images = torch.nn.functional.avg_pool2d(noise, 3, 1)
     model = WhitenedCNN((3, 16, 16), 5, width=4)
     model.whiten(images)
     answers = torch.nn.functional.conv2d(images * 2 - 1, model.filters).transpose(0, 1).flatten(1)

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from small_network import draw_images
@@ -15,11 +14,11 @@ from sfumato.queries.feature_means import load_means, save_means
 from sfumato.settings.training import Auxiliary
 
 SHAPE = (3, 16, 16)
-WIDE = {"frequencies": 20, "contrasts": 6, "bound": 0.5, "products": 0.7, "flip": False}
 
 
-def release(images: torch.Tensor, labels: torch.Tensor, settings: dict, classes: int, deviation: float):
-    features = CosineMoments((images.shape[1], images.shape[2], images.shape[3]), **settings)
+def release(clouds: tuple[torch.Tensor, torch.Tensor], deviation: float, classes: int = 2):
+    images, labels = clouds
+    features = CosineMoments(SHAPE, 20, 6, bound=0.5, products=0.7, flip=False)
     table = features(images).double().T @ torch.nn.functional.one_hot(labels, classes).double() / len(images)
     noise = torch.randn(table.shape, generator=torch.Generator().manual_seed(0)) * deviation
     return FeatureMeans((table + noise).float(), features, deviation)
@@ -39,7 +38,7 @@ def clouds() -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_moments_are_those_of_the_coefficients(clouds):
     images, labels = clouds
-    found = release(images, labels, WIDE, 2, 0.0)
+    found = release(clouds, 0.0)
     means, seconds = found.features.moments(found.table.double().T * 2)
     known = found.features.coefficients(images)[:, found.features.chosen].double()
     for label in (0, 1):
@@ -50,7 +49,7 @@ def test_moments_are_those_of_the_coefficients(clouds):
 
 def test_what_is_drawn_has_the_moments_of_its_class(clouds):
     images, labels = clouds
-    generator = fit_gaussians(release(images, labels, WIDE, 2, 0.0), torch.tensor([0.5, 0.5]))
+    generator = fit_gaussians(release(clouds, 0.0), torch.tensor([0.5, 0.5]))
     drawn, own = draw_images(generator, 4000)
     assert drawn.shape == images.shape and drawn.min() >= 0 and drawn.max() <= 1
     for label in (0, 1):
@@ -66,8 +65,7 @@ def test_what_is_drawn_has_the_moments_of_its_class(clouds):
 
 
 def test_noise_alone_gives_one_gaussian_for_all_classes(clouds):
-    images, labels = clouds
-    generator = fit_gaussians(release(images, labels, WIDE, 2, 3.0), torch.tensor([0.5, 0.5]))
+    generator = fit_gaussians(release(clouds, 3.0), torch.tensor([0.5, 0.5]))
     # deviations that are all noise: the classes' means are one, their covariances one diagonal each
     assert (generator.means[0] - generator.means[1]).norm() < 0.5 * generator.features.radius
     covariances = generator.factors @ generator.factors.transpose(1, 2)
@@ -84,16 +82,14 @@ def test_means_are_shrunk_by_what_noise_explains():
 
 
 def test_a_class_without_a_share_is_drawn_too(clouds):
-    images, labels = clouds
-    generator = fit_gaussians(release(images, labels, WIDE, 3, 1e-5), torch.tensor([0.5, 0.5, 0.0]))
+    generator = fit_gaussians(release(clouds, 1e-5, classes=3), torch.tensor([0.5, 0.5, 0.0]))
     assert torch.isfinite(draw_images(generator, 60)[0]).all()
 
 
 def test_finer_frequencies_come_from_public_images(clouds):
-    images, labels = clouds
     stripes = torch.zeros(1, *SHAPE, dtype=torch.uint8)
     stripes[..., ::2] = 255
-    moments = release(images, labels, WIDE, 2, 1e-5)
+    moments = release(clouds, 1e-5)
     plain, striped = (fit_gaussians(moments, torch.tensor([0.5, 0.5]), some) for some in (None, stripes))
 
     def along(generator) -> float:
@@ -119,17 +115,15 @@ def test_recolouring_keeps_edges_and_nothing_of_the_colours():
 
 
 def test_a_generator_is_read_as_it_was_written(clouds, tmp_path):
-    images, labels = clouds
     details = torch.randint(0, 256, (7, *SHAPE), dtype=torch.uint8)
-    made = release(images, labels, WIDE, 2, 1e-4)
+    made = release(clouds, 1e-4)
     save_means("covariance", made, made.features.arguments, tmp_path)
     moments = load_means("covariance", tmp_path)
     assert moments.deviation == 1e-4 and moments.features.arguments["shape"] == SHAPE
     generator = fit_gaussians(moments, torch.tensor([0.5, 0.5]), details)
     save_generator(generator, tmp_path)
-    again = load_generator(tmp_path)
-    for one, other in zip(draw_images(generator, 30, seed=3), draw_images(again, 30, seed=3), strict=True):
-        assert np.array_equal(one.numpy(), other.numpy())
+    both = (draw_images(made, 30, seed=3) for made in (generator, load_generator(tmp_path)))
+    assert all(torch.equal(one, other) for one, other in zip(*both, strict=True))
 
 
 def test_details_without_gaussians_are_refused():

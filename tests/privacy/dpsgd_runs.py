@@ -19,25 +19,21 @@ from sfumato.settings.baselines import Adversarial
 from sfumato.settings.dpsgd import Finetune
 
 CLIP = 1e-4  # far below any gradient, so that every image is clipped
+Named = Mapping[str, Tensor]
+Batch = tuple[Tensor, Tensor, Draws]  # images, labels, what is drawn for them
 
 
-def matrix(model: Denoiser, parameters: Mapping[str, Tensor], *batch: Any, **options: Any) -> Tensor:
+def matrix(model: Denoiser, parameters: Named, images: Tensor, labels: Tensor, drawn: Draws) -> Tensor:
     """Per-image gradients as rows of one matrix, (B, P)."""
-    rows = per_image_gradients(model, parameters, *batch, **options)
+    rows = per_image_gradients(model, parameters, images, labels, drawn)
     return torch.cat([part.flatten(1) for part in rows.values()], dim=1)
 
 
 def check_rows(
-    model: Denoiser,
-    parameters: Mapping[str, Tensor],
-    images: Tensor,
-    labels: Tensor,
-    drawn: Draws,
-    shown: Callable[[int], Tensor],
-    error: float = 1e-4,
+    model: Denoiser, parameters: Named, batch: Batch, shown: Callable[[int], Tensor], error: float = 1e-4
 ) -> None:
     """Each image's gradient is that of its own mean loss over its draws. shown: of an image, its label in each draw."""
-    rows = matrix(model, parameters, images, labels, drawn)
+    (images, _, drawn), rows = batch, matrix(model, parameters, *batch)
     for i in range(len(images)):
         copies = images[i].expand(drawn.levels.shape[1], -1, -1, -1)
         loss = model.per_image_loss(copies, shown(i), drawn.levels[i], drawn.noise[i]).mean()
@@ -46,17 +42,11 @@ def check_rows(
 
 
 def check_clip(
-    model: Denoiser,
-    parameters: Mapping[str, Tensor],
-    images: Tensor,
-    labels: Tensor,
-    drawn: Draws,
-    clip: float,
-    chunk: int,
-    autocast: bool = False,
+    model: Denoiser, parameters: Named, batch: Batch, clip: float, chunk: int, autocast: bool = False
 ) -> None:
     """Each image moves the sum by the clip, for its gradient is longer, and by no more."""
-    assert matrix(model, parameters, images, labels, drawn).norm(dim=1).min() > 2 * clip
+    (images, labels, drawn), rows = batch, matrix(model, parameters, *batch)
+    assert rows.norm(dim=1).min() > 2 * clip
 
     def total(kept: slice | Tensor) -> Tensor:
         rest = images[kept], labels[kept], drawn.rows(kept)

@@ -39,16 +39,12 @@ class Tied(State):
             value += 0.1
 
     def draw(self, images):
-        rows = []
+        rows = [super().draw(images[:0])]
         for image in images:
             seed = int(image.double().mul(torch.arange(1, image.numel() + 1).view_as(image)).sum() * 1000) + self.steps
             self.generator.manual_seed(seed)
-            rows.append(vars(super().draw(image[None])))
-        return (
-            Draws(**{name: torch.cat([row[name] for row in rows]) for name in rows[0]})
-            if rows
-            else super().draw(images)
-        )
+            rows.append(super().draw(image[None]))
+        return Draws(**{name: torch.cat([vars(row)[name] for row in rows]) for name in vars(rows[0])})
 
 
 def network() -> UNet:

@@ -18,7 +18,7 @@ from sfumato.privacy.authorize import AlreadyReleasedError, SpendingPolicy, open
 from sfumato.privacy.charge import PROBES
 from sfumato.privacy.events import SEEDED, Mechanism
 from sfumato.privacy.noise import NoiseSource, public_grid
-from sfumato.privacy.rows import Rows, one_hot
+from sfumato.privacy.rows import Rows
 from sfumato.queries.count import query_count
 from sfumato.runtime import distributed
 
@@ -41,12 +41,6 @@ def spend(charge):
 
 def draw(charge):
     return [images for images, _ in charge.batches(size=100)]
-
-
-def test_the_journal_holds_the_whole_charge_before_the_first_batch(owner):
-    charge = owner.open(THREE)
-    (record,) = owner.odometer.opened()
-    assert Mechanism.from_json(record["event"]) == THREE and record == charge.record
 
 
 def test_one_draw_one_release_and_no_use_beyond_the_last(owner):
@@ -381,9 +375,3 @@ def test_the_charge_itself_bounds_clips_and_leaves_out_what_a_query_hands_over(o
     assert total.shape == (64,) and total.isfinite().all() and charge.used == 1
     assert max(batches) <= 100 and sum(batches) == images + PROBES
     assert 0.3 * images < total.norm() <= 0.5 * images + 1
-
-
-def test_a_sum_over_an_empty_draw_is_noise_in_the_same_shape(owner):
-    charge = owner.open(Mechanism(noise_multiplier=2.0, sample_rate=1e-9))
-    assert charge.sum(lambda images, labels: Rows(images.flatten(1), one_hot(labels, 3)), 1.0, size=9).shape == (64, 3)
-    assert charge.used == 1

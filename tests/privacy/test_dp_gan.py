@@ -21,13 +21,13 @@ def test_one_image_moves_the_discriminator_s_sum_by_at_most_the_clip(draws, layo
     shown, labels = drawn_images(B, shape=shape)
     shown = shown.to(memory_format=layout)
     drawn = draw(model, shown, draws, LEVELS, torch.Generator().manual_seed(1))
-    check_clip(model, dict(model.named_parameters()), shown, labels, drawn, CLIP, 4)
+    check_clip(model, dict(model.named_parameters()), (shown, labels, drawn), CLIP, 4)
 
 
 def test_an_image_s_gradient_is_that_of_a_loop_and_sees_no_other_image():
     model, (shown, labels) = discriminator(), drawn_images(B)
     drawn = draw(model, shown, 2, LEVELS, torch.Generator().manual_seed(1))
-    check_rows(model, dict(model.named_parameters()), shown, labels, drawn, lambda i: labels[i].expand(2))
+    check_rows(model, dict(model.named_parameters()), (shown, labels, drawn), lambda i: labels[i].expand(2))
 
 
 def test_without_noise_the_generator_draws_what_the_images_show(monkeypatch):

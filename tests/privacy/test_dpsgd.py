@@ -43,7 +43,7 @@ def names(model: UNet) -> dict[str, Tensor]:
 def test_per_image_gradients_are_those_of_a_loop(model, draws):
     images, labels, drawn = batch(model, draws)
     shown = torch.where(drawn.drop, model.classes, labels[:, None])
-    check_rows(model, names(model), images, labels, drawn, lambda i: shown[i])
+    check_rows(model, names(model), (images, labels, drawn), lambda i: shown[i])
 
 
 @pytest.mark.parametrize("draws", [1, 8])
@@ -58,7 +58,7 @@ def test_per_image_gradients_of_several_labels_are_those_of_a_loop(draws):
     def shown(i: int) -> Tensor:
         return model.hidden(labels[i].expand(draws, -1), drawn.drop[i] | (i == 4))
 
-    check_rows(model, names(model), images, labels, drawn, shown)
+    check_rows(model, names(model), (images, labels, drawn), shown)
 
 
 def test_the_draws_of_an_image_are_averaged_before_the_clip(model):
@@ -76,7 +76,7 @@ def test_the_draws_of_an_image_are_averaged_before_the_clip(model):
 @pytest.mark.parametrize("draws", [1, 8])
 def test_one_image_moves_the_sum_by_at_most_the_clip(model, draws, chunk, autocast, layout):
     images, labels, drawn = batch(model, draws)
-    check_clip(model, names(model), images.to(memory_format=layout), labels, drawn, C, chunk, autocast)
+    check_clip(model, names(model), (images.to(memory_format=layout), labels, drawn), C, chunk, autocast)
 
 
 def test_channels_last_colour_images_and_parameters_change_nothing():

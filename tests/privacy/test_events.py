@@ -5,6 +5,9 @@ from sfumato.errors import BudgetError
 from sfumato.privacy.events import Mechanism
 
 GAUSSIAN = {"type": "Gaussian", "noise_multiplier": 1}
+TWICE = {"type": "SelfComposed", "count": 2, "event": GAUSSIAN}
+NO_NOISE = 0, -1, 1e-200, 1e101, 1e155, float("nan")
+NO_RATE = 0, 1.1, 1.5, 1e-320
 SAMPLED = PoissonSampledDpEvent(0.3, GaussianDpEvent(2.5))
 
 
@@ -13,28 +16,15 @@ SAMPLED = PoissonSampledDpEvent(0.3, GaussianDpEvent(2.5))
     [
         None,
         {},
-        {"type": "Laplace", "noise_multiplier": 1},
+        *({"type": kind, "noise_multiplier": 1} for kind in ("Laplace", ["Gaussian"], {"Gaussian": 1})),
         {"type": "Gaussian"},
-        {"type": "Gaussian", "noise_multiplier": 0},
-        {"type": "Gaussian", "noise_multiplier": float("nan")},
-        {"type": "Gaussian", "noise_multiplier": float("inf")},
-        {"type": "Gaussian", "noise_multiplier": "5"},
         {"type": "Gaussian", "noise_multiplier": 1, "free": True},
-        {"type": "SelfComposed", "count": 0, "event": GAUSSIAN},
-        {"type": "SelfComposed", "count": 10**9 + 1, "event": GAUSSIAN},
-        {"type": "SelfComposed", "count": True, "event": GAUSSIAN},
-        {"type": "SelfComposed", "count": 2.5, "event": GAUSSIAN},
-        {"type": "PoissonSampled", "sampling_probability": 1.5, "event": GAUSSIAN},
+        *({"type": "Gaussian", "noise_multiplier": noise} for noise in (*NO_NOISE, float("inf"), "5", 1e-101, 1e308)),
+        *({"type": "SelfComposed", "count": count, "event": GAUSSIAN} for count in (0, 10**9 + 1, True, 2.5)),
+        *({"type": "PoissonSampled", "sampling_probability": q, "event": GAUSSIAN} for q in (*NO_RATE, 5e-324, 1e-101)),
         {"type": "PoissonSampled", "sampling_probability": 0.5, "event": {"type": "Composed", "events": []}},
         {"type": "Composed", "events": [GAUSSIAN]},
-        {"type": ["Gaussian"], "noise_multiplier": 1},
-        *(
-            {"type": kind, "count": 2, "event": {"type": "SelfComposed", "count": 2, "event": GAUSSIAN}}
-            for kind in ("SelfComposed", "PoissonSampled")
-        ),
-        {"type": {"Gaussian": 1}, "noise_multiplier": 1},
-        *({"type": "Gaussian", "noise_multiplier": noise} for noise in (1e-200, 1e-101, 1e101, 1e155, 1e308)),
-        *({"type": "PoissonSampled", "sampling_probability": q, "event": GAUSSIAN} for q in (5e-324, 1e-320, 1e-101)),
+        *({"type": kind, "count": 2, "event": TWICE} for kind in ("SelfComposed", "PoissonSampled")),
     ],
 )
 def test_anything_outside_the_closed_list_is_refused(data):
@@ -45,14 +35,8 @@ def test_anything_outside_the_closed_list_is_refused(data):
 @pytest.mark.parametrize(
     "bad",
     [
-        {"noise_multiplier": 0},
-        {"noise_multiplier": -1},
-        {"noise_multiplier": 1e-200},
-        {"noise_multiplier": 1e155},
-        {"noise_multiplier": float("nan")},
-        {"noise_multiplier": 1, "sample_rate": 1e-320},
-        {"noise_multiplier": 1, "sample_rate": 1.1},
-        {"noise_multiplier": 1, "sample_rate": 0},
+        *({"noise_multiplier": noise} for noise in NO_NOISE),
+        *({"noise_multiplier": 1, "sample_rate": rate} for rate in NO_RATE),
         {"noise_multiplier": 1, "uses": 0},
     ],
 )

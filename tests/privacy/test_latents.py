@@ -76,7 +76,7 @@ def test_per_image_gradients_are_those_of_a_plain_loop(models, kind, trainable):
     latents, labels, drawn = batch(model, 2)
     known = torch.tensor([0, 1, 2, 3, 3])  # out of range: no label
     shown = torch.where(drawn.drop, 3, known[:, None])
-    check_rows(model, parameters, latents, labels, drawn, lambda i: shown[i], error=1e-3)
+    check_rows(model, parameters, (latents, labels, drawn), lambda i: shown[i], error=1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -90,7 +90,7 @@ def test_per_image_gradients_are_those_of_a_plain_loop(models, kind, trainable):
 def test_one_image_moves_the_sum_of_gradients_by_at_most_the_clip(models, kind, trainable, draws, chunk, autocast):
     model, parameters = network(models, kind, trainable)
     drawn = batch(model, draws)
-    check_clip(model, parameters, *drawn, C, chunk, autocast)
+    check_clip(model, parameters, drawn, C, chunk, autocast)
     if autocast:  # nearly the same sum
         whole, half = (clipped_gradient_sum(model, parameters, *drawn, C, chunk, half) for half in (False, True))
         assert 0 < float((whole - half).norm() / whole.norm()) < 0.2

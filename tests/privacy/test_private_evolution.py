@@ -92,9 +92,8 @@ def test_a_vector_that_is_not_finite_does_not_vote_and_a_long_one_votes_once(val
 def test_the_rounds_cost_what_one_gaussian_of_mu_costs(sigma, rounds):
     """T Gaussians of σ, each of every image, are one of σ/√T: in Rényi form T·α/(2σ²) = α/(2(σ/√T)²)."""
     assert Evolve(rounds=rounds).sampling(60_000) == (1.0, rounds)
-    asked = Mechanism(noise_multiplier=sigma, sample_rate=1.0, uses=rounds)
-    mu = math.sqrt(rounds) / sigma
-    alone = Mechanism(noise_multiplier=1 / mu, sample_rate=1.0, uses=1)
+    asked = Mechanism(noise_multiplier=sigma, uses=rounds)
+    alone = Mechanism(noise_multiplier=sigma / math.sqrt(rounds))
     for accountant in ("rdp", "pld"):
         costs = [epsilon([mechanism.event], DELTA, accountant) for mechanism in (asked, alone)]
         assert costs[0] == pytest.approx(costs[1], rel=2e-3)

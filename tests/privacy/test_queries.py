@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from cases import CASES, Recorder
+from cases import CASES
 from torch import Tensor
 
 from sfumato.settings.stages import QUERIES
@@ -82,10 +82,3 @@ def test_one_image_touches_only_its_own_class(name, sample):
     per_class = total.movedim(CASES[name].axis, 0)
     assert per_class[labels[0]].abs().sum() > 0
     assert (per_class[torch.arange(10) != labels[0]] == 0).all()
-
-
-def test_an_embedding_is_divided_by_a_public_size_only(sample):
-    for kept in (20, 3):
-        charge = Recorder(sample[0][:kept], sample[1][:kept])
-        found = CASES["frequency"].query(charge)
-        torch.testing.assert_close(found, (charge.asked[0][0] / 50.0).float(), rtol=1e-6, atol=0)

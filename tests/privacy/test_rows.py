@@ -36,6 +36,8 @@ def test_one_image_more_or_less_moves_any_sum_by_at_most_the_bound(data, count, 
         kept = torch.arange(count) != i
         rest = bounded_sum(Rows(left[kept], right[kept] if outer else None), max_norm)
         assert torch.linalg.vector_norm(whole - rest) <= max_norm * (1 + 1e-9 * count)
+    none = bounded_sum(Rows(left[:0].float(), right[:0].float() if outer else None), max_norm)
+    assert torch.equal(none, torch.zeros_like(whole)) and none.dtype == torch.float64
 
 
 def test_a_row_alone_is_within_the_bound_to_the_last_bit():
@@ -55,9 +57,3 @@ def test_whole_rows_within_the_bound_stay_whole():
         ballots = torch.zeros(4, 60, dtype=torch.float64)
         ballots[:, :votes] = 1
         assert bounded_sum(Rows(one_hot(labels[:4], 3), ballots), votes**0.5)[2, :votes].eq(2).all()
-
-
-@pytest.mark.parametrize("outer", [False, True])
-def test_no_image_gives_zeros_of_the_same_shape(outer):
-    total = bounded_sum(Rows(torch.zeros(0, 3), torch.zeros(0, 2) if outer else None), 1.0)
-    assert total.shape == ((3, 2) if outer else (3,)) and total.eq(0).all() and total.dtype == torch.float64

@@ -128,8 +128,7 @@ def test_the_debiased_squared_norm_is_unbiased():
         "small": torch.randn(12, generator=generator).double(),
         "large": 0.05 * torch.randn(900, generator=generator).double(),
     }
-    found: dict[str, list[float]] = {name: [] for name in truth}
-    raw: dict[str, list[float]] = {name: [] for name in truth}
+    found, raw = ({name: [] for name in truth} for _ in range(2))
     for _ in range(trials):
         noise = {n: std * torch.randn(len(v), generator=generator, dtype=torch.float64) for n, v in truth.items()}
         for row in rank_candidates({name: truth[name] + noise[name] for name in truth}, std):
@@ -162,7 +161,7 @@ def test_one_image_moves_the_sum_of_adapter_gradients_by_at_most_the_clip(kind):
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
     images, labels = drawn_images(B, classes=4, shape=(3, 8, 8))
     drawn = draw(model, images, 4, Saliency().noise_levels, torch.Generator().manual_seed(0))
-    check_clip(model, parameters, images, labels, drawn, CLIP, 4)
+    check_clip(model, parameters, (images, labels, drawn), CLIP, 4)
 
 
 @pytest.fixture

@@ -15,10 +15,6 @@ from sfumato.settings.training import Classifier
 from sfumato.training.public_classifier import train_public_classifier
 
 
-def quiet(done: int, of: int) -> None:
-    pass
-
-
 @pytest.fixture(scope="module", params=["classifier", "deep-scattering", "scattering", "pixels", "patches"])
 def features(request, digits):
     settings = Teacher(feature=request.param, dimension=32, flip=request.param == "patches")
@@ -63,7 +59,7 @@ def test_it_releases_once_a_step_at_the_clip_and_divides_by_a_public_size_only(d
     rows, labels = torch.nn.functional.normalize(torch.rand(50, 6), dim=1), torch.arange(50) % CLASSES
     settings = Teacher(dimension=6, steps=7, max_norm=0.3, momentum=0, average=1, last_rate=1, learning_rate=2.0)
     charge = Recorder(rows, labels, settings.steps, size=9)
-    weights = query_teacher(charge, settings, CLASSES, 1000.0, torch.eye(6), quiet)
+    weights = query_teacher(charge, settings, CLASSES, 1000.0, torch.eye(6), print)
     assert [max_norm for _, max_norm, _ in charge.asked] == [0.3] * 7
     walked = torch.cumsum(torch.stack([total for total, _, _ in charge.asked]) * 2.0 / 1000.0, dim=0)
     torch.testing.assert_close(weights, walked.mean(0))
@@ -74,7 +70,7 @@ def test_steps_are_preconditioned_slowed_and_averaged_as_said():
     covariance = torch.diag(torch.tensor([1.0, 0.1, 0.01, 0.0]))
     settings = Teacher(dimension=4, steps=2, momentum=0.5, ridge=0.1, last_rate=0.2, average=0.5, learning_rate=3.0)
     charge = Recorder(rows, labels, 2)
-    weights = query_teacher(charge, settings, CLASSES, 50.0, covariance, quiet)
+    weights = query_teacher(charge, settings, CLASSES, 50.0, covariance, print)
     scale = (0.1 / (torch.tensor([1.0, 0.1, 0.01, 0.0]) + 0.1)).double()[:, None]
     first, second = (scale * total / 50 for total, _, _ in charge.asked)
     torch.testing.assert_close(weights, 3.0 * first + 3.0 * 0.6 * (0.5 * first + second), rtol=1e-6, atol=1e-9)
@@ -85,7 +81,7 @@ def test_without_noise_it_learns_and_says_so_after_it_was_saved(digits, tmp_path
     network = train_public_classifier(digits, Classifier(network="whitened", width=8, steps=60), seed=0)[0]
     features, covariance = fit_features(settings, SHAPE, network, digits, seed=0)
     rows, labels = rows_alone(features, digits.batch(range(len(digits)))[0], False), torch.from_numpy(digits.labels)
-    weights = query_teacher(Recorder(rows, labels, 40), settings, CLASSES, float(len(digits)), covariance, quiet)
+    weights = query_teacher(Recorder(rows, labels, 40), settings, CLASSES, float(len(digits)), covariance, print)
     save_teacher(TeacherNetwork.of(features, weights), tmp_path)
     answers = classify(load_teacher(tmp_path), digits)
     assert answers.shape == (len(digits), CLASSES) and torch.allclose(answers.sum(1), torch.ones(len(digits)))

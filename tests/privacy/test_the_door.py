@@ -131,15 +131,9 @@ DOORS = {
 
 def doors_of(path: Path) -> set[str]:
     """The doors that a module names, imports or calls."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Name):
-            found.add(node.id)
-        elif isinstance(node, ast.Attribute):
-            found.add(node.attr)
-        elif isinstance(node, ast.alias):
-            found.add(node.name)
-    return found & DOORS.keys()
+    names = {ast.Name: "id", ast.Attribute: "attr", ast.alias: "name"}
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return {getattr(node, names[type(node)]) for node in nodes if type(node) in names} & DOORS.keys()
 
 
 def test_free_stages_have_no_door_to_real_images():

@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from sfumato.privacy.charge import Charge
 from sfumato.privacy.rows import bounded_sum
 from sfumato.queries.central import mean_rows, mode_rows, query_central
 from sfumato.settings.queries import Central
@@ -9,22 +8,14 @@ from sfumato.training.central_images import finish_images, mode_images
 
 
 class Noiseless:
-    """A charge without noise: each pass draws everything, each release returns the sum."""
+    """A charge that draws everything and adds no noise."""
 
     def __init__(self, images, labels):
         self.images, self.labels, self.uses = images, labels, 0
 
-    def batches(self, size, *, labels_only=False):
-        yield self.images, self.labels
-
-    def release(self, total, max_norm, integer=False):
+    def sum(self, rows_of, max_norm, **_):
         self.uses += 1
-        return total
-
-    sum = Charge.sum
-
-    def probe(self):
-        return self.images.new_zeros(1, *self.images.shape[1:]), torch.tensor([-1])
+        return bounded_sum(rows_of(self.images, self.labels), max_norm)
 
 
 @pytest.fixture(scope="module")
@@ -32,26 +23,18 @@ def sample(digits):
     return digits.batch(range(500))
 
 
-def test_without_noise_the_mean_is_the_class_mean(sample):
-    images, labels = sample
-    means = query_central(Noiseless(images, labels), torch.bincount(labels).double(), (1, 8, 8), Central(repeats=1))
-    assert means.shape == (1, 10, 1, 8, 8) and means.dtype == torch.float32
+def test_without_noise_the_mean_of_every_repeat_is_the_class_mean_and_each_is_a_use_of_the_charge(sample):
+    (images, labels), charge = sample, Noiseless(*sample)
+    means = query_central(charge, torch.bincount(labels).double(), (1, 8, 8), Central(repeats=4))
+    assert means.shape == (4, 10, 1, 8, 8) and means.dtype == torch.float32 and charge.uses == 4
     for m in range(10):
-        torch.testing.assert_close(means[0, m], images[labels == m].mean(0))
-
-
-def test_every_repeat_is_a_use_of_the_charge(sample):
-    charge = Noiseless(*sample)
-    assert query_central(charge, torch.ones(10), (1, 8, 8), Central(repeats=4)).shape[0] == 4
-    assert charge.uses == 4
+        torch.testing.assert_close(means[:, m], images[labels == m].mean(0).expand(4, -1, -1, -1))
 
 
 def test_pooling_averages_before_the_clip(sample):
     images, labels = sample
     pooled = bounded_sum(mean_rows(images[:1], labels[:1], 10, pool=4), 100.0)[labels[0]].flatten()
-    by_hand = torch.stack(
-        [images[0, 0, 4 * i : 4 * i + 4, 4 * j : 4 * j + 4].mean() for i in range(2) for j in range(2)]
-    )
+    by_hand = images[0, 0].reshape(2, 4, 2, 4).mean(dim=(1, 3)).flatten()
     torch.testing.assert_close(pooled.float(), by_hand)
 
 

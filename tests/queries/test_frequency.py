@@ -37,16 +37,19 @@ def test_the_seed_rebuilds_the_features_and_nothing_of_them_is_stored():
     assert first.state_dict() == {} and torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_inner_product_is_the_mixture_of_gaussian_kernels(digits):
-    """⟨φ(x), φ(y)⟩ → mean over length-scales of exp(−‖x − y‖²/(2ℓ²d)).
+@pytest.mark.parametrize(
+    ("name", "kernel"), [("gaussian", lambda u: torch.exp(-u)), ("rational-quadratic", lambda u: 1 / (1 + u))]
+)
+def test_the_inner_product_is_the_mean_of_a_kernel_over_the_length_scales(name, kernel, digits):
+    """⟨φ(x), φ(y)⟩ → mean over length-scales of exp(−u) or 1/(1 + u), of u = ‖x − y‖²/(2ℓ²d).
 
     Tolerance: 5 standard errors of a mean of K/2 cosines; false alarm over 144 pairs under 1e-4.
     """
     images, _ = digits.batch(range(12))
-    rows = FourierFeatures((1, 8, 8), [PIXELS], 20_000, seed=0)(images)
+    rows = FourierFeatures((1, 8, 8), [PIXELS.model_copy(update={"kernel": name})], 20_000, seed=0)(images)
     squared = torch.cdist(images.flatten(1), images.flatten(1)).square()
-    kernel = sum(torch.exp(-squared / (2 * scale**2 * 64)) for scale in PIXELS.length_scales) / 2
-    assert (rows @ rows.T - kernel).abs().max() < 5 * math.sqrt(0.5 / 10_000)
+    expected = sum(kernel(squared / (2 * scale**2 * 64)) for scale in PIXELS.length_scales) / 2
+    assert (rows @ rows.T - expected).abs().max() < 5 * math.sqrt(0.5 / 10_000)
 
 
 def test_weights_share_the_squared_norm():

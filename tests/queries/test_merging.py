@@ -42,10 +42,8 @@ def draws_of(folder, digits, rows, sigma):
     np.savez(file, images=digits.images[rows], labels=digits.labels[rows], classes=np.array(digits.classes))
     data = SEEDED.model_copy(update={"path": str(file), "different_people": True})
     prepare_sensitive(data, folder / "state", folder / "card.json", folder)
-    request = ChargeRequest(
-        stage="count", plan="p", settings="p", mechanism=Mechanism(noise_multiplier=sigma, uses=DRAWS), max_norm=1.0,
-        released="counts", sensitivity="1",
-    )  # fmt: skip
+    words = dict.fromkeys(("stage", "plan", "settings", "released", "sensitivity"), "count")
+    request = ChargeRequest(**words, mechanism=Mechanism(noise_multiplier=sigma, uses=DRAWS), max_norm=1.0)
     policy = SpendingPolicy(delta=1e-5, lifetime_epsilon="unlimited")
     charge = open_charge(folder / "state", read_card(folder / "card.json"), request, policy)
     return torch.stack([query_count(charge, 10) for _ in range(DRAWS)])

@@ -93,7 +93,7 @@ def test_an_archive_gives_back_pixels_labels_and_classes(release, tmp_path):
     assert np.array_equal(np.stack(images), release.images) and list(labels) == release.labels.tolist()
 
 
-def test_folders_of_pngs_load_with_torchvision(release, tmp_path):
+def test_folders_of_pngs_load_with_torchvision_and_as_a_source_of_this_program(release, tmp_path):
     save_png_folders(tmp_path, release, PLAIN, MARK)
     folder = tmp_path / PNG
     found = ImageFolder(str(folder))
@@ -103,11 +103,7 @@ def test_folders_of_pngs_load_with_torchvision(release, tmp_path):
         row, index = rows[path.removeprefix(f"{folder}/")], int(path[-10:-4])
         assert label == release.labels[index] == int(row["label"]) and row["class"] == release.classes[label]
         assert np.array_equal(np.asarray(found.loader(path))[..., :1], release.images[index])
-
-
-def test_folders_of_pngs_load_as_a_source_of_this_program(release, tmp_path):
-    save_png_folders(tmp_path, release, PLAIN, MARK)
-    source = read_source(Data(dataset_id="x", source="imagefolder", path=str(tmp_path / PNG)), tmp_path / "raw")
+    source = read_source(Data(dataset_id="x", source="imagefolder", path=str(folder)), tmp_path / "raw")
     order = np.argsort(release.labels, kind="stable")
     images, labels = zip(*source.train, strict=True)
     assert np.array_equal(np.stack(images), release.images[order])

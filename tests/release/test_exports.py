@@ -11,8 +11,6 @@ from PIL import Image
 from pyarrow import parquet
 
 from sfumato.data.images import ImageSet
-from sfumato.data.tables import check_parquet
-from sfumato.errors import ConfigError
 from sfumato.release import exports
 from sfumato.release.exports import PARQUET, SAMPLES, mark_of, save_parquet, save_webdataset
 
@@ -78,9 +76,3 @@ def test_large_releases_are_parted_and_read_as_one(release, tmp_path, monkeypatc
     assert [label for label, *_ in found] == release.labels.tolist()
     assert [kind for _, kind, _ in found] == KINDS.tolist()
     assert np.array_equal(np.stack([pixels for *_, pixels in found]), release.images)
-
-
-def test_without_pyarrow_the_user_is_told_what_to_install(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"sfumato\[parquet\]"):
-        check_parquet()

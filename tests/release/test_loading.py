@@ -67,6 +67,7 @@ def test_arrays_card_and_ledger_are_those_that_were_released(release, digits):
     assert np.array_equal(release.images, digits.images[:40]) and np.array_equal(release.labels, digits.labels[:40])
     assert release.classes == digits.classes and release.ledger == {RECORD["id"]: RECORD}
     assert release.card["about"] == {"owner": "The clinic"} and release.card["units"] == ["one (image, label)"]
+    assert release.card["digital_source_type"].endswith("Media")
     assert 0 < release.cost["epsilon"] == release.card["epsilon"] < 2 and 0 < release.cost["delta"] < 1 / 1500
     with pytest.raises(ValueError, match="read-only"):
         release.images[0] = 0
@@ -162,9 +163,3 @@ def test_a_hub_finds_the_parquet_file_by_the_readme(release, tmp_path):
 def test_an_unknown_name_of_the_package_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'load_realese'"):
         sfumato.load_realese  # noqa: B018
-
-
-def test_the_card_for_programs_says_who_draws(release, digits, tmp_path):
-    assert release.card["digital_source_type"].endswith("Media")
-    chosen = write_release(tmp_path / "chosen", digits, sources=["select"])
-    assert json.loads((chosen / "card.json").read_text())["digital_source_type"] is None

@@ -65,24 +65,19 @@ def record(stage: str, number: int, mechanism: Mechanism) -> dict:
 
 
 RECORDS = [record("count", 1, Mechanism(noise_multiplier=5)), record("frequency", 2, Mechanism(noise_multiplier=1.5))]
-SOURCES = {"finetune": 4, "auxiliary": 8}
+SOURCES, CLASSES = {"finetune": 4, "auxiliary": 8}, ("benign", "<script>alert(1)</script>")
 
 
-def write_release(path: Path, classes=("benign", "<script>alert(1)</script>"), sources=SOURCES, **more) -> Path:
-    with writing(path, "synthesize", records=RECORDS, **more) as directory:
+def write_release(path: Path, records=RECORDS, sources=SOURCES, **more) -> Path:
+    with writing(path, "synthesize", records=records, **more) as directory:
         images = np.arange(12 * 64, dtype=np.uint8).reshape(12, 8, 8, 1)
-        save_images(directory, ImageSet(images, np.arange(12) % 2, tuple(classes)))
+        save_images(directory, ImageSet(images, np.arange(12) % 2, CLASSES))
         save_png(directory / "grid.png", images.reshape(96, 8))
-        card = {"images": 12, "shape": [1, 8, 8], "classes": list(classes), "sources": sources}
+        card = {"images": 12, "shape": [1, 8, 8], "classes": CLASSES, "sources": sources}
         card["kinds"] = {"plain": 8, "distorted": 4}
         (directory / "card.json").write_text(json.dumps(card))
         save_png(directory / "png" / "0" / "0.png", images[0])
     return path
-
-
-def change_records(release: Path, records: list[dict]) -> None:
-    content = json.loads((release / PRIVACY).read_text())
-    (release / PRIVACY).write_text(json.dumps(content | {"records": {r["id"]: r for r in records}}))
 
 
 def write_ledger(path: Path, records=RECORDS, change=None, **budget) -> Path:
@@ -157,11 +152,8 @@ class Elements(HTMLParser):
         if tag not in self.VOID:
             self.open.append(tag)
 
-    def handle_startendtag(self, tag, attrs):
-        self.found.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
+    def handle_endtag(self, tag):  # also of <rect/>
+        assert tag in self.VOID or self.open.pop() == tag
 
 
 # ---- the public edition
@@ -236,21 +228,17 @@ def test_neither_edition_takes_a_local_release_or_one_that_was_changed(desk, tmp
 
 
 def test_a_ledger_that_does_not_hold_or_belongs_elsewhere_is_refused(desk, tmp_path):
-    for change, words in (
-        (lambda ledger: ledger["epsilon"].update(rdp=0.1), "records come to"),
-        (lambda ledger: ledger["records"][0].update(noise_source="seeded"), "seeded noise source"),
+    odd = [{**r, "time": "yesterday"} for r in RECORDS]
+    for records, ledger, words in (
+        (RECORDS, {"change": lambda ledger: ledger["epsilon"].update(rdp=0.1)}, "records come to"),
+        (RECORDS, {"change": lambda ledger: ledger["records"][0].update(noise_source="seeded")}, "seeded noise source"),
+        (RECORDS, {"records": RECORDS[:1]}, "lacks charge"),
+        (odd, {"records": odd}, "not a whole record"),
     ):
-        write_ledger(tmp_path / "ledger.json", change=change)
+        write_release(tmp_path / "artifacts" / "synthesize", records)
+        write_ledger(tmp_path / "ledger.json", **ledger)
         with pytest.raises(BudgetError, match=words):
             desk()
-    write_ledger(tmp_path / "ledger.json", records=RECORDS[:1])
-    with pytest.raises(BudgetError, match="lacks charge"):
-        desk()
-    odd = [{**r, "time": "yesterday"} for r in RECORDS]
-    change_records(tmp_path / "artifacts" / "synthesize", odd)
-    write_ledger(tmp_path / "ledger.json", records=odd)
-    with pytest.raises(BudgetError, match="not a whole record"):
-        desk()
     (tmp_path / "ledger.json").unlink()
     with pytest.raises(BudgetError, match="ledger write"):
         desk()
@@ -306,12 +294,8 @@ def test_the_owners_edition_never_lands_in_an_artifact(desk, tmp_path):
 
 
 def test_a_page_never_replaces_what_is_not_a_report(desk, tmp_path):
-    for out, words in (
-        ("artifacts/synthesize/x.html", "something else"),
-        ("page.html", "something else"),
-        ("artifacts", "is a folder"),
-    ):
-        with pytest.raises(ConfigError, match=words):
+    for out in ("artifacts/synthesize/x.html", "page.html", "artifacts"):
+        with pytest.raises(ConfigError, match="is a folder" if out == "artifacts" else "something else"):
             desk("--out", out)
     assert (tmp_path / "ledger.json").exists()
 
@@ -323,9 +307,6 @@ def test_pictures_of_noisy_releases_are_shown_only_while_whole(desk, tmp_path):
     assert [item.title for item in read_local(*arguments).pictures] == ["pretrain: central"]
     save_png(tmp_path / "artifacts" / "pretrain" / "central.png", np.ones((4, 4), np.uint8))
     assert read_local(*arguments).pictures == ()
-    (tmp_path / "metrics.json").write_text("{")
-    with pytest.raises(DataError, match=r"metrics\.json"):
-        read_local(*arguments)
 
 
 # ---- both
@@ -342,6 +323,7 @@ def test_the_page_fetches_nothing_and_runs_nothing(pages, edition):
         assert not any(name.startswith("on") or name == "style" for name in attributes)
     assert not re.search(r"https?://|url\(|@import|//cdn", page)
     assert "default-src 'none'; img-src data:; style-src 'unsafe-inline'" in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page, "names from the data are text"
 
 
 @pytest.mark.parametrize("edition", ["public", "owner"])
@@ -356,10 +338,6 @@ def test_the_page_can_be_read_aloud(pages, edition):
     assert ("html", {"lang": "en"}) in elements and sum(tag == "h1" for tag, _ in elements) == 1
     for media in ("prefers-color-scheme: dark", "@media print", "width=device-width"):
         assert media in pages[edition]
-
-
-def test_names_from_the_data_are_text(pages):
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in pages["public"] and "<script" not in pages["public"]
 
 
 @pytest.mark.parametrize(
@@ -378,12 +356,9 @@ def test_the_page_calls_a_release_what_it_is(tmp_path, sources, title, kinds):
 
 
 def test_the_numbers_are_recomputed_and_the_hashes_are_those_of_the_files(tmp_path, pages):
-    release = write_release(tmp_path / "synthesize")
-
-    def lie(ledger: dict) -> None:
-        ledger["stages"]["count"].update(epsilon=0.001, share=0.0)
-
-    page = report_page(release, write_ledger(tmp_path / "ledger.json", change=lie))
+    release, lie = write_release(tmp_path / "synthesize"), {"epsilon": 0.001, "share": 0.0}
+    ledger = write_ledger(tmp_path / "ledger.json", change=lambda x: x["stages"]["count"].update(lie))
+    page = report_page(release, ledger)
     true = build_ledger(BUDGET, {r["id"]: r for r in RECORDS}, [])
     stages = [true["stages"][name]["epsilon"] for name in ("count", "frequency")]
     for value in (true["epsilon"]["rdp"], true["epsilon"]["pld"], *stages):
@@ -397,9 +372,8 @@ def test_the_numbers_are_recomputed_and_the_hashes_are_those_of_the_files(tmp_pa
 
 def test_a_declared_size_is_said(tmp_path):
     records = [{**r, "adjacency": "zero-out-one"} for r in RECORDS]
-    release = write_release(tmp_path / "synthesize")
-    change_records(release, records)
-    page = report_page(release, write_ledger(tmp_path / "ledger.json", records=records))
+    release, ledger = write_release(tmp_path / "synthesize", records), write_ledger(tmp_path / "ledger.json", records)
+    page = report_page(release, ledger)
     assert "declares that the set holds exactly 1\u202f500 images" in page and "put a blank in its place" in page
     assert "is not disclosed" not in page
 
@@ -420,7 +394,7 @@ def test_metrics_become_tables_with_a_cell_for_each_set(tmp_path):
     assert fidelity.rows == (("frechet", "7.654", "5.432"), ("mmd", "0.4567 ± 0.0321", "–"))
     assert verdict.rows[1] == ("release", "83.2", "82.2")
     assert read_local(tmp_path / "metrics.json", tmp_path, tmp_path) == Local("", (), (), (), ())
-    for damaged in ("[]", '{"verdict": {}}', json.dumps(METRICS | {"verdict": None, "release": {}})):
+    for damaged in ("{", "[]", '{"verdict": {}}', json.dumps(METRICS | {"verdict": None, "release": {}})):
         (tmp_path / "metrics.json").write_text(damaged)
         with pytest.raises(DataError, match=r"metrics\.json cannot be read"):
             read_local(tmp_path / "metrics.json", tmp_path, tmp_path)

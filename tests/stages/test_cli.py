@@ -52,11 +52,6 @@ def own(desk):
     return desk
 
 
-def kinds(desk) -> list[str]:
-    """Of the entries of the journal."""
-    return [entry["kind"] for entry in desk.journal]
-
-
 @pytest.mark.parametrize("command", [*STAGES, "plan", "report", "compare", "prepare", "ledger", "recipe", "doctor"])
 def test_every_command_explains_itself_without_reading_anything(desk, command):
     desk.run(f"{command} --help", "Usage")
@@ -96,21 +91,15 @@ def test_a_recipe_with_public_images_says_how_to_get_them(desk):
     assert not Path("data/public").exists()
 
 
-def test_budget_that_cannot_be_met_exits_3_and_writes_nothing(desk):
-    desk.params(privacy={"epsilon": 0.01}, central={"noise": 5.0})
-    desk.run("prepare sensitive")
-    desk.run("plan", "central alone costs", code=3)
-    assert not Path("artifacts").exists()
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         ({"privacy": {"epsilonn": 1}}, "privacy.epsilon"),
         ({"recipe": "nope"}, "recipe"),
         ({"finetune": {"steps": "many"}}, "finetune.steps"),
-        ({"central": {"repeats": 10**30}}, "too large"),
         ({"central": {"repeats": 10**10}}, "central.repeats"),
+        ({"privacy": {"spend_again": True}}, "how often to pay for each again"),
+        ({"privacy": {"spend_again": ["pretrain"]}}, "'pretrain', which is not a query"),
     ],
 )
 def test_bad_configuration_exits_2(desk, content, words):
@@ -124,34 +113,36 @@ def test_unknown_options_commands_and_folders_exit_2(desk, command):
     desk.run(command, code=2)
 
 
-@pytest.mark.parametrize(
-    "stage", ["count", "central", "frequency", "auxiliary", "pretrain", "finetune", "synthesize", "evaluate"]
-)
-def test_a_stage_without_a_plan_says_so(desk, stage):
-    desk.run(stage, "stage plan", code=2)
+def test_a_stage_without_a_plan_says_so(desk):
+    for stage in ("count", "central", "frequency", "auxiliary", "pretrain", "finetune", "synthesize", "evaluate"):
+        desk.run(stage, "stage plan", code=2)
 
 
-def test_an_image_folder_is_prepared_and_planned(own):
+def test_an_image_folder_is_prepared_and_planned_at_the_size_that_was_prepared(own):
     own.run("prepare sensitive")
     card = json.loads(Path("data/sensitive/card.json").read_text())
     assert card["classes"] == ["cat", "dog"] and card["shape"] == [1, 9, 9]
     own.run("plan --dry-run", "nothing was ever spent", "would spend")
+    own.params(data={"size": 6})
+    own.run("plan", "data.size=6, but 9 was prepared", code=2)
     assert not Path("artifacts").exists()
 
 
-NOISE = (
-    r"the noise of a step is ([\d.]+) times as long as its signal can be, "
-    r"over ([\d,]+) trained weights(: mostly noise)?"
-)
+NOISE = r"the noise of a step is ([\d.]+) times .*, over ([\d,]+) trained weights(: mostly noise)?"
 
 
 @pytest.mark.parametrize(
-    ("recipe", "finetune", "least"),
-    [("feta-pro", {"trainable": "all"}, 20_000), ("feta-pro", {"trainable": "attention-lora"}, 1), ("dp-merf", {}, 0)],
+    ("recipe", "changes", "least"),
+    [
+        ("feta-pro", {"finetune": {"trainable": "all"}}, 20_000),
+        ("feta-pro", {"finetune": {"trainable": "attention-lora"}}, 1),
+        ("dpdm", {"model": {"attention": []}}, 1),
+        ("dp-merf", {}, 0),
+    ],
 )
-def test_the_dry_run_says_how_much_of_a_step_of_dpsgd_is_noise(desk, recipe, finetune, least):
-    finetune = {"batch": 300, "steps": 7, **finetune}
-    desk.params(recipe=recipe, finetune=finetune, synthesize={"sources": {"auxiliary": 1}})
+def test_the_dry_run_says_how_much_of_a_step_of_dpsgd_is_noise(desk, recipe, changes, least):
+    desk.base = {"recipe": recipe, "finetune": {"batch": 300, "steps": 7}}
+    desk.params(**changes)
     desk.run("prepare sensitive")
     text = desk.run("plan --dry-run")
     found = re.search(NOISE, text)
@@ -163,70 +154,30 @@ def test_the_dry_run_says_how_much_of_a_step_of_dpsgd_is_noise(desk, recipe, fin
         assert bool(found[3]) == (length > 1)
 
 
-def test_a_network_without_attention_has_a_dry_run_too(desk):
-    desk.params(recipe="dpdm", model={"attention": []})
-    desk.run("prepare sensitive")
-    desk.run("plan --dry-run", "the noise of a step")
-
-
-SPOILT = {
-    "empty": (lambda: (shutil.rmtree("images"), Path("images").mkdir()), "images"),
-    "corrupt": (lambda: Path("images/dog/3.png").write_bytes(b"not a picture"), "3.png"),
-    "one class": (lambda: shutil.rmtree("images/dog"), "cat"),
-    "sizes": (
-        lambda: Image.fromarray(np.zeros((5, 5), dtype=np.uint8)).save("images/cat/odd.png"),
-        "odd.png|data.size",
-    ),
-    "missing": (lambda: shutil.rmtree("images"), "images"),
-}
-
-
-@pytest.mark.parametrize("name", SPOILT)
-def test_bad_images_exit_4_name_the_file_and_leave_nothing(own, name):
-    spoil, words = SPOILT[name]
-    spoil()
-    assert re.search(words, own.run("prepare sensitive", code=4))
+def test_bad_images_exit_4_name_the_file_and_leave_nothing(own):
+    Path("images/dog/3.png").write_bytes(b"not a picture")
+    own.run("prepare sensitive", "3.png", code=4)
+    shutil.rmtree("images")
+    own.run("prepare sensitive", "images is not a folder", code=4)
     assert not Path("data").exists() and not list(Path("state").rglob("*.npy"))
 
 
-def test_dry_run_says_what_would_be_charged_and_does_nothing(planned):
+def test_no_charge_is_opened_by_a_dry_run_for_another_card_or_where_the_output_cannot_be_written(planned):
     planned.run("central --dry-run", "charges noise_multiplier=")
-    assert not Path("artifacts/central").exists() and kinds(planned) == ["genesis"]
-    assert "no history" in planned.run("ledger history")
+    Path("file").write_text("")
+    planned.run("count --out file/count", "file", code=4)
+    assert not Path("artifacts/central").exists() and "no history" in planned.run("ledger history")
+    card = Path("data/sensitive/card.json")
+    card.write_text(card.read_text().replace('"digits"', '"other"'))
+    assert planned("count")[0] in (2, 4)
+    assert [entry["kind"] for entry in planned.journal] == ["genesis"]
 
 
 def test_a_stage_switched_off_writes_the_empty_artifact_and_charges_nothing(desk):
     desk.params(recipe="dpdm")
     desk.run_all("prepare sensitive", "plan", "count", "central", "frequency", "auxiliary")
-    assert kinds(desk) == ["genesis"]
+    assert [entry["kind"] for entry in desk.journal] == ["genesis"]
     assert json.loads(Path("artifacts/central/privacy.json").read_text())["enabled"] is False
-
-
-def test_queries_charge_once_and_a_second_time_is_refused(desk):
-    desk.base["central"] = {"pool": 2}
-    desk.params()
-    desk.run_all("prepare sensitive", "plan", "count", "central")
-    before = Path("artifacts/count/privacy.json").read_bytes()
-    desk.run("count", "already released", "spend_again", code=3)
-    assert Path("artifacts/count/privacy.json").read_bytes() == before
-    desk.run("plan --dry-run", "count: already released", "frequency: would spend")
-    desk.run("ledger history", "2 charges")
-    desk.params(privacy={"spend_again": ["count"]})
-    desk.run_all("plan", "count")
-    desk.run("ledger history", "3 charges")
-
-
-def test_an_output_that_cannot_be_written_is_found_before_a_charge_is_opened(planned):
-    Path("file").write_text("")
-    planned.run("count --out file/count", "file", code=4)
-    assert kinds(planned) == ["genesis"]
-
-
-def test_another_card_than_the_planned_one_is_refused(planned):
-    card = Path("data/sensitive/card.json")
-    card.write_text(card.read_text().replace('"digits"', '"other"'))
-    assert planned("count")[0] in (2, 4)
-    assert kinds(planned) == ["genesis"]
 
 
 def test_a_lifetime_budget_that_would_end_half_way_is_refused_before_the_first_query(own):
@@ -238,13 +189,6 @@ def test_a_lifetime_budget_that_would_end_half_way_is_refused_before_the_first_q
         assert not Path("artifacts").exists()
     own.params(privacy={"epsilon": 5, "lifetime_epsilon": 6})
     own.run("plan")
-
-
-def test_a_card_of_another_size_than_params_asks_for_is_refused(own):
-    own.params(data={"size": 8})
-    own.run("prepare sensitive")
-    own.params(data={"size": 6})
-    own.run("plan", "data.size=6, but 8 was prepared", code=2)
 
 
 def test_the_doctor_survives_what_it_diagnoses(desk):
@@ -261,10 +205,7 @@ def test_a_bound_that_is_none_is_refused(desk, words):
 
 def test_a_state_directory_that_cannot_be_is_one_sentence(own, monkeypatch):
     Path("file").write_text("")
-    for state, said in (
-        (str(Path("file").resolve()), "is a file: name a folder in SFUMATO_STATE"),
-        ("state", "relative"),
-    ):
+    for state, said in {"state": "relative", str(Path("file").resolve()): "name a folder in SFUMATO_STATE"}.items():
         monkeypatch.setenv("SFUMATO_STATE", state)
         own.run("prepare sensitive", said, code=2)
 

@@ -19,7 +19,7 @@ from sfumato.errors import DataError
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.resolved import read_stage_plan
-from sfumato.release.exports import METADATA, PNG, folder_names, mark_of, save_png_folders
+from sfumato.release.exports import METADATA, PNG, mark_of, save_png_folders
 from sfumato.storage.artifacts import read_artifact, writing
 from sfumato.storage.files import csv_text
 from sfumato.storage.weights import load_network, load_tensors, save_tensors
@@ -106,14 +106,6 @@ def test_a_budget_of_another_shape_writes_no_ledger(planned, entry):
         assert not Path("ledger.json").exists()
 
 
-def test_a_bomb_in_params_is_refused_at_once(desk):
-    lines = ["a: &a [x, x]"] + [
-        f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
-    ]
-    Path("params.yaml").write_text("\n".join(lines))
-    desk.run("plan", "alias", code=2)
-
-
 @pytest.mark.parametrize("name", ["../../etc", "/tmp/x", "a/b", "digits.journal"])
 def test_a_dataset_id_leads_nowhere_else(planned, name):
     planned.run(f"ledger history --dataset {name}", "not a valid dataset id", code=2)
@@ -190,7 +182,6 @@ def test_a_spreadsheet_computes_no_name(tmp_path, name):
         heads, *rows = csv.reader(file)
     assert not any(cell.startswith(("=", "+", "-", "@")) for row in (heads, *rows) for cell in row)
     assert all((tmp_path / PNG / row[0]).is_file() for row in rows)
-    assert folder_names(("a", "b")) == ("a", "b")
     assert csv_text([{"x": -1.5, "y": "a"}], {"x": ".1f", "y": ""}) == "x,y\n-1.5,a\n"  # a number is a number
 
 

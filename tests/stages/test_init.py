@@ -101,16 +101,13 @@ def test_nothing_is_overwritten_without_being_told(init, project, tmp_path):
     assert (project / "params.yaml").read_text() != "mine"
 
 
-def test_epsilon_has_no_default(desk, quick, project, tmp_path):
-    desk.run(f"init {write_shapes(tmp_path / 'in')} --yes", "--epsilon is missing", code=2)
-
-
-def test_images_inside_the_project_are_refused(desk, quick, project, tmp_path):
+def test_images_inside_the_project_and_a_missing_epsilon_are_refused(desk, quick, project, tmp_path):
     write_shapes(project / "in")
     out = write_shapes(tmp_path / "out")
     for words in ("in", f"{out} --out {out / 'project'}"):
         desk.run(f"init {words} --epsilon 5 --yes", "where git would take the images", code=2)
     desk.run(f"init {out} --epsilon 5 --yes --public {out}", "holds the sensitive images", code=2)
+    desk.run(f"init {out} --yes", "--epsilon is missing", code=2)
     assert not (project / "params.yaml").exists()
 
 
@@ -218,9 +215,7 @@ def test_the_plan_can_be_looked_at_before_the_images_are_prepared(desk, init, pr
     desk.run("plan --dry-run", code=4)  # of another source the classes are not seen at a glance
 
 
-def test_pictures_that_were_added_after_the_preparation_are_pointed_out_on_a_terminal(
-    desk, init, tmp_path, monkeypatch
-):
+def test_pictures_added_after_the_preparation_are_pointed_out_on_a_terminal(desk, init, tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr("sfumato.data.listing.FRESH", 0.0)
     root = write_shapes(tmp_path / "in")

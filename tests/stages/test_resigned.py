@@ -88,15 +88,12 @@ def drawn_from(population: Path, shape: tuple[int, ...] = (8, 8, 1), classes: tu
 @pytest.mark.parametrize("shape", [(9, 9, 1), (8, 8, 3)])
 def test_a_population_of_other_images_is_not_released(tmp_path, shape):
     drawn_from(tmp_path)
+    with pytest.raises(DataError, match="labels 0..5"):
+        drawn_from(tmp_path, classes=tuple("abcdef"))
     with pytest.raises(DataError, match=r"images\.npy is"):
         drawn_from(tmp_path, shape)
     with pytest.raises(DataError, match=r"images\.npy is"):
         training_sets({"evolve": tmp_path}, SHAPE, CLASSES)
-
-
-def test_a_population_with_labels_without_a_class_is_not_released(tmp_path):
-    with pytest.raises(DataError, match="labels 0..5"):
-        drawn_from(tmp_path, classes=tuple("abcdef"))
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 3, 8, 8), (2, 4, 1, 8, 8), (3, 1, 8, 8), (2, 3, 1, 0, 8)])

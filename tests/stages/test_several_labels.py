@@ -191,7 +191,6 @@ def test_a_diffusion_model_learns_several_labels_by_dp_sgd_and_shows_those_that_
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"recipe": "feta-pro", "run": ["count", "central", "pretrain", "synthesize"]}, "central takes one label"),
         ({"recipe": "dpdm", "run": ["count", "pretrain", "finetune", "synthesize"]}, "synthesize.labels: uniform"),
         ({"recipe": "feta-pro-no-aux", "run": ["count", "frequency", "pretrain", "synthesize"]}, "source frequency"),
         ({"run": ["count", "central", "frequency", "auxiliary", "synthesize"]}, "central takes one label an image"),

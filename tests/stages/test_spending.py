@@ -15,6 +15,7 @@ import pytest
 import yaml
 from filelock import FileLock, Timeout
 
+from sfumato.data import prepare
 from sfumato.privacy import authorize
 from sfumato.privacy.authorize import ChargeRequest
 from sfumato.privacy.charge import Charge
@@ -112,18 +113,6 @@ def released_by_0_2(desk, monkeypatch, plan):
     return {path.name: path.read_text() for path in Path("artifacts/plan").glob("*.yaml")}
 
 
-def lose_nothing():
-    pass
-
-
-def lose_the_cache():
-    shutil.rmtree("artifacts")
-
-
-def clone_and_pull():
-    shutil.rmtree("state")
-
-
 def clone_alone():
     records = []
     for name in ("count", "central"):
@@ -135,24 +124,29 @@ def clone_alone():
 
 
 VERSIONS = ["released", "released_by_0_2"]
+LOSSES = {
+    "nothing": lambda: None,
+    "cache": lambda: shutil.rmtree("artifacts"),
+    "clone and pull": lambda: shutil.rmtree("state"),
+    "clone alone": clone_alone,
+}
 
 
-@pytest.mark.parametrize("loss", [lose_nothing, lose_the_cache, clone_and_pull, clone_alone])
+@pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("of", VERSIONS)
 def test_a_loss_or_an_upgrade_keeps_what_was_released(desk, request, of, loss):
     before = request.getfixturevalue(of)
-    loss()
+    LOSSES[loss]()
     text = desk.run("plan --dry-run", "next: `dvc repro` will spend: finetune")
     assert text.count("already released as") == 2
     same = {f"{name}.yaml" for name, stage in STAGES.items() if of == "released" or stage.revision == 1}
-    if of == "released" or loss not in (
-        lose_the_cache,
-        clone_alone,
-    ):  # there the files are gone, and with them their form
+    if of == "released" or Path("artifacts/plan").exists():  # with the files of 0.2 their form is lost
         now = planned(desk)
         assert {f: now[f] for f in same} == {f: before[f] for f in same}  # others are free, and re-run
-    if loss is lose_nothing:
-        desk.run("count", code=3)  # its own artifact lies there
+    if loss == "nothing":
+        paid = Path("artifacts/count/privacy.json").read_bytes()
+        desk.run("count", "already released", "spend_again", code=3)  # its own artifact lies there
+        assert Path("artifacts/count/privacy.json").read_bytes() == paid
         shutil.rmtree("artifacts/count")
         desk.run("count", "put back")
         assert desk.opened == ["count", "central"]
@@ -180,10 +174,8 @@ def test_what_was_changed_spends_again_with_what_reads_it_and_says_so_first(desk
     desk.run("prepare sensitive")
     if change == "revision of central":
         desk.run("central", "it is of revision 1 of central, now 2", "run `stage plan` again", code=2)
-    ways = "keep the old release", "raise privacy.lifetime_epsilon to"
-    text = desk.run(
-        "plan --dry-run", "privacy.lifetime_epsilon=10 of dataset 'digits' would be exceeded", *ways, code=3
-    )
+    over = "privacy.lifetime_epsilon=10 of dataset 'digits' would be exceeded"
+    text = desk.run("plan --dry-run", over, "keep the old release", "raise privacy.lifetime_epsilon to", code=3)
     assert "central" in text.split("would be exceeded")[1]
     desk.params(**content, privacy={"lifetime_epsilon": "unlimited"})
     first = "would re-spend" if "count" in spent else "already released"
@@ -205,9 +197,8 @@ TWO_ROUNDS = {
 
 def test_free_work_done_anew_puts_the_release_of_the_teacher_back_and_its_settings_are_said_first(desk, monkeypatch):
     desk.params(**TWO_ROUNDS)
-    desk.run(
-        "plan --dry-run", "auxiliary: set it before the first run: to change it afterwards spends again on teacher"
-    )
+    warning = "auxiliary: set it before the first run: to change it afterwards spends again on teacher"
+    desk.run("plan --dry-run", warning)
     desk.run_all("plan", "count", "frequency", "auxiliary", "teacher")
     paid, weights = desk.opened, digest_of_file(Path("artifacts/teacher/privacy.json"))
     raise_revision(monkeypatch, "auxiliary")
@@ -265,15 +256,6 @@ def test_what_is_named_in_spend_again_runs_anew_once_with_what_depends_on_it(des
     assert third["central.yaml"] != anew["central.yaml"] and third["count.yaml"] == anew["count.yaml"]
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [(True, "how often to pay for each again"), (["pretrain"], "'pretrain', which is not a query"), (["x"], "'x'")],
-)
-def test_spend_again_names_queries(desk, value, words):
-    desk.params(privacy={"spend_again": value})
-    desk.run("prepare sensitive", words, code=2)
-
-
 MOMENTS = {
     "in the query": ("stages.count.query_count", False),
     "while it is written": ("stages.count.save_counts", False),
@@ -302,12 +284,10 @@ def test_a_kill_costs_nothing_at_any_moment(desk, plan, killed_at, moment):
 
 def withdraw(desk, monkeypatch) -> None:
     """The same source without its class 3, under the same data.version."""
-    from sfumato.data import prepare
 
     def without(data, raw):
         source = read_source(data, raw)
-        kept = [example for example in source.train if example[1] != 3]
-        return replace(source, train=kept)
+        return replace(source, train=[example for example in source.train if example[1] != 3])
 
     read_source = prepare.read_source
     monkeypatch.setattr(prepare, "read_source", without)
@@ -397,8 +377,7 @@ def test_a_release_is_copied_by_one_process_at_a_time(desk, monkeypatch, plan):
 
 def test_a_copy_whose_journal_is_older_than_its_digest_is_put_back(desk, released, monkeypatch):
     charges = Odometer.charges
-    older = lambda *asked: [replace(run, released=None) for run in charges(*asked)]  # noqa: E731
-    monkeypatch.setattr(Odometer, "charges", older)
+    monkeypatch.setattr(Odometer, "charges", lambda *asked: [replace(run, released=None) for run in charges(*asked)])
     shutil.rmtree("artifacts/count")
     desk.run("count", "put back")
 
@@ -424,10 +403,9 @@ def test_a_stage_that_is_killed_again_and_again_opens_one_charge(desk, plan):
     """A short form of benchmarks/kills.py: real processes, ended by SIGKILL at three moments."""
     journal, runs = Path("state/odometer/digits.jsonl"), Path("state/runs")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "stages.cli", "count"]
     for reached in (journal.exists, lambda: any(runs.glob("*/.released.*")), lambda: any(runs.glob("*/released"))):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "stages.cli", "count"], env=environment, start_new_session=True
-        )
+        process = subprocess.Popen(command, env=environment, start_new_session=True)
         while process.poll() is None and not reached():
             time.sleep(0.001)
         with contextlib.suppress(ProcessLookupError):

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,17 @@ import pytest
 import torch
 import yaml
 from small_record import small_record
+from typer.testing import CliRunner
 
+from sfumato.errors import SfumatoError
+from sfumato.privacy.events import Mechanism
+from sfumato.release.synthesizer import load_synthesizer
+from sfumato.settings.recipes import load_params, overlaid
 from sfumato.settings.stages import STAGES
+from sfumato.storage.artifacts import read_artifact, writing
+from sfumato.storage.digest import digest_of_file
+from sfumato.text_to_image.network import load_latent
+from stages.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
 CLASSES = ("zero", "one", "two")
@@ -31,12 +41,6 @@ def models(tmp_path_factory) -> Path:
     return save_references(tmp_path_factory.mktemp("models"), CLASSES)
 
 
-@pytest.fixture
-def copied(models, tmp_path) -> Path:
-    """A model to spoil."""
-    return Path(shutil.copytree(models / "unet-epsilon", tmp_path / "spoiled"))
-
-
 SMALL = {
     "profile": None,
     "data": {"dataset_id": "tiny", "source": "npz", "path": "source.npz"},
@@ -48,11 +52,6 @@ SMALL = {
 
 def stage(folder: Path, *words: str, code: int = 0) -> str:
     """One command of the `stage` program, in this process."""
-    from typer.testing import CliRunner
-
-    from sfumato.errors import SfumatoError
-    from stages.cli import app
-
     with contextlib.chdir(folder), contextlib.redirect_stderr(io.StringIO()):
         result = CliRunner().invoke(app, list(words))
     if isinstance(result.exception, SfumatoError):
@@ -76,8 +75,6 @@ def repository(tmp_path, monkeypatch) -> Path:
 
 
 def set_up(repository: Path, directory: Path, recipe: str, **more) -> None:
-    from sfumato.settings.recipes import load_params, overlaid
-
     model = {"directory": str(directory), "declared_public": True}
     content = overlaid(SMALL | {"recipe": recipe, "model": model}, more)
     stages = load_params(ROOT / "params.yaml", ROOT / "pipelines", recipe=recipe).run
@@ -93,17 +90,12 @@ RUN = [name for name in STAGES if name not in ("classifier", "select", "evaluate
     [("transformer", "dp-sapf"), ("unet-epsilon", "dp-finetune"), ("unet-v", "dp-ldm"), ("transformer", "dp-lora")],
 )
 def test_the_whole_pipeline_ends_in_labelled_images_with_a_ledger(models, repository, kind, recipe):
-    from sfumato.release.synthesizer import load_synthesizer
-    from sfumato.storage.digest import digest_of_file
-    from sfumato.text_to_image.network import load_latent
-
     set_up(repository, models / kind, recipe)
     before = {file: digest_of_file(file) for file in sorted((models / kind).rglob("*")) if file.is_file()}
     stage(repository, "prepare", "sensitive")
     stage(repository, "prepare", "public")
     if recipe == "dp-sapf":
-        said = stage(repository, "plan", "--dry-run")
-        assert "finetune: memory about" in said
+        assert "finetune: memory about" in stage(repository, "plan", "--dry-run")
     stage(repository, "plan")
     if recipe == "dp-sapf":
         assert "memory  about" in stage(repository, "finetune", "--dry-run")
@@ -132,38 +124,32 @@ def test_the_whole_pipeline_ends_in_labelled_images_with_a_ledger(models, reposi
     assert not any(b"latents.npy" in file.read_bytes() for file in artifacts.rglob("*.json"))
 
 
-def test_the_mistakes_of_a_user_are_one_sentence_and_an_exit_code(models, repository, copied, monkeypatch):
-    from importlib.util import find_spec
-
-    for name in ("sensitive", "public"):
-        set_up(repository, models / "unet-epsilon", "dp-sapf")
-        stage(repository, "prepare", name)
+def test_the_mistakes_of_a_user_are_one_sentence_and_an_exit_code(models, repository, monkeypatch):
+    model = models / "unet-epsilon"
+    set_up(repository, model, "dp-sapf", model={"sha256": "0" * 64})
+    for words in ("prepare sensitive", "prepare public", "plan"):
+        stage(repository, *words.split())
+    assert "model.sha256" in stage(repository, "pretrain", code=4)
     assert "does not exist" in stage_with(repository, repository / "nowhere", code=2)
-    assert "multiples of 4" in stage_with(repository, models / "unet-epsilon", code=2, model={"image_size": 18})
+    assert "multiples of 4" in stage_with(repository, model, code=2, model={"image_size": 18})
     warm = PUBLIC | {"recipe": "dpdm", "pretrain": {"phases": [{"sources": {"public": 1}}]}}
-    assert "a public model has no warm-up" in stage_with(repository, models / "unet-epsilon", code=2, **warm)
+    assert "a public model has no warm-up" in stage_with(repository, model, code=2, **warm)
     prompt = {"recipe": "dpdm", "model": {"prompt": "A {class}"}}
     assert "model.directory names none" in stage_with(repository, None, code=2, **prompt)
-    weights = copied / "unet" / "diffusion_pytorch_model.safetensors"
+    spoiled = shutil.copytree(model, repository / "spoiled")
+    weights = spoiled / "unet" / "diffusion_pytorch_model.safetensors"
     weights.rename(weights.with_suffix(".bin"))
-    assert "a pickle" in stage_with(repository, copied, code=4)
-    weights.with_suffix(".bin").rename(weights)
-    set_up(repository, copied, "dp-sapf", model={"sha256": "0" * 64})
-    stage(repository, "plan")
-    assert "model.sha256" in stage(repository, "pretrain", code=4)
+    assert "a pickle" in stage_with(repository, spoiled, code=4)
     monkeypatch.setattr(
         "importlib.util.find_spec", lambda name, *rest: None if name == "diffusers" else find_spec(name, *rest)
     )
-    assert "pip install 'sfumato[diffusers]'" in stage_with(repository, copied, code=2)
+    assert "pip install 'sfumato[diffusers]'" in stage_with(repository, model, code=2)
     journal = repository / "state/odometer/tiny.jsonl"
     assert not journal.exists() or '"open"' not in journal.read_text()
 
 
 def test_a_model_that_was_made_from_sensitive_images_brings_its_records(models, repository):
     """A fine-tuned model given as the public one lost what it had cost."""
-    from sfumato.privacy.events import Mechanism
-    from sfumato.storage.artifacts import read_artifact, writing
-
     record = small_record(7, Mechanism(noise_multiplier=3.0), stage="finetune", dataset_id="another")
     with writing(repository / "tuned", "finetune", records=[record]) as directory:
         shutil.copytree(models / "unet-epsilon", directory / "model")

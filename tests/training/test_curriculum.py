@@ -52,15 +52,6 @@ def test_the_loss_falls_and_progress_is_reported():
     assert mean_loss(model, batch, False, len(images)).item() < 0.6 * before
 
 
-def test_sources_are_mixed_by_weight():
-    generator = torch.Generator().manual_seed(0)
-    images, labels = mixed_batch(phase(sources={"central": 1.0, "auxiliary": 3.0}, batch=4000), SOURCES, generator)
-    white = (images == 1).all(dim=(1, 2, 3))
-    # false alarm below 1e-6
-    assert float(white.double().mean()) == pytest.approx(0.75, abs=5 * (0.75 * 0.25 / 4000) ** 0.5)
-    assert (labels[white] == 2).all() and images.dtype == torch.float32 and images.max() <= 1
-
-
 def test_augmentation_changes_images_keeps_range_order_and_the_global_generator():
     images = SOURCES["central"][0].repeat(20, 1, 1, 1)
     before = torch.random.get_rng_state()
@@ -138,14 +129,15 @@ def test_a_selection_that_does_not_fit_is_refused(tmp_path, rows, labels, kind, 
         public_training_set(public(), selection(tmp_path / "s", rows, labels, kind), classes=3)
 
 
-def test_a_mixture_with_public_images_keeps_weights_rows_and_labels(tmp_path):
+def test_sources_are_mixed_by_weight_and_keep_their_rows_and_labels(tmp_path):
     images, labels, _ = public_training_set(public(), selection(tmp_path / "s", [0, 7, 11], [0, 1, 1]), classes=3)
     sources = {**SOURCES, "public": (images, labels)}
     weights = {"central": 1.0, "auxiliary": 2.0, "public": 5.0}
     batch, labels = mixed_batch(phase(sources=weights, batch=4000), sources, torch.Generator().manual_seed(0))
-    shown = labels > 3
-    # false alarm below 1e-6
-    assert float(shown.double().mean()) == pytest.approx(5 / 8, abs=5 * (15 / 64 / 4000) ** 0.5)
+    white, shown = (batch == 1).all(dim=(1, 2, 3)), labels > 3
+    for part, share in ((white, 2 / 8), (shown, 5 / 8)):  # false alarm below 1e-6
+        assert float(part.double().mean()) == pytest.approx(share, abs=5 * (share * (1 - share) / 4000) ** 0.5)
+    assert (labels[white] == 2).all() and batch.dtype == torch.float32 and batch.max() <= 1
     values = (batch[shown].flatten(1) * 255).round().unique()
     assert values.tolist() == [0, 7, 11]  # the selected rows and no others
     assert ((labels[shown] == 4) == (batch[shown].amax(dim=(1, 2, 3)) == 0)).all()

@@ -36,6 +36,11 @@ def save_frames(file):
     frames[0].save(file, save_all=True, append_images=frames[1:])
 
 
+def resize_three(folder):
+    for i in range(3):
+        Image.new("RGB", (7, 6)).save(folder / f"{i}.png")
+
+
 def link_out(file):
     outside = file.parents[2] / "elsewhere.png"
     Image.new("RGB", (6, 6)).save(outside)
@@ -45,6 +50,7 @@ def link_out(file):
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 6 6\n%%EndComments\n"
 SPOILED = {  # how a folder of cats and dogs is spoiled, what is named, and the fix
     "size": (lambda root: Image.new("RGB", (7, 6)).save(root / "dog/1.png"), "1.png", "set data.size to"),
+    "sizes": (lambda root: resize_three(root / "dog"), "0.png is 6×7 colour", r"\(2 more differ\): set data.size to"),
     "channels": (lambda root: Image.new("L", (6, 6)).save(root / "dog/1.png"), "1.png", "set data.channels to"),
     "groups": (lambda root: np.save(root / "groups.npy", np.zeros(6)), "groups.npy", "privacy.unit: group"),
     "loose": (lambda root: Image.new("RGB", (6, 6)).save(root / "loose.jpg"), "loose.jpg", "outside a class"),
@@ -113,64 +119,44 @@ def test_a_public_folder_or_archive_may_mix_sizes_and_hold_groups(tmp_path):
     assert len(read_all_public(Public(source="npz", path=path), (3, 4, 4), tmp_path)[1]) == 4
 
 
-def test_every_bad_file_is_named_in_one_run(tmp_path):
-    root = write_folder(tmp_path / "in", per_class=30)
-    for name in ("loose", "nesting"):
-        SPOILED[name][0](root)
-    bad = ["loose.jpg", "puppies"]
-    for i in range(18):
-        bad.append(f"{i}.png")
-        (root / ("cat" if i % 2 else "dog") / bad[-1]).write_bytes(b"no picture")
-    with pytest.raises(DataError) as caught:
-        read_all(Data(source="imagefolder", path=str(root)), tmp_path)
-    lines = str(caught.value).splitlines()
-    assert lines[0] == "20 files cannot be used:" and len(lines) == 21
-    assert all(any(f"/{name} " in line for line in lines) for name in bad)
-
-
-def test_many_pictures_of_other_sizes_are_one_problem(tmp_path):
-    root = write_folder(tmp_path / "in", per_class=5)
-    for i in range(4):
-        Image.new("RGB", (7, 6)).save(root / "dog" / f"{i}.png")
-    with pytest.raises(DataError, match=r"0\.png is 6×7 colour .* \(3 more differ\): set data\.size to"):
-        read_all(Data(source="imagefolder", path=str(root)), tmp_path)
-
-
-def write_splits(root, **classes):
+def write_splits(root):
     for name, count in (("train", 3), ("test", 2)):
-        write_folder(root / name, per_class=count, **classes)
+        write_folder(root / name, per_class=count)
     return root
 
 
 def test_the_folder_test_is_the_hold_out(tmp_path):
     root = write_splits(tmp_path / "in")
-    source = read_source(Data(source="imagefolder", path=str(root)), tmp_path)
+    data = Data(source="imagefolder", path=str(root))
+    source = read_source(data, tmp_path)
     assert source.classes == ("cat", "dog") and source.size == 10
     train, test = list(source.train), list(source.test)
     assert [label for _, label in train] == [0, 0, 0, 1, 1, 1] and [label for _, label in test] == [0, 0, 1, 1]
     assert np.array_equal(test[3][0], np.asarray(Image.open(root / "test" / "dog" / "1.png")))
     _, images, _ = read_all_public(Public(source="imagefolder", path=str(root)), (3, 6, 6), tmp_path)
     assert len(images) == 6  # public images need no hold-out
+    for name in source.classes:
+        resize_three(root / "test" / name)
+    other = read_source(data, tmp_path)
+    assert len(list(other.train)) == 6
+    with pytest.raises(DataError, match=r"set data\.size to"):
+        list(other.test)
 
 
-def test_a_bad_file_in_either_split_is_named_with_those_of_the_other(tmp_path):
+def test_every_bad_file_of_either_split_is_named_in_one_run(tmp_path):
     root = write_splits(tmp_path / "in")
-    (root / "train" / "dog" / "0.png").write_bytes(b"x")
-    (root / "test" / "cat" / "1.png").write_bytes(b"x")
+    pictures = [f"{folder}/{i}.png" for folder in ("train/cat", "train/dog", "test/cat") for i in range(6)]
+    for name in pictures:
+        (root / name).write_bytes(b"no picture")
+    for name in ("loose", "nesting"):
+        SPOILED[name][0](root / "train")
     (root / "test" / "bird").mkdir()
     with pytest.raises(DataError) as caught:
         read_all(Data(source="imagefolder", path=str(root)), tmp_path)
-    assert all(name in str(caught.value) for name in ("train/dog/0.png", "test/cat/1.png", "test/bird"))
-
-
-def test_a_hold_out_of_another_size_is_refused(tmp_path):
-    root = write_splits(tmp_path / "in")
-    for file in (root / "test").rglob("*.png"):
-        Image.new("RGB", (7, 6)).save(file)
-    source = read_source(Data(source="imagefolder", path=str(root)), tmp_path)
-    assert len(list(source.train)) == 6
-    with pytest.raises(DataError, match=r"set data\.size to"):
-        list(source.test)
+    first, *lines = str(caught.value).splitlines()
+    assert first == "21 files cannot be used:" and len(lines) == 21
+    for name in (*pictures, "train/loose.jpg", "train/dog/puppies", "test/bird"):
+        assert any(f"/{name} " in line for line in lines), name
 
 
 def test_classes_named_train_and_test_stay_classes(tmp_path):

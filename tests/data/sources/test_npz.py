@@ -15,12 +15,10 @@ from sfumato.errors import DataError
 from sfumato.settings.data import Data, Public
 
 
-def test_an_npz_gives_grey_and_colour_images(tmp_path):
+def test_an_npz_gives_its_images_labels_and_classes(tmp_path):
     source, images, labels = read_all(write_npz(tmp_path), tmp_path)
     assert np.array_equal(np.stack(images)[..., 0], NPZ["images"])
     assert source.classes == ("a", "b") and labels == [0, 1, 0, 1]
-    _, images, _ = read_all(write_npz(tmp_path, images=np.zeros((4, 5, 3, 3), np.uint8)), tmp_path)
-    assert images[0].shape == (5, 3, 3)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +35,8 @@ def test_an_npz_gives_grey_and_colour_images(tmp_path):
         ({"classes": np.array(["a"]), "labels": np.zeros(4, np.int64)}, "one class only"),
         ({"classes": np.array(["a", "a"])}, "distinct names"),
         ({"classes": np.array([0, 1])}, "distinct names"),
+        ({"classes": np.array(["a", ""])}, "not a valid class name"),
+        ({"classes": np.array(["a", "\x1b[2J"])}, "not a valid class name"),
         ({"classes": np.array(["a", None], object)}, "without pickle"),
         ({"groups": np.zeros(4)}, "privacy.unit: group"),
     ],
@@ -47,12 +47,10 @@ def test_an_npz_that_cannot_be_used_is_refused(tmp_path, changes, message):
 
 
 def test_a_file_that_is_no_npz_is_refused(tmp_path):
-    for content in (b"", b"PK\x03\x04 broken", b"text"):
-        (tmp_path / "set.npz").write_bytes(content)
-        with pytest.raises(DataError, match=r"set\.npz"):
-            read_source(Data(source="npz", path=str(tmp_path / "set.npz")), tmp_path)
+    for name, content in (("empty.npz", b""), ("broken.npz", b"PK\x03\x04 broken"), ("text.npz", b"text")):
+        (tmp_path / name).write_bytes(content)
     np.save(tmp_path / "set.npy", NPZ["images"])
-    for name in ("set.npy", "nowhere.npz"):
+    for name in ("empty.npz", "broken.npz", "text.npz", "set.npy", "nowhere.npz"):
         with pytest.raises(DataError, match=name):
             read_source(Data(source="npz", path=str(tmp_path / name)), tmp_path)
 
@@ -146,30 +144,21 @@ def test_a_damaged_batch_is_refused(tmp_path, damage):
 
 
 def test_an_array_larger_than_its_bytes_is_refused_before_memory_is_taken(tmp_path):
-    path = Path(write_npz(tmp_path).path)
+    data = write_npz(tmp_path, images=None)
     write_header(header := io.BytesIO(), np.dtype(np.uint8), (2**36, 28, 28))  # 54 TiB
-    with zipfile.ZipFile(path) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, content in (members | {"images.npy": header.getvalue()}).items():
-            archive.writestr(name, content)
+    with zipfile.ZipFile(data.path, "a") as archive:
+        archive.writestr("images.npy", header.getvalue())
     with pytest.raises(DataError, match="claims the shape"):
-        read_source(Data(source="npz", path=str(path)), tmp_path)
+        read_source(data, tmp_path)
 
 
 def test_an_encrypted_archive_is_refused(tmp_path):
-    path = Path(write_npz(tmp_path).path)
-    content = bytearray(path.read_bytes())
+    data = write_npz(tmp_path)
+    content = bytearray(Path(data.path).read_bytes())
     for mark, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         start = -1
         while (start := content.find(mark, start + 1)) >= 0:
             content[start + flags] |= 1
-    path.write_bytes(content)
+    Path(data.path).write_bytes(content)
     with pytest.raises(DataError, match="encrypted"):
-        read_source(Data(source="npz", path=str(path)), tmp_path)
-
-
-@pytest.mark.parametrize("name", ["a\nb", "\x1b[2J", "", "\u202egnp"])
-def test_a_class_name_that_cannot_be_shown_is_refused(tmp_path, name):
-    with pytest.raises(DataError, match="not a valid class name"):
-        read_source(write_npz(tmp_path, classes=np.array(["a", name])), tmp_path)
+        read_source(data, tmp_path)
