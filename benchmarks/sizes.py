@@ -1,11 +1,12 @@
 """Releases of several sizes, judged at the largest of them by the same networks, on the same hold-out.
 
-    OMP_NUM_THREADS=1 python benchmarks/sizes.py PROJECT=STATE [PROJECT=STATE ...] [--steps 600] [--seeds 0]
+    OMP_NUM_THREADS=1 python benchmarks/sizes.py PROJECT=STATE [PROJECT=STATE ...] [--steps 600] [--picture F]
 
 Each project was made by `stage init` from one folder with one key (the same file keys/DATASET in each state directory),
 so that all hold out the same pictures. Smaller releases are enlarged (bicubic). Accuracy in % of `cnn` trained on each
 release, and on real images, for equally many steps; Fréchet distance of plain images to real ones in a network of drawn
-glyphs; both at the size of the first project. Local: the numbers are measured on real images.
+glyphs; both at the size of the first project. Local: the numbers are measured on real images. `--picture` draws plain
+images, a project a row, three of each class side by side, and measures nothing.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from sfumato.evaluation.extractors import build_extractor
 from sfumato.evaluation.metrics.distances import frechet_distance
 from sfumato.evaluation.scores import subsample
 from sfumato.settings.evaluate import Evaluate
+from sfumato.storage.png import save_png, to_grid
 
 COMPARED = 4000  # images on each side of a distance
+SHOWN = 3  # images of each class in a picture
 
 
 def enlarged(image_set: ImageSet, side: int) -> ImageSet:
@@ -46,16 +49,29 @@ def released(project: Path, kinds: list[str] | None = None) -> ImageSet:
     return ImageSet(release.images, release.labels, tuple(release.classes))
 
 
+def draw(projects: list[Path], side: int, file: Path) -> None:
+    rows = []
+    for project in projects:
+        plain = released(project, ["plain"])
+        chosen = [np.flatnonzero(plain.labels == label)[:SHOWN] for label in range(len(plain.classes))]
+        images = enlarged(plain.take(np.concatenate(chosen)), side).images
+        rows.append(as_floats(torch.from_numpy(np.array(images)).permute(0, 3, 1, 2)))
+    save_png(file, to_grid(torch.cat(rows), len(rows[0])))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("projects", nargs="+", metavar="PROJECT=STATE")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--no-real", action="store_true", help="leave out the network trained on real images")
+    parser.add_argument("--picture", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     projects = dict(pair.split("=", 1) for pair in arguments.projects)
     first, state = next(iter(projects.items()))
     card = read_card(Path(first) / "data" / "sensitive" / "card.json")
+    if arguments.picture:
+        return draw([Path(project) for project in projects], card.shape[2], arguments.picture)
     train, holdout = (load_prepared(Path(state), card, part) for part in ("sensitive", "holdout"))
     side, seeds = card.shape[2], [int(seed) for seed in arguments.seeds.split(",")]
 
