@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import subprocess
@@ -218,7 +219,7 @@ def proposals_for(known: Known, sides: Sequence[int], classes: int) -> tuple[lis
 
 def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float | None], counted: bool) -> None:
     """What was seen, what is proposed and why, what it costs in ε and minutes, and what becomes public."""
-    from sfumato.planning.proposal import proposed_card
+    from sfumato.planning.proposal import WORTH, proposed_card
     from sfumato.planning.resolve import make_plan, warnings_of
     from sfumato.privacy.odometer import Odometer
 
@@ -249,6 +250,9 @@ def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float
         say("the minutes are those of one image a person: queries take longer where persons have more")
     if not proposed.enough:
         say(f"warning: --minutes {known.minutes:g} is too little: the least is about {proposed.seconds / 60:.1f}")
+    elif proposed.grown < WORTH:
+        more = f"--minutes {math.ceil(proposed.whole)} goes all of it"
+        say(f"warning: {proposed.grown:.0%} of the way is short, a smaller --size may teach more; {more}")
     if Odometer(state_dir(), known.dataset_id).opened():
         say(f"warning: dataset {known.dataset_id!r} has a history here already: what was spent on it counts on")
 

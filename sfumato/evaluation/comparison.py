@@ -73,8 +73,8 @@ def rows_of_experiments(shown: object, state: Path) -> tuple[list[dict], list[st
         name, release = one["name"], one["release"]
         if pd.isna(release) or pd.isna(one["ledger"]):
             left_out.append(f"{name}: it has no ledger or no release")
-        elif release not in seen:  # the workspace repeats an experiment or a commit
-            seen.add(release)
+        elif (run := (release, one["ledger"])) not in seen:  # the workspace repeats an experiment or a commit
+            seen.add(run)
             if kept := find_evaluation(state, release, one["ledger"]):
                 rows.append(row_of(name, kept["ledger"], kept))  # DVC shows a ledger without its lists
             else:

@@ -6,6 +6,7 @@ images, their classes, a rounded number of them, ε, and the minutes that `plann
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -55,6 +56,7 @@ class Proposal:
     grown: float  # part of the way, 0 to 1
     seconds: float  # expected
     enough: bool  # whether the time suffices
+    whole: float = math.inf  # minutes that go all of the way
 
 
 def proposed_card(params: Params, classes: tuple[str, ...], official: bool) -> Card:
@@ -94,13 +96,15 @@ def propose(known: Known, seconds: Seconds) -> Proposal:
     table = read_table()
     row = row_for(known, table)
     budget = 60 * known.minutes * table["reserve"]
+    whole = proposal(known, row, [row["params"]], 1.0, seconds, table).seconds / 60 / table["reserve"]
     overlays = [row["params"]]
     for lighter in [{}, *row.get("lighter", [])]:
         overlays.append(lighter)
-        least = proposal(known, row, overlays, 0.0, seconds, table)
-        if least.seconds <= budget:
-            return grown_into(budget, least, lambda part: proposal(known, row, overlays, part, seconds, table))
-    return least
+        found = proposal(known, row, overlays, 0.0, seconds, table)
+        if found.seconds <= budget:
+            found = grown_into(budget, found, lambda part: proposal(known, row, overlays, part, seconds, table))
+            break
+    return replace(found, whole=whole)
 
 
 def proposals(known: Known, sides: Sequence[int], seconds: Seconds) -> list[Proposal]:

@@ -44,6 +44,7 @@ def test_more_minutes_buy_more_steps_and_never_more_than_was_measured():
     assert steps == sorted(set(steps)) and steps[-1] == 1800 and found[-1].grown == 1
     for proposed, minutes in zip(found, (10, 14, 20, 1e6), strict=True):
         assert proposed.seconds <= 60 * minutes * read_table()["reserve"]
+        assert propose(replace(GREY, minutes=1.01 * proposed.whole), seconds).grown == 1
 
 
 def test_with_time_enough_the_proposal_is_what_was_measured():

@@ -202,6 +202,15 @@ def test_the_time_of_reading_private_images_is_not_in_the_parameters(init, tmp_p
     assert found[0] == found[1]
 
 
+def test_fits_that_the_minutes_cut_short_are_warned_of_with_the_minutes_of_whole_ones(init, tmp_path, monkeypatch):
+    write_shapes(tmp_path / "in")
+    monkeypatch.setattr(estimate, "expected_seconds", lambda params, *_: {"evaluate": 9.0 * params.evaluate.steps})
+    text = init("--size-hint 100 --minutes 15 --force")
+    whole = re.search(r"is short, .* --minutes (\d+) goes all of it", " ".join(text.split()))[1]
+    assert "100% of the way" in init(f"--size-hint 100 --minutes {whole} --force")
+    assert "is short" not in init(f"--size-hint 100 --minutes {whole} --force")
+
+
 def test_the_plan_can_be_looked_at_before_the_images_are_prepared(desk, init, project, tmp_path, monkeypatch):
     write_shapes(tmp_path / "in")
     init()
