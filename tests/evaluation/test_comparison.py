@@ -189,10 +189,12 @@ def test_experiments_are_joined_with_the_numbers_that_were_kept_of_their_release
         ("red-fox", "b" * 40, two, "two.dir"),
         ("new", "e" * 40, other, "three.dir"),
         ("again", "f" * 40, one, "four.dir"),
+        ("late", "9" * 40, one, "three.dir"),
     )
-    assert list(experiments(rows)["name"]) == ["main", "calm-sea", "red-fox", "new", "again", "workspace"]
+    assert list(experiments(rows)["name"]) == ["main", "calm-sea", "red-fox", "new", "again", "late", "workspace"]
     runs, left_out = rows_of_experiments(rows, tmp_path)
-    assert [(run["run"], run["cnn"]) for run in runs] == [("calm-sea", 0.8), ("red-fox", 0.9), ("again", 0.7)]
+    found = [("calm-sea", 0.8), ("red-fox", 0.9), ("again", 0.7), ("late", 0.1)]
+    assert [(run["run"], run["cnn"]) for run in runs] == found
     assert not any(run["problems"] for run in runs) and 0.3 < runs[0]["epsilon"] < 0.6
     assert [line.split(":")[0] for line in left_out] == ["main", "new"]
     assert all(rows_of_experiments(odd, tmp_path) == ([], []) for odd in ("nonsense", [{"data": 3}, 4], []))
