@@ -23,6 +23,7 @@ from sfumato.storage.documents import read_yaml
 
 TABLE = Path(__file__).resolve().parent / "proposals.yaml"
 WORTH = 0.5  # part of the way that a size must go to be proposed instead of a smaller one
+SLOWER = 0.6  # power of an effective ε below 1 by which the teacher's rate falls: brain MRI at ε = 1 and 10
 HALVINGS = 7  # of the way between the first and the last numbers of a row
 
 Seconds = Callable[[Params], float]
@@ -196,5 +197,6 @@ def at_effective_epsilon(recipe: str, epsilon: float) -> dict[str, Any]:
             found[name] = {"noise": noise_at(epsilon, noise)}
     teacher = content.get("teacher", {})
     rules = Teacher.constants(str(teacher.get("fitted_on", "public")), epsilon)
+    rules["learning_rate"] *= min(epsilon, 1.0) ** SLOWER
     plain = {key: float(f"{value:.3g}") for key, value in rules.items() if key in ("learning_rate", "max_norm")}
     return {**found, "teacher": {**plain, "steps": rules["steps"]}} if teacher else found

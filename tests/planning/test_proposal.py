@@ -58,9 +58,11 @@ def test_with_time_enough_the_proposal_is_what_was_measured():
 
 
 def test_fewer_images_at_a_larger_epsilon_get_the_shares_of_a_smaller_one():
-    many, few = (propose(replace(GREY, epsilon=10.0, size_hint=size), seconds).params for size in (60_000, 6000))
-    assert (many.frequency.noise, few.frequency.noise) == ("3%", "30%")
+    sizes = (60_000, 6000, 600)
+    many, few, fewest = (propose(replace(GREY, epsilon=10.0, size_hint=size), seconds).params for size in sizes)
+    assert (many.frequency.noise, few.frequency.noise, fewest.frequency.noise) == ("3%", "30%", "30%")
     assert few.teacher.learning_rate == pytest.approx(300)
+    assert fewest.teacher.learning_rate == pytest.approx(300 * 0.1**0.6, rel=0.01)
 
 
 def test_where_time_is_short_the_images_are_smaller_at_last():
