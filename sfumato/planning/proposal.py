@@ -189,7 +189,7 @@ def known_recipe(name: str) -> dict[str, Any]:
 
 
 def at_effective_epsilon(recipe: str, epsilon: float) -> dict[str, Any]:
-    """The shares and the teacher's constants of a recipe as they are at `epsilon`, with which their noise compares."""
+    """The shares and the teacher's constants of a recipe as they are at `epsilon`, below 1 with a slower teacher."""
     content = known_recipe(recipe)
     found: dict[str, Any] = {}
     for name, section in content.items():
