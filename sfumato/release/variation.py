@@ -19,7 +19,7 @@ from sfumato.features.teacher_network import TeacherNetwork, at_shares, probabil
 from sfumato.settings.release import Synthesize
 
 BLEND = (0.3, 0.7)  # the part of the first image in a blend
-STRETCHED, SHIFTED, WARPED, KNOTS = 0.12, 0.12, 0.1, 5
+STRETCHED, SHIFTED, WARPED, KNOTS = 0.12, 0.06, 0.1, 5
 TEXTURED, STRIPES, SPOTS, RELIT = 0.6, (1.0, 7.0), (4, 14), 0.6
 PLAIN, DISTORTED, BLENDED, PUBLIC = KINDS = "plain", "distorted", "blend", "public"  # of released images
 BATCH = 500  # images varied at a time, which bounds the memory
