@@ -27,7 +27,7 @@ EPSILONS = 10, 3, 1
 COLUMNS = 20  # images in a row, at most
 COUNT = 1000  # images of a release: a quarter or more are plain
 SETS: dict[str, tuple[list[str], dict[str, Any]]] = {  # recipes, and what is set besides
-    "digits": (["full", "teacher-mixed", "dp-merf"], {"profile": "digits"}),
+    "digits": (["teacher-mixed", "dp-merf", "full"], {"profile": "digits"}),
     "fashion-mnist": (["teacher-generator", "dp-merf"], {"profile": "fashion-mnist-cpu"}),
     "cifar10": (
         ["teacher-gaussian"],
@@ -51,10 +51,10 @@ def released(folder: Path, shared: Path, params: dict) -> Path:
 
 
 def row_of(images: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
-    """The first images of each class side by side: (N, H, W, C), (N,) -> (H, columns · W, C)."""
+    """The first images of each class, each with a white column: (N, H, W, C), (N,) -> (H, columns · (W + 1), C)."""
     each = max(1, COLUMNS // classes)
     chosen = np.concatenate([np.flatnonzero(labels == label)[:each] for label in range(classes)])
-    return np.concatenate(np.array(images[chosen]), axis=1)
+    return np.concatenate(np.pad(images[chosen], [(0, 0), (0, 0), (0, 1), (0, 0)], constant_values=255), axis=1)
 
 
 def draw(rows: dict[str, np.ndarray], file: Path) -> None:
