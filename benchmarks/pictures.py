@@ -27,8 +27,8 @@ EPSILONS = 10, 3, 1
 COLUMNS = 20  # images in a row, at most
 COUNT = 1000  # images of a release: a quarter or more are plain
 SETS: dict[str, tuple[list[str], dict[str, Any]]] = {  # recipes, and what is set besides
-    "digits": (["teacher-mixed", "dp-merf", "full"], {"profile": "digits"}),
-    "fashion-mnist": (["teacher-generator", "dp-merf"], {"profile": "fashion-mnist-cpu"}),
+    "digits": (["teacher-mixed", "dp-merf"], {"profile": "digits"}),
+    "fashion-mnist": (["teacher-generator"], {"profile": "fashion-mnist-cpu"}),
     "cifar10": (
         ["teacher-gaussian"],
         {

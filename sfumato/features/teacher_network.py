@@ -104,6 +104,8 @@ def classify(teacher: TeacherNetwork, images: ImageSet) -> Tensor:
 @torch.no_grad()
 def probabilities_of(teacher: TeacherNetwork, images: Tensor) -> Tensor:
     """The same of (N, C, H, W) uint8, or float32 in [0, 1]. Of several labels, the probability of each."""
+    if not len(images):  # of which not every map of features can make rows
+        return torch.zeros(0, teacher.classes)
     shares = torch.sigmoid if teacher.several else partial(torch.softmax, dim=1)
     parts = (as_floats(part).to(teacher.weights.device) for part in images.split(BATCH))
     return torch.cat([shares(teacher(part)).cpu() for part in parts])

@@ -33,6 +33,16 @@ def test_without_a_wish_images_and_labels_stay_as_they_were(drawn):
     assert (varied.kinds == "plain").all() and varied.asked is None
 
 
+def test_a_teacher_of_any_features_labels_plain_images_alone(drawn):
+    images, labels = drawn
+    features = ProjectedFeatures("deep-scattering", (1, 8, 8), 20)
+    features.fit(images, 0.5, seed=0)
+    means = torch.stack([features(as_floats(images[labels == m])).mean(0) for m in range(10)])
+    varied = vary(images.clone(), labels, Synthesize(relabel=True), TeacherNetwork.of(features, 20 * means.T), seed=0)
+    assert (varied.kinds == "plain").all() and torch.equal(varied.images, images)
+    assert torch.equal(varied.asked, labels) and 0.5 < (varied.labels == labels).float().mean() < 1
+
+
 def test_parts_are_as_asked_plain_ones_first_and_all_have_the_teachers_labels(drawn, teacher):
     images, labels = drawn
     settings = Synthesize(relabel=True, distorted=0.25, mixed=0.25)
