@@ -98,17 +98,15 @@ def classify(teacher: TeacherNetwork, images: ImageSet) -> Tensor:
     """Class probabilities of public or released images, possibly memory-mapped: (N, classes) float32."""
     parts = [np.arange(start, min(start + BATCH, len(images))) for start in range(0, len(images), BATCH)]
     rows = [probabilities_of(teacher, images.batch(part)[0]) for part in parts]
-    return torch.cat(rows) if rows else torch.zeros(0, teacher.classes)
+    return torch.cat([torch.zeros(0, teacher.classes), *rows])
 
 
 @torch.no_grad()
 def probabilities_of(teacher: TeacherNetwork, images: Tensor) -> Tensor:
     """The same of (N, C, H, W) uint8, or float32 in [0, 1]. Of several labels, the probability of each."""
-    if not len(images):  # of which not every map of features can make rows
-        return torch.zeros(0, teacher.classes)
     shares = torch.sigmoid if teacher.several else partial(torch.softmax, dim=1)
-    parts = (as_floats(part).to(teacher.weights.device) for part in images.split(BATCH))
-    return torch.cat([shares(teacher(part)).cpu() for part in parts])
+    parts = (as_floats(part).to(teacher.weights.device) for part in images.split(BATCH) if len(part))
+    return torch.cat([torch.zeros(0, teacher.classes), *(shares(teacher(part)).cpu() for part in parts)])
 
 
 def surest_labels(probabilities: Tensor, wanted: Tensor) -> Tensor:

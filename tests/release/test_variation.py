@@ -17,14 +17,18 @@ def drawn(digits):
     return torch.from_numpy(some.images).permute(0, 3, 1, 2), torch.from_numpy(some.labels)
 
 
-@pytest.fixture(scope="module")
-def teacher(drawn):
-    """One that looks for class means of the pixels: right for most digits, not for all."""
+def teacher_on(feature, dimension, drawn):
+    """One that looks for class means of the features: right for most digits, not for all."""
     images, labels = drawn
-    features = ProjectedFeatures("pixels", (1, 8, 8), 40)
+    features = ProjectedFeatures(feature, (1, 8, 8), dimension)
     features.fit(images, 0.5, seed=0)
     means = torch.stack([features(as_floats(images[labels == m])).mean(0) for m in range(10)])
     return TeacherNetwork.of(features, 20 * means.T)
+
+
+@pytest.fixture(scope="module")
+def teacher(drawn):
+    return teacher_on("pixels", 40, drawn)
 
 
 def test_without_a_wish_images_and_labels_stay_as_they_were(drawn):
@@ -35,10 +39,8 @@ def test_without_a_wish_images_and_labels_stay_as_they_were(drawn):
 
 def test_a_teacher_of_any_features_labels_plain_images_alone(drawn):
     images, labels = drawn
-    features = ProjectedFeatures("deep-scattering", (1, 8, 8), 20)
-    features.fit(images, 0.5, seed=0)
-    means = torch.stack([features(as_floats(images[labels == m])).mean(0) for m in range(10)])
-    varied = vary(images.clone(), labels, Synthesize(relabel=True), TeacherNetwork.of(features, 20 * means.T), seed=0)
+    teacher = teacher_on("deep-scattering", 20, drawn)
+    varied = vary(images.clone(), labels, Synthesize(relabel=True), teacher, seed=0)
     assert (varied.kinds == "plain").all() and torch.equal(varied.images, images)
     assert torch.equal(varied.asked, labels) and 0.5 < (varied.labels == labels).float().mean() < 1
 
