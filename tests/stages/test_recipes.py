@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from sklearn.datasets import load_digits
 
 from sfumato.settings.stages import QUERIES, STAGES
 
@@ -33,10 +32,8 @@ SMALL = {
 
 
 @pytest.mark.parametrize("name", OF_IMAGES)
-def test_a_recipe_runs_as_it_is_shipped_from_images_to_a_ledger_that_holds(desk, name):
-    bunch = load_digits()
-    images = np.rint(bunch.images[:317] * (255 / 16)).astype(np.uint8)
-    np.savez("source.npz", images=images, labels=bunch.target[:317], classes=np.array([str(i) for i in range(10)]))
+def test_a_recipe_runs_as_it_is_shipped_from_images_to_a_ledger_that_holds(desk, digits, name):
+    np.savez("source.npz", images=digits.images[:317], labels=digits.labels[:317], classes=np.array(digits.classes))
     run = [stage for stage in RECIPES[name]["run"] if stage != "evaluate"]
     desk.base = SMALL
     desk.params(recipe=name, run=run, select={"ratio": 0.2} if "histogram" in run else {})  # 10 classes of 62
