@@ -203,9 +203,9 @@ def test_the_time_of_reading_private_images_is_not_in_the_parameters(init, tmp_p
 
 
 def test_fits_that_the_minutes_cut_short_are_warned_of_with_the_minutes_of_whole_ones(init, tmp_path, monkeypatch):
-    write_shapes(tmp_path / "in")
+    write_shapes(tmp_path / "in", side=16)
     monkeypatch.setattr(estimate, "expected_seconds", lambda params, *_: {"evaluate": 9.0 * params.evaluate.steps})
-    text = init("--size-hint 100 --minutes 15 --force")
+    text = init("--size-hint 100 --minutes 15 --force", "others: 16 pixels in 15 minutes, 0% of the way")
     whole = re.search(r"is short, .* --minutes (\d+) goes all of it", " ".join(text.split()))[1]
     assert "100% of the way" in init(f"--size-hint 100 --minutes {whole} --force")
     assert "is short" not in init(f"--size-hint 100 --minutes {whole} --force")
