@@ -18,7 +18,11 @@ HERE = Path(__file__).parent
 SETS = {"digits": "digits, 8×8", "fashion-mnist-cpu": "Fashion-MNIST", "cifar10-cpu": "CIFAR-10"}
 FILES = ("evolution", "fashion-mnist", "fashion-mnist-teacher", "fashion-mnist-diffusion", "full-teacher", "gaussian",
          "mixed", "natural", "natural-papers", "recipes")  # fmt: skip
-VARIANTS = {"teacher.feature=patches": ", patches", "auxiliary.steps=1800": ", longer fits"}  # by what was changed
+VARIANTS = {  # by what was changed
+    "teacher.feature=patches": ", patches",
+    "auxiliary.steps=1800": ", longer fits",
+    "classifier.steps=8000": ", longer public training",
+}
 GPU_MINUTES = 4 * 11.7 * 60  # of FETA-Pro, four GPUs; others state none, and are put beside it
 COLOURS = [plt.get_cmap("tab20")(index) for index in range(20) if index not in (14, 15)]  # no grey
 PUBLISHED = {  # accuracy at ε = 1 and 10, as docs/papers.md has it
