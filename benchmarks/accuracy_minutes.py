@@ -22,6 +22,8 @@ VARIANTS = {  # by what was changed
     "teacher.feature=patches": ", patches",
     "auxiliary.steps=1800": ", longer fits",
     "classifier.steps=8000": ", longer public training",
+    "synthesize.count=120000": ", 120 000 images",
+    "synthesize.count=80000": ", 80 000 images",
 }
 GPU_MINUTES = 4 * 11.7 * 60  # of FETA-Pro, four GPUs; others state none, and are put beside it
 COLOURS = [plt.get_cmap("tab20")(index) for index in range(20) if index not in (14, 15)]  # no grey

@@ -49,7 +49,7 @@ def test_more_minutes_buy_more_steps_and_never_more_than_was_measured():
 
 def test_with_time_enough_the_proposal_is_what_was_measured():
     """Grey images of 28×28, as many as Fashion-MNIST has: the scale that its results come from."""
-    longer = {"auxiliary": {"steps": 1800}, "refine": {"steps": 600}}
+    longer = {"auxiliary": {"steps": 1800}, "refine": {"steps": 600}, "synthesize": {"count": 120_000}}
     measured = params(recipe="teacher-generator", profile="fashion-mnist-cpu", privacy={"epsilon": 1}, **longer)
     proposed = propose(GREY, seconds).params
     for name in ("count", "frequency", "auxiliary", "embedding", "refine", "teacher"):
