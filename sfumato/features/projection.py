@@ -14,6 +14,7 @@ from sfumato.features import FEATURES
 from sfumato.features.own_network import OWN, OwnFeatures
 from sfumato.features.public_network import PublicNetwork, arguments_of, build_network
 from sfumato.runtime.compute import fast_bfloat16
+from sfumato.settings.own_network import OwnNetwork
 
 # the maps of a trained network: the input of its head, and its last feature map; all others are in FEATURES
 CLASSIFIER, CELLS = "classifier", "cells"
@@ -53,7 +54,7 @@ class ProjectedFeatures(nn.Module):
         super().__init__()
         self.feature, self.shape, self.network, self.flip = feature, tuple(shape), network, flip
         if feature == OWN and network is not None:
-            self.map: nn.Module = OwnFeatures(**network)
+            self.map: nn.Module = OwnFeatures(OwnNetwork.model_validate(network))
         elif network is not None:
             self.map = ClassifierFeatures(build_network(**network), feature == CELLS).eval()
         else:

@@ -17,11 +17,13 @@ from torch import Tensor, nn
 
 from sfumato.data.images import ImageSet, Shape, as_floats
 from sfumato.diffusion.sampler import Guide
-from sfumato.features.own_network import OwnFeatures
+from sfumato.errors import DataError
+from sfumato.features.own_network import OWN, OwnFeatures
 from sfumato.features.projection import BATCH, ProjectedFeatures
 from sfumato.features.public_network import PublicNetwork
+from sfumato.settings.own_network import CONVERT
 from sfumato.settings.queries import Teacher
-from sfumato.storage.weights import load_network, save_network
+from sfumato.storage.weights import CONFIG, load_network, save_network
 
 OWN_FILE = "own-network"  # beside the weights: a copy of the file of the feature "own"
 FITTED = 10_000  # images that span the features, at most
@@ -163,18 +165,21 @@ def share_offsets(probabilities: Tensor, wanted: Tensor) -> Tensor:
 
 
 def save_teacher(teacher: TeacherNetwork, directory: Path) -> None:
+    config = {"classes": teacher.classes, **teacher.features.config()}
     if isinstance(teacher.features.map, OwnFeatures):
         shutil.copyfile(teacher.features.map.file, directory / OWN_FILE)
-    several = {"several": True} if teacher.several else {}
-    save_network(teacher, {"classes": teacher.classes, **teacher.features.config(), **several}, directory)
+        del config["network"]["path"]  # the owner's, which is nobody's business
+    save_network(teacher, config | ({"several": True} if teacher.several else {}), directory)
 
 
 def load_teacher(directory: Path) -> TeacherNetwork:
     """The teacher that `save_teacher` wrote, in eval mode. Raises DataError when files are missing or damaged."""
 
     def build(**arguments: Any) -> TeacherNetwork:
-        if (directory / OWN_FILE).is_file():  # wherever the owner's own copy is now
-            arguments["network"] = {**arguments["network"], "path": str(directory / OWN_FILE)}
+        if arguments["feature"] == OWN:
+            if arguments["network"].get("architecture") is None:  # a release of an earlier version
+                raise DataError(f"{directory / CONFIG} names no architecture: {CONVERT}")
+            arguments["network"]["path"] = str(directory / OWN_FILE)
         return TeacherNetwork(**arguments)
 
     return load_network(directory, build, "teacher").eval()

@@ -125,8 +125,8 @@ def read_model_directory(directory: str) -> ModelDirectory:
     if len(others) < len(PARTS) - 2 or len(classes) - len(others) != 1:
         raise DataError(f"{path / INDEX} names {', '.join(classes) or 'no part'}: {LAYOUT}")
     for part, name in classes.items():
-        if part in KNOWN and name not in KNOWN[part]:
-            expected = f"{' or '.join(KNOWN[part])}, as in Stable Diffusion 1.x and 2.x or PixArt"
+        if not (name in KNOWN[part] if part in KNOWN else name.endswith("Scheduler")):  # others may run programs
+            expected = f"{' or '.join(KNOWN.get(part, ['a scheduler']))}, as in Stable Diffusion 1.x and 2.x or PixArt"
             raise DataError(f"{path}: the {part} is a {name}, which is not supported: expected {expected}")
     configs = {part: read_json(path / part / CONFIG_OF.get(part, "config.json")) for part in classes}
     for part in classes:
@@ -177,7 +177,10 @@ def part_files(path: Path, part: str) -> list[Path]:
         weights, _ = weights_of(path, part)
         files.add(weights)
         shards = read_json(weights).get("weight_map") if weights.suffix == ".json" else None
-        files |= {directory / Path(str(name)).name for name in shards.values()} if isinstance(shards, dict) else set()
+        for name in map(str, shards.values()) if isinstance(shards, dict) else ():
+            if not re.fullmatch(r"[\w.-]+\.safetensors", name):
+                raise DataError(f"{weights} names {name!r}, which is no safetensors file beside it: {AGAIN}")
+            files.add(directory / name)
     for file in sorted(files):
         if not file.is_file():
             raise DataError(f"{file} is missing: {AGAIN}")
