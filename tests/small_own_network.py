@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from sfumato.settings.own_network import OwnNetwork
+from sfumato.settings.queries import OwnNetwork
 
 ARCHITECTURE = "squeezenet1_1"  # the smallest; its last layer is a convolution, and a dropout comes before it
 

@@ -24,7 +24,7 @@ from sfumato.evaluation.downstream import fit, schedule_of
 from sfumato.features.own_network import OwnFeatures
 from sfumato.runtime import compute
 from sfumato.settings.evaluate import Evaluate
-from sfumato.settings.own_network import OwnNetwork
+from sfumato.settings.queries import OwnNetwork
 from sfumato.storage.digest import digest_of, digest_of_file
 from sfumato.training.supervised import apply
 

@@ -17,7 +17,7 @@ from sfumato.data.images import Shape
 from sfumato.errors import UNREADABLE, ConfigError, DataError, explained, nearest
 from sfumato.features.batch_invariant import rows_alone
 from sfumato.runtime.compute import device
-from sfumato.settings.own_network import CONVERT, OwnNetwork
+from sfumato.settings.queries import CONVERT, OwnNetwork
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.weights import load_tensors
 
@@ -73,13 +73,6 @@ def of_torchvision(architecture: str, file: Path) -> Callable[[Tensor], Tensor]:
         network.load_state_dict({name: value for name, value in tensors.items() if not name.startswith(left_out)})
     network = network.eval().requires_grad_(False).to(device())
     return lambda images: network(images)  # type: ignore[no-any-return]
-
-
-def own_parts(function: Callable[[Tensor], Tensor]) -> list[OwnFeatures]:
-    """The networks of one's own in a map, or in the module whose method it is."""
-    owner = getattr(function, "__self__", function)
-    parts = owner.modules() if isinstance(owner, nn.Module) else []
-    return [part for part in parts if isinstance(part, OwnFeatures)]
 
 
 def check_rows(features: OwnFeatures, shape: Shape, where: torch.device) -> None:

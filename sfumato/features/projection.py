@@ -14,7 +14,7 @@ from sfumato.features import FEATURES
 from sfumato.features.own_network import OWN, OwnFeatures
 from sfumato.features.public_network import PublicNetwork, arguments_of, build_network
 from sfumato.runtime.compute import fast_bfloat16
-from sfumato.settings.own_network import OwnNetwork
+from sfumato.settings.queries import OwnNetwork
 
 # the maps of a trained network: the input of its head, and its last feature map; all others are in FEATURES
 CLASSIFIER, CELLS = "classifier", "cells"
@@ -104,14 +104,9 @@ class ProjectedFeatures(nn.Module):
 
     def config(self) -> dict:
         """The arguments that rebuild this map."""
-        network, flip = dict(self.network) if self.network else None, {"flip": True} if self.flip else {}
-        return {
-            "feature": self.feature,
-            "shape": [*self.shape],
-            "dimension": self.dimension,
-            "network": network,
-            **flip,
-        }
+        network = dict(self.network) if self.network else None
+        found = {"feature": self.feature, "shape": [*self.shape], "dimension": self.dimension, "network": network}
+        return found | ({"flip": True} if self.flip else {})
 
 
 class ScaleToSqrtD(nn.Module):

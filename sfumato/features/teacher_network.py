@@ -6,7 +6,6 @@ Everything here is post-processing of a release: it labels public and synthetic 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,7 @@ from sfumato.errors import DataError
 from sfumato.features.own_network import OWN, OwnFeatures
 from sfumato.features.projection import BATCH, ProjectedFeatures
 from sfumato.features.public_network import PublicNetwork
-from sfumato.settings.own_network import CONVERT
-from sfumato.settings.queries import Teacher
+from sfumato.settings.queries import CONVERT, Teacher
 from sfumato.storage.weights import CONFIG, load_network, save_network
 
 OWN_FILE = "own-network"  # beside the weights: a copy of the file of the feature "own"
@@ -33,27 +31,17 @@ SHARE_STEPS = 200
 class TeacherNetwork(nn.Module):
     """(B, C, H, W) float32 in [0, 1] -> (B, classes) logits: public features ψ of norm 1, and a linear layer on them.
 
-    The arguments are those of `ProjectedFeatures`, and the number of classes. several: with offsets, under sigmoids.
+    several: with offsets, under sigmoids; features: the arguments of `ProjectedFeatures`.
     """
 
     weights: Tensor
     offsets: Tensor
 
-    def __init__(
-        self,
-        classes: int,
-        feature: str,
-        shape: Shape,
-        dimension: int,
-        network: Mapping[str, Any] | None,
-        several: bool = False,
-        flip: bool = False,
-    ) -> None:
+    def __init__(self, classes: int, several: bool = False, **features: Any) -> None:
         super().__init__()
         self.classes, self.several = classes, several
-        if several:
-            self.register_buffer("offsets", torch.zeros(classes))
-        self.features = ProjectedFeatures(feature, shape, dimension, network, flip)
+        self.register_buffer("offsets", torch.zeros(classes) if several else None)
+        self.features = ProjectedFeatures(**features)
         self.register_buffer("weights", torch.zeros(self.features.dimension, classes))
 
     @classmethod

@@ -25,7 +25,6 @@ PARTS = (*KNOWN, "scheduler")
 CONFIG_OF = {"tokenizer": "tokenizer_config.json", "scheduler": "scheduler_config.json"}  # the others: config.json
 WEIGHTS_OF = {"text_encoder": "model"} | dict.fromkeys(("vae", "unet", "transformer"), "diffusion_pytorch_model")
 VARIANTS = ("", ".fp16")  # half-precision files only if there are no others
-PICKLED = (".bin", ".ckpt", ".pt", ".pth", ".pkl")
 HUB = "hub:"
 AGAIN = "download the model again"
 EXTRA = "pip install 'sfumato[diffusers]'"
@@ -152,19 +151,15 @@ def read_json(path: Path) -> dict[str, Any]:
 def weights_of(path: Path, part: str) -> tuple[Path, str]:
     """The weight file of a part, or the index of its shards, and its variant, "" or ".fp16".
 
-    Raises DataError if there is none, or only a pickle.
+    Raises DataError if there is none: a pickle is not looked at.
     """
     directory, stem = path / part, WEIGHTS_OF[part]
     for variant in VARIANTS:
         for name in (f"{stem}{variant}.safetensors", f"{stem}.safetensors.index{variant}.json"):
             if (directory / name).is_file():
                 return directory / name, variant
-    if pickles := sorted(file.name for file in directory.iterdir() if file.suffix in PICKLED):
-        raise DataError(
-            f"{directory} holds its weights only as {pickles[0]}, a pickle, which may run any program: "
-            "take the model's safetensors files, or convert them"
-        )
-    raise DataError(f"{directory} holds no weights: {stem}.safetensors is missing; {AGAIN}")
+    wrong = f"{directory} holds no weights: {stem}.safetensors is missing"
+    raise DataError(f"{wrong}. Pickles (.bin, .ckpt) may run any program: take safetensors files, or convert them")
 
 
 def part_files(path: Path, part: str) -> list[Path]:

@@ -109,7 +109,7 @@ def test_sensitive_rows_need_a_network_whose_rows_are_the_same_in_another_order(
 
 
 class Writes(nn.Module):
-    """A program that writes a file of the owner's, and reads what it should not."""
+    """A program that writes a file: it could as well read one, and carry images away in its rows."""
 
     def __init__(self, place: Path) -> None:
         super().__init__()
@@ -117,8 +117,7 @@ class Writes(nn.Module):
 
     def forward(self, x):
         torch.from_file(self.place, True, 4, dtype=torch.uint8).fill_(65)
-        seen = torch.from_file("/proc/self/status", False, 4, dtype=torch.uint8)
-        return x.flatten(1) + seen.sum()
+        return x.flatten(1)
 
 
 def program(path: Path, ran: Path) -> Path:
@@ -155,6 +154,8 @@ def test_a_program_is_refused_by_the_teacher_and_by_evaluate_and_does_not_run(tm
         with pytest.raises((SfumatoError, ValidationError), match=ASKED):
             use(settings(named(file, **about)))
     assert not ran.exists()
+    torch.jit.load(str(file))(torch.zeros(1, 1)) if write is program else torch.load(file, weights_only=False)
+    assert ran.exists(), "it would have run"
 
 
 @pytest.fixture
