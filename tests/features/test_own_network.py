@@ -116,8 +116,8 @@ class Writes(nn.Module):
         self.place = str(place)
 
     def forward(self, x):
-        torch.from_file(self.place, True, 4, dtype=torch.uint8).fill_(65)
-        return x.flatten(1)
+        written = torch.from_file(self.place, True, 4, dtype=torch.uint8).fill_(65)
+        return x.flatten(1) + written.sum()
 
 
 def program(path: Path, ran: Path) -> Path:
@@ -143,6 +143,7 @@ def pickled(path: Path, ran: Path) -> Path:
 ASKED = r"none is run. Name a classification model of torchvision in `architecture`.*safetensors: docs/howto.md"
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
 @pytest.mark.parametrize("write", [program, pickled])
 @pytest.mark.parametrize("about", [{}, {"architecture": None}, {"architecture": ARCHITECTURE}])
 def test_a_program_is_refused_by_the_teacher_and_by_evaluate_and_does_not_run(tmp_path, digits, write, about):
