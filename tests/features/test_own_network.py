@@ -77,7 +77,7 @@ def test_a_row_is_the_same_to_the_last_bit_in_any_company(tmp_path, digits):
         assert torch.equal(torch.cat([rows[:15], rows[16:]]), rest)
 
 
-def test_each_image_goes_alone_through_it(tmp_path, digits, monkeypatch):
+def test_each_image_goes_alone_through_a_network_of_one_s_own(tmp_path, digits, monkeypatch):
     sizes = []
     monkeypatch.setattr(feature_means, "rows_alone", lambda *words: sizes.append(words[2]) or rows_alone(*words))
     encoded(OwnFeatures(small_file(tmp_path / "weights")), digits.batch(range(3))[0])
