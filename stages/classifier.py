@@ -1,9 +1,10 @@
 """`stage classifier`: a network that names images, trained on the public set only."""
 
 from sfumato.data.store import CARD, load_public, read_public_card
-from sfumato.features.public_network import save_classifier
+from sfumato.features.public_network import arguments_of
 from sfumato.settings.training import Classifier
 from sfumato.storage.files import write_json
+from sfumato.storage.weights import save_network
 from sfumato.training.public_classifier import train_public_classifier
 from stages.runner import StageRun
 from stages.screen import progress, say
@@ -17,7 +18,7 @@ def classifier(run: StageRun[Classifier]) -> None:
     named = f"{100 * accuracy:.1f} % of the public images kept for validation are named right"
     say(f"classifier: {named}, of {len(images.classes)} classes")
     with run.writing() as directory:
-        save_classifier(model, directory)
+        save_network(model, arguments_of(model), directory)
         content = {
             "public_validation_accuracy": round(accuracy, 4),
             "classes": images.classes,

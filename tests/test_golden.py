@@ -42,7 +42,7 @@ from sfumato.features.batch_invariant import rows_alone
 from sfumato.features.cosine import CosineMoments
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.projection import CELLS, ProjectedFeatures
-from sfumato.features.public_network import arguments_of, build_network, save_classifier
+from sfumato.features.public_network import arguments_of, build_network
 from sfumato.features.teacher_network import TeacherNetwork, save_teacher
 from sfumato.generators.one_step import new_generator, save_generator
 from sfumato.privacy.charge import Charge
@@ -58,7 +58,7 @@ from sfumato.settings.stages import STAGES, Kind
 from sfumato.settings.training import Model
 from sfumato.storage.artifacts import Artifact, read_artifact, write_empty, writing
 from sfumato.storage.files import write_json
-from sfumato.storage.weights import WEIGHTS
+from sfumato.storage.weights import WEIGHTS, save_network
 from sfumato.training.selection import save_choice
 from stages.runner import QueryRun
 
@@ -148,7 +148,8 @@ def network_of(shape: Shape) -> Any:
 
 
 def made_classifier(folder: Path, shape: Shape) -> None:
-    save_classifier(network_of(shape), folder)
+    network = network_of(shape)
+    save_network(network, arguments_of(network), folder)
     write_json(folder / "card.json", {"classes": OTHERS})
 
 
@@ -206,7 +207,7 @@ def made_histogram(folder: Path, shape: Shape, rows: int = 1) -> None:
 
 
 def made_teacher(folder: Path, shape: Shape) -> None:
-    save_teacher(filled(TeacherNetwork(4, "pixels", shape, 8, None)), folder)
+    save_teacher(filled(TeacherNetwork(4, feature="pixels", shape=shape, dimension=8)), folder)
 
 
 def made_embedding(folder: Path, shape: Shape) -> None:

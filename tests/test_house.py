@@ -98,6 +98,63 @@ def test_dp_sgd_imports_no_text_to_image_model():
         assert "isinstance(model" not in path.read_text(), path
 
 
+# what unpickles, or runs what a file holds; calls that do so unless they say otherwise
+RUNS = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "runpy", "jit", "read_pickle", "unsafe_load"}
+RUNS |= {"full_load", "exec_module", "spec_from_file_location", "eval(", "exec(", "compile(", "__import__("}
+SAYS = {"torch.load(": "weights_only=True", "np.load(": "allow_pickle=False", "yaml.load(": "PlainYaml"}
+LOOSENED = re.compile(r"weights_only\W+False|allow_pickle\W+True|use_safetensors\W+False|trust_remote_code")
+
+
+def runs_files(tree: ast.AST) -> list[str]:
+    """What in a module could run a program out of a file."""
+    found = [match[0] for match in LOOSENED.finditer(ast.unparse(tree))]
+    for node in ast.walk(tree):
+        text, words = ast.unparse(node), set()
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            words = set(re.findall(r"\w+", text)) | set(re.findall("^from (?:torch|numpy|yaml) import .*load.*", text))
+        elif isinstance(node, ast.Attribute):
+            words = {node.attr}
+        elif isinstance(node, ast.Call):
+            words = {f"{ast.unparse(node.func)}("}
+        unsaid = {word for word in words if word.startswith("from ") or SAYS.get(word, "") not in text}
+        found += [text] if unsaid or words & RUNS else []
+    return found
+
+
+def test_nothing_in_a_file_is_run():
+    """The one pickle is pytorch-fid's, whose bytes are known; two tables name the modules that are imported."""
+    texts = {str(path.relative_to(ROOT)): path.read_text() for path in MODULES}
+    assert {name: found for name, text in texts.items() if (found := runs_files(ast.parse(text)))} == {}
+    assert [name for name, text in texts.items() if "torch.load(" in text] == ["sfumato/evaluation/extractors.py"]
+    by_name = [name for name, text in texts.items() if "import_module(" in text]
+    assert by_name == ["sfumato/__init__.py", "stages/runner.py"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.jit.load(file)",
+        "from torch import jit",
+        "from torch import load",
+        "torch.load(file)",
+        "torch.load(file, weights_only=False)",
+        "import pickle",
+        "import joblib as archive",
+        "np.load(file)",
+        "np.load(file, allow_pickle=True)",
+        "yaml.load(text, yaml.Loader)",
+        "pandas.read_pickle(file)",
+        "eval(text)",
+        "AutoModel.from_pretrained(path, trust_remote_code=True)",
+        "options = {'use_safetensors': False}",
+    ],
+)
+def test_what_could_run_a_file_is_seen(line):
+    assert runs_files(ast.parse(line))
+    safe = "torch.load(file, weights_only=True)\nnetwork.eval()\nre.compile('x')\nnp.load(file, allow_pickle=False)"
+    assert not runs_files(ast.parse(safe))
+
+
 def dvc_yaml() -> dict:
     return yaml.safe_load((ROOT / "dvc.yaml").read_text())
 

@@ -17,7 +17,7 @@ import numpy as np
 from sfumato.data.images import IMAGES, ImageSet, load_array
 from sfumato.data.store import CARD
 from sfumato.errors import ConfigError, DataError, PrivateError
-from sfumato.settings.own_network import OwnNetwork
+from sfumato.settings.queries import OwnNetwork
 from sfumato.storage.artifacts import PRIVACY, Artifact, as_text, read_artifact
 from sfumato.storage.digest import digest_of, digest_of_file
 from sfumato.storage.documents import read_json, validated

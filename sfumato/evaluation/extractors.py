@@ -24,11 +24,11 @@ from sfumato.evaluation.downstream import fit, schedule_of
 from sfumato.features.own_network import OwnFeatures
 from sfumato.runtime import compute
 from sfumato.settings.evaluate import Evaluate
-from sfumato.settings.own_network import OwnNetwork
+from sfumato.settings.queries import OwnNetwork
 from sfumato.storage.digest import digest_of, digest_of_file
 from sfumato.training.supervised import apply
 
-PUBLISHED = "6726825d"  # start of the sha256 of pytorch-fid's Inception weights, as in its file name
+PUBLISHED = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"  # sha256 of pytorch-fid's weights
 EPOCHS = 4  # over the drawn images; at least downstream.MIN_STEPS steps
 DRAWN_PER_CLASS = {"glyphs": 200, "procedural": 2000}  # what the embedded feature network is trained on
 
@@ -111,7 +111,7 @@ def embedded_extractor(public: ImageSet, name: str) -> Extractor:
 
 def own_extractor(settings: OwnNetwork, shape: Shape) -> Extractor:
     """`own-<sha256>`: the features of a network of one's own."""
-    network = OwnFeatures(**settings.arguments())
+    network = OwnFeatures(settings)
     with torch.no_grad():
         dimension = network(torch.zeros(1, *shape)).shape[1]
     digest = digest_of({**settings.arguments(), "path": ""})
@@ -137,8 +137,8 @@ def inception_extractor(path: Path | None = None) -> Extractor:
     if not path.is_file():
         raise DataError(f"evaluate.weights={path} does not exist: name a local weights file.")
     digest = digest_of_file(path)
-    if not digest.startswith(PUBLISHED):
-        expected = f"expected {PUBLISHED}…, the weights at {inception.FID_WEIGHTS_URL}"
+    if digest != PUBLISHED:
+        expected = f"expected {PUBLISHED}, the weights at {inception.FID_WEIGHTS_URL}"
         raise DataError(f"{path} has sha256 {digest}, {expected}: it is another file, or damaged.")
     state = torch.load(path, map_location="cpu", weights_only=True)
     # pytorch-fid loads weights only through its own download

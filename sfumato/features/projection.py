@@ -14,6 +14,7 @@ from sfumato.features import FEATURES
 from sfumato.features.own_network import OWN, OwnFeatures
 from sfumato.features.public_network import PublicNetwork, arguments_of, build_network
 from sfumato.runtime.compute import fast_bfloat16
+from sfumato.settings.queries import OwnNetwork
 
 # the maps of a trained network: the input of its head, and its last feature map; all others are in FEATURES
 CLASSIFIER, CELLS = "classifier", "cells"
@@ -53,7 +54,7 @@ class ProjectedFeatures(nn.Module):
         super().__init__()
         self.feature, self.shape, self.network, self.flip = feature, tuple(shape), network, flip
         if feature == OWN and network is not None:
-            self.map: nn.Module = OwnFeatures(**network)
+            self.map: nn.Module = OwnFeatures(OwnNetwork.model_validate(network))
         elif network is not None:
             self.map = ClassifierFeatures(build_network(**network), feature == CELLS).eval()
         else:
@@ -103,14 +104,9 @@ class ProjectedFeatures(nn.Module):
 
     def config(self) -> dict:
         """The arguments that rebuild this map."""
-        network, flip = dict(self.network) if self.network else None, {"flip": True} if self.flip else {}
-        return {
-            "feature": self.feature,
-            "shape": [*self.shape],
-            "dimension": self.dimension,
-            "network": network,
-            **flip,
-        }
+        network = dict(self.network) if self.network else None
+        found = {"feature": self.feature, "shape": [*self.shape], "dimension": self.dimension, "network": network}
+        return found | ({"flip": True} if self.flip else {})
 
 
 class ScaleToSqrtD(nn.Module):

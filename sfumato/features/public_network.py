@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfumato.data.images import Shape
-from sfumato.storage.weights import load_network, save_network
+from sfumato.storage.weights import load_network
 
 DEPTH = 4  # at most: each but the first halves the sides, down to SMALLEST
 SMALLEST = 4
@@ -168,11 +168,6 @@ def arguments_of(model: PublicNetwork) -> dict:
     return {"network": name, "shape": list(model.shape), "classes": model.classes, "width": model.width}
 
 
-def save_classifier(model: PublicNetwork, directory: Path) -> None:
-    """Write `weights.safetensors` and `config.json`."""
-    save_network(model, arguments_of(model), directory)
-
-
 def load_classifier(directory: Path) -> PublicNetwork:
-    """The network that `save_classifier` wrote, in eval mode. Raises DataError when files are missing or damaged."""
+    """The network that `stage classifier` wrote, in eval mode. Raises DataError when files are missing or damaged."""
     return load_network(directory, build_network, "classifier").eval()

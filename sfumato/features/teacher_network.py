@@ -6,7 +6,6 @@ Everything here is post-processing of a release: it labels public and synthetic 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,12 @@ from torch import Tensor, nn
 
 from sfumato.data.images import ImageSet, Shape, as_floats
 from sfumato.diffusion.sampler import Guide
-from sfumato.features.own_network import OwnFeatures
+from sfumato.errors import DataError
+from sfumato.features.own_network import OWN, OwnFeatures
 from sfumato.features.projection import BATCH, ProjectedFeatures
 from sfumato.features.public_network import PublicNetwork
-from sfumato.settings.queries import Teacher
-from sfumato.storage.weights import load_network, save_network
+from sfumato.settings.queries import CONVERT, Teacher
+from sfumato.storage.weights import CONFIG, load_network, save_network
 
 OWN_FILE = "own-network"  # beside the weights: a copy of the file of the feature "own"
 FITTED = 10_000  # images that span the features, at most
@@ -31,27 +31,17 @@ SHARE_STEPS = 200
 class TeacherNetwork(nn.Module):
     """(B, C, H, W) float32 in [0, 1] -> (B, classes) logits: public features ψ of norm 1, and a linear layer on them.
 
-    The arguments are those of `ProjectedFeatures`, and the number of classes. several: with offsets, under sigmoids.
+    several: with offsets, under sigmoids; features: the arguments of `ProjectedFeatures`.
     """
 
     weights: Tensor
     offsets: Tensor
 
-    def __init__(
-        self,
-        classes: int,
-        feature: str,
-        shape: Shape,
-        dimension: int,
-        network: Mapping[str, Any] | None,
-        several: bool = False,
-        flip: bool = False,
-    ) -> None:
+    def __init__(self, classes: int, several: bool = False, **features: Any) -> None:
         super().__init__()
         self.classes, self.several = classes, several
-        if several:
-            self.register_buffer("offsets", torch.zeros(classes))
-        self.features = ProjectedFeatures(feature, shape, dimension, network, flip)
+        self.register_buffer("offsets", torch.zeros(classes) if several else None)
+        self.features = ProjectedFeatures(**features)
         self.register_buffer("weights", torch.zeros(self.features.dimension, classes))
 
     @classmethod
@@ -163,18 +153,21 @@ def share_offsets(probabilities: Tensor, wanted: Tensor) -> Tensor:
 
 
 def save_teacher(teacher: TeacherNetwork, directory: Path) -> None:
+    config = {"classes": teacher.classes, **teacher.features.config()}
     if isinstance(teacher.features.map, OwnFeatures):
         shutil.copyfile(teacher.features.map.file, directory / OWN_FILE)
-    several = {"several": True} if teacher.several else {}
-    save_network(teacher, {"classes": teacher.classes, **teacher.features.config(), **several}, directory)
+        del config["network"]["path"]  # the owner's, which is nobody's business
+    save_network(teacher, config | ({"several": True} if teacher.several else {}), directory)
 
 
 def load_teacher(directory: Path) -> TeacherNetwork:
     """The teacher that `save_teacher` wrote, in eval mode. Raises DataError when files are missing or damaged."""
 
     def build(**arguments: Any) -> TeacherNetwork:
-        if (directory / OWN_FILE).is_file():  # wherever the owner's own copy is now
-            arguments["network"] = {**arguments["network"], "path": str(directory / OWN_FILE)}
+        if arguments["feature"] == OWN:
+            if arguments["network"].get("architecture") is None:  # a release of an earlier version
+                raise DataError(f"{directory / CONFIG} names no architecture: {CONVERT}")
+            arguments["network"]["path"] = str(directory / OWN_FILE)
         return TeacherNetwork(**arguments)
 
     return load_network(directory, build, "teacher").eval()

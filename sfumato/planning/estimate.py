@@ -214,7 +214,7 @@ class Work:
     def teacher_map(self) -> Cost:
         feature, own = self.params.teacher.feature, self.params.teacher.network
         if own is not None:
-            found = cost_of_map(OwnFeatures, self.shape, *own.arguments().values())
+            found = cost_of_map(OwnFeatures, self.shape, own)
         elif feature == CLASSIFIER:
             found = self.public_network
         else:

@@ -23,7 +23,7 @@ from sfumato.features import FeatureMeans
 from sfumato.features.batch_invariant import place_matters, rows_alone
 from sfumato.features.cosine import CosineMoments
 from sfumato.features.fourier import FourierFeatures
-from sfumato.features.own_network import is_own
+from sfumato.features.own_network import OwnFeatures, check_rows
 from sfumato.features.projection import CELLS, CLASSIFIER, ClassifierFeatures, ProjectedFeatures, ScaleToSqrtD
 from sfumato.features.public_network import PublicNetwork, arguments_of, build_network
 from sfumato.features.teacher_network import TeacherNetwork, relabelled, spanning
@@ -273,5 +273,9 @@ def encoding_alone(function: Callable[[Tensor], Tensor], shape: Shape, where: to
 
     Guarantee: a row is a function of its image only.
     """
-    matters = is_own(function) or place_matters(function, shape, where)
+    owner = getattr(function, "__self__", function)  # a module, or the one whose method the function is
+    own = [part for part in getattr(owner, "modules", tuple)() if isinstance(part, OwnFeatures)]
+    for network in own:
+        check_rows(network, shape, where)
+    matters = bool(own) or place_matters(function, shape, where)
     return lambda images: rows_alone(function, images.to(where), matters)

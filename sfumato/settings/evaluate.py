@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import Field, model_validator
 
 from sfumato.settings.fields import Positive, Settings
-from sfumato.settings.own_network import OwnNetwork
+from sfumato.settings.queries import OwnNetwork
 
 Fidelity = Literal["frechet", "mmd", "inception_score", "precision_recall", "fld", "authenticity", "detector"]
 

@@ -1,13 +1,12 @@
 """Settings of the queries that release sums."""
 
 import math
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from sfumato.settings.fields import Fraction, Positive, PositiveFloat, Share, Strict
 from sfumato.settings.noise import Noise, QuerySettings
-from sfumato.settings.own_network import OwnNetwork
 
 
 class Count(QuerySettings):
@@ -70,6 +69,36 @@ class Histogram(QuerySettings):
     votes: Positive = 1  # classes that an image votes for, the likeliest first: Δ = √votes
     per_class: bool = False  # one histogram for each sensitive class (PrivImage), not one for all (RPGen)
     batch: Positive | None = None  # expected images: sample_rate = batch / size_hint; None: all images, sample_rate 1
+
+
+CONVERT = (
+    "a file that holds its own network, such as TorchScript, is a program, and none is run. Name a classification "
+    "model of torchvision in `architecture`, and save its weights as safetensors: docs/howto.md shows how"
+)
+
+
+class OwnNetwork(Strict):
+    """A classification model of torchvision by name, with weights in safetensors: nothing of the file is run."""
+
+    path: str  # of the weights, a safetensors file
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # hex sha256 of the file
+    architecture: str  # a classification model of torchvision, such as resnet18; its last linear layer is left out
+    side: Annotated[int, Field(gt=0, le=2048)] | None = None  # that images are resized to; None: as they are
+    channels: Literal[1, 3] = 3  # that it expects; grey is repeated
+    mean: tuple[float, ...] = (0.0,)  # subtracted from the pixels, which are from 0 to 1: one number, or one a channel
+    std: tuple[PositiveFloat, ...] = (1.0,)  # by which they are then divided
+    declared_public: bool = False  # owner's confirmation: it was not trained on sensitive images
+
+    @model_validator(mode="before")
+    @classmethod
+    def names_an_architecture(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("architecture") is None:
+            raise ValueError(f"architecture is missing: {CONVERT}")
+        return given
+
+    def arguments(self) -> dict[str, Any]:
+        """Those of `sfumato.features.own_network.OwnFeatures`."""
+        return self.model_dump(exclude={"declared_public"})
 
 
 # defaults of `Teacher` at ε up to 1 and from 10 on; between them a power of ε

@@ -25,7 +25,6 @@ PARTS = (*KNOWN, "scheduler")
 CONFIG_OF = {"tokenizer": "tokenizer_config.json", "scheduler": "scheduler_config.json"}  # the others: config.json
 WEIGHTS_OF = {"text_encoder": "model"} | dict.fromkeys(("vae", "unet", "transformer"), "diffusion_pytorch_model")
 VARIANTS = ("", ".fp16")  # half-precision files only if there are no others
-PICKLED = (".bin", ".ckpt", ".pt", ".pth", ".pkl")
 HUB = "hub:"
 AGAIN = "download the model again"
 EXTRA = "pip install 'sfumato[diffusers]'"
@@ -125,8 +124,8 @@ def read_model_directory(directory: str) -> ModelDirectory:
     if len(others) < len(PARTS) - 2 or len(classes) - len(others) != 1:
         raise DataError(f"{path / INDEX} names {', '.join(classes) or 'no part'}: {LAYOUT}")
     for part, name in classes.items():
-        if part in KNOWN and name not in KNOWN[part]:
-            expected = f"{' or '.join(KNOWN[part])}, as in Stable Diffusion 1.x and 2.x or PixArt"
+        if not (name in KNOWN[part] if part in KNOWN else name.endswith("Scheduler")):  # others may run programs
+            expected = f"{' or '.join(KNOWN.get(part, ['a scheduler']))}, as in Stable Diffusion 1.x and 2.x or PixArt"
             raise DataError(f"{path}: the {part} is a {name}, which is not supported: expected {expected}")
     configs = {part: read_json(path / part / CONFIG_OF.get(part, "config.json")) for part in classes}
     for part in classes:
@@ -152,19 +151,15 @@ def read_json(path: Path) -> dict[str, Any]:
 def weights_of(path: Path, part: str) -> tuple[Path, str]:
     """The weight file of a part, or the index of its shards, and its variant, "" or ".fp16".
 
-    Raises DataError if there is none, or only a pickle.
+    Raises DataError if there is none: a pickle is not looked at.
     """
     directory, stem = path / part, WEIGHTS_OF[part]
     for variant in VARIANTS:
         for name in (f"{stem}{variant}.safetensors", f"{stem}.safetensors.index{variant}.json"):
             if (directory / name).is_file():
                 return directory / name, variant
-    if pickles := sorted(file.name for file in directory.iterdir() if file.suffix in PICKLED):
-        raise DataError(
-            f"{directory} holds its weights only as {pickles[0]}, a pickle, which may run any program: "
-            "take the model's safetensors files, or convert them"
-        )
-    raise DataError(f"{directory} holds no weights: {stem}.safetensors is missing; {AGAIN}")
+    wrong = f"{directory} holds no weights: {stem}.safetensors is missing"
+    raise DataError(f"{wrong}. Pickles (.bin, .ckpt) may run any program: take safetensors files, or convert them")
 
 
 def part_files(path: Path, part: str) -> list[Path]:
@@ -177,7 +172,10 @@ def part_files(path: Path, part: str) -> list[Path]:
         weights, _ = weights_of(path, part)
         files.add(weights)
         shards = read_json(weights).get("weight_map") if weights.suffix == ".json" else None
-        files |= {directory / Path(str(name)).name for name in shards.values()} if isinstance(shards, dict) else set()
+        for name in map(str, shards.values()) if isinstance(shards, dict) else ():
+            if not re.fullmatch(r"[\w.-]+\.safetensors", name):
+                raise DataError(f"{weights} names {name!r}, which is no safetensors file beside it: {AGAIN}")
+            files.add(directory / name)
     for file in sorted(files):
         if not file.is_file():
             raise DataError(f"{file} is missing: {AGAIN}")

@@ -33,7 +33,7 @@ def inception_file(tmp_path_factory):
 @pytest.fixture
 def published(inception_file, monkeypatch):
     """That file, taken for the published one."""
-    monkeypatch.setattr(extractors, "PUBLISHED", hashlib.sha256(inception_file.read_bytes()).hexdigest()[:8])
+    monkeypatch.setattr(extractors, "PUBLISHED", hashlib.sha256(inception_file.read_bytes()).hexdigest())
     return inception_file
 
 
@@ -57,8 +57,18 @@ def test_only_the_published_weights_are_taken(tmp_path, inception_file):
     with pytest.raises(DataError, match="does not exist"):
         inception_extractor(tmp_path / "none.pth")
     sha256 = hashlib.sha256(inception_file.read_bytes()).hexdigest()
-    with pytest.raises(DataError, match=f"{sha256}, expected 6726825d…"):
+    with pytest.raises(DataError, match=f"{sha256}, expected 6726825d"):
         inception_extractor(inception_file)
+
+
+def test_another_file_whose_digest_begins_as_that_of_the_published_one_is_not_unpickled(inception_file, monkeypatch):
+    """A few digits are soon met by trying: an unpickler's faults would be open to whoever chose the file."""
+    begins = hashlib.sha256(inception_file.read_bytes()).hexdigest()[:8]
+    monkeypatch.setattr(extractors, "PUBLISHED", begins + extractors.PUBLISHED[8:])
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("it was read"))
+    with pytest.raises(DataError, match="it is another file, or damaged"):
+        inception_extractor(inception_file)
+    assert len(extractors.PUBLISHED) == 64
 
 
 @pytest.fixture(scope="module")

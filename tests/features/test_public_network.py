@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from sfumato.errors import DataError
-from sfumato.features.public_network import ResNet, WhitenedCNN, load_classifier, save_classifier
+from sfumato.features.public_network import ResNet, WhitenedCNN, arguments_of, load_classifier
+from sfumato.storage.weights import save_network
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ def test_every_parameter_learns_and_a_saved_network_is_loaded_bit_for_bit_in_eva
     logits.square().sum().backward()
     assert all(value.grad is not None and value.grad.abs().sum() > 0 for value in model.parameters())
     assert "filters" not in dict(model.named_parameters())  # whitening stays as it is
-    save_classifier(model, tmp_path)
+    save_network(model, arguments_of(model), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "weights.safetensors"]
     again = load_classifier(tmp_path)
     assert type(again) is kind and not again.training and torch.equal(again(images), model.eval()(images))
@@ -62,7 +63,8 @@ def test_a_shape_too_small_is_refused():
     ],
 )
 def test_files_that_do_not_fit_together_are_refused(file, spoil, tmp_path):
-    save_classifier(ResNet((1, 8, 8), 5, width=4), tmp_path)
+    model = ResNet((1, 8, 8), 5, width=4)
+    save_network(model, arguments_of(model), tmp_path)
     spoil(tmp_path / file)
     with pytest.raises(DataError, match="stage classifier"):
         load_classifier(tmp_path)

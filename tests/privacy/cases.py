@@ -5,10 +5,8 @@ groups, in one process and in several.
 """
 
 import functools
-import hashlib
 import math
 import tempfile
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from sklearn.datasets import load_digits
+from small_own_network import small_file
 from torch import Tensor
 
 from sfumato.baselines.dp_gan import AdversarialState, Discriminator
@@ -249,15 +248,9 @@ def evolve(charge: Any) -> Tensor:
 @functools.cache
 @torch.enable_grad()
 def own_map() -> ProjectedFeatures:
-    """Features of a network from a TorchScript file."""
-    torch.manual_seed(0)
-    layers = torch.nn.Conv2d(3, 12, 3), torch.nn.BatchNorm2d(12), torch.nn.ReLU(inplace=True), torch.nn.Flatten()
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        path = Path(folder) / "network.pt"
-        torch.jit.script(torch.nn.Sequential(*layers).eval()).save(str(path))
-        arguments = {"path": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-        features = ProjectedFeatures(OWN, SHAPE, 40, arguments)
+    """Features of a network from a file of its weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        features = ProjectedFeatures(OWN, SHAPE, 40, small_file(Path(folder) / "weights").arguments())
     features.fit(torch.rand(300, *SHAPE, generator=torch.Generator().manual_seed(1)), 0.5, seed=0)
     return features
 

@@ -313,6 +313,8 @@ def test_directories_that_cannot_be_used_are_refused_in_one_sentence(copied, tmp
         ("model_index.json", {"transformer": None, "vae": None}, "expected a directory as diffusers saves it"),
         ("model_index.json", {"vae": ["diffusers", "VQModel"]}, "VQModel, which is not supported"),
         ("model_index.json", {"vae": ["diffusers", "AutoencoderKL"]}, None),
+        ("model_index.json", {"scheduler": ["diffusers", "DiffusionPipeline"]}, "DiffusionPipeline, which is not supp"),
+        ("model_index.json", {"scheduler": ["diffusers", "DDIMScheduler"]}, None),
         ("scheduler/scheduler_config.json", {"prediction_type": "sample"}, "'sample', expected epsilon or v_pred"),
     ]:
         spoil_json(copied / file, **change)
@@ -324,10 +326,17 @@ def test_directories_that_cannot_be_used_are_refused_in_one_sentence(copied, tmp
 def test_a_pickle_is_never_opened(copied, part):
     weights = next((copied / part).glob("*.safetensors"))
     weights.rename(weights.with_suffix(".bin"))
-    with pytest.raises(DataError, match=r"only as .*\.bin, a pickle"):
+    with pytest.raises(DataError, match=r"holds no weights: .*Pickles \(\.bin, \.ckpt\) may run any program"):
         read_model_directory(str(copied))
-    weights.with_suffix(".bin").unlink()
-    with pytest.raises(DataError, match="holds no weights"):
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "../x.safetensors", "/x.safetensors", "evil.py"])
+def test_shards_are_safetensors_in_their_folder(copied, name):
+    weights = next((copied / "unet").glob("*.safetensors"))
+    index = {"metadata": {}, "weight_map": {"conv_in.weight": name}}
+    (copied / "unet" / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index))
+    weights.rename(copied / "unet" / "pytorch_model.bin")
+    with pytest.raises(DataError, match="no safetensors file beside it"):
         read_model_directory(str(copied))
 
 

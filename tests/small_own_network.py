@@ -1,0 +1,24 @@
+"""Small networks of one's own: architectures of torchvision with random weights in safetensors."""
+
+import hashlib
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from sfumato.settings.queries import OwnNetwork
+
+ARCHITECTURE = "squeezenet1_1"  # the smallest; its last layer is a convolution, and a dropout comes before it
+
+
+def named(path: Path, **more) -> OwnNetwork:
+    return OwnNetwork(path=str(path), sha256=hashlib.sha256(path.read_bytes()).hexdigest(), **more)
+
+
+def small_file(path: Path) -> OwnNetwork:
+    """Writes the weights to `path`."""
+    from torchvision import models
+
+    torch.manual_seed(0)
+    save_file(models.get_model(ARCHITECTURE).state_dict(), path)
+    return named(path, architecture=ARCHITECTURE, side=24)
