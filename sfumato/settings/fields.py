@@ -1,7 +1,7 @@
 """Types of settings: numbers in a range, the frozen models that refuse unknown keys, and machine settings."""
 
-import math
 import os
+import sys
 from typing import Annotated, Any, ClassVar, Self, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,8 +12,8 @@ REST = "rest"
 
 
 def is_positive(value: object) -> TypeGuard[float]:
-    """Whether this is a number above 0, and finite."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+    """Whether this is a number above 0, and finite as a float."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
 
 
 Positive = Annotated[int, Field(gt=0, le=10**9)]
