@@ -179,8 +179,8 @@ def step(state: State, charge: Charge) -> dict[str, float]:
 
 
 def gradient_sum(state: State, charge: Charge) -> Tensor:
-    """Clipped sum over one draw of the charge, (P,): private until released. Zeros for an empty draw."""
-    total = torch.zeros(state.size, device=state.device)
+    """Clipped sum over one draw of the charge, (P,) float64: private until released. Zeros for an empty draw."""
+    total = torch.zeros(state.size, dtype=torch.float64, device=state.device)
     bound, size, each = state.config.max_grad_norm, state.microbatch_size, state.draws_per_pass
     model, names = state.model, state.parameters
     distributed.agree(names.values(), size, each, state.autocast, model.use_unfold)

@@ -250,5 +250,5 @@ def test_a_charge_of_hostile_words_is_refused_in_one_sentence_before_the_journal
     for value in HOSTILE[key]:
         with pytest.raises(SfumatoError) as refusal, sfumato.open_charge(**words | {key: value}):
             raise AssertionError(f"opened with {key}={str(value)[:20]}")
-        assert "\n" not in str(refusal.value) and key in str(refusal.value) or key in ("state", "card", "sigma")
+        assert ("\n" not in str(refusal.value) and key in str(refusal.value)) or key in ("state", "card", "sigma")
         assert not owner.odometer.opened()
