@@ -17,9 +17,13 @@ def is_positive(value: object) -> TypeGuard[float]:
 
 
 Positive = Annotated[int, Field(gt=0, le=10**9)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# limits of floats: beyond them a query would fail, or release nothing of use, after it was charged
+PositiveFloat = Annotated[float, Field(ge=1e-9, le=1e10)]
+Scale = Annotated[float, Field(ge=1e-5, le=1e5)]
+LearningRate = Annotated[float, Field(ge=1e-9, le=10)]  # of Adam, which moves each weight by about so much a step
+Norm = Annotated[float, Field(ge=1e-8, le=1e6)]  # an L2 clip
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-Share = Annotated[float, Field(gt=0, le=1)]
+Share = Annotated[float, Field(ge=1e-4, le=1)]
 
 # Machine settings: they change speed only, so no plan holds them. A stage reads them from its environment.
 MACHINE = {"microbatch_size": "SFUMATO_MICROBATCH", "checkpoint_every": "SFUMATO_CHECKPOINT_EVERY"}

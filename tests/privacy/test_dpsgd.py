@@ -12,6 +12,7 @@ from sfumato.dpsgd import clip
 from sfumato.dpsgd.clip import clipped_sum, squared_norms, unflatten
 from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
 from sfumato.dpsgd.run import State, step, step_noise, update
+from sfumato.errors import ConfigError
 from sfumato.settings.dpsgd import Finetune
 from sfumato.settings.noise_levels import TimestepMixture
 
@@ -148,6 +149,12 @@ def test_a_sum_over_many_rows_moves_by_the_clip_and_no_rounding():
     for i in (0, 150, 299):
         kept = torch.arange(300) != i
         assert torch.linalg.vector_norm(whole - summed(rows[kept], C)) <= C
+
+
+def test_weights_that_are_not_finite_end_the_run_at_the_first_step_and_say_what_to_change():
+    state = trainer()
+    with pytest.raises(ConfigError, match="after step 1: lower learning_rate or max_grad_norm"):
+        update(state, torch.full((state.size,), 1e300, dtype=torch.float64))
 
 
 def test_a_label_out_of_range_counts_as_no_label(model):
