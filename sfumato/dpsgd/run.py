@@ -64,8 +64,8 @@ class Trained:
         self.ema.update(self.parameters)
         if not get_total_norm(self.parameters.values()).isfinite():
             raise ConfigError(
-                f"weights are not finite after step {self.steps}: lower learning_rate or max_grad_norm of this stage in "
-                "params.yaml and run `stage plan`. Under the same settings every run would end like this one"
+                f"weights are not finite after step {self.steps}: lower learning_rate or max_grad_norm of this stage "
+                "in params.yaml and run `stage plan`. Under the same settings every run would end like this one"
             )
 
     def moments(self) -> dict[str, Tensor]:
