@@ -26,7 +26,7 @@ class Counts:
 
     total: PositiveFloat
     per_class: tuple[PositiveFloat, ...]
-    priors: tuple[NonNegativeFloat, ...]
+    priors: tuple[Annotated[float, Field(ge=0, le=1)], ...]
     noisy: tuple[Annotated[float, Field(ge=-1e10, le=1e10)], ...] = ()
     row_means: tuple[NonNegativeFloat, ...] | None = None
 

@@ -66,9 +66,11 @@ def check_owner(
         if plan.get("delta", delta) != delta or (plan.get("dataset_id") and plan.get("size_hint") != hint):
             problems.append(f"its plan of {name} has another size_hint or δ than its budget: run `stage plan`")
     for query in queries if not problems else ():
-        own = [record for record in records.values() if record["stage"] == query.stage]
+        own = [record for record in query.records.values() if record["stage"] == query.stage]
         planned = Mechanism(**plans[query.stage]["mechanism"]).to_json()
-        if not query.enabled or {record["dataset_id"] for record in own} != {*owners_of(plans, query)}:
+        if query.apart != queries[0].apart or len(query.apart) == 1:
+            problems.append(f"{query.path} declares other people apart than {queries[0].path}")
+        elif not query.enabled or {record["dataset_id"] for record in own} != {*owners_of(plans, query)}:
             problems.append(f"{query.path} holds no release of its own: run `stage {query.stage}` there")
         elif not query.apart and any(record["event"] != planned for record in own):
             problems.append(f"{query.path} was released by another mechanism than that of its plan: run `stage plan`")
