@@ -222,8 +222,7 @@ class Charge:
         if not self._drawn:
             raise BudgetError(f"{self.record['stage']}: nothing was drawn for this release")
         self.check_norm(max_norm)
-        self._drawn = False
-        self.used += 1
+        self.end_use()
         total = total.detach().to(torch.float64 if total.dtype == torch.float64 else torch.float32)
         return self._noised(distributed.reduce_sum(total), self._mechanism.noise_multiplier * max_norm, integer)
 
@@ -236,8 +235,8 @@ class Charge:
                 f"{self.record['max_norm']:g}: its noise would not cover the sum"
             )
 
-    def give_up(self) -> None:
-        """Spend the use of a draw that is not released: nothing more of it can be seen. The next use may go on."""
+    def end_use(self) -> None:
+        """Spend the use of a draw, released or given up: nothing more of it can be seen. The next one may go on."""
         if self._drawn:
             self._drawn = False
             self.used += 1

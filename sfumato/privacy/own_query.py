@@ -65,7 +65,7 @@ class OwnCharge:
         try:
             return charge.sum(guarded, bound, size=size)
         finally:
-            charge.give_up()
+            charge.end_use()
 
 
 @contextmanager

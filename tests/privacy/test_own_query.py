@@ -203,11 +203,11 @@ def test_what_is_left_of_a_draw_that_was_given_up_cannot_be_seen(owner):
     with hidden(owner, uses=2) as charge:
         left = charge._charge.batches(size=4)
         next(left)
-        charge._charge.give_up()
+        charge._charge.end_use()
         with pytest.raises(BudgetError, match="nothing more"):
             next(left)
         assert charge._charge.used == 1
-        charge._charge.give_up()
+        charge._charge.end_use()
         assert charge._charge.used == 1  # without a draw nothing is spent
 
 
