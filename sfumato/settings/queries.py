@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from sfumato.settings.fields import Fraction, Norm, Positive, Scale, Share, Strict
+from sfumato.settings.fields import Fraction, Norm, Positive, PositiveFloat, Scale, Share, Strict
 from sfumato.settings.noise import Noise, QuerySettings
 from sfumato.settings.own_network import OwnNetwork
 
@@ -112,7 +112,7 @@ class Teacher(QuerySettings):
     last_rate: Share = 1.0  # part of the learning rate that the last step has
     momentum: Fraction = 0.9  # of the gradient steps
     max_norm: Annotated[Norm, Field(le=1.4143)] = 1.4142  # C, clip of an image's errors; none is longer than √2
-    ridge: Scale | None = None  # λ of the preconditioner λ(covariance + λ)⁻¹; None: no preconditioner
+    ridge: PositiveFloat | None = None  # λ of the preconditioner λ(covariance + λ)⁻¹; None: no preconditioner
     average: Share = 0.5  # the last part of the steps, whose mean is the result
 
     @model_validator(mode="after")
