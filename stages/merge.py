@@ -31,7 +31,7 @@ def merge(
     """Free: add up the noisy counts and means of owners with the same settings; each owner's ε stays their own."""
     from sfumato.privacy.ledger import read_budget
     from sfumato.queries.count import read_counts
-    from sfumato.queries.merging import check_owner, merge_counts, merge_means, merged_budget, owners_of, same_settings
+    from sfumato.queries.merging import check_owner, merge_counts, merge_means, merged_budget, same_settings
 
     own_folder = out.resolve() in [folder.resolve() for folder in folders] or (out / "params.yaml").exists()
     if len(folders) < 2 or own_folder:
@@ -42,9 +42,8 @@ def merge(
     first, queries = plans[0], same_settings(folders, plans)
     found = {name: [read_artifact(folder / ARTIFACTS / name, name) for folder in folders] for name in queries}
     budgets = [read_budget(folder / PLAN / "budget.json") for folder in folders]
-    for i, folder in enumerate(folders):
-        check_owner(folder, plans[i], budgets[i], [found[name][i] for name in queries])
-    owners = [owners_of(plan, count) for plan, count in zip(plans, found["count"], strict=True)]  # some are merged
+    releases = zip(*found.values(), strict=True)  # of each owner
+    owners = [check_owner(*each) for each in zip(folders, plans, budgets, releases, strict=True)]
     apart = sorted(name for own in owners for name in own)
     if len({*apart}) < len(apart):
         raise ConfigError(f"two projects are of one data set ({', '.join(apart)}): each must have an id of its own")

@@ -141,8 +141,7 @@ class AdversarialState:
         """
         judge, (images, labels, drawn) = self.judge, self.generated(0)
         bound, size = judge.config.max_grad_norm, judge.microbatch_size
-        total = clipped_gradient_sum(self.against, judge.parameters, images, labels, drawn, bound, size)
-        return total.float() / FAKES
+        return clipped_gradient_sum(self.against, judge.parameters, images, labels, drawn, bound, size).float() / FAKES
 
     def teach(self) -> None:
         """Generator step: fool the released discriminator."""

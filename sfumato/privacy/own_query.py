@@ -16,7 +16,6 @@ from sfumato.privacy.events import Mechanism
 from sfumato.privacy.rows import Rows
 from sfumato.settings.stages import STAGES
 
-LONGEST = 64  # characters of a name
 FAILED = (
     "rows failed on drawn images: this use is spent, it releases nothing, and the next one may go on. The reason is "
     "not shown, for it may tell who is in the set: look for it with public images"
@@ -94,7 +93,7 @@ def open_charge(
     Raises BudgetError if the lifetime budget would be exceeded, or for a number that gives no guarantee; ConfigError
     for a name of a stage, a size or a δ beyond the limits of a plan.
     """
-    if not isinstance(name, str) or name in STAGES or not name.isidentifier() or len(name) > LONGEST:
+    if not isinstance(name, str) or name in STAGES or not name.isidentifier() or len(name) > 64:
         raise ConfigError(f"name={name!r}: give a word that is not the name of a stage, such as 'edges'")
     policy = authorize.SpendingPolicy(delta=checked_delta(delta, size_hint), lifetime_epsilon=lifetime_epsilon)
     check_norm(name, max_norm)

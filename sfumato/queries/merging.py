@@ -54,10 +54,10 @@ def same_settings(folders: Sequence[Path], plans: Sequence[Mapping[str, dict[str
 
 def check_owner(
     folder: Path, plans: Mapping[str, dict[str, Any]], budget: Mapping[str, Any], queries: Sequence[Artifact]
-) -> None:
-    """Raise DataError, ConfigError or BudgetError unless the plan and the releases of an owner hold together.
+) -> tuple[str, ...]:
+    """The data sets behind the releases of an owner, several if some were merged before.
 
-    The same is asked of them as of one owner alone, by `stage plan` and by the check of a ledger.
+    Raises DataError, ConfigError or BudgetError unless plan and releases hold together as those of one owner must.
     """
     records = merge_records(queries)
     problems = [problem for key, record in records.items() for problem in record_problems(key, record)]
@@ -65,27 +65,24 @@ def check_owner(
     for name, plan in plans.items():
         if plan.get("delta", delta) != delta or (plan.get("dataset_id") and plan.get("size_hint") != hint):
             problems.append(f"its plan of {name} has another size_hint or δ than its budget: run `stage plan`")
+    apart = queries[0].apart
+    owners = apart or (plans["count"].get("dataset_id", ""),)
     for query in queries if not problems else ():
         own = [record for record in query.records.values() if record["stage"] == query.stage]
         planned = Mechanism(**plans[query.stage]["mechanism"]).to_json()
-        if query.apart != queries[0].apart or len(query.apart) == 1:
+        if query.apart != apart or len(apart) == 1:
             problems.append(f"{query.path} declares other people apart than {queries[0].path}")
-        elif not query.enabled or {record["dataset_id"] for record in own} != {*owners_of(plans, query)}:
+        elif not query.enabled or {record["dataset_id"] for record in own} != {*owners}:
             problems.append(f"{query.path} holds no release of its own: run `stage {query.stage}` there")
-        elif not query.apart and any(record["event"] != planned for record in own):
+        elif not apart and any(record["event"] != planned for record in own):
             problems.append(f"{query.path} was released by another mechanism than that of its plan: run `stage plan`")
     if problems:
         raise DataError(f"{folder} cannot be merged: {problems[0]}")
-    spent = spent_on_one(
-        [*records.values()], delta, budget["accountant"], common_adjacency(records.values()), queries[0].apart
-    )
+    adjacency = common_adjacency(records.values())
+    spent = spent_on_one([*records.values()], delta, budget["accountant"], adjacency, apart)
     if spent > budget["target"] * (1 + TOLERANCE):
         raise BudgetError(f"{folder} spent ε = {spent:.4g}, more than the {budget['target']:g} of its budget.json")
-
-
-def owners_of(plans: Mapping[str, dict[str, Any]], query: Artifact) -> tuple[str, ...]:
-    """The data sets behind a release: that of the plan, or those that were merged."""
-    return query.apart or (plans[query.stage].get("dataset_id", ""),)
+    return owners
 
 
 def merged_budget(

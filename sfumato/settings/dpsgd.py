@@ -1,14 +1,10 @@
 """Settings of DP-SGD, and of the query that chooses what it trains."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field
-
-from sfumato.settings.fields import REST, LearningRate, Norm, Positive, Share, Strict, machine
+from sfumato.settings.fields import REST, Draws, LearningRate, Norm, Positive, Share, Strict, machine
 from sfumato.settings.noise import Noise, QuerySettings
 from sfumato.settings.noise_levels import LogNormal, NoiseLevels
-
-Draws = Annotated[int, Field(ge=1, le=1024)]
 
 
 class Saliency(QuerySettings):

@@ -17,6 +17,7 @@ def is_positive(value: object) -> TypeGuard[float]:
 
 
 Positive = Annotated[int, Field(gt=0, le=10**9)]
+Draws = Annotated[int, Field(gt=0, le=1024)]
 # limits of floats: beyond them a query would fail, or release nothing of use, after it was charged
 PositiveFloat = Annotated[float, Field(ge=1e-9, le=1e10)]
 Scale = Annotated[float, Field(ge=1e-5, le=1e5)]
