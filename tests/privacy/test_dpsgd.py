@@ -143,11 +143,11 @@ def test_a_row_of_any_length_is_within_the_clip_to_the_last_bit(length, bound, m
 
 
 def test_a_sum_over_many_rows_moves_by_the_clip_and_no_rounding():
-    """A float32 total of 300 rows of one direction rounds by more than this."""
-    rows = torch.ones(300, 5003)
+    """A float32 total of 2000 rows of nearly one direction rounds by more than the slack of the clip."""
+    rows = 1 + 0.1 * torch.rand(2000, 500, generator=torch.Generator().manual_seed(0))
     whole = summed(rows, C)
-    for i in (0, 150, 299):
-        kept = torch.arange(300) != i
+    for i in range(0, 2000, 100):
+        kept = torch.arange(2000) != i
         assert torch.linalg.vector_norm(whole - summed(rows[kept], C)) <= C
 
 
